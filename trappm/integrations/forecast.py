@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trappm.prediction.estimate import estimate
+from trappm.prediction.models.sizes import size_kind
 from trappm.prediction.predict import predict
 from trappm.profiler.errors import InputError, TrappmError, one_line
 from trappm.profiler.host import procfs
 from trappm.profiler.measuring.sweep import duration
 from trappm.profiler.records import Optimizer, Precision, is_cpu_device
 from trappm.profiler.simulation.training_loop import Implementation, TrainingLoop
-from trappm.profiler.transformers.names import is_transformer
 
 if TYPE_CHECKING:
     import torch
@@ -175,7 +175,7 @@ def _step_time_ms(
         return None, "the model has no name that heads know"
     if first.processes > 1 or first.accumulation_steps > 1:
         return None, "heads know steps of one process without accumulation"
-    size = "sequence_length" if is_transformer(first.name) else "input_size"
+    size = "sequence_length" if size_kind(first.name) == "tokens" else "input_size"
     tensor = first.first_tensor
     try:
         answer = predict(
