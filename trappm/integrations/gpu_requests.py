@@ -132,4 +132,6 @@ def yaml_text(manifest: Mapping[str, Any]) -> str:
 
 def host_mib(estimate: Estimate) -> int:
     """Memory of the process on its host, by the rule above."""
-    return HOST_MIB + 2 * math.ceil(int(estimate.trace.parameter_bytes.sum()) / (1 << 20))
+    trace = estimate.trace
+    weights = int(trace.parameter_bytes.sum()) + int(trace.buffer_bytes.sum())
+    return HOST_MIB + 2 * math.ceil(weights / (1 << 20))

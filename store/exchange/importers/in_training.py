@@ -9,11 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.models.known_names import refuse_unknown
 from trappm.profiler.records import Measurement, Outcome, Provenance
 from trappm.profiler.records.step_scope import IN_TRAINING, RECORDED
 from trappm.profiler.steps.sampling import summarize
+from trappm.profiler.transformers.names import content_of, is_transformer
 from trappm.store.exchange.files import Verdict, checked_size, read_file
+from trappm.store.exchange.importers.sheets import known_input_size
 
 SOURCE = IN_TRAINING
 MAX_FILE_BYTES = 64 << 20
@@ -53,8 +54,12 @@ def _why_not(record: Measurement) -> str | None:
         return f"it has {len(record.step_samples_ms)} steps, fewer than {record.protocol.min_steps}"
     if summarize(record.step_samples_ms).median_ms != record.step.median_ms:
         return f"step_median_ms is {record.step.median_ms}, which is not the median of its samples"
-    try:
-        refuse_unknown(record.configuration.architecture)
-    except InputError as error:
-        return str(error)
+    name = record.configuration.architecture
+    if is_transformer(name):
+        try:
+            content_of(name)
+        except InputError as error:
+            return str(error)
+    elif known_input_size(name) is None:
+        return f"timm knows no architecture {name[:60]!r}"
     return None
