@@ -124,7 +124,7 @@ class Forecast:
         verdict = "fits" if self.fits else "does not fit"
         text = (
             f"a step of {self.model} at batch {self.batch_size:,} {verdict} {self.device}: "
-            f"{self.memory_mib / _GIB:,.1f} of {self.capacity_mib / _GIB:,.1f} GiB"
+            f"{_size_text(self.memory_mib)} of {_size_text(self.capacity_mib)}"
         )
         if self.largest_batch is not None:
             text += f", the largest batch is {self.largest_batch:,}"
@@ -193,6 +193,10 @@ def _step_time_ms(
     if answer.step_time_ms is None:
         return None, answer.missing.get("step_time_ms", "no head predicts it")
     return (answer.step_time_ms, *answer.intervals["step_time_ms"]), None
+
+
+def _size_text(size_mib: float) -> str:
+    return f"{size_mib:,.0f} MiB" if size_mib < _GIB else f"{size_mib / _GIB:,.1f} GiB"
 
 
 def _without_trainer(model: nn.Module) -> nn.Module:

@@ -108,15 +108,13 @@ def pod(estimate: Estimate, devices: Sequence[str] | None = None) -> dict[str, A
         "metadata": {"generateName": "train-"},
         "spec": {
             "restartPolicy": "Never",
-            "affinity": {
-                "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": nodes}
-            },
+            "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": nodes}},
             "containers": [
                 {
                     "name": "train",
                     "image": "your-image",
                     "resources": {
-                        "limits": {"nvidia.com/gpu": 1},
+                        "limits": {"nvidia.com/gpu": "1"},
                         "requests": {"memory": f"{host_mib(estimate)}Mi"},
                     },
                 }

@@ -1,6 +1,6 @@
 """How long a whole training takes on each GPU that SkyPilot considers, for its optimizer.
 
-    task.set_time_estimator(time_estimator("resnet50", batch_size=64, samples=1_281_167, epochs=90))
+task.set_time_estimator(time_estimator("resnet50", batch_size=64, samples=1_281_167, epochs=90))
 """
 
 from __future__ import annotations

@@ -50,20 +50,26 @@ class TrainingWatch:
         self._device = device
         self._steps = RecordedSteps(framework=framework)
         self._first: FirstStep | None = None
+        self._has_looked = False
         self._time_is_due = False
 
     def look(self, make: Callable[[], FirstStep]) -> None:
         """At the first batch, before its step: says whether it fits and how long an epoch takes."""
-        if self._steps.samples_ms or self._first is not None:
+        if self._has_looked:
+            return
+        self._has_looked = True
+        try:
+            self._first = make()
+        except Exception as error:  # of a trainer of which nothing is known
+            _say(f"these steps are neither forecast nor timed: {one_line(error)}")
             return
         self._time_is_due = True
         try:
-            self._first = make()
             what = forecast(self._first, self._device)
             self._time_is_due = what.step_time_ms is None
             _say(str(what))
         except Exception as error:  # of a module of which nothing is known
-            _say(f"what a step takes is told once steps are measured: {one_line(error)}")
+            _say(f"no forecast, the time is told once steps are measured: {one_line(error)}")
 
     def begin(self) -> None:
         """Of a step, when its batch is there."""

@@ -74,7 +74,7 @@ def test_lightning_says_what_it_takes_and_records_it(folder, capsys, command):
     run_page("Lightning")
     before = told(capsys)[0]
     (line,) = (folder / "steps.jsonl").read_text().splitlines()
-    assert re.match(r"TraPPM: a step of resnet10t at batch 4 fits cpu-\d+t: 0\.\d of ", before)
+    assert re.match(r"TraPPM: a step of resnet10t at batch 4 fits cpu-\d+t: \d+ MiB of \d", before)
     assert len(json.loads(line)["step_samples_ms"]) == 11
     assert check_added(command, folder, "resnet10t") == Configuration(
         architecture="resnet10t", batch_size=4, input_size=64
@@ -113,22 +113,24 @@ def test_a_module_without_a_name_is_timed_and_not_recorded(folder, capsys):
         def configure_optimizers(self):
             return torch.optim.AdamW(self.parameters())
 
-    def fit(callback):
+    def fit(callback, **options):
         trainer = lightning.Trainer(
-            max_epochs=1, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
+            **options, max_epochs=1, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
             enable_progress_bar=False, callbacks=[callback],
         )  # fmt: skip
         trainer.fit(Line(), torch.utils.data.DataLoader(torch.randn(40, 8), batch_size=2))
         return told(capsys)
 
     before, after = fit(TrappmCallback(device="a100"))
-    assert before.startswith("TraPPM: a step of Line at batch 2 fits a100: 0.8 of 39.6 GiB")
+    assert before.startswith("TraPPM: a step of Line at batch 2 fits a100: 778 MiB of 39.6 GiB")
     assert before.endswith("once steps are measured: the model has no name that heads know")
     assert re.search(r"a step takes [\d.]+ ms, an epoch about 0 s, by 10 measured steps", after)
     assert list(folder.glob("*.jsonl")) == []
     *_, last = fit(TrappmCallback("resnet10t", "steps.jsonl", device="no-card"))
     assert "parameters of Line are not those of resnet10t" in last
     assert not Path("steps.jsonl").exists()
+    (line,) = fit(TrappmCallback(), precision="64-true")
+    assert "neither forecast nor timed: the precision is 64-true" in line
     with pytest.raises(InputError, match="record_to needs model_name"):
         TrappmCallback(record_to="steps.jsonl")
     with pytest.raises(InputError, match="resnet18"):
@@ -202,7 +204,7 @@ def test_the_client_of_kubernetes_reads_the_pod(folder, command):
     read = client.ApiClient().deserialize(json.dumps(manifest), "V1Pod", "application/json")
     assert client.ApiClient().sanitize_for_serialization(read) == manifest
     (container,) = read.spec.containers
-    assert container.resources.limits == {"nvidia.com/gpu": 1}
+    assert container.resources.limits == {"nvidia.com/gpu": "1"}
     assert container.resources.requests["memory"].endswith("Mi")
     wanted = read.spec.affinity.node_affinity.required_during_scheduling_ignored_during_execution
     (rule,) = wanted.node_selector_terms[0].match_expressions
