@@ -115,14 +115,14 @@ def test_a_module_without_a_name_is_timed_and_not_recorded(folder, capsys):
 
     def fit(callback, **options):
         trainer = lightning.Trainer(
-            **options, max_epochs=1, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
-            enable_progress_bar=False, callbacks=[callback],
+            **options, max_epochs=1, accelerator="cpu", devices=1, logger=False,
+            enable_checkpointing=False, enable_progress_bar=False, callbacks=[callback],
         )  # fmt: skip
         trainer.fit(Line(), torch.utils.data.DataLoader(torch.randn(40, 8), batch_size=2))
         return told(capsys)
 
     before, after = fit(TrappmCallback(device="a100"))
-    assert before.startswith("TraPPM: a step of Line at batch 2 fits a100: 778 MiB of 39.6 GiB")
+    assert before.startswith("TraPPM: a step of Line at batch 2 fits a100: 779 MiB of 39.6 GiB")
     assert before.endswith("once steps are measured: the model has no name that heads know")
     assert re.search(r"a step takes [\d.]+ ms, an epoch about 0 s, by 10 measured steps", after)
     assert list(folder.glob("*.jsonl")) == []
