@@ -9,6 +9,7 @@ EXTRAS = {
     "evaluate": ("matplotlib", "optuna", "sklearn"),
     "postgresql": ("psycopg",),
     "serve": ("fastapi", "multipart", "prometheus_client", "python_multipart", "uvicorn"),
+    "integrations": ("kubernetes", "lightning", "sky"),
     "transformers": ("accelerate", "peft", "transformers"),
 }  # fmt: skip
 """Top-level modules by the extra of pyproject.toml that brings them."""

@@ -59,3 +59,10 @@ class StepScope:
 
 
 WHOLE_STEP = StepScope()
+
+IN_TRAINING = "in-training"
+"""The protocol of steps that somebody's training took: recorded beside its other work, on a machine
+that nobody kept quiet. Such a label is `imported`, under a stack of its own, and never answers for
+one that was measured alone."""
+RECORDED = "recorded in training"
+"""The source that the environment of such a label names."""

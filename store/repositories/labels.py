@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Configuration, Pair, Provenance
+from trappm.profiler.records.step_scope import IN_TRAINING
 from trappm.store.db.models import (
     AssignmentLabelRow,
     AssignmentRow,
@@ -96,7 +97,8 @@ class Labels(Repository):
     def of_pairs(
         self, session: Session, pairs: Collection[Pair], what: Configuration, device: str
     ) -> list[LabelRecord]:
-        """Labels of these architectures and input sizes on a device, under any stack and protocol.
+        """Labels of these architectures and input sizes on a device, under any stack and protocol
+        but `in-training`: those steps were not measured alone.
 
         Args:
             pairs: of an architecture and an input size, which take the place of those of `what`.
@@ -107,7 +109,7 @@ class Labels(Repository):
         query = (
             joined(LabelRow, _WHOLE_LABEL)
             .where(ConfigurationRow.architecture.in_(sorted({name for name, _ in wanted})))
-            .where(DeviceRow.key == device)
+            .where(DeviceRow.key == device, LabelRow.protocol_name != IN_TRAINING)
             .where(*_same_settings(what))
             .order_by(LabelRow.id)
         )
@@ -263,11 +265,12 @@ _WHOLE_LABEL = (
 
 
 def _answering(query: Query, device: str | None) -> Query:
-    """The query of configurations, of those that have a label which is not simulated."""
+    """The query of configurations with a label that was measured alone, and not simulated."""
     query = (
         query.join(LabelRow, LabelRow.configuration_id == ConfigurationRow.id)
         .join(DeviceRow, DeviceRow.id == LabelRow.device_id)
         .where(LabelRow.provenance != Provenance.SIMULATED)
+        .where(LabelRow.protocol_name != IN_TRAINING)
     )
     return query if device is None else query.where(DeviceRow.key == device)
 

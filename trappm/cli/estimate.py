@@ -8,6 +8,7 @@ import typer
 
 from trappm.cli import shell
 from trappm.cli.options import AsJson, InputSize, Model, SequenceLength, print_json
+from trappm.profiler.errors import InputError
 
 Architecture = Annotated[
     str,
@@ -31,6 +32,10 @@ def estimate(
     memory_format: Annotated[str, typer.Option(help="contiguous or channels-last.")] = "contiguous",
     optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")] = "sgd",
     depth: Annotated[int, typer.Option(min=1, max=20, help="Of the tree of modules.")] = 1,
+    ray: Annotated[bool, typer.Option("--ray", help="What a Ray task asks for.")] = False,
+    kubernetes: Annotated[
+        bool, typer.Option("--kubernetes", help="A pod's YAML; without --device any card.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Estimate the GPU memory of a step: what fits, the largest batch, and what takes it.
@@ -54,7 +59,23 @@ def estimate(
         optimizer=optimizer,
     )
     devices = device or ["a100"]
-    if as_json:
+    if ray and kubernetes:
+        raise InputError("--ray and --kubernetes are two answers; ask for one of them")
+    if ray or kubernetes:
+        from trappm.integrations import gpu_requests
+
+        if kubernetes:
+            asked = gpu_requests.pod(made, device)
+            text = gpu_requests.yaml_text(asked)
+        else:
+            asked = {name: gpu_requests.ray_options(made, name) for name in devices}
+            text = gpu_requests.ray_text(asked)
+        if as_json:
+            key = "kubernetes" if kubernetes else "ray"
+            print_json({**made.to_dict(devices, depth), key: asked})
+        else:
+            typer.echo(text, nl=False)
+    elif as_json:
         print_json(made.to_dict(devices, depth))
     else:
         print_estimate(made, devices, depth)

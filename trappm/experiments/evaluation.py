@@ -26,6 +26,7 @@ from trappm.learner.estimators import ESTIMATORS, SWITCHED
 from trappm.profiler.errors import InputError
 from trappm.profiler.progress import Watch
 from trappm.profiler.records import Measurement
+from trappm.profiler.records.step_scope import IN_TRAINING
 from trappm.store import LabelFilter, Store
 
 WITHOUT_WEIGHTS = frozenset({"mlp", "xgboost", "faketensor"})
@@ -154,7 +155,11 @@ def embeddings(evaluation: Evaluation) -> tuple[npt.NDArray[np.float32], list[st
 def _labels(store: Store, labels: Path | None, device: str | None) -> list[Measurement]:
     if labels is not None:
         return read_labels(labels)
-    measurements = list(store.measurements.each(LabelFilter(device=device)))
+    measurements = [
+        measurement
+        for measurement in store.measurements.each(LabelFilter(device=device))
+        if measurement.protocol.name != IN_TRAINING
+    ]
     if not measurements:
         raise InputError(
             f"the label store has no labels of {device}; see: trappm labels query --by device"

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from trappm.profiler.errors import InputError
 from trappm.store.exchange.files import ImportReport, Tally, Verdict, read_file
-from trappm.store.exchange.importers import gpumemnet, node_steps, timm_results, zeus
+from trappm.store.exchange.importers import gpumemnet, in_training, node_steps, timm_results, zeus
 from trappm.store.repositories.measurements import BATCH
 from trappm.store.store import Store
 
-SOURCES = ("gpumemnet", "timm", zeus.SOURCE, *node_steps.SOURCES)
+SOURCES = ("gpumemnet", "timm", zeus.SOURCE, in_training.SOURCE, *node_steps.SOURCES)
 _CONFLICT = Verdict(kind="rejected", reason="conflicts with what is there under its attempt key")
 
 
@@ -50,6 +50,8 @@ def import_file(
         read = partial(iter, gpumemnet.verdicts(path, check_models=check_models))
     elif source == zeus.SOURCE:
         read = partial(iter, zeus.verdicts(path))
+    elif source == in_training.SOURCE:
+        read = partial(iter, in_training.verdicts(path))
     elif source is not None:
         read = partial(iter, node_steps.verdicts(path, source))
     tally = Tally()

@@ -31,6 +31,7 @@ app.command(epilog="Example: trappm labels export a100.parquet --device a100")(e
 app.command("import", epilog="Example: trappm labels import sheet.csv --source gpumemnet")(
     exchange.import_
 )
+app.command(epilog="Example: trappm labels add steps.jsonl")(exchange.add)
 
 SHOWN = 200
 """Rows of a table for people, unless `--limit` says more."""

@@ -1,4 +1,4 @@
-"""`trappm labels export` and `import`: labels to and from files, and what others published."""
+"""`trappm labels export`, `import` and `add`: labels to and from files, others' and trainings'."""
 
 from __future__ import annotations
 
@@ -44,6 +44,23 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Record what stands in a file; one bad row refuses it whole, and twice changes nothing."""
+    _imported(file, source, check_models, as_json)
+
+
+def add(
+    file: Annotated[Path, typer.Argument(help="JSON lines that a callback recorded.")],
+    as_json: AsJson = False,
+) -> None:
+    """Record what steps of your trainings took; one bad line refuses the file, twice is once.
+
+    They stand apart from what was measured alone: no head learns from them.
+    """
+    from trappm.profiler.records.step_scope import IN_TRAINING
+
+    _imported(file, IN_TRAINING, check_models=False, as_json=as_json)
+
+
+def _imported(file: Path, source: str | None, check_models: bool, as_json: bool) -> None:
     from trappm.store import Home, Store
     from trappm.store.exchange.files import checked_size
     from trappm.store.exchange.importers import import_file

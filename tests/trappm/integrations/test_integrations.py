@@ -1,0 +1,236 @@
+"""Callbacks in real trainings, requests that real schedulers take; the code is the page's own."""
+
+import json
+import re
+from pathlib import Path
+from statistics import median
+
+import pytest
+import yaml
+
+import trappm
+from trappm import cli
+from trappm.integrations.gpu_requests import PRODUCTS, pod
+from trappm.integrations.recorded_steps import PROTOCOL
+from trappm.profiler.devices.capacity import memory_mib
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Configuration, Measurement
+from trappm.profiler.steps.sampling import summarize
+from trappm.store import Home, Store
+
+PAGE = (Path(__file__).parents[3] / "docs/integrations.md").read_text()
+
+
+def run_page(title):
+    """Runs the Python of a section as it stands there; what it leaves."""
+    section = re.search(rf"^## {title}$(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)
+    names = {"__name__": "page"}
+    exec(re.search(r"```python\n(.*?)```", section[1], re.DOTALL)[1], names)  # noqa: S102
+    return names
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def command(capsys):
+    def command(*arguments):
+        capsys.readouterr()
+        status = cli.run([*map(str, arguments)])
+        return status, *capsys.readouterr()
+
+    return command
+
+
+def told(capsys):
+    return [x for x in capsys.readouterr().out.splitlines() if x.startswith("TraPPM: ")]
+
+
+def check_added(command, folder, architecture):
+    """Adds the recorded file, twice, and gives what the store then has."""
+    status, out, err = command("labels", "add", folder / "steps.jsonl", "--json")
+    assert (status, err) == (0, "")
+    assert json.loads(out)["new"] == 1
+    assert json.loads(command("labels", "add", folder / "steps.jsonl", "--json")[1])["new"] == 0
+    with Store.open(Home.open().database_url) as store:
+        (label,) = store.labels.matching()
+        record = next(store.measurements.each(trappm.store.LabelFilter()))
+        pair = (architecture, label.configuration.input_size)
+        assert store.labels.of_pairs([pair], label.configuration, label.device) == []
+        assert store.labels.pairs(label.device) == []
+    assert (label.provenance, label.protocol) == ("imported", "in-training")
+    assert label.step_time_ms == pytest.approx(median(record.step_samples_ms))
+    assert record.environment["source"] == "recorded in training"
+    assert "measuring_version" not in record.environment
+    return label.configuration
+
+
+def test_lightning_says_what_it_takes_and_records_it(folder, capsys, command):
+    pytest.importorskip("lightning", reason="the extra integrations is not installed")
+    run_page("Lightning")
+    before = told(capsys)[0]
+    (line,) = (folder / "steps.jsonl").read_text().splitlines()
+    assert re.match(r"TraPPM: a step of resnet10t at batch 4 fits cpu-\d+t: \d+ MiB of \d", before)
+    assert len(json.loads(line)["step_samples_ms"]) == 11
+    assert check_added(command, folder, "resnet10t") == Configuration(
+        architecture="resnet10t", batch_size=4, input_size=64
+    )
+
+
+def test_the_trainer_of_transformers_says_what_it_takes_and_records_it(folder, capsys, command):
+    pytest.importorskip("transformers", reason="the extra transformers is not installed")
+    pytest.importorskip("accelerate", reason="the extra integrations is not installed")
+    run_page("Transformers' Trainer")
+    before, *_, last = told(capsys)
+    assert "a step of hf:gpt2-tiny at batch 2 fits cpu-" in before
+    assert last.endswith("keep it with: trappm labels add steps.jsonl")
+    assert check_added(command, folder, "hf:gpt2-tiny") == Configuration(
+        architecture="hf:gpt2-tiny", batch_size=2, input_size=64, optimizer="adamw"
+    )
+
+
+def test_a_module_without_a_name_is_timed_and_not_recorded(folder, capsys):
+    lightning = pytest.importorskip("lightning", reason="the extra integrations is not installed")
+    import torch
+
+    from trappm.integrations.lightning_callback import TrappmCallback
+
+    class Line(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.layer(x)
+
+        def training_step(self, batch, _):
+            return self(batch).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters())
+
+    def fit(callback, **options):
+        trainer = lightning.Trainer(
+            **options, max_epochs=1, accelerator="cpu", devices=1, logger=False,
+            enable_checkpointing=False, enable_progress_bar=False, callbacks=[callback],
+        )  # fmt: skip
+        trainer.fit(Line(), torch.utils.data.DataLoader(torch.randn(40, 8), batch_size=2))
+        return told(capsys)
+
+    before, after = fit(TrappmCallback(device="a100"))
+    assert before.startswith("TraPPM: a step of Line at batch 2 fits a100: 779 MiB of 39.6 GiB")
+    assert before.endswith("once steps are measured: the model has no name that heads know")
+    assert re.search(r"a step takes [\d.]+ ms, an epoch about 0 s, by 10 measured steps", after)
+    assert list(folder.glob("*.jsonl")) == []
+    *_, last = fit(TrappmCallback("resnet10t", "steps.jsonl", device="no-card"))
+    assert "parameters of Line are not those of resnet10t" in last
+    assert not Path("steps.jsonl").exists()
+    (line,) = fit(TrappmCallback(), precision="64-true")
+    assert "neither forecast nor timed: the precision is 64-true" in line
+    with pytest.raises(InputError, match="record_to needs model_name"):
+        TrappmCallback(record_to="steps.jsonl")
+    with pytest.raises(InputError, match="resnet18"):
+        TrappmCallback("resnet188")
+
+
+SAMPLES_MS = (10.0,) * 10
+RECORD = Measurement(
+    configuration=Configuration(architecture="resnet18", batch_size=4, input_size=224),
+    device="a100",
+    outcome="ok",
+    protocol=PROTOCOL,
+    started_at="2026-11-24T00:00:00+00:00",
+    duration_s=0.1,
+    provenance="imported",
+    step_samples_ms=SAMPLES_MS,
+    step=summarize(SAMPLES_MS),
+    environment={"source": "recorded in training", "device": "a100"},
+).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"provenance": "measured", "environment": {"measuring_version": 2}}, "in training"),
+        ({"protocol": {**RECORD["protocol"], "name": "paper"}}, "not recorded in training"),
+        ({"environment": {"source": "hearsay"}}, "not recorded in training"),
+        ({"step_samples_ms": [10.0] * 3}, "3 steps"),
+        ({"step_samples_ms": [20.0] * 10}, "not the median"),
+        ({"configuration": {**RECORD["configuration"], "architecture": "resnet188"}}, "timm"),
+        ({"configuration": {**RECORD["configuration"], "architecture": "hf:gpt3"}}, "gpt2"),
+        ({"step_samples_ms": "many"}, "step_samples_ms"),
+    ],
+)
+def test_a_bad_line_refuses_the_file_with_its_number(folder, command, changes, why):
+    lines = [json.dumps(RECORD), json.dumps({**RECORD, "attempt_key": "b" * 32, **changes})]
+    Path("steps.jsonl").write_text("\n".join(lines) + "\n")
+    status, out, err = command("labels", "add", "steps.jsonl")
+    assert (status, out, err.count("\n")) == (2, "", 1), err
+    assert "row 2" in err
+    assert why in err
+    with Store.open(Home.open().database_url) as store:
+        assert store.labels.matching() == []
+
+
+def test_ray_takes_the_options(folder, command):
+    options = run_page("Ray")["options"]
+    assert 0 < options["num_gpus"] < 1
+    estimate = ("estimate", "resnet10t", "--input-size", "64", "--device", "a100", "--ray")
+    status, out, err = command(*estimate, "--batch-size", "8")
+    assert (status, err) == (0, "")
+    assert re.fullmatch(r"@ray\.remote\(num_gpus=0\.\d+, memory=\d+\)  # a100\n", out)
+    answer = json.loads(command(*estimate, "--json")[1])
+    assert answer["ray"]["a100"]["memory"] >= 4 << 30
+    assert answer["devices"]["a100"]["fits"] is True
+    status, out, err = command(*estimate, "--batch-size", "60000")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "lower --batch-size" in err
+
+
+def test_the_client_of_kubernetes_reads_the_pod(folder, command):
+    client = pytest.importorskip("kubernetes.client", reason="kubernetes is not installed")
+    manifest = run_page("Kubernetes")["manifest"]
+    status, out, err = command(
+        "estimate", "resnet50", "--batch-size", "256", "--kubernetes",
+        "--device", "a100", "--device", "v100",
+    )  # fmt: skip
+    assert (status, err) == (0, "")
+    assert yaml.safe_load(out) == manifest
+
+    read = client.ApiClient().deserialize(json.dumps(manifest), "V1Pod", "application/json")
+    assert client.ApiClient().sanitize_for_serialization(read) == manifest
+    (container,) = read.spec.containers
+    assert container.resources.limits == {"nvidia.com/gpu": "1"}
+    assert container.resources.requests["memory"].endswith("Mi")
+    wanted = read.spec.affinity.node_affinity.required_during_scheduling_ignored_during_execution
+    (rule,) = wanted.node_selector_terms[0].match_expressions
+    assert "NVIDIA-A100-SXM4-40GB" in rule.values
+    assert "Tesla-V100-SXM2-16GB" not in rule.values  # 256 images take more than 16 GB
+
+
+def test_cards_are_those_that_the_step_fits():
+    assert [product for product in PRODUCTS if memory_mib(product) is None] == []
+    made = trappm.estimate("resnet10t", batch_size=8, input_size=64)
+    with pytest.raises(InputError, match="no card is known as 'a1000'"):
+        pod(made, ["a1000"])
+    with pytest.raises(InputError, match="no product of Kubernetes is known for titan-v"):
+        pod(made, ["titan-v"])
+    with pytest.raises(InputError, match="fits none of Tesla-T4"):
+        pod(trappm.estimate("resnet10t", batch_size=60_000, input_size=64), ["t4"])
+
+
+def test_skypilot_asks_for_seconds_by_gpu():
+    pytest.importorskip("sky", reason="SkyPilot is not installed: a dozen packages, left to you")
+    import sky
+
+    names = run_page("SkyPilot")
+    task = names["task"]
+    slower = task.estimate_runtime(sky.Resources(accelerators="V100:1"))
+    assert 3600 < names["seconds"] < slower
+    for accelerators in ("A100:8", None):
+        with pytest.raises(InputError, match="one GPU"):
+            task.estimate_runtime(sky.Resources(accelerators=accelerators))

@@ -1,0 +1,1 @@
+"""Where people work: callbacks of trainers, requests for Ray and Kubernetes, SkyPilot."""

@@ -1,0 +1,211 @@
+"""What the first step of a training will take, a moment before it runs, in one sentence.
+
+Memory comes from `trappm.estimate` on the module and its first batch, time from `trappm.predict`
+where the model goes by a name and the device has heads.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from trappm.prediction.estimate import estimate
+from trappm.prediction.models.sizes import size_kind
+from trappm.prediction.predict import predict
+from trappm.profiler.errors import InputError, TrappmError, one_line
+from trappm.profiler.host import procfs
+from trappm.profiler.measuring.sweep import duration
+from trappm.profiler.records import Optimizer, Precision, is_cpu_device
+from trappm.profiler.simulation.training_loop import Implementation, TrainingLoop
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+_GIB = 1024.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstStep:
+    """The first step of a training, a moment before it runs."""
+
+    model: nn.Module
+    name: str | None
+    """Of timm's architecture or a transformer, such as `hf:gpt2`; None for all other modules."""
+    args: tuple[Any, ...] = ()
+    """What the model is called with."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: torch.optim.Optimizer
+    precision: Precision
+    accumulation_steps: int = 1
+    clips_gradients: bool = False
+    epoch_batches: int | None
+    """Of this process; None where nobody knows."""
+    processes: int = 1
+    device: torch.device
+
+    @property
+    def algorithm(self) -> Optimizer:
+        """The optimizer by what it keeps.
+
+        Raises:
+            InputError: nothing is known of it.
+        """
+        kind = type(self.optimizer).__name__
+        if kind == "SGD" and any(group["momentum"] for group in self.optimizer.param_groups):
+            return Optimizer.MOMENTUM
+        if kind.lower() not in {"sgd", "adam", "adamw"}:
+            raise InputError(f"the optimizer is {kind}; known are SGD, Adam and AdamW")
+        return Optimizer(kind.lower())
+
+    @property
+    def loop(self) -> TrainingLoop:
+        """What happens around the step; raises as `algorithm`."""
+        groups = self.optimizer.param_groups
+        implementation = Implementation.FOREACH
+        if groups[0].get("fused"):
+            implementation = Implementation.FUSED
+        elif groups[0].get("foreach") is False:
+            implementation = Implementation.PLAIN
+        return TrainingLoop(
+            optimizer=self.algorithm,
+            implementation=implementation,
+            weight_decay=any(group.get("weight_decay", 0) > 0 for group in groups),
+            accumulation_steps=self.accumulation_steps,
+            gradient_scaler=self.precision is Precision.AMP_FP16,
+            clip_gradients=self.clips_gradients,
+        )
+
+    @property
+    def device_name(self) -> str:
+        """As `trappm.predict` takes it: a GPU's full name, or the threads in use."""
+        import torch
+
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        return f"cpu-{torch.get_num_threads()}t"
+
+    @property
+    def first_tensor(self) -> Tensor:
+        """Batch first, pixels or tokens last; raises InputError where there is none."""
+        import torch
+
+        for value in (*self.args, *self.kwargs.values()):
+            if isinstance(value, torch.Tensor) and value.dim():
+                return value
+        raise InputError("no tensor is among the model's inputs, so no batch size is known")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What a step and an epoch take on a device; `str` is the sentence that callbacks say."""
+
+    model: str
+    device: str
+    batch_size: int
+    memory_mib: float
+    capacity_mib: float
+    largest_batch: int | None
+    """None where the step is another one at every batch size, and on cores."""
+    epoch_batches: int | None
+    step_time_ms: tuple[float, float, float] | None
+    """The prediction and the bounds of its interval."""
+    time_missing: str | None = None
+    """Why the step time is None."""
+
+    @property
+    def fits(self) -> bool:
+        return self.memory_mib <= self.capacity_mib
+
+    def __str__(self) -> str:
+        verdict = "fits" if self.fits else "does not fit"
+        text = (
+            f"a step of {self.model} at batch {self.batch_size:,} {verdict} {self.device}: "
+            f"{_size_text(self.memory_mib)} of {_size_text(self.capacity_mib)}"
+        )
+        if self.largest_batch is not None:
+            text += f", the largest batch is {self.largest_batch:,}"
+        if self.step_time_ms is None:
+            return f"{text}; its time is told once steps are measured: {self.time_missing}"
+        what = "a step" if self.epoch_batches is None else "an epoch"
+        times = [duration((self.epoch_batches or 1) * ms / 1000) for ms in self.step_time_ms]
+        return f"{text}; {what} takes about {times[0]} ({times[1]} to {times[2]}), as predicted"
+
+
+def forecast(first: FirstStep, device: str | None = None) -> Forecast:
+    """What the training will take on a device, by default on that of the training.
+
+    Raises:
+        TrappmError: no such card is known, or the step cannot be traced; with the reason.
+    """
+    name = device or first.device_name
+    batch_size = first.first_tensor.shape[0]
+    autocast = first.precision in {Precision.AMP_FP16, Precision.AMP_BF16}
+    made = estimate(
+        _without_trainer(first.model),
+        *first.args,
+        **first.kwargs,
+        optimizer=first.loop,
+        precision=first.precision if autocast else Precision.FP32,
+    )
+    on_cores = is_cpu_device(name)
+    times_ms, why = _step_time_ms(first, name)
+    return Forecast(
+        model=first.name or type(first.model).__name__,
+        device=name,
+        batch_size=batch_size,
+        # The replayed allocator is CUDA's; on cores its tensors are the memory, more or less.
+        memory_mib=made.breakdown().total_mib if on_cores else made.memory_mib(name),
+        capacity_mib=procfs.allowed_memory_mib() if on_cores else made.capacity_mib(name),
+        largest_batch=None if on_cores or made.only_batch else made.largest_batch(name),
+        epoch_batches=first.epoch_batches,
+        step_time_ms=times_ms,
+        time_missing=why,
+    )
+
+
+def _step_time_ms(
+    first: FirstStep, device: str
+) -> tuple[tuple[float, float, float] | None, str | None]:
+    """Prediction and bounds, or why there are none."""
+    if first.name is None:
+        return None, "the model has no name that heads know"
+    if first.processes > 1 or first.accumulation_steps > 1:
+        return None, "heads know steps of one process without accumulation"
+    size = "sequence_length" if size_kind(first.name) == "tokens" else "input_size"
+    tensor = first.first_tensor
+    try:
+        answer = predict(
+            {
+                "model": first.name,
+                "batch_size": tensor.shape[0],
+                size: tensor.shape[-1],
+                "precision": first.precision,
+                "optimizer": first.algorithm,
+            },
+            device=device,
+        )
+    except TrappmError as error:
+        return None, one_line(error)
+    if answer.step_time_ms is None:
+        return None, answer.missing.get("step_time_ms", "no head predicts it")
+    return (answer.step_time_ms, *answer.intervals["step_time_ms"]), None
+
+
+def _size_text(size_mib: float) -> str:
+    return f"{size_mib:,.0f} MiB" if size_mib < _GIB else f"{size_mib / _GIB:,.1f} GiB"
+
+
+def _without_trainer(model: nn.Module) -> nn.Module:
+    """The same module without what trainers hang on it; they cannot be copied, nor traced."""
+    plain = copy.copy(model)
+    for name in ("forward", "_original_forward"):  # accelerate's autocast
+        vars(plain).pop(name, None)
+    for name in ("_trainer", "_fabric"):  # Lightning's
+        if name in vars(plain):
+            vars(plain)[name] = None
+    plain._forward_pre_hooks = OrderedDict()
+    return plain

@@ -1,0 +1,93 @@
+"""A callback of Lightning: what a training will take, and what it took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning
+
+from trappm.integrations.forecast import FirstStep
+from trappm.integrations.training_watch import TrainingWatch
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Precision
+
+_PRECISIONS = {
+    "32-true": Precision.FP32,
+    "16-mixed": Precision.AMP_FP16,
+    "bf16-mixed": Precision.AMP_BF16,
+    "bf16-true": Precision.BF16,
+}
+
+
+class TrappmCallback(lightning.Callback):
+    """Says before the first step whether it fits and how long an epoch takes, and times the steps.
+
+    The module is called with its batch as its `forward` takes it: a mapping by its names, of a
+    list the first entry.
+
+    Args:
+        model_name: timm's, or a transformer's such as `hf:gpt2`; for its time and for labels.
+        record_to: a file that grows by a line for `trappm labels add`; needs `model_name`.
+        device: the card to forecast for, such as `a100`; by default the one at hand.
+
+    Raises:
+        InputError, UnknownArchitectureError: no such model, or a file and no name.
+    """
+
+    def __init__(
+        self,
+        model_name: str | None = None,
+        record_to: str | Path | None = None,
+        device: str | None = None,
+    ) -> None:
+        self._watch = TrainingWatch("lightning", model_name, record_to, device)
+
+    def on_train_batch_start(
+        self,
+        trainer: lightning.Trainer,
+        pl_module: lightning.LightningModule,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        if trainer.is_global_zero:
+            self._watch.look(lambda: _first_step(trainer, pl_module, batch, self._watch.model_name))
+            self._watch.begin()
+
+    def on_train_batch_end(self, trainer: lightning.Trainer, *_: Any, **__: Any) -> None:
+        if trainer.is_global_zero:
+            self._watch.end()
+
+    def on_train_end(self, trainer: lightning.Trainer, *_: Any) -> None:
+        if trainer.is_global_zero:
+            self._watch.finish()
+
+
+def _first_step(
+    trainer: lightning.Trainer, module: lightning.LightningModule, batch: Any, name: str | None
+) -> FirstStep:
+    if trainer.precision not in _PRECISIONS:
+        raise InputError(
+            f"the precision is {trainer.precision}; known are {', '.join(_PRECISIONS)}"
+        )
+    if len(trainer.optimizers) != 1:
+        raise InputError(f"there are {len(trainer.optimizers)} optimizers; known are steps of one")
+    batches = trainer.num_training_batches
+    return FirstStep(
+        model=module,
+        name=name,
+        args=() if isinstance(batch, Mapping) else (_first_entry(batch),),
+        kwargs=dict(batch) if isinstance(batch, Mapping) else {},
+        optimizer=trainer.optimizers[0],
+        precision=_PRECISIONS[trainer.precision],
+        accumulation_steps=trainer.accumulate_grad_batches,
+        clips_gradients=bool(trainer.gradient_clip_val),
+        epoch_batches=int(batches) if batches != float("inf") else None,
+        processes=trainer.world_size,
+        device=module.device,
+    )
+
+
+def _first_entry(batch: Any) -> Any:
+    return batch[0] if isinstance(batch, list | tuple) else batch

@@ -1,0 +1,103 @@
+"""A callback of transformers' `Trainer`: what a training will take, and what it took."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from trappm.integrations.forecast import FirstStep
+from trappm.integrations.training_watch import TrainingWatch
+from trappm.profiler.records import Precision
+
+_ABOUT_LOSS = "num_items_in_batch"
+"""Of the trainer, and nothing that the step's memory depends on."""
+
+
+class TrappmCallback(TrainerCallback):
+    """Says before the first step whether it fits and how long an epoch takes, and times the steps.
+
+    Args:
+        model_name: timm's, or a transformer's such as `hf:gpt2`; for its time and for labels.
+        record_to: a file that grows by a line for `trappm labels add`; needs `model_name`.
+        device: the card to forecast for, such as `a100`; by default the one at hand.
+
+    Raises:
+        InputError, UnknownArchitectureError: no such model, or a file and no name.
+    """
+
+    def __init__(
+        self,
+        model_name: str | None = None,
+        record_to: str | Path | None = None,
+        device: str | None = None,
+    ) -> None:
+        self._watch = TrainingWatch("transformers", model_name, record_to, device)
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        if not state.is_world_process_zero:
+            return
+        model = kwargs["model"]
+
+        def before_forward(
+            _: torch.nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]
+        ) -> None:
+            hook.remove()  # the first batch is enough
+            given = {name: value for name, value in keywords.items() if name != _ABOUT_LOSS}
+            self._watch.look(
+                lambda: _first_step(self._watch.model_name, args, inputs, given, **kwargs)
+            )
+
+        hook = model.register_forward_pre_hook(before_forward, with_kwargs=True)
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self._watch.begin()
+
+    def on_step_end(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
+        self._watch.end(args.gradient_accumulation_steps)
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self._watch.finish()
+
+
+def _first_step(
+    name: str | None,
+    args: TrainingArguments,
+    inputs: tuple[Any, ...],
+    keywords: dict[str, Any],
+    *,
+    model: torch.nn.Module,
+    optimizer: Any,
+    train_dataloader: Any,
+    **_: Any,
+) -> FirstStep:
+    precision = Precision.FP32
+    if args.bf16 or args.fp16:
+        precision = Precision.AMP_BF16 if args.bf16 else Precision.AMP_FP16
+    elif next(model.parameters()).dtype is torch.bfloat16:
+        precision = Precision.BF16
+    try:
+        batches = len(train_dataloader)
+    except TypeError:  # of a data set without length
+        batches = None
+    return FirstStep(
+        model=model,
+        name=name,
+        args=inputs,
+        kwargs=keywords,
+        optimizer=getattr(optimizer, "optimizer", optimizer),  # without accelerate's wrapper
+        precision=precision,
+        accumulation_steps=args.gradient_accumulation_steps,
+        clips_gradients=bool(args.max_grad_norm),
+        epoch_batches=batches,
+        processes=args.world_size,
+        device=args.device,
+    )
