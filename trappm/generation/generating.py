@@ -112,7 +112,7 @@ def generate(
         if not 1 <= value <= MOST:
             raise InputError(f"{name} is {value}; it must be from 1 to {MOST:,}")
     capacity_mib = capacity_of(device)
-    from trappm.profiler.transformers.generation import Decoder
+    from trappm.profiler.decoder_steps import Decoder
 
     decoder = Decoder(model, prompt + tokens, batch_size, which)
     last = prompt + tokens - 2

@@ -9,9 +9,9 @@ pytest.importorskip("transformers")
 import torch
 
 from trappm import cli
+from trappm.profiler.decoder_steps import Decoder
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import Precision
-from trappm.profiler.transformers.generation import Decoder
 
 
 @pytest.mark.parametrize("name", ["llama-tiny", "gpt2-tiny", "mistral-tiny"])
