@@ -19,7 +19,6 @@ from trappm.cli import (
     device,
     estimate,
     evaluate,
-    generate,
     pool,
     predict,
     serve,
@@ -32,6 +31,7 @@ from trappm.cli import (
 from trappm.cli.campaign import commands as campaign
 from trappm.cli.labels import commands as labels
 from trappm.extras import advice
+from trappm.generation import command as generate
 from trappm.profiler.errors import TrappmError
 
 app = typer.Typer(

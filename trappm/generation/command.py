@@ -29,8 +29,8 @@ def generate(
 
     Example: trappm generate hf:llama-2-7b --prompt 512 --tokens 128 --batch-size 8
     """
-    from trappm.prediction.generation import generate as generate_tokens
-    from trappm.terminal.generation_tables import print_generation
+    from trappm.generation.generating import generate as generate_tokens
+    from trappm.generation.generation_tables import print_generation
 
     made = generate_tokens(
         model,

@@ -70,9 +70,9 @@ class Generation:
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         values = {**asdict(self), "memory_mib": self.memory_mib, "fits": self.fits}
-        return {k: None if v != v else v for k, v in values.items()} | (
-            {"token_interval_ms": None} if self.tokens == 1 else {}
-        )
+        if self.tokens == 1:
+            values |= {"token_ms": None, "token_interval_ms": None}
+        return values
 
     def __repr__(self) -> str:
         each = "" if self.tokens == 1 else f", then {self.token_ms:.3g} ms a token"
@@ -112,7 +112,7 @@ def generate(
         if not 1 <= value <= MOST:
             raise InputError(f"{name} is {value}; it must be from 1 to {MOST:,}")
     capacity_mib = capacity_of(device)
-    from trappm.profiler.transformers.generation import Decoder
+    from trappm.profiler.decoder_steps import Decoder
 
     decoder = Decoder(model, prompt + tokens, batch_size, which)
     last = prompt + tokens - 2

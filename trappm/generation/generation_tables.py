@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from trappm.terminal.tables import console, print_line, table
 
 if TYPE_CHECKING:
-    from trappm.prediction.generation import Generation, Interval
+    from trappm.generation.generating import Generation, Interval
 
 _GIB = 1024.0
 
