@@ -12,9 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trappm.generation.generating import Generation, generate
     from trappm.label_frames import labels
     from trappm.prediction.estimate import Estimate, estimate
-    from trappm.prediction.generation import Generation, generate
     from trappm.prediction.lookup import Answer, lookup
     from trappm.prediction.parallel.parallel_prediction import ParallelPrediction
     from trappm.prediction.parallel.shared_step import predict_parallel
@@ -34,13 +34,13 @@ __all__ = [
 _HOMES = {
     "Answer": "trappm.prediction.lookup",
     "Estimate": "trappm.prediction.estimate",
-    "Generation": "trappm.prediction.generation",
+    "Generation": "trappm.generation.generating",
     "ParallelPrediction": "trappm.prediction.parallel.parallel_prediction",
     "Prediction": "trappm.prediction.prediction",
     "TrainingLoop": "trappm.profiler.simulation.training_loop",
     "TrappmError": "trappm.profiler.errors",
     "estimate": "trappm.prediction.estimate",
-    "generate": "trappm.prediction.generation",
+    "generate": "trappm.generation.generating",
     "labels": "trappm.label_frames",
     "lookup": "trappm.prediction.lookup",
     "predict": "trappm.prediction.predict",

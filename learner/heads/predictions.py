@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from trappm.learner.workload import Workload
 
 Array = npt.NDArray[np.float64]
+
+Z90 = 1.645
+"""Deviations of a Gaussian from the middle to either end of 90 %."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +42,28 @@ class Predictions:
     labels_end: Array | None = None
     """The least or largest label, where the median lies far beyond it, and NaN elsewhere; None of
     heads that do not keep it."""
+
+    def with_metric(self, metric: str, median: Array, error: float) -> Self:
+        """With another median (n) of a metric, or one more, and the deviation of its logarithm."""
+        at = [i for i, name in enumerate(self.metrics) if name != metric]
+        log_std = np.full(len(median), error)
+        width = Z90 * error
+        none = np.full(len(median), np.nan)
+
+        def joined(values: npt.NDArray[Any], column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            return np.column_stack([values[:, at], column])
+
+        return replace(
+            self,
+            metrics=(*(self.metrics[i] for i in at), metric),
+            median=joined(self.median, median),
+            low=joined(self.low, median * np.exp(-width)),
+            high=joined(self.high, median * np.exp(width)),
+            log_std=joined(self.log_std, log_std),
+            disagreement=joined(self.disagreement, 0.0 * log_std),
+            outside=joined(self.outside, np.zeros(len(median), dtype=bool)),
+            labels_end=None if self.labels_end is None else joined(self.labels_end, none),
+        )
 
     def beyond_labels(self, row: int) -> dict[str, float]:
         """For each metric of a workload that lies far beyond all labels: the nearest of these."""

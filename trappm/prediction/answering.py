@@ -15,7 +15,7 @@ from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.predictions import Predictions
 from trappm.learner.workload import Workload
 from trappm.prediction import costs
-from trappm.prediction.estimate import largest_batch
+from trappm.prediction.estimate import beside_step_mib, largest_batch
 from trappm.prediction.prediction import (
     MIG_PROFILES,
     NEEDS,
@@ -27,8 +27,10 @@ from trappm.prediction.prediction import (
 )
 from trappm.prediction.question import Question
 from trappm.profiler.devices.capacity import USABLE_SHARE, memory_mib
+from trappm.profiler.devices.catalogue import card_of
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.records import METRICS, Phase
+from trappm.profiler.transformers.names import is_transformer
 
 if TYPE_CHECKING:
     from trappm.prediction.models.subjects import Subject
@@ -61,6 +63,11 @@ def answers(asks: Sequence[tuple[Question, Subject, str]]) -> list[Prediction]:
     return [predictions[inquiry] for inquiry in inquiries]
 
 
+SIMULATED_ERROR = 0.05
+"""Deviation of the logarithm: models held out are 0.5 to 6 % off (docs/studies/language_models.md)."""
+TRANSFORMERS_REMARK = (
+    "no label is of a transformer: memory is simulated, step times are by kernels alone"
+)
 _LARGEST: WeakKeyDictionary[Subject, dict[tuple[object, ...], int]] = WeakKeyDictionary()
 """Largest batch sizes by model: each takes a dozen predictions."""
 
@@ -95,19 +102,41 @@ class _Inquiry:
     def heads(self) -> tuple[object, ...]:
         """Equal for what the same heads can predict together."""
         traced = self.workload.kernels is not None
-        return self._snapshot.id, self.device, self._phase, traced
+        return self._snapshot.id, self.device, self._phase, traced, self._is_transformer
+
+    @property
+    def _is_transformer(self) -> bool:
+        return is_transformer(self._subject.name)
+
+    @property
+    def _knows_card(self) -> bool:
+        return card_of(self.card) is not None
 
     def predict(self, workloads: Sequence[Workload]) -> Predictions:
-        return self._snapshot.predict(workloads, self.device, self._phase)
+        """What the heads predict of n workloads; of transformers' memory what is simulated.
+
+        Heads learned what surprises in images, which is wrong of tokens (docs/transformers.md).
+        """
+        output = self._snapshot.predict(workloads, self.device, self._phase)
+        steps = [w.step for w in workloads if w.step is not None]
+        if not self._is_transformer or len(steps) < len(workloads) or not self._knows_card:
+            return output
+        beside_mib = beside_step_mib(self.card, self._phase)
+        memory_mib = [
+            beside_mib
+            + step.memory(w.batch_size, w.optimizer, phase=w.phase).reserved_with_workspace_mib
+            for w, step in zip(workloads, steps, strict=True)
+        ]
+        return output.with_metric("memory_mib", np.array(memory_mib), SIMULATED_ERROR)
 
     def out_of_memory(
         self, workloads: Sequence[Workload], capacity_mib: float
     ) -> npt.NDArray[np.float64]:
         """For each of n workloads the probability (n)."""
         heads = self._trained.heads
-        if isinstance(heads, Heads):
+        if isinstance(heads, Heads) and not self._is_transformer:
             return heads.out_of_memory(workloads, capacity_mib)
-        output = self.predict(workloads)  # networks: a normal of the logarithm
+        output = self.predict(workloads)  # networks, simulations: a normal of the logarithm
         at = output.metrics.index("memory_mib")
         gaps = np.log(output.median[:, at] / (USABLE_SHARE * capacity_mib))
         return np.array([NormalDist().cdf(z) for z in (gaps / output.log_std[:, at]).tolist()])
@@ -232,7 +261,13 @@ class _Inquiry:
     def _remarks(self, figures: Figures) -> list[str]:
         bases = self._snapshot.bases(self.device, self._phase)
         labelled = self._trained.settings if self._trained.heads.label_count else ()
+        if self._is_transformer:
+            figures = replace(
+                figures, unfamiliar=tuple(m for m in figures.unfamiliar if m != "memory_mib")
+            )
         remarks = remarks_on(figures, self.device, self.card, bases, self._settings, labelled)
+        if self._is_transformer:
+            remarks.append(TRANSFORMERS_REMARK)
         if self._profile.step is None and self._phase is Phase.TRAIN:
             remarks.append("no step of it could be traced, so the memory is a rough guess")
         return [*remarks, *filter(None, [self._memory_remark])]
