@@ -29,9 +29,9 @@ from trappm.cli import (
     ui,
 )
 from trappm.cli.campaign import commands as campaign
+from trappm.cli.generation import commands as generate
 from trappm.cli.labels import commands as labels
 from trappm.extras import advice
-from trappm.generation import command as generate
 from trappm.profiler.errors import TrappmError
 
 app = typer.Typer(
