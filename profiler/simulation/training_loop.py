@@ -19,7 +19,7 @@ from enum import Enum, StrEnum
 from typing import Protocol
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import Optimizer
+from trappm.profiler.records import Optimizer, member
 
 Block = tuple[int, int]
 """Address and size of a block, in units of 512 bytes."""
@@ -77,6 +77,7 @@ class TrainingLoop:
     aten/src/ATen/native/cudnn/Conv_v7.cpp)."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "optimizer", member("optimizer", Optimizer, self.optimizer))
         if self.accumulation_steps < 1:
             raise InputError(
                 f"{self.accumulation_steps} accumulation steps; there must be 1 or more"

@@ -199,4 +199,6 @@ def _times_ms(
         for kernels in steps
     ]
     estimate = head.predict(workloads)
+    assert estimate.low is not None  # noqa: S101  (heads state intervals)
+    assert estimate.high is not None  # noqa: S101
     return estimate.median, estimate.low, estimate.high

@@ -64,7 +64,8 @@ def answers(asks: Sequence[tuple[Question, Subject, str]]) -> list[Prediction]:
 
 
 SIMULATED_ERROR = 0.05
-"""Deviation of the logarithm: models held out are 0.5 to 6 % off (docs/studies/language_models.md)."""
+"""Deviation of the logarithm: models held out are 0.5 to 6 % off, as
+docs/studies/language_models.md tells."""
 TRANSFORMERS_REMARK = (
     "no label is of a transformer: memory is simulated, step times are by kernels alone"
 )

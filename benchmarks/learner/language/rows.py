@@ -77,7 +77,8 @@ def summary(rows: Sequence[Judged]) -> str:
             said = [row for row in chosen if row.predicts_oom]
             right = sum(row.measured is None for row in said)
             lines.append(
-                f"{'  out of memory':36} {len(died):5}   precision {right / max(len(said), 1):.2f}, "
+                f"{'  out of memory':36} {len(died):5}   "
+                f"precision {right / max(len(said), 1):.2f}, "
                 f"recall {right / len(died):.2f}"
             )
     return "\n".join(lines)

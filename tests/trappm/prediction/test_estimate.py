@@ -130,13 +130,13 @@ def test_a_loop_over_samples_is_known_at_its_own_batch_only():
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        (("resnet10t", images(2)), {}, "takes images"),
+        (("resnet10t", images(2)), {}, "knows its inputs"),
         ((Siamese(),), {}, "no tensor among the inputs"),
         ((Siamese(), torch.empty(0, 3, 8, 8), images(2)), {}, "must not be empty"),
         (("resnet10t",), {"optimizer": "lion"}, "sgd, momentum, adam, adamw"),
         (("resnet10t",), {"precision": "fp8"}, "precision is 'fp8'"),
         (("resnet10t",), {"batch_size": 0}, "batch size is 0"),
-        ((Siamese(), images(2), images(2)), {"input_size": 8}, "input_size is for timm"),
+        ((Siamese(), images(2), images(2)), {"input_size": 8}, "input_size is for models by name"),
     ],
 )
 def test_bad_input_is_refused_in_a_line(arguments, options, message):
