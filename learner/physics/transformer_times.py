@@ -1,8 +1,8 @@
 """What steps of language models say of a device's kernels in 16 bits, beside its other labels.
 
 Constants of devices were learned from images: of attention over some hundred tokens, and of
-products of moderate size. These few are round values from llm-foundry's published steps (Apache-2.0)
-of MPT on A100 and H100 nodes, in bf16 with flash attention;
+products of moderate size. These few are round values from llm-foundry's published steps
+(Apache-2.0) of MPT on A100 and H100 nodes, in bf16 with flash attention;
 `benchmarks/learner/language_models.py --fit` fits them anew.
 """
 

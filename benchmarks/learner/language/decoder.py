@@ -1,4 +1,4 @@
-"""The decoders of llm-foundry, litgpt and Megatron as modules that can be traced on the meta device.
+"""The decoders of llm-foundry, litgpt and Megatron as modules traced on the meta device.
 
 Written after what these projects run: order of norms, what is fused, types, how the loss is
 computed. A rank of tensor parallelism has fewer heads and a narrower feed-forward.
@@ -184,6 +184,8 @@ class Projection(Linear):
 
 
 class Attention(nn.Module):
+    """Attention with fused queries, keys and values."""
+
     def __init__(self, shape: Shape, method: Method, layer: int) -> None:
         super().__init__()
         self.shape = shape
@@ -236,6 +238,8 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class FeedForward(nn.Module):
+    """Two products, or three with a gate."""
+
     def __init__(self, shape: Shape, method: Method) -> None:
         super().__init__()
         self.up = Linear(shape.hidden, shape.feed_forward, shape.biases, method)
@@ -251,6 +255,8 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
+    """A block: attention and feed-forward, with their norms."""
+
     def __init__(self, shape: Shape, method: Method, layer: int) -> None:
         super().__init__()
         self.shape = shape

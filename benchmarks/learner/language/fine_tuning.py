@@ -1,4 +1,4 @@
-"""Memory of litgpt's fine-tuning and inference on one GPU: a traced step, replayed; nothing is fitted.
+"""Memory of litgpt's fine-tuning and inference on one GPU: a traced step, nothing fitted.
 
 The sheet has the peak of live tensors (`torch.cuda.max_memory_allocated`) in units of 1e9 bytes.
 """

@@ -2,7 +2,7 @@
 
     states        2 bytes a parameter, 2 of its gradient, 4 where gradients are summed in fp32;
                   divided by ZeRO's first stage: main copy, two moments, the gradient in fp32: 16
-    activations   Korthikanti et al. 2022; with checkpoints, inputs of layers for each pass under way
+    activations   Korthikanti et al. 2022; with checkpoints, inputs of layers, each pass under way
     memory        states + activations * fragments + process
 
 Two constants for a machine are learned: fragments, and what a process takes with its buckets and

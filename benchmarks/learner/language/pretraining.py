@@ -36,7 +36,7 @@ from trappm.profiler.tracing.tracer import Tracer
 DEVICES = {"A100-40GB": "a100", "A100-80GB": "a100-80gb", "H100-80GB": "h100"}
 NODE = 8
 UPDATE_BYTES = 40.0
-"""Read and written for each parameter of a rank's share by an optimizer of plain operators in fp32."""
+"""Read and written for each parameter of a rank's share by a plain optimizer in fp32."""
 START = TransformerTimes(products=1.1, attention=1.5, exposed=0.5, exposed_between=0.5)
 WIDTHS = (0.3, 0.3, 1.0, 1.0)
 """Of Gaussian priors of the logarithms: of what a kernel reaches, and of what is hidden."""
@@ -96,7 +96,7 @@ def kernels(
 
 def run_of(row: Row) -> Run:
     names = ("hidden", "layers", "heads", "vocab", "seq_len")
-    hidden, layers, *_ = sizes = [whole(row, name) for name in names]
+    _hidden, layers, *_ = sizes = [whole(row, name) for name in names]
     profile = kernels(*sizes, row["act_ckpt"] == "True")
     workload = Workload(
         graph=Graph.empty(whole(row, "micro_batch")),

@@ -74,11 +74,11 @@ def summary(rows: Sequence[Judged]) -> str:
             )
         died = [row for row in chosen if row.measured is None]
         if died:
-            said = [row for row in chosen if row.predicts_oom]
-            right = sum(row.measured is None for row in said)
+            foretold = [row for row in chosen if row.predicts_oom]
+            right = sum(row.measured is None for row in foretold)
             lines.append(
-                f"{'  out of memory':36} {len(died):5}   precision {right / max(len(said), 1):.2f}, "
-                f"recall {right / len(died):.2f}"
+                f"{'  out of memory':36} {len(died):5}   "
+                f"precision {right / max(len(foretold), 1):.2f}, recall {right / len(died):.2f}"
             )
     return "\n".join(lines)
 

@@ -4,8 +4,9 @@
 
 Volume is what each rank sends (Thakur, Rabenseifner and Gropp 2005): 2 (n - 1) / n of the bytes in
 an all-reduce, half of it in an all-gather or a reduce-scatter, all of it in a message. Latency
-grows with the depth of a tree, log2 n, which NCCL takes for little data; large data goes around rings,
-one for each network card, whose slowest link counts. Between nodes the time within each comes on top.
+grows with the depth of a tree, log2 n, which NCCL takes for little data; large data goes around
+rings, one for each network card, whose slowest link counts. Between nodes the time within each
+comes on top.
 """
 
 from __future__ import annotations
