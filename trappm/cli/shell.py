@@ -11,7 +11,7 @@ from typer.core import TyperGroup, TyperOption
 from trappm.profiler.errors import TrappmError
 
 ORDER = (
-    "predict", "compare", "fits", "estimate", "generate", "devices",  # ask
+    "predict", "compare", "scale", "fits", "estimate", "generate", "devices",  # ask
     "campaign", "labels", "snapshot", "pool", "store", "device",  # measure and keep
     "serve", "ui", "evaluate", "tune",
     "launch", "watch", "status", "report", "explain", "list", "pause", "resume", "retry", "cancel",
