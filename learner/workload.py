@@ -51,7 +51,7 @@ class Workload:
         """Those of the graph, not scaled, and then how its step is run (f)."""
         settings = (
             self.precision is not Precision.FP32,
-            self.precision is Precision.AMP_BF16,
+            (self.precision is Precision.AMP_BF16) + 2 * (self.precision is Precision.BF16),
             self.memory_format is MemoryFormat.CHANNELS_LAST,
             self.phase is Phase.INFER,
             self.optimizer is Optimizer.MOMENTUM,

@@ -21,6 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.host.environment import SEED, host_facts
+from trappm.profiler.models import zoo as _zoo  # noqa: F401  (timm is there before any fork)
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import (
     Configuration,
@@ -86,6 +87,7 @@ def run_protocol(
     refusal = device.refusal(configuration)
     if refusal is not None:
         raise UnsupportedModelError(refusal)
+    source_of(configuration.architecture)  # its library is not the step's memory
     device.watch_memory()
     step = make_step(configuration, device.torch_device)
     enter("warmup")

@@ -34,7 +34,7 @@ class Settings(BaseModel):
         Literal["all"] | Annotated[list[Name], Field(min_length=1, max_length=MAX_LIST)] | None
     ) = Field(None, description="Several instead: the answer is a list.")
     batch_size: Size | None = None
-    input_size: Size | None = Field(None, description="Pixels.")
+    input_size: Size | None = Field(None, description="Pixels; of hf: names tokens.")
     phase: Name = Field("train", description="train or infer")
     precision: Name | None = Field(None, description="fp32, amp-fp16 or amp-bf16")
     memory_format: Name | None = Field(None, description="contiguous or channels-last")

@@ -15,9 +15,9 @@ from benchmarks.learner.language.shapes import SHAPES, shape_named
 from trappm.profiler.devices.capacity import memory_mib
 from trappm.profiler.devices.catalogue import CONTEXT_MIB
 from trappm.profiler.models.model_input import ExampleInputs
-from trappm.profiler.records import Phase
+from trappm.profiler.records import Optimizer, Phase
 from trappm.profiler.simulation.memory_simulation import simulate_memory
-from trappm.profiler.simulation.training_loop import Algorithm, TrainingLoop
+from trappm.profiler.simulation.training_loop import TrainingLoop
 from trappm.profiler.tracing.tracer import Tracer
 
 GB_PER_MIB = 2**20 / 1e9
@@ -77,7 +77,7 @@ def peaks_gb(shape: Shape, method: Method, length: int, batch: int) -> tuple[flo
     trace, _ = Tracer(decoder, ExampleInputs.of(tokens), None, (2, 3)).phase(phase)
     loop = TrainingLoop()
     if not method.inference:
-        loop = TrainingLoop(optimizer=Algorithm.ADAMW, weight_decay=True, accumulation_steps=2)
+        loop = TrainingLoop(optimizer=Optimizer.ADAMW, weight_decay=True, accumulation_steps=2)
     memory = simulate_memory(trace, batch, loop)
     return memory.live_mib * GB_PER_MIB, memory.reserved_mib * GB_PER_MIB
 

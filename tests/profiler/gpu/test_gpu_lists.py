@@ -43,7 +43,7 @@ def test_the_list_has_all_that_a_check_needs():
     settings = Counter((c.precision, c.memory_format) for c in FIT if c.batch_size == 64)
     for half in (Precision.AMP_FP16, Precision.AMP_BF16):
         assert [settings[half, layout] for layout in MemoryFormat] == [15, 15]
-    assert {c.optimizer for c in FIT} == set(Optimizer)
+    assert {c.optimizer for c in FIT} == set(Optimizer) - {Optimizer.ADAMW}
     assert {c.input_size for c in FIT} == {128, 160, 224}
     assert {c.batch_size for c in FIT if c.phase is Phase.INFER} == {1, 64}
 
@@ -55,7 +55,7 @@ def test_the_list_of_repeats_is_a_part_of_it_in_another_order():
     places = [CHECK.index(c) for c in repeat]
     assert places != sorted(places)
     assert {family_of(c.architecture) for c in repeat} == set(FAMILIES)
-    assert {c.precision for c in repeat} == set(Precision)
+    assert {c.precision for c in repeat} == set(Precision) - {Precision.BF16}
     assert {c.phase for c in repeat} == set(Phase)
 
 

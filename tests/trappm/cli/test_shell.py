@@ -103,7 +103,7 @@ def listed(capsys, *words):
 
 
 def test_commands_stand_in_the_order_of_use_and_flags_without_a_type(capsys):
-    first = ["predict", "compare", "scale", "fits", "estimate", "devices", "campaign"]
+    first = ["predict", "compare", "scale", "fits", "estimate", "generate", "devices"]
     assert listed(capsys)[:7] == first
     assert listed(capsys, "campaign")[:3] == ["launch", "watch", "status"]
     assert listed(capsys, "predict") == []

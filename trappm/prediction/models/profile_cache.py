@@ -14,8 +14,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib.metadata import version
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -112,8 +111,11 @@ def _content_hash(path: Path, _size: int, _modified_ns: int, _inode: int) -> str
 @cache
 def tracing_versions() -> tuple[str, ...]:
     """Of all that decides what a trace of a model is."""
-    libraries = ("trappm", "timm", "torch", "onnx", "transformers", "peft")
-    return tuple(version(name) for name in libraries if find_spec(name) is not None)
+    versions = [version(name) for name in ("trappm", "timm", "torch", "onnx")]
+    for name in ("transformers", "peft"):  # of an extra
+        with contextlib.suppress(PackageNotFoundError):
+            versions.append(version(name))
+    return tuple(versions)
 
 
 def _bytes_of(path: Path) -> bytes:
