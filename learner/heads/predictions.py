@@ -43,26 +43,25 @@ class Predictions:
     """The least or largest label, where the median lies far beyond it, and NaN elsewhere; None of
     heads that do not keep it."""
 
-    def with_metric(self, metric: str, median: Array, error: float) -> Self:
-        """With another median (n) of a metric, or one more, and the deviation of its logarithm."""
-        at = [i for i, name in enumerate(self.metrics) if name != metric]
-        log_std = np.full(len(median), error)
+    def where_outside(self, metric: str, median: Array, error: float) -> Self:
+        """With other medians (n), and the deviation of their logarithm, in the rows of a metric
+        that are unlike all labels."""
+        if metric not in self.metrics:
+            return self
+        at = self.metrics.index(metric)
         width = Z90 * error
-        none = np.full(len(median), np.nan)
 
-        def joined(values: npt.NDArray[Any], column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            return np.column_stack([values[:, at], column])
+        def replaced(values: Array, others: Array | float) -> Array:
+            column = np.where(self.outside[:, at], others, values[:, at])
+            return np.column_stack([values[:, :at], column, values[:, at + 1 :]])
 
         return replace(
             self,
-            metrics=(*(self.metrics[i] for i in at), metric),
-            median=joined(self.median, median),
-            low=joined(self.low, median * np.exp(-width)),
-            high=joined(self.high, median * np.exp(width)),
-            log_std=joined(self.log_std, log_std),
-            disagreement=joined(self.disagreement, 0.0 * log_std),
-            outside=joined(self.outside, np.zeros(len(median), dtype=bool)),
-            labels_end=None if self.labels_end is None else joined(self.labels_end, none),
+            median=replaced(self.median, median),
+            low=replaced(self.low, median * np.exp(-width)),
+            high=replaced(self.high, median * np.exp(width)),
+            log_std=replaced(self.log_std, error),
+            disagreement=replaced(self.disagreement, 0.0),
         )
 
     def beyond_labels(self, row: int) -> dict[str, float]:

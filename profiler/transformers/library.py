@@ -149,16 +149,16 @@ def inputs(architecture: str, input_size: int) -> NamedInputs:
     trained = {"input_ids": tokens, "labels": tokens}
     if task is auto.AutoModelForMaskedLM:
         return NamedInputs(trained, {"input_ids": tokens}, {})
-    asked = {"input_ids": tokens}
+    prompt = {"input_ids": tokens}
     if task is auto.AutoModelForSeq2SeqLM:
-        asked["decoder_input_ids"] = Field((1,), torch.int64, tokens.upper)
+        prompt["decoder_input_ids"] = Field((1,), torch.int64, tokens.upper)
     settings: dict[Phase, dict[str, Any]] = {
         Phase.TRAIN: {"use_cache": False},
         Phase.INFER: {"use_cache": True},
     }
     if "logits_to_keep" in inspect.signature(_class_of(config).forward).parameters:
         settings[Phase.INFER]["logits_to_keep"] = 1
-    return NamedInputs(trained, asked, settings)
+    return NamedInputs(trained, prompt, settings)
 
 
 def _with_adapters(model: nn.Module, rank: int) -> nn.Module:

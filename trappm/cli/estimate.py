@@ -65,14 +65,14 @@ def estimate(
         from trappm.integrations import gpu_requests
 
         if kubernetes:
-            asked = gpu_requests.pod(made, device)
-            text = gpu_requests.yaml_text(asked)
+            request = gpu_requests.pod(made, device)
+            text = gpu_requests.yaml_text(request)
         else:
-            asked = {name: gpu_requests.ray_options(made, name) for name in devices}
-            text = gpu_requests.ray_text(asked)
+            request = {name: gpu_requests.ray_options(made, name) for name in devices}
+            text = gpu_requests.ray_text(request)
         if as_json:
             key = "kubernetes" if kubernetes else "ray"
-            print_json({**made.to_dict(devices, depth), key: asked})
+            print_json({**made.to_dict(devices, depth), key: request})
         else:
             typer.echo(text, nl=False)
     elif as_json:

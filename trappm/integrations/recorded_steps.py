@@ -81,8 +81,8 @@ class RecordedSteps:
 
     def _record(self, first: FirstStep) -> Measurement:
         if not self.are_enough:
-            least = PROTOCOL.warmup_steps + PROTOCOL.min_steps
-            raise InputError(f"{self._count} steps were timed; a label takes {least} or more")
+            needed = PROTOCOL.warmup_steps + PROTOCOL.min_steps
+            raise InputError(f"{self._count} steps were timed; a label takes {needed} or more")
         if first.processes > 1 or first.accumulation_steps > 1:
             raise InputError("only steps of one process without accumulation are comparable")
         device = first.device_name

@@ -67,7 +67,7 @@ SIMULATED_ERROR = 0.05
 """Deviation of the logarithm: models held out are 0.5 to 6 % off, as
 docs/studies/language_models.md tells."""
 TRANSFORMERS_REMARK = (
-    "no label is of a transformer: memory is simulated, step times are by kernels alone"
+    "no label is of a transformer like it: memory is simulated, step times are by kernels alone"
 )
 _LARGEST: WeakKeyDictionary[Subject, dict[tuple[object, ...], int]] = WeakKeyDictionary()
 """Largest batch sizes by model: each takes a dozen predictions."""
@@ -109,18 +109,13 @@ class _Inquiry:
     def _is_transformer(self) -> bool:
         return is_transformer(self._subject.name)
 
-    @property
-    def _knows_card(self) -> bool:
-        return card_of(self.card) is not None
-
     def predict(self, workloads: Sequence[Workload]) -> Predictions:
-        """What the heads predict of n workloads; of transformers' memory what is simulated.
-
-        Heads learned what surprises in images, which is wrong of tokens (docs/transformers.md).
+        """What the heads predict of n workloads; memory of transformers unlike all labels is what
+        is simulated, as what surprises in images is wrong of tokens (docs/transformers.md).
         """
         output = self._snapshot.predict(workloads, self.device, self._phase)
         steps = [w.step for w in workloads if w.step is not None]
-        if not self._is_transformer or len(steps) < len(workloads) or not self._knows_card:
+        if not (self._is_transformer and len(steps) == len(workloads) and card_of(self.card)):
             return output
         beside_mib = beside_step_mib(self.card, self._phase)
         memory_mib = [
@@ -128,7 +123,7 @@ class _Inquiry:
             + step.memory(w.batch_size, w.optimizer, phase=w.phase).reserved_with_workspace_mib
             for w, step in zip(workloads, steps, strict=True)
         ]
-        return output.with_metric("memory_mib", np.array(memory_mib), SIMULATED_ERROR)
+        return output.where_outside("memory_mib", np.array(memory_mib), SIMULATED_ERROR)
 
     def out_of_memory(
         self, workloads: Sequence[Workload], capacity_mib: float
@@ -262,12 +257,12 @@ class _Inquiry:
     def _remarks(self, figures: Figures) -> list[str]:
         bases = self._snapshot.bases(self.device, self._phase)
         labelled = self._trained.settings if self._trained.heads.label_count else ()
-        if self._is_transformer:
-            figures = replace(
-                figures, unfamiliar=tuple(m for m in figures.unfamiliar if m != "memory_mib")
-            )
+        is_simulated = self._is_transformer and "memory_mib" in figures.unfamiliar
+        if is_simulated:
+            others = tuple(metric for metric in figures.unfamiliar if metric != "memory_mib")
+            figures = replace(figures, unfamiliar=others)
         remarks = remarks_on(figures, self.device, self.card, bases, self._settings, labelled)
-        if self._is_transformer:
+        if is_simulated:
             remarks.append(TRANSFORMERS_REMARK)
         if self._profile.step is None and self._phase is Phase.TRAIN:
             remarks.append("no step of it could be traced, so the memory is a rough guess")

@@ -74,11 +74,11 @@ def summary(rows: Sequence[Judged]) -> str:
             )
         died = [row for row in chosen if row.measured is None]
         if died:
-            said = [row for row in chosen if row.predicts_oom]
-            right = sum(row.measured is None for row in said)
+            warned = [row for row in chosen if row.predicts_oom]
+            right = sum(row.measured is None for row in warned)
             lines.append(
                 f"{'  out of memory':36} {len(died):5}   "
-                f"precision {right / max(len(said), 1):.2f}, "
+                f"precision {right / max(len(warned), 1):.2f}, "
                 f"recall {right / len(died):.2f}"
             )
     return "\n".join(lines)

@@ -96,7 +96,7 @@ class Series:
 
 def series(data: Path) -> list[Series]:
     rows = pd.read_csv(data / "nodes" / "vidur_collectives_fp16.csv.gz")
-    found = []
+    series = []
     for key, group in rows.groupby(["system", "collective", "n_gpus", "n_nodes"]):
         system, collective, gpus, nodes = key
         if "pairwise" in system and nodes > 1:
@@ -106,14 +106,14 @@ def series(data: Path) -> list[Series]:
         bins = np.digitize(sizes, edges)
         taken = [bins == place for place in np.unique(bins)]
         times = group["time_ms"].to_numpy()
-        found.append(
+        series.append(
             Series(
                 system, collective, gpus, nodes,
                 np.array([np.exp(np.log(sizes[rows]).mean()) for rows in taken]),
                 np.array([np.median(times[rows]) for rows in taken]),
             )
         )  # fmt: skip
-    return found
+    return series
 
 
 def fit(labels: Sequence[Series]) -> dict[tuple[str, str], float]:
@@ -123,7 +123,7 @@ def fit(labels: Sequence[Series]) -> dict[tuple[str, str], float]:
 
     def residuals(logs: Array) -> Array:
         constants = dict(zip(NAMES, np.exp(logs).tolist(), strict=True))
-        errors = [one.errors(constants)[0] for one in labels]
+        errors = [each.errors(constants)[0] for each in labels]
         return np.concatenate([*errors, (logs - start) / widths * STIFFNESS])
 
     best = least_squares(residuals, start, loss="soft_l1", f_scale=0.1)
@@ -144,19 +144,19 @@ def main() -> None:
     print("| series | GPUs x nodes | fitted, all / >= 1 MiB | series held out | system held out |")
     print("|---|---|---|---|---|")
     left_out = defaultdict(list)
-    for one in labels:
-        others = fit([other for other in labels if other is not one])
-        far = fit([other for other in labels if other.system != one.system])
+    for each in labels:
+        others = fit([other for other in labels if other is not each])
+        far = fit([other for other in labels if other.system != each.system])
         cells = [
-            " / ".join(f"{percent(errors):.0f}" for errors in one.errors(known))
+            " / ".join(f"{percent(errors):.0f}" for errors in each.errors(known))
             for known in (constants, others, far)
         ]
         for place, known in enumerate((constants, others, far)):
-            left_out[place].append(one.errors(known))
-        kind = INNER[one.system][0] if one.nodes == 1 else "rdma"
-        left_out[str(kind)].append(one.errors(others))
-        name = f"{one.system} {one.collective}"
-        print(f"| {name} | {one.gpus // one.nodes} x {one.nodes} | {' | '.join(cells)} |")
+            left_out[place].append(each.errors(known))
+        kind = INNER[each.system][0] if each.nodes == 1 else "rdma"
+        left_out[str(kind)].append(each.errors(others))
+        name = f"{each.system} {each.collective}"
+        print(f"| {name} | {each.gpus // each.nodes} x {each.nodes} | {' | '.join(cells)} |")
     means = [
         " / ".join(
             f"{np.mean([percent(pair[at]) for pair in left_out[place]]):.0f}" for at in (0, 1)

@@ -1,6 +1,7 @@
 """Steps on many GPUs: what a schedule cannot be, whatever the constants of its links."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,12 +14,16 @@ from trappm.learner.physics.parallel.links import LinkKind, Node, link, node_of
 from trappm.learner.physics.parallel.schedules import MIB, buckets, schedule
 from trappm.learner.physics.parallel.step_work import blocks_of, even_work
 from trappm.learner.physics.parallel.strategy import Parallelism, Strategy
-from trappm.learner.physics.parallel.transformer import Transformer
 from trappm.profiler.errors import InputError
 
-GPT2 = Transformer(layers=12, hidden=768, heads=12, vocabulary=50257, sequence=512)
+SIZES = {"boundary_bytes": 512 * 768 * 4.0, "divisible": 0.9, "root_bytes": 1.5e8}
 LAYOUTS = [(1, 2), (1, 8), (2, 1), (2, 8), (4, 4)]
 A100 = node_of("a100")
+
+
+def gpt2(step_ms):
+    """Twelve equal blocks that tensor parallelism can share, as those of GPT-2."""
+    return replace(even_work(step_ms, 3.4e8, blocks=12), **SIZES)
 
 
 def endless():
@@ -45,7 +50,7 @@ def test_ddp_without_communication_is_a_step_of_a_gpu(nodes, gpus):
 
 def test_a_gpu_alone_communicates_nothing():
     for strategy in Strategy:
-        step = schedule(GPT2.work(50.0, 2.0), Parallelism(strategy=strategy), A100)
+        step = schedule(gpt2(52.0), Parallelism(strategy=strategy), A100)
         assert (step.step_ms, step.communication_ms) == (pytest.approx(52.0), 0.0)
 
 
@@ -60,7 +65,7 @@ def test_a_step_takes_between_the_larger_of_its_parts_and_their_sum(
 ):
     node = A100.slower(slowdown)
     for parallelism, step in schedules(
-        GPT2.work(pass_ms, 1.0), node, accumulation=accumulation, reshard=reshard
+        gpt2(pass_ms), node, accumulation=accumulation, reshard=reshard
     ):
         longest = max(step.compute_ms, step.communication_ms)
         total = step.compute_ms + step.communication_ms
@@ -69,7 +74,7 @@ def test_a_step_takes_between_the_larger_of_its_parts_and_their_sum(
 
 
 def test_slower_links_make_no_step_faster():
-    fast, slow = (list(schedules(GPT2.work(20.0, 1.0), A100.slower(f))) for f in (1.0, 2.0))
+    fast, slow = (list(schedules(gpt2(20.0), A100.slower(f))) for f in (1.0, 2.0))
     for (parallelism, before), (_, after) in zip(fast, slow, strict=True):
         assert before.step_ms <= after.step_ms, parallelism
 
@@ -101,7 +106,7 @@ def test_tensor_parallel_needs_equal_blocks_and_stages_divide_them():
     with pytest.raises(InputError, match="needs a model of equal blocks"):
         schedule(even_work(10.0, 1e8), Parallelism(strategy=Strategy.TP, gpus=4), A100)
     with pytest.raises(InputError, match="8 stages do not divide 12 blocks"):
-        schedule(GPT2.work(10.0), Parallelism(gpus=8, pipeline_parallel=8), A100)
+        schedule(gpt2(10.0), Parallelism(gpus=8, pipeline_parallel=8), A100)
 
 
 @pytest.mark.parametrize("bucket_mib", [1.0, 25.0])

@@ -5,8 +5,6 @@ import pytest
 from trappm.learner.physics.parallel.rank_memory import rank_memory, traced_needs
 from trappm.learner.physics.parallel.step_work import blocks_of
 from trappm.learner.physics.parallel.strategy import Parallelism, Strategy
-from trappm.learner.physics.parallel.transformer import Transformer
-from trappm.profiler.errors import InputError
 from trappm.profiler.records import Optimizer
 from trappm.profiler.simulation.training_loop import TrainingLoop
 from trappm.profiler.static_profile import step_profile
@@ -71,18 +69,8 @@ def test_the_blocks_of_a_vision_transformer_are_its_twelve(trace):
     assert sum(blocks) + root == trace.parameter_bytes.sum()
 
 
-def test_tensor_parallel_ranks_share_a_transformer():
-    gpt2 = Transformer(layers=12, hidden=768, heads=12, vocabulary=50257, sequence=512)
-    sizes = []
-    for gpus in (1, 2, 4):
-        parallelism = Parallelism(strategy=Strategy.TP, gpus=gpus)
-        sizes.append(rank_memory(gpt2.needs(parallelism), parallelism))
+def test_tensor_parallel_ranks_share_a_transformer(trace):
+    needs = traced_needs(trace, BATCH, ADAM)
+    sizes = [rank_memory(needs, Parallelism(strategy=Strategy.TP, gpus=gpus)) for gpus in (1, 2, 4)]
     assert sizes[0].parameters == pytest.approx(4 * sizes[2].parameters)
     assert sizes[0].total > sizes[1].total > sizes[2].total
-
-
-@pytest.mark.parametrize("sizes", [{"layers": 0}, {"heads": 7}])
-def test_a_transformer_that_cannot_be_is_refused(sizes):
-    shape = {"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 100, "sequence": 8, **sizes}
-    with pytest.raises(InputError):
-        Transformer(**shape)
