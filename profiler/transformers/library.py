@@ -22,10 +22,12 @@ from torch import nn
 
 from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError, one_line
 from trappm.profiler.host.extras import from_extra
+from trappm.profiler.models.torchvision_shim import register_missing_operators
 from trappm.profiler.records import Phase
 from trappm.profiler.transformers.named_inputs import Field, NamedInputs
 from trappm.profiler.transformers.names import Frozen, TransformerName, builtin_shapes
 
+register_missing_operators()  # transformers imports torchvision, too
 with from_extra("transformers", "a transformer"):
     import transformers
     from transformers import AutoConfig, PretrainedConfig

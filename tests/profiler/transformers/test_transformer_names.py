@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +14,8 @@ from hypothesis import strategies as st
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.transformers.names import Attention, Frozen, TransformerName
+
+ROOT = Path(__file__).parents[3]
 
 NAMES = st.builds(
     TransformerName,
@@ -68,3 +75,18 @@ def test_adapters_alone_are_trained():
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     # Query (128 to 128) and value (128 to 64) of two layers.
     assert trained == 2 * 8 * ((128 + 128) + (128 + 64))
+
+
+def test_models_are_built_where_nobody_mended_torchvision():
+    """In an environment of a wheel: without what `make install` puts beside the packages."""
+    pytest.importorskip("transformers")
+    packages = sysconfig.get_path("purelib")
+    program = (
+        f"import sys; sys.path += [{str(ROOT)!r}, {packages!r}]\n"
+        "from trappm.profiler.transformers.library import create_model\n"
+        "print(type(create_model('hf:gpt2-tiny', 8)).__name__)"
+    )
+    made = subprocess.run(
+        [sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True
+    )
+    assert made.stdout.strip() == "GPT2LMHeadModel"
