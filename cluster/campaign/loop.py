@@ -352,7 +352,9 @@ class Campaign:
             attempts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
             raise CampaignError(
                 f"the initial draw gave too few labels on {source} to learn from "
-                f"(attempts: {attempts}); when the machine is quiet, go on with: "
+                f"(attempts: {attempts}); when the machine is quiet: "
+                f"trappm campaign retry {self.id} --outcome "
+                f"{max(outcomes, key=outcomes.__getitem__, default='error')}; "
                 f"trappm campaign resume {self.id}"
             )
         report = replace(report, left_out=self._left_out)

@@ -103,5 +103,5 @@ def round_line(number: int, report: TrainingReport) -> str:
     parts = []
     for device, by_metric in report.devices.items():
         errors = [f"{metric} {e['mape']:.1f} %" for metric, e in by_metric.items()]
-        parts.append(f"{device}: {', '.join(errors)}")
+        parts.append(f"{device}: {', '.join(errors) or 'no label judges'}")
     return f"round {number}: error on held-out architectures: {'; '.join(parts)}"

@@ -42,7 +42,7 @@ def family_of(architecture: str) -> str:
         if any(fnmatchcase(name, pattern) for pattern in patterns):
             return family
     letters = re.match(r"[A-Za-z]+", name)
-    return letters.group().lower() if letters else name
+    return letters.group().lower() if letters else name or architecture
 
 
 def in_families(families: Iterable[str], architectures: Iterable[str]) -> set[str]:

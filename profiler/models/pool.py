@@ -17,7 +17,6 @@ from trappm.profiler.records import (
     Phase,
     Precision,
 )
-from trappm.profiler.transformers.names import is_transformer
 
 MAX_CONFIGURATIONS = 1_000_000
 
@@ -129,14 +128,13 @@ def _too_many() -> InputError:
 
 
 def _architectures(group: PoolGroup) -> list[str]:
-    from trappm.profiler.models.zoo import architectures  # brings in torch and timm
+    from trappm.profiler.models.sources import source_of  # brings in torch and timm
 
-    named = set(architectures(name for name in group.architectures if not is_transformer(name)))
-    if transformers := [name for name in group.architectures if is_transformer(name)]:
-        from trappm.profiler.transformers import library
-
-        named.update(name for text in transformers for name in library.architectures(text))
+    texts = group.architectures
+    named = {name for text in texts for name in source_of(text).architectures([text])}
     if group.families:
+        from trappm.profiler.models.zoo import architectures
+
         named |= in_families(group.families, architectures(["*"]))
     return sorted(named)
 

@@ -5,8 +5,10 @@ The one place that tells them apart; whoever makes a model of a name asks `sourc
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
+from trappm.profiler.models.torchvision_shim import register_missing_operators
 from trappm.profiler.transformers.names import is_transformer
 
 if TYPE_CHECKING:
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 
 class ModelSource(Protocol):
     """A library's models by name; modules with these functions are one."""
+
+    def architectures(self, patterns: Iterable[str], /) -> list[str]:
+        """All that match one of these names or globs; raises as `create_model` where none does."""
 
     def check(self, architecture: str, /) -> str:
         """The architecture's current name; raises as `create_model` where there is none."""
@@ -46,6 +51,7 @@ def source_of(architecture: str) -> ModelSource:
         InputError: it is not installed.
     """
     if is_transformer(architecture):
+        register_missing_operators()  # transformers imports torchvision, too
         from trappm.profiler.transformers import library
 
         return library

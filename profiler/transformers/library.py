@@ -10,7 +10,7 @@ import copy
 import inspect
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -22,12 +22,10 @@ from torch import nn
 
 from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError, one_line
 from trappm.profiler.host.extras import from_extra
-from trappm.profiler.models.torchvision_shim import register_missing_operators
 from trappm.profiler.records import Phase
 from trappm.profiler.transformers.named_inputs import Field, NamedInputs
 from trappm.profiler.transformers.names import Frozen, TransformerName, builtin_shapes
 
-register_missing_operators()  # transformers imports torchvision, too
 with from_extra("transformers", "a transformer"):
     import transformers
     from transformers import AutoConfig, PretrainedConfig
@@ -48,17 +46,21 @@ _TASKS = (
 """What a model is trained for: the first of these that its type can do."""
 
 
-def architectures(pattern: str) -> list[str]:
-    """The canonical texts of a name, or of all built-in shapes that its glob matches.
+def architectures(patterns: Iterable[str]) -> list[str]:
+    """The canonical texts of names, and of all built-in shapes that globs match; each once.
 
     Raises:
         InputError, UnknownArchitectureError: as `TransformerName.parse` and `shape`.
     """
-    wanted = TransformerName.parse(pattern)
-    names = [name for name in builtin_shapes() if fnmatchcase(name, wanted.name)]
-    if not names or wanted.is_builtin:
-        return [check(pattern)]
-    return [str(replace(wanted, name=name)) for name in names]
+    texts: set[str] = set()
+    for pattern in patterns:
+        wanted = TransformerName.parse(pattern)
+        names = [name for name in builtin_shapes() if fnmatchcase(name, wanted.name)]
+        if not names or wanted.is_builtin:
+            texts.add(check(pattern))
+        else:
+            texts.update(str(replace(wanted, name=name)) for name in names)
+    return sorted(texts)
 
 
 def check(architecture: str) -> str:

@@ -83,8 +83,8 @@ def test_models_are_built_where_nobody_mended_torchvision():
     packages = sysconfig.get_path("purelib")
     program = (
         f"import sys; sys.path += [{str(ROOT)!r}, {packages!r}]\n"
-        "from trappm.profiler.transformers.library import create_model\n"
-        "print(type(create_model('hf:gpt2-tiny', 8)).__name__)"
+        "from trappm.profiler.models.sources import source_of\n"
+        "print(type(source_of('hf:').create_model('hf:gpt2-tiny', 8)).__name__)"
     )
     made = subprocess.run(
         [sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True
