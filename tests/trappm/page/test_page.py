@@ -136,7 +136,7 @@ def test_a_campaign_is_followed_while_it_runs(page, server, home):
     with Store.open(folder.database_url) as store:
         store.campaigns.log_event(campaign, "canary", {"message": "it drifts"})
     main.get_by_text("it drifts").wait_for()  # without loading the page again
-    assert main.locator("figure table").first.is_visible()  # what was opened stays
+    main.locator("figure table").first.wait_for()  # what was opened stays
 
 
 def test_the_map_tells_each_configuration_and_why(page, server, home):
