@@ -130,7 +130,7 @@ def test_a_campaign_is_followed_while_it_runs(page, server, home):
     main = page.locator("main")
     for told in ("running", "6 of 8", "target 10 %", "worker-1 has joined", "Canary"):
         main.get_by_text(told).first.wait_for()
-    assert main.locator("figure svg[role=img]").count() >= 2
+    main.locator("figure svg[role=img]").nth(1).wait_for()
     main.locator("figure summary").first.click()
     assert "22.5 %" in main.locator("figure table").first.inner_text()
     with Store.open(folder.database_url) as store:
@@ -143,6 +143,7 @@ def test_the_map_tells_each_configuration_and_why(page, server, home):
     show(page, server, f"map?campaign={home[1]}")
     plot = page.get_by_role("application")
     about = page.locator(".about")
+    plot.locator("[class^=kind-] > *").first.wait_for()  # charts are drawn once their width is known
     assert plot.locator("[class^=kind-] > *").count() == 9
     plot.focus()
     page.keyboard.press("ArrowLeft")
@@ -165,6 +166,7 @@ def test_the_map_is_coloured_by_family_and_zooms(page, server, home):
     show(page, server, f"map?campaign={home[1]}")
     plot = page.get_by_role("application")
     marks = plot.locator("[class^=kind-] > *")
+    marks.first.wait_for()
     by_family = {mark.get_attribute("fill") for mark in marks.all()} - {None, "none"}
     assert page.locator(".legend li").count() == 3
     assert len(by_family) >= 3
