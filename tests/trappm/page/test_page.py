@@ -143,7 +143,7 @@ def test_the_map_tells_each_configuration_and_why(page, server, home):
     show(page, server, f"map?campaign={home[1]}")
     plot = page.get_by_role("application")
     about = page.locator(".about")
-    plot.locator("[class^=kind-] > *").first.wait_for()  # charts are drawn once their width is known
+    plot.locator("[class^=kind-] > *").first.wait_for()  # drawn once its width is known
     assert plot.locator("[class^=kind-] > *").count() == 9
     plot.focus()
     page.keyboard.press("ArrowLeft")
