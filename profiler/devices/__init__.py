@@ -1,7 +1,8 @@
 """The devices of this machine by key: `cpu-2t`, `cuda:0`, or a GPU's name such as `a100`.
 
 A key begins with the kind of the device, up to the first `:` or `-`; what begins with no known kind
-is the name of a GPU. A new kind of device is one file with one subclass of `Device` (or of
+is the name of a GPU. Ranks of either have a number before the threads or after the GPU: `cpu-2x1t`,
+`a100x4`. A new kind of device is one file with one subclass of `Device` (or of
 `StepDevice`), and an entry point: the group `trappm.devices`, the kind as its name, the class as
 its value. See docs/measurement.md for a complete one.
 """
@@ -14,6 +15,7 @@ from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 
 from trappm.profiler.devices.base import Device, StepDevice
+from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import DeviceError
 from trappm.profiler.steps.meter import Findings, MemoryReading, Window
 
@@ -34,6 +36,7 @@ _GROUP = "trappm.devices"
 _KINDS = {
     "cpu": "trappm.profiler.devices.cpu:CpuDevice",
     "cuda": "trappm.profiler.devices.gpu.cuda:CudaDevice",
+    "ranks": "trappm.profiler.ranks.device:RanksDevice",
     "replay": "trappm.profiler.devices.replay:ReplayDevice",
     "simulated": "trappm.profiler.devices.simulated:SimulatedDevice",
 }
@@ -91,6 +94,8 @@ def local_failures() -> list[str]:
 
 
 def _kind(key: str) -> str:
+    if rank_key(key).ranks > 1:
+        return "ranks"
     return re.split("[:-]", key, maxsplit=1)[0]
 
 

@@ -35,9 +35,16 @@ class Device(ABC):
     provenance: Provenance = Provenance.MEASURED
     uses_host_memory: bool = True
     """Whether a step takes the host's memory: then the capacity is what the host has to give."""
+    ranks: int = 1
+    """How many processes take a step together; batch, memory and power are of each."""
 
     def __init__(self, key: str) -> None:
         self.key = key
+
+    @property
+    def lock_names(self) -> tuple[str, ...]:
+        """All that is locked, in an order that is the same for everybody who locks several."""
+        return () if self.lock_name is None else (self.lock_name,)
 
     @classmethod
     def local_keys(cls) -> list[str]:

@@ -59,22 +59,26 @@ class CpuDevice(StepDevice):
         threads = {2**power for power in range(cores.bit_length()) if 2**power <= cores} | {cores}
         return [f"cpu-{n}t" for n in sorted(threads)]
 
-    def __init__(self, key: str, *, powercap: Path = POWERCAP) -> None:
+    def __init__(
+        self, key: str, *, powercap: Path = POWERCAP, rank: int = 0, ranks: int = 1
+    ) -> None:
+        """With `rank` and `ranks`: one of so many alike, each with cores and memory of its own."""
         match = re.fullmatch(r"cpu-([1-9]\d{0,3})t", key)
         if match is None:
-            raise DeviceError("write cpu-2t for two threads")
+            raise DeviceError("write cpu-2t for two threads, cpu-2x1t for two ranks of one thread")
         super().__init__(key)
         self.threads = int(match[1])
+        self._ranks = ranks
         allowed = os.sched_getaffinity(0)
-        if self.threads > len(allowed):
-            raise DeviceError(f"it needs {self.threads} cores, {len(allowed)} may be used")
+        if ranks * self.threads > len(allowed):
+            raise DeviceError(f"it needs {ranks * self.threads} cores, {len(allowed)} may be used")
         self._energy = _Rapl(powercap)
         self._capacity_mib = 0.0
         # One hardware thread per physical core first; the highest numbers, because interrupts
         # and everybody else's pinning tend to start at 0.
         cores = sorted(allowed, reverse=True)
         cores.sort(key=lambda cpu: procfs.first_sibling(cpu) != cpu)
-        self._cores = sorted(cores[: self.threads])
+        self._cores = sorted(cores[rank * self.threads : (rank + 1) * self.threads])
 
     def environment(self) -> dict[str, Any]:
         facts = host_facts()
@@ -94,7 +98,7 @@ class CpuDevice(StepDevice):
                 f"torch uses {torch.get_num_threads()} threads where {self.key} asks for "
                 f"{self.threads}; is it built without OpenMP?"
             )
-        self._capacity_mib = procfs.available_memory_mib() * _MEMORY_SHARE
+        self._capacity_mib = procfs.available_memory_mib() * _MEMORY_SHARE / self._ranks
         in_use_kib = procfs.memory_status_kib()["VmSize"]
         limit = in_use_kib * 1024 + int((self._capacity_mib + _SLACK_MIB) * 2**20)
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -105,7 +109,7 @@ class CpuDevice(StepDevice):
             "pinned_cores": self._cores,
             "omp_num_threads_found": os.environ.get("OMP_NUM_THREADS"),
             "memory_limit_mib": round(self._capacity_mib, 1),
-            "memory_allowed_mib": round(procfs.allowed_memory_mib()),
+            "memory_allowed_mib": round(procfs.allowed_memory_mib() / self._ranks),
         }
 
     def refusal(self, configuration: Configuration) -> str | None:
@@ -140,7 +144,8 @@ class CpuDevice(StepDevice):
         return self._capacity_mib
 
     def memory_limits_mib(self) -> dict[str, float]:
-        return {"capacity": self.capacity_mib, "host_memory": procfs.allowed_memory_mib()}
+        host_mib = procfs.allowed_memory_mib() / self._ranks
+        return {"capacity": self.capacity_mib, "host_memory": host_mib}
 
     def time_steps(self, step: Callable[[], None], count: int) -> list[float]:
         samples_ms = []
@@ -180,7 +185,9 @@ class CpuDevice(StepDevice):
 
     def open_window(self, step: Callable[[], None], *, is_metered: bool = True) -> None:
         del step, is_metered  # RAPL's counters are always fresh
-        self._lost_time = procfs.LostTime(self._cores, self.threads)
+        # Gloo sums gradients in threads of its own, on the same cores.
+        has_helpers = self._ranks > 1
+        self._lost_time = procfs.LostTime(self._cores, self.threads, has_helpers=has_helpers)
         self._energy.start()
         self._begin = time.perf_counter()
 

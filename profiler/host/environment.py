@@ -48,9 +48,12 @@ _STACK = (
     "cudnn_benchmark",
 )
 
-_JOINED_LATER = ("switches", "ecc_enabled", "device_clock_mhz", "host_cpu")
+_JOINED_LATER = (
+    "switches", "ecc_enabled", "device_clock_mhz", "host_cpu", "strategy", "collectives", "nccl",
+)  # fmt: skip
 """Of the stack too, where they are known: environment variables; of a GPU error correction, the
-clock that a user has set, and the processor that launches its kernels."""
+clock that a user has set, and the processor that launches its kernels; of ranks how they share a
+step, and the library that they talk by."""
 
 _USUAL_MEMORY = (None, "none", "nvml process memory", "peak resident set")
 """Ways of counting memory that belong to a device, and that make no other stack of it; `none`

@@ -107,15 +107,20 @@ def _kill_strays() -> None:
     time.sleep(0.001)
 
 
+def end_with(parent: int) -> None:
+    """Has the kernel kill this process when its parent, which has forked it, dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # it died before it could take us along
+
+
 def _child(request: Mapping[str, Any], pipe: int, server: int) -> None:
     """Runs the function and leaves without any clean-up: the kernel frees faster."""
     status, own_pid = 1, os.getpid()
     try:
         with contextlib.suppress(PermissionError):
             os.setpgid(0, 0)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != server:
-            os._exit(1)  # it died before it could take us along
+        end_with(server)
         module, _, name = request["function"].partition(":")
 
         def send(message: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 CGROUPS = Path("/sys/fs/cgroup")
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
+_USER_NICE_SYSTEM = slice(3)
 _STEAL = 7
 """Place of the stolen time among the numbers of a core in /proc/stat."""
 
@@ -125,13 +126,22 @@ def run_queue_wait_s() -> float | None:
 
 def stolen_cpu_s(cores: Iterable[int]) -> float:
     """Seconds of these cores that a hypervisor gave to others, since the machine started."""
+    return _core_seconds(cores, slice(_STEAL, _STEAL + 1))
+
+
+def busy_cpu_s(cores: Iterable[int]) -> float:
+    """Seconds in which these cores ran processes, whose ever, since the machine started."""
+    return _core_seconds(cores, _USER_NICE_SYSTEM)
+
+
+def _core_seconds(cores: Iterable[int], kinds: slice) -> float:
     names = {f"cpu{core}" for core in cores}
     ticks = 0
     with open("/proc/stat", encoding="ascii") as lines:
         for line in lines:
             name, *fields = line.split()
-            if name in names and len(fields) > _STEAL:
-                ticks += int(fields[_STEAL])
+            if name in names:
+                ticks += sum(map(int, fields[kinds]))
     return ticks / CLOCK_TICKS_PER_S
 
 
@@ -141,11 +151,15 @@ class LostTime:
     Args:
         cores: those that it may use.
         threads: how many of its threads are to run at once.
+        has_helpers: whether it has more threads than cores, which wait for each other; then what
+            others had of its cores counts, by the kernel's clock ticks.
     """
 
-    def __init__(self, cores: Iterable[int], threads: int) -> None:
+    def __init__(self, cores: Iterable[int], threads: int, *, has_helpers: bool = False) -> None:
         self._cores = [*cores]
         self._threads = threads
+        self._has_helpers = has_helpers
+        self._others_s = self._others()
         self._stolen_s = stolen_cpu_s(self._cores)
         self._waited_s = run_queue_wait_s()
         self._switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
@@ -157,7 +171,10 @@ class LostTime:
         waited_s = run_queue_wait_s()
         stolen_s = stolen_cpu_s(self._cores) - self._stolen_s
         lost_share = None
-        if waited_s is not None and self._waited_s is not None:
+        if self._has_helpers:
+            others_s = max(0.0, self._others() - self._others_s)
+            lost_share = (others_s + stolen_s) / (seconds * len(self._cores))
+        elif waited_s is not None and self._waited_s is not None:
             lost_share = (waited_s - self._waited_s) / (seconds * self._threads)
             lost_share += stolen_s / (seconds * len(self._cores))
         switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
@@ -166,6 +183,11 @@ class LostTime:
             "stolen_cpu_s": stolen_s,
             "involuntary_context_switches": switches - self._switches,
         }
+
+    def _others(self) -> float:
+        """Seconds of its cores that were not this process's own."""
+        own = resource.getrusage(resource.RUSAGE_SELF)
+        return busy_cpu_s(self._cores) - own.ru_utime - own.ru_stime
 
 
 def first_sibling(cpu: int) -> int:

@@ -94,7 +94,7 @@ def attempt(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None
         **findings.environment,
     }
     if findings.step is not None:
-        rate = 1000 * configuration.batch_size / findings.step.median_ms
+        rate = 1000 * device.ranks * configuration.batch_size / findings.step.median_ms
         environment["samples_per_second"] = rate
     measurement = Measurement(
         configuration=configuration,
@@ -168,22 +168,22 @@ def hold_lock(device: Device, lock_dir: Path, timeout_s: float) -> float:
     """
     from filelock import FileLock, Timeout
 
-    global _held  # noqa: PLW0603
-    if device.lock_name is None:
-        return 0.0
     begin = time.monotonic()
-    # No thread-local bookkeeping, and kept for ever: the kernel releases it when we are gone.
-    _held = FileLock(lock_path(lock_dir, device.lock_name), thread_local=False)
-    try:
-        _held.acquire(timeout=timeout_s, poll_interval=0.02)
-    except Timeout as error:
-        raise TrappmError(
-            f"another measurement has held {device.lock_name} of this host for {timeout_s:.0f} s"
-        ) from error
+    for name in device.lock_names:
+        # No thread-local bookkeeping, and kept for ever: the kernel releases it when we are gone.
+        lock = FileLock(lock_path(lock_dir, name), thread_local=False)
+        _held.append(lock)
+        try:
+            remaining_s = max(0.0, begin + timeout_s - time.monotonic())
+            lock.acquire(timeout=remaining_s, poll_interval=0.02)
+        except Timeout as error:
+            raise TrappmError(
+                f"another measurement has held {name} of this host for {timeout_s:.0f} s"
+            ) from error
     return time.monotonic() - begin
 
 
-_held: object = None
+_held: list[object] = []
 
 
 def explain(error: BaseException, device: Device, phase: str) -> Findings:

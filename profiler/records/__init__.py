@@ -272,10 +272,11 @@ class Measurement:
 
     @property
     def samples_per_second(self) -> float | None:
-        """Images that the device gets through."""
+        """Images that the device gets through, all of its ranks together."""
         if self.step is None:
             return None
-        return 1000 * self.configuration.batch_size / self.step.median_ms
+        ranks = int(self.environment.get("world_size", 1))
+        return 1000 * ranks * self.configuration.batch_size / self.step.median_ms
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; `from_dict` is its inverse."""

@@ -17,6 +17,7 @@ from trappm.profiler.records import Configuration, Outcome, Protocol, Provenance
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 Mark = Callable[[], None]
 MarkedStep = Callable[[Mark], None]
@@ -87,6 +88,10 @@ class StepMeter(ABC):
     @abstractmethod
     def torch_device(self) -> torch.device:
         """Where torch puts the model."""
+
+    def share(self, model: nn.Module) -> nn.Module:
+        """The model as it is trained here: by this device alone, or with others."""
+        return model
 
     @abstractmethod
     def time_steps(self, step: Callable[[], None], count: int) -> list[float]:

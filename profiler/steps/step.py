@@ -89,7 +89,7 @@ def run_protocol(
         raise UnsupportedModelError(refusal)
     source_of(configuration.architecture)  # its library is not the step's memory
     device.watch_memory()
-    step = make_step(configuration, device.torch_device)
+    step = make_step(configuration, device.torch_device, device.share)
     enter("warmup")
     _run_whole_steps(step, device, configuration)
     memory = device.memory()
@@ -186,8 +186,17 @@ def create_model(architecture: str, input_size: int) -> nn.Module:
     return source_of(architecture).create_model(architecture, input_size)
 
 
-def make_step(configuration: Configuration, device: torch.device) -> Step:
+def make_step(
+    configuration: Configuration,
+    device: torch.device,
+    share: Callable[[nn.Module], nn.Module] = lambda model: model,
+) -> Step:
     """The whole step of a configuration, ready to be called again and again.
+
+    Args:
+        configuration: of the step.
+        device: where it runs.
+        share: makes of a model one that is trained together with others' (`StepMeter.share`).
 
     Raises:
         InputError, UnsupportedModelError: as for `run_protocol`.
@@ -203,6 +212,9 @@ def make_step(configuration: Configuration, device: torch.device) -> Step:
         else torch.contiguous_format
     )
     model = model.to(device=device, memory_format=layout)  # type: ignore[call-overload]
+    classes = max(1, int(getattr(model, "num_classes", 1)))
+    if configuration.phase is Phase.TRAIN:
+        model = share(model)
     # Drawn where they stay: a large batch is for the device's memory to refuse, not the host's.
     generator = torch.Generator(device).manual_seed(SEED)
     inputs = source_of(configuration.architecture).inputs(
@@ -216,7 +228,6 @@ def make_step(configuration: Configuration, device: torch.device) -> Step:
         images = images.to(torch.bfloat16)
     if configuration.phase is Phase.INFER:
         return _inference_step(lambda: model(images), model.eval(), configuration.precision, device)
-    classes = max(1, int(getattr(model, "num_classes", 1)))
     targets = torch.randint(
         classes, (configuration.batch_size,), generator=generator, device=device
     )

@@ -85,7 +85,8 @@ class CudaDevice(StepDevice):
         except DeviceError as error:
             return [str(error)]
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, *, rank: int = 0) -> None:
+        """With `rank`: that one of the GPUs which the key may mean."""
         super().__init__(key)
         gpus = visible_gpus()
         ordinal = re.fullmatch(r"cuda:(\d{1,3})", key)
@@ -93,10 +94,12 @@ class CudaDevice(StepDevice):
             matches = gpus[int(ordinal[1]) : int(ordinal[1]) + 1]
         else:
             matches = [gpu for gpu in gpus if read_name(key).may_be(read_name(gpu.name))]
-        if not matches:
+        if rank >= len(matches):
             failures = [gpu.failure for gpu in gpus if gpu.failure is not None]
-            raise DeviceError("; ".join(["no GPU here has this number or name", *failures]))
-        self._gpu: Gpu = matches[0]
+            few = f"only {len(matches)} of the GPUs here have this name"
+            what = few if matches else "no GPU here has this number or name"
+            raise DeviceError("; ".join([what, *failures]))
+        self._gpu: Gpu = matches[rank]
         if self._gpu.failure is not None:
             raise DeviceError(self._gpu.failure)
         memory, why = self._gpu.memory()

@@ -1,0 +1,1 @@
+"""Several processes that share a training step, measured as one device."""
