@@ -24,6 +24,7 @@ import psutil
 from trappm.cluster.workers.rehearsal import runs_nothing
 from trappm.profiler.devices import local_devices
 from trappm.profiler.devices.catalogue import ray_labels
+from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import CampaignError, DeviceError
 from trappm.profiler.records import is_cpu_device
 
@@ -55,12 +56,17 @@ class Placement:
 
     labels: Mapping[str, tuple[str, ...]]
     """By name: the values that will do, the usual one first."""
-    needs_gpu: bool
+    gpus: int
+    """How many of a node's GPUs a profiler has."""
+
+    @property
+    def needs_gpu(self) -> bool:
+        return self.gpus > 0
 
     @property
     def options(self) -> dict[str, Any]:
         # No core: Ray would want one for each GPU, and leave GPUs idle for lack of it.
-        gpu = {"num_gpus": 1} if self.needs_gpu else {}
+        gpu = {"num_gpus": self.gpus} if self.needs_gpu else {}
         selector = {
             name: values[0] if len(values) == 1 else f"in({','.join(values)})"
             for name, values in self.labels.items()
@@ -84,10 +90,11 @@ def placement(device: str) -> Placement:
         if any(real.suits(node) for node in _nodes()):
             return real
     if runs_nothing(device):
-        return Placement({NODE_LABEL: (_this_node(),)}, needs_gpu=False)
+        return Placement({NODE_LABEL: (_this_node(),)}, gpus=0)
     if is_cpu_device(device):
-        return Placement({CPU_LABEL: ("true",)}, needs_gpu=False)
-    return Placement({ACCELERATOR_LABEL: ray_labels(device)}, needs_gpu=True)
+        return Placement({CPU_LABEL: ("true",)}, gpus=0)
+    key = rank_key(device)
+    return Placement({ACCELERATOR_LABEL: ray_labels(key.member)}, gpus=key.ranks)
 
 
 def here() -> dict[str, Any]:

@@ -289,7 +289,23 @@ def _summary(measurement: Measurement) -> str:
             metric = f"{name}_{'mib' if name == 'memory' else 'w'}"
             reason = measurement.missing.get(metric, "missing")
             lines.append(f"  {name:<9}  " + (reason if value is None else f"{value:.1f} {unit}"))
+        lines += _ranks(measurement)
     return "\n".join(lines)
+
+
+def _ranks(measurement: Measurement) -> list[str]:
+    """A line on the ranks that took the step together; none of a device that is by itself."""
+    facts = measurement.environment
+    if "world_size" not in facts:
+        return []
+    line = f"  ranks      {facts['world_size']} by {facts['strategy']} over {facts['collectives']}"
+    alone_ms = facts.get("rank_alone_ms")
+    if alone_ms:
+        line += (
+            f", {min(alone_ms):.2f} to {max(alone_ms):.2f} ms alone "
+            f"(straggler {facts['straggler_ratio']:.2f})"
+        )
+    return [line]
 
 
 if __name__ == "__main__":

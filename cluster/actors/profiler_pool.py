@@ -156,8 +156,9 @@ class ProfilerPool:
                 self._recruit_on_hosts(device, where, nodes)
 
     def _recruit_on_gpus(self, device: str, where: Placement, nodes: Sequence[Any]) -> None:
-        """Ray finds the GPUs: as many profilers wait for one as there may be free ones."""
-        offered = sum(int(n["Resources"].get("GPU", 0)) for n in nodes if where.suits(n))
+        """Ray finds the GPUs: as many profilers wait as there may be free ones for."""
+        suited = [int(n["Resources"].get("GPU", 0)) for n in nodes if where.suits(n)]
+        offered = sum(gpus // where.gpus for gpus in suited)  # all of a profiler's are of one node
         self._offered[device] = offered
         there = sum(profiler.device == device for profiler in self._profilers.values())
         joining = [r for r, profiler in self._joining.items() if profiler.device == device]

@@ -18,6 +18,7 @@ from trappm.cluster.workers.interfaces import Finished, KernelRun
 from trappm.cluster.workers.rehearsal import runs_nothing
 from trappm.profiler.errors import StoreError
 from trappm.profiler.kernels.ceilings import ceilings, sentence
+from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.records import Outcome, is_cpu_device
 from trappm.store import Store
 from trappm.store.kernels.measurements import recordable
@@ -53,6 +54,8 @@ class KernelGate:
             return False
         if is_cpu_device(worker.device) and not plan.cpus:
             return False
+        if rank_key(worker.device).ranks > 1:
+            return False  # its kernels are those of a rank's device
         if self._drifted.get(worker):
             return True
         if stack not in self._known and self._has_recent(worker, plan):

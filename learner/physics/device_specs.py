@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, card_of
+from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Phase
 
@@ -64,7 +65,7 @@ def known_spec(device: str) -> DeviceSpec | None:
     """The specification of a device; None where the catalogue does not list it."""
     if device.startswith("cpu"):
         return CPU
-    card = card_of(device)
+    card = card_of(rank_key(device).member)
     if card is None:
         return None
     return DeviceSpec(

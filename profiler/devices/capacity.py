@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trappm.profiler.devices.catalogue import card_of
+from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.host import procfs
 from trappm.profiler.records import is_cpu_device
 
@@ -12,11 +13,11 @@ The rest is what single segments do not fit into."""
 
 
 def memory_mib(device: str) -> float | None:
-    """A GPU's memory, or that of its part; None for a device whose memory its name does not fix.
+    """A GPU's memory (also where several are ranks), or that of its part; None for a device whose memory its name does not fix.
 
     By the data sheet, where it was never observed how much a process can have.
     """
-    card = None if is_cpu_device(device) else card_of(device)
+    card = None if is_cpu_device(device) else card_of(rank_key(device).member)
     if card is None:
         return None
     return card.memory_mib or 1024.0 * card.memory_gb
@@ -27,4 +28,6 @@ def expected_memory_mib(device: str) -> float | None:
 
     None where that is unknown.
     """
-    return procfs.allowed_memory_mib() if is_cpu_device(device) else memory_mib(device)
+    if is_cpu_device(device):
+        return procfs.allowed_memory_mib() / rank_key(device).ranks
+    return memory_mib(device)

@@ -114,7 +114,9 @@ class Characteriser:
         """
         device = open_device(device_key)
         if not isinstance(device, StepDevice):
-            raise InputError(f"{device_key} runs nothing, so it has no kernels to be timed")
+            raise InputError(
+                f"{device_key} has no kernels of its own to be timed; name one GPU, or cores"
+            )
         state = _State(device, None if calls is None else [*calls], seconds, on_result)
         try:
             for _ in range(_MOST_CHILDREN):

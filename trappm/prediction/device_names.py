@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from trappm.learner.snapshots.manifest import OTHERS
 from trappm.profiler.devices.capacity import memory_mib
 from trappm.profiler.devices.catalogue import card_of, cards, read_name
+from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import InputError, SnapshotError
 from trappm.profiler.records import Phase, is_cpu_device
 
@@ -128,7 +129,9 @@ def device_key(
         raise InputError(f"device {name!r} is {count[1]} GPUs; predictions are of one (':1')")
     card = read_name(name[: count.start()] if count else name)
     behind = cards or {}
-    alike = (key for key in keys if card.model and card.may_be(read_name(behind.get(key, key))))
+    # What ranks take together is no answer for one of them.
+    single = [key for key in keys if rank_key(key).ranks == 1]
+    alike = (key for key in single if card.model and card.may_be(read_name(behind.get(key, key))))
     candidates = [key for key in alike if read_name(key).part == card.part]
     if len(candidates) == 1:
         return candidates[0]

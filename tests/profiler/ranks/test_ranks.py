@@ -1,0 +1,178 @@
+"""Ranks on CPU over gloo: real processes that share a step, die and run out of memory."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from trappm.profiler.devices import open_device
+from trappm.profiler.devices.rank_keys import RankKey, rank_key
+from trappm.profiler.errors import DeviceError
+from trappm.profiler.host.environment import stack_fingerprint
+from trappm.profiler.measuring.isolation import Measurer
+from trappm.profiler.records import Configuration, Measurement, Outcome, Phase, Protocol
+
+pytestmark = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores"
+)
+
+# Other work on the machine that runs the tests must not decide how they end.
+TRUSTING = Protocol(
+    name="test",
+    warmup_steps=1,
+    min_steps=3,
+    max_steps=4,
+    max_seconds=1.0,
+    timeout_s=120.0,
+    unstable_relative_iqr=1000.0,
+    unstable_lost_share=1000.0,
+)
+ENDLESS = replace(TRUSTING, max_steps=1_000_000, min_steps=1_000_000, max_seconds=1000.0)
+TINY = Configuration(architecture="mobilenetv3_small_050", batch_size=2, input_size=64)
+
+
+@pytest.fixture(scope="module")
+def measurer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measurer]:
+    with Measurer(lock_dir=tmp_path_factory.mktemp("locks")) as measurer:
+        yield measurer
+
+
+def ranks() -> list[psutil.Process]:
+    """The processes of the ranks that are measured now, in their order."""
+    (server,) = [p for p in psutil.Process().children() if p.children()]
+    ((family,),) = [server.children()]
+    return sorted(family.children(), key=lambda process: process.create_time())
+
+
+def during(measurer: Measurer, phase: str, act: object, **settings: object) -> Measurement:
+    """Measures endlessly, and acts on the ranks as the phase begins."""
+    assert callable(act)
+    seen: list[psutil.Process] = []
+
+    def on_phase(name: str) -> None:
+        if name == phase:
+            seen.extend(ranks())
+            act(seen)
+
+    protocol = replace(ENDLESS, **settings)  # type: ignore[arg-type]
+    measurement = measurer.measure(TINY, "cpu-2x1t", protocol, on_phase=on_phase)
+    assert len(seen) == 2
+    assert not [process for process in seen if process.is_running()]
+    return measurement
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_ranks_share_a_step(measurer: Measurer, strategy: str) -> None:
+    key = "cpu-2x1t" if strategy == "ddp" else "cpu-2x1t-fsdp"
+    measurement = measurer.measure(TINY, key, TRUSTING)
+    assert measurement.outcome is Outcome.OK, measurement.message
+    facts = measurement.environment
+    assert (measurement.device, facts["device"]) == (key, key)
+    assert (facts["world_size"], facts["strategy"], facts["collectives"]) == (2, strategy, "gloo")
+    assert len(set(facts["pinned_cores"])) == 2
+    assert measurement.step is not None
+    assert measurement.step.median_ms == max(facts["rank_step_ms"])
+    assert measurement.memory_mib == max(facts["rank_memory_mib"])
+    assert measurement.samples_per_second == 2 * 2 * 1000 / measurement.step.median_ms
+    assert facts["samples_per_second"] == measurement.samples_per_second
+    if strategy == "ddp":
+        assert len(facts["rank_alone_ms"]) == 2
+        assert facts["straggler_ratio"] >= 1
+    else:
+        assert "without communication" in measurement.missing["straggler_ratio"]
+
+
+def test_gradients_are_kept_twice_where_ranks_sum_them(measurer: Measurer) -> None:
+    plain = Configuration(architecture="resnet18", batch_size=1, input_size=32)
+    by_key = {
+        key: measurer.measure(plain, key, TRUSTING).memory_mib
+        for key in ("cpu-1t", "cpu-2x1t", "cpu-2x1t-fsdp")
+    }
+    alone, ddp, fsdp = by_key.values()
+    assert alone and ddp and fsdp
+    assert ddp > alone + 30  # buckets as large as all gradients: 45 MiB
+    assert fsdp < ddp
+
+
+def test_inference_needs_no_communication(measurer: Measurer) -> None:
+    measurement = measurer.measure(replace(TINY, phase=Phase.INFER), "cpu-2x1t", TRUSTING)
+    assert measurement.outcome is Outcome.OK, measurement.message
+    assert measurement.step is not None
+    assert measurement.step.backward_share is None
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_all(measurer: Measurer, rank: int) -> None:
+    measurement = during(measurer, "measure", lambda processes: processes[rank].kill())
+    assert (measurement.outcome, measurement.failed_in) == (Outcome.ERROR, "measure")
+    assert "killed by SIGKILL" in (measurement.message or "")
+    assert f"rank {rank} of 2" in (measurement.message or "")
+
+
+def test_a_rank_that_stands_still_is_a_timeout(measurer: Measurer) -> None:
+    measurement = during(measurer, "warmup", lambda two: two[1].suspend(), timeout_s=6.0)
+    assert measurement.outcome is Outcome.TIMEOUT
+    assert measurement.message == "killed after 6 s"
+
+
+def test_memory_of_one_rank_runs_out(measurer: Measurer) -> None:
+    def shrink(processes: list[psutil.Process]) -> None:
+        size = processes[1].memory_info().vms
+        processes[1].rlimit(resource.RLIMIT_AS, (size, size))
+
+    measurement = during(measurer, "warmup", shrink)
+    assert measurement.outcome is Outcome.OOM, measurement.message
+    assert measurement.message is not None
+    assert measurement.message.startswith("rank 1 of 2")
+    whole_mib = measurement.memory_detail_mib["host_memory"]
+    assert 0 < measurement.memory_detail_mib["capacity"] < whole_mib
+    again = measurer.measure(TINY, "cpu-2x1t", TRUSTING)
+    assert again.outcome is Outcome.OK, again.message
+
+
+def test_an_unknown_architecture_is_unsupported(measurer: Measurer) -> None:
+    wrong = replace(TINY, architecture="no_such_model")
+    measurement = measurer.measure(wrong, "cpu-2x1t", TRUSTING)
+    assert (measurement.outcome, measurement.failed_in) == (Outcome.UNSUPPORTED, "create")
+    assert "no_such_model" in (measurement.message or "")
+
+
+def test_ranks_keep_off_whatever_runs_on_the_cores(measurer: Measurer, tmp_path: Path) -> None:
+    assert open_device("cpu-2x1t").lock_names == open_device("cpu-1t").lock_names == ("cpu",)
+
+
+def test_strategies_are_different_stacks() -> None:
+    facts = open_device("cpu-2x1t").environment()
+    other = {**facts, "strategy": "fsdp"}
+    assert stack_fingerprint(facts) != stack_fingerprint(other)
+    alone = open_device("cpu-1t").environment()
+    assert not {"world_size", "strategy", "collectives"} & alone.keys()
+
+
+@pytest.mark.parametrize(
+    ("device", "key"),
+    [
+        ("cpu-2x1t", RankKey("cpu-1t", 2)),
+        ("cpu-12x4t-fsdp", RankKey("cpu-4t", 12, "fsdp")),
+        ("a100x4", RankKey("a100", 4)),
+        ("a100-80gbx8-fsdp", RankKey("a100-80gb", 8, "fsdp")),
+        ("rtx3090x2", RankKey("rtx3090", 2)),
+        *[(name, RankKey(name)) for name in (
+            "a100", "rtx3090", "rtx-3090", "a100x", "a100-sxm4-40gb", "cuda:0", "cpu-2t",
+            "cpu-1x1t", "a100x1", "simulated:a100x4", "replay:runsx2", "cpu-x2",
+        )],
+    ],
+)  # fmt: skip
+def test_ranks_of_a_key(device: str, key: RankKey) -> None:
+    assert rank_key(device) == key
+
+
+def test_more_ranks_than_cores_are_refused() -> None:
+    with pytest.raises(DeviceError, match="it needs 99 cores"):
+        open_device("cpu-99x1t")
