@@ -16,9 +16,9 @@ from trappm.cluster.scheduler.messages import Worker
 from trappm.cluster.spec import Characterisation
 from trappm.cluster.workers.interfaces import Finished, KernelRun
 from trappm.cluster.workers.rehearsal import runs_nothing
+from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import StoreError
 from trappm.profiler.kernels.ceilings import ceilings, sentence
-from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.records import Outcome, is_cpu_device
 from trappm.store import Store
 from trappm.store.kernels.measurements import recordable

@@ -243,7 +243,5 @@ def follow(
                 window = device.close_window()
     assert memory is not None  # noqa: S101  (the protocol has both)
     assert window is not None  # noqa: S101
-    run = StepRun(
-        samples_ms=tuple(samples_ms), window=window, steps_in_window=steps, memory=memory
-    )
+    run = StepRun(samples_ms=tuple(samples_ms), window=window, steps_in_window=steps, memory=memory)
     return RankRun(run=run, alone_ms=tuple(alone_ms))

@@ -6,7 +6,6 @@ import os
 import resource
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import pytest
@@ -18,9 +17,7 @@ from trappm.profiler.host.environment import stack_fingerprint
 from trappm.profiler.measuring.isolation import Measurer
 from trappm.profiler.records import Configuration, Measurement, Outcome, Phase, Protocol
 
-pytestmark = pytest.mark.skipif(
-    len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores"
-)
+pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
 
 # Other work on the machine that runs the tests must not decide how they end.
 TRUSTING = Protocol(
@@ -89,7 +86,7 @@ def test_ranks_share_a_step(measurer: Measurer, strategy: str) -> None:
 
 
 def test_gradients_are_kept_twice_where_ranks_sum_them(measurer: Measurer) -> None:
-    plain = Configuration(architecture="resnet18", batch_size=1, input_size=32)
+    plain = Configuration(architecture="resnet18", batch_size=2, input_size=64)
     by_key = {
         key: measurer.measure(plain, key, TRUSTING).memory_mib
         for key in ("cpu-1t", "cpu-2x1t", "cpu-2x1t-fsdp")
@@ -143,7 +140,7 @@ def test_an_unknown_architecture_is_unsupported(measurer: Measurer) -> None:
     assert "no_such_model" in (measurement.message or "")
 
 
-def test_ranks_keep_off_whatever_runs_on_the_cores(measurer: Measurer, tmp_path: Path) -> None:
+def test_ranks_keep_off_whatever_runs_on_the_cores() -> None:
     assert open_device("cpu-2x1t").lock_names == open_device("cpu-1t").lock_names == ("cpu",)
 
 
