@@ -69,10 +69,10 @@ class RankFamily:
         Raises:
             DeviceError: a device cannot be used, or the ranks cannot talk to each other.
         """
-        facts = self._hear(lambda name: None)
+        facts: Any = self._hear(lambda name: None)
         if isinstance(facts, Findings):
             raise DeviceError(str(facts.message))
-        return facts
+        return list(facts)
 
     def measure(
         self, configuration: Configuration, protocol: Protocol, enter: Callable[[str], None]
@@ -80,7 +80,7 @@ class RankFamily:
         """What each rank measured, or how the first one failed; all of them have ended then."""
         for rank in self._ranks:
             rank.connection.send((configuration, protocol))
-        results = self._hear(enter)
+        results: list[RankRun] | Findings = self._hear(enter)
         self._kill()
         return results
 
@@ -88,8 +88,11 @@ class RankFamily:
         """An answer of each rank, or the failure of one."""
         answers: dict[int, Any] = {}
         while len(answers) < len(self._ranks):
-            waiting = {r.connection: r for r in self._ranks if r.number not in answers}
+            waiting: dict[Any, _Rank] = {
+                r.connection: r for r in self._ranks if r.number not in answers
+            }
             waiting |= {r.process: r for r in self._ranks}
+            ready: Any
             for ready in sorted(wait(list(waiting)), key=lambda x: isinstance(x, int)):
                 rank = waiting[ready]
                 if isinstance(ready, int):
@@ -125,7 +128,8 @@ class RankFamily:
         code = os.waitstatus_to_exitcode(os.waitpid(rank.pid, 0)[1])
         self._kill()
         # Said last: the end of what was printed goes into the message.
-        print(f"(rank {rank.number} of {len(self._ranks)})", file=sys.stderr, flush=True)
+        sys.stderr.write(f"(rank {rank.number} of {len(self._ranks)})\n")
+        sys.stderr.flush()
         if code < 0:
             with contextlib.suppress(OSError):  # SIGKILL cannot be set, nor need it be
                 signal.signal(-code, signal.SIG_DFL)

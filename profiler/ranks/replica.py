@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from trappm.profiler.devices.base import StepDevice
@@ -62,7 +63,7 @@ class Replica:
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
         dist.init_process_group(
             backend_of(self._device.type),
-            store=dist.FileStore(self._seat.rendezvous, self._seat.ranks),
+            store=FileStore(self._seat.rendezvous, self._seat.ranks),
             rank=self._seat.rank,
             world_size=self._seat.ranks,
         )

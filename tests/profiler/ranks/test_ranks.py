@@ -47,7 +47,13 @@ def ranks() -> list[psutil.Process]:
     return sorted(family.children(), key=lambda process: process.create_time())
 
 
-def during(measurer: Measurer, phase: str, act: object, **settings: object) -> Measurement:
+def during(
+    measurer: Measurer,
+    phase: str,
+    act: object,
+    of: Configuration = TINY,
+    **settings: object,
+) -> Measurement:
     """Measures endlessly, and acts on the ranks as the phase begins."""
     assert callable(act)
     seen: list[psutil.Process] = []
@@ -58,7 +64,7 @@ def during(measurer: Measurer, phase: str, act: object, **settings: object) -> M
             act(seen)
 
     protocol = replace(ENDLESS, **settings)  # type: ignore[arg-type]
-    measurement = measurer.measure(TINY, "cpu-2x1t", protocol, on_phase=on_phase)
+    measurement = measurer.measure(of, "cpu-2x1t", protocol, on_phase=on_phase)
     assert len(seen) == 2
     assert not [process for process in seen if process.is_running()]
     return measurement
@@ -92,7 +98,9 @@ def test_gradients_are_kept_twice_where_ranks_sum_them(measurer: Measurer) -> No
         for key in ("cpu-1t", "cpu-2x1t", "cpu-2x1t-fsdp")
     }
     alone, ddp, fsdp = by_key.values()
-    assert alone and ddp and fsdp
+    assert alone is not None
+    assert ddp is not None
+    assert fsdp is not None
     assert ddp > alone + 30  # buckets as large as all gradients: 45 MiB
     assert fsdp < ddp
 
@@ -120,10 +128,10 @@ def test_a_rank_that_stands_still_is_a_timeout(measurer: Measurer) -> None:
 
 def test_memory_of_one_rank_runs_out(measurer: Measurer) -> None:
     def shrink(processes: list[psutil.Process]) -> None:
-        size = processes[1].memory_info().vms
+        size = processes[1].memory_info().vms + (200 << 20)
         processes[1].rlimit(resource.RLIMIT_AS, (size, size))
 
-    measurement = during(measurer, "warmup", shrink)
+    measurement = during(measurer, "create", shrink, of=replace(TINY, batch_size=512))
     assert measurement.outcome is Outcome.OOM, measurement.message
     assert measurement.message is not None
     assert measurement.message.startswith("rank 1 of 2")
