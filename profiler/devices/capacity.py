@@ -13,7 +13,7 @@ The rest is what single segments do not fit into."""
 
 
 def memory_mib(device: str) -> float | None:
-    """A GPU's memory (also where several are ranks), or that of its part; None for a device whose memory its name does not fix.
+    """A GPU's memory, or that of its part; None for a device whose memory its name does not fix.
 
     By the data sheet, where it was never observed how much a process can have.
     """
