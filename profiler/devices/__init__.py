@@ -4,7 +4,7 @@ A key begins with the kind of the device, up to the first `:` or `-`; what begin
 is the name of a GPU. Ranks of either have a number before the threads or after the GPU: `cpu-2x1t`,
 `a100x4`. A new kind of device is one file with one subclass of `Device` (or of
 `StepDevice`), and an entry point: the group `trappm.devices`, the kind as its name, the class as
-its value. See docs/measurement.md for a complete one.
+its value. See docs/own_device.md for a complete one.
 """
 
 from __future__ import annotations

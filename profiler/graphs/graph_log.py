@@ -2,7 +2,7 @@
 
 Each call becomes the ONNX nodes that PyTorch's exporter would have written for it
 (`operators.table`), so that a model by its name and the same model as a file have one graph;
-docs/static_profile.md lists where they differ. Only what depends on the inputs is in the graph: the
+docs/studies/graphs.md lists where they differ. Only what depends on the inputs is in the graph: the
 rest is folded away, and its weights count at the node that uses the result.
 """
 

@@ -47,7 +47,7 @@ WORKSPACE_SHARE: Mapping[int, float] = {
 }
 """Scratch bytes per byte touched, by `ConvolutionKind` * 3 + `Pass`; what is absent needs none.
 
-Fitted on published A100 labels: docs/static_profile.md says how, and how well they do."""
+Fitted on published A100 labels: docs/studies/simulated_memory.md says how, and how well they do."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("devices")
     label = {**TINY.to_dict(), "step_time_ms": 12.5, "memory_mib": 80.0}
     (path / "labels.jsonl").write_text(json.dumps(label) + "\n", encoding="utf-8")
-    document = (ROOT / "docs" / "measurement.md").read_text(encoding="utf-8")
+    document = (ROOT / "docs" / "own_device.md").read_text(encoding="utf-8")
     code, points = (
         re.search(rf"```{kind}\n(.*?)```", document, re.DOTALL) for kind in ("python", "toml")
     )
