@@ -28,6 +28,7 @@ from trappm.prediction.prediction import (
 from trappm.prediction.question import Question
 from trappm.profiler.devices.capacity import USABLE_SHARE, memory_mib
 from trappm.profiler.devices.catalogue import card_of
+from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.records import METRICS, Phase
 from trappm.profiler.transformers.names import is_transformer
@@ -92,6 +93,7 @@ class _Inquiry:
             )
         fixed = self._profile.graph.fixed_batch_size
         self._batch_size = question.batch_size or subject.batch_size or fixed or 1
+        self._ranks = rank_key(device).ranks
         self._untraced: str | None = None
         self.workload = self._workload(self._batch_size)
 
@@ -146,7 +148,7 @@ class _Inquiry:
         figures = figures.with_power(power)
         fit, unfit = self._what_fits(figures.intervals.get("memory_mib"), risk, capacity)
         missing = self._missing(figures) | unfit
-        run = self._question.run(self.device, self._batch_size, figures)
+        run = self._question.run(self.device, self._batch_size, self._ranks, figures)
         if run is None and self._question.epochs is not None:
             missing["run"] = "it needs step_time_ms"
         return Prediction(
@@ -181,7 +183,7 @@ class _Inquiry:
         step_time_ms, power_w = medians.get("step_time_ms"), medians.get("power_w")
         energy_j = samples_per_s = None
         if step_time_ms is not None:
-            samples_ms = 1000 * self._batch_size
+            samples_ms = 1000 * self._ranks * self._batch_size
             samples_per_s = samples_ms / step_time_ms
             low, high = intervals["step_time_ms"]
             intervals["samples_per_s"] = (samples_ms / high, samples_ms / low)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.devices.catalogue import card_of
+from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import InputError, one_line
 from trappm.profiler.files.yaml_text import load_yaml
 from trappm.profiler.host.data_folder import data_folder
@@ -214,11 +215,13 @@ def run_of(
 
 
 def prices_of(device: str) -> tuple[Price, ...]:
-    """All offers of a device.
+    """All offers of a device; of ranks none, as prices are of a single one.
 
     Raises:
         InputError: the file of prices in TRAPPM_HOME cannot be read.
     """
+    if rank_key(device).ranks > 1:
+        return ()
     prices = _read(*prices_version())
     return tuple(price for price in prices if device.startswith(price.device))
 

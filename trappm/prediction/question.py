@@ -130,16 +130,17 @@ class Question:
         usual = (*agreeing, *trained.settings, PLAIN)[0]
         return usual._replace(**self._given)
 
-    def run(self, device: str, batch: int, figures: Figures) -> costs.Run | None:
+    def run(self, device: str, batch: int, ranks: int, figures: Figures) -> costs.Run | None:
+        """What all epochs cost; batch and energy are a rank's."""
         step_time_ms = figures.step_time_ms
         if self.epochs is None or self._samples is None or step_time_ms is None:
             return None
         return costs.run_of(
             epochs=self.epochs,
             samples=self._samples,
-            batch_size=batch,
+            batch_size=ranks * batch,
             step_time_ms=(step_time_ms, *figures.intervals["step_time_ms"]),
-            energy_j=figures.energy_j,
+            energy_j=None if figures.energy_j is None else ranks * figures.energy_j,
             carbon_g_per_kwh=self._carbon_g_per_kwh,
             prices=costs.prices_of(device),
         )

@@ -142,6 +142,23 @@ def test_what_fits_is_judged_by_the_card_that_was_measured(
     assert ("40 GB" in found.missing.get("mig_profile", "")) != has_part
 
 
+def test_of_a_step_that_ranks_share_samples_are_those_of_all_ranks(tmp_path):
+    cpus = load_snapshot(SHIPPED).heads["cpu-1t"]
+    one, two = (
+        trappm.predict(
+            "test_resnet", batch_size=8, device=device, epochs=1, samples=1600,
+            snapshot=save_snapshot(
+                tmp_path, heads={device: cpus}, source_device=device,
+                preset=LAPTOP, labels=[], fields={},
+            ).folder,
+        )
+        for device in ("cpu-1t", "cpu-2x1t")
+    )  # fmt: skip
+    assert two.step_time_ms == one.step_time_ms
+    assert two.samples_per_s == 2 * one.samples_per_s
+    assert (one.run.steps, two.run.steps) == (200, 100)
+
+
 def test_phases_of_a_device_are_answered_apart_with_the_settings_of_their_labels():
     train, infer = (
         trappm.predict("test_resnet", batch_size=64, device="RTX 3090", phase=phase)
