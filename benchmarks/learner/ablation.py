@@ -1,4 +1,4 @@
-"""What each group of the step time's constants is worth on labels not seen (docs/step_time.md).
+"""What each group of the step time's constants is worth on labels not seen.
 
     PYTHONPATH=. python benchmarks/learner/ablation.py DATA --traces FOLDER [--seeds 1337 1338]
         [--groups NAME,NAME ...] [--cards CARD ...]
@@ -8,7 +8,7 @@ the mean error is without it, in percentage points: on the RTX 3090's training s
 architectures and with families held out, and in channels-last with architectures held out; on the
 RTX 4090's inference, a whole device held out, by the constants of the 3090; and with 32 labels of
 it. With `--cards` these are held out as a whole from all that is known (`other_devices.py`), and
-their mean errors are printed.
+their mean errors are printed. Results: docs/studies/step_time_constants.md.
 """
 
 from __future__ import annotations

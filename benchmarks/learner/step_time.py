@@ -1,4 +1,4 @@
-"""How far the simulated step time is off, on labels that others published (docs/step_time.md).
+"""How far the simulated step time is off, on labels that others published.
 
     PYTHONPATH=. python benchmarks/learner/step_time.py DATA --traces FOLDER [--labels train]
         [--split ...]
@@ -7,7 +7,7 @@
 Kernels are traced once and kept in FOLDER, so that an interrupted run goes on. Each seed holds a
 fifth of the architectures out (or of the families) and says the mean and median absolute
 percentage error there. With --head the whole head is judged, residual and interval included,
-beside the prior alone.
+beside the prior alone. Results: docs/studies/step_time_constants.md.
 """
 
 from __future__ import annotations

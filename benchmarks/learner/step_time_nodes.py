@@ -8,8 +8,8 @@ kernels, from what other devices have in common, from an A100's constants, and f
 specification alone. Architectures that are judged are held out of all devices' steps. `--devices`
 holds whole devices out. `--write` writes what is known of devices into the package.
 Evidence: timm's training steps on an RTX 3090, pytorch-gpu-benchmark's steps of seven cards,
-NeuSight's kernels of three; docs/step_time.md has the tables. Kernels are traced once and kept in
-FOLDER.
+NeuSight's kernels of three; docs/studies/step_time_constants.md has the tables. Kernels are traced
+once and kept in FOLDER.
 """
 
 from __future__ import annotations

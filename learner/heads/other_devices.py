@@ -4,7 +4,8 @@
                 kernels alone, or steps too few for a head
     memory      simulated allocations, and what a process of today's software takes beside them
 
-How wide their intervals are, cards held out as a whole have shown (docs/step_time.md).
+How wide their intervals are, cards held out as a whole have shown
+(docs/studies/step_time_constants.md).
 """
 
 from __future__ import annotations

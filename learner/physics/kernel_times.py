@@ -60,7 +60,8 @@ class Group:
 
 
 # Slowdowns against the peak, and the rest: what literature and data sheets suggest, roughly.
-# Spreads were chosen with the formula, on folds of all published rows (docs/step_time.md).
+# Spreads were chosen with the formula, on folds of all published rows
+# (docs/studies/step_time_constants.md).
 _SLOWDOWN = (0.6, 0.5, 2.0, 3.2, 0.4, 0.8, 0.8)
 GROUPS = (
     Group("peak", (2,), 0.0, 0.5, common=True),

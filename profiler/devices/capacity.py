@@ -17,7 +17,7 @@ def memory_mib(device: str) -> float | None:
 
     By the data sheet, where it was never observed how much a process can have.
     """
-    card = None if is_cpu_device(device) else card_of(rank_key(device).member)
+    card = None if is_cpu_device(device) else card_of(device)
     if card is None:
         return None
     return card.memory_mib or 1024.0 * card.memory_gb
@@ -28,6 +28,7 @@ def expected_memory_mib(device: str) -> float | None:
 
     None where that is unknown.
     """
+    key = rank_key(device)
     if is_cpu_device(device):
-        return procfs.allowed_memory_mib() / rank_key(device).ranks
-    return memory_mib(device)
+        return procfs.allowed_memory_mib() / key.ranks
+    return memory_mib(key.member)

@@ -82,7 +82,8 @@ class RanksDevice(Device):
 
             # GPUs age by themselves, and are compared with themselves.
             facts["device_uuid"] = "+".join(str(one["device_uuid"]) for one in each)
-            facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+            if torch.distributed.is_nccl_available():  # a build for CPUs says so when it prepares
+                facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
         return facts
 
     def prepare(self) -> dict[str, Any]:

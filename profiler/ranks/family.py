@@ -172,7 +172,7 @@ def _live(
         except BaseException as error:
             connection.send(explain(error, member, phase))
         signal.pause()  # at the end of this process the others would lose their connections
-    except BaseException:
+    except BaseException:  # of telling it: the parent reads what is printed, and the status
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(1)

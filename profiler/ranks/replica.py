@@ -88,15 +88,13 @@ class Replica:
 
     def alone(self) -> AbstractContextManager[None]:
         """Inside, gradients are not summed."""
-        return self._model.no_sync() if isinstance(self._model, DistributedDataParallel) else _here
+        model = self._model
+        return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
     def alone_steps(self, configuration: Configuration) -> int:
         """How many steps may be taken without communication."""
         can = self._seat.strategy == "ddp" or configuration.phase is Phase.INFER
         return _ALONE_STEPS if can else 0
-
-
-_here = nullcontext()
 
 
 def backend_of(device_type: str) -> str:

@@ -127,6 +127,13 @@ def device_key(
     count = _COUNT.search(name)
     if count is not None and int(count[1]) != 1:
         raise InputError(f"device {name!r} is {count[1]} GPUs; predictions are of one (':1')")
+    ranks = rank_key(name)
+    if ranks.ranks > 1:
+        also = "" if is_cpu_device(name) else f" with --gpus {ranks.ranks}"
+        raise SnapshotError(
+            f"no label is of {name!r}, {ranks.ranks} ranks that share each step; "
+            f"measure it, or predict {ranks.member!r}{also}"
+        )
     card = read_name(name[: count.start()] if count else name)
     behind = cards or {}
     # What ranks take together is no answer for one of them.

@@ -26,13 +26,14 @@ AT_CAPACITY_MIB = 38_000.0
 """Runs that logged this much had mostly died at the limit (README of the data)."""
 SAME = 0.02
 """Two runs that ended within this share of each other ended at the same point. A round number; what
-the rules find with it, `benchmarks/store/import_faults.py` counts (docs/store.md)."""
+the rules find with it, `benchmarks/store/import_faults.py` counts
+(docs/studies/label_store.md)."""
 CONTEXT_MIB, PER_TENSOR_MIB, SPIKE = 1_750.0, 1.23, 1.6
-"""Usual memory by the floor (1.23 is the median of this sheet, docs/store.md); over 1.6 times as
-much is cuDNN's workspace, real but a spike: the bound of the README of the data."""
+"""Usual memory by the floor (1.23 is the median of this sheet, docs/studies/label_store.md); over
+1.6 times as much is cuDNN's workspace, real but a spike: the bound of the README of the data."""
 SAME_MODEL = (0.93, 1.07)
 """The floor over our own live peak, where the row is about the model that timm builds today: the
-bounds of docs/store.md.
+bounds of docs/studies/label_store.md.
 
 At a large batch, where activations make it up: at small ones parameters, gradients and temporaries
 weigh more, which FakeTensor and our replay count differently (down to 0.75 at batch 8)."""

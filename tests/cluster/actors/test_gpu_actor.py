@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nvml_stub import Board, Machine, error
@@ -46,19 +47,57 @@ print(json.dumps({"gpus": gpus, "described": described, "uuid": found.environmen
 """
 
 
+RANKS = """
+import json
+from trappm.cluster.ray_runtime import placement, ray_runtime
+from trappm.profiler.measuring.protocols import QUICK
+from trappm.profiler.records import Configuration
+
+with ray_runtime(None):
+    import ray
+    from trappm.cluster.actors.profiler_actor import ProfilerActor
+    start = ray.remote(ProfilerActor).options(max_concurrency=2, **placement("h200x2").options)
+    actor = start.remote("h200x2")
+    facts = ray.get(actor.describe.remote())
+    free = ray.available_resources()["GPU"]
+    step = Configuration(architecture="test_resnet", batch_size=1, input_size=32)
+    end = ray.get(actor.measure.remote(step, QUICK, "once"))
+print(json.dumps({"gpus": facts["gpus"], "free": free, "uuid": end.environment["device_uuid"],
+                  "end": [end.outcome, end.failed_in, end.message]}))
+"""
+
+
+def answers(program: str, machine: Machine) -> Any:
+    """What the program prints on this machine."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **machine.variables, "PYTHONPATH": str(ROOT)},
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_ranks_get_their_gpus_of_one_node() -> None:
+    names = "aaaa", "bbbb", "cccc"
+    machine = Machine(*(Board(f"GPU-{name}", "NVIDIA H200") for name in names))
+    answer = answers(RANKS, machine)
+    assert len(set(answer["gpus"])) == 2
+    assert answer["free"] == 1
+    expected = "+".join(f"GPU-{names[int(gpu)]}" for gpu in answer["gpus"])
+    assert answer["uuid"] == expected
+    outcome, phase, message = answer["end"]
+    assert (outcome, phase) == ("error", "worker")
+    assert "cannot use CUDA on NVIDIA H200" in message
+
+
 def test_each_actor_describes_the_gpu_that_ray_gave_to_it() -> None:
     machine = Machine(
         Board("GPU-aaaa", "NVIDIA H200"),
         Board("GPU-bbbb", handle=error("GPU_IS_LOST")),
         Board("GPU-cccc", "NVIDIA H200"),
     )
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env={**os.environ, **machine.variables, "PYTHONPATH": str(ROOT)},
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    told = answers(PROGRAM, machine)
     assert told["gpus"] == 3
     working = [facts for facts in told["described"] if isinstance(facts, dict)]
     (failed,) = [text for text in told["described"] if isinstance(text, str)]

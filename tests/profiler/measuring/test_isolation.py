@@ -18,6 +18,7 @@ import measuring_faults
 import psutil
 import pytest
 from filelock import FileLock
+from trusting import TRUSTING
 
 import trappm.profiler.host.forks
 import trappm.profiler.measuring.isolation
@@ -27,18 +28,6 @@ from trappm.profiler.measuring.attempt import lock_path, others_had_memory
 from trappm.profiler.measuring.isolation import Measurer
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
 
-# Other work on the machine that runs the tests must not decide how they end.
-TRUSTING = Protocol(
-    name="test",
-    warmup_steps=1,
-    min_steps=3,
-    max_steps=5,
-    max_seconds=1.0,
-    target_relative_error=0.5,
-    timeout_s=120.0,
-    unstable_relative_iqr=1000.0,
-    unstable_lost_share=1000.0,
-)
 TINY = Configuration(architecture="mobilenetv3_small_050", batch_size=1, input_size=64)
 
 

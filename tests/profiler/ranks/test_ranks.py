@@ -9,27 +9,17 @@ from dataclasses import replace
 
 import psutil
 import pytest
+from trusting import TRUSTING
 
 from trappm.profiler.devices import open_device
 from trappm.profiler.devices.rank_keys import RankKey, rank_key
 from trappm.profiler.errors import DeviceError
 from trappm.profiler.host.environment import stack_fingerprint
 from trappm.profiler.measuring.isolation import Measurer
-from trappm.profiler.records import Configuration, Measurement, Outcome, Phase, Protocol
+from trappm.profiler.records import Configuration, Measurement, Outcome, Phase
 
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
 
-# Other work on the machine that runs the tests must not decide how they end.
-TRUSTING = Protocol(
-    name="test",
-    warmup_steps=1,
-    min_steps=3,
-    max_steps=4,
-    max_seconds=1.0,
-    timeout_s=120.0,
-    unstable_relative_iqr=1000.0,
-    unstable_lost_share=1000.0,
-)
 ENDLESS = replace(TRUSTING, max_steps=1_000_000, min_steps=1_000_000, max_seconds=1000.0)
 TINY = Configuration(architecture="mobilenetv3_small_050", batch_size=2, input_size=64)
 

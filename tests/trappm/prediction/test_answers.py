@@ -159,6 +159,15 @@ def test_of_a_step_that_ranks_share_samples_are_those_of_all_ranks(tmp_path):
     assert (one.run.steps, two.run.steps) == (200, 100)
 
 
+@pytest.mark.parametrize(
+    ("device", "instead"), [("a100x4-fsdp", "'a100' with --gpus 4"), ("cpu-2x1t", "'cpu-1t'")]
+)
+def test_ranks_without_labels_are_no_single_device(capsys, device, instead):
+    assert run(["predict", "test_resnet", "--device", device]) == 2
+    assert capsys.readouterr().err.rstrip().endswith(f"measure it, or predict {instead}")
+    assert run(["fits", "test_resnet", "--device", device]) == 2
+
+
 def test_phases_of_a_device_are_answered_apart_with_the_settings_of_their_labels():
     train, infer = (
         trappm.predict("test_resnet", batch_size=64, device="RTX 3090", phase=phase)
