@@ -264,6 +264,8 @@ def _predict_parallel(model: str, lone: list[str], *, as_json: bool, **options: 
 def _ask(models: list[str], device: list[str] | None, **options: Any) -> list[Prediction]:
     from trappm.prediction.predict import predict as answer
 
-    if not device:
-        return answer(models, **options)
-    return answer(models, devices="all" if device == ["all"] else device, **options)
+    if device == ["all"]:
+        return answer(models, devices="all", **options)
+    if device and len(device) > 1:
+        return answer(models, devices=device, **options)
+    return answer(models, device=device[0] if device else None, **options)

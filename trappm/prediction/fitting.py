@@ -44,7 +44,7 @@ class Fitting:
     remarks: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"sentence": str(self), **asdict(self)}
 
     def __str__(self) -> str:
         """The answer in a sentence."""

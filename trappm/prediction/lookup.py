@@ -104,6 +104,7 @@ class Answer:
         snapshot = None if self.prediction is None else self.prediction.snapshot
         label_id = self.labels[0].id if self.labels else None
         return {
+            "sentence": str(self),
             **values,
             "label_id": label_id,
             "snapshot": snapshot,

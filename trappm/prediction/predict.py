@@ -13,7 +13,7 @@ from trappm.prediction.prediction import Prediction
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.known_names import is_file, refuse_unknown
-from trappm.profiler.records import MAX_SIZE
+from trappm.profiler.records import MAX_SIZE, Phase
 from trappm.profiler.transformers.names import content_of
 
 if TYPE_CHECKING:
@@ -142,7 +142,14 @@ def predict(
         ]
         of_models = {"models": models, "contents": contents, "sizes": sizes}
         predictions = kept_answers(
-            {**arguments, **of_models, "device": device, "devices": devices}, ask
+            {
+                "phase": Phase.TRAIN.value,
+                **arguments,
+                **of_models,
+                "device": device,
+                "devices": devices,
+            },
+            ask,
         )
     else:
         predictions = ask()

@@ -105,7 +105,8 @@ class Prediction:
     capacity_mib: float | None = None
     """The device's memory."""
     largest_batch_size: int | None = None
-    """The largest whose memory fits by the upper bound of its interval; 0 if none does."""
+    """The largest of which the upper bound of its memory leaves the share of the card free that
+    published runs needed; 0 if none does. `trappm fits` has the medians of the simulation."""
     mig_profile: str | None = None
     """On an A100 of 40 GB: the smallest part of it that the upper bound of the memory fits into."""
     run: Run | None = None
@@ -133,7 +134,11 @@ class Prediction:
         return iter((self.step_time_ms, self.memory_mib, self.power_w))
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "memory_parts_mib": self.memory_parts_mib}
+        return {
+            "sentence": str(self),
+            **asdict(self),
+            "memory_parts_mib": self.memory_parts_mib,
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -143,7 +148,8 @@ class Prediction:
             KeyError, TypeError, ValueError: it was of none, or of another version's.
         """
         given = {**values}
-        given.pop("memory_parts_mib")
+        for name in ("sentence", "memory_parts_mib"):  # they follow from the others
+            del given[name]
         for name, kind in (
             ("simulated_memory", SimulatedMemory),
             ("thriftiest", Thrift),

@@ -135,7 +135,7 @@ def _what_fits(prediction: Prediction) -> list[str]:
     if prediction.out_of_memory is not None:
         lines.append(
             f"P(out of memory) {prediction.out_of_memory:.1%} "
-            f"of {prediction.capacity_mib:,.0f} MiB; largest batch size that fits: "
+            f"of {prediction.capacity_mib:,.0f} MiB; largest batch whose upper bound fits: "
             f"{cell(prediction.largest_batch_size)}"
         )
     if prediction.mig_profile is not None:

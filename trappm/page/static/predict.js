@@ -196,12 +196,13 @@ function deviceCard(p) {
   const run = p.run;
   const gaps = Object.entries(p.missing);
   return card(p.device,
+    h("p", {}, p.sentence),
     h("p", { class: "muted" }, `in ${p.precision}, ${p.memory_format}, ${p.optimizer}`),
     facts([
       ...["step_time_ms", "memory_mib", "power_w", "energy_j"].filter((m) => p[m] !== null).map((m) => [METRICS[m].name, `${number(p[m])} ${METRICS[m].unit}${p.intervals[m] ? ` (${range(p, m)})` : ""}`]),
       ["Throughput", p.samples_per_s === null ? null : `${number(p.samples_per_s)} samples a second`],
       ["P(out of memory)", p.out_of_memory === null ? null : `${share(p.out_of_memory)} of ${number(p.capacity_mib)} MiB`],
-      ["Largest batch that fits", p.largest_batch_size], ["Smallest MIG profile", p.mig_profile],
+      ["Largest batch whose upper bound fits", p.largest_batch_size], ["Smallest MIG profile", p.mig_profile],
       ["Whole run", run && `${hours(run.hours)} (${hours(run.low_hours)} to ${hours(run.high_hours)}), ${number(run.steps)} steps`],
       ["Energy of the run", run?.energy_kwh ? `${number(run.energy_kwh)} kWh` : null], ["CO₂ of the run", run?.co2_kg ? `${number(run.co2_kg)} kg` : null],
     ]),

@@ -61,7 +61,12 @@ class ParallelPrediction:
         return self.memory_mib <= USABLE_SHARE * self.capacity_mib
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "ranks": self.ranks, "fits": self.fits}
+        return {
+            "sentence": str(self),
+            **asdict(self),
+            "ranks": self.ranks,
+            "fits": self.fits,
+        }
 
     def __str__(self) -> str:
         """The answer in a sentence."""
