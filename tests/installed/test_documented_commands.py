@@ -13,7 +13,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import pytest
+import typer
 from onnx_export import export_onnx
 
 from trappm import cli
@@ -127,6 +129,46 @@ def headers(lines) -> list[str]:
         for above, below in itertools.pairwise(lines)
         if RULE.match(below)
     ]
+
+
+NOTED = sorted(
+    page
+    for page in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"))
+    if re.search(r"(?m)^    trappm ", page.read_text())
+)
+"""Pages with commands in indented blocks, which may need a cluster, a server or days."""
+
+
+@pytest.mark.parametrize("page", NOTED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_noted_commands_have_the_options_that_there_are(page):
+    for typed in noted(page.read_text()):
+        words, command = typed, typer.main.get_command(cli.app)
+        context = click.Context(command)
+        while isinstance(command, click.Group):
+            _, command, words = command.resolve_command(context, words)
+            context = click.Context(command, parent=context)
+        command.make_context(command.name, words, parent=context)
+
+
+def noted(text: str) -> list[list[str]]:
+    """The words of each command; of what may be left out, in brackets, none."""
+    found, rest = [], ""
+    for line in re.findall(r"(?m)^    (.*)$", text):
+        if not rest and not line.startswith("trappm "):
+            continue
+        rest += line.strip() + " "
+        try:
+            words = shlex.split(re.sub(r"\[[^]]*\]", "", rest), comments=True)
+        except ValueError:  # a quotation goes on in the next line
+            continue
+        if words[-1] == "\\":
+            rest = rest.rstrip(" \\") + " "
+            continue
+        ends = [words.index(mark) for mark in ("&&", "|", ">", "&") if mark in words]
+        found.append(words[1 : min(ends, default=None)])
+        rest = ""
+    assert not rest, rest
+    return found
 
 
 def test_commands_left_out_are_commands():
