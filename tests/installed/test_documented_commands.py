@@ -13,10 +13,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
 import pytest
 import typer
 from onnx_export import export_onnx
+from typer.core import TyperGroup
 
 from trappm import cli
 
@@ -143,10 +143,10 @@ NOTED = sorted(
 def test_noted_commands_have_the_options_that_there_are(page):
     for typed in noted(page.read_text()):
         words, command = typed, typer.main.get_command(cli.app)
-        context = click.Context(command)
-        while isinstance(command, click.Group):
+        context = typer.Context(command)
+        while isinstance(command, TyperGroup):
             _, command, words = command.resolve_command(context, words)
-            context = click.Context(command, parent=context)
+            context = typer.Context(command, parent=context)
         command.make_context(command.name, words, parent=context)
 
 
