@@ -153,16 +153,13 @@ def test_noted_commands_have_the_options_that_there_are(page):
 def noted(text: str) -> list[list[str]]:
     """The words of each command; of what may be left out, in brackets, none."""
     found, rest = [], ""
-    for line in re.findall(r"(?m)^    (.*)$", text):
+    for line in re.findall(r"(?m)^    (.*)$", re.sub(r"\\\n +", "", text)):
         if not rest and not line.startswith("trappm "):
             continue
-        rest += line.strip() + " "
+        rest += line + " "
         try:
             words = shlex.split(re.sub(r"\[[^]]*\]", "", rest), comments=True)
         except ValueError:  # a quotation goes on in the next line
-            continue
-        if words[-1] == "\\":
-            rest = rest.rstrip(" \\") + " "
             continue
         ends = [words.index(mark) for mark in ("&&", "|", ">", "&") if mark in words]
         found.append(words[1 : min(ends, default=None)])
