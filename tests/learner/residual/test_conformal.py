@@ -32,6 +32,18 @@ def test_intervals_hold_as_often_as_they_say(architectures):
     assert 0.88 < np.mean(held) < 0.92
 
 
+@pytest.mark.parametrize("architectures", [35, 50, 80])
+def test_intervals_from_few_errors_hold_as_often_as_they_say(architectures):
+    held = []
+    for seed in range(200):
+        generator = np.random.default_rng(seed)
+        seen, new = generator.standard_t(4, architectures), generator.standard_t(4, 2000)
+        groups = [str(i) for i in range(architectures)]
+        low, high = Calibration.fit(seen, np.ones(architectures), groups).interval()
+        held.append(np.mean((low <= new) & (new <= high)))
+    assert 0.892 < np.mean(held) < 0.915
+
+
 def test_errors_cut_short_by_a_limit_do_not_narrow_the_interval():
     whole, cut = [], []
     for seed in range(8):
