@@ -31,6 +31,7 @@ from trappm.learner.stats.gaussian_process import (
 )
 from trappm.learner.stats.student_t import robust_deviation
 from trappm.learner.tensors import with_prefix
+from trappm.learner.threads import in_threads
 from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]
@@ -202,14 +203,21 @@ def _grow_across(
     """
     leaf = np.clip(LEAF_SHARE * len(values), LEAST_IN_LEAF, GROWTH.least_in_leaf)
     growth = replace(GROWTH, least_in_leaf=leaf)
-    models = []
+    parts = [
+        (number, folds == fold, int(generator.integers(2**31)))
+        for number, folds in enumerate(divisions)
+        for fold in np.unique(folds)
+    ]
+
+    def grown(part: tuple[int, npt.NDArray[np.bool_], int]) -> Trees:
+        _, out, seed = part
+        rows = telling & ~out
+        return grow(features[rows], values[rows], growth, seed)
+
+    models = in_threads(grown, parts)
     unseen = np.empty((len(divisions), len(values)))
-    for number, folds in enumerate(divisions):
-        for fold in np.unique(folds):
-            out = folds == fold
-            rows = telling & ~out
-            models.append(grow(features[rows], values[rows], growth, generator))
-            unseen[number, out] = models[-1].predict(features[out])[:, 0]
+    for (number, out, _), model in zip(parts, models, strict=True):
+        unseen[number, out] = model.predict(features[out])[:, 0]
     return join(models), np.median(unseen, axis=0)
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from trappm.learner.residual.trees import Growth, Trees, grow
 from trappm.learner.stats.calibration import LEVELS, Calibration
 from trappm.learner.tensors import with_prefix
+from trappm.learner.threads import in_threads
 
 Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -82,19 +83,25 @@ class Surprises:
         if surprising.sum() < LEAST_SURPRISES:
             return None
         truth = surprising.astype(np.float64)
+        held_out = [folds == fold for fold in np.unique(folds)]
+        nobody = np.zeros(len(errors), dtype=bool)
+        parts = [(out, int(generator.integers(2**31))) for out in (*held_out, nobody)]
+
+        def grown(part: tuple[npt.NDArray[np.bool_], int]) -> Trees:
+            rows = known & ~part[0]
+            return grow(features[rows], truth[rows], GROWTH, part[1])
+
+        *of_folds, trees = in_threads(grown, parts)
         scores = np.zeros(len(errors))
-        for fold in np.unique(folds):
-            rows, out = known & (folds != fold), folds == fold
-            scores[out] = grow(features[rows], truth[rows], GROWTH, generator).predict(
-                features[out]
-            )[:, 0]
+        for out, model in zip(held_out, of_folds, strict=True):
+            scores[out] = model.predict(features[out])[:, 0]
         order = np.argsort(scores[known], kind="stable")
         shares = isotonic_regression(truth[known][order]).x
         points, place = np.unique(scores[known][order], return_index=True)
         rest = ~surprising
         names = np.array(groups)
         return cls(
-            trees=grow(features[known], truth[known], GROWTH, generator),
+            trees=trees,
             scores=points,
             shares=np.clip(shares[place], *BOUNDS),
             usual=Calibration.fit(

@@ -140,14 +140,14 @@ def join(models: Sequence[Trees]) -> Trees:
     )
 
 
-def grow(features: Array, values: Array, growth: Growth, generator: np.random.Generator) -> Trees:
+def grow(features: Array, values: Array, growth: Growth, seed: int) -> Trees:
     """One boosted model with the least error, as `growth` has it, on these n rows.
 
     Args:
         features: (n, f), finite.
         values: (n).
         growth: the size of the trees.
-        generator: draws the seed of the library.
+        seed: of the library's draws of rows and columns, below 2^31.
     """
     import xgboost
 
@@ -160,7 +160,7 @@ def grow(features: Array, values: Array, growth: Growth, generator: np.random.Ge
             "subsample": growth.subsample,
             "colsample_bynode": growth.column_share,
             "min_child_weight": growth.least_in_leaf,
-            "seed": int(generator.integers(2**31)),
+            "seed": seed,
             "nthread": 1,
             "verbosity": 0,
         },

@@ -84,8 +84,8 @@ class Calibration:
         hazard[-1] = 1.0
         surviving = np.cumprod(1.0 - hazard)
         mass = hazard * np.append(1.0, surviving[:-1])
-        # The next architecture has a vote, too, and may lie anywhere between the others: of n errors
-        # the k-th is the quantile k / (n + 1), else few errors make intervals too narrow.
+        # The next architecture has a vote, too, and may lie anywhere between the others: the k-th
+        # of n errors is the quantile k / (n + 1), else few errors make intervals too narrow.
         total = at_stake[0]
         level = ((1.0 - surviving - 0.5 * mass) * total + 0.5) / (total + 1.0)
         return cls(np.interp(LEVELS, level[mass > 0], ratios[order][mass > 0]))
