@@ -4,7 +4,7 @@
     ONNX file --> a module rebuilt from it --> the same of this one
 
 A model by its name and as a file have the same graph, up to the differences listed in
-docs/static_profile.md. The step profile comes from the same trace and has
+docs/studies/graphs.md. The step profile comes from the same trace and has
 what a graph cannot have: allocations and kernels of whole steps, the bytes that autograd keeps, and
 which parameters are trained.
 """

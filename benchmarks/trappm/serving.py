@@ -1,4 +1,4 @@
-"""How long answers of `trappm serve` take under a steady load (docs/serving.md).
+"""How long answers of `trappm serve` take under a steady load (docs/studies/serving_speed.md).
 
     PYTHONPATH=. python benchmarks/trappm/serving.py [--rate 200] [--seconds 20] [--replicas 0]
         [--json]

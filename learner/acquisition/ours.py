@@ -17,7 +17,7 @@ decides. Four more things take part:
 - **Cost**: the reduction is divided by a power of the predicted time of measuring.
 - **Another device** has taught the most of it: what is left is how the constants of both differ,
   and all workloads share these. So the reduction alone decides there; replayed on two pairs of
-  devices, the product with the part represented was no better (docs/acquisition.md).
+  devices, the product with the part represented was no better (docs/studies/second_device.md).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ AMPLITUDE_RANGE = (0.5, 2.0)
 heads know a deviation to about a factor of two."""
 FLOOR = 0.1
 """What each factor is at least, in its mean over the candidates: neither has a veto. A round
-number; with it the strategy was chosen on splits of seeds 100 to 119 (docs/acquisition.md)."""
+number; with it the strategy was chosen on splits of seeds 100 to 119 (docs/studies/choosing.md)."""
 TINY = 1e-12
 """Keeps logarithms and quotients finite; smaller than any share that matters."""
 

@@ -123,7 +123,7 @@ class _View:
             [], bench.samples.targets([]), np.random.default_rng(0)
         )
         # Without labels the covariance is as good a guide as with some, and a batch is as good as
-        # its picks one by one: see docs/acquisition.md.
+        # its picks one by one: see docs/studies/choosing.md.
         self._covariance = self._believed()
         self._model: Model = self._quick
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from trappm.prediction.estimate import estimate
 from trappm.prediction.models.sizes import size_kind
 from trappm.prediction.predict import predict
+from trappm.profiler.devices.capacity import USABLE_SHARE
 from trappm.profiler.errors import InputError, TrappmError, one_line
 from trappm.profiler.host import procfs
 from trappm.profiler.measuring.sweep import duration
@@ -118,7 +119,8 @@ class Forecast:
 
     @property
     def fits(self) -> bool:
-        return self.memory_mib <= self.capacity_mib
+        share = 1.0 if is_cpu_device(self.device) else USABLE_SHARE
+        return self.memory_mib <= share * self.capacity_mib
 
     def __str__(self) -> str:
         verdict = "fits" if self.fits else "does not fit"

@@ -3,10 +3,10 @@
     >>> import torch, trappm
     >>> estimate = trappm.estimate("resnet50", batch_size=64, optimizer="adam")
     >>> estimate.fits("a100"), estimate.largest_batch("a100")
-    (True, 402)
+    (True, 376)
 
 Nothing is learned here: a step is traced on the meta device and replayed through a model of
-PyTorch's allocator (docs/static_profile.md), so any module, any loss and any inputs will do.
+PyTorch's allocator (docs/details/static_profile.md), so any module, any loss and any inputs will do.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from trappm.prediction.models.sizes import size_of
-from trappm.profiler.devices.capacity import memory_mib
+from trappm.prediction.models.sizes import check_size, size_of
+from trappm.profiler.devices.capacity import USABLE_SHARE, memory_mib
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, card_of
 from trappm.profiler.errors import BatchOrderError, InputError
+from trappm.profiler.models.known_names import refuse_unknown
 from trappm.profiler.models.model_input import ExampleInputs, Inputs
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision, member
 from trappm.profiler.simulation.memory_breakdown import MemoryBreakdown, Part, break_down
@@ -75,19 +76,25 @@ def estimate(
         InputError, UnknownArchitectureError: what is wrong with the arguments.
         UnsupportedModelError: the step cannot be traced; with the operator and its line of code.
     """
+    loop = loop_of(optimizer, member("precision", Precision, precision))
+    which = member("phase", Phase, phase)
+    layout = member("memory_format", MemoryFormat, memory_format)
+    check_size("batch size", batch_size)
+    input_size = size_of(model, input_size, sequence_length)
+    check_size("input size", input_size)
+    if isinstance(model, str):
+        refuse_unknown(model)
+    # What was wrong with the question was told before torch is imported, which takes a second.
     from trappm.profiler.models.on_meta import on_meta
     from trappm.profiler.models.sources import source_of
     from trappm.profiler.tracing.losses import default_loss
     from trappm.profiler.tracing.tracer import StepOptions
 
     options = StepOptions(
-        precision=member("precision", Precision, precision),
-        memory_format=member("memory_format", MemoryFormat, memory_format),
+        precision=Precision(precision),
+        memory_format=layout,
         loss=default_loss if loss is None else lambda output, _: loss(output),
     )
-    loop = loop_of(optimizer, options.precision)
-    which = member("phase", Phase, phase)
-    input_size = size_of(model, input_size, sequence_length)
     if isinstance(model, str):
         if inputs or keywords:
             raise InputError(f"inputs for {model}; a model by name knows its inputs: give none")
@@ -100,8 +107,6 @@ def estimate(
             raise InputError("input_size is for models by name; a module knows its inputs")
         example = given = ExampleInputs.of(*inputs, **keywords)
         size = given.batch_size if batch_size is None else batch_size
-    if size < 1:
-        raise InputError(f"batch size is {size}; it must be 1 or more")
     module = on_meta(model, input_size, options.memory_format, options.precision)
     trace, origins, only_batch = _traced(module, example, options, which, size)
     return Estimate(
@@ -140,8 +145,8 @@ class Estimate:
         return self._simulated(size).reserved_with_workspace_mib + sum(self._fixed(device).values())
 
     def fits(self, device: str, batch_size: int | None = None) -> bool:
-        """Whether the step's memory is within that of a device."""
-        return self.memory_mib(device, batch_size) <= self.capacity_mib(device)
+        """Whether the step's memory is within the share of a device's that runs can use."""
+        return self.memory_mib(device, batch_size) <= USABLE_SHARE * self.capacity_mib(device)
 
     def capacity_mib(self, device: str) -> float:
         """Memory of a device.

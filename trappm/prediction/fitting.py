@@ -33,12 +33,10 @@ class Fitting:
     memory_format: str
     optimizer: str
     largest_batch: int
-    """0 if not even one sample fits."""
+    """0 if not even one sample fits into the share of memory that published runs could use."""
     memory_mib: float
     """What that batch takes; where none fits, one sample."""
     capacity_mib: float
-    largest_usable_batch: int
-    """The largest that leaves the share of memory that published runs did not reach alive."""
     source: str
     """What the memory is simulated from: the model's own step, or that of a rebuilt module."""
     remarks: tuple[str, ...] = ()
@@ -53,15 +51,16 @@ class Fitting:
         used, most = (
             number_text(size / _MIB_PER_GIB, 3) for size in (self.memory_mib, self.capacity_mib)
         )
+        free = f"{1 - USABLE_SHARE:.0%}"
         if not self.largest_batch:
             return (
-                f"{self.model} does not fit {self.device} {how}: "
-                f"one sample takes {used} of {most} GiB."
+                f"{self.model} does not fit {self.device} {how}: one sample takes {used} of {most} "
+                f"GiB, of which {free} must stay free."
             )
         return (
             f"{self.model} {doing} on {self.device} with up to {self.largest_batch:,} samples a "
-            f"step {how}: {used} of {most} GiB, simulated; "
-            f"{self.largest_usable_batch:,} leave {1 - USABLE_SHARE:.0%} free, which runs needed."
+            f"step {how}: {used} of {most} GiB, simulated; {free} must stay free. To be safe, take "
+            "the smaller batch that trappm predict names: even its upper bound fits."
         )
 
 
@@ -101,10 +100,10 @@ def fitting(
             held = step.memory_in(loop, size, which).reserved_with_workspace_mib
             return held + beside_mib
 
-        def largest(limit_mib: float) -> int:
-            return largest_batch(lambda size: memory_mib(size) <= limit_mib)
+        def fits(size: int, usable_mib: float = USABLE_SHARE * capacity_mib) -> bool:
+            return memory_mib(size) <= usable_mib
 
-        most = largest(capacity_mib)
+        most = largest_batch(fits)
         rows.append(
             Fitting(
                 model=subject.name,
@@ -116,7 +115,6 @@ def fitting(
                 largest_batch=most,
                 memory_mib=memory_mib(max(most, 1)),
                 capacity_mib=capacity_mib,
-                largest_usable_batch=largest(USABLE_SHARE * capacity_mib),
                 source=str(profile.step_source),
                 remarks=tuple(filter(None, [profile.step_remark])),
             )

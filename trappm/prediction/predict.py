@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeGuard, Unpack, ov
 
 from trappm.prediction.kept_answers import kept_answers
 from trappm.prediction.models.profile_cache import content_key
-from trappm.prediction.models.sizes import size_kind, size_of
+from trappm.prediction.models.sizes import check_size, size_kind, size_of
 from trappm.prediction.prediction import Prediction
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.known_names import is_file, refuse_unknown
-from trappm.profiler.records import MAX_SIZE, Phase
+from trappm.profiler.records import Phase
 from trappm.profiler.transformers.names import content_of
 
 if TYPE_CHECKING:
@@ -224,11 +224,3 @@ def _arguments(
     for name in ("batch_size", "input_size", "sequence_length"):
         check_size(name.replace("_", " "), arguments.get(name))
     return arguments
-
-
-def check_size(name: str, value: object) -> None:
-    """Raises InputError: neither None nor a size that a batch or an image can have."""
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SIZE:
-        raise InputError(f"{name} is {value!r}; it must be a whole number from 1 to {MAX_SIZE:,}")

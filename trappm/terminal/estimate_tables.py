@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from trappm.profiler.devices.capacity import USABLE_SHARE
 from trappm.terminal.tables import console, table
 
 if TYPE_CHECKING:
@@ -55,8 +56,9 @@ def _answer(estimate: Estimate, device: str) -> str:
     memory_gib = estimate.memory_mib(device) / _GIB
     return (
         f"{step} of {estimate.name} at batch {estimate.batch_size:,} {verdict} {device}: "
-        f"{memory_gib:,.1f} of {estimate.capacity_mib(device) / _GIB:,.1f} GiB; "
-        f"the largest batch that fits is {estimate.largest_batch(device):,}"
+        f"{memory_gib:,.1f} of {estimate.capacity_mib(device) / _GIB:,.1f} GiB, of which "
+        f"{1 - USABLE_SHARE:.0%} must stay free; the largest batch that fits is "
+        f"{estimate.largest_batch(device):,}"
     )
 
 

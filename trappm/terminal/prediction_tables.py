@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trappm.prediction.comparison import cheapest_usd, verdicts
+from trappm.prediction.estimate import beside_step_mib
 from trappm.prediction.prediction import CONTEXT
+from trappm.profiler.records import Phase
 from trappm.terminal.tables import cell, console, print_line, print_table, table
 
 if TYPE_CHECKING:
@@ -122,6 +124,11 @@ def _memory(prediction: Prediction) -> str | None:
     if rest_mib is not None:
         of_all = f"of {prediction.memory_mib:,.0f} MiB"
         beside = f"the other {rest_mib:,.0f} {of_all} are {CONTEXT}"
+        usual_mib = beside_step_mib(prediction.device, Phase(prediction.phase))
+        more_mib = round(rest_mib - usual_mib)
+        if more_mib:
+            which = "more" if more_mib > 0 else "less"
+            beside += f": {usual_mib:,.0f}, and {abs(more_mib):,} {which} by labels"
         if rest_mib < 0:
             beside = f"labels show {-rest_mib:,.0f} less"
     return (
@@ -133,11 +140,16 @@ def _memory(prediction: Prediction) -> str | None:
 def _what_fits(prediction: Prediction) -> list[str]:
     lines = []
     if prediction.out_of_memory is not None:
-        lines.append(
-            f"P(out of memory) {prediction.out_of_memory:.1%} "
-            f"of {prediction.capacity_mib:,.0f} MiB; largest batch whose upper bound fits: "
-            f"{cell(prediction.largest_batch_size)}"
+        risk = (
+            f"P(out of memory) {prediction.out_of_memory:.1%} of {prediction.capacity_mib:,.0f} MiB"
         )
+        safe = prediction.largest_batch_size
+        if safe is not None:
+            risk += (
+                f"; largest safe batch: {safe:,}, whose upper bound fits (by simulation alone: "
+                "trappm fits)"
+            )
+        lines.append(risk)
     if prediction.mig_profile is not None:
         lines.append(f"smallest MIG profile: {prediction.mig_profile}")
     return lines

@@ -11,6 +11,7 @@ from onnx_export import export_onnx
 
 import trappm
 from trappm import cli
+from trappm.integrations.forecast import Forecast
 from trappm.learner.heads.device_heads import train_heads
 from trappm.learner.heads.predictions import TrainedHeads
 from trappm.learner.networks.gae import train_encoder
@@ -40,9 +41,11 @@ def test_the_largest_batch_fits_and_one_more_does_not(optimizer):
     (row,) = fitting(subject, ["gtx1650"], optimizer=optimizer)
     same = trappm.estimate("test_resnet", batch_size=1, input_size=160, optimizer=optimizer)
     assert row.largest_batch == same.largest_batch("gtx1650") > 1
-    assert row.memory_mib == same.memory_mib("gtx1650", row.largest_batch) <= row.capacity_mib
-    assert same.memory_mib("gtx1650", row.largest_batch + 1) > row.capacity_mib
-    assert same.memory_mib("gtx1650", row.largest_usable_batch) <= USABLE_SHARE * row.capacity_mib
+    usable_mib = USABLE_SHARE * row.capacity_mib
+    assert row.memory_mib == same.memory_mib("gtx1650", row.largest_batch) <= usable_mib
+    assert same.memory_mib("gtx1650", row.largest_batch + 1) > usable_mib
+    assert same.fits("gtx1650", row.largest_batch)
+    assert not same.fits("gtx1650", row.largest_batch + 1)
     assert f"up to {row.largest_batch:,} samples" in str(row)
     assert f"with {optimizer}: " in str(row)
 
@@ -62,7 +65,37 @@ def test_a_model_larger_than_the_card_is_told_with_its_size(capsys):
     assert cli.run(["fits", "vit_7b_patch16_dinov3", "--device", "gtx1650"]) == 0
     (sentence,) = capsys.readouterr().out.splitlines()
     assert sentence.startswith("vit_7b_patch16_dinov3 does not fit gtx1650 in fp32 with sgd: ")
-    assert sentence.endswith(" of 4 GiB.")
+    assert sentence.endswith(" of 4 GiB, of which 6% must stay free.")
+
+
+def test_what_is_safe_is_no_more_than_what_fits_and_both_answers_name_the_other(capsys):
+    """Labels of A100 show more memory than the simulation, and an upper bound is more still."""
+    (row,) = fitting(subject_of("test_resnet", input_size=160), ["a100"])
+    prediction = trappm.predict("test_resnet", input_size=160, device="a100")
+    assert 0 < prediction.largest_batch_size <= row.largest_batch
+    assert "trappm predict" in str(row)
+    asked = ["predict", "test_resnet", "--input-size", "160", "--device", "a100"]
+    assert cli.run(asked) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"largest safe batch: {prediction.largest_batch_size:,}, whose upper bound" in shown
+    assert "trappm fits" in shown
+    assert " more by labels" in shown
+
+
+def test_a_step_that_fits_is_within_what_the_largest_batch_is_of():
+    """One notion of what fits, in estimates, searches and callbacks."""
+    estimate = trappm.estimate("test_resnet", batch_size=1, input_size=160)
+    largest = estimate.largest_batch("a100")
+    told = {
+        size: Forecast(
+            model="test_resnet", device="a100", batch_size=size,
+            memory_mib=estimate.memory_mib("a100", size),
+            capacity_mib=estimate.capacity_mib("a100"), largest_batch=largest,
+            epoch_batches=None, step_time_ms=None,
+        ).fits
+        for size in (largest, largest + 1)
+    }  # fmt: skip
+    assert told == {largest: True, largest + 1: False}
 
 
 def test_the_command_answers_in_json_for_each_card(capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trappm.profiler.errors import InputError
+from trappm.profiler.records import MAX_SIZE
 from trappm.profiler.transformers.names import is_transformer, unit_of
 
 
@@ -29,3 +30,11 @@ def size_of(model: object, input_size: int | None, sequence_length: int | None) 
             f"input size, not the sequence length {sequence_length}"
         )
     return input_size
+
+
+def check_size(name: str, value: object) -> None:
+    """Raises InputError: neither None nor a size that a batch or an image can have."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SIZE:
+        raise InputError(f"{name} is {value!r}; it must be a whole number from 1 to {MAX_SIZE:,}")

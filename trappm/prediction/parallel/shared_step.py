@@ -17,8 +17,9 @@ from trappm.learner.physics.parallel.collectives import Group
 from trappm.learner.physics.parallel.links import Node, node_of
 from trappm.learner.physics.parallel.strategy import Parallelism, Strategy
 from trappm.prediction.costs import prices_of
+from trappm.prediction.models.sizes import check_size
 from trappm.prediction.parallel.parallel_prediction import ParallelPrediction
-from trappm.prediction.predict import check_size, is_name
+from trappm.prediction.predict import is_name
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.models.known_names import refuse_unknown
