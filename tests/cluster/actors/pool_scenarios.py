@@ -90,10 +90,15 @@ def joined_on(nodes, devices, count):
     messages = []
     with emulated(nodes):
         pool = ProfilerPool(devices, may_grow=True, profiler=MadeUpProfiler, tell=messages.append)
-        wait_until(lambda: has_joined(pool, count))
+
+        def want():
+            pool.want(dict.fromkeys(devices, 100))
+            return has_joined(pool, count)
+
+        wait_until(want)
         end = time.monotonic() + 3 * profiler_pool.RECRUIT_S
         while time.monotonic() < end:
-            has_joined(pool, count)
+            want()
         return {"joined": Counter(w.device for w in pool.joined()), "messages": messages}
 
 
