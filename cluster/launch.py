@@ -87,9 +87,11 @@ def check_spec(store: Store, spec: CampaignSpec, address: str | None) -> None:
     check_stop(spec)
     check_budget(spec, without_refused(pool_of(spec, store), store))
     if spec.canary is not None:
-        from trappm.profiler.models.zoo import architectures  # brings in torch and timm
+        from trappm.profiler.models.sources import source_of  # brings in torch and timm
 
-        architectures(spec.canary.reference_on(key).architecture for key in spec.devices.keys)
+        for key in spec.devices.keys:
+            reference = spec.canary.reference_on(key).architecture
+            source_of(reference).architectures([reference])
 
 
 def _check_devices(spec: CampaignSpec, address: str | None) -> None:

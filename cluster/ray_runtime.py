@@ -15,12 +15,12 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from trappm.cluster.placement import Placement, no_room, room_for
 from trappm.cluster.workers.rehearsal import runs_nothing
 from trappm.profiler.devices import local_devices
 from trappm.profiler.devices.catalogue import ray_labels
@@ -48,35 +48,6 @@ _LONGEST_TEMPORARY = 9
 
 class RayDiedError(CampaignError):
     """A process of the private Ray, without which it cannot go on, has died."""
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Which nodes have a device, and the Ray options that put a profiler actor on one of them."""
-
-    labels: Mapping[str, tuple[str, ...]]
-    """By name: the values that will do, the usual one first."""
-    gpus: int
-    """How many of a node's GPUs a profiler has."""
-
-    @property
-    def needs_gpu(self) -> bool:
-        return self.gpus > 0
-
-    @property
-    def options(self) -> dict[str, Any]:
-        # No core: Ray would want one for each GPU, and leave GPUs idle for lack of it.
-        gpu = {"num_gpus": self.gpus} if self.needs_gpu else {}
-        selector = {
-            name: values[0] if len(values) == 1 else f"in({','.join(values)})"
-            for name, values in self.labels.items()
-        }
-        return {**gpu, "num_cpus": 0, "label_selector": selector}
-
-    def suits(self, node: Mapping[str, Any]) -> bool:
-        """Whether a node of `ray.nodes` has the device."""
-        labels = node.get("Labels", {})
-        return all(labels.get(name) in values for name, values in self.labels.items())
 
 
 def placement(device: str) -> Placement:
@@ -191,15 +162,13 @@ def _nodes() -> list[dict[str, Any]]:
 
 
 def require_nodes(devices: tuple[str, ...]) -> None:
-    """Raises DeviceError for a device that no node of the cluster offers.
+    """Raises DeviceError for a device that no node of the cluster offers, or not beside the others.
 
     Ray lets an actor that nothing can satisfy pend for ever, so we look first.
     """
     nodes = _nodes()
-    for device in devices:
-        if runs_nothing(device):
-            continue
-        place = placement(device)
+    places = {device: placement(device) for device in devices if not runs_nothing(device)}
+    for device, place in places.items():
         if any(place.suits(node) for node in nodes):
             continue
         ((key, (value, *_)),) = place.labels.items()
@@ -209,6 +178,8 @@ def require_nodes(devices: tuple[str, ...]) -> None:
             f"no node for device {device!r}: it needs the label {key}={value}, and {offer}; "
             f"start one with: ray start --address=HEAD:6379 --labels {key}={value}"
         )
+    if without := [device for device, room in room_for(places, nodes).items() if not room]:
+        raise DeviceError(no_room(without[0], places, nodes))
 
 
 def gpus_known_to(address: str) -> set[str]:

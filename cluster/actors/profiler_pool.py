@@ -21,11 +21,11 @@ from ray.exceptions import (
 
 from trappm.cluster.actors.profile_tasks import profile_on_ray, trace_on_ray
 from trappm.cluster.actors.profiler_actor import ProfilerActor, kill_process
+from trappm.cluster.placement import Placement, no_room, room_for
 from trappm.cluster.profiles.static_profiles import ProfiledGraph
 from trappm.cluster.profiles.step_profiles import StepKey, TracedStep
 from trappm.cluster.ray_runtime import (
     CAMPAIGN_ACTOR,
-    Placement,
     first_line,
     last_line,
     on_node,
@@ -105,6 +105,8 @@ class ProfilerPool:
         self._failed_starts: Counter[str] = Counter()
         self._claims: Mapping[str, Mapping[str, Claim]] = {}
         self._offered: Counter[str] = Counter()
+        self._without_room: set[str] = set()
+        """Devices of which was told that others have all GPUs of their kind."""
         self._class = ray.remote(profiler)
         self._to_come: dict[str, int] = dict.fromkeys(devices, MANY)
         self._needed_at = dict.fromkeys(devices, time.monotonic())
@@ -146,32 +148,50 @@ class ProfilerPool:
             return
         self._recruited_at = time.monotonic()
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        for device in self._devices:
+        places = {device: placement(device) for device in self._devices}
+        at_work = {d: place for d, place in places.items() if self._to_come.get(d, 0)}
+        done = {d: place for d, place in places.items() if d not in at_work}
+        self._offered = Counter(room_for(at_work, nodes) | room_for(done, nodes))
+        for device, place in sorted(places.items(), key=lambda item: -item[1].gpus):
             if self._is_refused(device):
                 continue
-            where = placement(device)
-            if where.needs_gpu:
-                self._recruit_on_gpus(device, where, nodes)
+            if place.needs_gpu:
+                self._recruit_on_gpus(device, place, at_work, nodes)
             else:
-                self._recruit_on_hosts(device, where, nodes)
+                self._recruit_on_hosts(device, place, nodes)
 
-    def _recruit_on_gpus(self, device: str, where: Placement, nodes: Sequence[Any]) -> None:
+    def _recruit_on_gpus(
+        self, device: str, where: Placement, at_work: Mapping[str, Placement], nodes: Sequence[Any]
+    ) -> None:
         """Ray finds the GPUs: as many profilers wait as there may be free ones for."""
-        suited = [int(n["Resources"].get("GPU", 0)) for n in nodes if where.suits(n)]
-        offered = sum(gpus // where.gpus for gpus in suited)  # all of a profiler's are of one node
-        self._offered[device] = offered
-        there = sum(profiler.device == device for profiler in self._profilers.values())
+        there = self._count(device)
         joining = [r for r, profiler in self._joining.items() if profiler.device == device]
         claims = self._claims.get(device, {})
         is_next = not claims or in_turn(claims)[0] == self._campaign_id
         wanted = max(self._share_of(device) - there, int(self._may_grow and is_next))
         wanted = min(wanted, self._to_come.get(device, 0))
+        suited = [node for node in nodes if where.suits(node)]
+        rivals = {d: place for d, place in at_work.items() if any(map(place.suits, suited))}
+        # Who needs several GPUs of a node goes first: single ones would leave it too few for ever.
+        if any(rivals[d].gpus > where.gpus and self._is_to_join(d) for d in rivals):
+            wanted = 0
+        if suited and not self._offered[device] and device not in self._without_room and wanted:
+            self._without_room.add(device)
+            self._tell(no_room(device, rivals, nodes))
         for _ in range(wanted - len(joining)):
             self._start_profiler(device, where.options, None)
         for reference in joining[wanted:]:  # so that no node is started for nothing
             ray.kill(self._joining.pop(reference).actor)
         if self._may_grow and self._recruited_at - self._needed_at[device] > RELEASE_S:
             self._release_idle(device)
+
+    def _count(self, device: str) -> int:
+        return sum(profiler.device == device for profiler in self._profilers.values())
+
+    def _is_to_join(self, device: str) -> bool:
+        """Whether profilers for which there is room have not joined yet, and may soon."""
+        missing = min(self._share_of(device), self._to_come.get(device, 0)) - self._count(device)
+        return missing > 0 and not self._is_refused(device)
 
     def _release_idle(self, device: str) -> None:
         """Gives GPUs back that nothing is left for: their nodes may go while others measure on."""

@@ -1,8 +1,9 @@
 """What is held out together, and folds that never divide it.
 
-Batch sizes of an architecture are near-copies of each other, and some architectures have two names
-(timm's beit and beitv2 differ in how weights were trained): who holds one of them out and learns
-from the other has held nothing out.
+Batch sizes of an architecture are near-copies of each other, some architectures have two names
+(timm's beit and beitv2 differ in how weights were trained), and a transformer has one for each way
+to train it (`hf:gpt2`, `hf:gpt2,lora=16`): who holds one of them out and learns from the other has
+held nothing out.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from trappm.learner.workload import Workload
 from trappm.profiler.records import Graph
 from trappm.profiler.records.content_hash import graph_hash
+from trappm.profiler.transformers.names import model_of
 
 CLUSTER_STEPS = 30
 """Of k-means: a round number, with which it has come to rest."""
@@ -36,7 +38,7 @@ def layers_hash(graph: Graph) -> str:
 
 
 def content_groups(architectures: Sequence[str], workloads: Sequence[Workload]) -> list[str]:
-    """What each of n labels is held out with: the first name of all that have the same content.
+    """What each of n labels is held out with: the first name of all that are the same model.
 
     Args:
         architectures: of each label (n).
@@ -44,10 +46,10 @@ def content_groups(architectures: Sequence[str], workloads: Sequence[Workload]) 
     """
     workload_of = dict(zip(reversed(architectures), reversed(workloads), strict=True))
     first: dict[str, str] = {}
-    group = {
-        name: first.setdefault(_content(workload) or name, name)
-        for name, workload in sorted(workload_of.items(), key=lambda item: item[0])
-    }
+    group: dict[str, str] = {}
+    for name, workload in sorted(workload_of.items(), key=lambda item: item[0]):
+        same = first.setdefault(_content(workload) or name, name)
+        group[name] = first.setdefault(f"model {model_of(name)}", same)
     return [group[name] for name in architectures]
 
 

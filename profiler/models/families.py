@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.nearest import nearest
-from trappm.profiler.transformers.names import PREFIX
+from trappm.profiler.transformers.names import is_transformer, model_of
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "convnext": ("convnext*",),
@@ -32,12 +32,20 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 
 # Marks of origin in timm's names that say nothing about the architecture.
 _ORIGIN = re.compile(r"^(?:legacy|test|tf)_")
+_FOLDER = re.compile(r"^hf:(?:.*/)?")
 
 
 @lru_cache(maxsize=10_000)
 def family_of(architecture: str) -> str:
-    """The paper's family of this architecture, or the leading letters of its name for others."""
-    name = _ORIGIN.sub("", architecture.removeprefix(PREFIX))
+    """The paper's family of this architecture, or the leading letters of its name for others.
+
+    Of transformers by configuration with the number that belongs to their name, as `gpt2` and `t5`.
+    """
+    if is_transformer(architecture):
+        name = _FOLDER.sub("", model_of(architecture))
+        begins = re.match(r"[A-Za-z]+\d*", name)
+        return begins.group().lower() if begins else name or architecture
+    name = _ORIGIN.sub("", architecture)
     for family, patterns in FAMILIES.items():
         if any(fnmatchcase(name, pattern) for pattern in patterns):
             return family

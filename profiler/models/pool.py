@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -17,8 +18,15 @@ from trappm.profiler.records import (
     Phase,
     Precision,
 )
+from trappm.profiler.transformers.names import Attention, is_transformer, unit_of
 
 MAX_CONFIGURATIONS = 1_000_000
+NATIVE = "native"
+FULL = "full"
+_KINDS = (("input_sizes", "px", "images"), ("sequence_lengths", "tokens", "text"))
+_METHODS = "full, lora=RANK, frozen=embeddings, frozen=body"
+_MAY_BE_NATIVE = ("input_sizes", "sequence_lengths", "vocabularies")
+_MAY_BE_EMPTY = frozenset({"architectures", "families", "input_sizes", "sequence_lengths"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,19 +34,28 @@ class PoolGroup:
     """Every combination of these architectures and settings.
 
     Raises:
-        InputError: no architectures, a setting without values, or a batch or input size that is
-            not a whole number from 1 to MAX_SIZE.
+        InputError: no architectures, a setting without values, no size of input, a number that is
+            not whole and from 1 to MAX_SIZE, or a method that there is not.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     architectures: tuple[str, ...] = ()
-    """timm names or globs, such as `resnet18` or `convnext_*`, or transformers: `hf:gpt2`."""
+    """timm names or globs, such as `resnet18` or `convnext_*`, or transformers: `hf:gpt2*`."""
     families: tuple[str, ...] = ()
     """Families whose architectures are all in the group, such as `vit`."""
     batch_sizes: tuple[int, ...]
-    input_sizes: tuple[Literal["native"] | int, ...]
-    """Pixels of square images, or tokens; `native` is what each model was made for."""
+    input_sizes: tuple[Literal["native"] | int, ...] = ()
+    """Pixels of square images, of models that take images; `native` is each model's own size."""
+    sequence_lengths: tuple[Literal["native"] | int, ...] = ()
+    """Tokens of a sample, of models that take text; `native` is the most that each one takes."""
+    methods: tuple[str, ...] = ("full",)
+    """How transformers are trained: `full`, `lora=RANK`, `frozen=embeddings`, `frozen=body`."""
+    checkpointing: tuple[bool, ...] = (False,)
+    """Whether transformers compute activations again in the backward pass."""
+    attentions: tuple[Attention, ...] = (Attention.SDPA,)
+    vocabularies: tuple[Literal["native"] | int, ...] = ("native",)
+    """Tokens that there are; `native` is the configuration's own number."""
     precisions: tuple[Precision, ...] = (Precision.FP32,)
     memory_formats: tuple[MemoryFormat, ...] = (MemoryFormat.CONTIGUOUS,)
     optimizers: tuple[Optimizer, ...] = (Optimizer.SGD,)
@@ -47,12 +64,20 @@ class PoolGroup:
     def __post_init__(self) -> None:
         if not self.architectures and not self.families:
             raise InputError("a group of the pool names neither architectures nor families")
+        if not self.input_sizes and not self.sequence_lengths:
+            raise InputError(
+                "a group of the pool has neither input_sizes (of images) nor sequence_lengths (of "
+                "text); give those that its models take"
+            )
         for name, values in vars(self).items():
-            if not values and name not in {"architectures", "families"}:
+            if not values and name not in _MAY_BE_EMPTY:
                 raise InputError(f"{name} is empty in a group of the pool; name at least one")
-        for name in ("batch_sizes", "input_sizes"):
+        for method in self.methods:
+            if method != FULL and method.partition("=")[0] not in ("lora", "frozen"):
+                raise InputError(f"methods holds {method!r}; there are: {_METHODS}")
+        for name in ("batch_sizes", *_MAY_BE_NATIVE):
             for value in getattr(self, name):
-                if name == "input_sizes" and value == "native":
+                if name in _MAY_BE_NATIVE and value == NATIVE:
                     continue
                 if isinstance(value, bool) or not isinstance(value, int):
                     raise InputError(f"{name} holds {value!r}; it must be a whole number")
@@ -81,8 +106,9 @@ def build_pool(spec: PoolSpec) -> list[Configuration]:
     """All configurations of the spec, each once, sorted.
 
     Raises:
-        UnknownArchitectureError: a name or glob matches no timm architecture.
-        InputError: a family has no architectures, or more than MAX_CONFIGURATIONS.
+        UnknownArchitectureError: a name or glob matches no architecture.
+        InputError: a family has no architectures, a model's kind of size is missing, a sequence is
+            longer than a model allows, or there are more than MAX_CONFIGURATIONS.
     """
     pool: set[Configuration] = set()
     named = [(group, _architectures(group)) for group in spec.groups]
@@ -90,6 +116,7 @@ def build_pool(spec: PoolSpec) -> list[Configuration]:
     if max(_product(group, len(names)) for group, names in named) > MAX_CONFIGURATIONS:
         raise _too_many()
     for group, names in named:
+        _check_kinds(group, names)
         for architecture in names:
             pool.update(
                 Configuration(
@@ -103,7 +130,7 @@ def build_pool(spec: PoolSpec) -> list[Configuration]:
                 )
                 for batch_size, input_size, precision, memory_format, optimizer, phase in
                 itertools.product(
-                    group.batch_sizes, _input_sizes(group, architecture), group.precisions,
+                    group.batch_sizes, _sizes(group, architecture), group.precisions,
                     group.memory_formats, group.optimizers, group.phases,
                 )
             )  # fmt: skip
@@ -113,10 +140,10 @@ def build_pool(spec: PoolSpec) -> list[Configuration]:
 
 
 def _product(group: PoolGroup, architectures: int) -> int:
-    """How many configurations a group has, values that it names twice counted once."""
+    """The most configurations that a group has, values that it names twice counted once."""
     settings = (
-        group.batch_sizes, group.input_sizes, group.precisions, group.memory_formats,
-        group.optimizers, group.phases,
+        group.batch_sizes, max(group.input_sizes, group.sequence_lengths, key=len),
+        group.precisions, group.memory_formats, group.optimizers, group.phases,
     )  # fmt: skip
     return architectures * math.prod(len(set(values)) for values in settings)
 
@@ -130,24 +157,66 @@ def _too_many() -> InputError:
 def _architectures(group: PoolGroup) -> list[str]:
     from trappm.profiler.models.sources import source_of  # brings in torch and timm
 
-    texts = group.architectures
-    named = {name for text in texts for name in source_of(text).architectures([text])}
+    named: set[str] = set()
+    endings = _endings(group)
+    if len(endings) * len(group.architectures) > MAX_CONFIGURATIONS:
+        raise _too_many()
+    for text in group.architectures:
+        texts = [text + end for end in endings] if is_transformer(text) else [text]
+        named.update(source_of(text).architectures(texts))
     if group.families:
         from trappm.profiler.models.zoo import architectures
 
         named |= in_families(group.families, architectures(["*"]))
+    if endings != [""] and not any(map(is_transformer, named)):
+        raise InputError(
+            "methods, checkpointing, attentions and vocabularies are of transformers (hf: names), "
+            "and a group of the pool has none; leave them out there"
+        )
     return sorted(named)
 
 
-def _input_sizes(group: PoolGroup, architecture: str) -> set[int]:
-    """The group's sizes in pixels; a size that is also the native one counts once."""
+def _endings(group: PoolGroup) -> list[str]:
+    """What follows the names of a group's transformers, such as `,lora=8,eager`, or nothing."""
+    options = (
+        ["" if method == FULL else f",{method}" for method in group.methods],
+        [",checkpointing" if is_on else "" for is_on in group.checkpointing],
+        ["" if kind is Attention.SDPA else f",{kind}" for kind in map(Attention, group.attentions)],
+        ["" if number == NATIVE else f",vocabulary={number}" for number in group.vocabularies],
+    )
+    if math.prod(map(len, options)) > MAX_CONFIGURATIONS:
+        raise _too_many()
+    return ["".join(chosen) for chosen in itertools.product(*options)]
+
+
+def _sizes(group: PoolGroup, architecture: str) -> set[int]:
+    """The group's sizes of input that are for this model; one that is the native one counts once.
+
+    Raises:
+        InputError: a sequence is longer than the model allows.
+    """
     from trappm.profiler.models.sources import source_of
 
+    source = source_of(architecture)
+    takes_text = unit_of(architecture) == "tokens"
     sizes: set[int] = set()
-    for size in group.input_sizes:
-        native = size == "native"
-        pixels = source_of(architecture).native_input_size(architecture) if native else int(size)
-        if pixels is None:
+    for size in group.sequence_lengths if takes_text else group.input_sizes:
+        native = source.native_input_size(architecture) if size == NATIVE else int(size)
+        if native is None:
             raise InputError(f"{architecture} has no input size of its own; give one")
-        sizes.add(pixels)
+        sizes.add(source.input_size_of(architecture, native) if takes_text else native)
     return sizes
+
+
+def _check_kinds(group: PoolGroup, architectures: Sequence[str]) -> None:
+    """Raises InputError where a model's kind of size is missing, or a kind is for no model."""
+    first = {unit_of(name): name for name in reversed(architectures)}
+    for key, unit, taken in _KINDS:
+        if unit in first and not getattr(group, key):
+            raise InputError(f"{first[unit]} takes {taken}; its group of the pool needs {key}")
+    for key, unit, taken in _KINDS:
+        if unit not in first and getattr(group, key):
+            raise InputError(
+                f"{key} are of models that take {taken}, and of these the group of the pool with "
+                f"{architectures[0]} has none; leave them out there"
+            )

@@ -328,8 +328,10 @@ def _canonical_json(value: object) -> str:
 
 
 def size_text(architecture: str, input_size: int) -> str:
-    """A size of input with its unit: `224 px`, `512 tokens` of any transformer."""
-    return f"{input_size} {'tokens' if architecture.startswith('hf:') else 'px'}"
+    """A size of input with its unit: `224 px`, or `512 tokens` of a transformer of text."""
+    from trappm.profiler.transformers.names import unit_of
+
+    return f"{input_size} {unit_of(architecture)}"
 
 
 def is_cpu_device(key: str) -> bool:

@@ -178,6 +178,15 @@ def _with_adapters(model: nn.Module, rank: int) -> nn.Module:
 
 @lru_cache(maxsize=64)
 def _known_config(name: TransformerName, _content: str) -> PretrainedConfig:
+    config = _stored_config(name)
+    if name.vocabulary is not None:
+        if _image_size(config):
+            raise InputError(f"{name} takes images, and has no vocabulary; leave it out")
+        config.get_text_config().vocab_size = name.vocabulary
+    return config
+
+
+def _stored_config(name: TransformerName) -> PretrainedConfig:
     shape = name.shape()
     with _reasons(str(name)), _quiet():
         if shape is None:

@@ -1,4 +1,4 @@
-"""Names of transformers: `hf:NAME[,lora=RANK][,frozen=PART][,checkpointing][,eager]`.
+"""Names of transformers: `hf:NAME`, then options, such as `hf:gpt2,lora=8,checkpointing,eager`.
 
 NAME is a shape of our own (`shapes.yaml`), the path of a config.json, or a model id whose
 configuration `transformers` has on this machine. Read without torch and without transformers.
@@ -22,7 +22,8 @@ from trappm.profiler.nearest import nearest
 PREFIX = "hf:"
 MAX_CONFIG_BYTES = 1 << 20
 MAX_RANK = 65_536
-_OPTIONS = "lora=RANK, frozen=embeddings, frozen=body, checkpointing, eager, sdpa"
+MAX_VOCABULARY = 1_000_000
+_OPTIONS = "lora=RANK, frozen=embeddings, frozen=body, vocabulary=N, checkpointing, eager, sdpa"
 
 
 def is_transformer(architecture: str) -> bool:
@@ -56,6 +57,8 @@ class TransformerName:
     lora_rank: int | None = None
     """Of low-rank adapters, which alone are trained; None for all parameters."""
     frozen: Frozen | None = None
+    vocabulary: int | None = None
+    """How many tokens there are, instead of the configuration's own number."""
     checkpointing: bool = False
     """Whether activations of a block are computed again in the backward pass."""
     attention: Attention = Attention.SDPA
@@ -69,6 +72,10 @@ class TransformerName:
             raise InputError(
                 f"lora={self.lora_rank} with frozen={self.frozen}: with adapters all else is "
                 "frozen; leave one out"
+            )
+        if self.vocabulary is not None and not 2 <= self.vocabulary <= MAX_VOCABULARY:
+            raise InputError(
+                f"vocabulary={self.vocabulary}; it must be from 2 to {MAX_VOCABULARY:,} tokens"
             )
 
     @classmethod
@@ -91,6 +98,7 @@ class TransformerName:
         options = [
             *([f"lora={self.lora_rank}"] if self.lora_rank else []),
             *([f"frozen={self.frozen}"] if self.frozen else []),
+            *([f"vocabulary={self.vocabulary}"] if self.vocabulary else []),
             *(["checkpointing"] if self.checkpointing else []),
             *(["eager"] if self.attention is Attention.EAGER else []),
         ]
@@ -126,11 +134,14 @@ class TransformerName:
         return None
 
 
+_NUMBERS = {"lora": "lora_rank", "vocabulary": "vocabulary"}
+
+
 def _option(option: str, text: str) -> tuple[str, Any]:
     """Field and value that an option sets."""
     key, _, value = option.partition("=")
-    if key == "lora" and value.isascii() and value.isdigit() and len(value) < 9:
-        return "lora_rank", int(value)
+    if key in _NUMBERS and value.isascii() and value.isdigit() and len(value) < 9:
+        return _NUMBERS[key], int(value)
     if key == "frozen" and value in list(Frozen):
         return "frozen", Frozen(value)
     if option == "checkpointing":
@@ -157,6 +168,11 @@ def _config_of(path: Path) -> Mapping[str, Any]:
     return config
 
 
+def model_of(architecture: str) -> str:
+    """The architecture without how it is trained: `hf:gpt2` of `hf:gpt2,lora=16`; others as is."""
+    return architecture.partition(",")[0] if is_transformer(architecture) else architecture
+
+
 def content_of(architecture: str) -> str:
     """What an architecture's name stands for today: that of a file changes with what it holds.
 
@@ -175,9 +191,17 @@ def unit_of(architecture: str) -> str:
         return "px"
     try:
         shape = TransformerName.parse(architecture).shape()
-    except InputError:  # a file that is gone by now
+    except InputError:  # a file that is gone by now, or a name of another version
         shape = None
     return "px" if shape is not None and shape["model_type"] in _OF_IMAGES else "tokens"
 
 
-_OF_IMAGES = ("vit", "deit", "beit", "swin", "convnext", "resnet")
+# transformers' model types of image classifiers, here without importing it.
+_OF_IMAGES = frozenset({
+    "beit", "bit", "clip", "convnext", "convnextv2", "cvt", "data2vec-vision", "deit", "dinat",
+    "dinov2", "dinov2_with_registers", "donut-swin", "efficientnet", "focalnet", "hgnet_v2",
+    "hiera", "ijepa", "imagegpt", "levit", "metaclip_2", "mobilenet_v1", "mobilenet_v2",
+    "mobilevit", "mobilevitv2", "perceiver", "poolformer", "pp_lcnet", "pvt", "pvt_v2", "regnet",
+    "resnet", "segformer", "shieldgemma2", "siglip", "siglip2", "swiftformer", "swin", "swinv2",
+    "textnet", "timm_wrapper", "vit", "vit_msn",
+})  # fmt: skip

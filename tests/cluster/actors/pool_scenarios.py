@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import ray
@@ -84,8 +85,34 @@ def broken_here():
     return {"error": None}
 
 
+def joined_on(nodes, devices, count):
+    """Workers by device once so many have joined and no more come; what was told meanwhile."""
+    messages = []
+    with emulated(nodes):
+        pool = ProfilerPool(devices, may_grow=True, profiler=MadeUpProfiler, tell=messages.append)
+
+        def want():
+            pool.want(dict.fromkeys(devices, 100))
+            return has_joined(pool, count)
+
+        wait_until(want)
+        end = time.monotonic() + 3 * profiler_pool.RECRUIT_S
+        while time.monotonic() < end:
+            want()
+        return {"joined": Counter(w.device for w in pool.joined()), "messages": messages}
+
+
+def ranks_first():
+    return joined_on([("A100", 4), ("A100", 4)], ["a100", "a100x4"], 5)
+
+
+def ranks_alone():
+    return joined_on([("A100", 4)], ["a100", "a100x4"], 1)
+
+
 if __name__ == "__main__":
-    result = {f.__name__: f for f in (gone_already, given_back, mended, broken_here)}[sys.argv[1]]()
+    scenarios = (gone_already, given_back, mended, broken_here, ranks_first, ranks_alone)
+    result = {f.__name__: f for f in scenarios}[sys.argv[1]]()
     sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()
     os._exit(0)

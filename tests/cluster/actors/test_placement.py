@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
 
+from trappm.cluster import ray_runtime
+from trappm.cluster.placement import room_for
 from trappm.cluster.ray_runtime import ACCELERATOR_LABEL, placement
 from trappm.profiler.devices.catalogue import read_name
+from trappm.profiler.errors import DeviceError
 
 
 @pytest.mark.parametrize(
@@ -31,3 +34,32 @@ def test_a_selector_of_ray_takes_any_of_the_labels():
 
     for device in ("rtx3090", "a100-mig-1g.5gb", "a100-80gb"):
         assert validate_label_selector(placement(device).options["label_selector"]) is None
+
+
+def nodes(*gpus):
+    return [{"Labels": {ACCELERATOR_LABEL: "A100"}, "Resources": {"GPU": n}} for n in gpus]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "singles"),
+    [((4, 4), 1, 4), ((8,), 1, 4), ((4,), 1, 0), ((2,), 0, 2), ((4, 1), 1, 1), ((4,) * 8, 6, 8),
+     ((), 0, 0)],
+)  # fmt: skip
+def test_ranks_and_single_gpus_of_the_same_nodes_all_have_room(gpus, ranks, singles):
+    places = {device: placement(device) for device in ("a100", "a100x4")}
+    assert room_for(places, nodes(*gpus)) == {"a100": singles, "a100x4": ranks}
+
+
+def test_cards_of_different_nodes_do_not_take_each_others_room():
+    v100 = {"Labels": {ACCELERATOR_LABEL: "V100"}, "Resources": {"GPU": 3.0}}
+    places = {device: placement(device) for device in ("a100", "v100", "cpu-2t")}
+    assert room_for(places, [*nodes(4, 2), v100]) == {"a100": 6, "v100": 3}
+
+
+def test_a_node_that_cannot_hold_both_devices_is_refused_in_a_line(monkeypatch):
+    monkeypatch.setattr(ray_runtime, "_nodes", lambda: nodes(4))
+    ray_runtime.require_nodes(("a100", "a100x2"))
+    with pytest.raises(DeviceError, match=r"room for a100 \(GPUs: 1\) beside a100x4: .* have 4;"):
+        ray_runtime.require_nodes(("a100", "a100x4"))
+    with pytest.raises(DeviceError, match=r"room for a100x8 \(GPUs: 8\): "):
+        ray_runtime.require_nodes(("a100x8",))

@@ -62,3 +62,16 @@ def test_on_this_machine_alone_a_profiler_that_cannot_be_started_ends_the_campai
     result = play("broken_here")
     assert result["error"].startswith("the profiler of simulated:a100 cannot be started: ")
     assert "No module named 'timm'" in result["error"]
+
+
+@pytest.mark.slow
+def test_ranks_are_placed_before_single_gpus_break_their_nodes_up(play):
+    assert play("ranks_first") == {"joined": {"a100x4": 1, "a100": 4}, "messages": []}
+
+
+@pytest.mark.slow
+def test_what_has_no_room_beside_the_ranks_is_told_of_once(play):
+    result = play("ranks_alone")
+    assert result["joined"] == {"a100x4": 1}
+    (message,) = result["messages"]
+    assert "no node has room for a100 (GPUs: 1) beside a100x4" in message

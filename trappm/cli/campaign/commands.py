@@ -54,7 +54,8 @@ def launch(
         Path | None, typer.Argument(metavar="FILE", help="A campaign file (YAML).")
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(help="A campaign file that ships with TraPPM: laptop.")
+        str | None,
+        typer.Option(help="A campaign file that ships with TraPPM: laptop or transformers."),
     ] = None,
     address: Address = None,
     detach: Detach = False,
