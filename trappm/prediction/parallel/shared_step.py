@@ -133,6 +133,11 @@ class SharedStep:
         from trappm.learner.physics.parallel.schedules import schedule
 
         single, node = self.single, node_of(self.single.device)
+        if parallelism.gpus > node.most_gpus:
+            raise InputError(
+                f"no node has {parallelism.gpus} {single.device}; {node.most_gpus} at most: take "
+                "more nodes"
+            )
         if network_gbit is not None:
             node = node.with_network(network_gbit)
         step = schedule(self.work, parallelism, node)
