@@ -158,6 +158,8 @@ class Times:
     """(S)."""
     optimizer: Tensor
     """Of each workload (n), as the next ones."""
+    updating: Tensor
+    """Of the optimizer's, what reading and writing takes; launches are the rest."""
     host: Tensor
     device: Tensor
     step: Tensor
@@ -234,8 +236,8 @@ def times_of(terms: Terms, lookup: Lookup, spec: DeviceSpec) -> Times:
         return lookup.pick(name, zeros + at, workloads)
 
     per_byte = pick("optimizer") + pick("bandwidth") - np.log(spec.bandwidth_gbs * 1e6)
-    optimizer = terms.optimizer_bytes * per_byte.exp()
-    optimizer = optimizer + terms.dispatches[:, 2] * _launch(pick("launch", 2), spec)
+    updating = terms.optimizer_bytes * per_byte.exp()
+    optimizer = updating + terms.dispatches[:, 2] * _launch(pick("launch", 2), spec)
     device = optimizer.index_add(0, terms.products.owner, products)
     device = device.index_add(0, terms.streams.owner, streams)
     host = torch.stack([pick("dispatch", at) for at in range(3)], dim=1).exp()
@@ -243,6 +245,7 @@ def times_of(terms: Terms, lookup: Lookup, spec: DeviceSpec) -> Times:
         products=products,
         streams=streams,
         optimizer=optimizer,
+        updating=updating,
         host=terms.waits_for_host * (terms.dispatches * host).sum(1) * spec.dispatch_us / 1e3,
         device=device,
         step=pick("step").exp() * STEP_MS

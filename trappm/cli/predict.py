@@ -8,6 +8,7 @@ import typer
 
 from trappm.cli import options, shell
 from trappm.cli.options import AsJson, print_json
+from trappm.profiler.errors import InputError
 
 if TYPE_CHECKING:
     from trappm.prediction.prediction import Prediction
@@ -54,6 +55,14 @@ Accumulation = Annotated[int, typer.Option(min=1, help="Passes before each optim
 Network = Annotated[
     float | None,
     typer.Option("--network", help="Between nodes, in Gbit/s; by default of the usual node."),
+]
+
+_COUNTS = "1,2,4,8,16"
+GpuCounts = Annotated[
+    str | None, typer.Option("--gpus", help=f"In all, with commas; {_COUNTS} by default.")
+]
+Strategies = Annotated[
+    list[str] | None, typer.Option(help="ddp, fsdp or tp, again for more; by default all.")
 ]
 
 
@@ -153,12 +162,31 @@ def compare(
     epochs: Epochs = None,
     samples: Samples = None,
     carbon: Carbon = None,
+    gpus: GpuCounts = None,
+    strategy: Strategies = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare devices: on which is a model fastest, cheapest, and on which does it fit?
+    """Compare devices, or numbers of GPUs: where is a model fastest, cheapest, and does it fit?
 
     Example: trappm compare resnet50 --batch-size 128 --phase infer --epochs 1 --samples 1000000
     """
+    if gpus is not None or strategy:
+        if phase != "train" or epochs is not None:
+            given = "--phase infer" if phase != "train" else "--epochs"
+            raise InputError(f"{given} does not go with --gpus; leave out either of them")
+        _print_scaling(
+            models,
+            device or ["all"],
+            gpus or _COUNTS,
+            strategy,
+            batch_size=1 if batch_size is None else batch_size,
+            input_size=input_size,
+            sequence_length=sequence_length,
+            precision=precision,
+            snapshot=snapshot,
+            as_json=as_json,
+        )
+        return
     from trappm.prediction.comparison import verdicts
     from trappm.terminal.prediction_tables import print_comparison
 
@@ -187,18 +215,17 @@ def compare(
 
 
 def scale(
-    model: options.Model,
+    models: Models,
     batch_size: Annotated[int, typer.Option(help="Samples of a GPU's pass.")] = 1,
     input_size: options.InputSize = None,
     sequence_length: options.SequenceLength = None,
-    device: Annotated[
-        str | None, typer.Option(help="By any of its names.", autocompletion=shell.devices)
+    device: DeviceName = None,
+    gpus: GpuCounts = None,
+    per_node: Annotated[
+        int | None,
+        typer.Option("--per-node", min=1, help="GPUs of a node; by default of the usual one."),
     ] = None,
-    gpus: Annotated[str, typer.Option(help="In all, with commas.")] = "1,2,4,8,16",
-    per_node: Annotated[int, typer.Option("--per-node", min=1, help="GPUs of a node.")] = 8,
-    strategy: Annotated[
-        list[str] | None, typer.Option(help="ddp, fsdp or tp, again for more; by default all.")
-    ] = None,
+    strategy: Strategies = None,
     accumulation: Accumulation = 1,
     network: Network = None,
     precision: Precision = None,
@@ -211,18 +238,14 @@ def scale(
 
     Example: trappm scale resnet50 --batch-size 64 --device a100 --gpus 1,2,4,8,16
     """
-    from trappm.learner.physics.parallel.strategy import Strategy
-    from trappm.prediction.parallel.shared_step import SharedStep, scaling
-    from trappm.profiler.errors import InputError
-    from trappm.terminal.parallel.parallel_tables import print_scaling
-
-    try:
-        counts = sorted({int(count) for count in gpus.split(",")})
-    except ValueError:
-        raise InputError(f"--gpus is {gpus!r}; give numbers with commas, such as 1,2,4") from None
-    step = SharedStep.of(
-        model,
+    _print_scaling(
+        models,
         device,
+        gpus or _COUNTS,
+        strategy,
+        gpus_per_node=per_node,
+        accumulation=accumulation,
+        network_gbit=network,
         batch_size=batch_size,
         input_size=input_size,
         sequence_length=sequence_length,
@@ -230,25 +253,45 @@ def scale(
         memory_format=memory_format,
         optimizer=optimizer,
         snapshot=snapshot,
+        as_json=as_json,
     )
-    predictions, refusals = scaling(
-        step,
-        counts,
-        strategy or list(Strategy),
-        accumulation=accumulation,
-        gpus_per_node=per_node,
-        network_gbit=network,
-    )
-    if as_json:
-        print_json([prediction.to_dict() for prediction in predictions])
-    else:
+
+
+def _print_scaling(
+    models: list[str],
+    devices: list[str] | None,
+    gpus: str,
+    strategies: list[str] | None,
+    *,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    from trappm.prediction.parallel.scaling import best, scaling
+    from trappm.terminal.parallel.parallel_tables import print_scaling
+
+    try:
+        counts = sorted({int(count) for count in gpus.split(",")})
+    except ValueError:
+        raise InputError(f"--gpus is {gpus!r}; give numbers with commas, such as 1,2,4") from None
+    predictions, refusals = scaling(models, devices, counts, strategies or (), **options)
+    if not as_json:
         print_scaling(predictions, refusals)
+        return
+    by_model = {m: [p for p in predictions if p.model == m] for m in models}
+    print_json(
+        {
+            "predictions": [prediction.to_dict() for prediction in predictions],
+            "best": {
+                model: {what: str(prediction) for what, prediction in best(own).items()}
+                for model, own in by_model.items()
+            },
+            "refused": refusals,
+        }
+    )
 
 
 def _predict_parallel(model: str, lone: list[str], *, as_json: bool, **options: Any) -> None:
     """A step that GPUs share; `lone` are arguments given that go with one GPU only."""
-    from trappm.profiler.errors import InputError
-
     if lone:
         raise InputError(f"{lone[0]} does not go with --gpus; leave out either of them")
     from trappm.prediction.parallel.shared_step import predict_parallel

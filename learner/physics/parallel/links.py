@@ -80,6 +80,9 @@ class Node:
     network: Link
     rails: int = 1
     """Network cards of a node: fewer GPUs of it reach as many of them only."""
+    gpus: int = 8
+    most_gpus: int = 16
+    """Of the largest node of such cards."""
     source: str = ""
 
     def with_network(self, gbit: float) -> Node:
@@ -126,7 +129,8 @@ def node_of(device: str) -> Node:
     """
     if is_cpu_device(device):
         host = link(LinkKind.HOST, 10.0, source="two processes of one host, by gloo")
-        return Node(name="host", inner=host, network=link(LinkKind.TCP, 12.5), source=host.source)
+        network = link(LinkKind.TCP, 100 / BITS_PER_BYTE)
+        return Node(name="host", inner=host, network=network, gpus=2, source=host.source)
     card = card_of(device)
     if card is None:
         raise InputError(
@@ -148,6 +152,8 @@ def node_of(device: str) -> Node:
                     LinkKind(row["network"]), float(row["network_gbit"]) / BITS_PER_BYTE, **own
                 ),
                 rails=int(row["rails"]),
+                gpus=int(row["gpus"]),
+                most_gpus=int(row["most_gpus"]),
                 source=row["source"],
             )
     newest = max(at for at in PCIE_GBS if at <= card.capability)

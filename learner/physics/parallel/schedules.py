@@ -54,7 +54,7 @@ def schedule(work: StepWork, parallelism: Parallelism, node: Node) -> StepSchedu
     """
     own, sums_ms = _of_a_rank(work, parallelism, node)
     stages, passes = parallelism.pipeline_parallel, parallelism.accumulation
-    compute_ms = passes * (own.forward_ms + own.backward_ms) + own.update_ms
+    compute_ms = passes * (own.forward_ms + own.backward_ms) + own.update_ms + own.fixed_ms
     bubble_ms = (stages - 1) * (own.forward_ms + own.backward_ms)
     sends_ms = 0.0
     if stages > 1:
@@ -108,17 +108,26 @@ def _of_a_rank(work: StepWork, parallelism: Parallelism, node: Node) -> tuple[St
             f"strategy {'tp' if tensor > 1 else 'pp'} needs a model of equal blocks of linear "
             "layers, which this is not; take ddp or fsdp"
         )
+    if work.heads % tensor:
+        raise InputError(
+            f"tensor parallel over {tensor} GPUs does not divide the {work.heads} heads of "
+            "attention; take a divisor of them"
+        )
     if stages > 1 and blocks % stages:
         raise InputError(f"{stages} stages do not divide {blocks} blocks; take a divisor of them")
     share = (work.divisible / tensor + 1 - work.divisible) / stages
-    states = work.update_ms / (tensor * stages)
-    if parallelism.strategy is Strategy.FSDP:
-        states /= parallelism.data_parallel
+    update_ms, copies_ms = work.update_ms / (tensor * stages), 0.0
+    if parallelism.strategy is Strategy.FSDP and parallelism.data_parallel > 1:
+        saved_ms = update_ms * (1 - 1 / parallelism.data_parallel)
+        update_ms -= saved_ms
+        copied_ms = work.copy_ms * work.gathered_share / (tensor * stages)
+        copies_ms = max(_copies(parallelism) * copied_ms, saved_ms)
     own = replace(
         work,
         forward_ms=work.forward_ms * share,
         backward_ms=work.backward_ms * share,
-        update_ms=states,
+        update_ms=update_ms,
+        fixed_ms=work.fixed_ms + copies_ms,
         gradients=tuple(
             Gradient(gradient.size_bytes / (tensor * stages), gradient.ready)
             for gradient in work.gradients
@@ -131,6 +140,16 @@ def _of_a_rank(work: StepWork, parallelism: Parallelism, node: Node) -> tuple[St
     return own, sums * summing.all_reduce_ms(work.boundary_bytes)
 
 
+def _copies(parallelism: Parallelism) -> int:
+    """How often FSDP copies each block in a step: out of what was gathered, into what is reduced.
+
+    FSDP2 gathers into one buffer a block, and reduces from another. That updating a share only
+    saves more than this takes, no label shows, so the step of a rank is never below one GPU's.
+    """
+    gathers = 2 * parallelism.accumulation if parallelism.reshard else 1
+    return gathers + 1
+
+
 def _ddp(work: StepWork, group: Group, passes: int, bucket_mib: float) -> _Timeline:
     """Gradients are summed bucket by bucket in the last backward pass, and in no other."""
     start = (passes - 1) * (work.forward_ms + work.backward_ms) + work.forward_ms
@@ -141,7 +160,8 @@ def _ddp(work: StepWork, group: Group, passes: int, bucket_mib: float) -> _Timel
         ready = start + work.backward_ms * gradients[places[-1]].ready
         end = max(end, ready) + lasts
         total += lasts
-    return _Timeline(max(end, start + work.backward_ms) + work.update_ms, total)
+    once_ms = work.update_ms + work.fixed_ms
+    return _Timeline(max(end, start + work.backward_ms) + once_ms, total)
 
 
 def _fsdp(work: StepWork, group: Group, passes: int, *, reshard: bool) -> _Timeline:
@@ -163,7 +183,7 @@ def _fsdp(work: StepWork, group: Group, passes: int, *, reshard: bool) -> _Timel
         line.passes([0.0, *back], work.backward_ms * shares[::-1], reduced)
     line.reduce(group.reduce_scatter_ms(work.root_bytes * share))
     end = max(line.computed_ms, line.link_ms)
-    return _Timeline(end + work.update_ms, line.communication_ms)
+    return _Timeline(end + work.update_ms + work.fixed_ms, line.communication_ms)
 
 
 class _Line:

@@ -22,6 +22,9 @@ from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.simulation.kernel_profile import KernelKind, KernelProfile, Pass, Size
 from trappm.profiler.simulation.step_trace import Event, StepTrace
 
+READ_AND_WRITTEN = 2
+"""Bytes that a copy moves for each of its own."""
+
 
 @dataclass(frozen=True)
 class Gradient:
@@ -39,8 +42,13 @@ class StepWork:
     forward_ms: float
     backward_ms: float
     update_ms: float
-    """Of the optimizer, with whatever else is done once a step."""
+    """Of the optimizer, what reading and writing parameters and states takes: ranks that keep a
+    share of them divide it."""
     gradients: tuple[Gradient, ...]
+    fixed_ms: float = 0.0
+    """What else is done once a step, and no rank has less of: launches, the host, input."""
+    copy_ms: float = 0.0
+    """Of copying all parameters once within the device, as FSDP does around its collectives."""
     blocks_bytes: tuple[float, ...] = ()
     """Parameters of each repeated block, in order; what FSDP gathers at once."""
     root_bytes: float = 0.0
@@ -51,10 +59,12 @@ class StepWork:
     """Bytes that FSDP gathers and reduces for each of a parameter: half in 16 bits."""
     divisible: float = 0.0
     """Share of the passes' time that tensor-parallel ranks divide."""
+    heads: int = 0
+    """Of attention in each block, which tensor-parallel ranks have whole; 0 where not known."""
 
     @property
     def step_ms(self) -> float:
-        return self.forward_ms + self.backward_ms + self.update_ms
+        return self.forward_ms + self.backward_ms + self.update_ms + self.fixed_ms
 
     @property
     def gradient_bytes(self) -> float:
@@ -68,6 +78,8 @@ class StepWork:
             forward_ms=self.forward_ms * factor,
             backward_ms=self.backward_ms * factor,
             update_ms=self.update_ms * factor,
+            fixed_ms=self.fixed_ms * factor,
+            copy_ms=self.copy_ms * factor,
         )
 
 
@@ -107,10 +119,13 @@ def traced_work(workload: Workload, prior: StepTimePrior) -> StepWork:
     products = np.isin(table.kinds, list(KernelKind)[:PRODUCTS])
     each_ms[products], each_ms[~products] = times.products.numpy(), times.streams.numpy()
     forward = table.passes == Pass.FORWARD
-    update_ms = float(times.optimizer[0]) + float(times.step[0])
-    total_ms = float(times.total()[0])
-    # A host that cannot keep up slows all down alike.
-    factor = (total_ms - float(times.step[0])) / float(times.device[0])
+    total_ms, device_ms, once_ms = (
+        float(each[0]) for each in (times.total(), times.device, times.step)
+    )
+    # A host that cannot keep up slows all down alike, and gains nothing from what it waits less.
+    factor = (total_ms - once_ms) / device_ms
+    waiting_ms = total_ms - once_ms - device_ms
+    update_ms = max(float(times.updating[0]) - waiting_ms, 0.0)
     blocks, root = blocks_of(trace.parameter_bytes.tolist())
     hidden_bytes, tokens = _hidden(blocks, kernels, workload.batch_size)
     linear = np.isin(table.kinds, (KernelKind.LINEAR, KernelKind.MATMUL, KernelKind.ATTENTION))
@@ -118,11 +133,14 @@ def traced_work(workload: Workload, prior: StepTimePrior) -> StepWork:
         forward_ms=float(each_ms[forward].sum()) * factor,
         backward_ms=float(each_ms[~forward].sum()) * factor,
         update_ms=update_ms,
+        fixed_ms=float(times.optimizer[0]) * factor + once_ms - update_ms,
+        copy_ms=READ_AND_WRITTEN * sum(trace.parameter_bytes) / (prior.spec.bandwidth_gbs * 1e6),
         gradients=gradients_of(trace, kernels, each_ms, workload.batch_size),
         blocks_bytes=tuple(blocks),
         root_bytes=root,
         boundary_bytes=hidden_bytes * tokens,
         divisible=float(each_ms[linear].sum() / each_ms.sum()) if hidden_bytes else 0.0,
+        heads=_heads(kernels),
     )
 
 
@@ -210,6 +228,14 @@ def _longest_run(sizes: Sequence[int], start: int) -> tuple[int, int]:
         if count > 1 and period * count > best[0] * best[1]:
             best = period, count
     return best
+
+
+def _heads(kernels: KernelProfile) -> int:
+    """Of attention: the products of a sample at once, where all blocks have as many."""
+    table = kernels.train
+    attention = np.isin(table.kinds, (KernelKind.ATTENTION, KernelKind.MATMUL))
+    heads = table.sizes[attention & (table.passes == Pass.FORWARD), Size.PRODUCTS, 1]
+    return int(heads[0]) if len(set(heads.tolist())) == 1 else 0
 
 
 def _hidden(

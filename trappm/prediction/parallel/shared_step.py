@@ -7,7 +7,6 @@ GPU is taken off its memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import exp, hypot, log
 from statistics import NormalDist
@@ -134,6 +133,11 @@ class SharedStep:
         from trappm.learner.physics.parallel.schedules import schedule
 
         single, node = self.single, node_of(self.single.device)
+        if parallelism.gpus > node.most_gpus:
+            raise InputError(
+                f"no node has {parallelism.gpus} {single.device}; {node.most_gpus} at most: take "
+                "more nodes"
+            )
         if network_gbit is not None:
             node = node.with_network(network_gbit)
         step = schedule(self.work, parallelism, node)
@@ -194,40 +198,6 @@ class SharedStep:
             communicated = schedule(self.work, parallelism, slower).step_ms
             widths.append(hypot(log(computed / step_ms), log(communicated / step_ms)))
         return step_ms * exp(-widths[0]), step_ms * exp(widths[1])
-
-
-def scaling(
-    step: SharedStep,
-    counts: Sequence[int],
-    strategies: Sequence[str],
-    *,
-    accumulation: int = 1,
-    gpus_per_node: int = 8,
-    network_gbit: float | None = None,
-) -> tuple[list[ParallelPrediction], list[str]]:
-    """All strategies with all numbers of GPUs that a model can have, and why others it cannot.
-
-    More GPUs than a node has are spread over nodes.
-    """
-    predictions, refusals = [], dict[str, None]()
-    for name in strategies:
-        for count in counts:
-            nodes = -(-count // gpus_per_node) if count > gpus_per_node else 1
-            try:
-                if count % nodes:
-                    raise InputError(f"{count} GPUs do not divide over {nodes} nodes")
-                parallelism = Parallelism(
-                    strategy=member("strategy", Strategy, name),
-                    gpus=count // nodes,
-                    nodes=nodes,
-                    accumulation=accumulation,
-                )
-                predictions.append(step.on(parallelism, network_gbit))
-            except InputError as error:
-                refusals[str(error)] = None
-    if not predictions:
-        raise InputError(next(iter(refusals), "no number of GPUs is given; add --gpus 1,2,4,8"))
-    return predictions, list(refusals)
 
 
 def _workload(question: Question, subject: Subject, device: str) -> tuple[Workload, Any]:

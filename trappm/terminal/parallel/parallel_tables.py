@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from trappm.prediction.parallel.scaling import best
 from trappm.terminal.tables import console, print_line, print_table
 
 if TYPE_CHECKING:
@@ -37,41 +38,45 @@ def print_parallel(prediction: ParallelPrediction) -> None:
 
 
 def print_scaling(predictions: Sequence[ParallelPrediction], refusals: Sequence[str]) -> None:
-    """Which is fastest and cheapest, all of them, and a curve of samples a second."""
-    fitting = [p for p in predictions if p.fits is not False]
-    if fitting:
-        fastest = max(fitting, key=lambda p: p.samples_per_s)
-        print_line(f"Fastest: {_named(fastest)}, {fastest.samples_per_s:,.0f} samples/s.")
-        priced = [(p.usd_per_million, p) for p in fitting if p.usd_per_million is not None]
-        if priced:
-            usd, cheapest = min(priced, key=lambda pair: pair[0])
-            print_line(f"Cheapest: {_named(cheapest)}, {usd:.2f} USD a million samples.")
-    else:
-        print_line("None of these fits.")
-    columns = ("strategy", "GPUs", "step, ms", "samples/s", "times one", "GiB", "fits", "USD, 1M")
-    rows = [
-        (
-            p.strategy,
-            p.ranks,
-            p.step_time_ms,
-            p.samples_per_s,
-            f"{p.speedup:.1f}",
-            None if p.memory_mib is None else f"{p.memory_mib / 1024:.1f}",
-            None if p.fits is None else ("yes" if p.fits else "no"),
-            p.usd_per_million,
-        )
-        for p in predictions
-    ]
-    print_table("", columns, rows)
-    if len({p.ranks for p in predictions}) > 1:
-        console().print(_curve(predictions), markup=False, soft_wrap=True)
-    for line in (*refusals, *predictions[0].remarks):
+    """For each model which is fastest and cheapest, all of them, and a curve where they scale."""
+    models = dict.fromkeys(p.model for p in predictions)
+    for model in models:
+        own = [p for p in predictions if p.model == model]
+        several = len({p.device for p in own}) > 1
+        _print_best(own, f"{model}: " if len(models) > 1 else "", several=several)
+        columns = ["strategy", "GPUs", "step, ms", "samples/s", "times one", "GiB", "fits"]
+        rows = [
+            [
+                *([p.device] if several else []),
+                p.strategy,
+                p.ranks,
+                p.step_time_ms,
+                p.samples_per_s,
+                f"{p.speedup:.1f}",
+                None if p.memory_mib is None else f"{p.memory_mib / 1024:.1f}",
+                None if p.fits is None else ("yes" if p.fits else "no"),
+                p.usd_per_million,
+            ]
+            for p in own
+        ]
+        print_table("", [*(["device"] if several else []), *columns, "USD, 1M"], rows)
+        if not several and len({p.ranks for p in own}) > 1:
+            console().print(_curve(own), markup=False, soft_wrap=True)
+    remarks = dict.fromkeys(remark for p in predictions for remark in p.remarks)
+    for line in (*refusals, *remarks):
         print_line(line, style="dim")
 
 
-def _named(prediction: ParallelPrediction) -> str:
-    cards = f"{prediction.ranks} GPUs" if prediction.ranks > 1 else "1 GPU"
-    return f"{prediction.strategy} on {cards}"
+def _print_best(predictions: Sequence[ParallelPrediction], model: str, *, several: bool) -> None:
+    chosen = best(predictions)
+    if not chosen:
+        print_line(f"{model}None of these fits.")
+    for what, p in chosen.items():
+        cards = f" {p.device}" if several else " GPU" if p.ranks == 1 else " GPUs"
+        figure = f"{p.samples_per_s:,.0f} samples/s"
+        if what == "cheapest":
+            figure = f"{p.usd_per_million:.2f} USD a million samples"
+        print_line(f"{model}{what.capitalize()}: {p.strategy} on {p.ranks}{cards}, {figure}.")
 
 
 def _curve(predictions: Sequence[ParallelPrediction]) -> str:

@@ -79,6 +79,44 @@ def test_slower_links_make_no_step_faster():
         assert before.step_ms <= after.step_ms, parallelism
 
 
+@given(
+    pass_ms=st.floats(0.1, 1e4),
+    update=st.floats(0.0, 0.9),
+    copy_ms=st.floats(0.0, 100.0),
+    accumulation=st.integers(1, 4),
+)
+def test_replicas_are_no_more_than_as_many_times_as_fast(pass_ms, update, copy_ms, accumulation):
+    """However little communication costs, and however long the optimizer, which FSDP divides."""
+    work = replace(
+        even_work(pass_ms, 3.4e8, update=update, blocks=12),
+        **SIZES,
+        copy_ms=copy_ms,
+        fixed_ms=0.5,
+    )
+    alone = schedule(work, Parallelism(accumulation=accumulation), A100).step_ms
+    for node in (endless(), A100):
+        for parallelism, step in schedules(work, node, accumulation=accumulation):
+            if parallelism.strategy is not Strategy.TP:
+                assert step.step_ms >= alone * (1 - 1e-9), parallelism
+
+
+def test_sharding_costs_copies_beyond_what_it_saves():
+    plain = replace(even_work(50.0, 3.4e8, update=0.0, blocks=12), copy_ms=2.0)
+    fsdp = Parallelism(strategy=Strategy.FSDP, gpus=8)
+    assert schedule(plain, fsdp, endless()).compute_ms == pytest.approx(50.0 + 3 * 2.0)
+    kept = replace(fsdp, reshard=False)
+    assert schedule(plain, kept, endless()).compute_ms == pytest.approx(50.0 + 2 * 2.0)
+
+
+@given(size_bytes=st.floats(1, 1e10))
+def test_more_ranks_of_a_node_take_no_less_time(size_bytes):
+    for device in ("v100", "a100", "h100", "t4", "rtx3090", "cpu-2t"):
+        groups = [Group(node=node_of(device), gpus=gpus) for gpus in (1, 2, 4, 8)]
+        for name in ("all_reduce_ms", "all_gather_ms", "reduce_scatter_ms"):
+            times = [getattr(group, name)(size_bytes) for group in groups]
+            assert times == sorted(times)
+
+
 def test_gradients_are_summed_once_however_many_passes():
     work = even_work(10.0, 4e8)
     steps = [schedule(work, Parallelism(gpus=8, accumulation=k), A100) for k in (1, 4)]
@@ -105,6 +143,10 @@ def test_what_does_not_divide_is_refused_in_a_line(sizes, reason):
 def test_tensor_parallel_needs_equal_blocks_and_stages_divide_them():
     with pytest.raises(InputError, match="needs a model of equal blocks"):
         schedule(even_work(10.0, 1e8), Parallelism(strategy=Strategy.TP, gpus=4), A100)
+    headed = replace(gpt2(10.0), heads=12)
+    with pytest.raises(InputError, match="over 8 GPUs does not divide the 12 heads"):
+        schedule(headed, Parallelism(strategy=Strategy.TP, gpus=8), A100)
+    assert schedule(headed, Parallelism(strategy=Strategy.TP, gpus=4), A100).step_ms < 10.0
     with pytest.raises(InputError, match="8 stages do not divide 12 blocks"):
         schedule(gpt2(10.0), Parallelism(gpus=8, pipeline_parallel=8), A100)
 

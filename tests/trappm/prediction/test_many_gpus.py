@@ -1,0 +1,106 @@
+"""Questions about many GPUs, as users ask them: by `predict`, `compare` and `scale`."""
+
+import json
+
+import pytest
+
+import trappm
+from trappm.cli import run
+from trappm.prediction.parallel.scaling import best, scaling
+
+GPT = {"sequence_length": 64, "optimizer": "adamw"}
+
+
+@pytest.fixture(scope="module")
+def scaled():
+    predictions, refusals = scaling(["hf:gpt2"], ["a100", "v100"], [1, 8, 16], batch_size=2, **GPT)
+    return predictions, refusals
+
+
+def test_replicas_are_never_more_than_as_many_times_as_fast(scaled):
+    for prediction in scaled[0]:
+        if prediction.strategy != "tp":
+            assert prediction.speedup <= prediction.ranks * (1 + 1e-9), str(prediction)
+        assert prediction.speedup > 0
+
+
+def test_a_gpu_keeps_less_with_more_of_them_under_fsdp_and_never_less_than_its_share(scaled):
+    for device in ("a100-40gb", "v100-16gb"):
+        by_ranks = {
+            p.ranks: p.memory_mib for p in scaled[0] if (p.strategy, p.device) == ("fsdp", device)
+        }
+        assert by_ranks[1] > by_ranks[8] > by_ranks[16] > 0
+
+
+def test_what_cannot_be_shared_is_a_line_and_the_rest_is_answered(scaled):
+    predictions, refusals = scaled
+    assert [line for line in refusals if "does not divide the 12 heads" in line]
+    assert {p.strategy for p in predictions} == {"ddp", "fsdp", "tp"}
+    assert {(p.gpus, p.nodes) for p in predictions} == {(1, 1), (8, 1), (8, 2)}
+
+
+def test_the_best_is_of_those_that_fit(scaled):
+    fitting = [p for p in scaled[0] if p.fits]
+    chosen = best(scaled[0])
+    assert chosen["fastest"].samples_per_s == max(p.samples_per_s for p in fitting)
+    assert chosen["cheapest"].usd_per_million == min(
+        p.usd_per_million for p in fitting if p.usd_per_million
+    )
+    large, _ = scaling(["hf:gpt2"], ["v100"], [1, 2], ["ddp"], batch_size=512, sequence_length=1024)
+    assert not any(p.fits for p in large)
+    assert best(large) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("predict hf:gpt2 --gpus 8 --strategy tp --device a100", "does not divide the 12 heads"),
+        ("predict resnet18 --gpus 2 --strategy tp --device a100", "take ddp or fsdp"),
+        ("predict resnet18 --gpus 9 --device h100", "no node has 9 h100"),
+        ("compare resnet18 --gpus 8,x --device a100", "--gpus is '8,x'"),
+        ("compare resnet18 --gpus 8 --strategy zero --device a100", "it must be one of ddp"),
+        ("compare resnet18 --gpus 8 --phase infer --device a100", "--phase infer does not go"),
+        ("compare resnet18 --gpus 0 --device a100", "gpus is 0"),
+        ("scale resnet18 --gpus 9 --device a100", "9 GPUs do not divide over 2 nodes"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(capsys, arguments, reason):
+    assert run(arguments.split()) == 2
+    error = capsys.readouterr().err
+    assert reason in error
+    assert error.count("\n") == 1
+
+
+def test_devices_and_numbers_are_compared_for_machines(capsys):
+    words = "compare resnet18 vgg11 --gpus 1,4 --strategy ddp --device a100 --device v100 --json"
+    assert run([*words.split(), "--batch-size", "32"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert len(answer["predictions"]) == 2 * 2 * 2
+    assert set(answer["best"]) == {"resnet18", "vgg11"}
+    assert answer["refused"] == []
+    assert all(p["sentence"] for p in answer["predictions"])
+
+
+def test_tables_fit_a_terminal_and_one_device_has_a_curve(capsys):
+    assert (
+        run(["scale", "resnet18", "--batch-size", "32", "--device", "a100", "--gpus", "1,2,4"]) == 0
+    )
+    shown = capsys.readouterr().out
+    assert shown.startswith("Fastest: ")
+    assert "times as fast as one GPU" in shown
+    assert (
+        run(["compare", "resnet18", "--gpus", "1,2", "--device", "a100", "--device", "v100"]) == 0
+    )
+    shown = capsys.readouterr().out
+    assert "times as fast" not in shown
+    assert (
+        max(len(line) for line in shown.splitlines() if line.startswith(("device", "a100"))) <= 80
+    )
+
+
+def test_one_gpu_of_a_step_is_that_of_predict():
+    alone = trappm.predict("resnet18", batch_size=32, device="a100", optimizer="adam")
+    shared = trappm.predict_parallel("resnet18", batch_size=32, device="a100", optimizer="adam")
+    assert shared.step_time_ms == pytest.approx(alone.step_time_ms)
+    assert shared.memory_mib == pytest.approx(alone.memory_mib)
+    assert shared.speedup == pytest.approx(1.0)

@@ -1,0 +1,96 @@
+"""Strategies and numbers of GPUs side by side: which is fastest, which cheapest, which fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trappm.learner.physics.parallel.links import node_of
+from trappm.learner.physics.parallel.strategy import Parallelism, Strategy
+from trappm.prediction.parallel.parallel_prediction import ParallelPrediction
+from trappm.prediction.parallel.shared_step import SharedStep
+from trappm.prediction.question import Question
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Phase, is_cpu_device, member
+
+Scaling = tuple[list[ParallelPrediction], list[str]]
+"""All that can be, and why the rest cannot: a line each."""
+
+
+def scaling(
+    models: Sequence[str],
+    devices: Sequence[str] | None,
+    counts: Sequence[int],
+    strategies: Sequence[str] = (),
+    *,
+    accumulation: int = 1,
+    gpus_per_node: int | None = None,
+    network_gbit: float | None = None,
+    **question: Any,
+) -> Scaling:
+    """Predicts models on devices with all strategies and numbers of GPUs that they can have.
+
+    Args:
+        models: timm names, transformers, or paths of ONNX files.
+        devices: by any of their names, or `all` that have labels; None is the snapshot's.
+        counts: GPUs in all; more than a node has are spread over nodes.
+        strategies: by default all.
+        accumulation: passes before each optimizer step.
+        gpus_per_node: by default of the usual node of a card.
+        network_gbit: of a node's network; by default that of the usual node.
+        **question: as for `SharedStep.of`.
+
+    Raises:
+        InputError: there is nothing that could be shared so, and why.
+        TrappmError: as `predict`.
+    """
+    chosen = [member("strategy", Strategy, name) for name in strategies or Strategy]
+    predictions, refusals = list[ParallelPrediction](), dict[str, None]()
+    for model in models:
+        for device in _devices(devices, question.get("snapshot")):
+            step = SharedStep.of(model, device, **question)
+            per_node = gpus_per_node or node_of(step.single.device).gpus
+            for strategy in chosen:
+                for count in counts:
+                    try:
+                        parallelism = _spread(strategy, count, per_node, accumulation)
+                        predictions.append(step.on(parallelism, network_gbit))
+                    except InputError as error:
+                        refusals[str(error)] = None
+    if not predictions:
+        raise InputError(next(iter(refusals), "no number of GPUs is given; add --gpus 1,2,4,8"))
+    return predictions, list(refusals)
+
+
+def best(predictions: Sequence[ParallelPrediction]) -> dict[str, ParallelPrediction]:
+    """Of one model: the `fastest`, and the `cheapest` by known prices, of those that fit."""
+    fitting = [p for p in predictions if p.fits is not False]
+    priced = [(p.usd_per_million, p) for p in fitting if p.usd_per_million is not None]
+    chosen = {}
+    if fitting:
+        chosen["fastest"] = max(fitting, key=lambda p: p.samples_per_s)
+    if priced:
+        chosen["cheapest"] = min(priced, key=lambda pair: pair[0])[1]
+    return chosen
+
+
+def _spread(strategy: Strategy, count: int, per_node: int, accumulation: int) -> Parallelism:
+    """So many GPUs over as few nodes as they need."""
+    nodes = -(-count // per_node)
+    if nodes > 0 and count % nodes:
+        raise InputError(f"{count} GPUs do not divide over {nodes} nodes; take a multiple of them")
+    return Parallelism(
+        strategy=strategy,
+        gpus=count // nodes if nodes > 0 else count,
+        nodes=max(nodes, 1),
+        accumulation=accumulation,
+    )
+
+
+def _devices(names: Sequence[str] | None, snapshot: Any) -> list[str | None]:
+    if not names:
+        return [None]
+    if list(names) != ["all"]:
+        return [*names]
+    keys = Question(phase=Phase.TRAIN, snapshot=snapshot).device_keys(None, "all")
+    return [key for key in keys if not is_cpu_device(key)]
