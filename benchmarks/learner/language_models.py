@@ -30,6 +30,8 @@ def main() -> None:
     for source in options.only:
         if source == "neusight":
             rows = list(whole_models.judged(read_rows(nodes / "neusight_llm_e2e_fp32.csv")))
+            if options.fit:
+                sys.stdout.write(f"{whole_models.fitted(rows)}\n")
         else:
             published = read_rows(nodes / "llm_training.csv", source)
             if source == "litgpt":

@@ -10,14 +10,13 @@ says nothing of serving engines.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from trappm.prediction.estimate import beside_step_mib, capacity_of
-from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import MemoryFormat, Phase, Precision, member
 
@@ -25,8 +24,8 @@ MIB = 1 << 20
 MOST = 1 << 24
 """Tokens and sequences; a bound against slips of the keyboard."""
 UNLABELLED = (
-    "no generation was labelled on any card: times are from kernels, and their intervals from "
-    "other inference of cards held out"
+    "no token that was written was labelled on any card: intervals are those of other inference on "
+    "cards held out, and of hosts that launch twice as fast or half as fast"
 )
 Interval = tuple[float, float]
 
@@ -160,27 +159,25 @@ def generate(
 def _times_ms(
     steps: Sequence[Any], batch_size: int, device: str, precision: Precision
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Median and interval of each step's time, as of a card without such labels."""
-    from trappm.learner.heads.device_heads import Heads
-    from trappm.learner.heads.other_devices import known_of_others
-    from trappm.learner.physics.transformer_times import transformer_times
+    """Median and interval of each step's time.
+
+    The first step reads the prompt, as steps of language models do that were published; of those
+    that follow none was, so their errors are taken for those of any inference on cards held out.
+    """
+    from trappm.learner.heads.language_models import errors_of, language_model_head
+    from trappm.learner.heads.other_devices import Basis, known_of_others
+    from trappm.learner.physics.device_specs import CPU, known_spec
+    from trappm.learner.physics.transformer_times import OTHERS, transformer_times
     from trappm.learner.workload import Workload
     from trappm.profiler.records import Graph
     from trappm.profiler.simulation.kernel_profile import KernelProfile
 
-    others, _ = known_of_others()
-    basis = others.basis(device)
-    if basis is None:
+    spec = known_spec(device)
+    if spec is None or spec is CPU:
         raise InputError(f"the speed of {device} is not known; name a card, such as a100")
-    place = basis, read_name(device).model
-    if precision is Precision.BF16:
-        constants = others.of_cards.get(place, others.constants)
-        moved = transformer_times(device).moved(constants)
-        others = replace(others, of_cards={place: moved}, constants=moved)
-    trained = others.heads(device, Phase.INFER)
-    assert trained is not None  # noqa: S101  (it has a basis)
-    assert isinstance(trained.heads, Heads)  # noqa: S101  (of other devices)
-    head = trained.heads.of_kernels["step_time_ms"]
+    others, _ = known_of_others()
+    known = transformer_times(device, precision)
+    times, any_other = known or OTHERS, others.step_time[Basis.KERNELS, Phase.INFER]
     workloads = [
         Workload(
             graph=Graph.empty(batch_size),
@@ -198,7 +195,16 @@ def _times_ms(
         )
         for kernels in steps
     ]
-    estimate = head.predict(workloads)
-    assert estimate.low is not None  # noqa: S101  (heads state intervals)
-    assert estimate.high is not None  # noqa: S101
-    return estimate.median, estimate.low, estimate.high
+    parts = []
+    for chosen, errors in (
+        (workloads[:1], any_other if known is None else errors_of(known)),
+        (workloads[1:], any_other),
+    ):
+        head = language_model_head(others, device, spec, times, errors)
+        if chosen:
+            estimate = head.predict(chosen)
+            assert estimate.low is not None  # noqa: S101  (heads state intervals)
+            assert estimate.high is not None  # noqa: S101
+            parts.append((estimate.median, estimate.low, estimate.high))
+    median, low, high = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    return median, low, high

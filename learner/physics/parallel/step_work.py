@@ -51,6 +51,8 @@ class StepWork:
     """Bytes that FSDP gathers and reduces for each of a parameter: half in 16 bits."""
     divisible: float = 0.0
     """Share of the passes' time that tensor-parallel ranks divide."""
+    contention: float = 0.0
+    """Share of FSDP's hidden collectives by which they slow what is computed beside them."""
 
     @property
     def step_ms(self) -> float:
