@@ -10,7 +10,7 @@ says nothing of serving engines.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,8 @@ class Generation:
     token_ms: float
     """Mean over the tokens after the first; NaN where there are none."""
     token_interval_ms: Interval
+    token_device_ms: float
+    """The same where the host keeps up, so that nothing but the card's kernels counts."""
     tokens_per_s: float
     """Of all sequences, from the prompt to the last token."""
     total_s: float
@@ -70,7 +72,7 @@ class Generation:
         """For JSON."""
         values = {**asdict(self), "memory_mib": self.memory_mib, "fits": self.fits}
         if self.tokens == 1:
-            values |= {"token_ms": None, "token_interval_ms": None}
+            values |= dict.fromkeys(("token_ms", "token_interval_ms", "token_device_ms"))
         return values
 
     def __repr__(self) -> str:
@@ -120,7 +122,7 @@ def generate(
     prefill = decoder.prefill(prompt)
     decodes = [decoder.decode(context) for context in contexts] if tokens > 1 else []
     steps = [prefill, *decodes]
-    median, low, high = _times_ms([s.kernels for s in steps], batch_size, device, which)
+    median, low, high, alone = _times_ms([s.kernels for s in steps], batch_size, device, which)
 
     def mean(times: npt.NDArray[np.float64]) -> float:
         """Of all steps after the first, between those that were traced."""
@@ -145,6 +147,7 @@ def generate(
         first_token_interval_ms=(float(low[0]), float(high[0])),
         token_ms=token_ms,
         token_interval_ms=(mean(low), mean(high)),
+        token_device_ms=mean(alone),
         tokens_per_s=tokens * batch_size / total_s,
         total_s=total_s,
         weights_mib=weights_mib,
@@ -158,8 +161,8 @@ def generate(
 
 def _times_ms(
     steps: Sequence[Any], batch_size: int, device: str, precision: Precision
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Median and interval of each step's time.
+) -> tuple[npt.NDArray[np.float64], ...]:
+    """Of each step: median, both ends of the interval, and the median of the device alone.
 
     The first step reads the prompt, as steps of language models do that were published; of those
     that follow none was, so their errors are taken for those of any inference on cards held out.
@@ -170,6 +173,7 @@ def _times_ms(
     from trappm.learner.physics.transformer_times import OTHERS, transformer_times
     from trappm.learner.workload import Workload
     from trappm.profiler.records import Graph
+    from trappm.profiler.records.step_scope import StepScope
     from trappm.profiler.simulation.kernel_profile import KernelProfile
 
     spec = known_spec(device)
@@ -195,16 +199,15 @@ def _times_ms(
         )
         for kernels in steps
     ]
-    parts = []
-    for chosen, errors in (
-        (workloads[:1], any_other if known is None else errors_of(known)),
-        (workloads[1:], any_other),
-    ):
-        head = language_model_head(others, device, spec, times, errors)
-        if chosen:
-            estimate = head.predict(chosen)
-            assert estimate.low is not None  # noqa: S101  (heads state intervals)
-            assert estimate.high is not None  # noqa: S101
-            parts.append((estimate.median, estimate.low, estimate.high))
-    median, low, high = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    return median, low, high
+    of_prompt = language_model_head(
+        others, device, spec, times, any_other if known is None else errors_of(known)
+    ).predict(workloads[:1])
+    head = language_model_head(others, device, spec, times, any_other)
+    of_tokens = head.predict(workloads[1:])
+    keeps_up = StepScope(waits_for_host=False)
+    alone = np.exp(head.prior.log_values([replace(w, scope=keeps_up) for w in workloads]))
+    both = [
+        np.concatenate([np.atleast_1d(getattr(part, name)) for part in (of_prompt, of_tokens)])
+        for name in ("median", "low", "high")
+    ]
+    return (*both, alone)

@@ -1,8 +1,8 @@
 """Milliseconds of Transformer-XL's inference: a segment of tokens behind a cache of earlier ones.
 
-The nearest to decoding that any sheet has: small steps of eager PyTorch, for which hosts of DGX A100
-(DeepLearningExamples, NGC 20.06) launch several hundred kernels. Nothing is fitted. The module has
-what one of its steps computes, but for the rare classes of its adaptive softmax.
+The nearest to decoding that any sheet has: small steps of eager PyTorch, for which hosts of
+DGX A100 (DeepLearningExamples, NGC 20.06) launch several hundred kernels. Nothing is fitted. The
+module has what one of its steps computes, but for the rare classes of its adaptive softmax.
 """
 
 from __future__ import annotations
