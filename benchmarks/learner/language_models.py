@@ -1,7 +1,7 @@
 """How well memory and time of training language models are predicted, on published sheets.
 
     PYTHONPATH=. python benchmarks/learner/language_models.py ../shared/data [--details] [--fit]
-        [--only litgpt bigscience llm-foundry neusight]
+        [--only litgpt bigscience llm-foundry neusight transformer-xl]
 
 Constants that were learned are judged on models held out: each model's rows by a fit on all others.
 With --fit the constants of `learner/physics/transformer_times.py` are printed as all rows say.
@@ -13,10 +13,16 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.learner.language import fine_tuning, megatron, pretraining, whole_models
+from benchmarks.learner.language import (
+    cached_steps,
+    fine_tuning,
+    megatron,
+    pretraining,
+    whole_models,
+)
 from benchmarks.learner.language.rows import details, read_rows, summary
 
-SOURCES = ("litgpt", "bigscience", "llm-foundry", "neusight")
+SOURCES = ("litgpt", "bigscience", "llm-foundry", "neusight", "transformer-xl")
 
 
 def main() -> None:
@@ -30,6 +36,10 @@ def main() -> None:
     for source in options.only:
         if source == "neusight":
             rows = list(whole_models.judged(read_rows(nodes / "neusight_llm_e2e_fp32.csv")))
+            if options.fit:
+                sys.stdout.write(f"{whole_models.fitted(rows)}\n")
+        elif source == "transformer-xl":
+            rows = list(cached_steps.judged(read_rows(nodes / "dle_infer_latency.csv")))
         else:
             published = read_rows(nodes / "llm_training.csv", source)
             if source == "litgpt":

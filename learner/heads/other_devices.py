@@ -89,8 +89,8 @@ class OtherDevices:
         constants = self.of_cards.get((basis, read_name(device).model), self.constants)
         # A card's own steps make it better known than cards held out with their kernels.
         judged = Basis.KERNELS if basis is Basis.STEPS else basis
-        step_time = _head(StepTimePrior(spec, constants), self.step_time[judged, phase])
-        memory = _head(MemoryPrior.on(spec), self.memory)
+        step_time = head_of(StepTimePrior(spec, constants), self.step_time[judged, phase])
+        memory = head_of(MemoryPrior.on(spec), self.memory)
         return TrainedHeads(Heads({"memory_mib": memory}, {"step_time_ms": step_time}, 0), SETTINGS)
 
     def completed(self, known: TrainedHeads, device: str, phase: Phase) -> TrainedHeads:
@@ -173,8 +173,8 @@ def errors_of_devices(errors: Array, devices: Sequence[str]) -> Calibration:
     return Calibration(fitted.quantiles * deviation)
 
 
-def _head(prior: Prior, errors: Calibration) -> Head[Prior]:
-    """A head without residual, of these errors."""
+def head_of(prior: Prior, errors: Calibration) -> Head[Prior]:
+    """A head without residual, of these errors of the logarithm."""
     low, high = errors.interval()
     deviation = (high - low) / (2 * GAUSSIAN)
     weights = {"process": 0.0, "trees": 0.0}

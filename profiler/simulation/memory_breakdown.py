@@ -34,6 +34,9 @@ class Part(StrEnum):
     INPUTS = "inputs"
     ACTIVATIONS = "activations"
     """What the forward pass made and still holds, most of it for the backward pass."""
+    LOGITS = "logits"
+    """Scores of a loss over classes or a vocabulary, their softmax, and gradients of both: with a
+    large vocabulary often the peak itself."""
     BACKWARD = "backward pass"
     """Gradients of activations, and other passing tensors of the backward pass."""
     WORKSPACES = "workspaces"
@@ -118,7 +121,9 @@ def break_down(
     peak = _Peak.of(trace, batch_size)
     weights = int(trace.parameter_bytes.sum() + trace.buffer_bytes.sum())
     kept_bytes = int(trace.parameter_bytes.sum()) if keeps_gradients else 0
-    alive, optimizer_mib, moment = peak.alive, 0.0, _moment(trace, origins, peak.event)
+    is_of_logits = _of_logits(origins, peak.block_sizes)
+    alive, optimizer_mib = peak.alive, 0.0
+    moment = _moment(trace, origins, peak.event, is_of_logits)
     is_gradient = np.isin(np.arange(len(alive)), trace.gradients)
     # Rounding each block up to 512 bytes makes less than this.
     if memory.live_mib > (weights + kept_bytes + state_bytes + peak.live_bytes) / MIB * 1.02 + 1:
@@ -129,7 +134,7 @@ def break_down(
     tensors = [
         LargeTensor(
             size_mib=float(peak.block_sizes[number]) / MIB,
-            part=_part(origins[number], bool(is_gradient[number])),
+            part=_part(origins[number], bool(is_gradient[number]), bool(is_of_logits[number])),
             origin=origins[number],
         )
         for number in np.flatnonzero(alive).tolist()
@@ -138,7 +143,7 @@ def break_down(
     modules = ModuleMemory("")
     for tensor in tensors:
         parts[tensor.part] += tensor.size_mib
-        if tensor.part in (Part.ACTIVATIONS, Part.BACKWARD):
+        if tensor.part in (Part.ACTIVATIONS, Part.LOGITS, Part.BACKWARD):
             modules.add(tensor.origin.module, tensor.size_mib)
     parts[Part.GRADIENTS] += kept_bytes / MIB
     parts[Part.PARAMETERS] = weights / MIB
@@ -182,18 +187,44 @@ class _Peak:
         return cls(event, alive, block_sizes, int(live[event]))
 
 
-def _part(origin: Origin, is_gradient: bool) -> Part:
+def _of_logits(origins: Sequence[Origin], sizes: IntArray) -> npt.NDArray[np.bool_]:
+    """Which blocks are scores of a loss, their softmax or gradients.
+
+    A loss over classes takes the logarithm of their softmax. What is of as many numbers, in 32 bits
+    or 16, and was made by the loss or by the module that made the scores, is of them too.
+    """
+    found = np.zeros(len(origins), dtype=np.bool_)
+    for place, origin in enumerate(origins):
+        if origin.operator != "_log_softmax" or origin.is_backward:
+            continue
+        alike = np.isin(sizes, (sizes[place], sizes[place] // 2)).tolist()
+        first = place
+        while first and alike[first - 1]:  # casts and copies of the scores
+            first -= 1
+        modules = {"", *(origin.module for origin in origins[first : place + 1])}
+        found |= [same and o.module in modules for same, o in zip(alike, origins, strict=True)]
+    return found
+
+
+def _part(origin: Origin, is_gradient: bool, is_of_logits: bool) -> Part:
     if is_gradient:
         return Part.GRADIENTS
+    if is_of_logits:
+        return Part.LOGITS
     if not origin.operator:
         return Part.INPUTS
     return Part.BACKWARD if origin.is_backward else Part.ACTIVATIONS
 
 
-def _moment(trace: StepTrace, origins: Sequence[Origin], peak: int) -> str:
+def _moment(
+    trace: StepTrace, origins: Sequence[Origin], peak: int, is_of_logits: npt.NDArray[np.bool_]
+) -> str:
     if not origins:
         return "the start"
-    last = origins[int(trace.blocks[: peak + 1][trace.kinds[: peak + 1] == Event.ALLOCATE][-1])]
+    number = int(trace.blocks[: peak + 1][trace.kinds[: peak + 1] == Event.ALLOCATE][-1])
+    last = origins[number]
     which = "backward pass" if last.is_backward else "forward pass"
+    if is_of_logits[number]:
+        which += " of the loss"
     where = f", in {last.module}" if last.module else ""
     return f"the {which}{where}" + (f" ({last.line})" if last.line else "")

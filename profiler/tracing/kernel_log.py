@@ -69,6 +69,8 @@ class KernelLog:
             read = read + read[: 2 if "backward" in name else 1]  # statistics first
         if name == "copy":
             read = read[1:]
+        elif name == "embedding":  # the rows that are picked, not the whole table
+            read = [*written, *read[1:]]
         self.add(kind, which, read, written, product or shape_of(kind, name, call, written[0]))
 
     def accumulated(self, gradient: Tensor, other: Tensor) -> None:

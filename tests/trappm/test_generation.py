@@ -9,9 +9,12 @@ pytest.importorskip("transformers")
 import torch
 
 from trappm import cli
+from trappm.generation.generating import MIB, generate
+from trappm.learner.physics.transformer_times import HOST_RANGE
 from trappm.profiler.decoder_steps import Decoder
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import Precision
+from trappm.profiler.simulation.kernel_profile import KernelKind, Size
 
 
 @pytest.mark.parametrize("name", ["llama-tiny", "gpt2-tiny", "mistral-tiny"])
@@ -50,3 +53,38 @@ def test_what_cannot_be_is_one_line(words, message, capsys):
     _, err = capsys.readouterr()
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_a_token_takes_as_long_as_weights_and_cache_take_to_be_moved_and_not_much_longer():
+    made = generate("hf:llama-2-7b", prompt=1000, tokens=2, batch_size=16, device="a100")
+    # transformers' cache is copied for a token more, and then read by attention.
+    moved_ms = (made.weights_mib + 3 * made.cache_mib) * MIB / (1555 * 1e6)
+    assert moved_ms < made.token_device_ms < 2 * moved_ms
+    assert made.token_device_ms < made.token_ms
+    low, high = made.token_interval_ms
+    assert low < made.token_ms < high
+
+
+def test_few_tokens_wait_for_the_host_and_their_interval_knows_hosts_differ():
+    made = generate("hf:gpt2", prompt=16, tokens=2, device="h100")
+    assert made.token_ms > 3 * made.token_device_ms
+    low, high = made.token_interval_ms
+    assert high / low > HOST_RANGE**2
+
+
+@pytest.mark.parametrize("device", ["a100", "h100"])
+def test_eager_attention_reads_a_prompt_slower_than_a_fused_one(device):
+    fused, eager = (
+        generate(f"hf:llama-tiny{way}", prompt=500, tokens=1, batch_size=64, device=device)
+        for way in ("", ",eager")
+    )
+    assert fused.first_token_ms < eager.first_token_ms
+    assert fused.to_dict()["token_device_ms"] is None
+
+
+def test_an_embedding_reads_its_rows_and_not_its_table():
+    decoder = Decoder("hf:llama-2-7b", 64, 1, Precision.BF16)
+    table = decoder.decode(10).kernels
+    rows = table.kinds == KernelKind.INDEX
+    assert rows.any()
+    assert (table.sizes_at(1)[rows, Size.READ_BYTES] < 1e6).all()

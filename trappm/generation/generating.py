@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.prediction.estimate import beside_step_mib, capacity_of
-from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import MemoryFormat, Phase, Precision, member
 
@@ -25,8 +24,8 @@ MIB = 1 << 20
 MOST = 1 << 24
 """Tokens and sequences; a bound against slips of the keyboard."""
 UNLABELLED = (
-    "no generation was labelled on any card: times are from kernels, and their intervals from "
-    "other inference of cards held out"
+    "no token that was written was labelled on any card: intervals are those of other inference on "
+    "cards held out, and of hosts that launch twice as fast or half as fast"
 )
 Interval = tuple[float, float]
 
@@ -47,6 +46,8 @@ class Generation:
     token_ms: float
     """Mean over the tokens after the first; NaN where there are none."""
     token_interval_ms: Interval
+    token_device_ms: float
+    """The same where the host keeps up, so that nothing but the card's kernels counts."""
     tokens_per_s: float
     """Of all sequences, from the prompt to the last token."""
     total_s: float
@@ -71,7 +72,7 @@ class Generation:
         """For JSON."""
         values = {**asdict(self), "memory_mib": self.memory_mib, "fits": self.fits}
         if self.tokens == 1:
-            values |= {"token_ms": None, "token_interval_ms": None}
+            values |= dict.fromkeys(("token_ms", "token_interval_ms", "token_device_ms"))
         return values
 
     def __repr__(self) -> str:
@@ -121,7 +122,7 @@ def generate(
     prefill = decoder.prefill(prompt)
     decodes = [decoder.decode(context) for context in contexts] if tokens > 1 else []
     steps = [prefill, *decodes]
-    median, low, high = _times_ms([s.kernels for s in steps], batch_size, device, which)
+    median, low, high, alone = _times_ms([s.kernels for s in steps], batch_size, device, which)
 
     def mean(times: npt.NDArray[np.float64]) -> float:
         """Of all steps after the first, between those that were traced."""
@@ -146,6 +147,7 @@ def generate(
         first_token_interval_ms=(float(low[0]), float(high[0])),
         token_ms=token_ms,
         token_interval_ms=(mean(low), mean(high)),
+        token_device_ms=mean(alone),
         tokens_per_s=tokens * batch_size / total_s,
         total_s=total_s,
         weights_mib=weights_mib,
@@ -159,28 +161,27 @@ def generate(
 
 def _times_ms(
     steps: Sequence[Any], batch_size: int, device: str, precision: Precision
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Median and interval of each step's time, as of a card without such labels."""
-    from trappm.learner.heads.device_heads import Heads
-    from trappm.learner.heads.other_devices import known_of_others
-    from trappm.learner.physics.transformer_times import transformer_times
+) -> tuple[npt.NDArray[np.float64], ...]:
+    """Of each step: median, both ends of the interval, and the median of the device alone.
+
+    The first step reads the prompt, as steps of language models do that were published; of those
+    that follow none was, so their errors are taken for those of any inference on cards held out.
+    """
+    from trappm.learner.heads.language_models import errors_of, language_model_head
+    from trappm.learner.heads.other_devices import Basis, known_of_others
+    from trappm.learner.physics.device_specs import CPU, known_spec
+    from trappm.learner.physics.transformer_times import OTHERS, transformer_times
     from trappm.learner.workload import Workload
     from trappm.profiler.records import Graph
+    from trappm.profiler.records.step_scope import StepScope
     from trappm.profiler.simulation.kernel_profile import KernelProfile
 
-    others, _ = known_of_others()
-    basis = others.basis(device)
-    if basis is None:
+    spec = known_spec(device)
+    if spec is None or spec is CPU:
         raise InputError(f"the speed of {device} is not known; name a card, such as a100")
-    place = basis, read_name(device).model
-    if precision is Precision.BF16:
-        constants = others.of_cards.get(place, others.constants)
-        moved = transformer_times(device).moved(constants)
-        others = replace(others, of_cards={place: moved}, constants=moved)
-    trained = others.heads(device, Phase.INFER)
-    assert trained is not None  # noqa: S101  (it has a basis)
-    assert isinstance(trained.heads, Heads)  # noqa: S101  (of other devices)
-    head = trained.heads.of_kernels["step_time_ms"]
+    others, _ = known_of_others()
+    known = transformer_times(device, precision)
+    times, any_other = known or OTHERS, others.step_time[Basis.KERNELS, Phase.INFER]
     workloads = [
         Workload(
             graph=Graph.empty(batch_size),
@@ -198,7 +199,15 @@ def _times_ms(
         )
         for kernels in steps
     ]
-    estimate = head.predict(workloads)
-    assert estimate.low is not None  # noqa: S101  (heads state intervals)
-    assert estimate.high is not None  # noqa: S101
-    return estimate.median, estimate.low, estimate.high
+    of_prompt = language_model_head(
+        others, device, spec, times, any_other if known is None else errors_of(known)
+    ).predict(workloads[:1])
+    head = language_model_head(others, device, spec, times, any_other)
+    of_tokens = head.predict(workloads[1:])
+    keeps_up = StepScope(waits_for_host=False)
+    alone = np.exp(head.prior.log_values([replace(w, scope=keeps_up) for w in workloads]))
+    both = [
+        np.concatenate([np.atleast_1d(getattr(part, name)) for part in (of_prompt, of_tokens)])
+        for name in ("median", "low", "high")
+    ]
+    return (*both, alone)

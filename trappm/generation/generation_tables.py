@@ -18,6 +18,7 @@ def print_generation(made: Generation) -> None:
     times = [_time("first token", made.first_token_ms, made.first_token_interval_ms)]
     if made.tokens > 1:
         times.append(_time("each token after it", made.token_ms, made.token_interval_ms))
+        times.append(("  were launches free", f"{made.token_device_ms:,.1f}", ""))
     memory = {
         "weights": made.weights_mib,
         "cache at the end": made.cache_mib,

@@ -70,6 +70,7 @@ docs/studies/language_models.md tells."""
 TRANSFORMERS_REMARK = (
     "no label is of a transformer like it: memory is simulated, step times are by kernels alone"
 )
+SIMULATED_REMARK = "no label is of a transformer like it: memory is simulated"
 _LARGEST: WeakKeyDictionary[Subject, dict[tuple[object, ...], int]] = WeakKeyDictionary()
 """Largest batch sizes by model: each takes a dozen predictions."""
 
@@ -83,7 +84,7 @@ class _Inquiry:
         self._subject = subject
         self._snapshot = question.snapshot_for(device)
         self._phase = question.phase
-        self._trained = self._snapshot.trained(device, self._phase)
+        self._trained, self._basis = question.trained(device, subject.name)
         self._settings = question.settings(self._trained)
         self._profile = subject.profile()
         if self._phase is Phase.TRAIN and self._profile.quantized is not None:
@@ -105,7 +106,8 @@ class _Inquiry:
     def heads(self) -> tuple[object, ...]:
         """Equal for what the same heads can predict together."""
         traced = self.workload.kernels is not None
-        return self._snapshot.id, self.device, self._phase, traced, self._is_transformer
+        precision = self._settings.precision if self._basis else None
+        return self._snapshot.id, self.device, self._phase, traced, self._is_transformer, precision
 
     @property
     def _is_transformer(self) -> bool:
@@ -115,7 +117,8 @@ class _Inquiry:
         """What the heads predict of n workloads; memory of transformers unlike all labels is what
         is simulated, as what surprises in images is wrong of tokens (docs/transformers.md).
         """
-        output = self._snapshot.predict(workloads, self.device, self._phase)
+        heads = self._trained.heads
+        output = self._snapshot.predict(workloads, self.device, self._phase, heads)
         steps = [w.step for w in workloads if w.step is not None]
         if not (self._is_transformer and len(steps) == len(workloads) and card_of(self.card)):
             return output
@@ -260,12 +263,17 @@ class _Inquiry:
         bases = self._snapshot.bases(self.device, self._phase)
         labelled = self._trained.settings if self._trained.heads.label_count else ()
         is_simulated = self._is_transformer and "memory_mib" in figures.unfamiliar
+        if self._basis is not None:
+            bases.pop("step_time_ms", None)
+            labelled = () if is_simulated else labelled
         if is_simulated:
             others = tuple(metric for metric in figures.unfamiliar if metric != "memory_mib")
             figures = replace(figures, unfamiliar=others)
         remarks = remarks_on(figures, self.device, self.card, bases, self._settings, labelled)
+        if self._basis is not None:
+            remarks.append(f"step_time_ms rests on {self._basis}")
         if is_simulated:
-            remarks.append(TRANSFORMERS_REMARK)
+            remarks.append(SIMULATED_REMARK if self._basis else TRANSFORMERS_REMARK)
         if self._profile.step is None and self._phase is Phase.TRAIN:
             remarks.append("no step of it could be traced, so the memory is a rough guess")
         return [*remarks, *filter(None, [self._memory_remark])]

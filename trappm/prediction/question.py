@@ -14,6 +14,7 @@ from trappm.prediction.device_names import key_among, keys_of
 from trappm.prediction.snapshot_choice import manifests_that_answer, snapshots_that_answer
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision, member
+from trappm.profiler.transformers.names import is_transformer
 
 if TYPE_CHECKING:
     from trappm.learner.heads.predictions import TrainedHeads
@@ -109,6 +110,27 @@ class Question:
         """The first with heads of the device and phase; else the last, which may know its card."""
         known = (s for s in self.snapshots if self.phase in s.heads.get(device, {}))
         return next(known, self.snapshots[-1])
+
+    def trained(self, device: str, model: str) -> tuple[TrainedHeads, str | None]:
+        """The heads that answer for a model, and what step times rest on if not on their labels.
+
+        Of transformers it is published steps of language models, where there are such for the card
+        and no label of a campaign of one's own has the precision.
+
+        Raises:
+            SnapshotError: there are no heads for the device and the phase.
+        """
+        snapshot = self.snapshot_for(device)
+        trained = snapshot.trained(device, self.phase)
+        if not is_transformer(model) or snapshot.others is None:
+            return trained, None
+        precision = self.settings(trained).precision
+        labelled = {settings.precision for settings in trained.settings}
+        if snapshot.manifest.campaign is not None and precision in labelled:
+            return trained, None
+        from trappm.learner.heads.language_models import for_transformers
+
+        return for_transformers(trained, snapshot.others, snapshot.card(device), precision)
 
     def settings_traced(self, devices: Iterable[str]) -> list[StepSettings]:
         """Those that a model's steps are traced in, beside fp32 and contiguous.

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from benchmarks.learner.language.decoder import Decoder, Method, Shape
+from benchmarks.learner.language.decoder import Decoder, Method, Shape, parameter_count
 from benchmarks.learner.language.rows import Judged, Row, number, whole
 from benchmarks.learner.language.shapes import SHAPES, shape_named
 from trappm.profiler.devices.capacity import memory_mib
@@ -82,12 +82,19 @@ def peaks_gb(shape: Shape, method: Method, length: int, batch: int) -> tuple[flo
     return memory.live_mib * GB_PER_MIB, memory.reserved_mib * GB_PER_MIB
 
 
-def group_of(row: Row) -> str:
+STATE_BYTES = 8
+"""Of a parameter in 16 bits with its gradient and AdamW's two moments."""
+
+
+def group_of(row: Row, shape: Shape) -> str:
     name = row["method"]
     if name.startswith("inference"):
         return "litgpt, inference"
     if name == "full":
-        return "litgpt, all weights"
+        least_gb = STATE_BYTES * parameter_count(shape) / 1e9
+        # Their files say AdamW, 16 bits and one device.
+        below = row["mem_gb"] and float(row["mem_gb"]) < least_gb
+        return "litgpt, less than its states" if below else "litgpt, all weights"
     if row["quantization"] or name == "qlora":
         return "litgpt, weights in 4 bits"
     return "litgpt, LoRA and adapters"
@@ -110,7 +117,7 @@ def judged(rows: Sequence[Row]) -> Iterator[Judged]:
         phase = Phase.INFER if method.inference else Phase.TRAIN
         context = CONTEXT_MIB[phase] * GB_PER_MIB
         yield Judged(
-            group=group_of(row),
+            group=group_of(row, shape),
             model=row["model"],
             what=f"{row['method']} {row['quantization']} {row['micro_batch']} {row['device'][:4]}",
             measured=number(row, "mem_gb"),

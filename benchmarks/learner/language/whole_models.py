@@ -1,7 +1,8 @@
 """Milliseconds of NeuSight's whole models in fp32: Hugging Face's modules, traced; eager attention.
 
-Nothing is fitted: constants of each card are those that ship, learned from images and kernels. The
-source empties the allocator before each run, so steps that train wait for cudaMalloc as well.
+Nothing is fitted: constants of each card are those that ship, learned from images and kernels, on a
+host that keeps up. The source empties the allocator before each run, so steps that train wait for
+cudaMalloc as well.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from benchmarks.learner.language.pretraining import known_constants
+from benchmarks.learner.language.pretraining import known_constants, spread
 from benchmarks.learner.language.rows import Judged, Row, whole
 from trappm.learner.physics.device_specs import known_spec
 from trappm.learner.physics.kernel_terms import terms_of
 from trappm.learner.physics.kernel_times import Lookup, times_of
+from trappm.learner.physics.transformer_times import transformer_times
 from trappm.learner.workload import Workload
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.records import Graph, MemoryFormat, Phase, Precision
@@ -107,12 +109,22 @@ def judged(rows: Sequence[Row]) -> Iterator[Judged]:
             graph=Graph.empty(whole(row, "batch")), kernels=profile, phase=phase,
             scope=StepScope(updates=False, waits_for_host=False),
         )  # fmt: skip
-        constants = known_constants(device.split("-")[0])
+        model = device.split("-")[0]
+        constants, known = known_constants(model), transformer_times(device, Precision.FP32)
+        if known is not None:
+            constants = known.moved(known_constants(known.like or model), spec)
         times = times_of(terms_of([workload], spec), Lookup(constants), spec)
         yield Judged(
-            group=f"neusight {device.split('-')[0]}, {phase}",
+            group=f"neusight {model}, {phase}",
             model=row["model"],
             what=f"{row['seq_len']} x {row['batch']} {row['device']}",
             measured=float(row["e2e_ms"]),
             predicted=float(times.device.sum()),
         )
+
+
+def fitted(rows: Sequence[Judged]) -> str:
+    """Between what bounds errors of cards are whose answers rest on these rows."""
+    known = [row for row in rows if row.measured and not row.group.startswith("neusight p100")]
+    low, high = spread([1 / (1 + row.error) for row in known], [row.group for row in known])
+    return f"fp32: errors=({low:.3f}, {high:.3f})"

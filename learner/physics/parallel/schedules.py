@@ -183,7 +183,9 @@ def _fsdp(work: StepWork, group: Group, passes: int, *, reshard: bool) -> _Timel
         line.passes([0.0, *back], work.backward_ms * shares[::-1], reduced)
     line.reduce(group.reduce_scatter_ms(work.root_bytes * share))
     end = max(line.computed_ms, line.link_ms)
-    return _Timeline(end + work.update_ms + work.fixed_ms, line.communication_ms)
+    exposed_ms = end - passes * (work.forward_ms + work.backward_ms)
+    slowed_ms = work.contention * max(line.communication_ms - exposed_ms, 0.0)
+    return _Timeline(end + slowed_ms + work.update_ms + work.fixed_ms, line.communication_ms)
 
 
 class _Line:

@@ -61,6 +61,8 @@ class StepWork:
     """Share of the passes' time that tensor-parallel ranks divide."""
     heads: int = 0
     """Of attention in each block, which tensor-parallel ranks have whole; 0 where not known."""
+    contention: float = 0.0
+    """Share of FSDP's hidden collectives by which they slow what is computed beside them."""
 
     @property
     def step_ms(self) -> float:

@@ -4,7 +4,7 @@ import * as Plot from "./vendor/plot.js";
 import { h } from "./dom.js";
 import { number } from "./format.js";
 
-export const COLOURS = 10; // style.css has them
+export const COLOURS = 11; // style.css has them
 export const colour = (i) => `var(--series-${i % COLOURS})`;
 
 /** Calls `draw(width)` for what a box holds, again whenever its width changes. */

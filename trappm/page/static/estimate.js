@@ -9,7 +9,7 @@ import { colour, drawn, legend, responsive, tips } from "./charts.js";
 
 // In the order of the bar, each with a colour of its own.
 const PARTS = [
-  "parameters", "gradients", "optimizer state", "optimizer step", "inputs", "activations", "backward pass",
+  "parameters", "gradients", "optimizer state", "optimizer step", "inputs", "activations", "logits", "backward pass",
   "workspaces", "fragments", "CUDA context",
 ];
 const OPTIMIZERS = ["sgd", "momentum", "adam", "adamw"];

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trappm.profiler.profile_record import StaticProfile
     from trappm.profiler.simulation.step_profile import StepProfile
 
-FORMAT = 3
+FORMAT = 4
 """Counted up when a profile says something else of the same model."""
 MAX_ENTRY_BYTES = 64 << 20
 _STEP_REFUSED = b"refused\n"

@@ -7,7 +7,7 @@ GPU is taken off its memory.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import exp, hypot, log
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,10 @@ from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.models.known_names import refuse_unknown
 from trappm.profiler.records import Phase, member
+from trappm.profiler.transformers.names import is_transformer
 
 if TYPE_CHECKING:
+    from trappm.learner.heads.predictions import TrainedHeads
     from trappm.learner.physics.parallel.rank_memory import MemoryNeeds
     from trappm.learner.physics.parallel.step_work import StepWork
     from trappm.learner.workload import Workload
@@ -110,6 +112,7 @@ class SharedStep:
         key = question.device_keys(device, None)[0]
         node_of(key)  # before torch is imported, which takes a second
         from trappm.learner.physics.parallel.rank_memory import traced_needs
+        from trappm.learner.physics.transformer_times import transformer_times
         from trappm.prediction.answering import answers
         from trappm.prediction.models.sizes import size_of
         from trappm.prediction.models.subjects import subject_of
@@ -119,12 +122,16 @@ class SharedStep:
         [single] = answers([(question, subject, key)])
         if single.step_time_ms is None:
             raise UnsupportedModelError("; ".join(single.gaps()))
-        workload, prior = _workload(question, subject, key)
+        trained, _ = question.trained(key, subject.name)
+        workload, prior = _workload(question, subject, trained)
         if workload.step is None:
             raise UnsupportedModelError("its step could not be traced, so it cannot be shared")
         loop = TrainingLoop(optimizer=workload.optimizer)
         needs = traced_needs(workload.step.trace, workload.batch_size, loop)
         work = _work(workload, prior, needs.all_gradients)
+        times = transformer_times(key, workload.precision) if is_transformer(model) else None
+        if times is not None:
+            work = replace(work, contention=times.contention)
         return cls(single=single, work=work.lasting(single.step_time_ms), needs=needs)
 
     def on(self, parallelism: Parallelism, network_gbit: float | None = None) -> ParallelPrediction:
@@ -200,12 +207,11 @@ class SharedStep:
         return step_ms * exp(-widths[0]), step_ms * exp(widths[1])
 
 
-def _workload(question: Question, subject: Subject, device: str) -> tuple[Workload, Any]:
+def _workload(question: Question, subject: Subject, trained: TrainedHeads) -> tuple[Workload, Any]:
     """The step with its trace and kernels, and the prior of its time, None where there is none."""
     from trappm.learner.heads.device_heads import Heads
     from trappm.learner.workload import Workload
 
-    trained = question.snapshot_for(device).trained(device, Phase.TRAIN)
     settings, profile = question.settings(trained), subject.profile()
     traced = subject.step(settings)
     step, kernels = profile.step, None

@@ -1,0 +1,182 @@
+"""Bytes that fine-tuning takes, against what PyTorch really has on a CPU."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+import torch
+from torch import Tensor, nn
+
+import trappm
+from trappm.profiler.models.on_meta import on_meta
+from trappm.profiler.models.sources import source_of
+from trappm.profiler.records import MemoryFormat, Precision
+from trappm.profiler.simulation.memory_breakdown import Part
+from trappm.profiler.simulation.training_loop import Implementation, TrainingLoop
+from trappm.profiler.tracing.tracer import StepOptions, Tracer
+
+LENGTH, BATCH = 64, 3
+MIB = 1 << 20
+WAYS = [
+    "hf:CONFIG,eager",
+    "hf:llama-tiny,eager",
+    "hf:CONFIG,checkpointing,eager",
+    "hf:CONFIG,lora=4,eager",
+    "hf:llama-tiny,frozen=body,eager",
+]
+CONFIG = {
+    "model_type": "gpt2", "n_embd": 128, "n_layer": 2, "n_head": 2, "vocab_size": 1024,
+    "n_positions": 512, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+}  # fmt: skip
+"""Without dropout, whose mask is of another type on a CPU."""
+
+
+@pytest.fixture(params=WAYS)
+def name(request: pytest.FixtureRequest, tmp_path: Any) -> str:
+    """Of a transformer and how it is trained."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(CONFIG))
+    text: str = request.param
+    return text.replace("CONFIG", str(file))
+
+
+class Trained:
+    """A real model that takes steps."""
+
+    def __init__(self, name: str, precision: Precision) -> None:
+        source = source_of(name)
+        self.model: nn.Module = source.create_model(name, LENGTH).train()
+        if precision is Precision.BF16:
+            self.model = self.model.to(torch.bfloat16)
+        self._autocast = precision is Precision.AMP_BF16
+        self._tokens = {"input_ids": torch.zeros(BATCH, LENGTH, dtype=torch.long)}
+        self._tokens["labels"] = self._tokens["input_ids"]
+
+    def loss(self) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._autocast):
+            loss: Tensor = self.model(**self._tokens, use_cache=False).loss
+        return loss
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [*self.model.parameters(), *self.model.buffers()]
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+    @property
+    def gradient_bytes(self) -> int:
+        return sum(p.grad.nbytes for p in self.trained if p.grad is not None)
+
+    def kept_bytes(self) -> int:
+        """Of storages that autograd keeps from the forward pass, beside the model's and inputs."""
+        beside = [*self.tensors, *self._tokens.values()]
+        own = {tensor.untyped_storage().data_ptr() for tensor in beside}
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = self.loss()
+        assert loss.requires_grad
+        return sum(kept.values())
+
+
+def estimated(name: str, precision: Precision, loop: Any = "adamw") -> trappm.Estimate:
+    return trappm.estimate(
+        name, batch_size=BATCH, sequence_length=LENGTH, precision=precision, optimizer=loop
+    )
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    states = (value for state in optimizer.state.values() for value in state.values())
+    return sum(value.nbytes for value in states if value.dim())
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16, Precision.AMP_BF16])
+def test_parameters_gradients_and_states_are_those_of_a_real_step(name, precision):
+    real = Trained(name, precision)
+    optimizer = torch.optim.AdamW(real.trained)
+    real.loss().backward()
+    optimizer.step()
+    made = estimated(name, precision, TrainingLoop(optimizer="adamw", accumulation_steps=2))
+    parts = made.breakdown().parts_mib
+    weights = {t.untyped_storage().data_ptr(): t.nbytes for t in real.tensors}
+    assert parts[Part.PARAMETERS] * MIB == sum(weights.values())
+    assert parts[Part.OPTIMIZER] * MIB == state_bytes(optimizer)
+    assert made.trace.parameter_bytes.sum() == real.gradient_bytes
+    # Where passes accumulate, all are there at the peak, and one of this pass beside them.
+    assert parts[Part.GRADIENTS] * MIB >= real.gradient_bytes
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
+def test_what_autograd_keeps_is_what_it_keeps_on_a_cpu(name, precision):
+    real = Trained(name, precision)
+    options = StepOptions(precision=precision)
+    model = on_meta(name, LENGTH, MemoryFormat.CONTIGUOUS, precision)
+    step = Tracer(model, source_of(name).inputs(name, LENGTH), options).step()
+    assert step.saved_bytes.at(BATCH) == pytest.approx(real.kept_bytes(), rel=0.02)
+
+
+@pytest.mark.parametrize("implementation", list(Implementation))
+def test_each_adamw_keeps_its_states_and_only_some_need_room_to_step(implementation):
+    name = "hf:gpt2-tiny"
+    loop = TrainingLoop(optimizer="adamw", implementation=implementation)
+    made = trappm.estimate(name, batch_size=1, sequence_length=8, optimizer=loop)
+    parts, parameters = made.breakdown().parts_mib, made.trace.parameter_bytes.sum() / MIB
+    assert parts[Part.OPTIMIZER] == pytest.approx(2 * parameters)
+    passing = parts.get(Part.OPTIMIZER_STEP, 0.0)
+    if implementation is Implementation.FUSED:
+        assert passing < 0.1 * parameters
+    elif implementation is Implementation.FOREACH:
+        assert passing == pytest.approx(parameters, rel=0.02)
+    else:  # one parameter's root and divisor at a time, and the divisor before it
+        assert passing < parameters
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16, Precision.AMP_BF16])
+def test_the_loss_of_gpt_2_is_three_times_its_logits(precision):
+    made = trappm.estimate("hf:gpt2", batch_size=8, sequence_length=1024, precision=precision)
+    breakdown = made.breakdown()
+    scores_mib = 8 * 1024 * 50_257 * 4 / MIB
+    assert breakdown.parts_mib[Part.LOGITS] == pytest.approx(3 * scores_mib)
+    assert "of the loss" in breakdown.moment
+    assert {tensor.part for tensor in breakdown.largest[:3]} == {Part.LOGITS}
+
+
+@pytest.mark.parametrize("way", ["lora=4", "checkpointing", "eager"])
+@pytest.mark.parametrize("batch_size", [2, 7])
+def test_logits_grow_with_the_batch_whatever_is_trained(way, batch_size):
+    made = trappm.estimate(f"hf:qwen2-mini,{way}", batch_size=batch_size, sequence_length=256)
+    scores_mib = batch_size * 256 * 16_384 * 4 / MIB
+    assert made.breakdown().parts_mib[Part.LOGITS] == pytest.approx(3 * scores_mib)
+
+
+def test_the_breakdown_of_gpt_2_is_as_it_was():
+    made = trappm.estimate("hf:gpt2", batch_size=8, sequence_length=1024, optimizer="adamw")
+    parts = {part.value: mib for part, mib in made.breakdown("a100").parts_mib.items()}
+    assert parts == pytest.approx(
+        {
+            "parameters": 474.7,
+            "optimizer state": 949.4,
+            "inputs": 0.1,
+            "activations": 8268.1,
+            "logits": 4711.6,
+            "workspaces": 17.2,
+            "fragments": 740.1,
+            "CUDA context": 760.0,
+        },
+        rel=0.01,
+        abs=0.1,
+    )
