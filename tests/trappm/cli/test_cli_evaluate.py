@@ -13,7 +13,7 @@ from trappm.cluster.profiles.step_profiles import StepCache
 from trappm.experiments.label_files import read_labels
 from trappm.experiments.labelled_workloads import prepare
 from trappm.learner.baselines.sizes import SIZES
-from trappm.learner.estimators import ESTIMATORS, SWITCHED
+from trappm.learner.estimators import ESTIMATORS, NAMED_ONLY
 from trappm.learner.networks.presets import LAPTOP, PRESETS
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.zoo import native_input_size
@@ -202,7 +202,7 @@ def test_who_has_no_estimates_of_faketensor_is_judged_without_it(say, sheets, tm
     status, out, err = say("--labels", plain, "--seeds", 1, "--json")
     assert status == 0, err
     names = {r["estimator"] for r in json.loads(out)["results"]}
-    assert names == {n for n in ESTIMATORS if "paper" not in n} - {"faketensor"} - SWITCHED
+    assert names == {n for n in ESTIMATORS if "paper" not in n} - {"faketensor"} - NAMED_ONLY
 
 
 def test_kept_runs_know_the_start_by_what_is_in_it(say, sheets, tmp_path):
