@@ -145,12 +145,10 @@ def _thesis_language_model(switch: str) -> Callable[[Surroundings], Estimator]:
         from trappm.learner.baselines.thesis_language_model import ThesisLanguageModel
 
         weights = given.language_model
-        return ThesisLanguageModel(
-            f"{LANGUAGE_MODEL}-{switch}" if switch else LANGUAGE_MODEL,
-            given.make_encoder(_encoder(PRESETS["laptop"], switch), True),
-            given.card,
-            tiny_decoder() if weights is None else stored_decoder(weights),
-        )
+        decoder = tiny_decoder() if weights is None else stored_decoder(weights)
+        name = f"{LANGUAGE_MODEL}-{switch}" if switch else LANGUAGE_MODEL
+        encoder = given.make_encoder(_encoder(PRESETS["laptop"], switch), True)
+        return ThesisLanguageModel(name, encoder, given.card, decoder)
 
     return make
 

@@ -86,16 +86,18 @@ def test_one_file_trains_and_another_judges(say, sheets):
     status, out, err = say(
         "--train", sheets[0], "--test", sheets[1], "--metric", "memory", "--json",
         "--estimator", "faketensor", "--estimator", "xgboost", "--estimator", "ours",
+        "--estimator", "thesis-xgboost",
     )  # fmt: skip
     assert status == 0, err
     report = json.loads(out)
     assert report["device"] == "a100-40gb"
     assert report["train"]["count"] == 12
     assert report["test"]["architectures_in_training"] == 0
-    line, boosting, ours = report["results"]
+    line, boosting, ours, thesis = report["results"]
     assert line["estimator"] == "faketensor"
     assert line["accuracy"]["mape"] == pytest.approx(0, abs=0.1)
     assert boosting["accuracy"]["count"] == ours["accuracy"]["count"] == 6
+    assert thesis["accuracy"]["count"] == 6
     first = ours["predictions"][0]
     assert first["low"] < first["predicted"] < first["high"]
     assert {p["architecture"] for p in ours["predictions"]} == set(ARCHITECTURES[4:])
@@ -249,6 +251,10 @@ def test_a_file_without_labels_says_what_it_has_instead(tmp_path):
         (["--train", "x.csv", "--test", "y.csv", "--suite", "paper"], "two files"),
         (["--labels", "nowhere.csv"], "nowhere.csv cannot be read"),
         (["--labels", "ALL", "--estimator", "nnlpq"], "did you mean 'nnlqp'"),
+        (
+            ["--labels", "ALL", "--estimator", "thesis-language-model", "--language-model", "none"],
+            "no language model 'none' on this machine",
+        ),
         (["--labels", "ALL", "--split", "people"], "no split 'people'"),
         (["--labels", "ALL", "--metric", "speed"], "no metric 'speed'"),
         (["--labels", "ALL", "--size", "huge"], "no size 'huge'"),
