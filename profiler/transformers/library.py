@@ -1,7 +1,7 @@
 """Builds transformers by configuration, as Hugging Face's own modules with fresh weights.
 
-The only module that imports transformers and peft. Nothing is downloaded, and no code that comes
-with a model is run.
+The only module of this room that imports transformers and peft. Nothing is downloaded, and no code
+that comes with a model is run.
 """
 
 from __future__ import annotations
