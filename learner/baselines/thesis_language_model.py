@@ -115,5 +115,6 @@ class ThesisLanguageModel:
 def prompt(workload: Workload, card: str) -> str:
     """The configuration in words, but for the graph."""
     phase = "training" if workload.phase is Phase.TRAIN else "inference"
-    size = max(workload.graph.input_shapes[0][2:])
-    return f"{phase} on {card}, batch {workload.batch_size}, {size} px, {workload.precision}"
+    shape = workload.graph.input_shapes[0]
+    size = shape[shape > 0][-1]  # of what comes first: pixels, or tokens; the rest is padding
+    return f"{phase} on {card}, batch {workload.batch_size}, size {size}, {workload.precision}"

@@ -121,6 +121,7 @@ def _losses(
 
 def _state(network: nn.Module) -> dict[str, Tensor]:
     """All that training changes: frozen weights, such as a language model's, are not copied."""
-    frozen = {name for name, weight in network.named_parameters() if not weight.requires_grad}
+    weights = network.named_parameters(remove_duplicate=False)
+    frozen = {name for name, weight in weights if not weight.requires_grad}
     state = network.state_dict()
     return {name: value.clone() for name, value in state.items() if name not in frozen}

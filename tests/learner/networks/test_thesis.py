@@ -178,7 +178,7 @@ def test_a_text_is_read_to_its_end_and_not_beyond(zoo):
 
 def test_the_prompt_tells_the_configuration(zoo):
     text = prompt(Workload(graph=zoo.graphs[2], phase=Phase.INFER), "rtx-3090")
-    assert text == ("inference on rtx-3090, batch 16, 16 px, fp32")
+    assert text == ("inference on rtx-3090, batch 16, size 16, fp32")
     assert "training on a100" in prompt(Workload(graph=zoo.graphs[0]), "a100")
 
 
@@ -188,7 +188,7 @@ def test_a_stored_language_model_is_read_with_its_tokenizer(zoo, labelled, tmp_p
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-    words = ["training", "inference", "on", "batch", "px", ",", "-"]
+    words = ["training", "inference", "on", "batch", "size", ",", "-"]
     tokens = ["[UNK]", *words, *map(str, range(99))]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=tokens[0]))
