@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 
 from trappm.learner.estimator import Estimator
 from trappm.learner.networks.gae import Encoder
-from trappm.learner.networks.presets import MEMBERS, PRESETS, EncoderPreset, HeadPreset
+from trappm.learner.networks.presets import (
+    MEMBERS,
+    PRESETS,
+    EncoderPreset,
+    HeadPreset,
+    LearnerPreset,
+)
 from trappm.learner.physics.prior import Prior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
@@ -31,6 +37,8 @@ class Surroundings:
     """FakeTensor's, where the labels came with them."""
     size: str = "laptop"
     """Of the baselines' networks: laptop or paper."""
+    language_model: str | None = None
+    """A folder or a name in Hugging Face's cache; None for a tiny one with random weights."""
 
 
 def _prior(given: Surroundings) -> Prior:
@@ -60,6 +68,7 @@ _SWITCHES: Mapping[str, Callable[[HeadPreset], HeadPreset]] = {
 _SIZES = ("paper", "laptop")
 MASKED = "graphmae"
 """The encoder of `learner.networks.graphmae` in place of the paper's."""
+LANGUAGE_MODEL = "thesis-language-model"
 
 
 def _published(preset: str, switch: str) -> Callable[[Surroundings], Estimator]:
@@ -69,12 +78,17 @@ def _published(preset: str, switch: str) -> Callable[[Surroundings], Estimator]:
         name = f"trappm-{preset}-{switch}" if switch else f"trappm-{preset}"
         chosen = PRESETS[preset]
         head = _SWITCHES[switch](chosen.head) if switch in _SWITCHES else chosen.head
-        encoder = chosen.encoder
-        if switch == MASKED:  # its decoder is one layer more
-            encoder = replace(encoder, masked=True, widths=encoder.widths[:-1])
-        return TrappmAsPublished(name, head, given.make_encoder(encoder, switch != "random"))
+        encoder = given.make_encoder(_encoder(chosen, switch), switch != "random")
+        return TrappmAsPublished(name, head, encoder)
 
     return make
+
+
+def _encoder(preset: LearnerPreset, switch: str) -> EncoderPreset:
+    encoder = preset.encoder
+    if switch == MASKED:  # its decoder is one layer more
+        return replace(encoder, masked=True, widths=encoder.widths[:-1])
+    return encoder
 
 
 def _nnlqp(given: Surroundings) -> Estimator:
@@ -118,10 +132,36 @@ def _faketensor(given: Surroundings) -> Estimator:
     return FakeTensor(given.estimates_mib)
 
 
+def _thesis_xgboost(given: Surroundings) -> Estimator:
+    from trappm.learner.baselines.thesis_boosting import listed_card, thesis_xgboost
+
+    card = listed_card(given.card)
+    return thesis_xgboost(lambda _: card)
+
+
+def _thesis_language_model(switch: str) -> Callable[[Surroundings], Estimator]:
+    def make(given: Surroundings) -> Estimator:
+        from trappm.learner.baselines.adapted_decoders import stored_decoder, tiny_decoder
+        from trappm.learner.baselines.thesis_language_model import ThesisLanguageModel
+
+        weights = given.language_model
+        decoder = tiny_decoder() if weights is None else stored_decoder(weights)
+        name = f"{LANGUAGE_MODEL}-{switch}" if switch else LANGUAGE_MODEL
+        encoder = given.make_encoder(_encoder(PRESETS["laptop"], switch), True)
+        return ThesisLanguageModel(name, encoder, given.card, decoder)
+
+    return make
+
+
 _SWITCHED = {
     f"trappm-{preset}-{switch}": _published(preset, switch)
     for preset in _SIZES
     for switch in (*_SWITCHES, MASKED)
+}
+_OF_THESIS = {
+    "thesis-xgboost": _thesis_xgboost,
+    LANGUAGE_MODEL: _thesis_language_model(""),
+    f"{LANGUAGE_MODEL}-{MASKED}": _thesis_language_model(MASKED),
 }
 _MAKERS: Mapping[str, Callable[[Surroundings], Estimator]] = {
     "ours": _ours,
@@ -135,16 +175,17 @@ _MAKERS: Mapping[str, Callable[[Surroundings], Estimator]] = {
     "xgboost": _xgboost,
     "faketensor": _faketensor,
     **_SWITCHED,
+    **_OF_THESIS,
 }
 
 OF_PHYSICS = frozenset({"ours", "prior", "faketensor"})
 """Those that stand on a simulation; the others are purely learned."""
 
-_BY_SKLEARN = frozenset({"mlp", "xgboost"})
+_BY_SKLEARN = frozenset({"mlp", "xgboost", "thesis-xgboost"})
 """Those that scikit-learn, or its interface to XGBoost, stands behind."""
 
-SWITCHED = frozenset(_SWITCHED)
-"""The paper's with one choice made otherwise; these are judged where they are named."""
+NAMED_ONLY = frozenset({*_SWITCHED, *_OF_THESIS})
+"""The paper's with one choice made otherwise, and the thesis's: judged where they are named."""
 
 ESTIMATORS: Sequence[str] = tuple(_MAKERS)
 """All names; `random` stands for the encoder of the paper's ablation, which learned nothing."""
@@ -158,6 +199,9 @@ def check_names(names: Sequence[str]) -> None:
         if name in _BY_SKLEARN:
             with from_extra("evaluate", f"the estimator {name}"):
                 import sklearn  # noqa: F401
+        if name.startswith(LANGUAGE_MODEL):
+            with from_extra("transformers", f"the estimator {name}"):
+                import transformers  # noqa: F401
 
 
 def estimator_named(name: str, given: Surroundings) -> Estimator:

@@ -92,8 +92,10 @@ def to_data(
     *,
     vector: npt.NDArray[Any] | None = None,
     target: npt.NDArray[Any] | None = None,
+    tokens: IntArray | None = None,
 ) -> Data:
-    """A graph as PyG data: `x` (N, 16), `edge_index` (2, E), `vector` (1, v), `y` (1, m).
+    """A graph as PyG data: `x` (N, 16), `edge_index` (2, E), `vector` (1, v), `y` (1, m), and
+    `tokens` (1, t) of a text that goes with it.
 
     `x` is the operator's number and 15 scaled sizes, which `distinct` expands to the
     paper's 113 columns; `keys_by_depth` tells which nodes are equal. The leading 1 makes a batch
@@ -116,6 +118,8 @@ def to_data(
         if row.ndim != 1:
             raise InputError(f"the {name} of one graph has shape {row.shape}; it must be one row")
         data[name] = torch.from_numpy(np.asarray(row, dtype=np.float32))[None, :]
+    if tokens is not None:
+        data["tokens"] = torch.from_numpy(tokens)[None, :]
     return data
 
 

@@ -45,6 +45,8 @@ Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 Vector = Callable[[Sequence[Workload]], FloatArray]
 """Features of whole workloads (n, v), not scaled."""
+Tokens = Callable[[Sequence[Workload]], IntArray]
+"""Tokens of a text about each workload (n, t), padded with -1."""
 
 LEAST_LABELS = 2
 """A round number: of one label there is no spread."""
@@ -101,6 +103,8 @@ class NetworkModel:
     familiarity: Familiarity
     """Of the labelled graphs by their operators: networks do not know what they have not seen."""
     batch_nodes: int
+    tokens: Tokens | None = None
+    """For networks that read a text beside the graph."""
 
     def predict(self, workloads: Sequence[Workload]) -> Estimate:
         """Raises InputError for workloads whose vectors are not as wide as those learned from."""
@@ -139,9 +143,10 @@ class NetworkModel:
                 f"vectors of graphs have shape {vectors.shape}; the networks were trained on "
                 f"{len(self.vector_scaler.mean)} columns, so take the encoder that they came with"
             )
+        scaled = self.vector_scaler.apply(vectors)
         return [
-            to_data(w.graph, self.node_scaler, vector=v)
-            for w, v in zip(workloads, self.vector_scaler.apply(vectors), strict=True)
+            to_data(w.graph, self.node_scaler, vector=v, tokens=t)
+            for w, v, t in zip(workloads, scaled, _texts(self.tokens, workloads), strict=True)
         ]
 
     def tensors(self) -> dict[str, Tensor]:
@@ -205,6 +210,7 @@ class NetworkEstimator:
     vector: Vector
     training: Training
     on_step: OnProgress = lambda done, total: None
+    tokens: Tokens | None = None
     least_labels: ClassVar[int] = LEAST_LABELS
 
     def fit(
@@ -231,9 +237,10 @@ class NetworkEstimator:
         else:
             raise InputError(f"{self.name} cannot start from the weights of another method")
         units = ((logs - centre) / scale)[:, None]
+        scaled, texts = vector_scaler.apply(vectors), _texts(self.tokens, chosen)
         data = [
-            to_data(graph, node_scaler, vector=vector, target=unit)
-            for graph, vector, unit in zip(graphs, vector_scaler.apply(vectors), units, strict=True)
+            to_data(graph, node_scaler, vector=vector, target=unit, tokens=text)
+            for graph, vector, unit, text in zip(graphs, scaled, units, texts, strict=True)
         ]
         mean_nodes = float(np.mean([graph.node_count for graph in graphs]))
         folds = grouped_folds(groups, FOLDS, generator)
@@ -275,6 +282,7 @@ class NetworkEstimator:
             ),
             familiarity=familiarity,
             batch_nodes=self.training.batch_nodes,
+            tokens=self.tokens,
         )
 
     def _train(
@@ -331,6 +339,10 @@ def _operators(workloads: Sequence[Workload]) -> Array:
     """What distances are told by: the operators' shares of each graph (n, operators)."""
     shares = [operator_shares(workload.graph) for workload in workloads]
     return np.array(shares, dtype=np.float64).reshape(len(workloads), len(OPERATORS))
+
+
+def _texts(tokens: Tokens | None, workloads: Sequence[Workload]) -> Sequence[IntArray | None]:
+    return [None] * len(workloads) if tokens is None else list(tokens(workloads))
 
 
 def _of(data: Sequence[Data], rows: npt.NDArray[np.bool_]) -> list[Data]:

@@ -82,7 +82,7 @@ def train(
             best = now
         if worse == PATIENCE:
             break
-    network.load_state_dict(kept)
+    network.load_state_dict(kept, strict=False)
     network.eval().requires_grad_(False)
     on_step(steps, steps)  # those that were not needed count as done
 
@@ -120,4 +120,8 @@ def _losses(
 
 
 def _state(network: nn.Module) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in network.state_dict().items()}
+    """All that training changes: frozen weights, such as a language model's, are not copied."""
+    weights = network.named_parameters(remove_duplicate=False)
+    frozen = {name for name, weight in weights if not weight.requires_grad}
+    state = network.state_dict()
+    return {name: value.clone() for name, value in state.items() if name not in frozen}

@@ -1,7 +1,7 @@
 """Builds transformers by configuration, as Hugging Face's own modules with fresh weights.
 
-The only module that imports transformers and peft. Nothing is downloaded, and no code that comes
-with a model is run.
+The only module of this room that imports transformers and peft. Nothing is downloaded, and no code
+that comes with a model is run.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def create_model(architecture: str, input_size: int) -> nn.Module:
         elif name.frozen is Frozen.BODY:
             model.base_model.requires_grad_(False)
         if name.lora_rank is not None:
-            model = _with_adapters(model, name.lora_rank)
+            model = with_adapters(model, name.lora_rank)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(
             f"{architecture} has nothing to train: its head is the embeddings, which are frozen"
@@ -165,7 +165,7 @@ def inputs(architecture: str, input_size: int) -> NamedInputs:
     return NamedInputs(trained, prompt, settings)
 
 
-def _with_adapters(model: nn.Module, rank: int) -> nn.Module:
+def with_adapters(model: nn.Module, rank: int) -> nn.Module:
     """With LoRA where peft has it by default for this type of model; else at all linear layers."""
     with from_extra("transformers", "LoRA"):
         import peft

@@ -42,6 +42,13 @@ Start = Annotated[
     Path | None, typer.Option(help="Labels of another device: also start from its models.")
 ]
 Size = Annotated[str, typer.Option(help="Of the baselines' networks: laptop, paper.")]
+LanguageModel = Annotated[
+    str | None,
+    typer.Option(
+        help="Weights for thesis-language-model: a folder, or an id in the cache. A tiny random "
+        "one by default."
+    ),
+]
 Runs = Annotated[
     Path | None,
     typer.Option(help="Keep every run in this folder: the same command goes on behind it."),
@@ -62,6 +69,7 @@ def evaluate(
     start: Start = None,
     usable: Usable = None,
     size: Size = "laptop",
+    language_model: LanguageModel = None,
     runs: Runs = None,
     plots: Annotated[Path | None, typer.Option(help="Write plots into this folder.")] = None,
     processes: GraphProcesses = None,
@@ -91,6 +99,7 @@ def evaluate(
         metric=metric_column(metric),
         estimators=None if chosen is None else list(dict.fromkeys(chosen)),
         size=size,
+        language_model=language_model,
         seeds=tuple(PAPER_SEEDS[0] + i for i in range(seeds)),
         label_counts=counts,
         usable=None if usable is None else read_usable(usable),

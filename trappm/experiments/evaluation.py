@@ -22,14 +22,14 @@ from trappm.learner.bench.benchmark import PAPER_SEEDS, Plan, Run, Samples, Spli
 from trappm.learner.bench.kept_runs import KeptRuns
 from trappm.learner.bench.scores import score, summarize
 from trappm.learner.estimator import Estimator, Model
-from trappm.learner.estimators import ESTIMATORS, SWITCHED
+from trappm.learner.estimators import ESTIMATORS, NAMED_ONLY
 from trappm.profiler.errors import InputError
 from trappm.profiler.progress import Watch
 from trappm.profiler.records import Measurement
 from trappm.profiler.records.step_scope import IN_TRAINING
 from trappm.store import LabelFilter, Store
 
-WITHOUT_WEIGHTS = frozenset({"mlp", "xgboost", "faketensor"})
+WITHOUT_WEIGHTS = frozenset({"mlp", "xgboost", "thesis-xgboost", "faketensor"})
 """Estimators that cannot start from another device's model."""
 
 
@@ -42,6 +42,8 @@ class Request:
     estimators: Sequence[str] | None = None
     """By name; by default all that these labels allow, in sizes for a laptop core."""
     size: str = "laptop"
+    language_model: str | None = None
+    """Of the thesis's predictor: a folder or a cached name; a tiny one by default."""
     seeds: Sequence[int] = PAPER_SEEDS
     label_counts: Sequence[int] = ()
     usable: dict[tuple[str, int], bool] | None = None
@@ -185,9 +187,9 @@ def _estimators(request: Request, bench: Workbench, prepared: Prepared) -> list[
         estimated = request.metric == "memory_mib" and prepared.estimates_mib.keys() >= {
             *prepared.samples.workloads
         }
-        left_out = SWITCHED if estimated else SWITCHED | {"faketensor"}
+        left_out = NAMED_ONLY if estimated else NAMED_ONLY | {"faketensor"}
         names = [n for n in ESTIMATORS if "paper" not in n and n not in left_out]
-    return [bench.estimator(name, prepared, request.size) for name in names]
+    return [bench.estimator(name, prepared, request.size, request.language_model) for name in names]
 
 
 def _starts(
@@ -232,7 +234,10 @@ def _kept(request: Request, prepared: Prepared) -> KeptRuns | None:
     rows = repr(samples.configurations).encode()
     labels = hashlib.sha256(rows + samples.values.tobytes() + samples.above.tobytes()).hexdigest()
     start = None if request.start is None else _digest(request.start)
-    return KeptRuns(request.runs, (request.metric, prepared.card, request.size, start, labels))
+    settings = [request.metric, prepared.card, request.size, start, labels]
+    if request.language_model is not None:
+        settings.append(request.language_model)
+    return KeptRuns(request.runs, settings)
 
 
 def _digest(path: Path) -> str:

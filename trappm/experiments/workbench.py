@@ -57,7 +57,9 @@ class Workbench:
             on_progress=lambda done, total: self.watch(done, total, "pre-training the encoder"),
         )
 
-    def estimator(self, name: str, prepared: Prepared, size: str = "laptop") -> Estimator:
+    def estimator(
+        self, name: str, prepared: Prepared, size: str = "laptop", language_model: str | None = None
+    ) -> Estimator:
         """The predictor of this name for these labels; it needs no open store.
 
         Raises:
@@ -71,6 +73,7 @@ class Workbench:
             ),
             estimates_mib=prepared.estimates_mib,
             size=size,
+            language_model=language_model,
         )
         return estimator_named(name, given)
 

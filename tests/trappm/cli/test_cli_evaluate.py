@@ -13,7 +13,7 @@ from trappm.cluster.profiles.step_profiles import StepCache
 from trappm.experiments.label_files import read_labels
 from trappm.experiments.labelled_workloads import prepare
 from trappm.learner.baselines.sizes import SIZES
-from trappm.learner.estimators import ESTIMATORS, SWITCHED
+from trappm.learner.estimators import ESTIMATORS, NAMED_ONLY
 from trappm.learner.networks.presets import LAPTOP, PRESETS
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.zoo import native_input_size
@@ -86,16 +86,18 @@ def test_one_file_trains_and_another_judges(say, sheets):
     status, out, err = say(
         "--train", sheets[0], "--test", sheets[1], "--metric", "memory", "--json",
         "--estimator", "faketensor", "--estimator", "xgboost", "--estimator", "ours",
+        "--estimator", "thesis-xgboost",
     )  # fmt: skip
     assert status == 0, err
     report = json.loads(out)
     assert report["device"] == "a100-40gb"
     assert report["train"]["count"] == 12
     assert report["test"]["architectures_in_training"] == 0
-    line, boosting, ours = report["results"]
+    line, boosting, ours, thesis = report["results"]
     assert line["estimator"] == "faketensor"
     assert line["accuracy"]["mape"] == pytest.approx(0, abs=0.1)
     assert boosting["accuracy"]["count"] == ours["accuracy"]["count"] == 6
+    assert thesis["accuracy"]["count"] == 6
     first = ours["predictions"][0]
     assert first["low"] < first["predicted"] < first["high"]
     assert {p["architecture"] for p in ours["predictions"]} == set(ARCHITECTURES[4:])
@@ -202,7 +204,7 @@ def test_who_has_no_estimates_of_faketensor_is_judged_without_it(say, sheets, tm
     status, out, err = say("--labels", plain, "--seeds", 1, "--json")
     assert status == 0, err
     names = {r["estimator"] for r in json.loads(out)["results"]}
-    assert names == {n for n in ESTIMATORS if "paper" not in n} - {"faketensor"} - SWITCHED
+    assert names == {n for n in ESTIMATORS if "paper" not in n} - {"faketensor"} - NAMED_ONLY
 
 
 def test_kept_runs_know_the_start_by_what_is_in_it(say, sheets, tmp_path):
@@ -249,6 +251,10 @@ def test_a_file_without_labels_says_what_it_has_instead(tmp_path):
         (["--train", "x.csv", "--test", "y.csv", "--suite", "paper"], "two files"),
         (["--labels", "nowhere.csv"], "nowhere.csv cannot be read"),
         (["--labels", "ALL", "--estimator", "nnlpq"], "did you mean 'nnlqp'"),
+        (
+            ["--labels", "ALL", "--estimator", "thesis-language-model", "--language-model", "none"],
+            "no language model 'none' on this machine",
+        ),
         (["--labels", "ALL", "--split", "people"], "no split 'people'"),
         (["--labels", "ALL", "--metric", "speed"], "no metric 'speed'"),
         (["--labels", "ALL", "--size", "huge"], "no size 'huge'"),
