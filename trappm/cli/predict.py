@@ -149,13 +149,15 @@ def compare(
     device: DeviceName = None,
     phase: Phase = "train",
     precision: Precision = None,
+    memory_format: MemoryFormat = None,
+    optimizer: Optimizer = None,
     snapshot: SnapshotName = None,
     epochs: Epochs = None,
     samples: Samples = None,
     carbon: Carbon = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare devices: on which is a model fastest, cheapest, and on which does it fit?
+    """Compare devices and models: which is fastest, which cheapest, and where does it fit?
 
     Example: trappm compare resnet50 --batch-size 128 --phase infer --epochs 1 --samples 1000000
     """
@@ -170,6 +172,8 @@ def compare(
         sequence_length=sequence_length,
         phase=phase,
         precision=precision,
+        memory_format=memory_format,
+        optimizer=optimizer,
         snapshot=snapshot,
         epochs=epochs,
         samples=samples,

@@ -266,6 +266,8 @@ class _Inquiry:
         remarks = remarks_on(figures, self.device, self.card, bases, self._settings, labelled)
         if is_simulated:
             remarks.append(TRANSFORMERS_REMARK)
+        if self._question.is_adamw:
+            remarks.append("adamw is answered as adam, which keeps and moves as much")
         if self._profile.step is None and self._phase is Phase.TRAIN:
             remarks.append("no step of it could be traced, so the memory is a rough guess")
         return [*remarks, *filter(None, [self._memory_remark])]

@@ -611,10 +611,12 @@ def test_an_axis_of_time_has_clock_times_within_a_day_and_dates_beyond(
     page.evaluate(
         """async (step) => {
           const { xyChart } = await import("./charts.js");
-          const points = [0, 1, 2, 3].map((i) => ({ x: new Date(1.8e12 + i * step), y: i, tip: "" }));
+          const at = (i) => new Date(1.8e12 + i * step);
+          const points = [0, 1, 2, 3].map((i) => ({ x: at(i), y: i, tip: "" }));
           const names = { xLabel: "began", yLabel: "ms", label: "runs" };
           const series = [{ name: "run", points }];
-          document.querySelector("main").replaceChildren(xyChart({ series, xType: "time", ...names }));
+          const chart = xyChart({ series, xType: "time", ...names });
+          document.querySelector("main").replaceChildren(chart);
         }""",
         apart_ms,
     )
