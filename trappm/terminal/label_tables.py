@@ -111,9 +111,18 @@ def print_label(
     out.print()
     print_table(title, shown, clean[shown].values.tolist())
     _print_messages(clean)
-    facts = [(key, str(value)) for key, value in sorted(measurement.environment.items())]
+    facts = [(key, _fact(value)) for key, value in sorted(measurement.environment.items())]
     out.print()
     print_table("environment", ("fact", "value"), facts)
+
+
+def _fact(value: Any) -> str:
+    """A fact of an environment, whose numbers are written as those of tables are."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_fact(inner)}" for name, inner in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(map(_fact, value)) or "none"
+    return cell(value)
 
 
 def print_answer(answer: Answer) -> None:
