@@ -2,7 +2,8 @@
 
 The most uncertain configurations are not the most instructive ones: they are often alike, or alike
 nothing else in the pool. `ours` asks how much the *whole pool* would become certain instead.
-docs/studies/choosing.md compares them on recorded labels, with others that `learner.bench` only judges.
+docs/studies/choosing.md compares them on recorded labels, with others that `learner.bench` only
+judges.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What is known of a pool before any label: covariances of each metric, and estimates.
 
 The covariance without labels is enough: which labels teach most hardly depends on their values
-(docs/studies/uncertainty.md), so it is computed once for a pool, and a strategy can begin without any.
+(docs/studies/uncertainty.md), so it is computed once for a pool, and a strategy can begin without
+any.
 
 On a second device what is open is how it differs from the first one. How far constants go apart
 between devices is known from many, so the covariance of step times there is that of the difference.

@@ -4,21 +4,24 @@ A Student-t error is a normal one of unknown precision, so most probable paramet
 reweighted least squares (Lange, Little and Taylor 1989); with a Gaussian process behind the values,
 the expected square of an error also holds the variance of the process itself (Tipping and Lawrence
 2005, "Variational inference for Student-t models").
+
+torch, which takes a second, is imported by what computes with it: strategies are named without.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Array = npt.NDArray[np.float64]
-ArrayOrTensor = TypeVar("ArrayOrTensor", Array, Tensor)
+ArrayOrTensor = TypeVar("ArrayOrTensor", Array, "Tensor")
 
 DEGREES_OF_FREEDOM = 4.0
 """Fixed, as Lange, Little and Taylor (1989) advise where few errors could tell them."""
@@ -123,6 +126,8 @@ def solve(
 
 def cholesky(matrix: Array) -> Array:
     """The lower factor of a positive definite matrix."""
+    import torch
+
     factor: Array = torch.linalg.cholesky(torch.from_numpy(matrix)).numpy()
     return factor
 
@@ -138,6 +143,8 @@ def backward_solved(factor: Array, right: Array) -> Array:
 
 
 def _triangular(factor: Array, right: Array, *, upper: bool) -> Array:
+    import torch
+
     columns = torch.from_numpy(right if right.ndim == 2 else right[:, None])
     solved = torch.linalg.solve_triangular(torch.from_numpy(factor), columns, upper=upper)
     shaped: Array = solved.numpy().reshape(right.shape)
@@ -158,6 +165,8 @@ def half_widths(variances: Array, scale: float, coverage: float) -> Array:
 @cache
 def _half_widths(coverage: float) -> tuple[Array, Array]:
     """Of sums of variance 1 before tails, by the share of it that is the error's: (33) each."""
+    import torch
+
     shares = np.linspace(0.0, 1.0, 33)
     # A Student-t error is a normal one of a precision that is gamma distributed.
     nodes, weights = np.polynomial.laguerre.laggauss(GAMMA_NODES)

@@ -14,6 +14,9 @@ from trappm.profiler.errors import InputError
 
 KEY = "step_scope"
 """In the environment of a measurement."""
+PARTIAL_PROTOCOLS = frozenset(("pycls", "pytorch-gpu-benchmark", "zeus"))
+"""Of published labels that are not of whole steps, or of more (Zeus's loader, under power limits):
+something to learn from, and nobody's cost."""
 MAX_BYTES = 1 << 40
 """Of an image: a round number above any."""
 

@@ -143,7 +143,9 @@ def show(
 
 @app.command(name="import", epilog="Example: trappm device import kernels.csv.gz --source neusight")
 def import_(
-    file: Annotated[Path, typer.Argument(help="JSON lines of kernels, or a published table.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="JSON lines of kernels, or a published table.")
+    ],
     source: Annotated[
         str | None, typer.Option(help=f"Of a published table: {', '.join(_SOURCES)}.")
     ] = None,
@@ -171,7 +173,7 @@ def import_(
 @app.command(epilog="Example: trappm device export cpu-2t kernels.jsonl")
 def export(
     device: _Device,
-    file: Annotated[Path, typer.Argument(help="A file for JSON lines; replaced.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file for JSON lines; replaced.")],
 ) -> None:
     """Write every attempt to time a kernel on a device into a file of JSON lines."""
     from trappm.label_frames import store_to_read

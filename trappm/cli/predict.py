@@ -158,6 +158,8 @@ def compare(
     device: DeviceName = None,
     phase: Phase = "train",
     precision: Precision = None,
+    memory_format: MemoryFormat = None,
+    optimizer: Optimizer = None,
     snapshot: SnapshotName = None,
     epochs: Epochs = None,
     samples: Samples = None,
@@ -166,7 +168,7 @@ def compare(
     strategy: Strategies = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare devices, or numbers of GPUs: where is a model fastest, cheapest, and does it fit?
+    """Compare devices, models, numbers of GPUs: the fastest, the cheapest, and what fits.
 
     Example: trappm compare resnet50 --batch-size 128 --phase infer --epochs 1 --samples 1000000
     """
@@ -198,6 +200,8 @@ def compare(
         sequence_length=sequence_length,
         phase=phase,
         precision=precision,
+        memory_format=memory_format,
+        optimizer=optimizer,
         snapshot=snapshot,
         epochs=epochs,
         samples=samples,

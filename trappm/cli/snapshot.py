@@ -134,7 +134,9 @@ def push(
 @app.command(epilog="Example: trappm snapshot alias stable latest")
 def alias(
     name: Annotated[str | None, typer.Argument(metavar="ALIAS", help="A name.")] = None,
-    snapshot: Annotated[str | None, typer.Argument(help="What it is to mean.")] = None,
+    snapshot: Annotated[
+        str | None, typer.Argument(metavar="SNAPSHOT", help="What it is to mean.")
+    ] = None,
     registry: Here = None,
     as_json: AsJson = False,
 ) -> None:

@@ -200,7 +200,9 @@ def stats(database: Database = None, as_json: AsJson = False) -> None:
 
 @app.command(epilog="Example: trappm store backup labels-of-today.db")
 def backup(
-    file: Annotated[Path, typer.Argument(help="A new file; nothing is ever overwritten.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A new file; nothing is ever overwritten.")
+    ],
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
@@ -217,7 +219,9 @@ def backup(
 
 @app.command(epilog="Example: trappm store restore today.db --database URL-OF-AN-EMPTY-DATABASE")
 def restore(
-    file: Annotated[Path, typer.Argument(help="A backup, or any SQLite label store.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A backup, or any SQLite label store.")
+    ],
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:

@@ -274,6 +274,8 @@ class _Inquiry:
             remarks.append(f"step_time_ms rests on {self._basis}")
         if is_simulated:
             remarks.append(SIMULATED_REMARK if self._basis else TRANSFORMERS_REMARK)
+        if self._question.is_adamw:
+            remarks.append("adamw is answered as adam, which keeps and moves as much")
         if self._profile.step is None and self._phase is Phase.TRAIN:
             remarks.append("no step of it could be traced, so the memory is a rough guess")
         return [*remarks, *filter(None, [self._memory_remark])]

@@ -33,6 +33,25 @@ def verdicts(predictions: Sequence[Prediction]) -> dict[str, dict[str, str | Non
     return best
 
 
+def best_models(predictions: Sequence[Prediction]) -> dict[str, Prediction]:
+    """Of several models: the prediction of the shortest time a sample, and of the cheapest run.
+
+    Empty where fewer than two models tell; a model is out where it more likely than not does not
+    fit.
+    """
+    able = [p for p in predictions if (p.out_of_memory or 0.0) <= LIKELY]
+    best = {}
+    for what, cost in (
+        ("fastest", lambda p: p.samples_per_s and 1 / p.samples_per_s),
+        ("cheapest", cheapest_usd),
+    ):
+        known = {id(p): value for p in able if (value := cost(p)) is not None}
+        told = [p for p in able if id(p) in known]
+        if len({p.model for p in told}) > 1:
+            best[what] = min(told, key=lambda p: known[id(p)])
+    return best
+
+
 def cheapest_usd(prediction: Prediction) -> float | None:
     """The lowest price of the whole run, or of a million samples where no run is given."""
     if prediction.run is not None:

@@ -6,7 +6,7 @@
     (True, 376)
 
 Nothing is learned here: a step is traced on the meta device and replayed through a model of
-PyTorch's allocator (docs/details/static_profile.md), so any module, any loss and any inputs will do.
+PyTorch's allocator (docs/details/static_profile.md), so any module, any loss, any inputs will do.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from trappm.profiler.errors import InputError, SnapshotError, TrappmError
 from trappm.profiler.models.known_names import is_file, refuse_unknown
 from trappm.profiler.number_text import number_text
 from trappm.profiler.records import METRICS, Configuration, Pair, Protocol, Provenance
+from trappm.profiler.records.step_scope import PARTIAL_PROTOCOLS
 
 if TYPE_CHECKING:
     from trappm.prediction.prediction import Prediction
@@ -196,7 +197,6 @@ class _Inquiry:
     def labels(self, device: str) -> list[LabelRecord]:
         """The labels that answer, the best first."""
         from trappm.store import NoLabelStoreError
-        from trappm.store.exchange.importers.node_steps import PARTIAL_STEPS
 
         try:
             store = store_to_read()
@@ -207,7 +207,7 @@ class _Inquiry:
         answering = [
             label
             for label in answer
-            if label.provenance in _ANSWERS and label.protocol not in PARTIAL_STEPS
+            if label.provenance in _ANSWERS and label.protocol not in PARTIAL_PROTOCOLS
         ]
         return sorted(
             answering,

@@ -58,7 +58,8 @@ class Question:
         """
         self.batch_size = batch_size
         self.phase = Phase(member("phase", Phase, phase))
-        updates = Optimizer.ADAM if optimizer == ADAMW else optimizer
+        self.is_adamw = optimizer == ADAMW
+        updates = Optimizer.ADAM if self.is_adamw else optimizer
         given = {"precision": precision, "memory_format": memory_format, "optimizer": updates}
         self._given: dict[str, Any] = {
             name: member(name, _FAMILIES[name], value)

@@ -25,7 +25,7 @@ def print_campaigns(rows: Sequence[CampaignRow]) -> None:
         (
             row.id,
             row.name,
-            standing(row.state, row.next_command),
+            row.state,
             row.labels,
             row.seed,
             _minute(row.created_at),
@@ -34,6 +34,9 @@ def print_campaigns(rows: Sequence[CampaignRow]) -> None:
         for row in rows
     ]
     console().print(table("campaigns", columns, cells))
+    for row in rows:
+        if row.next_command is not None:
+            print_line(f"{row.id} is {standing(row.state, row.next_command)}")
 
 
 def print_status(facts: CampaignFacts) -> None:

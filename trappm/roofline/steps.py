@@ -21,7 +21,7 @@ from trappm.learner.physics.kernel_times import spreads, starting_constants
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.prediction.device_names import key_among
-from trappm.prediction.predict import check_size
+from trappm.prediction.models.sizes import check_size
 from trappm.profiler.errors import SnapshotError, UnsupportedModelError
 from trappm.roofline.step_kernels import StepKernels, step_kernels
 

@@ -19,14 +19,14 @@ UNITS = {**METRICS, "energy_j": "J"}
 
 FIRST_COLUMNS = (
     "id", "architecture", "batch_size", "input_size", "device", "outcome", *METRICS,
-    "memory_above_mib", "failed_in", "message",
+    "memory_above_mib", "failed_in",
 )  # fmt: skip
 """Shown where there is any value; `settings` where they differ."""
 SETTINGS = ("precision", "memory_format", "optimizer", "phase", "protocol", "provenance")
 """Columns that are often the same for all."""
-OPTIONAL = {*METRICS, "memory_above_mib", "failed_in", "message"}
+OPTIONAL = {*METRICS, "memory_above_mib", "failed_in"}
 
-ATTEMPT_COLUMNS = ("id", "outcome", "started_at", "protocol", "duration_s", *METRICS, "message")
+ATTEMPT_COLUMNS = ("id", "outcome", "started_at", "protocol", "duration_s", *METRICS)
 UNTOLD_YEAR = 1970
 """When an attempt began whose source does not tell."""
 SUMMARY = {"median_ms": "median", "mean_ms": "mean", "iqr_ms": "IQR", "p95_ms": "p95"}
@@ -45,10 +45,18 @@ def print_labels(frame: pd.DataFrame, what: str = "labels") -> None:
     print_table(
         f"{len(clean)} {what}" if len(clean) != 1 else "", shown, clean[shown].values.tolist()
     )
+    _print_messages(clean)
     if same and len(clean):
         notes = [f"{column} {clean[column].iloc[0]}" for column in same]
         notes += [f"no {column}" for column in METRICS if column in clean and column not in columns]
         console().print(f"all: {', '.join(notes)}; --json and --csv give every column", style="dim")
+
+
+def _print_messages(attempts: pd.DataFrame) -> None:
+    """Why attempts failed, below their table: sentences have no place in a column."""
+    if "message" in attempts:
+        for number, message in attempts[["id", "message"]].dropna().itertuples(index=False):
+            print_line(f"{number}: {cell(message)}", style="dim")
 
 
 def print_rows(frame: pd.DataFrame, what: str = "rows") -> None:
@@ -102,9 +110,19 @@ def print_label(
     shown = [c for c in ATTEMPT_COLUMNS if clean[c].notna().any()]
     out.print()
     print_table(title, shown, clean[shown].values.tolist())
-    facts = [(key, str(value)) for key, value in sorted(measurement.environment.items())]
+    _print_messages(clean)
+    facts = [(key, _fact(value)) for key, value in sorted(measurement.environment.items())]
     out.print()
     print_table("environment", ("fact", "value"), facts)
+
+
+def _fact(value: Any) -> str:
+    """A fact of an environment, whose numbers are written as those of tables are."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_fact(inner)}" for name, inner in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(map(_fact, value)) or "none"
+    return cell(value)
 
 
 def print_answer(answer: Answer) -> None:

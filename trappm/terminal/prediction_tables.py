@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trappm.prediction.comparison import cheapest_usd, verdicts
+from trappm.prediction.comparison import best_models, cheapest_usd, verdicts
+from trappm.prediction.costs import prices_of
 from trappm.prediction.estimate import beside_step_mib
 from trappm.prediction.prediction import CONTEXT
-from trappm.profiler.records import Phase
+from trappm.profiler.records import Phase, is_cpu_device
 from trappm.terminal.tables import cell, console, print_line, print_table, table
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def print_prediction(prediction: Prediction, source: Sequence[str] = ()) -> None
     for line in (*prediction.gaps(), *_what_fits(prediction), *_about_power(prediction)):
         print_line(line)
     if prediction.run is not None:
-        _print_run(prediction.run)
+        _print_run(prediction.run, prediction.device)
     elif "run" in prediction.missing:
         print_line(f"the whole run is not known: {prediction.missing['run']}")
     for remark in prediction.remarks:
@@ -47,11 +48,12 @@ def print_prediction(prediction: Prediction, source: Sequence[str] = ()) -> None
 
 
 def print_comparison(predictions: Sequence[Prediction]) -> None:
-    """Many answers as one table, and for each model which device is best at what."""
+    """Which device, and which model, is best at what; then all answers as one table."""
+    _print_best(predictions)
     run = any(prediction.run is not None for prediction in predictions)
     columns = (
-        "model", "device", "batch", "precision", "step, ms", "1/s", "MiB",
-        "P(OOM)", "largest batch", "USD, run" if run else "USD, 1M samples",
+        "model", "device", "batch", "precision", "step, ms", "USD, run" if run else "USD, 1M",
+        "MiB", "P(OOM)", "1/s", "safe batch",
     )  # fmt: skip
     rows = [
         (
@@ -60,11 +62,11 @@ def print_comparison(predictions: Sequence[Prediction]) -> None:
             prediction.batch_size,
             prediction.precision,
             prediction.step_time_ms,
-            prediction.samples_per_s,
+            cheapest_usd(prediction),
             prediction.memory_mib,
             None if prediction.out_of_memory is None else f"{prediction.out_of_memory:.1%}",
+            prediction.samples_per_s,
             prediction.largest_batch_size,
-            cheapest_usd(prediction),
         )
         for prediction in predictions
     ]
@@ -75,9 +77,6 @@ def print_comparison(predictions: Sequence[Prediction]) -> None:
     print_table(
         title, [columns[place] for place in kept], [[row[place] for place in kept] for row in rows]
     )
-    for model, best in verdicts(predictions).items():
-        winners = ", ".join(f"{what}: {device}" for what, device in best.items() if device)
-        print_line(f"{model}: {winners or 'no device tells enough to compare'}")
     gaps = {
         f"{prediction.device}: {why}"
         for prediction in predictions
@@ -91,21 +90,45 @@ def print_comparison(predictions: Sequence[Prediction]) -> None:
     console().print(f"snapshot {', '.join(used)}", style="dim")
 
 
+def _print_best(predictions: Sequence[Prediction]) -> None:
+    """The answer first, in a line for each model and one for all of them."""
+    for model, best in verdicts(predictions).items():
+        winners = ", ".join(f"{what}: {device}" for what, device in best.items() if device)
+        if winners:
+            print_line(f"{model}: {winners}")
+    models = [f"{what}: {p.model} on {p.device}" for what, p in best_models(predictions).items()]
+    if models:
+        print_line(f"of all: {', '.join(models)}")
+    if len({prediction.precision for prediction in predictions}) > 1:
+        print_line("precisions differ, as those of most labels do; --precision compares in one")
+    cards = dict.fromkeys(p.device for p in predictions if not is_cpu_device(p.device))
+    unpriced = [card for card in cards if not prices_of(card)]
+    if unpriced:
+        print_line(_no_price(unpriced))
+
+
+def _no_price(devices: Iterable[str]) -> str:
+    return f"no price of {', '.join(devices)} is known; add one to prices.yaml in TRAPPM_HOME"
+
+
 _COMMON = {"model": "{}", "batch": "batch {}", "precision": "{}"}
 """Columns that are left out where they say the same everywhere, and how the title says it."""
 
 
 def _remarks(predictions: Sequence[Prediction]) -> list[str]:
-    """Each remark, with what it is about where it does not say so itself."""
-    models: dict[tuple[str, str], list[str]] = {}
+    """Each remark once, with what it is about where it neither says so nor is about all."""
+    by_remark: dict[str, list[Prediction]] = {}
     for prediction in predictions:
         for remark in prediction.remarks:
-            models.setdefault((prediction.device, remark), []).append(prediction.model)
+            by_remark.setdefault(remark, []).append(prediction)
     lines = []
-    for (device, remark), concerned in models.items():
-        of_all = len(concerned) == sum(p.device == device for p in predictions)
-        about = [*(() if of_all else concerned), *(() if device in remark else (device,))]
-        lines.append(f"{', '.join(about)}: {remark}" if about else remark)
+    for remark, concerned in by_remark.items():
+        devices = dict.fromkeys(p.device for p in concerned)
+        of_them = [p for p in predictions if p.device in devices]
+        models = dict.fromkeys(p.model for p in concerned) if len(concerned) < len(of_them) else ()
+        named = all(device in remark for device in devices) or len(concerned) == len(predictions)
+        about = ", ".join([*models, *(() if named else devices)])
+        lines.append(f"{about}: {remark}" if about else remark)
     return lines
 
 
@@ -171,7 +194,7 @@ def _about_power(prediction: Prediction) -> list[str]:
     return lines
 
 
-def _print_run(run: Run) -> None:
+def _print_run(run: Run, device: str) -> None:
     print_line(
         f"{run.epochs} epochs of {run.samples:,} samples: {run.steps:,} steps, {cell(run.hours)} h "
         f"({cell(run.low_hours)} to {cell(run.high_hours)})"
@@ -182,6 +205,8 @@ def _print_run(run: Run) -> None:
     ]
     if rows:
         print_table("", ("cloud", "USD", "90 % spread", "USD an hour", "noted"), rows)
+    elif not is_cpu_device(device):
+        print_line(_no_price([device]))
     if run.energy_kwh is not None:
         carbon = "" if run.co2_kg is None else f", {cell(run.co2_kg)} kg CO2"
         print_line(f"energy {cell(run.energy_kwh)} kWh{carbon}")

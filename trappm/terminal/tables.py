@@ -37,7 +37,8 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
 
     Columns of numbers are right-aligned, missing values are marked as such.
     """
-    return _built(title, _filled(columns, rows))
+    shown = _filled(columns, rows)
+    return _built(title, shown, _widths(shown))
 
 
 def print_table(
@@ -55,7 +56,8 @@ def print_table(
     narrow = console().is_terminal and not every_column
     while narrow and _too_wide(shown) and len(shown) > LEAST_COLUMNS:
         left_out.insert(0, shown.pop().lines[0])
-    built = _built("", shown)
+    whole = not console().is_terminal  # a file has no edge to break words at
+    built = _built("", shown, [column.whole for column in shown] if whole else _widths(shown))
     built.width = sum(column.width or 1 for column in built.columns) + _GAP * (len(shown) - 1)
     console().print(built, crop=False)
     if left_out:
@@ -101,7 +103,7 @@ def _too_wide(columns: Sequence[_Column]) -> bool:
     return sum(c.narrowest for c in columns) > console().width - _GAP * (len(columns) - 1)
 
 
-def _built(title: str, columns: Sequence[_Column]) -> Table:
+def _built(title: str, columns: Sequence[_Column], widths: Sequence[int]) -> Table:
     result = Table(
         title=title or None,
         title_justify="left",
@@ -112,7 +114,7 @@ def _built(title: str, columns: Sequence[_Column]) -> Table:
         show_edge=False,
         pad_edge=False,
     )
-    for column, width in zip(columns, _widths(columns), strict=True):
+    for column, width in zip(columns, widths, strict=True):
         result.add_column(
             column.lines[0],
             justify="right" if column.numeric else "left",

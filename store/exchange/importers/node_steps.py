@@ -24,7 +24,6 @@ from trappm.profiler.records import (
 )
 from trappm.profiler.records.step_scope import KEY, WHOLE_STEP, StepScope
 from trappm.store.exchange.files import Verdict
-from trappm.store.exchange.importers import zeus
 from trappm.store.exchange.importers.sheets import (
     current_name,
     known_input_size,
@@ -105,9 +104,6 @@ SHEETS = (
 """DeepLearningExamples' loader copies images while the step before runs."""
 
 SOURCES = tuple(sheet.name for sheet in SHEETS)
-PARTIAL_STEPS = frozenset(("pycls", "pytorch-gpu-benchmark", zeus.SOURCE))
-"""Protocols whose labels are not of whole steps, or of more (Zeus's loader, under power limits):
-something to learn from, and nobody's cost."""
 
 
 def sheet_of(columns: set[str]) -> Sheet | None:

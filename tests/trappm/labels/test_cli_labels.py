@@ -117,6 +117,18 @@ def test_filters_columns_sort_and_limit(filled, ask):
     assert [r["outcome"] for r in rows_of(ask, "--outcome", "oom")] == ["oom"]
 
 
+def test_why_attempts_failed_stands_in_whole_words_below_their_table(filled, ask, monkeypatch):
+    why = "noise: the interquartile range is 98% of a step; contention: others had its cores"
+    with Store.open(Home.open().database_url) as store:
+        store.measurements.record(measurement("vgg11", 8, "unstable", message=why))
+    monkeypatch.setenv("COLUMNS", "80")
+    out = answer(ask, "query", "--outcome", "unstable")
+    table, _, below = out.partition("vgg11")
+    assert "message" not in table
+    assert f": {why}" in " ".join(below.split())
+    assert "interquartile" in out
+
+
 def test_statistics_by_group(filled, ask):
     found = rows_of(
         ask, "--by", "family,device", "--agg", "count,p95", "--columns", "step_time_ms,power_w"

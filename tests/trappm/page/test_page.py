@@ -279,7 +279,7 @@ def test_a_prediction_tells_all_devices_with_intervals(page, server):
     page.keyboard.press("Enter")
     page.wait_for_selector(".interval")
     text = page.locator(".result").inner_text()
-    for told in ("a100-40gb", "rtx3090", "batch 8", "Largest batch", "250 steps"):
+    for told in ("a100-40gb", "rtx3090", "batch 8", "Largest safe batch", "250 steps"):
         assert told in text
     assert page.locator(".interval").count() >= 2
     assert "model=test_resnet" in page.url
@@ -588,3 +588,47 @@ def _contrast(first, second):
 
     low, high = sorted((luminance(first), luminance(second)))
     return (high + 0.05) / (low + 0.05)
+
+
+def test_numbers_are_written_as_people_write_them(page, server):
+    show(page, server, "predict")
+    written = page.evaluate(
+        """async () => {
+          const { number, percent } = await import("./format.js");
+          return [percent(1.6e-14), percent(0), percent(2.314), number(0.00014), number(53820)];
+        }"""
+    )
+    assert written == ["< 0.01 %", "0 %", "2.31 %", "0.00014", "53,820"]
+
+
+@pytest.mark.parametrize(
+    ("apart_ms", "written"), [(3_600_000, "00:00"), (30 * 86_400_000, "0000-00-00")]
+)
+def test_an_axis_of_time_has_clock_times_within_a_day_and_dates_beyond(
+    page, server, apart_ms, written
+):
+    show(page, server, "predict")
+    page.evaluate(
+        """async (step) => {
+          const { xyChart } = await import("./charts.js");
+          const at = (i) => new Date(1.8e12 + i * step);
+          const points = [0, 1, 2, 3].map((i) => ({ x: at(i), y: i, tip: "" }));
+          const names = { xLabel: "began", yLabel: "ms", label: "runs" };
+          const series = [{ name: "run", points }];
+          const chart = xyChart({ series, xType: "time", ...names });
+          document.querySelector("main").replaceChildren(chart);
+        }""",
+        apart_ms,
+    )
+    ticks = page.locator("[aria-label='x-axis tick label'] text")
+    ticks.first.wait_for()
+    assert {re.sub(r"\d", "0", tick) for tick in ticks.all_text_contents()} == {written}
+
+
+def test_a_phone_shows_every_part_of_the_page_at_once(page, server):
+    page.set_viewport_size({"width": 400, "height": 800})
+    show(page, server, "predict")
+    assert (
+        page.evaluate("document.querySelector('nav a:last-child').getBoundingClientRect().right")
+        < 400
+    )

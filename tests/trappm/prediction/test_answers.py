@@ -258,6 +258,32 @@ def test_the_papers_forms_and_keywords_say_the_same(file, answer):
     assert memory_mib == pytest.approx(answer.memory_mib, rel=0.05)
 
 
+def test_the_cheapest_of_several_models_is_the_answer_and_stands_first(capsys):
+    models = ["test_resnet", "test_vit"]
+    asked = ["compare", *models, "--batch-size", "32", "--phase", "infer", "--epochs", "1",
+             "--samples", "10000"]  # fmt: skip
+    found = trappm.predict(
+        models, devices="all", phase="infer", batch_size=32, epochs=1, samples=10_000
+    )
+    assert run(asked) == 0
+    lines = capsys.readouterr().out.splitlines()
+    cheapest = min((p for p in found if p.run.offers), key=lambda p: p.run.offers[0].usd)
+    assert f"cheapest: {cheapest.model} on {cheapest.device}" in lines[2]
+    assert any(line.startswith("no price of v100-16gb is known; add one to") for line in lines[:5])
+    assert run([*asked, "--device", "v100"]) == 0  # of one device nothing is said by model
+    first, *_ = capsys.readouterr().out.splitlines()
+    fastest = min((p for p in found if p.device == "v100-16gb"), key=lambda p: p.step_time_ms)
+    assert first == f"of all: fastest: {fastest.model} on v100-16gb"
+
+
+def test_a_run_on_a_card_without_a_price_says_so_and_adamw_how_it_is_answered(capsys):
+    asked = ["predict", "test_resnet", "--device", "v100", "--epochs", "1", "--samples", "1000"]
+    assert run([*asked, "--optimizer", "adamw"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "no price of v100-16gb is known; add one to prices.yaml in TRAPPM_HOME" in shown
+    assert "adamw is answered as adam" in shown
+
+
 def test_all_devices_of_a_list_and_which_is_best(capsys):
     asked = {"phase": "infer", "batch_size": 32, "epochs": 1, "samples": 10_000}
     found = trappm.predict(["test_resnet", "test_vit"], devices="all", **asked)

@@ -183,3 +183,24 @@ def test_devices_come_with_their_evidence(capsys):
     assert all(device in shown for device in rows)
     assert cli.run(["devices", "--json"]) == 0
     assert {row["device"] for row in json.loads(capsys.readouterr().out)} == set(rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["resnet5x"], "did you mean 'resnet50'"),
+        (["resnet50", "--batch-size", "0"], "batch size is 0"),
+        (["resnet50", "--input-size", "0"], "input size is 0"),
+        (["resnet50", "--optimizer", "lion"], "optimizer"),
+    ],
+)
+def test_what_is_wrong_with_an_estimate_is_told_without_torch(arguments, words):
+    program = (
+        "import sys; from trappm import cli; "
+        f"status = cli.run(['estimate', *{arguments!r}]); print(status, 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["2", "False"]
+    assert words in done.stderr

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 @with_filter
 def export(
     wanted: LabelFilter,
-    file: Annotated[Path, typer.Argument(help="A .parquet, .csv or .jsonl file; replaced.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A .parquet, .csv or .jsonl file; replaced.")
+    ],
 ) -> None:
     """Write labels into a file, each with its whole measurement."""
     from trappm.label_frames import store_to_read
@@ -31,7 +33,9 @@ def export(
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(help="An export, JSON lines of the profiler, a sheet.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="An export, JSON lines of the profiler, a sheet.")
+    ],
     source: Annotated[
         str | None, typer.Option(help="Of a published sheet: gpumemnet, timm, pycls ...")
     ] = None,
@@ -48,7 +52,9 @@ def import_(
 
 
 def add(
-    file: Annotated[Path, typer.Argument(help="JSON lines that a callback recorded.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="JSON lines that a callback recorded.")
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Record what steps of your trainings took; one bad line refuses the file, twice is once.

@@ -53,7 +53,7 @@ export function xyChart({ series, rules = [], xLabel, yLabel, label, xType = "li
   const across = isWhole ? Math.max(...points.map((p) => p.x)) - Math.min(...points.map((p) => p.x)) : Infinity;
   const chart = responsive((width) => drawn(label, {
     width, height, marginLeft: 56, marginBottom: 42, marginTop: 26,
-    x: { type: xType, label: xLabel, labelArrow: "none", inset: 8, ticks: Math.max(1, Math.min(across, Math.floor(width / 90))), domain: ends, tickFormat: isWhole ? (x) => (Number.isInteger(x) ? number(x) : "") : undefined },
+    x: { type: xType, label: xLabel, labelArrow: "none", inset: 8, ticks: Math.max(1, Math.min(across, Math.floor(width / 90))), domain: ends, tickFormat: xType === "time" ? clock(points.map((p) => p.x)) : isWhole ? (x) => (Number.isInteger(x) ? number(x) : "") : undefined },
     y: { type: yType, label: yLabel, labelArrow: "none", grid: true, inset: zero ? 0 : 8, ticks: Math.floor(height / 50), domain: ends ?? (zero ? [0, 1.08 * Math.max(...y) || 1] : undefined) },
     marks: [
       diagonal && Plot.line(ends.map((x) => [x, x]), { stroke: "var(--strong-line)", strokeDasharray: "4 4" }),
@@ -65,6 +65,13 @@ export function xyChart({ series, rules = [], xLabel, yLabel, label, xType = "li
     ],
   }));
   return series.length > 1 ? h("div", {}, legend(series.map((one, at) => [one.name, one.kind ?? at])), chart) : chart;
+}
+
+/** Local dates, or within two days local times, as ticks of an axis that these lie on. */
+function clock(dates) {
+  const minutes = (Math.max(...dates) - Math.min(...dates)) / 60_000;
+  if (minutes < 2 * 1440) return (date) => date.toTimeString().slice(0, minutes < 10 ? 8 : 5);
+  return (date) => `${date.getFullYear()}-${String(date.getMonth() + 1).padStart(2, "0")}-${String(date.getDate()).padStart(2, "0")}`;
 }
 
 /** A bar in a cell of a table, as long as its value. */

@@ -91,7 +91,7 @@ function everyCard(question, signal) {
 const gib = (mib) => `${number(mib / GIB, 3)} GiB`;
 
 function verdict(answer) {
-  const largest = answer.largest_batch === null ? "" : `; largest batch ${number(answer.largest_batch)}`;
+  const largest = answer.largest_batch === null ? "" : `; largest batch by simulation ${number(answer.largest_batch)}`;
   return `${answer.fits ? "fits" : "does not fit"}: ${number(answer.memory_mib / GIB, 3)} of ${gib(answer.capacity_mib)}${largest}`;
 }
 

@@ -13,13 +13,16 @@ export function number(value, digits = 4) {
   if (value === null || value === undefined) return NOTHING;
   if (Number.isInteger(value)) return value.toLocaleString("en");
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e9)) return value.toExponential(digits - 2);
+  if (size !== 0 && (size < 1e-6 || size >= 1e9)) return value.toExponential(digits - 2);
+  if (size < 1e-3) return String(Number(value.toPrecision(2)));
   if (size >= 1000) return Math.round(value).toLocaleString("en");
   return String(Number(value.toPrecision(digits)));
 }
 
-export const percent = (value, digits = 3) =>
-  value === null || value === undefined ? NOTHING : `${number(value, digits)} %`;
+export const percent = (value, digits = 3) => {
+  if (value === null || value === undefined) return NOTHING;
+  return value > 0 && value < 0.01 ? "< 0.01 %" : `${number(value, digits)} %`;
+};
 
 export const share = (value) => {
   if (value === null || value === undefined) return NOTHING;

@@ -134,11 +134,14 @@ async function openLabel(id, signal, onClose) {
 
 /** Runs of one configuration on one device over time. */
 function runs(attempts) {
-  const points = attempts.filter((a) => a.step_time_ms && a.started_at)
-    .map((a) => ({ x: new Date(a.started_at), y: a.step_time_ms, tip: `${time(a.started_at)}: ${number(a.step_time_ms)} ms` }));
-  if (points.length < 2) return null;
-  const caption = `Step time of the ${points.length} runs of this configuration on this device, by when they began.`;
-  return figure(caption, xyChart({ series: [{ name: "run", points }], lines: true, zero: true, xType: "time", xLabel: "began", yLabel: "step time, ms", label: caption, height: 200 }));
+  const timed = attempts.filter((a) => a.step_time_ms && a.started_at);
+  if (timed.length < 2) return null;
+  const series = [...new Set(["ok", ...timed.map((a) => a.outcome)])].filter((name) => timed.some((a) => a.outcome === name)).map((name) => ({
+    name,
+    points: timed.filter((a) => a.outcome === name).map((a) => ({ x: new Date(a.started_at), y: a.step_time_ms, tip: `${time(a.started_at)}, ${name}: ${number(a.step_time_ms)} ms` })),
+  }));
+  const caption = `Step time of the ${timed.length} runs of this configuration on this device, by when they began.`;
+  return figure(caption, xyChart({ series, lines: true, zero: true, xType: "time", xLabel: "began", yLabel: "step time, ms", label: caption, height: 200 }));
 }
 
 function labelFacts(label) {
