@@ -115,6 +115,31 @@ def test_all_classifiers_of_images_that_transformers_has_take_pixels():
     assert set(library.auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES) <= names._OF_IMAGES
 
 
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ("{broken", "is no JSON"),
+        ("[]", "names no model_type"),
+        ('{"model_type": "nonesuch"}', "'nonesuch', which transformers .* does not know"),
+        ('{"model_type": "wav2vec2"}', "is no language model or image classifier"),
+        (
+            '{"model_type": "gpt2", "n_embd": "many"}',
+            "StrictDataclassFieldValidationError: .*n_embd",
+        ),
+        ('{"model_type": "gpt2", "activation_function": "nolayer"}', "KeyError: 'nolayer'"),
+        ('{"model_type": "gpt2", "n_positions": 16}', "at most 16 tokens, not 32"),
+    ],
+)
+def test_a_configuration_of_no_model_is_one_line_and_the_askers_mistake(tmp_path, config, told):
+    pytest.importorskip("transformers")
+    path = tmp_path / "config.json"
+    path.write_text(config)
+    with pytest.raises(InputError, match=told) as refused:
+        on_meta(f"hf:{path}", 32)
+    assert "\n" not in str(refused.value)
+    assert refused.value.exit_status == 2
+
+
 def test_models_are_built_where_nobody_mended_torchvision():
     """In an environment of a wheel: without what `make install` puts beside the packages."""
     pytest.importorskip("transformers")
