@@ -223,9 +223,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     timing.add_argument("--json", action="store_true", help="print the answer as JSON")
     measure = commands.add_parser("measure", help="measure one configuration on this machine")
-    measure.add_argument("architecture", nargs="?", help="a timm model name, such as resnet18")
+    measure.add_argument("architecture", nargs="?", help="a timm or hf: name, such as resnet18")
     measure.add_argument("--batch-size", type=int, help="default: 1")
-    measure.add_argument("--input-size", type=int, help="pixels (default: 224)")
+    measure.add_argument(
+        "--input-size", "--sequence-length", type=int, help="pixels, or tokens (default: 224)"
+    )
     measure.add_argument("--precision", choices=list(Precision), help="default: fp32")
     measure.add_argument("--memory-format", choices=list(MemoryFormat), help="default: contiguous")
     measure.add_argument("--optimizer", choices=list(Optimizer), help="default: sgd")

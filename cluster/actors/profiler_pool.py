@@ -168,14 +168,16 @@ class ProfilerPool:
         joining = [r for r, profiler in self._joining.items() if profiler.device == device]
         claims = self._claims.get(device, {})
         is_next = not claims or in_turn(claims)[0] == self._campaign_id
-        wanted = max(self._share_of(device) - there, int(self._may_grow and is_next))
-        wanted = min(wanted, self._to_come.get(device, 0))
+        wanted = self._share_of(device) - there
         suited = [node for node in nodes if where.suits(node)]
         rivals = {d: place for d, place in at_work.items() if any(map(place.suits, suited))}
-        # Who needs several GPUs of a node goes first: single ones would leave it too few for ever.
-        if any(rivals[d].gpus > where.gpus and self._is_to_join(d) for d in rivals):
-            wanted = 0
-        if suited and not self._offered[device] and device not in self._without_room and wanted:
+        waited_for = [d for d in rivals if d != device and self._is_to_come(d)]
+        if not waited_for:
+            wanted = max(wanted, int(self._may_grow and is_next))
+        elif any(rivals[d].gpus > where.gpus for d in waited_for):
+            wanted = 0  # or single GPUs would be taken of every node that ranks need whole
+        wanted = min(wanted, self._to_come.get(device, 0))
+        if suited and wanted and not self._offered[device] and device not in self._without_room:
             self._without_room.add(device)
             self._tell(no_room(device, rivals, nodes))
         for _ in range(wanted - len(joining)):
@@ -188,10 +190,11 @@ class ProfilerPool:
     def _count(self, device: str) -> int:
         return sum(profiler.device == device for profiler in self._profilers.values())
 
-    def _is_to_join(self, device: str) -> bool:
-        """Whether profilers for which there is room have not joined yet, and may soon."""
-        missing = min(self._share_of(device), self._to_come.get(device, 0)) - self._count(device)
-        return missing > 0 and not self._is_refused(device)
+    def _is_to_come(self, device: str) -> bool:
+        """Whether there is room for profilers of this device, but none yet."""
+        return bool(self._share_of(device)) and not (
+            self._count(device) or self._is_refused(device)
+        )
 
     def _release_idle(self, device: str) -> None:
         """Gives GPUs back that nothing is left for: their nodes may go while others measure on."""

@@ -204,7 +204,8 @@ def _sizes(group: PoolGroup, architecture: str) -> set[int]:
         native = source.native_input_size(architecture) if size == NATIVE else int(size)
         if native is None:
             raise InputError(f"{architecture} has no input size of its own; give one")
-        sizes.add(source.input_size_of(architecture, native) if takes_text else native)
+        known = is_transformer(architecture)  # of the others, what cannot be is refused one by one
+        sizes.add(source.input_size_of(architecture, native) if known else native)
     return sizes
 
 

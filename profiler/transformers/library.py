@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError, one_line
+from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.host.extras import from_extra
 from trappm.profiler.records import Phase
 from trappm.profiler.transformers.named_inputs import Field, NamedInputs
@@ -36,6 +36,7 @@ with from_extra("transformers", "a transformer"):
 
 DEFAULT_LENGTH = 2048
 """Tokens of a sample where nobody says how many, or the model's most if that is less."""
+_LONGEST_REASON = 200
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
 _TASKS = (
     (auto.AutoModelForImageClassification, auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES),
@@ -78,7 +79,7 @@ def native_input_size(architecture: str) -> int | None:
     """The most tokens that the model takes, or its images' size in pixels; None if it sets none.
 
     Raises:
-        InputError, UnsupportedModelError: as `create_model`.
+        InputError: as `create_model`.
     """
     config = _config(TransformerName.parse(architecture))
     return _image_size(config) or _longest(config)
@@ -108,8 +109,8 @@ def create_model(architecture: str, input_size: int) -> nn.Module:
     """The model for sequences of so many tokens, trained as its name says.
 
     Raises:
-        InputError: the sequence is longer than the model allows, or the configuration cannot be.
-        UnsupportedModelError: transformers has no such model, or cannot build this one.
+        InputError: the sequence is longer than the model allows, or the configuration cannot be
+            read, is of no model that transformers has, or of none that it can build.
     """
     name = TransformerName.parse(architecture)
     input_size = input_size_of(architecture, input_size)
@@ -141,7 +142,7 @@ def inputs(architecture: str, input_size: int) -> NamedInputs:
     In inference a decoder reads a prompt: it keeps keys and values, and scores the last token only.
 
     Raises:
-        InputError, UnsupportedModelError: as `create_model`.
+        InputError: as `create_model`.
     """
     config = _config(TransformerName.parse(architecture))
     task = _task(config)
@@ -197,7 +198,7 @@ def _stored_config(name: TransformerName) -> PretrainedConfig:
         fields = dict(shape)
         kind = fields.pop("model_type")
         if kind not in CONFIG_MAPPING_NAMES:
-            raise UnsupportedModelError(
+            raise InputError(
                 f"{name} has the model type {kind!r}, which transformers "
                 f"{transformers.__version__} does not know; code of its own is never run"
             )
@@ -214,7 +215,7 @@ def _task(config: PretrainedConfig) -> Any:
     for task, kinds in _TASKS:
         if kind in kinds:
             return task
-    raise UnsupportedModelError(
+    raise InputError(
         f"a model of type {kind!r} is no language model or image classifier of transformers"
     )
 
@@ -255,8 +256,10 @@ def _reasons(model: str) -> Iterator[None]:
             "downloaded; give the path of its config.json, as hf:./config.json"
         ) from error
     except Exception as error:
-        raise UnsupportedModelError(
-            f"transformers cannot build {model}: {one_line(error)}"
+        said = " ".join(str(error).split())[:_LONGEST_REASON]
+        raise InputError(
+            f"transformers cannot build {model}, {type(error).__name__}: {said}; mend its "
+            "configuration"
         ) from error
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.label_frames import store_to_read
 from trappm.notebook_cards import card
+from trappm.prediction.models.sizes import size_of
 from trappm.prediction.prediction import quantity
 from trappm.profiler.errors import InputError, SnapshotError, TrappmError
 from trappm.profiler.models.known_names import is_file, refuse_unknown
@@ -120,6 +121,7 @@ def lookup(
     device: str,
     batch_size: int | None = None,
     input_size: int | None = None,
+    sequence_length: int | None = None,
     snapshot: str | Path | None = None,
     measure: bool = False,
     protocol: str | Protocol | None = None,
@@ -128,10 +130,11 @@ def lookup(
     """What a step of a model costs: measured if the label store has it, predicted otherwise.
 
     Args:
-        model: a timm name, or the path of an ONNX file.
+        model: a timm name, a transformer's (`hf:gpt2`), or the path of an ONNX file.
         device: its key.
         batch_size: samples a step; by default the file's own, or 1.
         input_size: pixels; by default the architecture's own, or what the file says.
+        sequence_length: tokens, instead of pixels, of a transformer of text.
         snapshot: what predicts, as in `trappm.predict`.
         measure: where there is no label, measure a timm architecture on this machine and keep the
             result; instead of predicting.
@@ -147,7 +150,8 @@ def lookup(
         InputError: a size or setting that cannot be, or a file that is to be measured.
         TrappmError: it was measured, and that gave no label.
     """
-    inquiry = _Inquiry.about(model, batch_size, input_size, settings)
+    size = size_of(str(model), input_size, sequence_length)
+    inquiry = _Inquiry.about(model, batch_size, size, settings)
     rule = _rule(protocol, device)
     answer = inquiry.labels(device)
     if answer:

@@ -16,6 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from trappm.profiler.records import size_text
 from trappm.terminal.progress_bar import LiveBar
 from trappm.terminal.tables import console, table
 
@@ -183,11 +184,12 @@ class BuildDisplay(LiveBar):
             self._console.print(f"static profiles: {done} of {total} are there")
             self._bar.reset(self._task, total=total, completed=done)
             return
-        self._bar.line_below = f"{latest.architecture} at {latest.input_size} px"
+        pair = f"{latest.architecture} at {size_text(latest.architecture, latest.input_size)}"
+        self._bar.line_below = pair
         self._bar.update(self._task, completed=done)
         for part, refusal in (("graph", latest.refusal), ("step profile", latest.step_refusal)):
             if refusal is not None:
-                what = f"no {part} of {latest.architecture} at {latest.input_size} px: {refusal}"
+                what = f"no {part} of {pair}: {refusal}"
                 self._console.print(f"[dim]{escape(what)}[/]", soft_wrap=True)
         percent = 100 * done // total
         if not self._console.is_terminal and percent >= self._shown_percent + 10:

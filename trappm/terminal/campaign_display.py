@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import textwrap
 
 from rich.markup import escape
 from rich.progress import (
@@ -16,6 +17,10 @@ from rich.progress import (
 from trappm.cluster.campaign.progress import Progress
 from trappm.cluster.spec import CampaignSpec
 from trappm.terminal.progress_bar import LiveBar
+
+_TIME, _INDENT = 9, 17
+"""Columns before a line of news, which are the time's, and before what is left of a long one."""
+_NARROWEST = 40
 
 
 class Display(LiveBar):
@@ -36,7 +41,7 @@ class Display(LiveBar):
         self._console.print(
             f"campaign [bold]{campaign_id}[/] ({escape(spec.name)}, seed {spec.seed}): "
             f"to measure {budget}",
-            soft_wrap=True,
+            soft_wrap=not self._console.is_terminal,
         )
 
     def show(self, progress: Progress) -> None:
@@ -46,7 +51,7 @@ class Display(LiveBar):
     def _show(self, progress: Progress) -> None:
         for line in progress.lines:
             now = f"[dim]{datetime.datetime.now():%H:%M:%S}[/]"
-            self._console.print(f"{now} {escape(line)}", soft_wrap=True)
+            self._console.print(f"{now} {escape(self._wrapped(line))}", soft_wrap=True)
         if not self._console.is_terminal and progress.stage != self._stage:
             to_go = "" if progress.eta_s is None else f", {_minutes(progress.eta_s)} to go"
             self._console.print(f"[dim]{progress.stage}{to_go}[/]")
@@ -59,6 +64,23 @@ class Display(LiveBar):
             total=progress.total or None,
             eta="" if progress.eta_s is None else f"{_minutes(progress.eta_s)} to go",
         )
+
+    def _wrapped(self, line: str) -> str:
+        """On a screen, a line too long for it goes on below what it tells, and not below the time.
+
+        Into a file it stays one line, for programs that search it.
+        """
+        if not self._console.is_terminal:
+            return line
+        filled = textwrap.fill(
+            line,
+            max(self._console.width, _NARROWEST),
+            initial_indent=" " * _TIME,
+            subsequent_indent=" " * _INDENT,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        return filled[_TIME:]
 
 
 def _minutes(seconds: float) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trappm.profiler.records import METRICS
+from trappm.profiler.records import METRICS, size_text
+from trappm.profiler.transformers.names import is_transformer, unit_of
 from trappm.terminal.tables import cell, console, print_line, print_table
 
 if TYPE_CHECKING:
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
 UNITS = {**METRICS, "energy_j": "J"}
 
 FIRST_COLUMNS = (
-    "id", "architecture", "batch_size", "input_size", "device", "outcome", *METRICS,
-    "memory_above_mib", "failed_in",
+    "id", "architecture", "batch_size", "input_size", "tokens", "px", "device", "outcome",
+    *METRICS, "memory_above_mib", "failed_in",
 )  # fmt: skip
 """Shown where there is any value; `settings` where they differ."""
 SETTINGS = ("precision", "memory_format", "optimizer", "phase", "protocol", "provenance")
 """Columns that are often the same for all."""
-OPTIONAL = {*METRICS, "memory_above_mib", "failed_in"}
+OPTIONAL = {"tokens", "px", *METRICS, "memory_above_mib", "failed_in"}
 
 ATTEMPT_COLUMNS = ("id", "outcome", "started_at", "protocol", "duration_s", *METRICS)
 UNTOLD_YEAR = 1970
@@ -34,7 +35,7 @@ SUMMARY = {"median_ms": "median", "mean_ms": "mean", "iqr_ms": "IQR", "p95_ms": 
 
 def print_labels(frame: pd.DataFrame, what: str = "labels") -> None:
     """Labels as a table that fits a terminal: what is the same for all stands in one line."""
-    clean = _without_nan(frame)
+    clean = _with_units(_without_nan(frame))
     settings = [column for column in SETTINGS if column in clean]
     same = [column for column in settings if clean[column].nunique(dropna=False) == 1]
     columns = [
@@ -163,12 +164,25 @@ def plot_samples(samples: Sequence[float]) -> str:
     return text
 
 
+def _with_units(frame: pd.DataFrame) -> pd.DataFrame:
+    """Sizes of input in a column for each unit where there are transformers."""
+    if not {"architecture", "input_size"} <= set(frame) or not any(
+        map(is_transformer, frame["architecture"])
+    ):
+        return frame
+    units = frame["architecture"].map(unit_of)
+    sizes = frame["input_size"]
+    return frame.drop(columns="input_size").assign(
+        **{unit: sizes.where(units == unit, None) for unit in ("tokens", "px")}
+    )
+
+
 def _label_row(label: LabelRecord) -> tuple[Any, ...]:
     what = label.configuration
     metrics = (getattr(label, metric) for metric in METRICS)
     return (
-        label.id, what.architecture, what.input_size, label.protocol, str(label.provenance),
-        *metrics,
+        label.id, what.architecture, size_text(what.architecture, what.input_size), label.protocol,
+        str(label.provenance), *metrics,
     )  # fmt: skip
 
 

@@ -40,6 +40,12 @@ def test_without_graphs_they_are_one_by_their_kernels_and_else_by_name():
     assert content_groups(["b", "a", "b"], nothing) == ["b", "a", "b"]
 
 
+def test_a_transformer_is_one_however_it_is_trained():
+    ways = ["hf:gpt2", "hf:gpt2,eager", "hf:gpt2,lora=16", "hf:gpt2-xl", "hf:gpt2-xl,lora=16"]
+    nothing = [Workload(graph=Graph.empty(1))] * len(ways)
+    assert content_groups(ways, nothing) == ["hf:gpt2"] * 3 + ["hf:gpt2-xl"] * 2
+
+
 # The layers are those of the numbers: a ViT is a DeiT, of another family.
 NAMES = {
     "vit_a": 1, "vit_b": 2, "vit_c": 3, "deit_a": 1, "deit_b": 4, "deit_c": 5,

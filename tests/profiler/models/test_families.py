@@ -30,6 +30,12 @@ from trappm.profiler.models.families import FAMILIES, family_of
         ("mobilevit_s", "mobilevit"),
         ("legacy_xception", "xception"),
         ("regnetx_002", "regnetx"),
+        ("hf:gpt2-xl,lora=8", "gpt2"),
+        ("hf:llama-3.2-1b,checkpointing", "llama"),
+        ("hf:t5-base", "t5"),
+        ("hf:vit-base", "vit"),
+        ("hf:EleutherAI/pythia-160m", "pythia"),
+        ("hf:./models/bert.json", "bert"),
     ],
 )
 def test_family_of(architecture, family):

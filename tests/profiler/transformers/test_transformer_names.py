@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.on_meta import on_meta
-from trappm.profiler.transformers.names import Attention, Frozen, TransformerName
+from trappm.profiler.records import Configuration
+from trappm.profiler.transformers.names import Attention, Frozen, TransformerName, unit_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -21,6 +22,7 @@ NAMES = st.builds(
     TransformerName,
     name=st.sampled_from(["gpt2", "./config.json", "org/model"]),
     frozen=st.none() | st.sampled_from(Frozen),
+    vocabulary=st.none() | st.integers(2, 1_000_000),
     checkpointing=st.booleans(),
     attention=st.sampled_from(Attention),
 ) | st.builds(TransformerName, name=st.just("gpt2"), lora_rank=st.integers(1, 512))
@@ -39,6 +41,8 @@ def test_names_come_back_from_their_texts(name):
         ("hf:gpt2,lora=x", "there are: lora=RANK"),
         ("hf:gpt2,eager,sdpa", "leave one out"),
         ("hf:gpt2,lora=4,frozen=body", "leave one out"),
+        ("hf:gpt2,vocabulary=1", "from 2 to 1,000,000 tokens"),
+        ("hf:gpt2,vocabulary=many", "there are: lora=RANK"),
     ],
 )
 def test_a_text_that_cannot_be_is_one_line(text, message):
@@ -75,6 +79,65 @@ def test_adapters_alone_are_trained():
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     # Query (128 to 128) and value (128 to 64) of two layers.
     assert trained == 2 * 8 * ((128 + 128) + (128 + 64))
+
+
+def test_another_vocabulary_changes_embeddings_head_and_tokens():
+    pytest.importorskip("transformers")
+    from trappm.profiler.models.sources import source_of
+
+    name = "hf:llama-tiny,vocabulary=5000"
+    small, large = (
+        sum(p.numel() for p in on_meta(text, 32).parameters()) for text in ("hf:llama-tiny", name)
+    )
+    assert large - small == 2 * (5000 - 1024) * 128
+    assert source_of(name).inputs(name, 32).train["input_ids"].upper == 5000
+
+
+@pytest.mark.parametrize(
+    ("architecture", "unit"),
+    [
+        ("hf:gpt2,lora=4", "tokens"),
+        ("hf:vit-base,frozen=body", "px"),
+        ("hf:gone.json", "tokens"),
+        ("vit_tiny_patch16_224", "px"),
+    ],
+)
+def test_the_size_of_an_input_has_its_unit(architecture, unit):
+    assert unit_of(architecture) == unit
+    configuration = Configuration(architecture=architecture, batch_size=2, input_size=64)
+    assert f" at 64 {unit}" in str(configuration)
+
+
+def test_all_classifiers_of_images_that_transformers_has_take_pixels():
+    pytest.importorskip("transformers")
+    from trappm.profiler.transformers import library, names
+
+    assert set(library.auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES) <= names._OF_IMAGES
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ("{broken", "is no JSON"),
+        ("[]", "names no model_type"),
+        ('{"model_type": "nonesuch"}', "'nonesuch', which transformers .* does not know"),
+        ('{"model_type": "wav2vec2"}', "is no language model or image classifier"),
+        (
+            '{"model_type": "gpt2", "n_embd": "many"}',
+            "StrictDataclassFieldValidationError: .*n_embd",
+        ),
+        ('{"model_type": "gpt2", "activation_function": "nolayer"}', "KeyError: 'nolayer'"),
+        ('{"model_type": "gpt2", "n_positions": 16}', "at most 16 tokens, not 32"),
+    ],
+)
+def test_a_configuration_of_no_model_is_one_line_and_the_askers_mistake(tmp_path, config, told):
+    pytest.importorskip("transformers")
+    path = tmp_path / "config.json"
+    path.write_text(config)
+    with pytest.raises(InputError, match=told) as refused:
+        on_meta(f"hf:{path}", 32)
+    assert "\n" not in str(refused.value)
+    assert refused.value.exit_status == 2
 
 
 def test_models_are_built_where_nobody_mended_torchvision():

@@ -23,10 +23,15 @@ _OPTIONS = {
     "family": _text("A family, such as resnet."),
     "device": _text("A device key, such as cpu-2t."),
     "batch_size": _whole("Samples a step."),
-    "input_size": _whole("Pixels."),
-    "precision": _text("fp32, amp-fp16 or amp-bf16."),
+    "input_size": Annotated[
+        int | None,
+        typer.Option(
+            "--input-size", "--sequence-length", min=1, help="Pixels, or tokens of hf: names."
+        ),
+    ],
+    "precision": _text("fp32, amp-fp16, amp-bf16 or bf16."),
     "memory_format": _text("contiguous or channels-last."),
-    "optimizer": _text("sgd, momentum or adam."),
+    "optimizer": _text("sgd, momentum, adam or adamw."),
     "phase": _text("train or infer."),
     "protocol": _text("A protocol's name, such as paper."),
     "metric": _text("Only labels that have it, such as power_w."),

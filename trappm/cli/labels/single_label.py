@@ -47,9 +47,10 @@ def lookup(
     device: Annotated[str, typer.Option(help="A device key, such as a100.")],
     batch_size: options.BatchSize = None,
     input_size: options.InputSize = None,
-    precision: Annotated[str, typer.Option(help="fp32, amp-fp16 or amp-bf16.")] = "fp32",
+    sequence_length: options.SequenceLength = None,
+    precision: Annotated[str, typer.Option(help="fp32, amp-fp16, amp-bf16 or bf16.")] = "fp32",
     memory_format: Annotated[str, typer.Option(help="contiguous or channels-last.")] = "contiguous",
-    optimizer: Annotated[str, typer.Option(help="sgd, momentum or adam.")] = "sgd",
+    optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")] = "sgd",
     phase: Annotated[str, typer.Option(help="train or infer.")] = "train",
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure here where there is no label, and keep it.")
@@ -70,6 +71,7 @@ def lookup(
         device=device,
         batch_size=batch_size,
         input_size=input_size,
+        sequence_length=sequence_length,
         snapshot=snapshot,
         measure=measure,
         protocol=protocol,

@@ -46,7 +46,7 @@ function filters(asked, names, go, opened) {
     h("div", { class: "buttons" }, h("button", {}, "Filter"), h("a", { class: "button quiet", href: "#/labels" }, "Clear")),
     h("details", { class: "more", open: opened }, h("summary", {}, "More filters"),
       h("div", { class: "filters" }, more.map(pick),
-        field("Input size, px", "input_size", asked.input_size, { type: "number", min: 1, max: 1000000, placeholder: "all" }),
+        field("Input size, px or tokens", "input_size", asked.input_size, { type: "number", min: 1, max: 1000000, placeholder: "all" }),
         field("Protocol", "protocol", asked.protocol, { placeholder: "all", autocomplete: "off" }),
         field("Since", "since", asked.since, { placeholder: "2026-11-21 or 7d", autocomplete: "off" }),
         field("Until", "until", asked.until, { placeholder: "2026-11-21 or 1d", autocomplete: "off" }))));
