@@ -13,9 +13,10 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from trappm.learner.physics.parallel.collectives import Group
-from trappm.learner.physics.parallel.links import Node, node_of
+from trappm.learner.physics.parallel.links import Node
 from trappm.learner.physics.parallel.strategy import Parallelism, Strategy
 from trappm.prediction.costs import prices_of
+from trappm.prediction.parallel.known_links import known_node
 from trappm.prediction.parallel.parallel_prediction import ParallelPrediction
 from trappm.prediction.predict import check_size, is_name
 from trappm.prediction.question import Question
@@ -89,6 +90,8 @@ class SharedStep:
     work: StepWork
     """Its passes, as long as predicted."""
     needs: MemoryNeeds
+    node: Node
+    about_links: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -107,7 +110,7 @@ class SharedStep:
             refuse_unknown(model)
         question = Question(batch_size=batch_size, phase=Phase.TRAIN, **settings)
         key = question.device_keys(device, None)[0]
-        node_of(key)  # before torch is imported, which takes a second
+        node, about_links = known_node(key)  # before torch is imported, which takes a second
         from trappm.learner.physics.parallel.rank_memory import traced_needs
         from trappm.prediction.answering import answers
         from trappm.prediction.models.sizes import size_of
@@ -124,14 +127,20 @@ class SharedStep:
         loop = TrainingLoop(optimizer=workload.optimizer)
         needs = traced_needs(workload.step.trace, workload.batch_size, loop)
         work = _work(workload, prior, needs.all_gradients)
-        return cls(single=single, work=work.lasting(single.step_time_ms), needs=needs)
+        return cls(
+            single=single,
+            work=work.lasting(single.step_time_ms),
+            needs=needs,
+            node=node,
+            about_links=about_links,
+        )
 
     def on(self, parallelism: Parallelism, network_gbit: float | None = None) -> ParallelPrediction:
         """The step where it is shared in this way."""
         from trappm.learner.physics.parallel.rank_memory import rank_memory
         from trappm.learner.physics.parallel.schedules import schedule
 
-        single, node = self.single, node_of(self.single.device)
+        single, node = self.single, self.node
         if parallelism.gpus > node.most_gpus:
             raise InputError(
                 f"no node has {parallelism.gpus} {single.device}; {node.most_gpus} at most: take "
@@ -179,7 +188,7 @@ class SharedStep:
                 "samples_per_s": (1000 * samples / high_ms, 1000 * samples / low_ms),
             },
             snapshot=single.snapshot,
-            remarks=single.remarks,
+            remarks=(*self.about_links, *single.remarks),
         )
 
     def _interval(
@@ -236,6 +245,8 @@ def _work(workload: Workload, prior: Any, gradient_bytes: float) -> StepWork:
 
 def _links(node: Node, parallelism: Parallelism) -> str:
     text = f"{node.name}: {node.inner.kind} of {node.inner.gbs:g} GB/s a GPU"
+    if node.inner.source.startswith("characterised"):
+        text += f", {node.inner.source}"
     if parallelism.nodes > 1:
         text += f", {node.network.gbs * 8:g} Gbit/s ({node.network.kind}) a node"
     return text
