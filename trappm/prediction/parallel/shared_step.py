@@ -176,6 +176,7 @@ class SharedStep:
             step_time_ms=step.step_ms,
             compute_ms=step.compute_ms,
             exposed_ms=step.exposed_ms,
+            waiting_ms=step.waiting_ms,
             communication_ms=step.communication_ms,
             samples_per_s=rate,
             speedup=parallelism.data_parallel * alone.step_ms / step.step_ms,
