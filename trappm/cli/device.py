@@ -106,6 +106,7 @@ def show(
     Ceilings are those that kernels reached where they were timed, else of the card's data sheet.
     """
     from trappm.label_frames import store_or_none_yet
+    from trappm.prediction.parallel.known_links import link_of, link_sentence
     from trappm.roofline.drawing import draw_png
     from trappm.roofline.report import devices_json, print_rooflines
     from trappm.roofline.roofs import known_device
@@ -126,16 +127,11 @@ def show(
             return
         known = [known_device(store, name) for name in devices if rank_key(name).ranks == 1]
         links = {name: store.kernels.latest(name) for name in devices if rank_key(name).ranks > 1}
-    for name, collectives in links.items():
-        from trappm.prediction.parallel.known_links import link_of, link_sentence
-
-        if as_json:
-            link = link_of(name, collectives)
-            print_json({"device": name, "link": None if link is None else asdict(link)})
-        else:
+    if links and not as_json:
+        for name, collectives in links.items():
             typer.echo(link_sentence(name, collectives))
-    if not known:
-        return
+        if not known:
+            return
     steps = []
     if model is not None:
         from trappm.prediction.models.subjects import subject_of
@@ -154,7 +150,12 @@ def show(
     if png is not None:
         draw_png(known, steps, png)
     if as_json:
-        answer = devices_json(known, steps)
+        found = {name: link_of(name, collectives) for name, collectives in links.items()}
+        answer = [
+            {"device": name, "link": None if link is None else asdict(link)}
+            for name, link in found.items()
+        ]
+        answer += devices_json(known, steps)
         print_json(answer if len(answer) > 1 else answer[0])
     else:
         print_rooflines(known, steps)

@@ -148,6 +148,9 @@ def test_links_that_were_characterised_are_taken_and_named(slow_node, capsys):
     assert "characterised on a100x4, 2026-11-24, torch 2.11.0" in shown
     assert run(["device", "show", "a100x4"]) == 0
     assert "GB/s a rank (nvlink, 300 on paper)" in " ".join(capsys.readouterr().out.split())
+    assert run(["device", "show", "a100x4", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["device"], answer["link"]["kind"]) == ("a100x4", "nvlink")
 
 
 def test_a_slower_link_makes_a_slower_step(slow_node, tmp_path, monkeypatch):
