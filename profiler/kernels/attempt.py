@@ -17,10 +17,11 @@ from typing import Any, Protocol
 
 import torch
 
-from trappm.profiler.devices import Findings, MemoryReading, StepDevice, open_device
+from trappm.profiler.devices import Findings, MemoryReading, StepDevice
 from trappm.profiler.host.environment import SEED, utc_now
 from trappm.profiler.kernels.abilities import abilities_of, cache_bytes
-from trappm.profiler.kernels.catalogue import catalogue, metered
+from trappm.profiler.kernels.catalogue import catalogue, collectives, metered
+from trappm.profiler.kernels.collectives import CollectivesDevice, device_to_time
 from trappm.profiler.kernels.kernel_call import KernelCall, Operator
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.profiler.kernels.running import PreparedCall, Run, tf32_allowed
@@ -34,6 +35,7 @@ from trappm.profiler.steps.step import Step, StepRun, fill_window
 _SAMPLING_SHARE = 0.4
 """Of a call's share of the time, what its samples may take; the rest is for what surrounds them."""
 _NOT_METERED = "left out, to save time: only one call of each kind is metered"
+_SHARED = "left out: several ranks share it"
 _WARMING_WIDTH = 1024
 _WARMING_STEPS = 8
 
@@ -50,8 +52,12 @@ def attempt(request: Mapping[str, Any], send: _Send) -> None:
     Raises:
         TrappmError: the device's lock was not to be had, or it is not here.
     """
-    device, prepare = open_device(request["device"]), _prepare_of(request["run"])
-    assert isinstance(device, StepDevice)  # noqa: S101  # the parent has looked
+    device = device_to_time(request["device"])
+    prepare = _prepare_of(request["run"])
+    ends = {Outcome.ERROR}
+    if isinstance(device, CollectivesDevice):
+        prepare = device.prepare_call
+        ends |= {Outcome.OOM, Outcome.UNSUPPORTED}  # all ranks end with the one that has failed
     waited_s = hold_lock(device, Path(request["lock_dir"]), request["lock_timeout_s"])
     environment = {**device.environment(), "lock_wait_s": waited_s}
     send({"environment": environment})
@@ -59,15 +65,23 @@ def attempt(request: Mapping[str, Any], send: _Send) -> None:
     device.watch_memory()
     device.memory()  # from here on the heap is as it is in the timed steps
     given = request["calls"]
-    calls = catalogue(abilities_of(device)) if given is None else map(KernelCall.from_text, given)
+    calls = _catalogue(device) if given is None else map(KernelCall.from_text, given)
     waiting = [*calls]
-    environment |= {"cache_bytes": cache_bytes(device.torch_device), "seed": SEED}
+    if not isinstance(device, CollectivesDevice):
+        environment |= {"cache_bytes": cache_bytes(device.torch_device)}
+    environment |= {"seed": SEED}
     send({"environment": environment, "calls": [call.text for call in waiting]})
     timing = Timing(device, waiting, request["seconds"], prepare, send)
     for measurement in timing.results():
         send({"result": measurement.to_dict()})
-        if measurement.outcome is Outcome.ERROR:
+        if measurement.outcome in ends:
             return
+
+
+def _catalogue(device: StepDevice) -> list[KernelCall]:
+    if isinstance(device, CollectivesDevice):
+        return collectives(device.ranks, device.capacity_mib)
+    return catalogue(abilities_of(device))
 
 
 def protocol_of(seconds: float, calls: int) -> StepProtocol:
@@ -203,7 +217,8 @@ class Timing:
             finally:  # a watch of the GPU's sensors is not to go on
                 window = device.close_window()
         if not is_metered and window.energy_missing is None:
-            window = replace(window, energy_j=None, energy_missing=_NOT_METERED)
+            why = _SHARED if call.form.is_collective else _NOT_METERED
+            window = replace(window, energy_j=None, energy_missing=why)
         memory = MemoryReading(peak_mib=None, method="none")
         stepped = StepRun(
             samples_ms=samples_ms, window=window, steps_in_window=steps, memory=memory

@@ -16,11 +16,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from trappm.profiler.devices import Device, StepDevice, open_device
-from trappm.profiler.errors import InputError, TrappmError, storable
+from trappm.profiler.devices import Device
+from trappm.profiler.errors import TrappmError, storable
 from trappm.profiler.host import procfs
 from trappm.profiler.host.environment import host_facts, utc_now
 from trappm.profiler.host.forks import Child, ForkServer, ForkServerError
+from trappm.profiler.kernels.collectives import device_to_time
 from trappm.profiler.kernels.kernel_call import KernelCall
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.profiler.measuring.attempt import LOCK_DIR, WORKER, is_out_of_memory
@@ -104,7 +105,8 @@ class Characteriser:
 
         Args:
             device_key: such as `cpu-2t` or `a100`.
-            calls: those to time; by default the catalogue of what the device can.
+            calls: those to time; by default the catalogue of what the device can, or of several
+                ranks their collectives.
             seconds: for all of them; what they do not suffice for ends as `timeout`.
             on_result: told each result as it comes.
 
@@ -112,11 +114,7 @@ class Characteriser:
             InputError: there is no such device on this machine, or it runs nothing.
             TrappmError: the device cannot be used at all, or is in use for too long.
         """
-        device = open_device(device_key)
-        if not isinstance(device, StepDevice):
-            raise InputError(
-                f"{device_key} has no kernels of its own to be timed; name one GPU, or cores"
-            )
+        device = device_to_time(device_key)
         state = _State(device, None if calls is None else [*calls], seconds, on_result)
         try:
             for _ in range(_MOST_CHILDREN):

@@ -97,10 +97,9 @@ def report(
         return
     missing = len(last) - outcomes[Outcome.OK]
     but = f", {missing} of {len(last)} not" if missing else ""
-    print(
-        f"{device}: {outcomes[Outcome.OK]} kernels measured in {seconds:.0f} s{but}. "
-        f"{sentence(known)}."
-    )
+    is_of_ranks = all(call.form.is_collective for call in last)
+    what, reached = ("collectives", "") if is_of_ranks else ("kernels", f" {sentence(known)}.")
+    print(f"{device}: {outcomes[Outcome.OK]} {what} measured in {seconds:.0f} s{but}.{reached}")
     for outcome, count in sorted(outcomes.items()):
         example = next(result for result in last.values() if result.outcome is outcome)
         if outcome is not Outcome.OK:

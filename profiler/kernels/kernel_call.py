@@ -77,6 +77,13 @@ class Operator(enum.StrEnum):
     """An optimizer's step over so many tensors of so many elements; so are the next two."""
     MOMENTUM = "momentum"
     ADAM = "adam"
+    ALL_REDUCE = "all-reduce"
+    """Of a tensor of so many elements over so many ranks, each with a process; so are the next two,
+    which `collectives` runs."""
+    ALL_GATHER = "all-gather"
+    """Into a tensor of so many elements, of which each rank has its share."""
+    REDUCE_SCATTER = "reduce-scatter"
+    """Of a tensor of so many elements, of whose sum each rank gets its share."""
     LAUNCH = "launch"
     """So many kernels on one element each, one after the other."""
 
@@ -105,6 +112,8 @@ class Form:
     sizes: tuple[str, ...]
     is_product: bool = False
     """Multiplies matrices: TF32 may be used."""
+    is_collective: bool = False
+    """Several ranks take part: no device alone can run it."""
     has_images: bool = False
     """Has a layout of images."""
     directions: tuple[Direction, ...] = (Direction.FORWARD, Direction.BACKWARD)
@@ -115,6 +124,9 @@ _FORWARD = (Direction.FORWARD,)
 _IMAGES = ("batch", "channels", "height")
 _ROWS = Form(("batch", "width"))
 _ONE_WAY = Form(("batch", "width"), directions=_FORWARD)
+_COLLECTIVE = Form(
+    ("ranks", "elements"), is_collective=True, directions=_FORWARD, types=(DataType.FP32,)
+)
 _OPTIMIZER = Form(("tensors", "elements"), directions=_FORWARD, types=(DataType.FP32,))
 
 FORMS: Mapping[Operator, Form] = {
@@ -147,6 +159,9 @@ FORMS: Mapping[Operator, Form] = {
     Operator.SGD: _OPTIMIZER,
     Operator.MOMENTUM: _OPTIMIZER,
     Operator.ADAM: _OPTIMIZER,
+    Operator.ALL_REDUCE: _COLLECTIVE,
+    Operator.ALL_GATHER: _COLLECTIVE,
+    Operator.REDUCE_SCATTER: _COLLECTIVE,
     Operator.LAUNCH: Form(("kernels",), directions=_FORWARD, types=(DataType.FP32,)),
 }
 _OPTIMIZERS = {Operator(o.value): o for o in (Optimizer.SGD, Optimizer.MOMENTUM, Optimizer.ADAM)}
@@ -297,6 +312,8 @@ class KernelCall:
             return f"it has no images to be {self.memory_format}"
         if self.tf32 and not (form.is_product and self.data_type is DataType.FP32):
             return "TF32 is for products of fp32 tensors"
+        if form.is_collective and self["elements"] % self["ranks"]:
+            return f"{self['ranks']} ranks do not divide its elements"
         if self.operator is Operator.CONV2D and (
             self["inputs"] % self["groups"] or self["outputs"] % self["groups"]
         ):

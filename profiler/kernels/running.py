@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from trappm.profiler.errors import InputError
 from trappm.profiler.kernels.kernel_call import DataType, Direction, KernelCall, Operator
 from trappm.profiler.records import MemoryFormat
 
@@ -85,6 +86,8 @@ class PreparedCall:
     def _made(self) -> Run:
         call = self._call
         operator = call.operator
+        if call.form.is_collective:
+            raise InputError(f"{operator} is of several ranks; name a device such as a100x4")
         if operator in _POINTWISE:
             return partial(_POINTWISE[operator], *self._rows(operator))
         return _MAKERS[operator](self)

@@ -25,6 +25,7 @@ from trappm.profiler.records import Configuration, Protocol, is_cpu_device
 from trappm.profiler.steps.meter import Findings, Window
 
 if TYPE_CHECKING:
+    from trappm.profiler.ranks.family import Life, RankFamily
     from trappm.profiler.ranks.replica import RankRun
     from trappm.profiler.steps.step import StepRun
 
@@ -32,11 +33,14 @@ if TYPE_CHECKING:
 class RanksDevice(Device):
     """k devices of one kind, a process each."""
 
+    family: RankFamily
+    """The processes, once they are there."""
+
     def __init__(self, key: str) -> None:
         super().__init__(key)
         parts = rank_key(key)
         self.ranks = parts.ranks
-        self._strategy = parts.strategy
+        self.strategy = parts.strategy
         self._members: list[StepDevice]
         if is_cpu_device(key):
             self._members = [
@@ -48,6 +52,11 @@ class RanksDevice(Device):
             self._members = [CudaDevice(parts.member, rank=rank) for rank in range(self.ranks)]
         self.lock_name = self._members[0].lock_name
         self.uses_host_memory = self._members[0].uses_host_memory
+
+    @property
+    def life(self) -> Life | None:
+        """What each rank does instead of steps."""
+        return None
 
     @classmethod
     def local_keys(cls) -> list[str]:
@@ -74,7 +83,7 @@ class RanksDevice(Device):
             **each[0],
             "device": self.key,
             "world_size": self.ranks,
-            "strategy": self._strategy,
+            "strategy": self.strategy,
             "collectives": "gloo" if self.uses_host_memory else "nccl",
         }
         if not self.uses_host_memory:
@@ -89,8 +98,8 @@ class RanksDevice(Device):
     def prepare(self) -> dict[str, Any]:
         from trappm.profiler.ranks.family import RankFamily  # brings in torch
 
-        self._family = RankFamily(self._members, self._strategy)
-        each = self._family.prepare()
+        self.family = RankFamily(self._members, self.strategy, self.life)
+        each = self.family.prepare()
         facts = dict(each[0])
         if "pinned_cores" in facts:
             facts["pinned_cores"] = [core for one in each for core in one["pinned_cores"]]
@@ -108,7 +117,7 @@ class RanksDevice(Device):
     ) -> Findings:
         from trappm.profiler.steps.stability import judge
 
-        results = self._family.measure(configuration, protocol, enter)
+        results = self.family.measure(configuration, protocol, enter)
         if isinstance(results, Findings):
             return results
         return judge(_together(results, shares_meter=self.uses_host_memory), protocol)
@@ -135,7 +144,7 @@ def _together(results: Sequence[RankRun], *, shares_meter: bool) -> StepRun:
     missing = {} if alone_ms else dict.fromkeys(
         ("rank_alone_ms", "straggler_ratio"), "fsdp has no step without communication"
     )  # fmt: skip
-    window = _window_of_all([run.window for run in runs], shares_meter=shares_meter)
+    window = window_of_all([run.window for run in runs], shares_meter=shares_meter)
     return replace(
         runs[0],
         samples_ms=slowest.samples_ms,
@@ -146,7 +155,7 @@ def _together(results: Sequence[RankRun], *, shares_meter: bool) -> StepRun:
     )
 
 
-def _window_of_all(windows: Sequence[Window], *, shares_meter: bool) -> Window:
+def window_of_all(windows: Sequence[Window], *, shares_meter: bool) -> Window:
     """Rank 0's window, with the energy of a rank and whatever disturbed any of them."""
     first = windows[0]
     metered = windows[:1] if shares_meter else windows

@@ -28,6 +28,9 @@ _GRACE_S = 0.2
 """How long after a rank's error another one's death may show, which is what caused it."""
 
 
+Life = Callable[[StepDevice, Replica, Connection], NoReturn]
+
+
 @dataclass(frozen=True)
 class _Phase:
     name: str
@@ -43,9 +46,17 @@ class _Rank:
 
 
 class RankFamily:
-    """Forks a process for each of these devices, which are to share steps."""
+    """Forks a process for each of these devices, which are to share steps.
 
-    def __init__(self, members: Sequence[StepDevice], strategy: str) -> None:
+    Args:
+        members: a device for each.
+        strategy: how they share a step.
+        life: what each does instead of a step: it answers the orders that come over a connection.
+    """
+
+    def __init__(
+        self, members: Sequence[StepDevice], strategy: str, life: Life | None = None
+    ) -> None:
         # In memory, so that no file is left behind; every rank has it by the fork.
         rendezvous = f"/proc/self/fd/{os.memfd_create('trappm-ranks', 0)}"
         pairs: list[tuple[Connection, Connection]] = [Pipe() for _ in members[1:]]
@@ -59,7 +70,7 @@ class RankFamily:
             if pid == 0:
                 ours.close()
                 others = [leaders for leaders, _ in pairs] if rank == 0 else [pairs[rank - 1][1]]
-                _live(parent, seat, member, theirs, others)
+                _live(parent, seat, member, theirs, others, life)
             theirs.close()
             self._ranks.append(_Rank(rank, pid, os.pidfd_open(pid), ours))
 
@@ -83,6 +94,17 @@ class RankFamily:
         results: list[RankRun] | Findings = self._hear(enter)
         self._kill()
         return results
+
+    def order(self, *order: Any) -> list[Any] | Findings:
+        """What each rank answers in a life of its own, or how the first one failed.
+
+        All of them have ended then.
+        """
+        for rank in self._ranks:
+            rank.connection.send(order)
+        self._phase = "measure"
+        answers: list[Any] | Findings = self._hear(lambda name: None)
+        return answers
 
     def _hear(self, enter: Callable[[str], None]) -> Any:
         """An answer of each rank, or the failure of one."""
@@ -144,7 +166,12 @@ class RankFamily:
 
 
 def _live(
-    parent: int, seat: Seat, member: StepDevice, connection: Connection, others: list[Connection]
+    parent: int,
+    seat: Seat,
+    member: StepDevice,
+    connection: Connection,
+    others: list[Connection],
+    life: Life | None,
 ) -> NoReturn:
     """A rank's whole life, in its own process."""
     phase = WORKER
@@ -162,6 +189,9 @@ def _live(
             replica = Replica(seat, member.torch_device)
             replica.join()
             connection.send(facts)
+            if life is not None:
+                phase = "measure"
+                life(member, replica, connection)
             configuration, protocol = connection.recv()
             if seat.rank == 0:
                 run = lead(configuration, member, protocol, enter, replica, others)

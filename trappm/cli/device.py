@@ -11,6 +11,7 @@ import typer
 
 from trappm.cli import shell
 from trappm.cli.options import AsJson, BatchSize, InputSize, print_json
+from trappm.profiler.devices.rank_keys import rank_key
 
 if TYPE_CHECKING:
     from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
@@ -41,6 +42,9 @@ def characterise(
 ) -> None:
     """Time some 200 kernels on a device of this machine and keep them in the label store.
 
+    Of a device of several ranks, such as a100x4, the collectives between them: predictions with
+    --gpus then know its links.
+
     A kernel that fails, or that the time did not suffice for, is told and kept as such; what was
     measured before an interruption is kept, too.
     """
@@ -64,6 +68,10 @@ def characterise(
             progress.end()
             store.kernels.record(results)
     report(device, results, time.monotonic() - begin, as_json=as_json)
+    if not as_json and rank_key(device).ranks > 1:
+        from trappm.prediction.parallel.known_links import link_sentence
+
+        typer.echo(link_sentence(device, results))
     if not any(result.time_ms for result in results):
         raise typer.Exit(1)
 
@@ -98,6 +106,7 @@ def show(
     Ceilings are those that kernels reached where they were timed, else of the card's data sheet.
     """
     from trappm.label_frames import store_or_none_yet
+    from trappm.prediction.parallel.known_links import link_of, link_sentence
     from trappm.roofline.drawing import draw_png
     from trappm.roofline.report import devices_json, print_rooflines
     from trappm.roofline.roofs import known_device
@@ -116,7 +125,13 @@ def show(
                 rows = [*counts.items()]
                 print_table("devices of which kernels are known", ("device", "kernels"), rows)
             return
-        known = [known_device(store, name) for name in devices]
+        known = [known_device(store, name) for name in devices if rank_key(name).ranks == 1]
+        links = {name: store.kernels.latest(name) for name in devices if rank_key(name).ranks > 1}
+    if links and not as_json:
+        for name, collectives in links.items():
+            typer.echo(link_sentence(name, collectives))
+        if not known:
+            return
     steps = []
     if model is not None:
         from trappm.prediction.models.subjects import subject_of
@@ -135,7 +150,12 @@ def show(
     if png is not None:
         draw_png(known, steps, png)
     if as_json:
-        answer = devices_json(known, steps)
+        found = {name: link_of(name, collectives) for name, collectives in links.items()}
+        answer = [
+            {"device": name, "link": None if link is None else asdict(link)}
+            for name, link in found.items()
+        ]
+        answer += devices_json(known, steps)
         print_json(answer if len(answer) > 1 else answer[0])
     else:
         print_rooflines(known, steps)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trappm.profiler.devices.catalogue import card_name, card_of, read_name
+from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import InputError
 from trappm.profiler.kernels.ceilings import Ceilings, ceilings
 
@@ -100,7 +101,8 @@ def known_device(store: Store, name: str) -> KnownDevice:
 def _key(name: str, keys: Collection[str]) -> str:
     """Which of these keys a name means; the name itself, if none."""
     card = read_name(name)
-    alike = [key for key in sorted(keys) if card.model and card.may_be(read_name(key))]
+    alone = [key for key in sorted(keys) if rank_key(key).ranks == 1]
+    alike = [key for key in alone if card.model and card.may_be(read_name(key))]
     if name in keys or not alike:
         return name
     if len(alike) > 1:

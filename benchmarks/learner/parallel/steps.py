@@ -4,8 +4,9 @@
 
 T4 nodes (AdaptDL): constants of sockets and PCIe are fitted on one half of the placements and
 judged on the other, then fitted on two applications and judged on the third. Uneven placements are
-taken for even ones with as many nodes. A100 and V100 nodes (DeepLearningExamples): no constant is
-fitted; the step of one GPU is that of the same setting.
+taken for even ones with as many nodes. A100 and V100 nodes (DeepLearningExamples): the step of one
+GPU is that of the same setting; how much ranks scatter (`schedules.SCATTER`) is fitted on one card
+and judged on the other.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from scipy.optimize import least_squares
 
+from trappm.learner.physics.parallel import schedules
 from trappm.learner.physics.parallel.links import Node, node_of
 from trappm.learner.physics.parallel.schedules import schedule
 from trappm.learner.physics.parallel.step_work import even_work
@@ -119,6 +122,8 @@ def line(name: str, rows: pd.DataFrame, times_ms: Sequence[float] | Array) -> st
 def judge_t4(rows: pd.DataFrame) -> None:
     """By placements held out, and by applications held out."""
     print(line("T4, as shipped", rows, predicted_ms(rows, node_of("t4"))))
+    with mock.patch.object(schedules, "SCATTER", 0.0):
+        print(line("T4, ranks alike", rows, predicted_ms(rows, node_of("t4"))))
     placements = np.random.default_rng(0).permutation(rows.placement.unique())
     half = rows.placement.isin(placements[::2])
     parts = []
@@ -129,6 +134,8 @@ def judge_t4(rows: pd.DataFrame) -> None:
     print(line("T4, placements held out", held, held.predicted))
     for name, part in held.groupby("model"):
         print(line(f"  {name}", part, part.predicted))
+    for name, part in held.groupby(held.n_nodes > 1):
+        print(line("  between nodes" if name else "  within a node", part, part.predicted))
     parts = []
     for model in rows.model.unique():
         own = rows.model == model
@@ -139,6 +146,27 @@ def judge_t4(rows: pd.DataFrame) -> None:
         print(line(f"  {name}", part, part.predicted))
 
 
+def with_scatter(rows: pd.DataFrame, scatter: float) -> Array:
+    """Steps where ranks scatter by so much, by the schedule of each."""
+    with mock.patch.object(schedules, "SCATTER", scatter):
+        times = np.zeros(len(rows))
+        for card in rows.card.unique():
+            own = (rows.card == card).to_numpy()
+            times[own] = predicted_ms(rows[own], node_of(card.lower()))
+    return times
+
+
+def judge_scatter(rows: pd.DataFrame) -> None:
+    """Fitted on one card, judged on the other."""
+    tried = np.linspace(0.0, 0.15, 31)
+    for card in ("A100", "V100"):
+        own, other = rows[rows.card == card], rows[rows.card != card]
+        misses = [np.abs(with_scatter(own, s) / own.step_ms - 1).mean() for s in tried]
+        best = float(tried[int(np.argmin(misses))])
+        name = f"{other.card.iloc[0]}, scatter of {card}s ({best:.3f})"
+        print(line(name, other, with_scatter(other, best)))
+
+
 def judge_nodes(rows: pd.DataFrame) -> None:
     """By device, then by number of GPUs and by model."""
     keys = rows.device.str.slice(0, 4).str.lower()
@@ -147,7 +175,11 @@ def judge_nodes(rows: pd.DataFrame) -> None:
         times_ms[keys == key] = predicted_ms(rows[keys == key], node_of(key))
     rows = rows.assign(predicted=times_ms, card=keys.str.upper(), count=rows.n_gpus)
     for group, part in rows.groupby("card"):
-        print(line(f"{group}, nothing fitted", part, part.predicted))
+        print(line(f"{group}, as shipped", part, part.predicted))
+    judge_scatter(rows)
+    for card in ("A100", "V100"):
+        own = rows[rows.card == card]
+        print(line(f"{card}, ranks alike", own, with_scatter(own, 0.0)))
     for count, part in rows.groupby("count"):
         print(line(f"  {count} GPUs", part, part.predicted))
     for name, part in rows.groupby("model"):

@@ -90,7 +90,11 @@ def measured_evidence(
     Kernels that were kept from TF32 are of a device without it. Matrix products that had it are
     left out, as none of a step has it.
     """
-    timed = [(m.call, m.time_ms) for m in measurements if m.outcome is Outcome.OK and m.time_ms]
+    timed = [
+        (m.call, m.time_ms)
+        for m in measurements
+        if m.outcome is Outcome.OK and m.time_ms and not m.call.form.is_collective
+    ]
     timed.sort(key=lambda row: row[0].text)
     wide = [row for row in timed if row[0].tf32 or row[0].data_type is not DataType.FP32]
     parts = [

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log2
 
-from trappm.learner.physics.parallel.links import Node
+from trappm.learner.physics.parallel.links import LinkKind, Node
 
 _US = 1e-3
 """Milliseconds in a microsecond."""
@@ -52,7 +52,8 @@ class Group:
 
     def reduce_scatter_ms(self, size_bytes: float) -> float:
         """Sums a tensor of so many bytes; each rank gets its share of the sum."""
-        return self._ring(1.0, size_bytes)
+        is_gloo = self.node.inner.kind is LinkKind.HOST  # which sums all of it on every rank
+        return self._ring(2.0 if is_gloo else 1.0, size_bytes)
 
     def send_ms(self, size_bytes: float) -> float:
         """A message from one rank to the next; to another node, where there are several."""

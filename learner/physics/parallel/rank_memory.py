@@ -50,6 +50,8 @@ class MemoryNeeds:
     """Parameters of each block that FSDP gathers at once."""
     root: float = 0.0
     """Parameters outside of blocks."""
+    divided: float = DIVIDED_BY_TENSOR_PARALLEL
+    """Share of the activations that tensor-parallel ranks divide; none of a checkpoint's."""
     gathered_share: float = 1.0
     """Bytes that are gathered for each of a parameter: half in 16 bits."""
 
@@ -82,7 +84,7 @@ def rank_memory(needs: MemoryNeeds, parallelism: Parallelism) -> RankMemory:
     is_fsdp = parallelism.strategy is Strategy.FSDP and replicas > 1
     shards = parts * (replicas if is_fsdp else 1)
     state_shards = parts * (replicas if is_fsdp or parallelism.shard_states else 1)
-    activations = needs.activations * activation_share(parallelism)
+    activations = needs.activations * activation_share(parallelism, needs.divided)
     keeps = parallelism.accumulation > 1 or (
         parallelism.gradient_views and replicas > 1 and not is_fsdp
     )
@@ -133,10 +135,11 @@ def _own_share(needs: MemoryNeeds, parallelism: Parallelism) -> float:
     return ((1 - root) / parallelism.pipeline_parallel + root) / parallelism.tensor_parallel
 
 
-def activation_share(parallelism: Parallelism) -> float:
+def activation_share(
+    parallelism: Parallelism, divided: float = DIVIDED_BY_TENSOR_PARALLEL
+) -> float:
     """Of one GPU's activations, what the first stage's ranks have."""
     tensor, stages = parallelism.tensor_parallel, parallelism.pipeline_parallel
-    divided = DIVIDED_BY_TENSOR_PARALLEL
     under_way = min(stages, parallelism.accumulation)
     return (1 - divided + divided / tensor) * under_way / stages
 

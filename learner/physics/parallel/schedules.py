@@ -5,14 +5,16 @@
     FSDP   forward: gather the next block | backward: gather the next, reduce the last
     TP     forward, sum, forward, sum, ... within each block
 
-One link does one thing at a time. A stage of a pipeline waits for the others at the beginning and
-the end of a step: the bubble (Huang et al. 2019).
+Ranks are not equally fast in every step: data, clocks and hosts differ, and all wait for the
+slowest. One link does one thing at a time. A stage of a pipeline waits for the others at the
+beginning and the end of a step: the bubble (Huang et al. 2019).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 
@@ -23,6 +25,9 @@ from trappm.learner.physics.parallel.strategy import FIRST_BUCKET_MIB, Paralleli
 from trappm.profiler.errors import InputError
 
 MIB = 1 << 20
+SCATTER = 0.05
+"""Standard deviation of a rank's step, of itself. Steps within nodes of A100s say 0.05, of V100s
+0.08 (docs/studies/many_gpus.md)."""
 SUMS_PER_PASS = 2
 """All-reduces of a block's result in the forward pass, and as many in the backward pass: behind
 attention and behind the perceptron (Shoeybi et al. 2019)."""
@@ -39,11 +44,14 @@ class StepSchedule:
     """All collectives of a rank, hidden ones as well."""
     bubble_ms: float = 0.0
     """Waiting for other stages of the pipeline."""
+    waiting_ms: float = 0.0
+    """For the slowest rank, beyond what collectives have the others wait for anyway."""
 
     @property
     def exposed_ms(self) -> float:
         """Waiting for collectives."""
-        return max(self.step_ms - self.compute_ms - self.bubble_ms, 0.0)
+        own_ms = self.compute_ms + self.bubble_ms + self.waiting_ms
+        return max(self.step_ms - own_ms, 0.0)
 
 
 def schedule(work: StepWork, parallelism: Parallelism, node: Node) -> StepSchedule:
@@ -70,12 +78,25 @@ def schedule(work: StepWork, parallelism: Parallelism, node: Node) -> StepSchedu
     else:
         synced = _ddp(own, group, passes, parallelism.bucket_mib)
     all_sums_ms = (passes + stages - 1) * sums_ms
+    end_ms = synced.end_ms + all_sums_ms + sends_ms
+    # Who waits for a link anyway does not wait for others as well.
+    slowest_ms = SCATTER * expected_most(parallelism.data_parallel) * compute_ms
+    waiting_ms = max(slowest_ms - (end_ms - compute_ms), 0.0)
     return StepSchedule(
-        step_ms=synced.end_ms + bubble_ms + all_sums_ms + sends_ms,
+        step_ms=end_ms + waiting_ms + bubble_ms,
         compute_ms=compute_ms,
         communication_ms=synced.communication_ms + passes * sums_ms + sends_ms,
         bubble_ms=bubble_ms,
+        waiting_ms=waiting_ms,
     )
+
+
+def expected_most(ranks: int) -> float:
+    """By how many standard deviations the slowest of so many ranks is slower than their mean.
+
+    The largest of so many normal variables, by Blom's approximation (1958), good to 0.03.
+    """
+    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
 
 
 def buckets(sizes: Sequence[float], bucket_mib: float) -> list[list[int]]:

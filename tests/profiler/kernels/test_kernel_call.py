@@ -33,6 +33,7 @@ def small(operator, **settings):
 EVERY = [
     small(operator, data_type=data_type, direction=direction)
     for operator, form in FORMS.items()
+    if not form.is_collective
     for data_type in form.types
     for direction in form.directions
 ]

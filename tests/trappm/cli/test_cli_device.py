@@ -1,6 +1,7 @@
 """`trappm device` and `python -m profiler kernels`, as a user meets them."""
 
 import json
+import os
 
 import pytest
 from store_whole import kernel
@@ -153,6 +154,25 @@ def test_characterise_keeps_every_attempt_and_answers_first(run, monkeypatch, tm
     assert len({m.call for m in kept}) >= 150
     assert any(m.samples_ms for m in kept)
     assert all(m.time_ms or m.message for m in kept)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
+def test_the_links_of_ranks_are_characterised_and_kept(run, tmp_path):
+    """For real, over gloo; a busy machine may be too noisy to tell the link."""
+    status, out, error = run("device", "characterise", "cpu-2x1t", "--seconds", "3")
+    assert status == 0, error
+    first, *_, last = out.splitlines()
+    assert "collectives measured in" in first
+    assert last.startswith("cpu-2x1t: ")
+    assert "GB/s a rank (host" in last or "measure them when the host is quiet" in last
+    with Store.open_to_read(f"sqlite:///{tmp_path}/home/labels.db") as store:
+        kept = store.kernels.all(device="cpu-2x1t")
+    assert {m.call["ranks"] for m in kept} == {2}
+    assert {m.call.operator for m in kept} == {
+        Operator.ALL_REDUCE, Operator.ALL_GATHER, Operator.REDUCE_SCATTER
+    }  # fmt: skip
+    assert run("device", "show", "cpu-2x1t")[1].splitlines()[-1] == last
+    assert run("device", "characterise", "cpu-2x1t-fsdp")[0] == 2
 
 
 def test_a_kernel_that_cannot_be_kept_costs_itself_and_is_told(run, monkeypatch, tmp_path):

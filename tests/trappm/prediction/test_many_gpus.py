@@ -1,12 +1,19 @@
 """Questions about many GPUs, as users ask them: by `predict`, `compare` and `scale`."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 import trappm
 from trappm.cli import run
+from trappm.learner.physics.parallel.link_fit import TimedCollective
+from trappm.learner.physics.parallel.links import node_of
 from trappm.prediction.parallel.scaling import best, scaling
+from trappm.profiler.kernels.catalogue import collectives
+from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.records import Outcome, Protocol
+from trappm.store import Home, Store
 
 GPT = {"sequence_length": 64, "optimizer": "adamw"}
 
@@ -104,3 +111,58 @@ def test_one_gpu_of_a_step_is_that_of_predict():
     assert shared.step_time_ms == pytest.approx(alone.step_time_ms)
     assert shared.memory_mib == pytest.approx(alone.memory_mib)
     assert shared.speedup == pytest.approx(1.0)
+
+
+@pytest.fixture
+def slow_node(tmp_path, monkeypatch):
+    """A label store with the collectives of a node of A100s whose links are ten times as slow."""
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+    usual = node_of("a100-40gb").inner
+    slow = replace(usual, gbs=usual.gbs / 10, latency_us=10 * usual.latency_us)
+    rows = []
+    for call in collectives(4, 16 * 1024):
+        timed = TimedCollective(call.operator, 4, 4.0 * call["elements"], 1.0)
+        rows.append(
+            KernelMeasurement(
+                call=call, device="a100x4", outcome=Outcome.OK, protocol=Protocol(name="kernels"),
+                started_at="2026-11-24T12:00:00+00:00", duration_s=1.0,
+                time_ms=timed.predicted_ms(slow),
+                environment={
+                    "device": "a100x4", "device_name": "NVIDIA A100-SXM4-40GB", "torch": "2.11.0",
+                    "world_size": 4, "measuring_version": 2,
+                },
+            )
+        )  # fmt: skip
+    with Store.open(Home.open().database_url) as store:
+        store.kernels.record(rows)
+
+
+SHARED = ["predict", "resnet18", "--batch-size", "32", "--gpus", "8", "--device"]
+
+
+def test_links_that_were_characterised_are_taken_and_named(slow_node, capsys):
+    usual = trappm.predict_parallel("resnet18", batch_size=32, device="v100", gpus=8)
+    assert "characterised" not in usual.links
+    assert run([*SHARED, "a100"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "characterised on a100x4, 2026-11-24, torch 2.11.0" in shown
+    assert run(["device", "show", "a100x4"]) == 0
+    assert "GB/s a rank (nvlink, 300 on paper)" in " ".join(capsys.readouterr().out.split())
+    assert run(["device", "show", "a100x4", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["device"], answer["link"]["kind"]) == ("a100x4", "nvlink")
+
+
+def test_a_slower_link_makes_a_slower_step(slow_node, tmp_path, monkeypatch):
+    slow = trappm.predict_parallel("vgg11", batch_size=8, device="a100", gpus=8)
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "none"))
+    fast = trappm.predict_parallel("vgg11", batch_size=8, device="a100", gpus=8)
+    assert slow.communication_ms > 5 * fast.communication_ms
+    assert slow.step_time_ms > fast.step_time_ms
+
+
+def test_a_store_that_cannot_be_read_is_told_and_links_are_the_usual(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+    (tmp_path / "labels.db").write_bytes(b"no database" * 1000)
+    answer = trappm.predict_parallel("resnet18", batch_size=32, device="a100", gpus=8)
+    assert any("the label store cannot be read" in remark for remark in answer.remarks)

@@ -32,6 +32,8 @@ class ParallelPrediction:
     compute_ms: float
     exposed_ms: float
     """Waiting for collectives that nothing hides."""
+    waiting_ms: float
+    """For the slowest GPU, beyond that."""
     communication_ms: float
     """All collectives, hidden ones as well."""
     samples_per_s: float

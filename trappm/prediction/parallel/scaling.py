@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trappm.learner.physics.parallel.links import node_of
 from trappm.learner.physics.parallel.strategy import Parallelism, Strategy
 from trappm.prediction.parallel.parallel_prediction import ParallelPrediction
 from trappm.prediction.parallel.shared_step import SharedStep
@@ -49,7 +48,7 @@ def scaling(
     for model in models:
         for device in _devices(devices, question.get("snapshot")):
             step = SharedStep.of(model, device, **question)
-            per_node = gpus_per_node or node_of(step.single.device).gpus
+            per_node = gpus_per_node or step.node.gpus
             for strategy in chosen:
                 for count in counts:
                     try:

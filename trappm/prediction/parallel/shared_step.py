@@ -13,10 +13,11 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from trappm.learner.physics.parallel.collectives import Group
-from trappm.learner.physics.parallel.links import Node, node_of
+from trappm.learner.physics.parallel.links import Node
 from trappm.learner.physics.parallel.strategy import Parallelism, Strategy
 from trappm.prediction.costs import prices_of
 from trappm.prediction.models.sizes import check_size
+from trappm.prediction.parallel.known_links import known_node
 from trappm.prediction.parallel.parallel_prediction import ParallelPrediction
 from trappm.prediction.predict import is_name
 from trappm.prediction.question import Question
@@ -92,6 +93,8 @@ class SharedStep:
     work: StepWork
     """Its passes, as long as predicted."""
     needs: MemoryNeeds
+    node: Node
+    about_links: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -110,7 +113,7 @@ class SharedStep:
             refuse_unknown(model)
         question = Question(batch_size=batch_size, phase=Phase.TRAIN, **settings)
         key = question.device_keys(device, None)[0]
-        node_of(key)  # before torch is imported, which takes a second
+        node, about_links = known_node(key)  # before torch is imported, which takes a second
         from trappm.learner.physics.parallel.rank_memory import traced_needs
         from trappm.learner.physics.transformer_times import transformer_times
         from trappm.prediction.answering import answers
@@ -132,14 +135,20 @@ class SharedStep:
         times = transformer_times(key, workload.precision) if is_transformer(model) else None
         if times is not None:
             work = replace(work, contention=times.contention)
-        return cls(single=single, work=work.lasting(single.step_time_ms), needs=needs)
+        return cls(
+            single=single,
+            work=work.lasting(single.step_time_ms),
+            needs=needs,
+            node=node,
+            about_links=about_links,
+        )
 
     def on(self, parallelism: Parallelism, network_gbit: float | None = None) -> ParallelPrediction:
         """The step where it is shared in this way."""
         from trappm.learner.physics.parallel.rank_memory import rank_memory
         from trappm.learner.physics.parallel.schedules import schedule
 
-        single, node = self.single, node_of(self.single.device)
+        single, node = self.single, self.node
         if parallelism.gpus > node.most_gpus:
             raise InputError(
                 f"no node has {parallelism.gpus} {single.device}; {node.most_gpus} at most: take "
@@ -175,6 +184,7 @@ class SharedStep:
             step_time_ms=step.step_ms,
             compute_ms=step.compute_ms,
             exposed_ms=step.exposed_ms,
+            waiting_ms=step.waiting_ms,
             communication_ms=step.communication_ms,
             samples_per_s=rate,
             speedup=parallelism.data_parallel * alone.step_ms / step.step_ms,
@@ -187,7 +197,7 @@ class SharedStep:
                 "samples_per_s": (1000 * samples / high_ms, 1000 * samples / low_ms),
             },
             snapshot=single.snapshot,
-            remarks=single.remarks,
+            remarks=(*self.about_links, *single.remarks),
         )
 
     def _interval(
@@ -243,6 +253,8 @@ def _work(workload: Workload, prior: Any, gradient_bytes: float) -> StepWork:
 
 def _links(node: Node, parallelism: Parallelism) -> str:
     text = f"{node.name}: {node.inner.kind} of {node.inner.gbs:g} GB/s a GPU"
+    if node.inner.source.startswith("characterised"):
+        text += f", {node.inner.source}"
     if parallelism.nodes > 1:
         text += f", {node.network.gbs * 8:g} Gbit/s ({node.network.kind}) a node"
     return text

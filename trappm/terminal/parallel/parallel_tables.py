@@ -24,6 +24,7 @@ def print_parallel(prediction: ParallelPrediction) -> None:
         ("step", prediction.step_time_ms, "ms"),
         ("  compute", prediction.compute_ms, "ms"),
         ("  communication exposed", prediction.exposed_ms, "ms"),
+        ("  waiting for the slowest", prediction.waiting_ms, "ms"),
         ("communication, hidden as well", prediction.communication_ms, "ms"),
     ]
     if prediction.memory_mib is not None:

@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +12,13 @@ from torch import distributed
 
 from trappm.learner.physics.parallel.collectives import Group
 from trappm.learner.physics.parallel.links import LinkKind, Node, link, node_of
-from trappm.learner.physics.parallel.schedules import MIB, buckets, schedule
+from trappm.learner.physics.parallel.schedules import (
+    MIB,
+    SCATTER,
+    buckets,
+    expected_most,
+    schedule,
+)
 from trappm.learner.physics.parallel.step_work import blocks_of, even_work
 from trappm.learner.physics.parallel.strategy import Parallelism, Strategy
 from trappm.profiler.errors import InputError
@@ -44,8 +51,9 @@ def schedules(work, node, **options):
 def test_ddp_without_communication_is_a_step_of_a_gpu(nodes, gpus):
     work = even_work(100.0, 1e8)
     step = schedule(work, Parallelism(gpus=gpus, nodes=nodes), endless())
-    assert step.step_ms == pytest.approx(100.0, rel=1e-6)
+    assert step.step_ms - step.waiting_ms == pytest.approx(100.0, rel=1e-6)
     assert step.exposed_ms == pytest.approx(0.0, abs=1e-4)
+    assert step.waiting_ms == pytest.approx(SCATTER * expected_most(gpus * nodes) * 100.0)
 
 
 def test_a_gpu_alone_communicates_nothing():
@@ -68,7 +76,7 @@ def test_a_step_takes_between_the_larger_of_its_parts_and_their_sum(
         gpt2(pass_ms), node, accumulation=accumulation, reshard=reshard
     ):
         longest = max(step.compute_ms, step.communication_ms)
-        total = step.compute_ms + step.communication_ms
+        total = step.compute_ms + step.communication_ms + step.waiting_ms
         assert longest <= step.step_ms * (1 + 1e-9), parallelism
         assert step.step_ms <= total * (1 + 1e-9), parallelism
 
@@ -77,6 +85,22 @@ def test_slower_links_make_no_step_faster():
     fast, slow = (list(schedules(gpt2(20.0), A100.slower(f))) for f in (1.0, 2.0))
     for (parallelism, before), (_, after) in zip(fast, slow, strict=True):
         assert before.step_ms <= after.step_ms, parallelism
+
+
+def test_more_ranks_wait_longer_for_the_slowest_and_not_beside_a_slow_link():
+    waits = [
+        schedule(even_work(100.0, 1e8), Parallelism(gpus=gpus), endless()).waiting_ms
+        for gpus in (1, 2, 4, 8, 16)
+    ]
+    assert waits[0] == 0
+    assert sorted(set(waits)) == waits
+    assert schedule(even_work(100.0, 1e8), Parallelism(gpus=8), A100.slower(1e3)).waiting_ms == 0
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 64])
+def test_the_slowest_of_many_is_as_far_off_as_order_statistics_say(ranks):
+    drawn = np.random.default_rng(0).normal(size=(100_000, ranks)).max(1).mean()
+    assert expected_most(ranks) == pytest.approx(drawn, abs=0.04)
 
 
 @given(

@@ -1,0 +1,68 @@
+"""A link fitted to collectives: it is what they were made by, and says how far it is off."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from trappm.learner.physics.parallel.link_fit import TimedCollective, collectives_of, fitted_link
+from trappm.learner.physics.parallel.links import LinkKind, link
+from trappm.profiler.kernels.catalogue import collectives
+from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.records import Outcome, Protocol
+
+USUAL = link(LinkKind.NVLINK, 300.0)
+OWN = replace(USUAL, latency_us=90.0, efficiency=0.3, sharpness=0.9)
+
+
+def made_by(own, ranks=(4,), noise=0.0, seed=0):
+    random = np.random.default_rng(seed)
+    rows = []
+    for count in ranks:
+        for call in collectives(count, 16 * 1024):
+            row = TimedCollective(call.operator, count, 4.0 * call["elements"], 1.0)
+            scatter = float(np.exp(noise * random.normal()))
+            rows.append(replace(row, time_ms=row.predicted_ms(own) * scatter))
+    return rows
+
+
+def test_a_link_is_what_its_collectives_were_made_by():
+    found = fitted_link(USUAL, made_by(OWN))
+    assert found.latency_us == pytest.approx(90.0, rel=0.05)
+    assert found.efficiency == pytest.approx(0.3, rel=0.05)
+    assert found.spread <= 0.06
+    assert (found.gbs, found.message_latency_us) == (USUAL.gbs, USUAL.message_latency_us)
+
+
+def test_noise_widens_it_and_outliers_hardly_move_it():
+    noisy = fitted_link(USUAL, made_by(OWN, noise=0.3))
+    assert 0.15 < noisy.spread < 0.6
+    rows = made_by(OWN)
+    rows[::9] = [replace(row, time_ms=20 * row.time_ms) for row in rows[::9]]
+    assert fitted_link(USUAL, rows).efficiency == pytest.approx(0.3, rel=0.2)
+
+
+def test_what_a_doubled_number_of_ranks_adds_needs_two_numbers():
+    start = replace(USUAL, hop_us=5.0)
+    own = replace(start, hop_us=20.0)
+    assert fitted_link(start, made_by(own)).hop_us == 5.0
+    assert fitted_link(start, made_by(own, (2, 4, 8))).hop_us == pytest.approx(20.0, rel=0.1)
+
+
+def test_too_few_collectives_or_small_ones_only_tell_no_link():
+    rows = made_by(OWN)
+    assert fitted_link(USUAL, []) is None
+    assert fitted_link(USUAL, rows[-5:]) is None
+    assert fitted_link(USUAL, [row for row in rows if row.size_bytes < 1 << 20]) is None
+
+
+def test_only_good_collectives_are_believed():
+    def measured(call, outcome):
+        return KernelMeasurement(
+            call=call, device="a100x4", outcome=outcome, protocol=Protocol(name="kernels"),
+            started_at="2026-11-24T12:00:00+00:00", duration_s=1.0, time_ms=2.0,
+        )  # fmt: skip
+
+    first, second = collectives(4, 1024)[:2]
+    rows = [measured(first, Outcome.OK), measured(second, Outcome.UNSTABLE)]
+    assert [row.size_bytes for row in collectives_of(rows)] == [1024.0]
