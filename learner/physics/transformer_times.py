@@ -71,11 +71,11 @@ KNOWN = {
         products=0.944, attention=1.935, contention=0.207, errors=(0.935, 1.073), basis=_HALF
     ),
     **{
-        (card, False): TransformerTimes(errors=(0.955, 1.175), basis=_FULL)
+        (card, False): TransformerTimes(errors=(0.956, 1.176), basis=_FULL)
         for card in ("v100", "t4", "a100", "h100")
     },
     # Both draw some 70 W, which bounds their clocks long before data sheets do.
-    ("l4", False): TransformerTimes(errors=(0.955, 1.175), basis=_FULL, like="t4"),
+    ("l4", False): TransformerTimes(errors=(0.956, 1.176), basis=_FULL, like="t4"),
 }
 """By a card's model, and whether its step is in 16 bits."""
 
