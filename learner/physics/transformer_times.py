@@ -65,17 +65,17 @@ _HALF = "published steps of language models in bf16 (llm-foundry)"
 _FULL = "published whole language models in fp32, with eager attention (NeuSight)"
 KNOWN = {
     ("a100", True): TransformerTimes(
-        products=1.15, attention=1.9, contention=0.1, errors=(0.9, 1.1), basis=_HALF
+        products=1.211, attention=1.895, contention=0.052, errors=(0.913, 1.164), basis=_HALF
     ),
     ("h100", True): TransformerTimes(
-        products=0.92, attention=1.93, contention=0.22, errors=(0.9, 1.1), basis=_HALF
+        products=0.944, attention=1.935, contention=0.207, errors=(0.935, 1.073), basis=_HALF
     ),
     **{
-        (card, False): TransformerTimes(errors=(0.955, 1.175), basis=_FULL)
+        (card, False): TransformerTimes(errors=(0.956, 1.176), basis=_FULL)
         for card in ("v100", "t4", "a100", "h100")
     },
     # Both draw some 70 W, which bounds their clocks long before data sheets do.
-    ("l4", False): TransformerTimes(errors=(0.955, 1.175), basis=_FULL, like="t4"),
+    ("l4", False): TransformerTimes(errors=(0.956, 1.176), basis=_FULL, like="t4"),
 }
 """By a card's model, and whether its step is in 16 bits."""
 

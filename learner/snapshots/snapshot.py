@@ -23,12 +23,7 @@ from safetensors.torch import save as save_tensors
 
 from trappm.learner.heads.device_heads import Heads, heads_from_tensors
 from trappm.learner.heads.other_devices import Basis, OtherDevices
-from trappm.learner.heads.predictions import (
-    DeviceHeads,
-    Predictions,
-    StepSettings,
-    TrainedHeads,
-)
+from trappm.learner.heads.predictions import DeviceHeads, Predictions, StepSettings, TrainedHeads
 from trappm.learner.networks.presets import EncoderPreset, HeadPreset, LearnerPreset
 from trappm.learner.physics.device_specs import CPU, known_spec
 from trappm.learner.snapshots.feature_schema import feature_schema
@@ -162,12 +157,9 @@ class Snapshot:
         return bases
 
     def predict(
-        self,
-        workloads: Sequence[Workload],
-        device: str,
-        phase: Phase = Phase.TRAIN,
+        self, workloads: Sequence[Workload], device: str, phase: Phase = Phase.TRAIN,
         heads: DeviceHeads | None = None,
-    ) -> Predictions:
+    ) -> Predictions:  # fmt: skip
         """Predictions of the heads of this device and phase, or of others that were made of them.
 
         Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -31,6 +32,10 @@ def estimate(
     precision: Annotated[str, typer.Option(help="fp32, amp-fp16, amp-bf16 or bf16.")] = "fp32",
     memory_format: Annotated[str, typer.Option(help="contiguous or channels-last.")] = "contiguous",
     optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")] = "sgd",
+    implementation: Annotated[
+        str, typer.Option(help="Of the optimizer: foreach, fused or plain.")
+    ] = "foreach",
+    accumulation: Annotated[int, typer.Option(help="Passes before each optimizer step.")] = 1,
     depth: Annotated[int, typer.Option(min=1, max=20, help="Of the tree of modules.")] = 1,
     ray: Annotated[bool, typer.Option("--ray", help="What a Ray task asks for.")] = False,
     kubernetes: Annotated[
@@ -46,8 +51,16 @@ def estimate(
     Example: trappm estimate resnet50 --batch-size 64 --optimizer adamw --device v100
     """
     from trappm.prediction.estimate import estimate as estimate_step
+    from trappm.prediction.estimate import loop_of
+    from trappm.profiler.records import Precision, member
+    from trappm.profiler.simulation.training_loop import Implementation
     from trappm.terminal.estimate_tables import print_estimate
 
+    loop = replace(
+        loop_of(optimizer, member("precision", Precision, precision)),
+        implementation=member("implementation", Implementation, implementation),
+        accumulation_steps=accumulation,
+    )
     made = estimate_step(
         model,
         batch_size=batch_size,
@@ -56,7 +69,7 @@ def estimate(
         phase=phase,
         precision=precision,
         memory_format=memory_format,
-        optimizer=optimizer,
+        optimizer=loop,
     )
     devices = device or ["a100"]
     if ray and kubernetes:

@@ -23,6 +23,7 @@ from trappm.learner.networks.presets import LAPTOP, PRESETS
 from trappm.page import maps
 from trappm.page.mounting import FILES
 from trappm.profiler.measuring import attempt
+from trappm.profiler.simulation.memory_breakdown import Part
 from trappm.store import LabelFilter, Store
 
 VIEWS = ("campaigns", "map", "labels", "snapshots", "predict", "roofline")
@@ -564,6 +565,15 @@ def test_the_vendored_file_is_the_noted_one():
     folder = FILES / "vendor"
     digest = hashlib.sha256((folder / "plot.js").read_bytes()).hexdigest()
     assert digest in (folder / "README.md").read_text()
+
+
+def test_every_part_of_memory_has_its_place_and_colour_in_the_chart():
+    listed = re.search(r"const PARTS = \[(.*?)\];", (FILES / "estimate.js").read_text(), re.DOTALL)
+    assert listed is not None
+    parts = re.findall(r'"([^"]+)"', listed[1])
+    assert sorted(parts) == sorted(part.value for part in Part)
+    style = (FILES / "style.css").read_text()
+    assert all(style.count(f"--series-{number}:") >= 2 for number in range(len(parts)))
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

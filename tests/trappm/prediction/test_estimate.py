@@ -183,3 +183,20 @@ def test_the_command_answers_first_and_fits_a_terminal(run_cli):
     status, _, err = run_cli("estimate", "resnet10x")
     assert status == 2
     assert err.count("\n") == 1
+
+
+def test_the_loop_around_the_step_is_the_commands_as_well(run_cli):
+    command = ("estimate", "resnet10t", "--input-size", "64", "--optimizer", "adamw", "--json")
+    parts = {}
+    for options in ((), ("--implementation", "fused"), ("--accumulation", "4")):
+        status, out, _ = run_cli(*command, *options)
+        assert status == 0
+        parts[options] = json.loads(out)["devices"]["a100"]["parts_mib"]
+    plain, fused, often = parts.values()
+    assert "optimizer step" in plain
+    assert plain["optimizer step"] > fused.get("optimizer step", 0.0)
+    assert often["gradients"] > 0.99 * often["optimizer state"] / 2
+    for options in (("--implementation", "quick"), ("--accumulation", "0")):
+        status, _, err = run_cli(*command, *options)
+        assert status == 2
+        assert err.count("\n") == 1

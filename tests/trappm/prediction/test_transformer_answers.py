@@ -1,12 +1,28 @@
-"""What is answered of transformers: nobody's labels are of any."""
+"""What is answered of transformers: no label is of any, but steps of some were published."""
 
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import trappm
-from trappm.learner.heads.predictions import Predictions
+from trappm.learner.heads.language_models import constants_of
+from trappm.learner.heads.other_devices import known_of_others
+from trappm.learner.heads.predictions import Predictions, StepSettings
+from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.physics.transformer_times import (
+    HOST_RANGE,
+    KNOWN,
+    TransformerTimes,
+    transformer_times,
+)
+from trappm.learner.workload import Workload
+from trappm.prediction.models.subjects import subject_of
+from trappm.prediction.question import Question
+from trappm.prediction.snapshot_choice import snapshots_that_answer
+from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
 
 pytest.importorskip("transformers")
 
@@ -39,3 +55,97 @@ def test_heads_that_know_such_a_model_are_believed():
     assert replace(output, metrics=("power_w",)).where_outside(
         "memory_mib", np.ones(2), 0.1
     ).median.tolist() == [[100.0], [100.0]]
+
+
+GPT = {"sequence_length": 256, "batch_size": 8, "optimizer": "adamw"}
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "source"),
+    [
+        ("a100", "bf16", "llm-foundry"),
+        ("h100", "bf16", "llm-foundry"),
+        ("h100", "amp-bf16", "llm-foundry"),
+        ("a100", "fp32", "NeuSight"),
+        ("v100", "fp32", "NeuSight"),
+        ("l4", "fp32", "NeuSight"),
+    ],
+)
+def test_step_times_say_which_steps_of_language_models_they_rest_on(device, precision, source):
+    answer = trappm.predict("hf:gpt2-mini", device=device, precision=precision, **GPT)
+    assert sum(source in remark for remark in answer.remarks) == 1
+    low, high = answer.intervals["step_time_ms"]
+    assert low < answer.step_time_ms < high
+
+
+@pytest.mark.parametrize(("device", "precision"), [("v100", "bf16"), ("rtx-4090", "amp-bf16")])
+def test_cards_without_steps_of_language_models_answer_as_for_any_model(device, precision):
+    answer = trappm.predict("hf:gpt2-mini", device=device, precision=precision, **GPT)
+    assert not any("language models" in remark for remark in answer.remarks)
+
+
+def test_a_step_that_the_card_decides_is_known_as_well_as_models_held_out():
+    """One that waits for the host is less sure, as nobody knows the host."""
+    times = transformer_times("h100", Precision.BF16)
+    assert times is not None
+    widths = {}
+    for batch_size in (1, 64):
+        question = {**GPT, "batch_size": batch_size, "sequence_length": 1024}
+        answer = trappm.predict("hf:gpt2", device="h100", precision="bf16", **question)
+        low, high = answer.intervals["step_time_ms"]
+        widths[batch_size] = high / low
+    stated = times.errors[1] / times.errors[0]
+    assert stated <= widths[64] < 1.1 * stated
+    assert widths[1] > HOST_RANGE
+
+
+def test_images_are_answered_as_if_nobody_had_published_language_models():
+    question = {"batch_size": 16, "input_size": 64, "device": "a100", "precision": "amp-bf16"}
+    with_them = trappm.predict("resnet10t", **question)
+    with mock.patch.dict(KNOWN, clear=True):
+        assert trappm.predict("resnet10t", **question) == with_them
+
+
+def test_many_gpus_begin_with_the_step_of_one():
+    alone = trappm.predict("hf:gpt2-mini", device="a100", precision="bf16", **GPT)
+    options = {"device": "a100", "precision": "bf16", **GPT}
+    one = trappm.predict_parallel("hf:gpt2-mini", **options)
+    assert one.step_time_ms == pytest.approx(alone.step_time_ms)
+    assert any("llm-foundry" in remark for remark in one.remarks)
+
+
+def test_labels_of_a_campaign_of_ones_own_outweigh_published_steps():
+    shipped = snapshots_that_answer(None)[-1]
+    known = shipped.heads["h100"][Phase.TRAIN]
+    row = StepSettings(Precision.BF16, MemoryFormat.CONTIGUOUS, Optimizer.ADAM)
+    own = replace(
+        shipped,
+        manifest=shipped.manifest.model_copy(update={"campaign": "mine"}),
+        heads={"h100": {Phase.TRAIN: replace(known, settings=(row,))}},
+    )
+    options = {"precision": "bf16", "snapshots": [own]}
+    assert Question(**options).trained("h100", "hf:gpt2")[1] is None
+    assert Question(**{**options, "precision": "amp-bf16"}).trained("h100", "hf:gpt2")[1]
+    assert Question(**{**options, "snapshots": [shipped]}).trained("h100", "hf:gpt2")[1]
+
+
+@pytest.mark.parametrize("card", ["a100", "h100"])
+def test_slower_hosts_and_slower_products_make_slower_steps(card):
+    times = transformer_times(card, Precision.BF16)
+    others, _ = known_of_others()
+    assert times is not None
+    spec = spec_of(card)
+    step = subject_of("hf:gpt2-mini", input_size=128).step(
+        StepSettings(Precision.BF16, MemoryFormat.CONTIGUOUS, Optimizer.ADAM)
+    )
+    workload = Workload(
+        graph=Graph.empty(2), phase=Phase.TRAIN, optimizer=Optimizer.ADAM, kernels=step.kernels
+    )
+
+    def ms(times: TransformerTimes, slower: float = 1.0) -> float:
+        constants = times.moved(constants_of(times, others, card), spec, slower)
+        return float(np.exp(StepTimePrior(spec, constants).log_values([workload])[0]))
+
+    assert ms(times) < ms(times, 1.5) < ms(times, 2.0)
+    assert ms(times) < ms(replace(times, products=2 * times.products))
+    assert ms(times) < ms(replace(times, attention=2 * times.attention))

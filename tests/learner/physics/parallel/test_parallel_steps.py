@@ -217,3 +217,15 @@ def test_blocks_are_runs_of_parameters_that_come_again():
     block = [10, 20, 30, 40]
     assert blocks_of([7, 8, *block * 3, 9]) == ([100.0] * 3, 24.0)
     assert blocks_of([1, 2, 3]) == ([], 6.0)
+
+
+@given(pass_ms=st.floats(1.0, 1e4), contention=st.floats(0.0, 1.0), passes=st.integers(1, 4))
+def test_hidden_collectives_slow_fsdp_by_their_share_and_nothing_else(pass_ms, contention, passes):
+    free, contended = gpt2(pass_ms), replace(gpt2(pass_ms), contention=contention)
+    for strategy in (Strategy.DDP, Strategy.FSDP):
+        parallelism = Parallelism(strategy=strategy, gpus=8, nodes=2, accumulation=passes)
+        before, after = (schedule(work, parallelism, A100) for work in (free, contended))
+        hidden_ms = max(before.communication_ms - before.exposed_ms, 0.0)
+        slowed_ms = contention * hidden_ms if strategy is Strategy.FSDP else 0.0
+        assert after.step_ms == pytest.approx(before.step_ms + slowed_ms, rel=1e-6, abs=1e-6)
+        assert after.step_ms <= before.compute_ms + before.communication_ms + 1e-6
