@@ -96,4 +96,5 @@ def thesis_xgboost(
 def _model_features(workload: Workload) -> FloatArray:
     """Of the graph, of how its step is run, and of what of it is timed (14)."""
     timed = (workload.scope.updates, workload.scope.copied_bytes)
-    return np.log1p(np.append(workload.static_features, timed)).astype(np.float32)
+    features = np.append(workload.static_features, timed).astype(np.float32)
+    return np.log1p(features)
