@@ -13,6 +13,7 @@ from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.pool import build_pool
 from trappm.profiler.records import Configuration, Graph, GraphTemplate
+from trappm.profiler.transformers.names import model_of
 from trappm.store import Store
 
 
@@ -64,13 +65,14 @@ def check_budget(
     Args:
         spec: the campaign file.
         pool: (n).
-        twins: with whom each configuration is held out (n); by default its architecture.
+        twins: with whom each configuration is held out (n); by default its model, however trained.
 
     Raises:
         InputError: the pool is too small for the budget.
     """
     generator = np.random.default_rng([spec.seed, 0])
-    held_out = split_architectures(pool, spec.evaluation.architecture_share, generator, twins)
+    groups = [model_of(c.architecture) for c in pool] if twins is None else twins
+    held_out = split_architectures(pool, spec.evaluation.architecture_share, generator, groups)
     kept_back = sum(c.architecture in held_out for c in pool)
     for device in spec.devices.keys:
         wanted, *others = spec.shares(device)

@@ -329,9 +329,25 @@ def _canonical_json(value: object) -> str:
 
 def size_text(architecture: str, input_size: int) -> str:
     """A size of input with its unit: `224 px`, or `512 tokens` of a transformer of text."""
-    from trappm.profiler.transformers.names import unit_of
+    return f"{input_size} {unit_by_name(architecture)}"
 
-    return f"{input_size} {unit_of(architecture)}"
+
+_OF_IMAGES = (
+    "beit", "bit-", "convnext", "cvt", "deit", "dinat", "dinov2", "efficientnet", "focalnet",
+    "hiera", "levit", "mobilenet", "mobilevit", "poolformer", "pvt", "regnet", "resnet",
+    "segformer", "swiftformer", "swin", "vit",
+)  # fmt: skip
+"""How names of transformers begin that take images."""
+
+
+def unit_by_name(architecture: str) -> str:
+    """What a size counts, by the name alone: `px` of images, `tokens` of text.
+
+    What `profiler.transformers.names.unit_of` knows of a shape or a file, records do not open.
+    """
+    name = architecture.partition(",")[0].rpartition("/")[2].removeprefix("hf:").lower()
+    is_text = architecture.startswith("hf:") and not name.startswith(_OF_IMAGES)
+    return "tokens" if is_text else "px"
 
 
 def is_cpu_device(key: str) -> bool:

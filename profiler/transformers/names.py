@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from trappm.profiler.errors import InputError, UnknownArchitectureError
 from trappm.profiler.files.plain_files import read_plain
 from trappm.profiler.files.yaml_text import load_yaml
 from trappm.profiler.nearest import nearest
+from trappm.profiler.records import unit_by_name
 
 PREFIX = "hf:"
 MAX_CONFIG_BYTES = 1 << 20
@@ -186,14 +188,17 @@ def content_of(architecture: str) -> str:
 
 
 def unit_of(architecture: str) -> str:
-    """What an architecture's input size counts: `px` of images, or `tokens` of text."""
-    if not is_transformer(architecture):
-        return "px"
-    try:
-        shape = TransformerName.parse(architecture).shape()
-    except InputError:  # a file that is gone by now, or a name of another version
-        shape = None
-    return "px" if shape is not None and shape["model_type"] in _OF_IMAGES else "tokens"
+    """What an architecture's input size counts: `px` of images, or `tokens` of text.
+
+    By its model type where a shape or a file tells it, else by its name.
+    """
+    shape = None
+    if is_transformer(architecture):
+        with suppress(InputError):  # a file that is gone by now, or a name of another version
+            shape = TransformerName.parse(architecture).shape()
+    if shape is None:
+        return unit_by_name(architecture)
+    return "px" if shape["model_type"] in _OF_IMAGES else "tokens"
 
 
 # transformers' model types of image classifiers, here without importing it.

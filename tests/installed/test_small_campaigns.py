@@ -61,7 +61,9 @@ def test_a_campaign_measures_ranks_learns_from_them_and_predicts(tmp_path):
         "evaluation": {"source": 2, "architecture_share": 0.3},
         "initial": {"source": 4},
         "pool": {"groups": [{
-            "architectures": ["test_resnet", "test_efficientnet", "test_vit", "resnet10t"],
+            "architectures": [
+                "test_resnet", "test_efficientnet", "test_vit", "resnet10t", "mnasnet_small",
+            ],
             "batch_sizes": [2, 4], "input_sizes": [64],
         }]},
     })  # fmt: skip
@@ -80,7 +82,7 @@ def test_a_campaign_measures_ranks_learns_from_them_and_predicts(tmp_path):
 @pytest.fixture(scope="module")
 def transformers(tmp_path_factory):
     """The preset with the smallest of its models, and one value of each setting that takes time."""
-    pytest.importorskip("peft")
+    pytest.importorskip("transformers")
     text = files("trappm.cluster").joinpath("presets/transformers.yaml").read_text()
     spec = yaml.safe_load(text)
     for group in spec["pool"]["groups"]:

@@ -28,8 +28,6 @@ _FAMILIES: dict[str, type[enum.StrEnum]] = {
     "optimizer": Optimizer,
 }
 
-ADAMW = "adamw"
-"""Keeps the states of Adam and moves its bytes, so it is answered by labels of that."""
 PLAIN = StepSettings(Precision.FP32, MemoryFormat.CONTIGUOUS, Optimizer.SGD)
 
 
@@ -144,14 +142,22 @@ class Question:
         return [row for row in settings if row[:2] != PLAIN[:2]]  # the profile has the plain ones
 
     def settings(self, trained: TrainedHeads) -> StepSettings:
-        """The question's settings of a step, the rest as in most labels that agree with it."""
+        """The question's settings of a step, the rest as in most labels that agree with it.
+
+        AdamW keeps the states of Adam and moves its bytes: labels of one answer for the other.
+        """
+        given = self._given
+        if "optimizer" in given and given["optimizer"].is_adam:
+            labelled = [row.optimizer for row in trained.settings if row.optimizer.is_adam]
+            if given["optimizer"] not in labelled:
+                given = {**given, "optimizer": (*labelled, Optimizer.ADAM)[0]}
         agreeing = [
             row
             for row in trained.settings
-            if all(getattr(row, name) == value for name, value in self._given.items())
+            if all(getattr(row, name) == value for name, value in given.items())
         ]
         usual = (*agreeing, *trained.settings, PLAIN)[0]
-        return usual._replace(**self._given)
+        return usual._replace(**given)
 
     def run(self, device: str, batch: int, ranks: int, figures: Figures) -> costs.Run | None:
         """What all epochs cost; batch and energy are a rank's."""

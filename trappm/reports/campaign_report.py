@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.profiler.records import METRICS
+from trappm.profiler.transformers.names import is_transformer
 from trappm.reports.campaign_facts import CampaignFacts, CampaignRow, standing
 from trappm.store import AssignmentState
 from trappm.store.records import EventRecord
@@ -70,7 +72,20 @@ def print_report(facts: CampaignFacts) -> None:
         out.print("\nNext:")
         out.print(f"  trappm labels query --device {facts.source} --limit 10")
         out.print("  trappm snapshot pull --to my-snapshot")
-        out.print("  trappm predict resnet18 --batch-size 4 --input-size 96")
+        print_line(f"  trappm predict {_example(facts.spec)}")
+
+
+def _example(spec: Mapping[str, Any]) -> str:
+    """What its snapshot could be asked: of a transformer, where the pool begins with one."""
+    groups = spec["pool"]["groups"] if isinstance(spec["pool"], Mapping) else []
+    first = {key: values[0] for key, values in groups[0].items() if values} if groups else {}
+    name = str(first.get("architectures", ""))
+    if not is_transformer(name) or "*" in name or "sequence_lengths" not in first:
+        return "resnet18 --batch-size 4 --input-size 96"
+    return (
+        f"{name} --batch-size {first['batch_sizes']} --sequence-length "
+        f"{first['sequence_lengths']} --optimizer {first['optimizers']}"
+    )
 
 
 def event_line(event: EventRecord) -> str:

@@ -1,5 +1,6 @@
 """Campaign files: what is accepted, and what a user is told of a faulty one."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from trappm.cluster.spec import load_preset, load_spec, parse_spec, presets
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.families import FAMILIES, family_of
 from trappm.profiler.models.pool import build_pool
+from trappm.profiler.transformers.names import model_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -83,6 +85,22 @@ def test_the_laptop_pool_has_all_eleven_families_and_enough_configurations():
     assert len(pool) >= 200
     assert len({c.batch_size for c in pool}) >= 3
     assert len({c.input_size for c in pool}) >= 2
+
+
+def test_the_pool_of_transformers_has_every_way_to_train_and_several_models_of_each_kind():
+    pytest.importorskip("transformers")
+    spec = load_preset("transformers")
+    pool = build_pool(spec.pool)
+    names = {model_of(c.architecture) for c in pool}
+    kinds = Counter(family_of(name) for name in names)
+    # A family's only model is never held out.
+    assert min(kinds[kind] for kind in ("gpt2", "llama", "bert", "t5", "vit")) >= 3
+    options = {option.partition("=")[0] for c in pool for option in c.architecture.split(",")[1:]}
+    assert options == {"lora", "frozen", "checkpointing", "eager", "vocabulary"}
+    assert {str(c.optimizer) for c in pool} == {"adamw"}
+    assert len({c.input_size for c in pool}) >= 4
+    assert len({c.batch_size for c in pool}) >= 4
+    assert len(pool) > 4 * spec.total
 
 
 def test_the_budget_is_the_sum_of_evaluation_initial_and_rounds():

@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.on_meta import on_meta
-from trappm.profiler.records import Configuration
-from trappm.profiler.transformers.names import Attention, Frozen, TransformerName, unit_of
+from trappm.profiler.records import Configuration, unit_by_name
+from trappm.profiler.transformers.names import (
+    Attention,
+    Frozen,
+    TransformerName,
+    builtin_shapes,
+    unit_of,
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -100,12 +106,19 @@ def test_another_vocabulary_changes_embeddings_head_and_tokens():
         ("hf:vit-base,frozen=body", "px"),
         ("hf:gone.json", "tokens"),
         ("vit_tiny_patch16_224", "px"),
+        ("hf:google/vit-base-patch16-224,lora=8", "px"),
+        ("hf:org/model", "tokens"),
     ],
 )
 def test_the_size_of_an_input_has_its_unit(architecture, unit):
     assert unit_of(architecture) == unit
     configuration = Configuration(architecture=architecture, batch_size=2, input_size=64)
     assert f" at 64 {unit}" in str(configuration)
+
+
+def test_names_of_our_shapes_tell_their_units_as_well_as_what_they_hold():
+    units = {f"hf:{name}": unit_of(f"hf:{name}") for name in builtin_shapes()}
+    assert {name: unit_by_name(name) for name in units} == units
 
 
 def test_all_classifiers_of_images_that_transformers_has_take_pixels():

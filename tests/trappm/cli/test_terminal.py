@@ -1,6 +1,7 @@
 """Everything with a live bar, as it is typed: in a terminal of 80 columns."""
 
 import io
+import itertools
 import os
 import re
 import subprocess
@@ -190,3 +191,26 @@ def test_a_campaign_s_bar_without_a_total_fits_a_screen_of_80_columns(screen, mo
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     assert "59:59 to go" in plain
     assert len(plain) <= COLUMNS
+
+
+NEWS = "cpu-2t  hf:gpt2-micro,frozen=embeddings batch 2 at 128 tokens, adamw  38.9 ms, 62 MiB"
+
+
+@pytest.mark.parametrize("is_screen", [True, False])
+def test_news_longer_than_a_screen_go_on_below_themselves_and_stay_a_line_in_files(
+    screen, monkeypatch, is_screen
+):
+    console = Console(file=screen, force_terminal=is_screen, width=COLUMNS, highlight=False)
+    monkeypatch.setattr("trappm.terminal.progress_bar.console", lambda: console)
+    with Display("1a2b3c4d", load_preset("transformers")) as display:
+        display.show(Progress(stage="measuring", lines=(NEWS,)))
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+    lines = [line.rstrip() for line in re.split(r"[\r\n]+", plain)]
+    told, below = next(
+        (a[a.index("cpu") :], b) for a, b in itertools.pairwise(lines) if "gpt2" in a
+    )
+    if is_screen:
+        assert told.endswith("adamw")
+        assert below == " " * 17 + "38.9 ms, 62 MiB"
+    else:
+        assert told == NEWS
