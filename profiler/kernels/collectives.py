@@ -31,6 +31,8 @@ class CollectivesDevice(RanksDevice, StepDevice):
 
     def __init__(self, key: str) -> None:
         super().__init__(key)
+        self._failure: str | None = None
+        """Of a rank: all of them have ended with it."""
         if self.strategy != "ddp":
             plain = key.removesuffix(f"-{self.strategy}")
             raise InputError(f"the links of {key} are those of {plain}; characterise that")
@@ -86,10 +88,13 @@ class CollectivesDevice(RanksDevice, StepDevice):
         return window_of_all(self._order("close"), shares_meter=self.uses_host_memory)
 
     def _order(self, *order: Any) -> list[Any]:
-        answers = self.family.order(*order)
-        if isinstance(answers, Findings):
-            raise TrappmError(str(answers.message))
-        return answers
+        # What closes a window behind a failure is told the same one.
+        if self._failure is None:
+            answers = self.family.order(*order)
+            if not isinstance(answers, Findings):
+                return answers
+            self._failure = str(answers.message)
+        raise TrappmError(self._failure)
 
 
 def device_to_time(key: str) -> StepDevice:

@@ -173,9 +173,13 @@ def compare(
     Example: trappm compare resnet50 --batch-size 128 --phase infer --epochs 1 --samples 1000000
     """
     if gpus is not None or strategy:
-        if phase != "train" or epochs is not None:
-            given = "--phase infer" if phase != "train" else "--epochs"
-            raise InputError(f"{given} does not go with --gpus; leave out either of them")
+        lone = {
+            "--phase infer": phase != "train",
+            "--epochs": epochs is not None,
+            "--samples": samples is not None,
+            "--carbon": carbon is not None,
+        }
+        _refuse([name for name, is_given in lone.items() if is_given])
         _print_scaling(
             models,
             device or ["all"],
@@ -185,6 +189,8 @@ def compare(
             input_size=input_size,
             sequence_length=sequence_length,
             precision=precision,
+            memory_format=memory_format,
+            optimizer=optimizer,
             snapshot=snapshot,
             as_json=as_json,
         )
@@ -296,8 +302,7 @@ def _print_scaling(
 
 def _predict_parallel(model: str, lone: list[str], *, as_json: bool, **options: Any) -> None:
     """A step that GPUs share; `lone` are arguments given that go with one GPU only."""
-    if lone:
-        raise InputError(f"{lone[0]} does not go with --gpus; leave out either of them")
+    _refuse(lone)
     from trappm.prediction.parallel.shared_step import predict_parallel
     from trappm.terminal.parallel.parallel_tables import print_parallel
 
@@ -306,6 +311,12 @@ def _predict_parallel(model: str, lone: list[str], *, as_json: bool, **options: 
         print_json(prediction.to_dict())
     else:
         print_parallel(prediction)
+
+
+def _refuse(lone: list[str]) -> None:
+    """Arguments that were given, and go with one GPU only."""
+    if lone:
+        raise InputError(f"{lone[0]} does not go with --gpus; leave out either of them")
 
 
 def _ask(models: list[str], device: list[str] | None, **options: Any) -> list[Prediction]:

@@ -5,11 +5,13 @@ import os
 import psutil
 import pytest
 
-from trappm.profiler.errors import InputError
+from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.kernels.catalogue import collectives
 from trappm.profiler.kernels.characterising import Characteriser
+from trappm.profiler.kernels.collectives import CollectivesDevice
 from trappm.profiler.kernels.kernel_call import KernelCall, Operator
 from trappm.profiler.records import Outcome
+from trappm.profiler.steps.meter import Findings
 
 TWO_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
 OPERATORS = (Operator.ALL_REDUCE, Operator.ALL_GATHER, Operator.REDUCE_SCATTER)
@@ -76,6 +78,36 @@ def test_what_ranks_cannot_do_together_is_an_outcome(characteriser):
     assert by_call[three].outcome is by_call[alone].outcome is Outcome.UNSUPPORTED
     assert "no collective of 2 ranks" in by_call[three].message
     assert by_call[SMALL[0]].outcome in TIMED
+
+
+@TWO_CORES
+@pytest.mark.skipif(
+    psutil.virtual_memory().available > 30 << 30, reason="this host has room for such a tensor"
+)
+def test_a_collective_beyond_memory_is_out_of_it_and_the_rest_goes_on(characteriser):
+    huge = KernelCall.of(Operator.ALL_GATHER, ranks=2, elements=1 << 32)  # 16 GiB
+    results = characteriser.characterise("cpu-2x1t", calls=[huge, SMALL[0]], seconds=20)
+    by_call = {result.call: result for result in results}
+    assert (by_call[huge].outcome, by_call[huge].failed_in) == (Outcome.OOM, "create")
+    assert "rank" in by_call[huge].message
+    assert by_call[SMALL[0]].outcome in TIMED
+
+
+@TWO_CORES
+def test_what_follows_a_failure_tells_the_same_one():
+    device = CollectivesDevice("cpu-2x1t")
+    asked = []
+
+    class Family:
+        def order(self, *order):
+            asked.append(order)
+            return Findings(outcome=Outcome.OOM, message="rank 1 of 2: out of memory")
+
+    device.family = Family()
+    for act in (lambda: device.time_steps(lambda: None, 3), device.close_window):
+        with pytest.raises(TrappmError, match="rank 1 of 2: out of memory"):
+            act()
+    assert asked == [("time", 3)]
 
 
 def test_one_device_alone_has_no_collectives(characteriser):

@@ -67,6 +67,7 @@ def test_the_best_is_of_those_that_fit(scaled):
         ("compare resnet18 --gpus 8,x --device a100", "--gpus is '8,x'"),
         ("compare resnet18 --gpus 8 --strategy zero --device a100", "it must be one of ddp"),
         ("compare resnet18 --gpus 8 --phase infer --device a100", "--phase infer does not go"),
+        ("compare resnet18 --gpus 8 --samples 9 --device a100", "--samples does not go"),
         ("compare resnet18 --gpus 0 --device a100", "gpus is 0"),
         ("scale resnet18 --gpus 9 --device a100", "9 GPUs do not divide over 2 nodes"),
     ],
@@ -80,8 +81,9 @@ def test_what_cannot_be_asked_is_one_line(capsys, arguments, reason):
 
 def test_devices_and_numbers_are_compared_for_machines(capsys):
     words = "compare resnet18 vgg11 --gpus 1,4 --strategy ddp --device a100 --device v100 --json"
-    assert run([*words.split(), "--batch-size", "32"]) == 0
+    assert run([*words.split(), "--batch-size", "32", "--optimizer", "adam"]) == 0
     answer = json.loads(capsys.readouterr().out)
+    assert {p["optimizer"] for p in answer["predictions"]} == {"adam"}
     assert len(answer["predictions"]) == 2 * 2 * 2
     assert set(answer["best"]) == {"resnet18", "vgg11"}
     assert answer["refused"] == []
