@@ -228,7 +228,15 @@ def configuration(row: Row) -> dict[str, object]:
     }  # fmt: skip
 
 
-def asked_s(row: Row, folder: Path, learned: Learned | None = None) -> float:
+@dataclass(frozen=True)
+class Answer:
+    """Seconds a step, with an interval where one is stated."""
+
+    step_s: float
+    interval: tuple[float, float] | None = None
+
+
+def asked(row: Row, folder: Path, learned: Learned | None = None) -> Answer:
     """What a user is answered; with other constants than the package has, as if it had those."""
     file = folder / f"mpt-{'-'.join(map(str, sizes_of(row)))}.json"
     file.write_text(json.dumps(configuration(row)))
@@ -250,7 +258,8 @@ def asked_s(row: Row, folder: Path, learned: Learned | None = None) -> float:
             precision=Precision.BF16,
             optimizer="adamw",
         )
-    return answer.step_time_ms / 1e3
+    low_ms, high_ms = answer.intervals["step_time_ms"]
+    return Answer(answer.step_time_ms / 1e3, (low_ms / 1e3, high_ms / 1e3))
 
 
 def judged(rows: Sequence[Row]) -> Iterator[Judged]:
@@ -260,10 +269,12 @@ def judged(rows: Sequence[Row]) -> Iterator[Judged]:
     with TemporaryDirectory() as name:
         folder = Path(name)
         kinds = {
-            "images alone": [run.predicted_s(PLAIN) for run in runs],
-            "models held out": [r.predicted_s(others[r.row["model"]][r.card]) for r in runs],
-            "asked, held out": [asked_s(r.row, folder, others[r.row["model"]]) for r in runs],
-            "asked": [asked_s(run.row, folder) for run in runs],
+            "images alone": [Answer(run.predicted_s(PLAIN)) for run in runs],
+            "models held out": [
+                Answer(run.predicted_s(others[run.row["model"]][run.card])) for run in runs
+            ],
+            "asked, held out": [asked(r.row, folder, others[r.row["model"]]) for r in runs],
+            "asked": [asked(run.row, folder) for run in runs],
         }
     for kind, values in kinds.items():
         for run, value in zip(runs, values, strict=True):
@@ -273,5 +284,6 @@ def judged(rows: Sequence[Row]) -> Iterator[Judged]:
                 model=row["model"],
                 what=f"{row['seq_len']} x {row['micro_batch']} on {row['n_gpus']} {row['device']}",
                 measured=run.step_s,
-                predicted=value,
+                predicted=value.step_s,
+                interval=value.interval,
             )

@@ -41,6 +41,8 @@ class Judged:
     predicted: float
     capacity: float | None = None
     """What the device has of memory; None where time is judged."""
+    interval: tuple[float, float] | None = None
+    """That an answer has stated, which should hold 90 %."""
     fullest: float | None = None
     """Where another rank than the published one needs the most memory."""
 
@@ -72,6 +74,10 @@ def summary(rows: Sequence[Judged]) -> str:
                 f"{group:36} {len(measured):5} {models:7} {errors.mean():7.1f} "
                 f"{np.median(errors):9.1f} {100 * (errors <= 10).mean():12.0f}"
             )
+        stated = [(row.measured, row.interval) for row in measured if row.interval is not None]
+        if stated:
+            held = np.mean([low <= value <= high for value, (low, high) in stated])
+            lines.append(f"{'  within the stated interval':36} {len(stated):5}   {held:.2f}")
         died = [row for row in chosen if row.measured is None]
         if died:
             warned = [row for row in chosen if row.predicts_oom]
