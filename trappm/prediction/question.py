@@ -56,14 +56,13 @@ class Question:
         """
         self.batch_size = batch_size
         self.phase = Phase(member("phase", Phase, phase))
-        self.is_adamw = optimizer == ADAMW
-        updates = Optimizer.ADAM if self.is_adamw else optimizer
-        given = {"precision": precision, "memory_format": memory_format, "optimizer": updates}
+        given = {"precision": precision, "memory_format": memory_format, "optimizer": optimizer}
         self._given: dict[str, Any] = {
             name: member(name, _FAMILIES[name], value)
             for name, value in given.items()
             if value is not None
         }
+        self.is_adamw = self._given.get("optimizer") is Optimizer.ADAMW
         if snapshot is not None and not isinstance(snapshot, str | Path):
             raise InputError(f"snapshot is {snapshot!r}; give an id, an alias or a folder")
         costs.check_limit(power_limit_w)
