@@ -32,16 +32,23 @@ def test_intervals_hold_as_often_as_they_say(architectures):
     assert 0.88 < np.mean(held) < 0.92
 
 
-@pytest.mark.parametrize("architectures", [35, 50, 80])
-def test_intervals_from_few_errors_hold_as_often_as_they_say(architectures):
+@pytest.mark.parametrize("architectures", [15, 20, 35, 50, 80])
+@pytest.mark.parametrize("kind", ["normal", "laplace", "student"])
+def test_intervals_from_few_errors_hold_as_often_as_they_say(architectures, kind):
     held = []
     for seed in range(200):
         generator = np.random.default_rng(seed)
-        seen, new = generator.standard_t(4, architectures), generator.standard_t(4, 2000)
+        draws = {
+            "normal": generator.normal,
+            "laplace": generator.laplace,
+            "student": lambda size, g=generator: g.standard_t(4, size),
+        }
+        seen, new = draws[kind](size=architectures), draws[kind](size=1000)
+        scale = np.median(np.abs(seen)) / 0.6745  # as a head states it
         groups = [str(i) for i in range(architectures)]
-        low, high = Calibration.fit(seen, np.ones(architectures), groups).interval()
-        held.append(np.mean((low <= new) & (new <= high)))
-    assert 0.892 < np.mean(held) < 0.915
+        low, high = Calibration.fit(seen, np.full(architectures, scale), groups).interval()
+        held.append(np.mean((low * scale <= new) & (new <= high * scale)))
+    assert 0.89 < np.mean(held) < 0.925
 
 
 def test_errors_cut_short_by_a_limit_do_not_narrow_the_interval():
