@@ -176,7 +176,7 @@ class ProfilerPool:
             wanted = max(wanted, int(self._may_grow and is_next))
         elif any(rivals[d].gpus > where.gpus for d in waited_for):
             wanted = 0  # or single GPUs would be taken of every node that ranks need whole
-        wanted = min(wanted, self._to_come.get(device, 0))
+        wanted = max(min(wanted, self._to_come.get(device, 0)), 0)
         if suited and wanted and not self._offered[device] and device not in self._without_room:
             self._without_room.add(device)
             self._tell(no_room(device, rivals, nodes))

@@ -333,9 +333,10 @@ def size_text(architecture: str, input_size: int) -> str:
 
 
 _OF_IMAGES = (
-    "beit", "bit-", "convnext", "cvt", "deit", "dinat", "dinov2", "efficientnet", "focalnet",
-    "hiera", "levit", "mobilenet", "mobilevit", "poolformer", "pvt", "regnet", "resnet",
-    "segformer", "swiftformer", "swin", "vit",
+    "beit", "bit", "clip", "convnext", "cvt", "data2vec-vision", "deit", "dinat", "dinov2",
+    "donut-swin", "efficientnet", "focalnet", "hgnet", "hiera", "ijepa", "imagegpt", "levit",
+    "metaclip", "mobilenet", "mobilevit", "poolformer", "pp-lcnet", "pvt", "regnet", "resnet",
+    "segformer", "siglip", "swiftformer", "swin", "textnet", "vit",
 )  # fmt: skip
 """How names of transformers begin that take images."""
 

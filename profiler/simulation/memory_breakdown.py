@@ -193,7 +193,7 @@ def _of_logits(origins: Sequence[Origin], sizes: IntArray) -> npt.NDArray[np.boo
     A loss over classes takes the logarithm of their softmax. What is of as many numbers, in 32 bits
     or 16, and was made by the loss or by the module that made the scores, is of them too.
     """
-    found = np.zeros(len(origins), dtype=np.bool_)
+    are_logits = np.zeros(len(origins), dtype=np.bool_)
     for place, origin in enumerate(origins):
         if origin.operator != "_log_softmax" or origin.is_backward:
             continue
@@ -202,8 +202,8 @@ def _of_logits(origins: Sequence[Origin], sizes: IntArray) -> npt.NDArray[np.boo
         while first and alike[first - 1]:  # casts and copies of the scores
             first -= 1
         modules = {"", *(origin.module for origin in origins[first : place + 1])}
-        found |= [same and o.module in modules for same, o in zip(alike, origins, strict=True)]
-    return found
+        are_logits |= [same and o.module in modules for same, o in zip(alike, origins, strict=True)]
+    return are_logits
 
 
 def _part(origin: Origin, is_gradient: bool, is_of_logits: bool) -> Part:

@@ -256,9 +256,9 @@ def _reasons(model: str) -> Iterator[None]:
             "downloaded; give the path of its config.json, as hf:./config.json"
         ) from error
     except Exception as error:
-        said = " ".join(str(error).split())[:_LONGEST_REASON]
+        reason = " ".join(str(error).split())[:_LONGEST_REASON]
         raise InputError(
-            f"transformers cannot build {model}, {type(error).__name__}: {said}; mend its "
+            f"transformers cannot build {model}, {type(error).__name__}: {reason}; mend its "
             "configuration"
         ) from error
 

@@ -12,6 +12,7 @@ import typer
 from trappm.cli import shell
 from trappm.cli.options import AsJson, BatchSize, InputSize, print_json
 from trappm.profiler.devices.rank_keys import rank_key
+from trappm.profiler.errors import InputError
 
 if TYPE_CHECKING:
     from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
@@ -127,6 +128,10 @@ def show(
             return
         known = [known_device(store, name) for name in devices if rank_key(name).ranks == 1]
         links = {name: store.kernels.latest(name) for name in devices if rank_key(name).ranks > 1}
+    if links and not known and (png is not None or model is not None):
+        raise InputError(
+            f"{', '.join(links)}: a roofline is of one device; name that whose ranks these are"
+        )
     if links and not as_json:
         for name, collectives in links.items():
             typer.echo(link_sentence(name, collectives))
@@ -150,10 +155,10 @@ def show(
     if png is not None:
         draw_png(known, steps, png)
     if as_json:
-        found = {name: link_of(name, collectives) for name, collectives in links.items()}
+        fitted = {name: link_of(name, collectives) for name, collectives in links.items()}
         answer = [
             {"device": name, "link": None if link is None else asdict(link)}
-            for name, link in found.items()
+            for name, link in fitted.items()
         ]
         answer += devices_json(known, steps)
         print_json(answer if len(answer) > 1 else answer[0])

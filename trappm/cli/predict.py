@@ -98,6 +98,8 @@ def predict(
         lone = {
             "--phase infer": phase != "train",
             "--epochs": epochs is not None,
+            "--samples": samples is not None,
+            "--carbon": carbon is not None,
             "--power-limit": power_limit is not None,
             "more than one MODEL": len(models) > 1,
             "more than one --device": len(device or []) > 1 or device == ["all"],
@@ -183,7 +185,7 @@ def compare(
         _print_scaling(
             models,
             device or ["all"],
-            gpus or _COUNTS,
+            _COUNTS if gpus is None else gpus,
             strategy,
             batch_size=1 if batch_size is None else batch_size,
             input_size=input_size,
@@ -251,7 +253,7 @@ def scale(
     _print_scaling(
         models,
         device,
-        gpus or _COUNTS,
+        _COUNTS if gpus is None else gpus,
         strategy,
         gpus_per_node=per_node,
         accumulation=accumulation,

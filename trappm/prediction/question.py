@@ -12,6 +12,7 @@ from trappm.learner.heads.predictions import StepSettings
 from trappm.prediction import costs
 from trappm.prediction.device_names import key_among, keys_of
 from trappm.prediction.snapshot_choice import manifests_that_answer, snapshots_that_answer
+from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision, member
 from trappm.profiler.transformers.names import is_transformer
@@ -120,7 +121,8 @@ class Question:
         """
         snapshot = self.snapshot_for(device)
         trained = snapshot.trained(device, self.phase)
-        if not is_transformer(model) or snapshot.others is None:
+        of_ranks = rank_key(device).ranks > 1  # whose step is longer by what they say to each other
+        if not is_transformer(model) or snapshot.others is None or of_ranks:
             return trained, None
         precision = self.settings(trained).precision
         labelled = {settings.precision for settings in trained.settings}

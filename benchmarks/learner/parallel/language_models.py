@@ -20,7 +20,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from benchmarks.learner.language import megatron
-from benchmarks.learner.language.pretraining import DEVICES, NODE, UPDATE_BYTES
+from benchmarks.learner.language.pretraining import DEVICES, NODE
 from benchmarks.learner.language.rows import Judged, Row, held_out, number, read_rows, whole
 from benchmarks.learner.language.rows import summary as table
 from trappm.learner.physics.device_specs import spec_of
@@ -35,6 +35,8 @@ HALF_BYTES = 2
 """Of a parameter that is gathered, and of a gradient that is reduced."""
 FAMILY = ("model", "device", "seq_len", "precision", "micro_batch", "act_ckpt", "sharding")
 LONGEST_MS = 1e6
+UPDATE_BYTES = 40.0
+"""Read and written for each parameter of a rank's share by an optimizer of plain operators."""
 
 
 def parameters_of(row: Row) -> tuple[float, float]:

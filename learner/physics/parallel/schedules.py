@@ -79,8 +79,11 @@ def schedule(work: StepWork, parallelism: Parallelism, node: Node) -> StepSchedu
         synced = _ddp(own, group, passes, parallelism.bucket_mib)
     all_sums_ms = (passes + stages - 1) * sums_ms
     end_ms = synced.end_ms + all_sums_ms + sends_ms
-    # Who waits for a link anyway does not wait for others as well.
-    slowest_ms = SCATTER * expected_most(parallelism.data_parallel) * compute_ms
+    # Who waits for a link anyway does not wait for others as well. Where labels say what sharding
+    # costs (`contention`), waiting is among it.
+    known = parallelism.strategy is Strategy.FSDP and work.contention
+    scatter = 0.0 if known else SCATTER
+    slowest_ms = scatter * expected_most(parallelism.data_parallel) * compute_ms
     waiting_ms = max(slowest_ms - (end_ms - compute_ms), 0.0)
     return StepSchedule(
         step_ms=end_ms + waiting_ms + bubble_ms,
@@ -141,8 +144,9 @@ def _of_a_rank(work: StepWork, parallelism: Parallelism, node: Node) -> tuple[St
     if parallelism.strategy is Strategy.FSDP and parallelism.data_parallel > 1:
         saved_ms = update_ms * (1 - 1 / parallelism.data_parallel)
         update_ms -= saved_ms
-        copied_ms = work.copy_ms * work.gathered_share / (tensor * stages)
-        copies_ms = max(_copies(parallelism) * copied_ms, saved_ms)
+        if not work.contention:  # else labels say what sharding costs, copies among it
+            copied_ms = work.copy_ms * work.gathered_share / (tensor * stages)
+            copies_ms = max(_copies(parallelism) * copied_ms, saved_ms)
     own = replace(
         work,
         forward_ms=work.forward_ms * share,

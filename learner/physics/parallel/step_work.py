@@ -62,7 +62,8 @@ class StepWork:
     heads: int = 0
     """Of attention in each block, which tensor-parallel ranks have whole; 0 where not known."""
     contention: float = 0.0
-    """Share of FSDP's hidden collectives by which they slow what is computed beside them."""
+    """Share of FSDP's hidden collectives by which they slow what is computed beside them, and all
+    else that sharding costs; 0 where no label says so."""
 
     @property
     def step_ms(self) -> float:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import Configuration, unit_by_name
+from trappm.profiler.transformers import names
 from trappm.profiler.transformers.names import (
     Attention,
     Frozen,
@@ -166,3 +167,10 @@ def test_models_are_built_where_nobody_mended_torchvision():
         [sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True
     )
     assert made.stdout.strip() == "GPT2LMHeadModel"
+
+
+def test_models_of_images_are_known_by_name_as_by_type():
+    for kind in names._OF_IMAGES - {"perceiver", "shieldgemma2", "timm_wrapper"}:  # names of others
+        assert unit_by_name(f"hf:{kind.replace('_', '-')}-base") == "px", kind
+    for kind in ("bert", "gpt2", "t5", "llama", "bloom", "biogpt"):
+        assert unit_by_name(f"hf:{kind}-base") == "tokens", kind

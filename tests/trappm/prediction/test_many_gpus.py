@@ -10,6 +10,7 @@ from trappm.cli import run
 from trappm.learner.physics.parallel.link_fit import TimedCollective
 from trappm.learner.physics.parallel.links import node_of
 from trappm.prediction.parallel.scaling import best, scaling
+from trappm.profiler.errors import InputError
 from trappm.profiler.kernels.catalogue import collectives
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.profiler.records import Outcome, Protocol
@@ -44,6 +45,21 @@ def test_what_cannot_be_shared_is_a_line_and_the_rest_is_answered(scaled):
     assert [line for line in refusals if "does not divide the 12 heads" in line]
     assert {p.strategy for p in predictions} == {"ddp", "fsdp", "tp"}
     assert {(p.gpus, p.nodes) for p in predictions} == {(1, 1), (8, 1), (8, 2)}
+
+
+def test_a_device_that_cannot_be_shared_leaves_the_others_their_answers():
+    models, counts = ["test_resnet"], [1, 2]
+    predictions, refusals = scaling(models, ["a100", "a100x4"], counts, ["ddp"], batch_size=8)
+    assert {p.device for p in predictions} == {"a100-40gb"}
+    assert any("a100x4" in line for line in refusals)
+    with pytest.raises(InputError, match="a100x4"):
+        scaling(models, ["a100x4"], counts, ["ddp"], batch_size=8)
+
+
+def test_without_labels_of_it_sharding_parameters_is_no_faster_than_copying_them(scaled):
+    step_ms = {(p.device, p.strategy, p.ranks): p.step_time_ms for p in scaled[0]}
+    for device in ("a100-40gb", "v100-16gb"):
+        assert step_ms[device, "fsdp", 8] >= step_ms[device, "ddp", 8] * (1 - 1e-9)
 
 
 def test_the_best_is_of_those_that_fit(scaled):

@@ -99,7 +99,9 @@ def test_what_cannot_be_traced_is_told_in_a_line(server, change, status, words):
 def test_an_estimate_has_the_limits_of_a_trace():
     with Asker(trace_memory_mib=1) as asker:
         told = asker.post("/v1/estimate", QUESTION)
-        assert (told.status, "memory" in told.json["detail"]) == (422, True), told.body
+        assert told.status == 422, told.body
+        # By where memory ends: in torch's allocator, or where the process is looked at.
+        assert any(words in told.json["detail"] for words in ("memory", "more than 1 MiB"))
     with Asker(timeout_s=0.05) as asker:
         assert asker.post("/v1/estimate", QUESTION).status == 504
         assert traces(asker) == 0

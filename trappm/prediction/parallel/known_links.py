@@ -85,8 +85,8 @@ def _timed(device: str) -> list[KernelMeasurement]:
 
     with store_or_none_yet(Home.find()) as store:
         keys = [key for key in store.kernels.devices() if rank_key(key).ranks > 1]
-        found = [m for key in keys for m in store.kernels.latest(key)]
-    return [m for m in found if _is_of(m, device)]
+        timed = [m for key in keys for m in store.kernels.latest(key)]
+    return [m for m in timed if _is_of(m, device)]
 
 
 def _is_of(measurement: KernelMeasurement, device: str) -> bool:

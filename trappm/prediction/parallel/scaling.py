@@ -9,7 +9,8 @@ from trappm.learner.physics.parallel.strategy import Parallelism, Strategy
 from trappm.prediction.parallel.parallel_prediction import ParallelPrediction
 from trappm.prediction.parallel.shared_step import SharedStep
 from trappm.prediction.question import Question
-from trappm.profiler.errors import InputError
+from trappm.profiler.devices.rank_keys import rank_key
+from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.records import Phase, is_cpu_device, member
 
 Scaling = tuple[list[ParallelPrediction], list[str]]
@@ -45,9 +46,16 @@ def scaling(
     """
     chosen = [member("strategy", Strategy, name) for name in strategies or Strategy]
     predictions, refusals = list[ParallelPrediction](), dict[str, None]()
+    cards = _devices(devices, question.get("snapshot"))
     for model in models:
-        for device in _devices(devices, question.get("snapshot")):
-            step = SharedStep.of(model, device, **question)
+        for device in cards:
+            try:
+                step = SharedStep.of(model, device, **question)
+            except (InputError, UnsupportedModelError) as error:
+                if len(models) == len(cards) == 1:
+                    raise
+                refusals[str(error)] = None
+                continue
             per_node = gpus_per_node or step.node.gpus
             for strategy in chosen:
                 for count in counts:
@@ -92,4 +100,4 @@ def _devices(names: Sequence[str] | None, snapshot: Any) -> list[str | None]:
     if list(names) != ["all"]:
         return [*names]
     keys = Question(phase=Phase.TRAIN, snapshot=snapshot).device_keys(None, "all")
-    return [key for key in keys if not is_cpu_device(key)]
+    return [key for key in keys if not is_cpu_device(key) and rank_key(key).ranks == 1]

@@ -132,7 +132,8 @@ class SharedStep:
         loop = TrainingLoop(optimizer=workload.optimizer)
         needs = traced_needs(workload.step.trace, workload.batch_size, loop)
         work = _work(workload, prior, needs.all_gradients)
-        times = transformer_times(key, workload.precision) if is_transformer(model) else None
+        card = question.snapshot_for(key).card(key)
+        times = transformer_times(card, workload.precision) if is_transformer(model) else None
         if times is not None:
             work = replace(work, contention=times.contention)
         return cls(
