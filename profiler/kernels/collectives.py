@@ -93,7 +93,7 @@ class CollectivesDevice(RanksDevice, StepDevice):
             answers = self.family.order(*order)
             if not isinstance(answers, Findings):
                 return answers
-            self._failure = str(answers.message)
+            self._failure = answers.message or f"a rank ended as {answers.outcome}"
         raise TrappmError(self._failure)
 
 

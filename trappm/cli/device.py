@@ -117,6 +117,11 @@ def show(
 
     if png is not None:
         require_matplotlib("--png")
+    all_of_ranks = bool(devices) and all(rank_key(name).ranks > 1 for name in devices)
+    if all_of_ranks and (png is not None or model is not None):
+        raise InputError(
+            f"{', '.join(devices)}: a roofline is of one device; name that whose ranks these are"
+        )
     with store_or_none_yet(Home.find()) as store:
         if not devices:
             counts = store.kernels.devices()
@@ -128,10 +133,6 @@ def show(
             return
         known = [known_device(store, name) for name in devices if rank_key(name).ranks == 1]
         links = {name: store.kernels.latest(name) for name in devices if rank_key(name).ranks > 1}
-    if links and not known and (png is not None or model is not None):
-        raise InputError(
-            f"{', '.join(links)}: a roofline is of one device; name that whose ranks these are"
-        )
     if links and not as_json:
         for name, collectives in links.items():
             typer.echo(link_sentence(name, collectives))

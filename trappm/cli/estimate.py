@@ -56,6 +56,10 @@ def estimate(
     from trappm.profiler.simulation.training_loop import Implementation
     from trappm.terminal.estimate_tables import print_estimate
 
+    if phase == "infer" and (accumulation > 1 or implementation != Implementation.FOREACH):
+        raise InputError(
+            "--accumulation and --implementation are of training; leave them out with --phase infer"
+        )
     loop = replace(
         loop_of(optimizer, member("precision", Precision, precision)),
         implementation=member("implementation", Implementation, implementation),

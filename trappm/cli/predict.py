@@ -294,7 +294,7 @@ def _print_scaling(
         {
             "predictions": [prediction.to_dict() for prediction in predictions],
             "best": {
-                model: {what: str(prediction) for what, prediction in best(own).items()}
+                model: {what: prediction.to_dict() for what, prediction in best(own).items()}
                 for model, own in by_model.items()
             },
             "refused": refusals,

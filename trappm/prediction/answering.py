@@ -30,7 +30,7 @@ from trappm.profiler.devices.capacity import USABLE_SHARE, memory_mib
 from trappm.profiler.devices.catalogue import card_of
 from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import UnsupportedModelError
-from trappm.profiler.records import METRICS, Optimizer, Phase
+from trappm.profiler.records import METRICS, Phase
 from trappm.profiler.transformers.names import is_transformer
 
 if TYPE_CHECKING:
@@ -274,8 +274,9 @@ class _Inquiry:
             remarks.append(f"step_time_ms rests on {self._basis}")
         if is_simulated:
             remarks.append(SIMULATED_REMARK if self._basis else TRANSFORMERS_REMARK)
-        if self._question.is_adamw and self._settings.optimizer is Optimizer.ADAM:
-            remarks.append("adamw is answered as adam, which keeps and moves as much")
+        wanted, answered = self._question.optimizer, self._settings.optimizer
+        if wanted not in (None, answered):  # Adam and AdamW only
+            remarks.append(f"{wanted} is answered as {answered}, which keeps and moves as much")
         if self._profile.step is None and self._phase is Phase.TRAIN:
             remarks.append("no step of it could be traced, so the memory is a rough guess")
         return [*remarks, *filter(None, [self._memory_remark])]

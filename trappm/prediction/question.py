@@ -63,7 +63,7 @@ class Question:
             for name, value in given.items()
             if value is not None
         }
-        self.is_adamw = self._given.get("optimizer") is Optimizer.ADAMW
+        self.optimizer: Optimizer | None = self._given.get("optimizer")
         if snapshot is not None and not isinstance(snapshot, str | Path):
             raise InputError(f"snapshot is {snapshot!r}; give an id, an alias or a folder")
         costs.check_limit(power_limit_w)

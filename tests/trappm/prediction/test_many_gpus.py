@@ -86,6 +86,9 @@ def test_the_best_is_of_those_that_fit(scaled):
         ("compare resnet18 --gpus 8 --samples 9 --device a100", "--samples does not go"),
         ("compare resnet18 --gpus 0 --device a100", "gpus is 0"),
         ("scale resnet18 --gpus 9 --device a100", "9 GPUs do not divide over 2 nodes"),
+        ("predict resnet18 --gpus 2 --samples 9 --device a100", "--samples does not go"),
+        ("estimate resnet18 --phase infer --accumulation 4", "are of training"),
+        ("device show a100x4 --model resnet18", "a roofline is of one device"),
     ],
 )
 def test_what_cannot_be_asked_is_one_line(capsys, arguments, reason):
@@ -102,6 +105,9 @@ def test_devices_and_numbers_are_compared_for_machines(capsys):
     assert {p["optimizer"] for p in answer["predictions"]} == {"adam"}
     assert len(answer["predictions"]) == 2 * 2 * 2
     assert set(answer["best"]) == {"resnet18", "vgg11"}
+    for model, chosen in answer["best"].items():
+        own = [p for p in answer["predictions"] if p["model"] == model and p["fits"] is not False]
+        assert chosen["fastest"] == max(own, key=lambda p: p["samples_per_s"])
     assert answer["refused"] == []
     assert all(p["sentence"] for p in answer["predictions"])
 
