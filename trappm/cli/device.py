@@ -117,10 +117,10 @@ def show(
 
     if png is not None:
         require_matplotlib("--png")
-    all_of_ranks = bool(devices) and all(rank_key(name).ranks > 1 for name in devices)
-    if all_of_ranks and (png is not None or model is not None):
+    of_ranks = [name for name in devices or () if rank_key(name).ranks > 1]
+    if of_ranks and of_ranks == devices and (png is not None or model is not None):
         raise InputError(
-            f"{', '.join(devices)}: a roofline is of one device; name that whose ranks these are"
+            f"{', '.join(of_ranks)}: a roofline is of one device; name that whose ranks these are"
         )
     with store_or_none_yet(Home.find()) as store:
         if not devices:
