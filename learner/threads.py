@@ -1,8 +1,8 @@
 """The same work on several items, on as many cores as the learner has.
 
-What fits take their time for, products of matrices and XGBoost's trees, runs outside of Python's
-lock, so threads are enough: nothing is copied to another process, and results do not depend on
-their number.
+Products of matrices and XGBoost's trees run outside of Python's lock, what is between them does
+not, so the gain is small (docs/studies/learner_speed.md). Nothing is copied to another process, and
+results do not depend on the number of threads.
 """
 
 from __future__ import annotations
