@@ -5,9 +5,8 @@
 
 Profiles each architecture of the sheet into FILE, which a later call goes on with. Tasks:
 `architectures` and `families` hold whole ones out, with a fifth of the rows; a number takes so many
-labels, drawn uniformly, of the rest; `shares` asks what share of the card may be used, where some
-architectures choose it and others judge. Judged are usable rows, spikes included; for running out
-of memory all that the importer takes for that beside the usable ones. Architectures without a graph
+labels, drawn uniformly, of the rest. Judged are usable rows, spikes included; for running out of
+memory all that the importer takes for that beside the usable ones. Architectures without a graph
 are left out and told. One line of JSON for each seed and the mean.
 """
 
@@ -37,7 +36,6 @@ from trappm.store.exchange.importers.gpumemnet import CAPACITY_MIB, verdicts
 SHEET = "a100_40gb_train_memory"
 HELD_OUT = 0.2
 SEEDS = (1337, 1338, 1339, 1340, 1341)
-SHARES = np.arange(0.88, 1.005, 0.01)
 
 
 def profile(architecture: str) -> dict[str, str]:
@@ -148,36 +146,6 @@ def judge(table: pd.DataFrame, asked: list[Workload], task: str, seed: int) -> d
     }
 
 
-def judge_shares(table: pd.DataFrame, asked: list[Workload], seed: int) -> dict[str, float]:
-    """How often a warning is right, and misses, where others than those judged chose its limit."""
-    generator = np.random.default_rng(seed)
-    twins = np.array(content_groups(table.architecture.tolist(), asked))
-    names, number = np.unique(twins, return_inverse=True)
-    part = generator.integers(0, 3, len(names))[number]
-    train, choose, test = (np.flatnonzero(part == number) for number in range(3))
-    ran_out = table.ran_out.to_numpy()
-    values = np.where(ran_out, np.nan, table.memory_mib)[train]
-    bounds = np.where(ran_out, USABLE_SHARE * CAPACITY_MIB, np.nan)[train]
-    targets = Targets(values, bounds, twins[train].tolist())
-    head = Ours(MemoryPrior()).fit([asked[i] for i in train], targets, generator)
-
-    def scores(share: float, rows: np.ndarray) -> tuple[float, float]:
-        """Precision and recall."""
-        warned = head.exceeding([asked[i] for i in rows], share * CAPACITY_MIB) > 0.5
-        right = np.count_nonzero(warned & ran_out[rows])
-        return right / max(np.count_nonzero(warned), 1), right / ran_out[rows].sum()
-
-    chosen = max(SHARES, key=lambda share: sum(scores(share, choose)))
-    (precision, recall), ours = scores(chosen, test), scores(USABLE_SHARE, test)
-    return {
-        "chosen_share": float(chosen),
-        "precision": precision,
-        "recall": recall,
-        "precision_of_ours": ours[0],
-        "recall_of_ours": ours[1],
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
@@ -198,10 +166,7 @@ def main() -> None:
     for task in arguments.task:
         results = []
         for seed in arguments.seeds:
-            shares = task == "shares"
-            results.append(
-                judge_shares(table, asked, seed) if shares else judge(table, asked, task, seed)
-            )
+            results.append(judge(table, asked, task, seed))
             print(json.dumps({"task": task, "seed": seed, **results[-1]}), flush=True)
         mean = pd.DataFrame(results).mean().round(3).to_dict()
         print(json.dumps({"task": task, "seed": "mean", **mean}), flush=True)
