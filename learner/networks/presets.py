@@ -94,7 +94,7 @@ PAPER = LearnerPreset(
     ),
 )
 
-# Round sizes for one core of a laptop; not tuned in a whole study (docs/judging.md).
+# Round sizes for one core of a laptop; not tuned in a whole study (docs/studies/networks.md).
 LAPTOP = LearnerPreset(
     name="laptop",
     encoder=EncoderPreset(

@@ -58,7 +58,7 @@ def commands(page: Path) -> list[Command]:
     for block in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL):
         words: tuple[str, ...] | None = None
         output: list[str] = []
-        for line in [*block.splitlines(), "$ end"]:
+        for line in [*re.sub(r"\\\n +", "", block).splitlines(), "$ end"]:
             if not line.startswith("$ "):
                 output.append(line)
                 continue
