@@ -11,11 +11,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -63,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return kernels.run(options.device, options.out, options.seconds, as_json=options.json)
         return _measure(options) if options.sweep is None else _sweep(options)
     except TrappmError as error:
-        print(f"profiler: {error}", file=sys.stderr)
+        _tell(f"profiler: {error}")
         return error.exit_status
     except KeyboardInterrupt:
         print("profiler: interrupted", file=sys.stderr)
@@ -111,9 +113,9 @@ def _measure(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(measurement.to_dict()))
     elif measurement.outcome is not Outcome.UNSUPPORTED:
-        print(_summary(measurement))
+        _print(_summary(measurement), sys.stdout)
     if measurement.outcome is Outcome.UNSUPPORTED:
-        print(f"profiler: {measurement.message}", file=sys.stderr)
+        _tell(f"profiler: {measurement.message}")
         return 2
     return 0 if measurement.outcome is Outcome.OK else 1
 
@@ -193,7 +195,20 @@ def _watched(
 
 
 def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    _print(line, sys.stderr)
+
+
+def _print(text: str, stream: TextIO) -> None:
+    """Prints lines, which a screen breaks between words only; a file gets them whole."""
+    if stream.isatty():
+        wrapper = textwrap.TextWrapper(
+            shutil.get_terminal_size().columns,
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        text = "\n".join(wrapper.fill(line) for line in text.splitlines())
+    print(text, file=stream, flush=True)
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:

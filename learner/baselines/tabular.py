@@ -85,7 +85,7 @@ def mlp() -> TabularEstimator:
 
 @dataclass(frozen=True, kw_only=True)
 class Boosting:
-    """Settings of XGBoost: those that a study found on the A100's memory (docs/studies/networks.md)."""
+    """Settings of XGBoost, found by a study on the A100's memory (docs/studies/networks.md)."""
 
     n_estimators: int = 1500
     max_depth: int = 8

@@ -60,7 +60,10 @@ def unstable_reasons(samples_ms: Sequence[float], window: Window, protocol: Prot
         half = len(samples_ms) // 2
         drift = (np.median(samples_ms[half:]) - np.median(samples_ms[:half])) / median
         if abs(drift) > bound * _DRIFT_SHARE:
-            reasons.append(f"drift: the second half of the steps took {drift:+.0%}")
+            longer = "longer" if drift > 0 else "shorter"
+            reasons.append(
+                f"drift: steps of the second half were {abs(drift):.0%} of the median {longer}"
+            )
     lost = window.lost_share
     if lost is not None and lost > protocol.unstable_lost_share:
         reasons.append(f"contention: others had its cores for {lost:.0%} of the time")

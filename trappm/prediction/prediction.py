@@ -247,7 +247,10 @@ class Prediction:
 
     def _whole_run(self) -> str | None:
         run = self.run
-        return None if run is None else f"{_number(run.hours)} h for {run.epochs:,} epochs"
+        if run is None:
+            return None
+        cheapest = f" and {_number(run.offers[0].usd)} USD" if run.offers else ""
+        return f"{_number(run.hours)} h{cheapest} for {run.epochs:,} epochs"
 
 
 def remarks_on(

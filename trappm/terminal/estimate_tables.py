@@ -24,13 +24,13 @@ def print_estimate(estimate: Estimate, devices: Sequence[str], depth: int) -> No
     total_mib = breakdown.total_mib
     out.print(f"\nat its peak, on {devices[0]}", style="bold", markup=False)
     rows = [
-        (part.value, round(size_mib), _bar(size_mib / total_mib))
+        (part.value, float(round(size_mib)), _bar(size_mib / total_mib))
         for part, size_mib in sorted(breakdown.parts_mib.items(), key=lambda row: -row[1])
     ]
     out.print(table("", ("part", "MiB", ""), rows))
     out.print(f"the peak is in {breakdown.moment}", markup=False)
     modules = [
-        (module.name, round(module.size_mib), _bar(module.size_mib / total_mib))
+        (module.name, float(round(module.size_mib)), _bar(module.size_mib / total_mib))
         for module in breakdown.modules.walk(depth)
         if module.size_mib >= total_mib / 200
     ]
@@ -40,10 +40,10 @@ def print_estimate(estimate: Estimate, devices: Sequence[str], depth: int) -> No
     out.print("\nthe largest tensors", style="bold")
     tensors = [
         (
-            round(tensor.size_mib),
+            float(round(tensor.size_mib)),
             tensor.origin.module,
-            tensor.origin.operator,
-            tensor.origin.line,
+            tensor.origin.operator.lstrip("_"),
+            tensor.origin.line.rpartition("/")[2],  # folders have no room on a screen
         )
         for tensor in breakdown.largest
     ]

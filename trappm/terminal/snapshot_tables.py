@@ -13,7 +13,7 @@ from trappm.prediction.snapshot_choice import DEFAULT, SHIPPED
 from trappm.profiler.errors import SnapshotError
 from trappm.profiler.number_text import number_text
 from trappm.profiler.records import Phase
-from trappm.terminal.tables import console, print_table
+from trappm.terminal.tables import console, print_line, print_table
 
 if TYPE_CHECKING:
     from trappm.learner.snapshots.manifest_fields import Manifest
@@ -87,8 +87,8 @@ def print_snapshots(rows: Sequence[SnapshotListing]) -> None:
             ", ".join(row.aliases),
             row.campaign,
             ", ".join(row.devices or ()),
-            ", ".join(f"{n} {name}" for name, n in (row.training_labels or {}).items()),
-            row.damage or str(row.created_at)[:16].replace("T", " "),
+            ", ".join(f"{n:,} {name}" for name, n in (row.training_labels or {}).items()),
+            row.damage or _minute(row.created_at),
         )
         for row in rows
     ]
@@ -113,13 +113,10 @@ def print_manifest(manifest: Manifest) -> None:
     }
     for name, value in lines.items():
         if value is not None:
-            out.print(f"{name}: {value}", soft_wrap=True, markup=False)
-    for source in manifest.sources:
-        out.print(
-            f"{source.labels} labels from {source.file} ({source.source})",
-            soft_wrap=True,
-            markup=False,
-        )
+            print_line(f"{name}: {value}")
+    files = {x.file: x.source.partition(",")[0] for x in reversed(manifest.sources)}
+    if files:  # each once, though it teaches several heads; --json has the counts of each
+        print_table("learned from", ("file", "source"), sorted(files.items()))
 
 
 def head_rows(manifest: Manifest) -> list[HeadErrors]:
@@ -157,6 +154,7 @@ def differences(first: Manifest, second: Manifest) -> list[Difference]:
     """What two manifests say differently."""
     sides = [_facts(manifest) for manifest in (first, second)]
     names = [*sides[0], *(name for name in sides[1] if name not in sides[0])]
+    names.sort(key=lambda name: name.startswith(_VERSION))  # stand last
     return [
         Difference(name, sides[0].get(name), sides[1].get(name))
         for name in names
@@ -168,11 +166,16 @@ def print_differences(rows: Sequence[Difference]) -> None:
     if not rows:
         console().print("they are the same snapshot")
         return
-    print_table(
-        "", ("what", "first", "second"), [(row.what, row.first, row.second) for row in rows]
-    )
+    shown = [
+        (row.what, _minute(row.first), _minute(row.second))
+        if row.what == _MADE
+        else (row.what, row.first, row.second)
+        for row in rows
+    ]
+    print_table("", ("what", "first", "second"), shown)
 
 
+_MADE, _VERSION = "made", "version of "
 _NUMBERS = ("count", "mape", "median_ape", "coverage", "within_10_percent", "rmse")
 
 
@@ -187,10 +190,14 @@ def _row(manifest: Manifest, aliases: list[str]) -> SnapshotListing:
     )
 
 
+def _minute(moment: object) -> str:
+    return str(moment)[:16].replace("T", " ")
+
+
 def _facts(manifest: Manifest) -> dict[str, str | None]:
     facts = {
         "id": manifest.id,
-        "made": manifest.created_at,
+        _MADE: manifest.created_at,
         "campaign": manifest.campaign,
         "labels": _provenances(manifest),
         "label set": manifest.training_labels.sha256[:16],
@@ -204,7 +211,7 @@ def _facts(manifest: Manifest) -> dict[str, str | None]:
                 error = errors.get((device, phase, metric))
                 known = "error not known" if error is None else f"{number_text(error, 3)} % off"
                 facts[f"head {device} {phase} {metric}"] = known
-    return facts | {f"version of {name}": v for name, v in manifest.versions.items()}
+    return facts | {f"{_VERSION}{name}": v for name, v in manifest.versions.items()}
 
 
 def _by_provenance(manifest: Manifest) -> dict[str, int]:
@@ -215,4 +222,4 @@ def _by_provenance(manifest: Manifest) -> dict[str, int]:
 
 
 def _provenances(manifest: Manifest) -> str:
-    return ", ".join(f"{count} {name}" for name, count in _by_provenance(manifest).items())
+    return ", ".join(f"{count:,} {name}" for name, count in _by_provenance(manifest).items())

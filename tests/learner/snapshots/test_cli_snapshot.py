@@ -53,6 +53,22 @@ def test_what_one_pushes_another_pulls_and_uses_without_the_registry(told, home,
     assert "cannot be" in told("pull", "--registry", "nosuch://x", status=2)
 
 
+def test_what_a_snapshot_learned_from_is_named_once_by_file(told):
+    files = {source["file"] for source in json.loads(told("show", "default", "--json"))["sources"]}
+    _, shown = told("show", "default").split("learned from\n")
+    rows = shown.splitlines()[2:]
+    assert [row.split()[0] for row in rows] == sorted(files)
+
+
+def test_differences_are_those_of_heads_first_in_lines_that_a_screen_has_room_for(told, home):
+    sample = write_sample(home / "snapshots", 1, 5.0)
+    lines = [line.rstrip() for line in told("diff", sample, "default").splitlines()]
+    heads = [at for at, line in enumerate(lines) if line.startswith("head ")]
+    versions = [at for at, line in enumerate(lines) if line.startswith("version of ")]
+    assert max(heads) < min(versions)
+    assert max(len(lines[at]) for at in heads) <= 80
+
+
 def test_a_regression_is_published_but_not_the_latest(told, home, shared):
     good, bad = (write_sample(home / "snapshots", n, m) for n, m in ((1, 5.0), (2, 9.0)))
     told("push", good, "--registry", shared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -18,7 +19,7 @@ import test_canary
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trappm.profiler.__main__ import main
+from trappm.profiler.__main__ import _print, main
 from trappm.profiler.devices import local_devices
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.files.json_lines import JsonLines
@@ -388,6 +389,26 @@ def test_devices_of_this_machine_are_listed(capsys: pytest.CaptureFixture[str]) 
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == local_devices()
     assert all("GiB" in line for line in lines if line.startswith("cpu-"))
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_screen_breaks_no_word_and_a_file_gets_lines_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = "profiler: device 'cuda:0' cannot be used: " + "NVML finds no GPU; " * 8
+    file, screen = io.StringIO(), Screen()
+    _print(text, file)
+    _print(text, screen)
+    assert file.getvalue() == f"{text}\n"
+    lines = screen.getvalue().splitlines()
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 80
+    assert " ".join(screen.getvalue().split()) == text.strip()
 
 
 def test_durations_are_told_in_the_units_that_matter() -> None:

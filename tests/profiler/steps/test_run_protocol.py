@@ -15,6 +15,7 @@ from trappm.profiler.devices.cpu import CpuDevice
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.records import Configuration, MemoryFormat, Optimizer, Precision, Protocol
 from trappm.profiler.steps import step as step_module
+from trappm.profiler.steps.stability import unstable_reasons
 from trappm.profiler.steps.step import StepRun, make_step, run_protocol
 
 
@@ -132,6 +133,18 @@ def test_steps_left_out_in_the_window_are_told(monkeypatch: pytest.MonkeyPatch) 
         "3 optimizer steps were left out, as gradients overflowed",
     )  # two timed ones and the one up to the tick of the meter
     assert run.steps_in_window == 4
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [(10.0, 20.0, "67% of the median longer"), (20.0, 10.0, "67% of the median shorter")],
+)
+def test_a_drift_says_which_half_of_the_steps_was_longer(
+    first: float, second: float, words: str
+) -> None:
+    window = Window(seconds=1.0, energy_j=None, energy_missing="no meter")
+    *_, reason = unstable_reasons([first] * 5 + [second] * 5, window, Protocol())
+    assert reason == f"drift: steps of the second half were {words}"
 
 
 def test_device_that_is_slow_to_start_is_warmed_up_for_longer(

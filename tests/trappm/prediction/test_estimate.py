@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -174,6 +175,9 @@ def test_the_command_answers_first_and_fits_a_terminal(run_cli):
     assert (status, err) == (0, "")
     assert out.startswith("A training step of resnet10t at batch 16 fits a100: ")
     assert max(map(len, out.splitlines())) <= 80
+    _, tensors = out.split("the largest tensors\n")
+    for row in tensors.splitlines()[2:]:  # no name is cut, nor goes on below
+        assert re.fullmatch(r" *\d+  \S* +[a-z]\w+ *(resnet\.py:\d+ *)?", row), row
     status, out, _ = run_cli(*command, "--json")
     answer = json.loads(out)
     assert answer["devices"]["a100"]["fits"] is True
