@@ -75,6 +75,11 @@ class Run:
     energy_kwh: float | None
     co2_kg: float | None
 
+    @property
+    def length(self) -> str:
+        """In words, such as `90 epochs`."""
+        return f"{self.epochs:,} epoch{'' if self.epochs == 1 else 's'}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Power:

@@ -250,7 +250,7 @@ class Prediction:
         if run is None:
             return None
         cheapest = f" and {_number(run.offers[0].usd)} USD" if run.offers else ""
-        return f"{_number(run.hours)} h{cheapest} for {run.epochs:,} epochs"
+        return f"{_number(run.hours)} h{cheapest} for {run.length}"
 
 
 def remarks_on(

@@ -66,7 +66,7 @@ def print_comparison(predictions: Sequence[Prediction]) -> None:
             prediction.memory_mib,
             None if prediction.out_of_memory is None else f"{prediction.out_of_memory:.1%}",
             prediction.samples_per_s,
-            prediction.largest_batch_size,
+            None if (batch := prediction.largest_batch_size) is None else float(batch),
         )
         for prediction in predictions
     ]
@@ -91,20 +91,28 @@ def print_comparison(predictions: Sequence[Prediction]) -> None:
 
 
 def _print_best(predictions: Sequence[Prediction]) -> None:
-    """The answer first, in a line for each model and one for all of them."""
+    """The answer first: the best of all models, then for each model its best devices."""
+    for what, best_of_all in best_models(predictions).items():
+        print_line(f"{what.capitalize()}: {best_of_all.model} on {_at(best_of_all, what)}.")
     for model, best in verdicts(predictions).items():
         winners = ", ".join(f"{what}: {device}" for what, device in best.items() if device)
         if winners:
             print_line(f"{model}: {winners}")
-    models = [f"{what}: {p.model} on {p.device}" for what, p in best_models(predictions).items()]
-    if models:
-        print_line(f"of all: {', '.join(models)}")
     if len({prediction.precision for prediction in predictions}) > 1:
         print_line("precisions differ, as those of most labels do; --precision compares in one")
     cards = dict.fromkeys(p.device for p in predictions if not is_cpu_device(p.device))
     unpriced = [card for card in cards if not prices_of(card)]
     if unpriced:
         print_line(_no_price(unpriced))
+
+
+def _at(prediction: Prediction, what: str) -> str:
+    """The device, and the figure by which it is the best."""
+    if what == "fastest":
+        return f"{prediction.device}, {cell(prediction.samples_per_s)} samples/s"
+    run = prediction.run
+    work = "a million samples" if run is None else f"for {run.length}"
+    return f"{prediction.device}, {cell(cheapest_usd(prediction))} USD {work}"
 
 
 def _no_price(devices: Iterable[str]) -> str:
@@ -196,7 +204,7 @@ def _about_power(prediction: Prediction) -> list[str]:
 
 def _print_run(run: Run, device: str) -> None:
     print_line(
-        f"{run.epochs} epochs of {run.samples:,} samples: {run.steps:,} steps, {cell(run.hours)} h "
+        f"{run.length} of {run.samples:,} samples: {run.steps:,} steps, {cell(run.hours)} h "
         f"({cell(run.low_hours)} to {cell(run.high_hours)})"
     )
     rows: list[tuple[Any, ...]] = [

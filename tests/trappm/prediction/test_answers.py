@@ -26,6 +26,7 @@ from trappm.prediction.question import Question
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.devices.capacity import USABLE_SHARE
 from trappm.profiler.errors import InputError
+from trappm.profiler.number_text import number_text
 from trappm.profiler.records import METRICS, Phase
 
 ROOT = Path(__file__).parents[3]
@@ -271,12 +272,13 @@ def test_the_cheapest_of_several_models_is_the_answer_and_stands_first(capsys):
     assert run(asked) == 0
     lines = capsys.readouterr().out.splitlines()
     cheapest = min((p for p in found if p.run.offers), key=lambda p: p.run.offers[0].usd)
-    assert f"cheapest: {cheapest.model} on {cheapest.device}" in lines[2]
+    cost = f"{number_text(cheapest.run.offers[0].usd)} USD for 1 epoch"
+    assert lines[1] == f"Cheapest: {cheapest.model} on {cheapest.device}, {cost}."
     assert not any("no price" in line for line in lines)
     assert run([*asked, "--device", "v100"]) == 0  # of one device nothing is said by model
     first, *_ = capsys.readouterr().out.splitlines()
     fastest = min((p for p in found if p.device == "v100-16gb"), key=lambda p: p.step_time_ms)
-    assert first.startswith(f"of all: fastest: {fastest.model} on v100-16gb, cheapest: ")
+    assert first.startswith(f"Fastest: {fastest.model} on v100-16gb, ")
 
 
 def test_a_run_on_a_card_without_a_price_says_so_and_adamw_how_it_is_answered(capsys):
