@@ -188,14 +188,19 @@ def stats(database: Database = None, as_json: AsJson = False) -> None:
     )
     typer.echo()
     print_table("", ("of", "oldest", "newest"), [
-        ("measurements", facts.oldest_measurement, facts.newest_measurement),
-        ("labels", facts.oldest_label, facts.newest_label),
+        ("measurements", _second(facts.oldest_measurement), _second(facts.newest_measurement)),
+        ("labels", _second(facts.oldest_label), _second(facts.newest_label)),
     ])  # fmt: skip
     columns = ("device", "provenance", "protocol", "labels", "censored")
     rows = [tuple(asdict(count)[name] for name in columns) for count in facts.labels]
     if rows:
         typer.echo()
         print_table("", columns, rows)
+
+
+def _second(moment: str | None) -> str | None:
+    """A moment of ISO 8601 as people write it, in UTC."""
+    return None if moment is None else f"{moment[:19].replace('T', ' ')} UTC"
 
 
 @app.command(epilog="Example: trappm store backup labels-of-today.db")

@@ -77,7 +77,8 @@ def print_rooflines(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep])
     for step in steps:
         print_line(f"{sentence(step)} Its times rest on {step.source}.")
     for device in devices:
-        print_line(f"{device.key} ({device.name}): {_ceilings(device)}.")
+        name = "" if device.name == device.key else f" ({device.name})"
+        print_line(f"{device.key}{name}: {_ceilings(device)}.")
     if any(device.of(COMPUTE) or device.of(BANDWIDTH) for device in devices):
         print_line(as_text(devices, steps))
         print_line(f"{key_of_text(devices, steps)}.")

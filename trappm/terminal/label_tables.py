@@ -35,6 +35,9 @@ SUMMARY = {"median_ms": "median", "mean_ms": "mean", "iqr_ms": "IQR", "p95_ms": 
 
 def print_labels(frame: pd.DataFrame, what: str = "labels") -> None:
     """Labels as a table that fits a terminal: what is the same for all stands in one line."""
+    if frame.empty:
+        print_line(f"0 {what}")
+        return
     clean = _with_units(_without_nan(frame))
     settings = [column for column in SETTINGS if column in clean]
     same = [column for column in settings if clean[column].nunique(dropna=False) == 1]
@@ -47,7 +50,7 @@ def print_labels(frame: pd.DataFrame, what: str = "labels") -> None:
         f"{len(clean)} {what}" if len(clean) != 1 else "", shown, clean[shown].values.tolist()
     )
     _print_messages(clean)
-    if same and len(clean):
+    if same:
         notes = [f"{column} {clean[column].iloc[0]}" for column in same]
         notes += [f"no {column}" for column in METRICS if column in clean and column not in columns]
         console().print(f"all: {', '.join(notes)}; --json and --csv give every column", style="dim")

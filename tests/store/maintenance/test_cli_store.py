@@ -94,6 +94,7 @@ def test_stats_count_what_is_there(home, run):
     status, out, err, _ = run("stats")
     assert (status, err) == (0, "")
     assert "assignment_labels" in out
+    assert "2026-01-02 03:04:05 UTC" in out
     assert "cpu-2t" in out
 
 

@@ -115,6 +115,7 @@ def test_filters_columns_sort_and_limit(filled, ask):
     ]
     assert rows_of(ask, "--until", "2025-12-31") == []
     assert [r["outcome"] for r in rows_of(ask, "--outcome", "oom")] == ["oom"]
+    assert answer(ask, "query", "--outcome", "oom", "--until", "2025-12-31") == "0 attempts\n"
 
 
 def test_why_attempts_failed_stands_in_whole_words_below_their_table(filled, ask, monkeypatch):

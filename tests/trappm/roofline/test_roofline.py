@@ -189,7 +189,10 @@ def test_a_device_of_which_no_kernel_was_ok_has_nothing_to_draw(store, capsys, t
     store.kernels.record([kernel("unstable", device="cpu-2t", message="a busy host")])
     device = known_device(store, "cpu-2t")
     print_rooflines([device], [])
-    assert "no ceiling is known" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "no ceiling is known" in shown
+    print_rooflines([replace(device, name=device.key)], [])
+    assert capsys.readouterr().out.startswith(f"{device.key}: ")
     with pytest.raises(InputError, match="no ceiling of cpu-2t"):
         draw_png([device], [], tmp_path / "roofline.png")
     with pytest.raises(InputError, match="what bounds a step on cpu-2t cannot be said"):
