@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from sqlalchemy import URL
-
 from trappm.profiler.errors import InputError
 from trappm.profiler.host.data_folder import VARIABLE, data_folder
 
@@ -42,8 +40,32 @@ class Home:
         Raises:
             InputError: that file cannot be read, or holds more or less than one line.
         """
-        named = os.environ.get(DATABASE_VARIABLE) or self._url_in_folder()
-        return named or URL.create("sqlite", database=str(self.database_path)).render_as_string()
+        if (named := self._named_url()) is not None:
+            return named
+        from sqlalchemy import URL  # it takes a tenth of a second to import
+
+        return URL.create("sqlite", database=str(self.database_path)).render_as_string()
+
+    @property
+    def database_files(self) -> tuple[Path, ...] | None:
+        """The files that the label store is, which change with it; None where it is elsewhere.
+
+        SQLite writes what is new into the log beside the database first, which is left out while
+        it is empty: then reading alone makes it and takes it away.
+
+        Raises:
+            InputError: as `database_url`.
+            OSError: the log cannot be looked at.
+        """
+        if self._named_url() is not None:
+            return None
+        log = self.database_path.with_name(self.database_path.name + "-wal")
+        is_used = log.is_file() and log.stat().st_size > 0
+        return (self.database_path, log) if is_used else (self.database_path,)
+
+    def _named_url(self) -> str | None:
+        """Of a database other than the file in the folder; None where there is none."""
+        return os.environ.get(DATABASE_VARIABLE) or self._url_in_folder()
 
     def _url_in_folder(self) -> str | None:
         path = self.path / _DATABASE_FILE

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from trappm.generation.generating import Generation, generate
     from trappm.label_frames import labels
     from trappm.prediction.estimate import Estimate, estimate
-    from trappm.prediction.lookup import Answer, lookup
+    from trappm.prediction.looking_up.answer import Answer
+    from trappm.prediction.looking_up.lookup import lookup
     from trappm.prediction.parallel.parallel_prediction import ParallelPrediction
     from trappm.prediction.parallel.shared_step import predict_parallel
     from trappm.prediction.predict import predict
@@ -32,7 +33,7 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    "Answer": "trappm.prediction.lookup",
+    "Answer": "trappm.prediction.looking_up.answer",
     "Estimate": "trappm.prediction.estimate",
     "Generation": "trappm.generation.generating",
     "ParallelPrediction": "trappm.prediction.parallel.parallel_prediction",
@@ -42,7 +43,7 @@ _HOMES = {
     "estimate": "trappm.prediction.estimate",
     "generate": "trappm.generation.generating",
     "labels": "trappm.label_frames",
-    "lookup": "trappm.prediction.lookup",
+    "lookup": "trappm.prediction.looking_up.lookup",
     "predict": "trappm.prediction.predict",
     "predict_parallel": "trappm.prediction.parallel.shared_step",
 }

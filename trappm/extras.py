@@ -14,11 +14,16 @@ EXTRAS = {
 }  # fmt: skip
 """Top-level modules by the extra of pyproject.toml that brings them."""
 
+OF_COMMANDS = {"evaluate": "evaluate", "serve": "serve", "tune": "evaluate", "ui": "serve"}
+"""Commands that an extra is for, which takes `campaign` in: whatever they lack, it brings."""
 
-def advice(error: ModuleNotFoundError) -> str | None:
-    """One line about a module that an extra would bring; None of any other one."""
+
+def advice(error: ModuleNotFoundError, command: str) -> str | None:
+    """One line about a module that an extra would bring to a command; None of any other one."""
     module = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
     if extra is None:
         return None
+    if extra == "campaign":
+        extra = OF_COMMANDS.get(command, extra)
     return f"this needs {module}, which is not installed: pip install 'trappm[{extra}]'"

@@ -274,10 +274,7 @@ class CampaignLearner:
         return None if estimate is None else probability_above(estimate, USABLE_SHARE * capacity)
 
     def publish(self, registry: Path, fields: Mapping[str, Any]) -> PublishedSnapshot:
-        """Saves encoder and heads as a snapshot in the registry.
-
-        Its `parent` is what is the latest there.
-        """
+        """Saves encoder and heads as a snapshot; its `parent` is the latest in the registry."""
         before = Registry(registry).history(LATEST)
         notes, errors = self._leave_lost_transfer({**(fields.get("errors") or {})})
         fields = {**fields, "errors": errors}
@@ -291,6 +288,7 @@ class CampaignLearner:
             fields={
                 **fields,
                 "cards": {device: self._cards.get(device, device) for device in self._heads},
+                "families": sorted(set(self._pool.families)),
                 "parent": before[-1].snapshot if before else None,
             },
         )
@@ -325,9 +323,9 @@ class CampaignLearner:
         return tuple(notes), errors
 
     def promote(self, registry: Path, snapshot_id: str) -> str | None:
-        """Calls it the latest one unless it regressed; None, or why another one stays so."""
+        """Calls it the latest one unless something is lost by it; None, or a line about that."""
         promotion = promote(Registry(registry), LATEST, snapshot_id)
-        return None if promotion.moved else promotion.message
+        return promotion.remark if promotion.moved else promotion.message
 
     def _by_phase(self, device: str) -> dict[Phase, TrainedHeads]:
         """A device's heads under each phase that its labels had; one fit serves both."""

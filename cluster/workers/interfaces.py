@@ -216,5 +216,5 @@ class Learner(Protocol):
         ...
 
     def promote(self, registry: Path, snapshot_id: str) -> str | None:
-        """Calls it the latest one unless it regressed; None, or why another one stays so."""
+        """Calls it the latest one unless something is lost by it; None, or a line about that."""
         ...

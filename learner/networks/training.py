@@ -82,7 +82,7 @@ def train(
             best = now
         if worse == PATIENCE:
             break
-    network.load_state_dict(kept, strict=False)
+    network.load_state_dict({**network.state_dict(), **kept})  # what is frozen is as it was
     network.eval().requires_grad_(False)
     on_step(steps, steps)  # those that were not needed count as done
 

@@ -24,6 +24,7 @@ from trappm.profiler.records import METRICS, Phase
 MAX_SNAPSHOT_BYTES = 256 << 20
 """Of all files together; the one that ships with trappm has 8 MiB."""
 MAX_FILES = 256
+MAX_FAMILIES = 10_000
 
 
 def _time(text: str) -> str:
@@ -137,6 +138,8 @@ class Manifest(_Part):
     split: _Short | None = None
     label_counts: dict[str, _Count] = {}
     cards: dict[_Name, _Short] = {}
+    families: Annotated[list[_Short], Field(max_length=MAX_FAMILIES)] | None = None
+    """Of the models in the pool that a campaign learned from and was judged on."""
     _json: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @classmethod

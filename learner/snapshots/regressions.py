@@ -1,7 +1,8 @@
 """Moves an alias to a new snapshot, unless that is worse than the one it means now.
 
-Errors are those in the manifests, each on architectures that its own heads had not seen.
-They are of different draws where campaigns differ, so only a clear step back counts.
+Errors are those in the manifests, each on architectures that its own heads had not seen. Of pools
+with the same families of models they are different draws, so only a clear step back counts. Of
+others they say nothing about each other: then what counts is that no family is lost.
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ class Promotion:
     moved: bool
     message: str
     """What the name means now, and why it was not moved."""
+    remark: str | None = None
+    """Why errors could not be compared, where it was moved all the same."""
 
 
 def promote(
     registry: Registry, alias: str, snapshot_id: str, bound_percent: float = BOUND_PERCENT
 ) -> Promotion:
-    """Moves an alias to a version, unless it regressed against what the alias means now.
+    """Moves an alias to a version, unless it regressed against what the alias means now, or its
+    campaign's pool lacks families of models that the other one had.
 
     Raises:
         SnapshotError: no such version, or a registry that cannot be written.
@@ -44,23 +48,36 @@ def promote(
     history = registry.history(alias)
     if history and history[-1].snapshot == snapshot_id:
         return Promotion(True, f"{alias} is {snapshot_id} already")
-    worse: list[str] = []
+    against = remark = None
     if history:
         try:
             before = registry.manifest(history[-1].snapshot)
         except SnapshotError:
             pass  # damaged or gone: anything is better
         else:
-            worse = regressions(before, registry.manifest(snapshot_id), bound_percent)
-    if worse:
+            against, remark = _weighed(before, registry.manifest(snapshot_id), bound_percent)
+    if against is not None:
         return Promotion(
             False,
-            f"{alias} stays {history[-1].snapshot}, since {snapshot_id} regressed: "
-            f"{'; '.join(worse)}. To move it all the same: trappm snapshot alias {alias} "
-            f"{snapshot_id} --registry {registry.location}",
+            f"{alias} stays {history[-1].snapshot}, since {snapshot_id} {against}. To move it all "
+            f"the same: trappm snapshot alias {alias} {snapshot_id} --registry {registry.location}",
         )
     registry.set_alias(alias, snapshot_id, "published")
-    return Promotion(True, f"{alias} is {snapshot_id}")
+    message = f"{alias} is {snapshot_id}"
+    return Promotion(True, message if remark is None else f"{message}; {remark}", remark)
+
+
+def _weighed(
+    before: Manifest, after: Manifest, bound_percent: float
+) -> tuple[str | None, str | None]:
+    """What speaks against a new manifest, and else a remark; None for nothing."""
+    old, new = (set(m.families or ()) for m in (before, after))
+    if before.families is None or after.families is None or old == new:
+        worse = regressions(before, after, bound_percent)
+        return (f"regressed: {'; '.join(worse)}" if worse else None), None
+    if lost := sorted(old - new):
+        return f"is of a pool without {', '.join(lost)}: errors cannot be compared", None
+    return None, f"its pool has {', '.join(sorted(new - old))}, too: errors cannot be compared"
 
 
 def regressions(

@@ -12,10 +12,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trappm.profiler.devices import StepDevice, open_device
-from trappm.profiler.errors import InputError, TrappmError
+from trappm.profiler.errors import InputError
 from trappm.profiler.kernels.kernel_call import KernelCall, Operator
 from trappm.profiler.ranks.device import RanksDevice, window_of_all
-from trappm.profiler.steps.meter import Findings, MemoryReading, Window
+from trappm.profiler.steps.meter import Findings, FoundError, MemoryReading, Window
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ class CollectivesDevice(RanksDevice, StepDevice):
 
     def __init__(self, key: str) -> None:
         super().__init__(key)
-        self._failure: str | None = None
+        self._failure: Findings | None = None
         """Of a rank: all of them have ended with it."""
         if self.strategy != "ddp":
             plain = key.removesuffix(f"-{self.strategy}")
@@ -61,7 +61,7 @@ class CollectivesDevice(RanksDevice, StepDevice):
         """Has each rank make its tensors; what it returns only stands for the call.
 
         Raises:
-            TrappmError: a rank could not, or has ended.
+            FoundError: a rank could not, or has ended.
         """
         del device
         if not call.form.is_collective or call["ranks"] != self.ranks:
@@ -93,8 +93,8 @@ class CollectivesDevice(RanksDevice, StepDevice):
             answers = self.family.order(*order)
             if not isinstance(answers, Findings):
                 return answers
-            self._failure = answers.message or f"a rank ended as {answers.outcome}"
-        raise TrappmError(self._failure)
+            self._failure = answers
+        raise FoundError(self._failure)
 
 
 def device_to_time(key: str) -> StepDevice:

@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from trappm.profiler.devices import Device, Findings, open_device
 from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError, storable
 from trappm.profiler.host.environment import run_facts
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
+from trappm.profiler.steps.meter import FoundError
 from trappm.profiler.steps.stability import judge
 
 WORKER = "worker"
@@ -188,6 +190,9 @@ _held: list[object] = []
 
 def explain(error: BaseException, device: Device, phase: str) -> Findings:
     """What a failure means: of what is measured, of its memory, or of the worker."""
+    if isinstance(error, FoundError):
+        found = error.findings
+        return replace(found, failed_in=WORKER if found.failed_in == WORKER else phase)
     lines = str(error).strip().splitlines()
     message = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
     text = f"{message} {error}"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from trappm.profiler.errors import TrappmError
 from trappm.profiler.records import Configuration, Outcome, Protocol, Provenance, StepSummary
 
 if TYPE_CHECKING:
@@ -41,6 +42,14 @@ class Findings:
     environment: Mapping[str, Any] = field(default_factory=dict)
     """Facts of this run, added to those of the device."""
     provenance: Provenance = Provenance.MEASURED
+
+
+class FoundError(TrappmError):
+    """A failure that is explained already, by the process that it happened in."""
+
+    def __init__(self, findings: Findings) -> None:
+        super().__init__(findings.message or f"it ended as {findings.outcome}")
+        self.findings = findings
 
 
 @dataclass(frozen=True, kw_only=True)

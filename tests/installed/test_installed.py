@@ -188,7 +188,12 @@ def test_without_any_extra_it_predicts(light):
 
 
 def test_without_any_extra_the_rest_is_one_line_that_names_it(light):
-    needs = dict.fromkeys(NEEDS_CAMPAIGN, "campaign") | {"serve --port 0": "serve"}
+    needs = dict.fromkeys(NEEDS_CAMPAIGN, "campaign") | {
+        "serve --port 0": "serve",
+        "ui --port 0 --no-browser": "serve",
+        "evaluate --estimator prior --device cpu-2t": "evaluate",
+        "tune --estimator xgboost --trials 1 --labels labels.csv": "evaluate",
+    }
     process = light("-c", COMMANDS, json.dumps([*needs]))
     out, err = process.communicate(timeout=1000)
     assert json.loads(out.splitlines()[-1]) == [2] * len(needs), err

@@ -9,7 +9,7 @@ from trappm.learner.snapshots.manifest import (
 )
 
 
-def write_sample(registry, number=0, mape=5.0, size=1000):
+def write_sample(registry, number=0, mape=5.0, size=1000, families=None):
     """A folder that a registry takes for a snapshot; returns its id."""
     contents = {f"heads-a-{part}.safetensors": bytes([number, part]) * size for part in range(3)}
     manifest = sealed(
@@ -26,6 +26,7 @@ def write_sample(registry, number=0, mape=5.0, size=1000):
             "feature_schema": {},
             "versions": {},
             "number": number,
+            "families": families,
             "files": entries(contents),
         }
     )

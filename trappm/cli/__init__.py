@@ -122,7 +122,8 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's end fails, too
         return _fail(f"the output cannot be written: {error.strerror}", 1, error, debug)
     except ModuleNotFoundError as error:
-        message = advice(error) or f"unexpected {type(error).__name__}: {error}"
+        command = next((name for name in arguments if not name.startswith("-")), "")
+        message = advice(error, command) or f"unexpected {type(error).__name__}: {error}"
         return _fail(message, 2, error, debug)
     except Exception as error:  # the last resort: still one line, and the way to the rest
         message = f"unexpected {type(error).__name__}: {error}; --debug shows the trace"

@@ -225,11 +225,17 @@ def devices(
 
     Example: trappm devices --json
     """
-    from trappm.prediction.device_names import answerable
+    from trappm.prediction.device_names import DeviceEvidence, answerable
+    from trappm.prediction.kept_answers import kept_answers
     from trappm.prediction.snapshot_choice import snapshots_that_answer
     from trappm.terminal.device_tables import print_devices
 
-    rows = answerable(snapshots_that_answer(snapshot))
+    rows = kept_answers(
+        {"devices": "all", "snapshot": snapshot},
+        lambda: answerable(snapshots_that_answer(snapshot)),
+        write=asdict,
+        read=lambda row: DeviceEvidence(**row),
+    )
     if as_json:
         print_json([asdict(row) for row in rows])
     else:

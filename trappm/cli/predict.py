@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from trappm.cli import options, shell
-from trappm.cli.options import AsJson, print_json
+from trappm.cli.options import AsJson, print_json, with_options
 from trappm.profiler.errors import InputError
 
 if TYPE_CHECKING:
@@ -66,17 +68,40 @@ Strategies = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What step it is about: the options that `predict`, `compare` and `scale` have in common."""
+
+    batch_size: options.BatchSize
+    input_size: options.InputSize
+    sequence_length: options.SequenceLength
+    device: DeviceName
+    precision: Precision
+    memory_format: MemoryFormat
+    optimizer: Optimizer
+    snapshot: SnapshotName
+
+    def question(self) -> dict[str, Any]:
+        """All but the device, as arguments of a prediction."""
+        return {name: value for name, value in vars(self).items() if name != "device"}
+
+    def shared_question(self) -> dict[str, Any]:
+        """The same of a step that GPUs share, where each has one sample unless it is given."""
+        return {**self.question(), "batch_size": 1 if self.batch_size is None else self.batch_size}
+
+    @property
+    def has_several_devices(self) -> bool:
+        return len(self.device or []) > 1 or self.device == ["all"]
+
+
+_with_step = with_options("step", get_type_hints(Step, include_extras=True), Step)
+
+
+@_with_step
 def predict(
+    step: Step,
     models: Models,
-    batch_size: options.BatchSize = None,
-    input_size: options.InputSize = None,
-    sequence_length: options.SequenceLength = None,
-    device: DeviceName = None,
     phase: Phase = "train",
-    precision: Precision = None,
-    memory_format: MemoryFormat = None,
-    optimizer: Optimizer = None,
-    snapshot: SnapshotName = None,
     epochs: Epochs = None,
     samples: Samples = None,
     carbon: Carbon = None,
@@ -95,74 +120,61 @@ def predict(
     Example: trappm predict resnet50 --batch-size 64 --device a100
     """
     if gpus is not None or strategy or nodes > 1 or accumulation > 1 or network is not None:
-        lone = {
-            "--phase infer": phase != "train",
-            "--epochs": epochs is not None,
-            "--samples": samples is not None,
-            "--carbon": carbon is not None,
-            "--power-limit": power_limit is not None,
-            "more than one MODEL": len(models) > 1,
-            "more than one --device": len(device or []) > 1 or device == ["all"],
-        }
-        _predict_parallel(
+        _refuse(
+            {
+                "--phase infer": phase != "train",
+                "--epochs": epochs is not None,
+                "--samples": samples is not None,
+                "--carbon": carbon is not None,
+                "--power-limit": power_limit is not None,
+                "more than one MODEL": len(models) > 1,
+                "more than one --device": step.has_several_devices,
+            }
+        )
+        from trappm.prediction.parallel.shared_step import predict_parallel
+        from trappm.terminal.parallel.parallel_tables import print_parallel
+
+        shared = predict_parallel(
             models[0],
-            [name for name, is_given in lone.items() if is_given],
-            device=device[0] if device else None,
+            device=step.device[0] if step.device else None,
             gpus=gpus or 1,
             nodes=nodes,
             strategy=strategy or "ddp",
             accumulation=accumulation,
             network_gbit=network,
-            batch_size=1 if batch_size is None else batch_size,
-            input_size=input_size,
-            sequence_length=sequence_length,
-            precision=precision,
-            memory_format=memory_format,
-            optimizer=optimizer,
-            snapshot=snapshot,
-            as_json=as_json,
+            **step.shared_question(),
         )
+        if as_json:
+            print_json(shared.to_dict())
+        else:
+            print_parallel(shared)
         return
     from trappm.terminal.prediction_tables import print_comparison, print_prediction
 
     predictions = _ask(
         models,
-        device,
-        batch_size=batch_size,
-        input_size=input_size,
-        sequence_length=sequence_length,
+        step.device,
         phase=phase,
-        precision=precision,
-        memory_format=memory_format,
-        optimizer=optimizer,
-        snapshot=snapshot,
         epochs=epochs,
         samples=samples,
         carbon_g_per_kwh=carbon,
         power_limit_w=power_limit,
+        **step.question(),
     )
     if as_json:
         rows = [prediction.to_dict() for prediction in predictions]
-        print_json(
-            rows if len(models) > 1 or len(device or []) > 1 or device == ["all"] else rows[0]
-        )
+        print_json(rows if len(models) > 1 or step.has_several_devices else rows[0])
     elif len(predictions) == 1:
         print_prediction(predictions[0])
     else:
         print_comparison(predictions)
 
 
+@_with_step
 def compare(
+    step: Step,
     models: Models,
-    batch_size: options.BatchSize = None,
-    input_size: options.InputSize = None,
-    sequence_length: options.SequenceLength = None,
-    device: DeviceName = None,
     phase: Phase = "train",
-    precision: Precision = None,
-    memory_format: MemoryFormat = None,
-    optimizer: Optimizer = None,
-    snapshot: SnapshotName = None,
     epochs: Epochs = None,
     samples: Samples = None,
     carbon: Carbon = None,
@@ -174,64 +186,49 @@ def compare(
 
     Example: trappm compare resnet50 --batch-size 128 --phase infer --epochs 1 --samples 1000000
     """
+    devices = step.device or ["all"]
     if gpus is not None or strategy:
-        lone = {
-            "--phase infer": phase != "train",
-            "--epochs": epochs is not None,
-            "--samples": samples is not None,
-            "--carbon": carbon is not None,
-        }
-        _refuse([name for name, is_given in lone.items() if is_given])
-        _print_scaling(
-            models,
-            device or ["all"],
-            _COUNTS if gpus is None else gpus,
-            strategy,
-            batch_size=1 if batch_size is None else batch_size,
-            input_size=input_size,
-            sequence_length=sequence_length,
-            precision=precision,
-            memory_format=memory_format,
-            optimizer=optimizer,
-            snapshot=snapshot,
-            as_json=as_json,
+        _refuse(
+            {
+                "--phase infer": phase != "train",
+                "--epochs": epochs is not None,
+                "--samples": samples is not None,
+                "--carbon": carbon is not None,
+            }
         )
+        _print_scaling(models, devices, gpus, strategy, as_json=as_json, **step.shared_question())
         return
-    from trappm.prediction.comparison import verdicts
+    from trappm.prediction.comparison import best_models, verdicts
     from trappm.terminal.prediction_tables import print_comparison
 
     predictions = _ask(
         models,
-        device or ["all"],
-        batch_size=batch_size,
-        input_size=input_size,
-        sequence_length=sequence_length,
+        devices,
         phase=phase,
-        precision=precision,
-        memory_format=memory_format,
-        optimizer=optimizer,
-        snapshot=snapshot,
         epochs=epochs,
         samples=samples,
         carbon_g_per_kwh=carbon,
+        **step.question(),
     )
     if as_json:
         print_json(
             {
                 "predictions": [prediction.to_dict() for prediction in predictions],
                 "best": verdicts(predictions),
+                "best_of_all": {
+                    what: {"model": best.model, "device": best.device}
+                    for what, best in best_models(predictions).items()
+                },
             }
         )
     else:
         print_comparison(predictions)
 
 
+@_with_step
 def scale(
+    step: Step,
     models: Models,
-    batch_size: Annotated[int, typer.Option(help="Samples of a GPU's pass.")] = 1,
-    input_size: options.InputSize = None,
-    sequence_length: options.SequenceLength = None,
-    device: DeviceName = None,
     gpus: GpuCounts = None,
     per_node: Annotated[
         int | None,
@@ -240,39 +237,31 @@ def scale(
     strategy: Strategies = None,
     accumulation: Accumulation = 1,
     network: Network = None,
-    precision: Precision = None,
-    memory_format: MemoryFormat = None,
-    optimizer: Optimizer = None,
-    snapshot: SnapshotName = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare strategies and numbers of GPUs: which is fastest, cheapest, and fits?
+
+    Each GPU takes --batch-size samples a pass.
 
     Example: trappm scale resnet50 --batch-size 64 --device a100 --gpus 1,2,4,8,16
     """
     _print_scaling(
         models,
-        device,
-        _COUNTS if gpus is None else gpus,
+        step.device,
+        gpus,
         strategy,
         gpus_per_node=per_node,
         accumulation=accumulation,
         network_gbit=network,
-        batch_size=batch_size,
-        input_size=input_size,
-        sequence_length=sequence_length,
-        precision=precision,
-        memory_format=memory_format,
-        optimizer=optimizer,
-        snapshot=snapshot,
         as_json=as_json,
+        **step.shared_question(),
     )
 
 
 def _print_scaling(
     models: list[str],
     devices: list[str] | None,
-    gpus: str,
+    gpus: str | None,
     strategies: list[str] | None,
     *,
     as_json: bool,
@@ -281,10 +270,11 @@ def _print_scaling(
     from trappm.prediction.parallel.scaling import best, scaling
     from trappm.terminal.parallel.parallel_tables import print_scaling
 
+    named = _COUNTS if gpus is None else gpus
     try:
-        counts = sorted({int(count) for count in gpus.split(",")})
+        counts = sorted({int(count) for count in named.split(",")})
     except ValueError:
-        raise InputError(f"--gpus is {gpus!r}; give numbers with commas, such as 1,2,4") from None
+        raise InputError(f"--gpus is {named!r}; give numbers with commas, such as 1,2,4") from None
     predictions, refusals = scaling(models, devices, counts, strategies or (), **options)
     if not as_json:
         print_scaling(predictions, refusals)
@@ -302,23 +292,11 @@ def _print_scaling(
     )
 
 
-def _predict_parallel(model: str, lone: list[str], *, as_json: bool, **options: Any) -> None:
-    """A step that GPUs share; `lone` are arguments given that go with one GPU only."""
-    _refuse(lone)
-    from trappm.prediction.parallel.shared_step import predict_parallel
-    from trappm.terminal.parallel.parallel_tables import print_parallel
-
-    prediction = predict_parallel(model, **options)
-    if as_json:
-        print_json(prediction.to_dict())
-    else:
-        print_parallel(prediction)
-
-
-def _refuse(lone: list[str]) -> None:
-    """Arguments that were given, and go with one GPU only."""
-    if lone:
-        raise InputError(f"{lone[0]} does not go with --gpus; leave out either of them")
+def _refuse(lone: Mapping[str, bool]) -> None:
+    """Arguments that go with one GPU only, and whether they are given."""
+    given = [name for name, is_given in lone.items() if is_given]
+    if given:
+        raise InputError(f"{given[0]} does not go with --gpus; leave out either of them")
 
 
 def _ask(models: list[str], device: list[str] | None, **options: Any) -> list[Prediction]:

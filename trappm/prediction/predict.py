@@ -150,6 +150,8 @@ def predict(
                 "devices": devices,
             },
             ask,
+            write=Prediction.to_dict,
+            read=Prediction.from_dict,
         )
     else:
         predictions = ask()

@@ -12,7 +12,7 @@ from trappm.terminal.tables import cell, console, print_line, print_table
 if TYPE_CHECKING:
     import pandas as pd
 
-    from trappm.prediction.lookup import Answer
+    from trappm.prediction.looking_up.answer import Answer
     from trappm.profiler.records import Measurement
     from trappm.store import LabelRecord
 

@@ -30,6 +30,7 @@ from trappm.learner.snapshots.snapshot import load_snapshot
 from trappm.profiler.host import procfs
 from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
 from trappm.profiler.measuring.protocols import protocol_named
+from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Configuration, GraphTemplate, Phase, Precision
 from trappm.profiler.static_profile import static_profile
 
@@ -224,7 +225,9 @@ def test_heads_begin_with_the_data_sheet_of_the_card_and_their_snapshot_names_it
     learner.fit(labels_of(configurations, "a100", card), lambda done, total: None)
     assert learner._heads["a100"].of_kernels["step_time_ms"].prior.spec == spec_of(sheet)
     published = learner.publish(tmp_path, {})
-    assert load_snapshot(tmp_path / published.folder).card("a100") == (card or "a100")
+    snapshot = load_snapshot(tmp_path / published.folder)
+    assert snapshot.card("a100") == (card or "a100")
+    assert snapshot.manifest.families == sorted({family_of(c.architecture) for c in configurations})
 
 
 def test_kernels_of_a_device_say_where_its_step_times_begin(traced):

@@ -64,6 +64,40 @@ def test_what_began_better_than_it_ended_stays_as_it_began(data):
     assert slope == 0.0
 
 
+class Renamed(Line):
+    """Loses a weight under its name while it is trained."""
+
+    def forward(self, batch):
+        if self.training and "slope" in self._parameters:
+            self.gradient = self._parameters.pop("slope")
+        return getattr(self, "slope", getattr(self, "gradient", None)) * batch.vector
+
+
+class HalfFrozen(Line):
+    """With a weight that is not trained, as those of a language model."""
+
+    def __init__(self):
+        super().__init__()
+        self.offset = nn.Parameter(torch.ones(()), requires_grad=False)
+
+    def forward(self, batch):
+        return self.slope * batch.vector + 0 * self.offset
+
+
+def test_weights_that_are_kept_go_back_under_their_names_or_it_is_an_error(data):
+    def fitted(network, held_out):
+        train(
+            network, lambda batch: (network(batch) - batch.y).square().mean(), data(1.0),
+            held_out, steps=40, learning_rate=0.01, weight_decay=0.0, batch_nodes=10**6,
+            generator=np.random.default_rng(0),
+        )  # fmt: skip
+        return network
+
+    assert fitted(HalfFrozen(), data(1.0)).slope > 0.1
+    with pytest.raises(RuntimeError, match="slope"):
+        fitted(Renamed(), data(-1.0))  # which goes back to how it began
+
+
 def test_a_difference_within_its_standard_error_is_no_reason_to_stop():
     best = np.array([1.0, 2.0, 3.0, 4.0])
     assert not surely_worse(best + np.array([0.5, -0.4, 0.1, -0.1]), best)

@@ -89,6 +89,31 @@ def test_what_regressed_is_published_but_not_the_latest(here, there, mape):
     assert ("a100 train memory_mib was 5 % off" in found.message) == (mape > 6.0)
 
 
+@pytest.mark.parametrize(
+    ("families", "mape", "moves", "message"),
+    [
+        (["resnet", "vit"], 5.5, True, ""),
+        (["resnet", "vit"], 9.0, False, "regressed: a100 train memory_mib was 5 % off, is 9 %"),
+        (["bert", "gpt2"], 9.0, False, "a pool without resnet, vit: errors cannot be compared"),
+        (["bert", "gpt2"], 1.0, False, "a pool without resnet, vit: errors cannot be compared"),
+        (["resnet"], 1.0, False, "a pool without vit: errors cannot be compared"),
+        (["gpt2", "resnet", "vit"], 9.0, True, "pool has gpt2, too: errors cannot be compared"),
+        (None, 9.0, False, "regressed"),  # of a version that did not write it down
+    ],
+)
+def test_errors_of_pools_with_other_models_are_not_compared_and_no_family_is_lost(
+    here, there, families, mape, moves, message
+):
+    before = there.push(here / write_sample(here, 1, families=["resnet", "vit"]))
+    after = there.push(here / write_sample(here, 2, mape, families=families))
+    promote(there, "latest", before)
+    found = promote(there, "latest", after)
+    assert (found.moved, message in found.message) == (moves, True)
+    assert "\n" not in found.message
+    assert (found.remark is not None) == (moves and "cannot be compared" in message)
+    assert there.resolve("latest") == (after if moves else before)
+
+
 DAMAGES = ("truncated", "one bit", "longer", "missing", "foreign", "renamed")
 
 

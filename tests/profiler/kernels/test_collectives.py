@@ -10,6 +10,7 @@ from trappm.profiler.kernels.catalogue import collectives
 from trappm.profiler.kernels.characterising import Characteriser
 from trappm.profiler.kernels.collectives import CollectivesDevice
 from trappm.profiler.kernels.kernel_call import KernelCall, Operator
+from trappm.profiler.measuring.attempt import explain
 from trappm.profiler.records import Outcome
 from trappm.profiler.steps.meter import Findings
 
@@ -99,12 +100,18 @@ def test_what_follows_a_failure_tells_the_same_one():
     class Family:
         def order(self, *order):
             asked.append(order)
-            return Findings(outcome=Outcome.OOM, message="rank 1 of 2: out of memory")
+            return Findings(
+                outcome=Outcome.OOM, failed_in="measure", message="rank 1 of 2: no room is left",
+                memory_detail_mib={"capacity": 40_000.0},
+            )  # fmt: skip
 
     device.family = Family()
     for act in (lambda: device.time_steps(lambda: None, 3), device.close_window):
-        with pytest.raises(TrappmError, match="rank 1 of 2: out of memory"):
+        with pytest.raises(TrappmError, match="rank 1 of 2: no room is left") as raised:
             act()
+        found = explain(raised.value, device, "warmup")  # by its outcome, whatever its words
+        assert (found.outcome, found.failed_in) == (Outcome.OOM, "warmup")
+        assert found.memory_detail_mib == {"capacity": 40_000.0}
     assert asked == [("time", 3)]
 
 

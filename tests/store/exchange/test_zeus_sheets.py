@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trappm.prediction.lookup import lookup
+from trappm.prediction.looking_up.lookup import lookup
 from trappm.profiler.errors import InputError, SnapshotError
 from trappm.profiler.records.step_scope import StepScope
 from trappm.store import Home, Store

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +22,7 @@ from trappm.learner.networks.gae import train_encoder
 from trappm.learner.networks.presets import LAPTOP
 from trappm.learner.snapshots.snapshot import save_snapshot
 from trappm.learner.workload import Workload
+from trappm.prediction.looking_up.answer import Answer
 from trappm.profiler.errors import DeviceError, InputError, SnapshotError, TrappmError
 from trappm.profiler.models import zoo
 from trappm.profiler.records import Phase, Protocol
@@ -98,6 +101,52 @@ def test_what_was_measured_is_answered_from_the_store(store):
     assert ask(batch_size=4).step_time_ms == 9.0
     assert ask(device="a100").step_time_ms == 8.0
     assert ask(precision="amp-fp16").step_time_ms == 5.0
+
+
+_IN_ANOTHER_PROCESS = """
+import sys, trappm
+from trappm.prediction.looking_up.answer import Answer
+answer = trappm.lookup({model!r}, device={device!r}, batch_size={batch}, input_size={size},
+                       snapshot={snapshot!r})
+print(repr(answer.to_kept()))
+print(sorted({{"torch", "sqlalchemy", "pandas", "timm"}} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("batch", [2, 3])
+def test_a_second_answer_is_the_first_one_and_needs_no_database_library(store, snapshot, batch):
+    store.measurements.record(measurement(MODEL, 2, step_ms=7.0))
+    first = ask(batch_size=batch, snapshot=str(snapshot))
+    assert first.source == ("measured" if batch == 2 else "predicted")
+    assert Answer.from_kept(json.loads(json.dumps(first.to_kept()))) == first
+    code = _IN_ANOTHER_PROCESS.format(
+        model=MODEL, device=DEVICE, batch=batch, size=SIZE, snapshot=str(snapshot)
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [repr(first.to_kept()), "[]"]
+
+
+def test_a_kept_answer_ends_with_the_next_label(store, snapshot):
+    assert ask(snapshot=snapshot).source == "predicted"
+    store.measurements.record(measurement(MODEL, 2, step_ms=7.0))
+    assert ask(snapshot=snapshot).step_time_ms == 7.0
+    store.close()  # what was in the log comes into the database
+    assert ask(snapshot=snapshot).step_time_ms == 7.0
+    with Store.open(Home.find().database_url) as again:
+        paper = Protocol(name="paper")
+        again.measurements.record(measurement(MODEL, 2, step_ms=8.0, protocol=paper))
+    assert ask(snapshot=snapshot).step_time_ms == 8.0
+
+
+def test_a_database_elsewhere_is_asked_each_time(store, tmp_path, monkeypatch):
+    home = Home.find()
+    assert home.database_files == (home.database_path, home.path / "labels.db-wal")
+    monkeypatch.setenv("TRAPPM_DATABASE", f"sqlite:///{tmp_path}/elsewhere.db")
+    assert home.database_files is None
+    with Store.open(home.database_url) as elsewhere:
+        elsewhere.measurements.record(measurement(MODEL, 2, step_ms=5.0))
+        assert ask().step_time_ms == 5.0
+    assert not (home.path / "answers").exists()
 
 
 def test_labels_of_the_same_graph_under_another_name_all_count(store):

@@ -107,13 +107,13 @@ def build_home(folder: Path) -> tuple[Home, str]:
         learner.set_pool(ordered, lambda done, total: None)
         judged = [c for c in pool if c.architecture == HELD_OUT][:2]
         taught = [c for c in pool if c.architecture != HELD_OUT]
-        store.rounds.plan(campaign, 0, "evaluation", _planned(judged, "evaluate"))
-        store.rounds.plan(campaign, 1, "initial", _planned(taught[:4], "train"))
+        store.rounds.plan(campaign, 0, "evaluation", planned(judged, "evaluate"))
+        store.rounds.plan(campaign, 1, "initial", planned(taught[:4], "train"))
         for number in range(6):
             measure_next(store, campaign, number)
         store.rounds.close(campaign, 0, {})
         store.rounds.close(campaign, 1, report(4, 22.5))
-        store.rounds.plan(campaign, 2, "acquired", _planned(taught[4:5], "train"))
+        store.rounds.plan(campaign, 2, "acquired", planned(taught[4:5], "train"))
         (waiting,) = store.assignments.of_campaign(campaign, state="open")
         store.measurements.record_and_lease([], [(waiting.id, "worker-1")])
         store.canaries.save(_canary(pool[0]), campaign_id=campaign)
@@ -122,7 +122,7 @@ def build_home(folder: Path) -> tuple[Home, str]:
     return home, campaign
 
 
-def _planned(configurations: list[Configuration], role: str) -> list[PlannedAssignment]:
+def planned(configurations: list[Configuration], role: str) -> list[PlannedAssignment]:
     return [
         PlannedAssignment(
             configuration=one, device="cpu-2t", role=role, rank=rank,

@@ -23,8 +23,9 @@ from trappm.learner.networks.presets import LAPTOP, PRESETS
 from trappm.page import maps
 from trappm.page.mounting import FILES
 from trappm.profiler.measuring import attempt
+from trappm.profiler.records import Configuration, Outcome
 from trappm.profiler.simulation.memory_breakdown import Part
-from trappm.store import LabelFilter, Store
+from trappm.store import CampaignState, Home, LabelFilter, Store
 
 VIEWS = ("campaigns", "map", "labels", "snapshots", "predict", "roofline")
 TOKEN = "0123456789abcdef-token"  # noqa: S105
@@ -133,11 +134,41 @@ def test_a_campaign_is_followed_while_it_runs(page, server, home):
         main.get_by_text(told).first.wait_for()
     main.locator("figure svg[role=img]").nth(1).wait_for()
     main.locator("figure summary").first.click()
-    assert "22.5 %" in main.locator("figure table").first.inner_text()
+    assert "22.5\N{NO-BREAK SPACE}%" in main.locator("figure table").first.inner_text()
     with Store.open(folder.database_url) as store:
         store.campaigns.log_event(campaign, "canary", {"message": "it drifts"})
     main.get_by_text("it drifts").wait_for()  # without loading the page again
     main.locator("figure table").first.wait_for()  # what was opened stays
+
+
+def test_a_campaign_that_failed_says_why_and_how_its_attempts_ended(
+    page, server, home, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+    what = Configuration(architecture="test_vit", batch_size=2, input_size=64)
+    with Store.open(home[0].database_url) as known:
+        spec = known.campaigns.get(home[1]).spec
+    with Store.open(Home.open().database_url) as store:
+        campaign = store.campaigns.create("lost", spec, 7).id
+        store.campaigns.set_pool(campaign, [(what, False)])
+        store.rounds.plan(campaign, 0, "evaluation", samples.planned([what], "evaluate"))
+        (waiting,) = store.assignments.of_campaign(campaign, state="open")
+        (lease,) = store.measurements.record_and_lease([], [(waiting.id, "worker-1")])
+        unstable = replace(
+            samples.measured(what, 0, lease.attempt_key),
+            outcome=Outcome.UNSTABLE,
+            failed_in="measure",
+            message="others had the cores",
+        )
+        store.measurements.record(unstable, assignment_id=lease.id)
+        store.owners.begin_campaign(campaign)
+        store.owners.end_campaign(campaign, CampaignState.FAILED, "too few labels; wait, resume")
+    show(page, server, f"campaigns/{campaign}")
+    why = page.locator("section.card", has_text="Why it failed")
+    assert "too few labels; wait, resume" in why.inner_text()
+    pace = page.locator("section.card", has_text="Labels a minute").inner_text()
+    assert "Of 1 attempt none gave a label" in pace
+    assert "trappm campaign watch" not in page.locator("main").inner_text()
 
 
 def test_the_map_tells_each_configuration_and_why(page, server, home):
@@ -226,12 +257,27 @@ def test_the_shipped_snapshot_tells_its_errors(page, server):
     show(page, server, "snapshots")
     page.get_by_role("link").filter(has_text=re.compile("^[0-9a-f]{20}$")).first.click()
     page.get_by_role("heading", name="Errors by head").wait_for()
-    page.get_by_role("heading", name="What intervals cover").wait_for()
-    page.get_by_role("img", name="What intervals of each size cover").wait_for()
     text = page.locator("main").inner_text()
     assert "a100-40gb" in text
     assert "trappm snapshot pull default" in text
     assert page.locator(".cell-bar").count() >= 4
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_what_intervals_cover_is_a_row_for_each_head_beside_what_it_should_be(page, server, width):
+    page.set_viewport_size({"width": width, "height": 900})
+    show(page, server, "snapshots/default")
+    chart = page.get_by_role("img", name="What intervals of 50 and 90 % cover, by head")
+    chart.wait_for()
+    names = chart.locator("[aria-label='y-axis tick label'] text")
+    assert "Memory, a100-40gb, train" in names.all_text_contents()
+    assert not any("v100" in name for name in names.all_text_contents())  # judged on eight only
+    assert chart.locator("[aria-label=dot] circle").count() == 2 * names.count()
+    left = chart.bounding_box()["x"]
+    assert all(name.bounding_box()["x"] >= left for name in names.all())  # none is cut
+    page.locator("figure", has=chart).locator("summary").click()
+    row = page.locator("figure", has=chart).locator("tr", has_text="Memory, a100-40gb, train")
+    assert "93.5" in row.inner_text()
 
 
 @pytest.mark.parametrize(
@@ -608,7 +654,9 @@ def test_numbers_are_written_as_people_write_them(page, server):
           return [percent(1.6e-14), percent(0), percent(2.314), number(0.00014), number(53820)];
         }"""
     )
-    assert written == ["< 0.01 %", "0 %", "2.31 %", "0.00014", "53,820"]
+    plain = [text.replace("\N{NO-BREAK SPACE}", " ") for text in written]
+    assert plain == ["< 0.01 %", "0 %", "2.31 %", "0.00014", "53,820"]
+    assert " " not in "".join(written)  # a number and its sign are not torn apart
 
 
 @pytest.mark.parametrize(

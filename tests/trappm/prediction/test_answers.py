@@ -1,6 +1,7 @@
 """What follows from a prediction, and the snapshot that ships with the package."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -275,10 +276,15 @@ def test_the_cheapest_of_several_models_is_the_answer_and_stands_first(capsys):
     cost = f"{number_text(cheapest.run.offers[0].usd)} USD for 1 epoch"
     assert lines[1] == f"Cheapest: {cheapest.model} on {cheapest.device}, {cost}."
     assert not any("no price" in line for line in lines)
-    assert run([*asked, "--device", "v100"]) == 0  # of one device nothing is said by model
-    first, *_ = capsys.readouterr().out.splitlines()
-    fastest = min((p for p in found if p.device == "v100-16gb"), key=lambda p: p.step_time_ms)
-    assert first.startswith(f"Fastest: {fastest.model} on v100-16gb, ")
+    assert run([*asked, "--json"]) == 0
+    of_all = json.loads(capsys.readouterr().out)["best_of_all"]
+    assert of_all["cheapest"] == {"model": cheapest.model, "device": cheapest.device}
+    fastest = max(found, key=lambda p: p.samples_per_s)
+    assert of_all["fastest"] == {"model": fastest.model, "device": fastest.device}
+    assert run([*asked, "--device", "t4"]) == 0  # of one device nothing is said by model
+    first, *others = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"Fastest: test_\w+ on t4, [\d,.]+ samples/s\.", first)
+    assert any(line.startswith("no price of t4 is known; add one to") for line in others[:3])
 
 
 def test_a_run_on_a_card_without_a_price_says_so_and_adamw_how_it_is_answered(capsys):
@@ -299,8 +305,7 @@ def test_all_devices_of_a_list_and_which_is_best(capsys):
     ]
     best = verdicts(found)["test_vit"]
     assert best["fastest"] == min(found[4:], key=lambda p: p.step_time_ms).device
-    offered = [p for p in found[4:] if p.run.offers]  # nobody's price of a V100 is known
-    assert best["cheapest"] == min(offered, key=lambda p: p.run.offers[0].usd).device
+    assert best["cheapest"] == min(found[4:], key=lambda p: p.run.offers[0].usd).device
     full = [replace(p, out_of_memory=0.9 if p.device == best["fastest"] else 0.1) for p in found]
     others = verdicts(full)["test_vit"]
     assert best["fastest"] not in others.values()
@@ -411,6 +416,12 @@ def test_a_run_adds_up(epochs, samples, batch, ms):
     assert found.offers[0].usd == pytest.approx(2 * found.hours)
     assert found.energy_kwh == pytest.approx(found.steps * 100 / 3.6e6)
     assert found.co2_kg == pytest.approx(found.energy_kwh / 2)
+
+
+def test_every_card_with_labels_has_a_price_with_its_source():
+    for device in ("a100-40gb", "h100", "rtx3090", "rtx4090", "v100-16gb"):
+        assert prices_of(device)
+        assert all(price.source and price.noted for price in prices_of(device))
 
 
 def test_prices_of_ones_own_take_the_place_of_ours(home):

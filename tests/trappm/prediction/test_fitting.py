@@ -166,6 +166,20 @@ def test_a_kept_profile_needs_no_torch():
     assert done.stdout.splitlines()[-1] == "0 False"
 
 
+def test_devices_are_listed_a_second_time_without_torch(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+    assert cli.run(["devices", "--json"]) == 0
+    first = capsys.readouterr().out
+    program = (
+        "import sys\nfrom trappm import cli\nstatus = cli.run(['devices', '--json'])\n"
+        "print(status, 'torch' in sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr.strip()) == (first, "0 False")
+
+
 def test_devices_come_with_their_evidence(capsys):
     rows = {row.device: row for row in answerable(snapshots_that_answer("default"))}
     assert rows["h100"].evidence["train"] == {"step_time_ms": OWN, "memory_mib": OWN}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trappm
-from trappm.prediction.lookup import Answer
+from trappm.prediction.looking_up.answer import Answer
 from trappm.profiler.number_text import number_text
 from trappm.terminal.label_tables import print_answer
 from trappm.terminal.prediction_tables import print_prediction

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from trappm.cli.options import with_options
+
+if TYPE_CHECKING:
+    from trappm.store import LabelFilter
 
 
 def _text(help_: str) -> Any:
@@ -43,27 +45,11 @@ _OPTIONS = {
 }
 
 
-def with_filter(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options that choose labels; it gets a `LabelFilter` as `wanted`."""
+def _filter(**values: Any) -> LabelFilter:
+    from trappm.store import LabelFilter
 
-    @functools.wraps(command)
-    def filtered(**values: Any) -> None:
-        from trappm.store import LabelFilter
+    return LabelFilter(**values)
 
-        wanted = LabelFilter(**{name: values.pop(name) for name in _OPTIONS})
-        command(wanted=wanted, **values)
 
-    hints = get_type_hints(command, localns={"LabelFilter": Any}, include_extras=True)
-    own = [
-        p.replace(annotation=hints[p.name]) for p in inspect.signature(command).parameters.values()
-    ]
-    options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
-        for name, option in _OPTIONS.items()
-    ]
-    arguments = [p for p in own if p.default is p.empty and p.name != "wanted"]
-    others = [p for p in own if p.default is not p.empty]
-    parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (*arguments, *options, *others)]
-    filtered.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    filtered.__annotations__ = {p.name: p.annotation for p in parameters}  # what typer reads
-    return filtered
+with_filter = with_options("wanted", _OPTIONS, _filter)
+"""Gives a command the options that choose labels; it gets a `LabelFilter` as `wanted`."""

@@ -64,7 +64,7 @@ def lookup(
     as_json: AsJson = False,
 ) -> None:
     """Tell what a step costs: measured where the same graph was, predicted where it was not."""
-    from trappm.prediction.lookup import lookup as look_up
+    from trappm.prediction.looking_up.lookup import lookup as look_up
 
     answer = look_up(
         model,

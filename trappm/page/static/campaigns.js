@@ -77,9 +77,9 @@ async function one(id, values, signal, main) {
 
   function draw() {
     put("head", [data.state, data.next_command, data.rehearsal_on, data.snapshot], () => heading(data));
-    put("summary", [data.devices, data.minutes_to_go, data.cost, data.end, data.state], () => summary(data));
+    put("summary", [data.devices, data.minutes_to_go, data.cost, data.end, data.state, why(data)], () => summary(data));
     put("errors", [data.errors, data.targets, chosen], () => errors(data, chosen, (metric) => { chosen = metric; draw(); }));
-    put("pace", [data.pace, data.devices], () => pace(data));
+    put("pace", [data.pace, data.devices, data.outcomes, data.state], () => pace(data));
     put("predicted", [data.predicted, chosen], () => predicted(data, chosen));
     put("people", [data.working, data.canary, data.outcomes], () => workers(data));
     put("news", [data.events, data.transfer], () => news(data));
@@ -144,12 +144,16 @@ function summary(data) {
       ["Money so far", cost.money === null ? "no price in the campaign file" : number(cost.money, 4)],
       ["Money to come", cost.money_to_come === null || ended ? null : `at most ${number(cost.money_to_come, 4)}`],
     ])),
-    card(ended ? "How it ended" : data.end?.holds ? "Why it ends" : "What will end it", outlook(data, ended)));
+    card(ended ? "How it ended" : data.state === "failed" ? "Why it failed" : data.end?.holds ? "Why it ends" : "What will end it", outlook(data, ended)));
 }
+
+/** What its process said when it failed, with the command that helps. */
+const why = (data) => (data.state === "failed" ? data.events.find((e) => e.kind === "failed")?.message : undefined);
 
 function outlook(data, ended) {
   if (ended && !data.end?.holds)
     return h("p", {}, data.state === "cancelled" ? "It was cancelled; its labels are kept." : "With its last round: all that was planned is measured.");
+  if (why(data)) return h("p", {}, why(data));
   if (!data.end) return h("p", { class: "muted" }, "Nothing can be forecast yet: no training has ended.");
   return [
     facts([["Rule", data.end.rule], ["Labels then", data.end.labels ?? null], ["Planned, left unmeasured", data.end.unmeasured ?? null], ["When", data.end.at ? `about ${time(data.end.at)}` : null]]),
@@ -193,9 +197,12 @@ function pace(data) {
   const names = Object.keys(series ?? {});
   if (!names.length) {
     const done = Object.values(data.devices).reduce((sum, n) => sum + n.done, 0);
+    const attempts = Object.values(data.outcomes).flatMap(Object.values).reduce((sum, n) => sum + n, 0);
+    if (attempts && !done)
+      return card("Labels a minute", empty("No label yet", `Of ${number(attempts)} ${attempts === 1 ? "attempt" : "attempts"} none gave a label; how they ended stands below.`));
     return card("Labels a minute", done
       ? empty("No pace to tell", `It has ${number(done)} ${done === 1 ? "label" : "labels"}, but fewer than two of them were measured for it one after the other: the others were there before.`)
-      : empty("Nothing measured yet", "The pace is told once two attempts have ended.", `trappm campaign watch ${data.id}`));
+      : empty("Nothing measured yet", "The pace is told once two attempts have ended.", ...(data.state === "running" ? [`trappm campaign watch ${data.id}`] : [])));
   }
   const lines = names.map((device) => ({
     name: device,

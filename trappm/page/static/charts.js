@@ -42,12 +42,12 @@ export const legend = (pairs) =>
 
 /**
  * Points over two axes.
- * series: [{name, kind (its colour), points: [{x, y, tip}]}]; rules: [{y, name}]; diagonal: where x and y are equal; range: of both axes.
+ * series: [{name, kind (its colour), points: [{x, y, tip}]}]; rules: [{y, name}]; diagonal: where x and y are equal.
  */
-export function xyChart({ series, rules = [], xLabel, yLabel, label, xType = "linear", yType = "linear", lines = false, dots = true, diagonal = false, zero = false, range = null, height = 270 }) {
+export function xyChart({ series, rules = [], xLabel, yLabel, label, xType = "linear", yType = "linear", lines = false, dots = true, diagonal = false, zero = false, height = 270 }) {
   const points = series.flatMap((one, at) => one.points.map((p) => ({ ...p, name: one.name, fill: colour(one.kind ?? at) })));
   const both = points.flatMap((p) => [p.x, p.y]);
-  const ends = range ?? (diagonal ? [Math.min(...both) / 1.15, Math.max(...both) * 1.15] : undefined);
+  const ends = diagonal ? [Math.min(...both) / 1.15, Math.max(...both) * 1.15] : undefined;
   const y = [...points.map((p) => p.y), ...rules.map((rule) => rule.y)];
   const isWhole = xType === "linear" && points.every((p) => Number.isInteger(p.x));
   const across = isWhole ? Math.max(...points.map((p) => p.x)) - Math.min(...points.map((p) => p.x)) : Infinity;
@@ -65,6 +65,27 @@ export function xyChart({ series, rules = [], xLabel, yLabel, label, xType = "li
     ],
   }));
   return series.length > 1 ? h("div", {}, legend(series.map((one, at) => [one.name, one.kind ?? at])), chart) : chart;
+}
+
+/**
+ * A row for each name, with how far each value lies from what it is to be: targets: [{at, name, kind}];
+ * rows: [{name, values (one for each target), tip}].
+ */
+export function targetRows({ rows, targets, xLabel, label }) {
+  const points = rows.flatMap((row) => targets.map((target, i) => ({ ...row, x: row.values[i], target: target.at, fill: colour(target.kind) })).filter((p) => typeof p.x === "number"));
+  const longest = Math.max(...rows.map((row) => row.name.length));
+  const chart = responsive((width) => drawn(label, {
+    width, height: 24 * rows.length + 60, marginLeft: Math.min(7 * longest + 16, width / 1.8), marginRight: 16, marginBottom: 42, marginTop: 12,
+    x: { domain: [0, 100], label: xLabel, labelArrow: "none", ticks: width < 500 ? 3 : 10, grid: true },
+    y: { label: null, domain: rows.map((row) => row.name), tickSize: 0 },
+    marks: [
+      Plot.tickX(targets, { x: "at", stroke: (t) => colour(t.kind), strokeWidth: 1.5, strokeDasharray: "5 4" }),
+      Plot.ruleY(points, { x1: "target", x2: "x", y: "name", stroke: "fill", strokeWidth: 3, strokeOpacity: 0.45 }),
+      Plot.dot(points, { x: "x", y: "name", r: 5, fill: "fill", stroke: "var(--surface)" }),
+      Plot.tip(points, Plot.pointer({ x: "x", y: "name", title: "tip", maxRadius: 30 })),
+    ],
+  }));
+  return h("div", {}, legend(targets.map((target) => [target.name, target.kind])), chart);
 }
 
 /** Local dates, or within two days local times, as ticks of an axis that these lie on. */

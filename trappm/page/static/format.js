@@ -19,16 +19,17 @@ export function number(value, digits = 4) {
   return String(Number(value.toPrecision(digits)));
 }
 
+/** Number and sign stay on one line. */
 export const percent = (value, digits = 3) => {
   if (value === null || value === undefined) return NOTHING;
-  return value > 0 && value < 0.01 ? "< 0.01 %" : `${number(value, digits)} %`;
+  return value > 0 && value < 0.01 ? "<\u00a00.01\u00a0%" : `${number(value, digits)}\u00a0%`;
 };
 
 export const share = (value) => {
   if (value === null || value === undefined) return NOTHING;
-  if (value > 0 && value < 0.001) return "< 0.1 %";
-  if (value < 1 && value > 0.999) return "> 99.9 %";
-  return `${number(100 * value, 3)} %`;
+  if (value > 0 && value < 0.001) return "<\u00a00.1\u00a0%";
+  if (value < 1 && value > 0.999) return ">\u00a099.9\u00a0%";
+  return `${number(100 * value, 3)}\u00a0%`;
 };
 
 /** As the clock here shows it; the difference to UTC stands with it. */

@@ -137,7 +137,7 @@ function roofline(rows) {
     const [left, right, top, bottom] = [52, 28, 26, 42];
     const inX = (width - left - right) / Math.log10(high / low);
     const inY = (HEIGHT - top - bottom) / Math.log10(most / least);
-    const name = { stroke: "var(--surface)", strokeWidth: 3, fill: "stroke", text: "name", dy: -7, fontSize: 11.5 };
+    const name = { stroke: "var(--surface)", strokeWidth: 7, fill: "stroke", text: "name", dy: -7, fontSize: 11.5 };
     const isNarrow = width < 560;
     return drawn(label, {
       width, height: HEIGHT, marginLeft: left, marginRight: right, marginTop: top, marginBottom: bottom,

@@ -4,7 +4,7 @@ import { h } from "./dom.js";
 import { METRICS, NOTHING, bytes, number, percent, time } from "./format.js";
 import { get } from "./server.js";
 import { card, choice, command, empty, facts, figure, table } from "./parts.js";
-import { cellBar, xyChart } from "./charts.js";
+import { cellBar, targetRows } from "./charts.js";
 
 export async function snapshotsView({ parts, values, signal, main }) {
   return parts.length ? oneOf(parts[0], values, signal, main) : all(signal);
@@ -73,20 +73,22 @@ async function oneOf(name, values, signal, main) {
 
 const LEAST_JUDGED = 20; // fewer measurements say little of how often intervals hold
 
-/** What intervals of each size cover, head by head: on the diagonal they keep their word. */
+/** What intervals of 50 and of 90 % cover, head by head: on the dashed lines they keep their word. */
 function reliability(manifest) {
+  const order = Object.keys(METRICS);
   const rows = Object.entries(manifest.errors ?? {}).flatMap(([device, phases]) => Object.entries(phases).flatMap(([phase, metrics]) =>
-    Object.entries(metrics ?? {}).filter(([, judged]) => judged?.count >= LEAST_JUDGED).flatMap(([metric, judged]) => Object.entries(judged.reliability ?? {}).map(([interval, covered]) => ({ head: `${device}, ${phase}, ${METRICS[metric]?.name.toLowerCase() ?? metric}`, interval: Number(interval), covered })))));
+    Object.entries(metrics ?? {}).filter(([, judged]) => judged?.count >= LEAST_JUDGED && judged.reliability).map(([metric, { count, reliability }]) => ({ head: `${METRICS[metric]?.name ?? metric}, ${device}, ${phase}`, metric, count, reliability }))))
+    .sort((a, b) => order.indexOf(a.metric) - order.indexOf(b.metric));
   if (!rows.length) return null;
-  const heads = [...new Set(rows.map((r) => r.head))];
-  const at = (head, interval) => rows.find((r) => r.head === head && r.interval === interval)?.covered;
   const shown = [50, 80, 90, 95];
-  return card("What intervals cover", figure(`Share of the measurements of architectures held out that lie inside intervals of each size, for heads judged on ${LEAST_JUDGED} or more: on the line, intervals keep their word.`,
-    xyChart({
-      series: heads.map((head) => ({ name: head, points: rows.filter((r) => r.head === head).map((r) => ({ x: r.interval, y: r.covered, tip: `${head}\n${r.interval} %: ${percent(r.covered)} inside` })) })),
-      xLabel: "Interval, %", yLabel: "Measurements inside, %", label: "What intervals of each size cover, by head", lines: true, diagonal: true, range: [0, 100],
+  const says = (r, i) => percent(r.reliability[i]);
+  return card("What intervals cover", figure(`Share of the measurements of architectures held out that lie inside intervals of 50 and of 90 %, for heads judged on ${LEAST_JUDGED} or more: at its dashed line an interval keeps its word, left of it is too narrow, right of it is wider than it need be.`,
+    targetRows({
+      rows: rows.map((r) => ({ name: r.head, values: [r.reliability[50], r.reliability[90]], tip: `${r.head}, ${number(r.count)} judged\nof 50 %: ${says(r, 50)} inside\nof 90 %: ${says(r, 90)} inside` })),
+      targets: [{ at: 50, name: "intervals of 50 %", kind: 1 }, { at: 90, name: "intervals of 90 %", kind: 0 }],
+      xLabel: "Measurements inside, %", label: "What intervals of 50 and 90 % cover, by head",
     }),
-    () => table("What intervals cover", [{ name: "head", label: "Head", header: true }, ...shown.map((i) => ({ name: `i${i}`, label: `${i} %`, numeric: true, cell: (r) => percent(at(r.head, i)) }))], heads.map((head) => ({ head })), { hideCaption: true })));
+    () => table("What intervals cover", [{ name: "head", label: "Head", header: true }, { name: "count", label: "Judged on", numeric: true }, ...shown.map((i) => ({ name: `i${i}`, label: `${i} %`, numeric: true, cell: (r) => says(r, i) }))], rows, { hideCaption: true })));
 }
 
 /** Errors of two snapshots, head by head. */

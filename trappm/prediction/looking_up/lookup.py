@@ -4,28 +4,31 @@ Labels are found by the hash of the graph: those of an ONNX file under whatever 
 measured. A graph is of a forward pass in evaluation mode and does not tell of dropout or frozen
 parameters, so a label of another architecture answers for a named one only where the profiles of
 both training steps are equal too; for a file, which has no such profile, the answer says so.
+
+What was answered from a SQLite file is kept until that file changes (`kept_answers`); no file shows
+whether another database did, so that is always asked.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trappm.label_frames import store_to_read
-from trappm.notebook_cards import card
+from trappm.prediction.kept_answers import kept_answers
+from trappm.prediction.looking_up.answer import Answer
+from trappm.prediction.models.profile_cache import content_key
 from trappm.prediction.models.sizes import size_of
-from trappm.prediction.prediction import quantity
 from trappm.profiler.errors import InputError, SnapshotError, TrappmError
 from trappm.profiler.models.known_names import is_file, refuse_unknown
-from trappm.profiler.number_text import number_text
-from trappm.profiler.records import METRICS, Configuration, Pair, Protocol, Provenance
+from trappm.profiler.records import Configuration, Pair, Protocol, Provenance
 from trappm.profiler.records.step_scope import PARTIAL_PROTOCOLS
+from trappm.profiler.transformers.names import content_of
+from trappm.store.home import Home
 
 if TYPE_CHECKING:
-    from trappm.prediction.prediction import Prediction
     from trappm.profiler.records.graph import GraphTemplate
     from trappm.store import LabelRecord, Store
 
@@ -37,82 +40,6 @@ _NEAREST = 3
 """So many labelled settings are listed where none fits."""
 
 _SETTINGS = ("precision", "memory_format", "optimizer", "phase")
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Answer:
-    """What one training step costs, and how that is known; iterating gives time, memory, power."""
-
-    model: str
-    device: str
-    batch_size: int
-    source: str
-    """`measured`, `imported` or `predicted`."""
-    step_time_ms: float | None
-    memory_mib: float | None
-    memory_above_mib: float | None
-    """Memory ran out, and the step needs more than this."""
-    power_w: float | None
-    labels: tuple[LabelRecord, ...]
-    """All labels of this graph, batch size and device; the first one answers."""
-    prediction: Prediction | None
-    """If there is no label: what a snapshot says."""
-    remark: str | None = None
-    """What to mind about a label of another name, or what there is instead of one; else None."""
-
-    def __iter__(self) -> Iterator[float | None]:
-        return iter((self.step_time_ms, self.memory_mib, self.power_w))
-
-    def __str__(self) -> str:
-        """The answer in a sentence."""
-        if self.prediction is not None:
-            return str(self.prediction)
-        if self.memory_above_mib is not None:
-            return f"Memory runs out: a step needs more than {self.memory_above_mib:,.0f} MiB."
-        parts = [quantity(name, value) for name, value, _ in self.figures()]
-        return f"A step takes {', '.join(parts)}." if parts else "Nothing of it is known."
-
-    def figures(self) -> list[tuple[str, float, str]]:
-        """Name, value and unit of each metric that is known."""
-        return [
-            (name, value, unit)
-            for name, unit in METRICS.items()
-            if (value := getattr(self, name)) is not None
-        ]
-
-    def __repr__(self) -> str:
-        return f"<Answer: {self._about}: {self}>"
-
-    def _repr_html_(self) -> str:
-        rows = [(name, number_text(value), unit) for name, value, unit in self.figures()]
-        return card(f"{self._about}: {self}", rows, filter(None, [self.remark]))
-
-    @property
-    def _about(self) -> str:
-        of = f"{self.model} on {self.device}, batch {self.batch_size:,}"
-        return f"{of}, {self.source}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, with the ids of the labels or of the snapshot."""
-        labels = [
-            {"id": x.id, **x.configuration.to_dict(), "protocol": x.protocol,
-             "provenance": x.provenance.value, "step_time_ms": x.step_time_ms,
-             "memory_mib": x.memory_mib, "memory_above_mib": x.memory_above_mib,
-             "power_w": x.power_w}
-            for x in self.labels
-        ]  # fmt: skip
-        values = {name: getattr(self, name) for name in Answer.__dataclass_fields__}
-        prediction = None if self.prediction is None else self.prediction.to_dict()
-        snapshot = None if self.prediction is None else self.prediction.snapshot
-        label_id = self.labels[0].id if self.labels else None
-        return {
-            "sentence": str(self),
-            **values,
-            "label_id": label_id,
-            "snapshot": snapshot,
-            "labels": labels,
-            "prediction": prediction,
-        }
 
 
 def lookup(
@@ -151,14 +78,37 @@ def lookup(
         TrappmError: it was measured, and that gave no label.
     """
     size = size_of(str(model), input_size, sequence_length)
-    inquiry = _Inquiry.about(model, batch_size, size, settings)
-    rule = _rule(protocol, device)
-    answer = inquiry.labels(device)
-    if answer:
-        return inquiry.answer(device, answer)
-    if measure:
-        return inquiry.answer(device, [inquiry.measured(device, rule)])
-    return inquiry.predicted(device, snapshot)
+
+    def look() -> Answer:
+        inquiry = _Inquiry.about(model, batch_size, size, settings)
+        rule = _rule(protocol, device)
+        labels = inquiry.labels(device)
+        if not labels and measure:
+            labels = [inquiry.measured(device, rule)]
+        return inquiry.answer(device, labels) if labels else inquiry.predicted(device, snapshot)
+
+    home = Home.find()
+    if measure or home.database_files is None:
+        return look()
+    named = isinstance(model, str) and not is_file(model)
+    question = {
+        "looked_up": model,
+        "content": content_of(str(model)) if named else content_key(Path(model)),
+        "size": size,
+        "batch_size": batch_size,
+        "device": device,
+        "snapshot": snapshot,
+        "protocol": protocol,
+        **settings,
+    }
+    (answer,) = kept_answers(
+        question,
+        lambda: [look()],
+        write=Answer.to_kept,
+        read=Answer.from_kept,
+        rests_on=lambda: home.database_files or (),
+    )
+    return answer
 
 
 @dataclass(frozen=True, kw_only=True)
