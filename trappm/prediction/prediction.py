@@ -249,8 +249,9 @@ class Prediction:
         run = self.run
         if run is None:
             return None
-        cheapest = f" and {_number(run.offers[0].usd)} USD" if run.offers else ""
-        return f"{_number(run.hours)} h{cheapest} for {run.length}"
+        least = "from " if len(run.offers) > 1 else ""
+        usd = f" and {least}{_number(run.offers[0].usd)} USD" if run.offers else ""
+        return f"{_number(run.hours)} h{usd} for {run.length}"
 
 
 def remarks_on(

@@ -111,8 +111,10 @@ def test_the_answer_is_a_sentence(answer):
     assert str(alone) == "A step takes 183 to 239 ms."
     assert str(replace(alone, step_time_ms=None)) == "Nothing of it is known."
     run = trappm.predict("test_resnet", batch_size=64, device="a100", epochs=2, samples=10**6).run
-    costly = replace(run, offers=(replace(run.offers[0], usd=74.66),))
-    assert str(replace(known, run=costly)).endswith(" h and 74.7 USD for 2 epochs.")
+    offer = replace(run.offers[0], usd=74.66)
+    priced, dearer = (replace(known, run=replace(run, offers=(offer,) * n)) for n in (1, 2))
+    assert str(priced).endswith(" h and 74.7 USD for 2 epochs.")
+    assert str(dearer).endswith(" h and from 74.7 USD for 2 epochs.")
     unpriced = replace(known, run=replace(run, offers=()))
     assert str(unpriced).endswith(" h for 2 epochs.")
 
