@@ -57,9 +57,9 @@ def launched_and_left(python: str | Path, folder: Path) -> dict[str, Any]:
     finally:
         server.cleanup()
     assert done.returncode == 0, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert told["state"] == "finished"
-    assert told["labels"] == told["budget"]
-    assert told["looked_at"] > 20
-    assert told["leaks"] == []
-    return told
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert report["state"] == "finished"
+    assert report["labels"] == report["budget"]
+    assert report["looked_at"] > 20
+    assert report["leaks"] == []
+    return report

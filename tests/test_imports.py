@@ -66,30 +66,30 @@ CODE_RUNNING_CALLS |= {"pandas.read_pickle", "pd.read_pickle", "eval", "exec"}
 
 def violations(room: str, source: str) -> list[str]:
     """What a module of `room` with this source does that the rules forbid."""
-    found = []
+    edges = []
     for node in ast.walk(ast.parse(source)):
         for name in _imported(node):
             top = name.split(".")[0]
             if top in MAY_IMPORT and top != "trappm":
-                found.append(f"line {node.lineno}: {name} is only known as trappm.{name}")
+                edges.append(f"line {node.lineno}: {name} is only known as trappm.{name}")
             inner = _room(name)
             if inner is not None and inner != room and inner not in MAY_IMPORT[room]:
-                found.append(f"line {node.lineno}: {room} may not import {name}")
+                edges.append(f"line {node.lineno}: {room} may not import {name}")
             if room not in HOMES.get(top, {room}):
-                found.append(f"line {node.lineno}: {name} belongs to {sorted(HOMES[top])}")
+                edges.append(f"line {node.lineno}: {name} belongs to {sorted(HOMES[top])}")
             if top in CODE_RUNNERS:
-                found.append(f"line {node.lineno}: {name} runs code from what it reads")
+                edges.append(f"line {node.lineno}: {name} runs code from what it reads")
             if name in CODE_RUNNING_CALLS:
-                found.append(f"line {node.lineno}: {name} runs code from what it reads")
+                edges.append(f"line {node.lineno}: {name} runs code from what it reads")
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
             if called in CODE_RUNNING_CALLS:
-                found.append(f"line {node.lineno}: {called} runs code from what it reads")
+                edges.append(f"line {node.lineno}: {called} runs code from what it reads")
             if any(
                 k.arg == "allow_pickle" and ast.unparse(k.value) != "False" for k in node.keywords
             ):
-                found.append(f"line {node.lineno}: allow_pickle runs code from what it reads")
-    return found
+                edges.append(f"line {node.lineno}: allow_pickle runs code from what it reads")
+    return edges
 
 
 def _room(name: str) -> str | None:

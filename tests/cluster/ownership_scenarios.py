@@ -52,7 +52,7 @@ def postgresql():
 
 def database_away(_url):
     """A PostgreSQL server of its own stops at once, and comes back after AWAY_S seconds."""
-    told, away_s = {}, float(os.environ.get("AWAY_S", "20"))
+    outcome, away_s = {}, float(os.environ.get("AWAY_S", "20"))
     with postgresql() as (server, url):
 
         def faults(recorded):
@@ -60,10 +60,10 @@ def database_away(_url):
             server._stop()
             time.sleep(away_s)
             server.ensure_postgres_running()
-            told["recovery_s"] = first_after(recorded, time.monotonic())
+            outcome["recovery_s"] = first_after(recorded, time.monotonic())
 
         with emulated(NODES):
-            return play(url, spec(100), faults) | told
+            return play(url, spec(100), faults) | outcome
 
 
 def restarted_during_an_outage(_url):
@@ -186,11 +186,11 @@ def mixed_stacks(url):
     """One of the nodes has another PyTorch."""
     with emulated(NODES) as made, Store.open(url) as store:
         mark(made.measuring[1], "another stack")
-        told = play(url, spec(60))
+        outcome = play(url, spec(60))
         known = training_labels(store, store.campaigns.get().id)
         report = store.rounds.all(store.campaigns.get().id)[-1].report
         stacks = Counter((x.device, x.fingerprint) for x in store.labels.matching())
-        return told | {
+        return outcome | {
             "learned_from": len(known.labels),
             "left_out": report["left_out"],
             "stacks": {f"{device} {stack}": n for (device, stack), n in stacks.items()},

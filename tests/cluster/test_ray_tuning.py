@@ -41,11 +41,11 @@ def test_workers_share_a_study(tmp_path):
     )
     url = f"sqlite:///{tmp_path / 'labels.db'}"
     Store.open(url).close()
-    told = []
+    messages = []
     report = tune_on_ray(
         Tuning("shared", url, "xgboost", samples, None), 6, workers=2, address=None,
-        on_trial=lambda *p: told.append(p),
+        on_trial=lambda *p: messages.append(p),
     )  # fmt: skip
     assert 6 <= sum(report["trials"].values()) <= 7
     assert report["trials"]["fail"] == 0
-    assert told[-1][:2] == (6, 6)
+    assert messages[-1][:2] == (6, 6)

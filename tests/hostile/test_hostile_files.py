@@ -88,9 +88,9 @@ def test_nothing_tells_whether_a_file_of_the_server_is_there(folders, process, w
     assert os.path.exists("/etc/passwd")
     assert not os.path.exists("/etc/secret")
     for name, content in tensors_at(f"etc/{where}"):
-        _, told = outcome(process, folders[0] / "x.onnx", content)
-        assert "should be stored" not in told, f"{name}: {told}"
-        assert "regular file" not in told, f"{name}: {told}"
+        _, reply = outcome(process, folders[0] / "x.onnx", content)
+        assert "should be stored" not in reply, f"{name}: {reply}"
+        assert "regular file" not in reply, f"{name}: {reply}"
 
 
 @pytest.mark.slow
@@ -166,10 +166,10 @@ def test_the_server_answers_or_refuses_hostile_files(folders, server):
         status, kind, body = uploaded(port, content)
         statuses[status] += 1
         assert status in {200, 413, 422}, f"{name}: {body}"
-        told = json.loads(body)
+        reply = json.loads(body)
         if status != 200:
             assert kind == "application/problem+json", name
-            check_line(name, told["detail"])
+            check_line(name, reply["detail"])
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(ask, *zip(*hostile_files(folders[1]), strict=True)))

@@ -74,13 +74,13 @@ def main() -> None:
             workers=Workers(), learner=learner,
             snapshots=home.snapshots, steps=StepCache(home.step_profiles),
         ).run()  # fmt: skip
-        told = {
+        report = {
             "trained_on": learner.report.labels,
             "state": str(store.campaigns.state(record.id)),
             "grew_trees": "xgboost" in sys.modules,
             "trappm": str(Path(sys.modules["trappm"].__file__ or "")),
         }
-    sys.stdout.write(json.dumps(told))
+    sys.stdout.write(json.dumps(report))
 
 
 if __name__ == "__main__":

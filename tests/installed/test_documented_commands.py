@@ -54,7 +54,7 @@ class Command:
 
 
 def commands(page: Path) -> list[Command]:
-    found: list[Command] = []
+    result: list[Command] = []
     for block in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL):
         words: tuple[str, ...] | None = None
         output: list[str] = []
@@ -63,11 +63,11 @@ def commands(page: Path) -> list[Command]:
                 output.append(line)
                 continue
             if words is not None:
-                found.append(Command(words, tuple(output)))
+                result.append(Command(words, tuple(output)))
             typed = shlex.split(line[2:], comments=True)
             words = tuple(typed[1:]) if typed[:1] == ["trappm"] else None
             output = []
-    return found
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_noted_commands_have_the_options_that_there_are(page):
 
 def noted(text: str) -> list[list[str]]:
     """The words of each command; of what may be left out, in brackets, none."""
-    found, rest = [], ""
+    result, rest = [], ""
     for line in re.findall(r"(?m)^    (.*)$", re.sub(r"\\\n +", "", text)):
         if not rest and not line.startswith("trappm "):
             continue
@@ -162,10 +162,10 @@ def noted(text: str) -> list[list[str]]:
         except ValueError:  # a quotation goes on in the next line
             continue
         ends = [words.index(mark) for mark in ("&&", "|", ">", "&") if mark in words]
-        found.append(words[1 : min(ends, default=None)])
+        result.append(words[1 : min(ends, default=None)])
         rest = ""
     assert not rest, rest
-    return found
+    return result
 
 
 def test_commands_left_out_are_commands():

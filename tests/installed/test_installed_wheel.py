@@ -102,15 +102,15 @@ def test_ours_and_theirs_are_both_there(run, python, place):
 
 def test_a_campaign_runs_to_its_end_and_its_snapshot_predicts(run, place):
     (place / "tiny.yaml").write_text(yaml.safe_dump(SPEC))
-    told = run("trappm", "campaign", "launch", "tiny.yaml")
-    assert "predicted against measured" in told
+    report = run("trappm", "campaign", "launch", "tiny.yaml")
+    assert "predicted against measured" in report
     assert f"{sum(BUDGET.values())} labels" in run("trappm", "labels", "query")
-    asked = ["resnet18", "--batch-size", "4", "--input-size", "64", "--device", "cpu-2t"]
-    assert "resnet18" in run("trappm", "predict", *asked)
+    question = ["resnet18", "--batch-size", "4", "--input-size", "64", "--device", "cpu-2t"]
+    assert "resnet18" in run("trappm", "predict", *question)
 
 
 def test_a_cluster_of_nodes_with_the_wheel_and_postgresql(wheel, python, tmp_path):
     install(python, f"{wheel}[postgresql]")
-    told = launched_and_left(python, tmp_path)
-    assert len(told["trappm"]) == 3
-    assert all(Path(path).is_relative_to(python.parents[1] / "lib") for path in told["trappm"])
+    report = launched_and_left(python, tmp_path)
+    assert len(report["trappm"]) == 3
+    assert all(Path(path).is_relative_to(python.parents[1] / "lib") for path in report["trappm"])

@@ -51,8 +51,8 @@ def test_kernels_are_stored_before_the_first_label_and_once(tmp_path):
         assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
 
-    told = trappm("campaign", "launch", str(file))
-    lines = [line for line in told.splitlines() if "cpu-1t  " in line]
+    output = trappm("campaign", "launch", str(file))
+    lines = [line for line in output.splitlines() if "cpu-1t  " in line]
     assert "kernels timed" in lines[0]
     with Store.open_to_read(f"sqlite:///{tmp_path}/home/labels.db") as store:
         kernels, labels = store.kernels.all(), store.labels.matching()

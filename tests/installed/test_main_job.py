@@ -241,7 +241,7 @@ def test_measurements_are_real(campaign):
 
 
 def test_the_report_tells_outcomes_errors_transfer_and_what_to_do_next(campaign):
-    for told in (
+    for phrase in (
         "assignments",
         "attempts by outcome",
         "error on architectures held out",
@@ -251,7 +251,7 @@ def test_the_report_tells_outcomes_errors_transfer_and_what_to_do_next(campaign)
         "trappm snapshot pull",
         "trappm predict",
     ):
-        assert told in campaign.output
+        assert phrase in campaign.output
     assert campaign.trappm("campaign", "report").stdout.strip()[:40] in campaign.output
     status = json.loads(campaign.trappm("campaign", "status", "--json").stdout)
     assert status["state"] == "finished"

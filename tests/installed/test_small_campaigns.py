@@ -73,8 +73,8 @@ def test_a_campaign_measures_ranks_learns_from_them_and_predicts(tmp_path):
         rows = connection.execute("SELECT environment FROM measurements WHERE outcome = 'ok'")
         facts = [json.loads(environment) for (environment,) in rows]
     assert {fact["world_size"] for fact in facts} == {2}
-    asked = ("predict", "test_resnet", "--batch-size", "2", "--input-size", "64")
-    answer = campaign.json(*asked, "--device", "cpu-2x1t")
+    question = ("predict", "test_resnet", "--batch-size", "2", "--input-size", "64")
+    answer = campaign.json(*question, "--device", "cpu-2x1t")
     assert answer["step_time_ms"] > 0
     assert answer["memory_mib"] > 0
 
@@ -112,8 +112,8 @@ def test_a_campaign_measures_transformers_in_all_the_ways_of_its_pool(transforme
 
 @pytest.mark.slow
 def test_its_snapshot_predicts_a_way_to_train_that_nobody_measured(transformers):
-    asked = ("predict", "hf:bert-micro,lora=3", "--sequence-length", "40", "--batch-size", "2")
-    answer = transformers.json(*asked, "--optimizer", "adamw", "--device", "cpu-2t")
+    question = ("predict", "hf:bert-micro,lora=3", "--sequence-length", "40", "--batch-size", "2")
+    answer = transformers.json(*question, "--optimizer", "adamw", "--device", "cpu-2t")
     low, high = answer["intervals"]["step_time_ms"]
     assert low < answer["step_time_ms"] < high
     assert answer["memory_mib"] > 0

@@ -98,7 +98,7 @@ def profiles_made(url):
 
 
 def node_comes_late(url):
-    told = {}
+    report = {}
     with emulated([("A100", 1), ("V100", 1)]) as made:
 
         def faults(recorded):
@@ -106,22 +106,22 @@ def node_comes_late(url):
             there = {host.split()[0] for _, _, host in list(recorded)}
             moment = time.monotonic()
             add(made, "A100", 1)
-            told["recovery_s"] = first_after(recorded, moment, besides=there)
+            report["recovery_s"] = first_after(recorded, moment, besides=there)
 
-        return play(url, spec(600), faults) | told
+        return play(url, spec(600), faults) | report
 
 
 def autoscaled_from_nothing(url):
     """No worker is there when the campaign begins, nor a while after it has ended."""
     with autoscaled() as join:
         before, watched = workers(), Watched()
-        told = play(url, spec(240, devices=("a100", "v100")))
+        report = play(url, spec(240, devices=("a100", "v100")))
         watched.stop()
         begin = time.monotonic()
         ray.shutdown()  # as a campaign's process does when it ends
         join()
         wait_until(lambda: not workers())
-        return told | {
+        return report | {
             "before": before, "most": watched.most, "first_s": watched.first_s,
             "recovery_s": max(watched.first_s.values()), "empty_s": time.monotonic() - begin,
         }  # fmt: skip
@@ -135,34 +135,34 @@ def node_out_of_order(url):
 
 
 def node_lost(url, graceful=False):
-    told = {}
+    report = {}
     with emulated([*NODES, ("V100", 1)]) as made:
 
         def faults(recorded):
             wait_for(recorded, 10)
-            told["moment"] = time.monotonic()
+            report["moment"] = time.monotonic()
             made.remove_node(made.measuring[2], allow_graceful=graceful)
             made.remove_node(made.measuring[1], allow_graceful=graceful)
 
-        told |= play(url, spec(150), faults)
-        return told | {"recovery_s": max(told["lost_at"]) - told["moment"]}
+        report |= play(url, spec(150), faults)
+        return report | {"recovery_s": max(report["lost_at"]) - report["moment"]}
 
 
 def worker_killed(url):
-    told = {}
+    report = {}
     with emulated(NODES):
 
         def faults(recorded):
             wait_for(recorded, 10, V100)
             (node,) = {host for _, d, host in recorded if d == V100}
             os.kill(int(node.split()[1]), signal.SIGKILL)
-            told["recovery_s"] = first_after(recorded, time.monotonic(), V100)
+            report["recovery_s"] = first_after(recorded, time.monotonic(), V100)
 
-        return play(url, spec(100), faults) | told
+        return play(url, spec(100), faults) | report
 
 
 def worker_frozen(url):
-    told = {}
+    report = {}
     trappm.cluster.campaign.loop.LEASE_S = 30.0
     with emulated(NODES):
 
@@ -170,14 +170,14 @@ def worker_frozen(url):
             wait_for(recorded, 10, V100)
             (node,) = {host for _, d, host in recorded if d == V100}
             os.kill(int(node.split()[1]), signal.SIGSTOP)
-            told["recovery_s"] = first_after(recorded, time.monotonic() + 1, V100)
+            report["recovery_s"] = first_after(recorded, time.monotonic() + 1, V100)
 
-        return play(url, spec(100), faults) | told
+        return play(url, spec(100), faults) | report
 
 
 def node_frozen(url):
     """Everything on a node stands still, as when its machine sleeps, and later goes on."""
-    told = {}
+    report = {}
     with emulated([*NODES, ("V100", 1)]) as made, Store.open(url) as store:
 
         def faults(recorded):
@@ -188,20 +188,20 @@ def node_frozen(url):
                 process.suspend()
             (record,) = store.campaigns.all()
             wait_until(lambda: any(e.kind == "lost" for e in store.campaigns.events(record.id)))
-            told["recovery_s"] = time.monotonic() - moment
+            report["recovery_s"] = time.monotonic() - moment
             for process in frozen:
                 with contextlib.suppress(psutil.Error):
                     process.resume()
 
-        return play(url, spec(150), faults) | told
+        return play(url, spec(150), faults) | report
 
 
 def learner_killed(url):
     with emulated(NODES), tempfile.TemporaryDirectory() as folder:
         flag = Path(folder, "died")
         learner = LearnerProxy(tell=print, learner=MadeUpLearner, dies_once=str(flag))
-        told = play(url, spec(60), learner=learner)
-        return told | {"died": flag.exists()}
+        report = play(url, spec(60), learner=learner)
+        return report | {"died": flag.exists()}
 
 
 def campaign_killed(url):
@@ -283,8 +283,8 @@ def head_restarted(url):
             wait_until(lambda: attempts(store, record.id) > before)
             recovery_s = time.monotonic() - begin
             wait_until(lambda: store.campaigns.state(record.id) == "finished")
-        told = {"between": between, "recovery_s": recovery_s}
-        return summary(store, record.id, plan) | told
+        report = {"between": between, "recovery_s": recovery_s}
+        return summary(store, record.id, plan) | report
 
 
 def poisoned(url):
@@ -312,8 +312,8 @@ def soak(url):
             soon = time.monotonic() + every_s
             while time.monotonic() < soon and store.campaigns.state(record.id) == "running":
                 time.sleep(0.5)
-        told = {"faults": happened, "minutes": (time.monotonic() - begin) / 60}
-        return summary(store, record.id, plan) | told
+        report = {"faults": happened, "minutes": (time.monotonic() - begin) / 60}
+        return summary(store, record.id, plan) | report
 
 
 def one_of(name, order):

@@ -97,15 +97,15 @@ def test_each_actor_describes_the_gpu_that_ray_gave_to_it() -> None:
         Board("GPU-bbbb", handle=error("GPU_IS_LOST")),
         Board("GPU-cccc", "NVIDIA H200"),
     )
-    told = answers(PROGRAM, machine)
-    assert told["gpus"] == 3
-    working = [facts for facts in told["described"] if isinstance(facts, dict)]
-    (failed,) = [text for text in told["described"] if isinstance(text, str)]
+    report = answers(PROGRAM, machine)
+    assert report["gpus"] == 3
+    working = [facts for facts in report["described"] if isinstance(facts, dict)]
+    (failed,) = [text for text in report["described"] if isinstance(text, str)]
     assert sorted(gpu for facts in working for gpu in facts["gpus"]) == ["0", "2"]
     assert len({facts["fingerprint"] for facts in working}) == 1
     assert "no GPU here has this number or name; NVML on GPU 1 of this machine: GPU is" in failed
     # As far as one comes without a GPU: the process of the measurement looks for CUDA on its own.
-    outcome, phase, message = told["end"]
+    outcome, phase, message = report["end"]
     assert (outcome, phase) == ("error", "worker")
     assert "cannot use CUDA on NVIDIA H200" in message
-    assert told["uuid"] in {"GPU-aaaa", "GPU-cccc"}
+    assert report["uuid"] in {"GPU-aaaa", "GPU-cccc"}

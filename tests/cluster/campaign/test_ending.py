@@ -116,8 +116,8 @@ def test_a_budget_of_labels_is_met_exactly_and_what_is_left_is_told(
     left = len(store.assignments.of_campaign(run.id)) - labels
     assert (facts.end.rule, facts.end.unmeasured) == ("labels", left)
     print_status(facts)
-    told = capsys.readouterr().out
-    assert (f"{left} configurations that were planned are left unmeasured" in told) == (left > 0)
+    output = capsys.readouterr().out
+    assert (f"{left} configurations that were planned are left unmeasured" in output) == (left > 0)
     assert store.maintenance.check() == []
 
 

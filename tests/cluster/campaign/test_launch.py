@@ -104,18 +104,18 @@ def test_a_server_that_is_not_up_when_a_command_begins_is_waited_for(
     os.kill(process.pid, signal.SIGQUIT)
     process.wait(PATIENCE_S)
     try:
-        with begun(tmp_path, url, *command) as asked:
-            waits = asked.stderr.readline()
+        with begun(tmp_path, url, *command) as launcher:
+            waits = launcher.stderr.readline()
             assert "trying again for up to 600 s" in waits
-            assert asked.poll() is None
+            assert launcher.poll() is None
             server.ensure_postgres_running()
-            _, rest = asked.communicate(timeout=PATIENCE_S)
+            _, rest = launcher.communicate(timeout=PATIENCE_S)
     finally:
         server.ensure_postgres_running()
     back, error = rest.splitlines()
     assert "answers again" in back
     assert end in error
-    assert asked.returncode == 2
+    assert launcher.returncode == 2
 
 
 @pytest.mark.parametrize("wrong", ["password", "host", "database"])
@@ -126,9 +126,9 @@ def test_an_address_that_is_wrong_is_refused_at_once(own_server, tmp_path, wrong
         "host": url.set(host="no-host.invalid", query={}),
         "database": url.set(database="none"),
     }[wrong]
-    with begun(tmp_path, url, "resume") as asked:
-        _, told = asked.communicate(timeout=PATIENCE_S)
-    assert asked.returncode == 2
-    assert len(told.splitlines()) == 1
-    assert "trying again" not in told
-    assert "a wrong one" not in told
+    with begun(tmp_path, url, "resume") as launcher:
+        _, errors = launcher.communicate(timeout=PATIENCE_S)
+    assert launcher.returncode == 2
+    assert len(errors.splitlines()) == 1
+    assert "trying again" not in errors
+    assert "a wrong one" not in errors

@@ -217,15 +217,15 @@ def test_a_store_that_is_opened_while_it_is_away_is_waited_for(new_store, tmp_pa
     folder.mkdir()
     path = url.removeprefix("sqlite:///")
     away = f"sqlite:///{folder / 'share' / 'labels.db'}"
-    told = []
+    messages = []
 
     def come_back(message):
-        told.append(message)
+        messages.append(message)
         if "trying again" in message:
             (folder / "share").mkdir()
             os.rename(path, folder / "share" / "labels.db")
 
     with Patience(tell=come_back)(partial(Store.open, away, Patience())) as opened:
         assert opened.campaigns.all() == []
-    assert "trying again" in told[0]
-    assert "answers again" in told[1]
+    assert "trying again" in messages[0]
+    assert "answers again" in messages[1]

@@ -110,7 +110,7 @@ def test_the_budget_is_the_sum_of_evaluation_initial_and_rounds():
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"sead": 3}, "sead: unknown key; did you mean 'seed'"),
         ({"name": ""}, "name"),
@@ -143,11 +143,11 @@ def test_the_budget_is_the_sum_of_evaluation_initial_and_rounds():
          "batch_sizes"),
     ],
 )  # fmt: skip
-def test_a_faulty_file_is_told_with_its_name_and_fault(change, told):
+def test_a_faulty_file_is_told_with_its_name_and_fault(change, message):
     with pytest.raises(InputError) as caught:
         parse(small() | change)
     assert "my.yaml" in str(caught.value)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "- a", "a: [", "!!python/object/apply:os.system ['true']"])

@@ -102,7 +102,7 @@ class Asked(FakeLearner):
 
 
 @pytest.mark.parametrize(
-    ("cards", "learned", "asked"),
+    ("cards", "learned", "last_card"),
     [
         ([A100_40GB], "a100 sxm4 40gb", "a100 sxm4 40gb"),
         ([A100_80GB], "a100 sxm4 80gb", "a100 sxm4 80gb"),
@@ -110,11 +110,11 @@ class Asked(FakeLearner):
         ([(None, None)], "a100", "a100"),
     ],
 )  # fmt: skip
-def test_the_learner_hears_which_card_is_behind_a_key(store, cards, learned, asked):
+def test_the_learner_hears_which_card_is_behind_a_key(store, cards, learned, last_card):
     learner = Asked()
     run = campaign(store, Nodes(*cards), learner, **(ONE_DEVICE | {"devices": {"source": "a100"}}))
     run.run()
     known = training_labels(store, run.id)
     assert {label.card for label in known.labels} == {learned}
     assert learner.cards[0] == "a100", "nothing has been measured yet"
-    assert learner.cards[-1] == asked
+    assert learner.cards[-1] == last_card

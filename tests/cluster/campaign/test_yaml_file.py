@@ -16,7 +16,7 @@ GROUP = "architectures: [resnet18], batch_sizes: [1], input_sizes: [32]"
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (f"{{nam: a, groups: [{{{GROUP}}}]}}", "nam: unknown key; did you mean 'name'?"),
         (
@@ -34,10 +34,10 @@ GROUP = "architectures: [resnet18], batch_sizes: [1], input_sizes: [32]"
         ),
     ],
 )
-def test_a_misspelt_key_explains_the_one_that_is_missing(text, told):
+def test_a_misspelt_key_explains_the_one_that_is_missing(text, message):
     with pytest.raises(InputError) as caught:
         parse_pool_file(text, origin="my.yaml")
-    assert str(caught.value) == f"my.yaml: {told}"
+    assert str(caught.value) == f"my.yaml: {message}"
 
 
 class Two(BaseModel):
@@ -71,7 +71,7 @@ BOMB = "\n".join(NINE)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (f"{{name: {'9' * 5000}}}", "4300 digits"),
         ("{name: 2026-13-01}", "month must be in 1..12"),
@@ -82,7 +82,7 @@ BOMB = "\n".join(NINE)
     ],
     ids=["digits", "month", "hour", "twice", "list", "bomb"],
 )
-def test_what_python_refuses_of_a_value_is_told_in_one_line(text, told, tmp_path, monkeypatch):
+def test_what_python_refuses_of_a_value_is_told_in_one_line(text, message, tmp_path, monkeypatch):
     """By every reader of YAML alike."""
     path = tmp_path / "bad.yaml"
     path.write_text(text)
@@ -94,6 +94,6 @@ def test_what_python_refuses_of_a_value_is_told_in_one_line(text, told, tmp_path
         lambda: prices_of("rtx3090"),
     )
     for read in readers:
-        with pytest.raises(InputError, match=told) as caught:
+        with pytest.raises(InputError, match=message) as caught:
             read()
         assert "\n" not in str(caught.value)

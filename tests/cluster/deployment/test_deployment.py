@@ -150,18 +150,18 @@ def test_the_slurm_script_starts_every_host_and_pauses_when_slurm_warns(
     assert "--nodelist=one" in head
     assert "--nodelist=two,three" in workers
     assert "--address=one:20007" in workers
-    told = [line for line in lines if line.startswith("trappm")]
-    assert told[0] == "trappm campaign launch campaign.yaml --address one:20007 token=64"
-    assert ("trappm campaign pause token=64" in told) == warned
+    errors = [line for line in lines if line.startswith("trappm")]
+    assert errors[0] == "trappm campaign launch campaign.yaml --address one:20007 token=64"
+    assert ("trappm campaign pause token=64" in errors) == warned
 
 
 @pytest.mark.parametrize("database", [None, "sqlite:////shared/labels.db"])
 def test_the_slurm_script_refuses_sqlite_on_several_hosts(slurm, log, database):
     named = {} if database is None else {"TRAPPM_DATABASE": database}
     script = slurm(HOSTS="one two", STAYS="0", ENDS="0", **named)
-    _, told = script.communicate(timeout=60)
+    _, errors = script.communicate(timeout=60)
     assert script.returncode == 2
-    (line,) = told.splitlines()
+    (line,) = errors.splitlines()
     assert "PostgreSQL" in line
     assert "--nodes=1" in line
     assert not log.exists()  # nothing was started

@@ -67,10 +67,11 @@ def fail(*_):
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"), [(work_for_ever, "s of CPU time"), (fail, "KeyError: 'aten.new_operator'")]
+    ("fault", "message"),
+    [(work_for_ever, "s of CPU time"), (fail, "KeyError: 'aten.new_operator'")],
 )
 def test_a_fault_of_the_step_leaves_the_graph_and_one_of_the_graph_is_told(
-    monkeypatch, fault, told
+    monkeypatch, fault, message
 ):
     monkeypatch.setattr(worker_processes, "CPU_LIMIT_S", 2.0)
     profile_graph("test_resnet", 64)  # imports count as well
@@ -78,9 +79,9 @@ def test_a_fault_of_the_step_leaves_the_graph_and_one_of_the_graph_is_told(
     result = profile_graph("test_resnet", 64)
     assert result.template is not None
     assert result.step is None
-    assert told in result.step_refusal
+    assert message in result.step_refusal
     monkeypatch.setattr(Tracer, "graph", fault)
     result = profile_graph("test_resnet", 64)
     assert result.template is result.step is result.step_refusal is None
-    assert told in result.refusal
+    assert message in result.refusal
     assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)

@@ -113,7 +113,7 @@ def test_the_end_of_a_budget_is_forecast(rules, rule):
 
 
 @pytest.mark.parametrize(
-    ("rules", "told"),
+    ("rules", "reason"),
     [
         ({"labels": 60}, "60 of 60 labels are spent"),
         ({"gpu_hours": 1.0}, "1 of 1 GPU-hours are spent"),
@@ -121,10 +121,10 @@ def test_the_end_of_a_budget_is_forecast(rules, rule):
         ({"money": 9.0, "price_per_gpu_hour": 3.0, "gpu_hours": 1.0}, "1 of 1 GPU-hours are spent"),
     ],
 )
-def test_a_budget_is_spent_to_its_last_part_and_no_further(rules, told):
+def test_a_budget_is_spent_to_its_last_part_and_no_further(rules, reason):
     rules = StopRules(**rules)
     assert overspent(rules, 59, 3540.0, 1, 60.0) is None
-    assert overspent(rules, 60, 3600.0, 1, 60.0).reason == told
+    assert overspent(rules, 60, 3600.0, 1, 60.0).reason == reason
 
 
 def test_time_that_is_left_but_too_short_for_one_more_is_told():

@@ -205,9 +205,9 @@ class VirtualCluster:
             assert time_s < LONGEST_S, "it goes on for ever"
             self._pass(time_s - self.time_s)
             self.time_s = time_s
-            if (told := self._happen(event)) is not None:
+            if (news := self._happen(event)) is not None:
                 self.events += 1
-                for command in self.machine.handle(told, time_s):
+                for command in self.machine.handle(news, time_s):
                     self._do(command)
         return self
 

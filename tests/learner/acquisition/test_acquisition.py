@@ -47,9 +47,9 @@ def request(n=60, seed=0, count=8, **options):
     return AcquisitionRequest(**{**values, **options})
 
 
-def full_covariance(asked):
+def full_covariance(query):
     features = embedding_features(
-        asked.embeddings, np.log1p(asked.static_features), np.random.default_rng(0)
+        query.embeddings, np.log1p(query.static_features), np.random.default_rng(0)
     ).astype(np.float64)
     return features @ features.T
 
@@ -66,11 +66,11 @@ def posterior_variance(covariance, known):
 @given(seed=st.integers(0, 10_000), count=st.integers(0, 12), step=st.integers(2, 4))
 @settings(max_examples=25, deadline=None)
 def test_only_open_candidates_are_picked_each_once(name, seed, count, step):
-    asked = request(seed=seed, count=count, candidates=np.arange(0, 60, step))
-    picks = [pick.index for pick in named_strategy(name).select(asked)]
+    query = request(seed=seed, count=count, candidates=np.arange(0, 60, step))
+    picks = [pick.index for pick in named_strategy(name).select(query)]
     assert len(picks) == len(set(picks)) == count
-    assert set(picks) <= set(asked.candidates.tolist())
-    assert not set(picks) & {*asked.labelled.tolist(), *asked.pending.tolist()}
+    assert set(picks) <= set(query.candidates.tolist())
+    assert not set(picks) & {*query.labelled.tolist(), *query.pending.tolist()}
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -88,11 +88,11 @@ def test_a_random_draw_follows_its_generator():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_variance_is_the_greedy_choice_of_the_full_covariance(seed):
-    asked = request(n=40, seed=seed, count=6, uncertainty=None)
-    covariance = full_covariance(asked)
-    known = asked.known.tolist()
-    for pick in strategy_named("variance").select(asked):
-        left = sorted(set(asked.open.tolist()) - set(known))
+    query = request(n=40, seed=seed, count=6, uncertainty=None)
+    covariance = full_covariance(query)
+    known = query.known.tolist()
+    for pick in strategy_named("variance").select(query):
+        left = sorted(set(query.open.tolist()) - set(known))
         after = {i: posterior_variance(covariance, [*known, i]) for i in left}
         assert after[pick.index] == pytest.approx(min(after.values()), rel=1e-3)
         gained = posterior_variance(covariance, known) - after[pick.index]
@@ -103,36 +103,36 @@ def test_variance_is_the_greedy_choice_of_the_full_covariance(seed):
 
 @pytest.mark.parametrize("n", [200, LANDMARKS + 100])
 def test_variance_leaves_less_variance_than_chance(n):
-    asked = request(n=n, count=10, uncertainty=None)
-    covariance = full_covariance(asked)
+    query = request(n=n, count=10, uncertainty=None)
+    covariance = full_covariance(query)
 
     def left_by(name, seed):
         picks = named_strategy(name).select(
-            replace(asked, generator=np.random.default_rng(seed))
+            replace(query, generator=np.random.default_rng(seed))
         )  # fmt: skip
-        return posterior_variance(covariance, [*asked.known, *(p.index for p in picks)])
+        return posterior_variance(covariance, [*query.known, *(p.index for p in picks)])
 
     assert left_by("variance", 0) < min(left_by("random", seed) for seed in range(10))
 
 
 def test_pending_counts_as_known():
-    asked = request(
+    query = request(
         count=1, labelled=np.zeros(0, dtype=np.int64), pending=np.zeros(0, dtype=np.int64)
     )
-    first = strategy_named("variance").select(asked)[0].index
-    again = strategy_named("variance").select(replace(asked, pending=np.array([first])))[0].index
-    both = [p.index for p in strategy_named("variance").select(replace(asked, count=2))]
+    first = strategy_named("variance").select(query)[0].index
+    again = strategy_named("variance").select(replace(query, pending=np.array([first])))[0].index
+    both = [p.index for p in strategy_named("variance").select(replace(query, count=2))]
     assert [first, again] == both
 
 
 def test_picks_lean_to_where_the_heads_disagree():
-    asked = request(n=200, count=10)
+    query = request(n=200, count=10)
     doubted = np.zeros(200, dtype=bool)
     doubted[::2] = True
     uncertainty = np.where(doubted, 1.0, 0.05)
     plain, leaning = (
         sum(doubted[p.index] for p in strategy_named("variance").select(r))
-        for r in (asked, replace(asked, uncertainty=uncertainty))
+        for r in (query, replace(query, uncertainty=uncertainty))
     )
     assert leaning > plain
     assert leaning >= 8
@@ -140,13 +140,13 @@ def test_picks_lean_to_where_the_heads_disagree():
 
 def test_a_batch_does_not_crowd_at_the_most_uncertain_spot():
     """Sixty copies of one configuration, all very uncertain: two of a batch are enough."""
-    asked = request(n=120, count=8)
-    embeddings, static = asked.embeddings.copy(), asked.static_features.copy()
+    query = request(n=120, count=8)
+    embeddings, static = query.embeddings.copy(), query.static_features.copy()
     embeddings[60:], static[60:] = embeddings[2], static[2]
     uncertainty = np.where(np.arange(120) >= 60, 5.0, 1.0)
-    asked = replace(asked, embeddings=embeddings, static_features=static, uncertainty=uncertainty)
-    asked = replace(asked, labelled=asked.labelled[:5], pending=asked.pending[:2])
-    picks = [p.index for p in strategy_named("variance").select(asked)]
+    query = replace(query, embeddings=embeddings, static_features=static, uncertainty=uncertainty)
+    query = replace(query, labelled=query.labelled[:5], pending=query.pending[:2])
+    picks = [p.index for p in strategy_named("variance").select(query)]
     assert sum(i >= 60 for i in picks) <= 3
 
 
@@ -154,19 +154,19 @@ def test_a_large_pool_is_chosen_from_without_a_square_matrix():
     n = 8_000
     picks = strategy_named("variance").select(request(n=n, count=16))
     assert len({p.index for p in picks}) == 16
-    asked = request(n=n)
+    query = request(n=n)
     features = embedding_features(
-        asked.embeddings, np.log1p(asked.static_features), np.random.default_rng(0)
+        query.embeddings, np.log1p(query.static_features), np.random.default_rng(0)
     )
     assert features.shape[0] == n
     assert features.shape[1] <= LANDMARKS + 6
 
 
 def test_every_pick_has_its_reasons():
-    asked = request(count=3, uncertainty=np.linspace(0.1, 1, 60), predicted_cost=np.arange(60.0))
-    for rank, pick in enumerate(strategy_named("variance").select(asked)):
+    query = request(count=3, uncertainty=np.linspace(0.1, 1, 60), predicted_cost=np.arange(60.0))
+    for rank, pick in enumerate(strategy_named("variance").select(query)):
         assert pick.reason["rank"] == rank
-        assert pick.reason["uncertainty"] == pytest.approx(asked.uncertainty[pick.index], abs=1e-3)
+        assert pick.reason["uncertainty"] == pytest.approx(query.uncertainty[pick.index], abs=1e-3)
         assert pick.reason["predicted_step_time_ms"] == pick.index
         assert pick.reason["distance_to_nearest_label"] > 0
         assert pick.reason["variance_reduction"] > 0
@@ -174,8 +174,8 @@ def test_every_pick_has_its_reasons():
 
 def test_it_works_before_anything_is_known_and_on_equal_configurations():
     nothing = np.zeros(0, dtype=np.int64)
-    asked = request(labelled=nothing, pending=nothing)
-    assert len(strategy_named("variance").select(asked)) == 8
+    query = request(labelled=nothing, pending=nothing)
+    assert len(strategy_named("variance").select(query)) == 8
     alike = request(embeddings=np.ones((60, 12), np.float32), static_features=np.ones((60, 6)))
     assert len({p.index for p in strategy_named("variance").select(alike)}) == 8
 
@@ -198,8 +198,8 @@ def test_what_cannot_be_is_refused():
 # What each strategy is about.
 
 
-def picks_of(name, asked):
-    return [pick.index for pick in named_strategy(name).select(asked)]
+def picks_of(name, query):
+    return [pick.index for pick in named_strategy(name).select(query)]
 
 
 def nothing():
@@ -208,8 +208,8 @@ def nothing():
 
 @pytest.mark.parametrize("name", [n for n in EVERY if n != "uncertainty"])
 def test_no_label_is_needed_to_begin(name):
-    asked = request(labelled=nothing(), pending=nothing(), uncertainty=None)
-    assert len(set(picks_of(name, asked))) == 8
+    query = request(labelled=nothing(), pending=nothing(), uncertainty=None)
+    assert len(set(picks_of(name, query))) == 8
 
 
 def test_the_most_uncertain_come_first_and_heads_are_needed():
@@ -223,8 +223,8 @@ def test_the_most_uncertain_come_first_and_heads_are_needed():
 
 def test_a_stratified_draw_gives_every_family_its_share():
     families = ["large"] * 40 + ["small"] * 20
-    asked = request(families=families, labelled=nothing(), pending=nothing(), count=12)
-    drawn = [families[i] for i in picks_of("stratified", asked)]
+    query = request(families=families, labelled=nothing(), pending=nothing(), count=12)
+    drawn = [families[i] for i in picks_of("stratified", query)]
     assert drawn.count("large") == 8
     spent = request(families=families, labelled=np.arange(8), pending=nothing(), count=4)
     assert [families[i] for i in picks_of("stratified", spent)] == ["small"] * 4
@@ -232,59 +232,59 @@ def test_a_stratified_draw_gives_every_family_its_share():
 
 def test_clusters_begin_in_every_family():
     families = [f"family {i % 4}" for i in range(60)]
-    asked = request(families=families, labelled=nothing(), pending=nothing())
-    assert sorted(families[i] for i in picks_of("clusters", asked)) == sorted(
+    query = request(families=families, labelled=nothing(), pending=nothing())
+    assert sorted(families[i] for i in picks_of("clusters", query)) == sorted(
         [f"family {i}" for i in range(4)] * 2
     )
 
 
 def test_coreset_halves_the_largest_gap_faster_than_chance():
-    asked = request(n=300, count=10)
+    query = request(n=300, count=10)
 
     def radius(picks):
-        known = asked.points[[*asked.known, *picks]]
-        gaps = ((asked.points[:, None] - known[None]) ** 2).sum(axis=2)
+        known = query.points[[*query.known, *picks]]
+        gaps = ((query.points[:, None] - known[None]) ** 2).sum(axis=2)
         return gaps.min(axis=1).max()
 
     drawn = [
-        radius(picks_of("random", replace(asked, generator=np.random.default_rng(s))))
+        radius(picks_of("random", replace(query, generator=np.random.default_rng(s))))
         for s in range(10)
     ]
-    assert radius(picks_of("coreset", asked)) < min(drawn)
+    assert radius(picks_of("coreset", query)) < min(drawn)
 
 
 def test_density_leaves_loners_for_later():
     """One configuration far from all others: k-centre takes it at once, density does not."""
-    asked = request(n=100, count=1)
-    embeddings = asked.embeddings.copy()
+    query = request(n=100, count=1)
+    embeddings = query.embeddings.copy()
     embeddings[57] += 60.0
-    asked = replace(asked, embeddings=embeddings)
-    assert picks_of("coreset", asked) == [57]
-    assert picks_of("density", asked) != [57]
+    query = replace(query, embeddings=embeddings)
+    assert picks_of("coreset", query) == [57]
+    assert picks_of("density", query) != [57]
 
 
 def test_facility_serves_the_pool_better_than_chance():
-    asked = request(n=300, count=10)
+    query = request(n=300, count=10)
 
     def served(picks):
-        known = asked.points[[*asked.known, *picks]]
-        return matern32(asked.points, known).max(axis=1).mean()
+        known = query.points[[*query.known, *picks]]
+        return matern32(query.points, known).max(axis=1).mean()
 
     drawn = [
-        served(picks_of("random", replace(asked, generator=np.random.default_rng(s))))
+        served(picks_of("random", replace(query, generator=np.random.default_rng(s))))
         for s in range(10)
     ]
-    assert served(picks_of("facility", asked)) > max(drawn)
+    assert served(picks_of("facility", query)) > max(drawn)
 
 
 def test_lcmd_goes_to_the_largest_cluster_and_there_to_the_farthest():
     points = np.array([[0.0], [1.0], [2.0], [10.0], [10.5]], np.float32)
-    asked = request(
+    query = request(
         n=5, embeddings=points, static_features=np.ones((5, 1)), labelled=np.array([0, 3]),
         pending=nothing(), candidates=np.arange(5), count=2, families=["a"] * 5,
         covariances=(), uncertainty=None,
     )  # fmt: skip
-    assert picks_of("lcmd", asked) == [2, 1]
+    assert picks_of("lcmd", query) == [2, 1]
 
 
 def test_lcmd_is_what_bmdal_reg_chooses():
@@ -292,9 +292,9 @@ def test_lcmd_is_what_bmdal_reg_chooses():
     pytest.importorskip("bmdal_reg")
     from trappm.learner.bench.peers import PEERS
 
-    asked = request(n=200, count=12)
-    theirs = [pick.index for pick in PEERS[0].select(asked)]
-    ours = picks_of("lcmd-gradients", replace(asked, gradients=asked.points))
+    query = request(n=200, count=12)
+    theirs = [pick.index for pick in PEERS[0].select(query)]
+    ours = picks_of("lcmd-gradients", replace(query, gradients=query.points))
     assert theirs == ours
 
 
@@ -326,18 +326,18 @@ def test_a_bounds_worth_is_what_truncated_normal_values_show():
 
 def test_runs_that_surely_die_are_not_bought_and_borderline_ones_are():
     covariance = of_metric()
-    asked = request(covariances=[covariance], count=10)
-    first = picks_of("ours", asked)
+    query = request(covariances=[covariance], count=10)
+    first = picks_of("ours", query)
     sure = np.where(np.isin(np.arange(60), first), 0.999999, 0.0)
-    assert not set(picks_of("ours", replace(asked, failure=sure))) & set(first)
+    assert not set(picks_of("ours", replace(query, failure=sure))) & set(first)
     borderline = np.where(np.isin(np.arange(60), first), 0.3, 0.0)
-    assert set(picks_of("ours", replace(asked, failure=borderline))) & set(first)
+    assert set(picks_of("ours", replace(query, failure=borderline))) & set(first)
 
 
 def test_ours_per_second_buys_more_for_the_same_time():
     cost = np.exp(np.random.default_rng(8).normal(0, 1, 60))
-    asked = request(covariances=[of_metric()], predicted_cost=cost, count=10)
-    plain, cheap = (sum(cost[picks_of(n, asked)]) for n in ("ours", "ours-per-second"))
+    query = request(covariances=[of_metric()], predicted_cost=cost, count=10)
+    plain, cheap = (sum(cost[picks_of(n, query)]) for n in ("ours", "ours-per-second"))
     assert cheap < plain / 2
 
 
@@ -349,18 +349,18 @@ def test_one_batch_serves_all_metrics():
         features = np.zeros_like(covariance.features)
         features[half] = covariance.features[half]
         halves.append(Covariance(features, 0.1))
-    asked = request(labelled=nothing(), pending=nothing(), count=8)
+    query = request(labelled=nothing(), pending=nothing(), count=8)
     for covariances, expected in (([halves[0]], 8), ([halves[1]], 0), (halves, 4)):
-        picked = picks_of("ours", replace(asked, covariances=covariances))
+        picked = picks_of("ours", replace(query, covariances=covariances))
         assert sum(i < 30 for i in picked) == pytest.approx(expected, abs=1)
 
 
 def test_the_unit_of_a_metric_does_not_matter():
     first, second = of_metric(seed=1), of_metric(seed=2)
     louder = Covariance(second.features * 30, second.noise * 900)
-    asked = request(count=10)
+    query = request(count=10)
     plain, scaled = (
-        picks_of("ours", replace(asked, covariances=[first, c])) for c in (second, louder)
+        picks_of("ours", replace(query, covariances=[first, c])) for c in (second, louder)
     )
     assert plain == scaled
 
@@ -370,31 +370,31 @@ def test_siblings_of_a_picked_architecture_are_left():
     generator = np.random.default_rng(2)
     features = np.repeat(generator.normal(0, 1, (20, 30)), 3, axis=0)
     features += generator.normal(0, 0.02, features.shape)
-    asked = request(
+    query = request(
         covariances=[Covariance(features.astype(np.float32), 0.05)],
         labelled=nothing(), pending=nothing(), count=15,
     )  # fmt: skip
-    picked = picks_of("ours", asked)
+    picked = picks_of("ours", query)
     assert len({i // 3 for i in picked}) == 15
 
 
 def test_what_was_unstable_is_measured_when_nothing_better_is_left():
-    asked = request(covariances=[of_metric()], count=1)
-    best = picks_of("ours", asked)[0]
+    query = request(covariances=[of_metric()], count=1)
+    best = picks_of("ours", query)[0]
     noise = np.ones(60)
     noise[best] = 100.0
-    assert picks_of("ours", replace(asked, noise_factor=noise)) != [best]
-    alone = replace(asked, noise_factor=noise, candidates=np.array([best]))
+    assert picks_of("ours", replace(query, noise_factor=noise)) != [best]
+    alone = replace(query, noise_factor=noise, candidates=np.array([best]))
     assert picks_of("ours", alone) == [best]
 
 
 def test_on_a_device_that_another_has_taught_the_reduction_alone_decides():
     """What is left there is a difference, which the neighbourhood of a label says little of."""
-    asked = request(covariances=[of_metric()], labelled=nothing(), pending=nothing(), count=10)
-    taught = replace(asked, taught=True)
-    assert picks_of("ours", taught) == picks_of("variance-heads", asked) != picks_of("ours", asked)
+    query = request(covariances=[of_metric()], labelled=nothing(), pending=nothing(), count=10)
+    taught = replace(query, taught=True)
+    assert picks_of("ours", taught) == picks_of("variance-heads", query) != picks_of("ours", query)
     networks = replace(taught, covariances=())
-    assert picks_of("ours", networks) == picks_of("facility", asked)
+    assert picks_of("ours", networks) == picks_of("facility", query)
     assert "representation" not in strategy_named("ours").select(taught)[0].reason
 
 
@@ -410,10 +410,10 @@ def test_narrow_features_keep_most_of_the_covariance():
 
 
 def test_every_pick_tells_its_rank_in_a_uniform_draw():
-    asked = request(count=3)
-    ranks = [p.reason["rank_under_random"] for p in strategy_named("ours").select(asked)]
+    query = request(count=3)
+    ranks = [p.reason["rank_under_random"] for p in strategy_named("ours").select(query)]
     assert len(set(ranks)) == 3
-    assert all(0 <= rank < len(asked.open) for rank in ranks)
+    assert all(0 <= rank < len(query.open) for rank in ranks)
 
 
 def test_values_for_other_labels_are_refused():
@@ -443,14 +443,14 @@ def represented(points, known):
 @given(seed=st.integers(0, 1_000), known=st.integers(0, 5))
 @settings(max_examples=20, deadline=None)
 def test_what_a_label_stands_for_is_what_the_sum_over_the_pool_says(seed, known):
-    asked = request(n=40, seed=seed)
+    query = request(n=40, seed=seed)
     have = np.random.default_rng(seed).permutation(40)[:known]
-    pool = Representation(asked.points, have, np.random.default_rng(0))
+    pool = Representation(query.points, have, np.random.default_rng(0))
     for _ in range(3):
-        before = represented(asked.points, have)
+        before = represented(query.points, have)
         gains = pool.gains()
         for index in (0, 7, 39):
-            after = represented(asked.points, np.append(have, index))
+            after = represented(query.points, np.append(have, index))
             assert gains[index] == pytest.approx(after - before, abs=1e-3)
         best = int(np.argmax(gains))
         pool.learn(best)
@@ -462,20 +462,20 @@ def test_what_a_label_stands_for_is_what_the_sum_over_the_pool_says(seed, known)
 def test_what_is_to_be_measured_often_stands_for_less():
     noise = np.ones(60)
     noise[4] = 4.0
-    asked = request()
+    query = request()
     plain, noisy = (
-        Representation(asked.points, asked.known, np.random.default_rng(0), noise_factor=factor)
+        Representation(query.points, query.known, np.random.default_rng(0), noise_factor=factor)
         for factor in (None, noise)
     )
     assert noisy.gains()[4] == pytest.approx(plain.gains()[4] / 4)
 
 
 def test_of_purely_learned_heads_ours_asks_what_stands_for_the_pool():
-    asked = request(covariances=(), count=12)
-    assert picks_of("ours", asked) == picks_of("facility", asked)
-    sure = np.where(np.isin(np.arange(60), picks_of("facility", asked)), 0.999999, 0.0)
-    guarded = replace(asked, failure=sure)
-    assert not set(picks_of("ours", guarded)) & set(picks_of("facility", asked))
+    query = request(covariances=(), count=12)
+    assert picks_of("ours", query) == picks_of("facility", query)
+    sure = np.where(np.isin(np.arange(60), picks_of("facility", query)), 0.999999, 0.0)
+    guarded = replace(query, failure=sure)
+    assert not set(picks_of("ours", guarded)) & set(picks_of("facility", query))
 
 
 def test_ours_tells_both_of_its_reasons_and_does_without_a_covariance():
@@ -493,29 +493,29 @@ def test_ours_wants_what_teaches_and_stands_for_many_at_once():
     place = [0] * 20 + [1] * 5 + [2, 3, 4, 5, 6]
     features = np.zeros((30, 30), np.float32)
     features[22, 22], features[27, 27] = 0.9, 1.2
-    asked = request(
+    query = request(
         n=30, embeddings=places[place].astype(np.float32), static_features=np.ones((30, 1)),
         covariances=[Covariance(features, 0.1)], count=1, labelled=nothing(), pending=nothing(),
     )  # fmt: skip
-    assert picks_of("variance-heads", asked) == [27]
-    assert picks_of("facility", asked)[0] < 20
-    assert picks_of("ours", asked) == [22]
+    assert picks_of("variance-heads", query) == [27]
+    assert picks_of("facility", query)[0] < 20
+    assert picks_of("ours", query) == [22]
 
 
 def test_of_what_stands_for_nothing_more_the_more_instructive_comes_first():
     """Copies of what is known, such as far more labels than targets leave behind."""
     alike = np.ones((60, 12), np.float32)
     covariance = of_metric()
-    asked = request(embeddings=alike, static_features=np.ones((60, 6)), covariances=[covariance])
-    assert picks_of("ours", asked) == picks_of("variance-heads", asked)
+    query = request(embeddings=alike, static_features=np.ones((60, 6)), covariances=[covariance])
+    assert picks_of("ours", query) == picks_of("variance-heads", query)
 
 
 def test_ours_minds_the_noise_in_what_a_label_stands_for():
-    asked = request(covariances=(), labelled=nothing(), pending=nothing(), count=1)
-    first = picks_of("ours", asked)
+    query = request(covariances=(), labelled=nothing(), pending=nothing(), count=1)
+    first = picks_of("ours", query)
     noise = np.ones(60)
     noise[first] = 9.0
-    assert picks_of("ours", replace(asked, noise_factor=noise)) != first
+    assert picks_of("ours", replace(query, noise_factor=noise)) != first
 
 
 def test_what_last_layers_leave_open_is_the_posterior_of_their_weights():
@@ -532,8 +532,8 @@ def test_what_last_layers_leave_open_is_the_posterior_of_their_weights():
 
 
 def test_last_layers_count_once_there_are_any():
-    asked = request(covariances=())
-    assert picks_of("ours-laplace", asked) == picks_of("ours", asked)
+    query = request(covariances=())
+    assert picks_of("ours-laplace", query) == picks_of("ours", query)
     gradients = np.zeros((60, 2), np.float32)
     gradients[33] = 9.0
-    assert picks_of("ours-laplace", replace(asked, gradients=gradients))[0] == 33
+    assert picks_of("ours-laplace", replace(query, gradients=gradients))[0] == 33

@@ -35,8 +35,8 @@ def fit(pool, rows, above=None):
 
 def errors(model, pool, rows):
     workloads, _, values = pool
-    said = model.predict([workloads[i] for i in rows])
-    return np.abs(np.log(said.median / values[rows])), said
+    predicted = model.predict([workloads[i] for i in rows])
+    return np.abs(np.log(predicted.median / values[rows])), predicted
 
 
 def split(pool, labels, seed=0):
@@ -89,8 +89,8 @@ def test_a_bound_pulls_only_from_below(pool):
     bounded[20:] = True
     model = fit(pool, train, above=bounded)
     workloads, _, values = pool
-    said = model.predict([workloads[i] for i in train[20:]]).median
-    assert np.all(said > 0.6 * values[train[20:]])
+    predicted = model.predict([workloads[i] for i in train[20:]]).median
+    assert np.all(predicted > 0.6 * values[train[20:]])
 
 
 def test_its_covariance_is_that_of_its_doubts(pool):
@@ -98,8 +98,8 @@ def test_its_covariance_is_that_of_its_doubts(pool):
     workloads = pool[0]
     model = fit(pool, np.zeros(0, dtype=int))
     covariance = model.covariance(workloads, np.random.default_rng(0))
-    said = model.predict(workloads).log_std_of_mean
-    assert covariance.deviation == pytest.approx(said, rel=0.02)
+    predicted = model.predict(workloads).log_std_of_mean
+    assert covariance.deviation == pytest.approx(predicted, rel=0.02)
 
 
 def test_the_covariance_of_a_fitted_learner_leaves_what_its_predictions_doubt(pool):

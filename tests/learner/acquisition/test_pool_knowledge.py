@@ -20,14 +20,14 @@ ARCHITECTURES = ("test_resnet", "test_vit", "test_efficientnet")
 
 @pytest.fixture(scope="module")
 def traced():
-    found = []
+    workloads_with_kernels = []
     for name in ARCHITECTURES:
         template = graph_template(name, 64)
         kernels = kernel_profile(name, 64, fused_attention=True, **SETTINGS)
-        found += [
+        workloads_with_kernels += [
             Workload(graph=template.at(batch), kernels=kernels, **SETTINGS) for batch in (1, 8, 64)
         ]
-    return found
+    return workloads_with_kernels
 
 
 def known(workloads, metrics=("step_time_ms",), **options):
@@ -39,22 +39,22 @@ def test_kernels_say_what_a_step_takes(traced):
     plain = known([replace(w, kernels=None) for w in traced]).estimates["step_time_ms"]
     better = known(traced).estimates["step_time_ms"]
     assert not np.allclose(plain.median, better.median, rtol=0.1)
-    for said in (plain, better):
-        assert np.all(np.diff(said.median.reshape(3, 3), axis=1) > 0)
+    for knowledge in (plain, better):
+        assert np.all(np.diff(knowledge.median.reshape(3, 3), axis=1) > 0)
 
 
 def test_a_part_without_kernels_tells_nothing_of_the_rest_and_keeps_its_own(traced):
     mixed = [replace(w, kernels=None) if i < 3 else w for i, w in enumerate(traced)]
-    said, whole = known(mixed), known(traced)
-    features = said.covariances["step_time_ms"].features
+    knowledge, whole = known(mixed), known(traced)
+    features = knowledge.covariances["step_time_ms"].features
     between = features[:3] @ features[3:].T
     assert between == pytest.approx(0.0)
     assert (features[:3] @ features[:3].T).min() > 0
-    assert said.estimates["step_time_ms"].median[3:] == pytest.approx(
+    assert knowledge.estimates["step_time_ms"].median[3:] == pytest.approx(
         whole.estimates["step_time_ms"].median[3:]
     )
     alone = known([replace(w, kernels=None) for w in traced[:3]])
-    assert said.estimates["step_time_ms"].median[:3] == pytest.approx(
+    assert knowledge.estimates["step_time_ms"].median[:3] == pytest.approx(
         alone.estimates["step_time_ms"].median
     )
 
@@ -84,6 +84,6 @@ def test_rows_of_the_pool_keep_what_is_known_of_them(traced):
     assert set(part.covariances) == {"step_time_ms", "memory_mib"}
     for metric, covariance in whole.covariances.items():
         assert np.array_equal(part.covariances[metric].features, covariance.features[rows])
-    said, some = whole.estimates["memory_mib"], part.estimates["memory_mib"]
-    limit = float(np.median(said.median))
-    assert np.array_equal(probability_above(some, limit), probability_above(said, limit)[rows])
+    knowledge, some = whole.estimates["memory_mib"], part.estimates["memory_mib"]
+    limit = float(np.median(knowledge.median))
+    assert np.array_equal(probability_above(some, limit), probability_above(knowledge, limit)[rows])

@@ -112,8 +112,8 @@ def test_what_is_too_small_to_divide_is_refused():
 def test_nobody_learns_from_what_is_held_out_and_draws_are_nested():
     everything, estimator = samples(), Memory()
     plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[1337, 1338], label_counts=[4, 9])
-    told = []
-    runs = list(run_plan(everything, [estimator], plan, lambda *p: told.append(p)))
+    messages = []
+    runs = list(run_plan(everything, [estimator], plan, lambda *p: messages.append(p)))
     assert [(run.seed, run.labels) for run in runs] == [
         (1337, None), (1337, 4), (1337, 9), (1338, None), (1338, 4), (1338, 9),
     ]  # fmt: skip
@@ -123,8 +123,8 @@ def test_nobody_learns_from_what_is_held_out_and_draws_are_nested():
         assert len(run.test) + len(targets.values) == len(everything) or run.labels
         assert run.labels in {None, len(targets.values)}
     assert set(estimator.fits[1].values) < set(estimator.fits[2].values)
-    assert told[0][:2] == (0, 6)
-    assert told[-1][:2] == (6, 6)
+    assert messages[0][:2] == (0, 6)
+    assert messages[-1][:2] == (6, 6)
 
 
 def test_an_estimators_numbers_do_not_depend_on_those_beside_it():
@@ -187,14 +187,14 @@ def test_scores_count_what_is_judged_and_tell_deaths_and_spikes():
     everything = samples(values=values, above=above, judged=judged, spiked=spiked)
     test = np.arange(8)
     median = np.array([160.0, 90, 200, 999, 300, 110, 100, 100])
-    found = score(everything, test, Estimate(median=median))
-    assert found["accuracy"]["count"] == 5
-    assert found["accuracy"]["mape"] == pytest.approx((0 + 200 + 10 + 0 + 0) / 5)
-    assert found["without_spikes"]["mape"] == pytest.approx(10 / 4)
+    scores = score(everything, test, Estimate(median=median))
+    assert scores["accuracy"]["count"] == 5
+    assert scores["accuracy"]["mape"] == pytest.approx((0 + 200 + 10 + 0 + 0) / 5)
+    assert scores["without_spikes"]["mape"] == pytest.approx(10 / 4)
     # Foretold: the first, the third and the spike; the fourth is not judged.
-    assert found["out_of_memory"]["precision"] == pytest.approx(1 / 3)
-    assert found["out_of_memory"]["recall"] == pytest.approx(1 / 2)
-    assert {family: a["count"] for family, a in found["by_family"].items()} == {"resnet": 5}
+    assert scores["out_of_memory"]["precision"] == pytest.approx(1 / 3)
+    assert scores["out_of_memory"]["recall"] == pytest.approx(1 / 2)
+    assert {family: a["count"] for family, a in scores["by_family"].items()} == {"resnet": 5}
     assert family_of(NAMES[0]) == "resnet"
     median = median.copy()
     median[0] = np.nan

@@ -22,14 +22,14 @@ from trappm.profiler.records import Configuration
 def test_errors_of_a_small_example():
     measured = np.array([100.0, 200.0, 50.0, np.nan])
     predicted = np.array([110.0, 150.0, 50.0, 1.0])
-    found = accuracy(measured, predicted, predicted - 11, predicted + 11)
-    assert found["count"] == 3
-    assert found["mape"] == pytest.approx((10 + 25 + 0) / 3)
-    assert found["median_ape"] == pytest.approx(10)
-    assert found["rmse"] == pytest.approx(np.sqrt((10**2 + 50**2) / 3))
-    assert found["within_10_percent"] == pytest.approx(200 / 3)
-    assert found["kendall_tau"] == pytest.approx(1.0)
-    assert found["coverage"] == pytest.approx(200 / 3)
+    actual = accuracy(measured, predicted, predicted - 11, predicted + 11)
+    assert actual["count"] == 3
+    assert actual["mape"] == pytest.approx((10 + 25 + 0) / 3)
+    assert actual["median_ape"] == pytest.approx(10)
+    assert actual["rmse"] == pytest.approx(np.sqrt((10**2 + 50**2) / 3))
+    assert actual["within_10_percent"] == pytest.approx(200 / 3)
+    assert actual["kendall_tau"] == pytest.approx(1.0)
+    assert actual["coverage"] == pytest.approx(200 / 3)
     assert accuracy(measured, predicted)["coverage"] is None
 
 
@@ -43,12 +43,12 @@ def test_kendalls_tau_counts_pairs(points):
         discordant += sign < 0
         ties_first += a != c
         ties_second += b != d
-    found = kendall_tau(first, second)
+    actual = kendall_tau(first, second)
     if ties_first * ties_second == 0:
-        assert found is None
+        assert actual is None
     else:
         expected = (concordant - discordant) / np.sqrt(ties_first * ties_second)
-        assert found == pytest.approx(expected)
+        assert actual == pytest.approx(expected)
 
 
 def test_kendalls_tau_of_many_points_stays_cheap():
@@ -58,7 +58,7 @@ def test_kendalls_tau_of_many_points_stays_cheap():
 
 
 @pytest.mark.parametrize(
-    ("measured", "predicted", "told"),
+    ("measured", "predicted", "message"),
     [
         (np.ones(3), np.ones(2), "shape"),
         (np.ones((3, 1)), np.ones((3, 1)), "shape"),
@@ -66,8 +66,8 @@ def test_kendalls_tau_of_many_points_stays_cheap():
         (np.array([1.0, 0.0]), np.ones(2), "not positive"),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused(measured, predicted, told):
-    with pytest.raises(InputError, match=told):
+def test_what_cannot_be_evaluated_is_refused(measured, predicted, message):
+    with pytest.raises(InputError, match=message):
         accuracy(measured, predicted)
 
 

@@ -26,8 +26,8 @@ def test_the_score_of_a_distribution_is_the_integral_over_its_squared_error(valu
     grid = np.linspace(-8.0, 8.0, 200_001)
     below = np.interp(grid, distribution, LEVELS, left=0.0, right=1.0)
     integral = ((below - (grid >= value)) ** 2).sum() * (grid[1] - grid[0])
-    found = crps(distribution[None], np.array([value]))
-    np.testing.assert_allclose(found, [integral], atol=3e-4)
+    actual = crps(distribution[None], np.array([value]))
+    np.testing.assert_allclose(actual, [integral], atol=3e-4)
 
 
 def test_a_point_scores_its_error_and_a_distribution_that_knows_its_errors_scores_less():
@@ -51,8 +51,8 @@ def test_coverage_is_that_of_each_central_interval():
 def test_accuracy_has_the_score_of_the_logarithm_in_percent():
     measured, predicted = np.array([100.0, np.nan]), np.array([110.0, 5.0])
     point = np.tile(np.log(predicted)[:, None], len(LEVELS))
-    found = accuracy(measured, predicted, log_quantiles=point)
-    assert found["crps"] == pytest.approx(100 * np.log(1.1))
+    actual = accuracy(measured, predicted, log_quantiles=point)
+    assert actual["crps"] == pytest.approx(100 * np.log(1.1))
     assert accuracy(measured, predicted)["crps"] is None
 
 

@@ -105,11 +105,11 @@ def test_runs_that_die_cost_a_label_and_are_avoided(samples):
 def test_probability_above_is_of_a_normal_logarithm():
     from trappm.learner.estimator import Estimate
 
-    said = Estimate(np.array([100.0, 50.0, 400.0]), log_std=np.full(3, 0.2))
-    found = probability_above(said, 100.0)
-    assert found[0] == pytest.approx(0.5)
-    assert found[1] < 0.001
-    assert found[2] > 0.999
+    estimate = Estimate(np.array([100.0, 50.0, 400.0]), log_std=np.full(3, 0.2))
+    actual = probability_above(estimate, 100.0)
+    assert actual[0] == pytest.approx(0.5)
+    assert actual[1] < 0.001
+    assert actual[2] > 0.999
 
 
 def test_what_cannot_be_is_refused(samples):
@@ -142,18 +142,18 @@ class Unlearned(Watching):
 
 @pytest.mark.parametrize("strategy", ["ours", "lcmd-gradients", "badge"])
 def test_of_purely_learned_heads_nobody_is_told_what_physics_knows(samples, strategy, monkeypatch):
-    asked = []
+    requests = []
     chooser = named_strategy(strategy)
     select = type(chooser).select
-    monkeypatch.setattr(type(chooser), "select", lambda s, r: asked.append(r) or select(s, r))
+    monkeypatch.setattr(type(chooser), "select", lambda s, r: requests.append(r) or select(s, r))
     for estimator, gradients in ((Unlearned(), True), (Watching(), False)):
-        asked.clear()
+        requests.clear()
         list(replay(bench(samples, estimator=estimator, knows_physics=False), strategy, 1, (6, 12)))
-        assert [len(r.covariances) for r in asked] == [0, 0]
-        assert asked[0].gradients is None
+        assert [len(r.covariances) for r in requests] == [0, 0]
+        assert requests[0].gradients is None
         expected = gradients and strategy != "ours"
-        assert (asked[1].gradients is not None) == expected
-        assert asked[1].uncertainty is None
+        assert (requests[1].gradients is not None) == expected
+        assert requests[1].uncertainty is None
 
 
 def picks_by_round(samples, strategy, monkeypatch):

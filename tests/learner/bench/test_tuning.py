@@ -43,10 +43,10 @@ def silent(done, total, least):
 
 def test_a_study_begins_with_what_is_shipped_and_goes_on(tuning):
     first = run_trials(tuning, 2, silent)
-    told = []
-    second = run_trials(tuning, 4, lambda *p: told.append(p))
-    assert told[0][:2] == (2, 4)
-    assert told[-1][:2] == (4, 4)
+    messages = []
+    second = run_trials(tuning, 4, lambda *p: messages.append(p))
+    assert messages[0][:2] == (2, 4)
+    assert messages[-1][:2] == (4, 4)
     assert first["shipped"] == second["shipped"]
     assert first["shipped"]["settings"] == dict(space_of("xgboost").shipped)
     assert sum(second["trials"].values()) == 4
@@ -59,9 +59,9 @@ def test_what_is_held_out_cannot_change_a_study(tuning):
         tuning.samples,
         values=np.where(split.test, tuning.samples.values[::-1], tuning.samples.values),
     )
-    found = run_trials(tuning, 2, silent)
+    finished = run_trials(tuning, 2, silent)
     again = run_trials(replace(tuning, samples=other, study="other"), 2, silent)
-    assert {**found, "study": ""} == {**again, "study": ""}
+    assert {**finished, "study": ""} == {**again, "study": ""}
 
 
 def test_the_label_store_stays_a_label_store(tuning):

@@ -27,7 +27,7 @@ def profile():
     return static_profile("resnet18", 224)
 
 
-def asked(profile, phase=Phase.TRAIN, batch_size=32):
+def workload_of(profile, phase=Phase.TRAIN, batch_size=32):
     return Workload(
         graph=profile.graph.at(batch_size),
         precision=Precision.FP32,
@@ -50,7 +50,7 @@ def medians(others, device, workload):
 @pytest.mark.parametrize("phase", list(Phase))
 @pytest.mark.parametrize("device", ["t4", "l4", "rtx2060", "rtx-4060-ti", "h100", "v100-32gb"])
 def test_every_card_of_the_catalogue_has_time_and_memory(others, profile, device, phase):
-    answer = medians(others, device, asked(profile, phase))
+    answer = medians(others, device, workload_of(profile, phase))
     assert set(answer) == {"step_time_ms", "memory_mib"}
     simulated = profile.step.memory(32, phase=phase)
     assert simulated.reserved_mib < answer["memory_mib"] < simulated.reserved_mib + 2000
@@ -58,7 +58,7 @@ def test_every_card_of_the_catalogue_has_time_and_memory(others, profile, device
 
 def test_faster_cards_are_faster(others, profile):
     times = [
-        medians(others, device, asked(profile, batch_size=64))["step_time_ms"]
+        medians(others, device, workload_of(profile, batch_size=64))["step_time_ms"]
         for device in ("gtx-1650", "t4", "v100", "h100")
     ]
     assert times == sorted(times, reverse=True)
@@ -81,7 +81,9 @@ def test_steps_and_kernels_of_the_card_move_its_constants(others):
 def test_a_snapshot_keeps_them(others, profile):
     again = OtherDevices.from_tensors(others.tensors())
     for device in ("t4", "rtx-2060"):
-        assert medians(again, device, asked(profile)) == medians(others, device, asked(profile))
+        assert medians(again, device, workload_of(profile)) == medians(
+            others, device, workload_of(profile)
+        )
 
 
 def test_damage_is_refused(others):
@@ -90,13 +92,13 @@ def test_damage_is_refused(others):
         with pytest.raises(KeyError):
             OtherDevices.from_tensors({k: v for k, v in tensors.items() if k != name})
     t4, memory = "kernels.t4", "errors.memory.quantiles"
-    for damage, told in (
+    for damage, message in (
         ({t4: tensors[t4][:5]}, "constants of shape"),
         ({t4: tensors[t4].repeat(2)}, "constants of shape"),
         ({t4: tensors[t4] * np.nan}, "not finite"),
         ({memory: tensors[memory] * 0}, "errors between"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             OtherDevices.from_tensors({**tensors, **damage})
 
 

@@ -38,8 +38,8 @@ def test_it_predicts_architectures_that_it_never_saw(name, zoo, measure):
     made = estimator(name)
     assert made.name == name
     model = made.fit(everything[~test], targets(values[~test], groups), np.random.default_rng(0))
-    found = model.predict(everything[test]).median
-    assert found.shape == (test.sum(),)
+    predicted = model.predict(everything[test]).median
+    assert predicted.shape == (test.sum(),)
     typical = np.exp(np.log(values[~test]).mean())
     assert mape(model, everything[test], values[test]) < 0.5 * np.mean(
         np.abs(typical / values[test] - 1)

@@ -24,7 +24,7 @@ def plain_keys(features, edges):
     """The same by definition: nested tuples of a node and its predecessors."""
     predecessors = [edges[edges[:, 1] == node, 0] for node in range(len(features))]
     keys = [tuple(row) for row in features.tolist()]
-    found = [keys]
+    actual = [keys]
     for _ in range(MAX_DEPTH):
         keys = [
             (own, tuple(sorted(keys[p] for p in before)))
@@ -32,8 +32,8 @@ def plain_keys(features, edges):
         ]
         numbers = {key: i for i, key in enumerate(sorted(set(keys), key=str))}
         keys = [numbers[key] for key in keys]
-        found.append(keys)
-    return found
+        actual.append(keys)
+    return actual
 
 
 def partition(keys):
@@ -53,9 +53,9 @@ def test_keys_tell_apart_exactly_what_differs_within_their_depth(features, data)
     chosen = data.draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
     rows = np.array(features, dtype=np.float32)
     edges = np.array(chosen, dtype=np.int64).reshape(-1, 2)
-    found = node_keys(rows, edges)
+    actual = node_keys(rows, edges)
     for depth, expected in enumerate(plain_keys(rows, edges)):
-        assert partition(found[:, depth].tolist()) == partition(expected)
+        assert partition(actual[:, depth].tolist()) == partition(expected)
 
 
 def test_keys_do_not_depend_on_the_order_of_nodes_or_edges():

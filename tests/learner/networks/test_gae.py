@@ -76,12 +76,12 @@ def test_the_loss_over_distinct_edges_is_the_mean_over_all_edges(zoo, monkeypatc
     rows = torch.randn(classes.pool.shape[1], 4, generator=torch.Generator().manual_seed(0))
     # The same other end for every producer, so that what is drawn does not depend on the draw.
     monkeypatch.setattr(torch, "rand", lambda n: torch.full((n,), 0.999))
-    found = reconstruction_loss(rows, classes.places, batch)
+    actual = reconstruction_loss(rows, classes.places, batch)
     nodes = rows[classes.places]
     edges = edge_scores(nodes, batch.edge_index)
     others = edge_scores(nodes, sample_negatives(batch, every_edge(batch))[0])
     softplus = torch.nn.functional.softplus
-    torch.testing.assert_close(found, softplus(-edges).mean() + softplus(others).mean())
+    torch.testing.assert_close(actual, softplus(-edges).mean() + softplus(others).mean())
 
 
 def test_negatives_are_pairs_of_one_graph_that_no_edge_joins(zoo):

@@ -51,10 +51,10 @@ def test_it_predicts_architectures_that_it_never_saw(zoo, split, model):
 def test_absolute_scale_is_kept(zoo, model):
     """The published code standardises over one sample, and batch 1 and 16 look alike."""
     same = [i for i, name in enumerate(zoo.names) if name == zoo.names[0]]
-    found = model.predict([workloads(zoo)[i] for i in same]).median
+    predicted = model.predict([workloads(zoo)[i] for i in same]).median
     batches = [zoo.graphs[i].batch_size for i in same]
     assert batches == sorted(batches)
-    assert np.all(np.diff(found) > 0)
+    assert np.all(np.diff(predicted) > 0)
 
 
 def test_it_is_less_sure_of_graphs_of_other_operators(zoo, split, model):
@@ -123,8 +123,8 @@ def test_what_it_cannot_learn_from_is_told(zoo, published, split):
     _, _, values = split
     everything = workloads(zoo)
     missing = np.full(len(everything), np.nan)
-    for bad, told in ((missing, "too few"), (-values, "negative"), (values[:3], "shape")):
-        with pytest.raises(InputError, match=told):
+    for bad, message in ((missing, "too few"), (-values, "negative"), (values[:3], "shape")):
+        with pytest.raises(InputError, match=message):
             published.fit(everything, targets(bad, zoo.names), np.random.default_rng(0))
     with pytest.raises(InputError, match="another method"):
         published.fit(

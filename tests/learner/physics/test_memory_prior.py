@@ -23,13 +23,13 @@ NAMES = ("test_resnet", "test_vit", "test_convnext", "test_efficientnet", "test_
 @pytest.fixture(scope="module")
 def traced():
     """Real workloads, three batch sizes each, and their architectures."""
-    found, names = [], []
+    actual, names = [], []
     for name in NAMES:
         profile = static_profile(name, 96)
         for batch_size in (8, 64, 256):
-            found.append(Workload(graph=profile.graph.at(batch_size), step=profile.step))
+            actual.append(Workload(graph=profile.graph.at(batch_size), step=profile.step))
             names.append(name)
-    return found, names
+    return actual, names
 
 
 def with_settings(workload, **settings):
@@ -38,8 +38,8 @@ def with_settings(workload, **settings):
 
 def test_without_labels_it_is_process_and_simulated_memory(traced):
     workloads, _ = traced
-    said = np.exp(MemoryPrior().log_values(workloads))
-    for mib, workload in zip(said, workloads, strict=True):
+    predicted = np.exp(MemoryPrior().log_values(workloads))
+    for mib, workload in zip(predicted, workloads, strict=True):
         simulated = workload.step.memory(workload.batch_size)
         assert PROCESS_MIB + simulated.live_mib <= mib * 1.0001
         more = max(simulated.reserved_mib, simulated.reserved_with_workspace_mib)
@@ -49,10 +49,10 @@ def test_without_labels_it_is_process_and_simulated_memory(traced):
 @pytest.mark.parametrize("loop", Loop)
 def test_a_step_in_either_loop_is_that_of_the_simulation(traced, loop):
     for workload in traced[0]:
-        found = step_memory(workload, loop)
+        actual = step_memory(workload, loop)
         simulated = workload.step.memory(workload.batch_size, loop=loop)
-        assert found.live_mib == pytest.approx(simulated.live_mib)
-        total = found.live_mib + found.fragments_mib + found.scratch_mib
+        assert actual.live_mib == pytest.approx(simulated.live_mib)
+        total = actual.live_mib + actual.fragments_mib + actual.scratch_mib
         assert total == pytest.approx(simulated.reserved_with_workspace_mib)
 
 

@@ -51,8 +51,8 @@ def test_true_coefficients_predict_what_they_made(zoo):
     terms = term_matrix(zoo.graphs, "step_time_ms")
     truth = np.random.default_rng(0).normal(2.0, 0.5, len(spec.terms))
     values = terms @ np.exp(truth)
-    found = fit_coefficients(terms[::2], np.log(values[::2]), spec)
-    assert mape(log_prior(terms[1::2], found), values[1::2]) < 2
+    fitted = fit_coefficients(terms[::2], np.log(values[::2]), spec)
+    assert mape(log_prior(terms[1::2], fitted), values[1::2]) < 2
 
 
 @pytest.mark.parametrize("factor", [1e-3, 1.0, 1e4])
@@ -61,8 +61,8 @@ def test_the_level_of_a_device_needs_four_labels(zoo, measure, factor):
     terms = term_matrix(zoo.graphs, "step_time_ms")
     values = factor * measure(zoo.graphs)[:, 0]
     chosen = np.random.default_rng(1).permutation(len(values))[:4]
-    found = fit_coefficients(terms[chosen], np.log(values[chosen]), spec)
-    assert mape(log_prior(terms, found), values) < 60
+    fitted = fit_coefficients(terms[chosen], np.log(values[chosen]), spec)
+    assert mape(log_prior(terms, fitted), values) < 60
 
 
 def test_one_wild_label_changes_little(zoo, measure):
@@ -81,5 +81,5 @@ def test_without_labels_the_centre_stays(zoo):
     spec = PRIORS["step_time_ms"]
     centre = np.linspace(-1, 1, len(spec.terms))
     terms = term_matrix(zoo.graphs[:0], "step_time_ms")
-    found = fit_coefficients(terms, np.zeros(0), spec, centre=centre)
-    np.testing.assert_array_equal(found, centre)
+    fitted = fit_coefficients(terms, np.zeros(0), spec, centre=centre)
+    np.testing.assert_array_equal(fitted, centre)

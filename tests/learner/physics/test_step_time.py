@@ -216,8 +216,8 @@ def classes_of_a_grouped_convolution(fan_in, groups, fan_out=None, stride=1):
     middle = nn.Conv2d(into, out, 3, stride, 1, groups=groups, bias=False)
     head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(out, 4)
     profile = kernel_profile(nn.Sequential(nn.Conv2d(3, into, 1), middle, *head), 16)
-    asked = Workload(graph=graph(8), precision=Precision.FP32, kernels=profile)
-    products = terms_of([asked], A100).products
+    question = Workload(graph=graph(8), precision=Precision.FP32, kernels=profile)
+    products = terms_of([question], A100).products
     chosen = products.base // PASSES == KernelKind.GROUPED
     return set(products.detail[chosen].tolist())
 

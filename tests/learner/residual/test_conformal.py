@@ -27,8 +27,8 @@ def test_intervals_hold_as_often_as_they_say(architectures):
     held = []
     for seed in range(8):
         low, high = Calibration.fit(*errors(architectures, seed)).interval()
-        found, deviation, _ = errors(2000, seed + 100, labels=1)
-        held.append(np.mean((low * deviation <= found) & (found <= high * deviation)))
+        actual, deviation, _ = errors(2000, seed + 100, labels=1)
+        held.append(np.mean((low * deviation <= actual) & (actual <= high * deviation)))
     assert 0.88 < np.mean(held) < 0.92
 
 
@@ -54,29 +54,30 @@ def test_intervals_from_few_errors_hold_as_often_as_they_say(architectures, kind
 def test_errors_cut_short_by_a_limit_do_not_narrow_the_interval():
     whole, cut = [], []
     for seed in range(8):
-        found, deviation, groups = errors(400, seed, labels=1)
-        limit = deviation * np.random.default_rng(seed).uniform(-4, 8, len(found))
-        known = found < limit
-        least = np.minimum(found, limit)
-        whole.append(Calibration.fit(found, deviation, groups).interval())
+        actual, deviation, groups = errors(400, seed, labels=1)
+        limit = deviation * np.random.default_rng(seed).uniform(-4, 8, len(actual))
+        known = actual < limit
+        least = np.minimum(actual, limit)
+        whole.append(Calibration.fit(actual, deviation, groups).interval())
         cut.append(Calibration.fit(least, deviation, groups, known).interval())
     np.testing.assert_allclose(np.mean(cut, axis=0), np.mean(whole, axis=0), rtol=0.1)
 
 
 @pytest.mark.parametrize("architectures", [0, 1, 3, 10])
 def test_few_errors_give_cautious_intervals(architectures):
-    found, deviation, groups = errors(architectures, 1)
-    low, high = Calibration.fit(found, deviation, groups).interval()
+    actual, deviation, groups = errors(architectures, 1)
+    low, high = Calibration.fit(actual, deviation, groups).interval()
     assert low < -1
     assert high > 1
 
 
 def test_batch_sizes_of_one_architecture_have_one_vote():
-    found, deviation, groups = errors(200, 0, labels=1)
-    one = Calibration.fit(found, deviation, groups)
+    actual, deviation, groups = errors(200, 0, labels=1)
+    one = Calibration.fit(actual, deviation, groups)
     copies = [groups[0]] * 500
     many = Calibration.fit(
-        np.append(found, np.full(500, found[0])), np.append(deviation, np.full(500, deviation[0])),
+        np.append(actual, np.full(500, actual[0])),
+        np.append(deviation, np.full(500, deviation[0])),
         groups + copies,
     )  # fmt: skip
     np.testing.assert_allclose(one.interval(), many.interval(), rtol=0.05)
@@ -86,16 +87,16 @@ def test_batch_sizes_of_one_architecture_have_one_vote():
 def test_the_probability_of_more_falls_and_is_one(ratios):
     calibration = Calibration.fit(*errors(50, 0))
     rising = np.sort(np.array(ratios))
-    found = calibration.exceeding(rising)
-    assert np.all((found >= 0) & (found <= 1))
-    assert np.all(np.diff(found) <= 1e-12)
+    actual = calibration.exceeding(rising)
+    assert np.all((actual >= 0) & (actual <= 1))
+    assert np.all(np.diff(actual) <= 1e-12)
 
 
 def test_the_probability_of_more_is_what_happens():
     calibration = Calibration.fit(*errors(800, 0))
-    found, deviation, _ = errors(4000, 5, labels=1)
+    actual, deviation, _ = errors(4000, 5, labels=1)
     for ratio in (-3.0, 0.0, 2.0, 6.0):
-        happened = np.mean(found / deviation > ratio)
+        happened = np.mean(actual / deviation > ratio)
         assert calibration.exceeding(np.array([ratio]))[0] == pytest.approx(happened, abs=0.03)
 
 
@@ -185,8 +186,8 @@ def nearest_in_other_folds(features, folds):
 def test_tensors_hold_the_familiarity():
     familiarity = replace(Familiarity.fit(*known()), widening=0.012)
     again = Familiarity.from_tensors(familiarity.tensors())
-    asked = familiarity.distance(3 * np.random.default_rng(9).normal(size=(300, 5)))
-    np.testing.assert_array_equal(again.outside(asked), familiarity.outside(asked))
+    distances = familiarity.distance(3 * np.random.default_rng(9).normal(size=(300, 5)))
+    np.testing.assert_array_equal(again.outside(distances), familiarity.outside(distances))
     assert again.widening == familiarity.widening
     with pytest.raises(ValueError, match="one scale for each column"):
         Familiarity.from_tensors({**familiarity.tensors(), "scale": torch.ones(2)})

@@ -53,8 +53,8 @@ def test_where_there_is_nothing_to_learn_it_adds_little(rows, seed):
     noise = 0.1 * generator.normal(size=rows)
     groups = [str(i) for i in range(rows)]
     residual, _ = fit_residual(features, noise, groups, generator)
-    said, deviation = residual.predict(generator.normal(size=(300, 6)))
-    assert np.abs(said).mean() < 0.04
+    predicted, deviation = residual.predict(generator.normal(size=(300, 6)))
+    assert np.abs(predicted).mean() < 0.04
     assert np.all(deviation > 0)
 
 
@@ -87,7 +87,7 @@ def test_values_above_a_bound_teach_as_much_as_they_say(rows):
     features, _, values, groups = data(rows)
     cut = values > 0.1
     known = np.where(cut, np.nan, values)
-    asked, answer, _, _ = data(400, seed=9)
+    points, answer, _, _ = data(400, seed=9)
     high = answer > 0.15
     folds = grouped_folds(groups, 5, np.random.default_rng(0))
 
@@ -101,14 +101,16 @@ def test_values_above_a_bound_teach_as_much_as_they_say(rows):
             folds=folds[rows],
             bounds=bounds[rows],
         )
-        return np.mean((answer - residual.predict(asked)[0])[high])
+        return np.mean((answer - residual.predict(points)[0])[high])
 
     every = np.ones(rows, dtype=bool)
-    told, vaguely, blind = (
+    exactly, vaguely, blind = (
         error(taken, np.where(cut, bound, np.nan))
         for taken, bound in ((every, 0.1), (every, -5.0), (~cut, 0.1))
     )
-    assert 0 < told < 0.8 * min(vaguely, blind)  # low all the same: nobody said how much is missing
+    assert (
+        0 < exactly < 0.8 * min(vaguely, blind)
+    )  # low all the same: nobody said how much is missing
 
 
 def test_same_seed_same_residual():

@@ -44,9 +44,9 @@ def test_arrays_say_what_the_library_says(seed, rows, depth):
     growth = Growth(rounds=8, max_depth=depth, learning_rate=0.3)
     ours = grow(features, values, growth, seed)
     theirs = booster_of(features, values, growth, seed)
-    asked = np.vstack([features, 10 * data(seed + 1)[0]])
-    expected = theirs.predict(xgboost.DMatrix(asked.astype(np.float32)))
-    np.testing.assert_allclose(ours.predict(asked)[:, 0], expected, atol=1e-5)
+    points = np.vstack([features, 10 * data(seed + 1)[0]])
+    expected = theirs.predict(xgboost.DMatrix(points.astype(np.float32)))
+    np.testing.assert_allclose(ours.predict(points)[:, 0], expected, atol=1e-5)
 
 
 def test_joined_models_say_what_each_says():

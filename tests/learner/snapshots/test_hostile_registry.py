@@ -93,8 +93,8 @@ def test_whatever_a_field_is_the_rest_is_listed_and_the_odd_one_named(place, shi
             name = put(place, changed(shipped, path, odd))
             rows = {row.id: row for row in snapshot_rows(registry, shipped=False)}
             assert rows[good].damage is None
-            if told := rows[name].damage:
-                assert "\n" not in told
+            if damage := rows[name].damage:
+                assert "\n" not in damage
                 refused += 1
             else:
                 manifest = registry.manifest(name)

@@ -156,7 +156,7 @@ def test_every_damage_to_every_file_is_told(saved, name, damage):
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"format": "other"}, "not the manifest of a TraPPM snapshot"),
         ({"format_version": 99}, "format version 99"),
@@ -176,9 +176,9 @@ def test_every_damage_to_every_file_is_told(saved, name, damage):
         ({"heads": {"cpu-2t": {"dream": {}}}}, r"is heads\."),
     ],
 )
-def test_a_manifest_that_cannot_be_is_refused_even_with_a_fitting_checksum(saved, changes, told):
+def test_a_manifest_that_cannot_be_is_refused_even_with_a_fitting_checksum(saved, changes, message):
     rewrite(saved.folder, **changes)
-    with pytest.raises(SnapshotError, match=told):
+    with pytest.raises(SnapshotError, match=message):
         load_snapshot(saved.folder)
 
 
@@ -219,7 +219,7 @@ def test_a_device_without_head_is_told_with_those_that_have_one(saved, zoo):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"labels": [replace(LABELS[0], provenance="simulated")]}, "simulated"),
         ({"fields": {"label_counts": {"measured": 3, "simulated": 1}}}, "simulated"),
@@ -227,8 +227,8 @@ def test_a_device_without_head_is_told_with_those_that_have_one(saved, zoo):
         ({"fields": {"files": {}}}, "field 'files' of its own"),
     ],
 )
-def test_what_must_not_be_published_is_refused(content, tmp_path, change, told):
-    with pytest.raises(SnapshotError, match=told):
+def test_what_must_not_be_published_is_refused(content, tmp_path, change, message):
+    with pytest.raises(SnapshotError, match=message):
         save_snapshot(tmp_path / "registry", **{**content, **change})
     assert not (tmp_path / "registry").exists()
 
@@ -247,8 +247,8 @@ def test_heads_of_two_phases_of_a_device_stay_apart_and_need_no_encoder(content,
     )
     loaded, workloads = load_snapshot(info.folder), zoo.workloads([0, 9])[0]
     for phase, one in heads["rtx"].items():
-        said = loaded.predict(workloads, "rtx", phase)
-        np.testing.assert_allclose(said.median, one.heads.predict(workloads).median, rtol=1e-4)
+        predicted = loaded.predict(workloads, "rtx", phase)
+        np.testing.assert_allclose(predicted.median, one.heads.predict(workloads).median, rtol=1e-4)
     with pytest.raises(SnapshotError, match="has no encoder"):
         assert loaded.encoder
 

@@ -67,15 +67,15 @@ def test_a_replayed_measurement_keeps_all_that_was_found(
     provenance: Provenance, tmp_path: Path
 ) -> None:
     original = measured(provenance=provenance)
-    found = answer(recorded(tmp_path, original))
-    assert found.provenance is provenance
-    assert found.step_samples_ms == original.step_samples_ms
-    assert found.step == original.step
-    assert found.memory_mib == 900.0
-    assert found.missing == original.missing
-    assert found.environment["torch"] == "2.6.0"
-    assert found.environment["replayed_attempt"] == original.attempt_key
-    assert found.environment["replayed_protocol"] == "paper"
+    measurement = answer(recorded(tmp_path, original))
+    assert measurement.provenance is provenance
+    assert measurement.step_samples_ms == original.step_samples_ms
+    assert measurement.step == original.step
+    assert measurement.memory_mib == 900.0
+    assert measurement.missing == original.missing
+    assert measurement.environment["torch"] == "2.6.0"
+    assert measurement.environment["replayed_attempt"] == original.attempt_key
+    assert measurement.environment["replayed_protocol"] == "paper"
 
 
 def test_a_replayed_failure_is_that_failure(tmp_path: Path) -> None:
@@ -83,8 +83,12 @@ def test_a_replayed_failure_is_that_failure(tmp_path: Path) -> None:
         outcome=Outcome.OOM, failed_in="warmup", message="no more", step=None,
         step_samples_ms=(), memory_mib=None,
     )  # fmt: skip
-    found = answer(recorded(tmp_path, oom))
-    assert (found.outcome, found.failed_in, found.message) == (Outcome.OOM, "warmup", "no more")
+    measurement = answer(recorded(tmp_path, oom))
+    assert (measurement.outcome, measurement.failed_in, measurement.message) == (
+        Outcome.OOM,
+        "warmup",
+        "no more",
+    )
 
 
 def test_the_first_good_record_answers(tmp_path: Path) -> None:
@@ -95,12 +99,12 @@ def test_the_first_good_record_answers(tmp_path: Path) -> None:
 
 def test_a_plain_label_answers_for_its_configuration_only(tmp_path: Path) -> None:
     key = recorded(tmp_path, {**CONFIGURATION.to_dict(), "step_time_ms": 7.0, "id": 3})
-    found = answer(key)
-    assert found.step is not None
-    assert found.step.median_ms == 7.0
-    assert found.step_samples_ms == (7.0,)
-    assert found.provenance is Provenance.IMPORTED
-    assert set(found.missing) == {"memory_mib", "power_w", "energy_j"}
+    measurement = answer(key)
+    assert measurement.step is not None
+    assert measurement.step.median_ms == 7.0
+    assert measurement.step_samples_ms == (7.0,)
+    assert measurement.provenance is Provenance.IMPORTED
+    assert set(measurement.missing) == {"memory_mib", "power_w", "energy_j"}
     with pytest.raises(UnsupportedModelError, match="no record of test_resnet batch 32"):
         answer(key, replace(CONFIGURATION, batch_size=32))
 
@@ -115,9 +119,9 @@ def test_what_all_records_share_is_the_environment_of_a_failure(tmp_path: Path) 
     other = replace(CONFIGURATION, batch_size=1)
     environment = {**measured().environment, "host": "node-2"}
     records = [measured(), measured(configuration=other, environment=environment)]
-    told = open_device(recorded(tmp_path, *records)).environment()
-    assert told["device_name"] == "NVIDIA A100"
-    assert "host" not in told
+    facts = open_device(recorded(tmp_path, *records)).environment()
+    assert facts["device_name"] == "NVIDIA A100"
+    assert "host" not in facts
 
 
 def test_records_of_two_stacks_are_two_devices(tmp_path: Path) -> None:
@@ -163,35 +167,35 @@ def simulate(name: str, **changes: Any) -> Findings:
     return answer(f"simulated:{name}", replace(CONFIGURATION, **changes))
 
 
-def median(found: Findings) -> float:
-    assert found.step is not None, found.message
-    return found.step.median_ms
+def median(measurement: Findings) -> float:
+    assert measurement.step is not None, measurement.message
+    return measurement.step.median_ms
 
 
 @pytest.mark.parametrize("name", SIMULATED)
 def test_a_simulation_is_marked_and_possible(name: str) -> None:
-    found = simulate(name)
-    assert found.provenance is Provenance.SIMULATED
-    assert found.outcome is Outcome.OK
+    measurement = simulate(name)
+    assert measurement.provenance is Provenance.SIMULATED
+    assert measurement.outcome is Outcome.OK
     card = card_of(name)
     assert card is not None
     assert card.power_w is not None
-    assert found.power_w is not None
-    assert 0 < found.power_w <= card.power_w
-    assert found.energy_j == pytest.approx(found.power_w * median(found) / 1000)
-    assert found.memory_mib is not None
-    assert found.memory_mib < card.memory_gb * 1024
+    assert measurement.power_w is not None
+    assert 0 < measurement.power_w <= card.power_w
+    assert measurement.energy_j == pytest.approx(measurement.power_w * median(measurement) / 1000)
+    assert measurement.memory_mib is not None
+    assert measurement.memory_mib < card.memory_gb * 1024
     environment = open_device(f"simulated:{name}").environment()
     assert "simulated" in environment["device_name"]
     assert environment["device_memory_mib"] == card.memory_gb * 1024
 
 
 def test_what_no_data_sheet_says_is_missing_with_the_reason() -> None:
-    found = simulate("a100-mig-1g.5gb")
-    assert found.outcome is Outcome.OK
-    assert found.power_w is found.energy_j is None
-    assert "a100 sxm4 40gb mig 1g.5gb" in found.missing["power_w"]
-    assert median(found) > 3 * median(simulate("a100"))
+    measurement = simulate("a100-mig-1g.5gb")
+    assert measurement.outcome is Outcome.OK
+    assert measurement.power_w is measurement.energy_j is None
+    assert "a100 sxm4 40gb mig 1g.5gb" in measurement.missing["power_w"]
+    assert median(measurement) > 3 * median(simulate("a100"))
 
 
 def test_simulated_samples_depend_on_the_seed_alone() -> None:
@@ -248,11 +252,11 @@ def test_old_gpus_have_no_bf16() -> None:
 
 
 def test_beyond_the_capacity_is_out_of_memory() -> None:
-    found = simulate("t4", batch_size=1_000_000)
-    assert found.outcome is Outcome.OOM
-    assert found.memory_detail_mib["capacity"] == 16 * 1024
-    assert found.provenance is Provenance.SIMULATED
-    assert found.step is None
+    measurement = simulate("t4", batch_size=1_000_000)
+    assert measurement.outcome is Outcome.OOM
+    assert measurement.memory_detail_mib["capacity"] == 16 * 1024
+    assert measurement.provenance is Provenance.SIMULATED
+    assert measurement.step is None
 
 
 @pytest.mark.parametrize("key", ["simulated:", "simulated:a1000", "simulated-a100"])

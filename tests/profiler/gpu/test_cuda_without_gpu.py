@@ -153,12 +153,12 @@ def test_gpu_lost_in_mid_window_is_unstable_and_keeps_the_samples(
         for name in ("energy_mj", "power_mw", "sm_clock_mhz", "temperature_c", "used"):
             setattr(board, name, lost)
 
-    found = judged(window_on("cuda:0", monkeypatch, fall_off_the_bus))
-    assert found.outcome is Outcome.UNSTABLE
-    assert "GPU is lost" in (found.message or "")
-    assert found.power_w is None
-    assert "GPU is lost" in found.missing["power_w"]
-    assert len(found.step_samples_ms) == 20
+    measurement = judged(window_on("cuda:0", monkeypatch, fall_off_the_bus))
+    assert measurement.outcome is Outcome.UNSTABLE
+    assert "GPU is lost" in (measurement.message or "")
+    assert measurement.power_w is None
+    assert "GPU is lost" in measurement.missing["power_w"]
+    assert len(measurement.step_samples_ms) == 20
 
 
 @pytest.mark.parametrize(

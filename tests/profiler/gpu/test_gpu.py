@@ -36,11 +36,11 @@ TRUSTING = dataclasses.replace(
 @pytest.fixture(scope="module")
 def device() -> CudaDevice:
     try:
-        found = open_device("cuda:0")
+        actual = open_device("cuda:0")
     except DeviceError as error:
         pytest.skip(f"no NVIDIA GPU to measure on: {error}")
-    assert isinstance(found, CudaDevice)
-    return found
+    assert isinstance(actual, CudaDevice)
+    return actual
 
 
 @pytest.fixture(scope="module")
@@ -61,16 +61,16 @@ def measured(measurer: Measurer, **changes: object) -> Measurement:
 
 
 def test_training_step_is_measured_with_all_its_facts(measurer: Measurer) -> None:
-    found = measured(measurer)
-    assert found.environment["device_uuid"].startswith(("GPU-", "MIG-"))
-    assert found.environment["driver"]
+    actual = measured(measurer)
+    assert actual.environment["device_uuid"].startswith(("GPU-", "MIG-"))
+    assert actual.environment["driver"]
     for metric in ("memory_mib", "power_w", "energy_j"):
-        assert (getattr(found, metric) is None) == (metric in found.missing)
-    assert found.environment["threads"] == len(os.sched_getaffinity(0))
-    assert 0 < found.environment["paused_s"] < 0.1 * found.environment["window_s"] + 0.2
-    assert found.environment["memory_method"]
-    if found.power_w is not None and found.environment["device_power_limit_w"] is not None:
-        assert 5 < found.power_w < 1.2 * found.environment["device_power_limit_w"]
+        assert (getattr(actual, metric) is None) == (metric in actual.missing)
+    assert actual.environment["threads"] == len(os.sched_getaffinity(0))
+    assert 0 < actual.environment["paused_s"] < 0.1 * actual.environment["window_s"] + 0.2
+    assert actual.environment["memory_method"]
+    if actual.power_w is not None and actual.environment["device_power_limit_w"] is not None:
+        assert 5 < actual.power_w < 1.2 * actual.environment["device_power_limit_w"]
 
 
 def test_first_sample_of_a_batch_waits_for_no_launch(measurer: Measurer) -> None:
@@ -83,8 +83,8 @@ def test_first_sample_of_a_batch_waits_for_no_launch(measurer: Measurer) -> None
 
 def test_power_window_is_the_protocols(measurer: Measurer) -> None:
     longer = dataclasses.replace(TRUSTING, power_window_s=4.0)
-    found = measurer.measure(STEP, "cuda:0", longer)
-    assert found.environment["window_s"] > 3.5
+    actual = measurer.measure(STEP, "cuda:0", longer)
+    assert actual.environment["window_s"] > 3.5
 
 
 def test_power_repeats(measurer: Measurer) -> None:
@@ -96,21 +96,21 @@ def test_power_repeats(measurer: Measurer) -> None:
 
 def test_events_agree_with_the_wall_clock(measurer: Measurer) -> None:
     """The wall sees each batch of steps from its launch to the synchronisation behind it."""
-    found = measured(measurer, batch_size=64)
-    assert found.step_time_ms is not None
-    wall_ms = found.environment["wall_step_time_ms"]
-    assert 0.95 * found.step_time_ms <= wall_ms <= 1.3 * found.step_time_ms + 1.0
+    actual = measured(measurer, batch_size=64)
+    assert actual.step_time_ms is not None
+    wall_ms = actual.environment["wall_step_time_ms"]
+    assert 0.95 * actual.step_time_ms <= wall_ms <= 1.3 * actual.step_time_ms + 1.0
 
 
 def test_memory_is_plausible(measurer: Measurer) -> None:
     small, large = measured(measurer), measured(measurer, batch_size=64)
-    for found in (small, large):
-        detail = found.memory_detail_mib
+    for actual in (small, large):
+        detail = actual.memory_detail_mib
         # Weights and gradients at least; torch's own memory within the process's.
         assert 2 * PARAMETERS_MIB < detail["peak_allocated"] <= detail["peak_reserved"]
         assert detail["peak_reserved"] < detail["capacity"]
-        if found.memory_mib is not None:
-            assert detail["peak_reserved"] < found.memory_mib < detail["peak_reserved"] + 4096
+        if actual.memory_mib is not None:
+            assert detail["peak_reserved"] < actual.memory_mib < detail["peak_reserved"] + 4096
     images_mib = 48 * 3 * 224 * 224 * 4 / 2**20
     grown = large.memory_detail_mib["peak_allocated"] - small.memory_detail_mib["peak_allocated"]
     assert grown > 4 * images_mib
@@ -150,11 +150,11 @@ def test_inference_takes_less_than_training(measurer: Measurer) -> None:
 
 def test_running_out_of_memory_is_told_and_leaves_the_gpu_free(measurer: Measurer) -> None:
     huge = dataclasses.replace(STEP, architecture="resnet152", batch_size=65_536)
-    found = measurer.measure(huge, "cuda:0", TRUSTING)
-    assert found.outcome is Outcome.OOM, found.message
-    assert found.failed_in in {"create", "warmup"}
-    assert found.memory_detail_mib["capacity"] > 1024
-    assert found.memory_detail_mib["last_allocation"] > 0
+    actual = measurer.measure(huge, "cuda:0", TRUSTING)
+    assert actual.outcome is Outcome.OOM, actual.message
+    assert actual.failed_in in {"create", "warmup"}
+    assert actual.memory_detail_mib["capacity"] > 1024
+    assert actual.memory_detail_mib["last_allocation"] > 0
     measured(measurer)
 
 
@@ -162,13 +162,13 @@ def test_time_out_ends_the_process_and_frees_the_gpu(measurer: Measurer) -> None
     endless = dataclasses.replace(
         TRUSTING, min_steps=10_000_000, max_steps=10_000_000, timeout_s=20.0
     )
-    found = measurer.measure(STEP, "cuda:0", endless)
-    assert found.outcome is Outcome.TIMEOUT
-    assert "killed after 20 s" in (found.message or "")
+    actual = measurer.measure(STEP, "cuda:0", endless)
+    assert actual.outcome is Outcome.TIMEOUT
+    assert "killed after 20 s" in (actual.message or "")
     measured(measurer)
 
 
 def test_same_key_names_the_same_gpu_by_its_name(device: CudaDevice, measurer: Measurer) -> None:
     short = device._gpu.short_key
-    found = measurer.measure(STEP, short, TRUSTING)
-    assert found.environment["device_name"] == device.environment()["device_name"]
+    actual = measurer.measure(STEP, short, TRUSTING)
+    assert actual.environment["device_name"] == device.environment()["device_name"]

@@ -37,13 +37,13 @@ def sweeps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert profiler(arguments) == 0
     again = []
     for line in (folder / "check.jsonl").read_text(encoding="utf-8").splitlines():
-        found = Measurement.from_dict(json.loads(line))
-        if found.outcome is Outcome.OK:
-            assert found.step is not None
-            assert found.power_w is not None
-            slower = dataclasses.replace(found.step, median_ms=1.05 * found.step.median_ms)
-            again.append(dataclasses.replace(found, step=slower, power_w=1.01 * found.power_w))
-    lines = "".join(f"{json.dumps(found.to_dict())}\n" for found in again)
+        actual = Measurement.from_dict(json.loads(line))
+        if actual.outcome is Outcome.OK:
+            assert actual.step is not None
+            assert actual.power_w is not None
+            slower = dataclasses.replace(actual.step, median_ms=1.05 * actual.step.median_ms)
+            again.append(dataclasses.replace(actual, step=slower, power_w=1.01 * actual.power_w))
+    lines = "".join(f"{json.dumps(actual.to_dict())}\n" for actual in again)
     (folder / "repeat.jsonl").write_text(lines, encoding="utf-8")
     return folder
 
@@ -79,9 +79,9 @@ def check(
 
 
 def test_the_answer_comes_first_and_fits_a_terminal(sweeps: Path, check: Check) -> None:
-    status, told, why = check(sweeps)
+    status, output, why = check(sweeps)
     assert status == 0, why
-    lines = told.splitlines()
+    lines = output.splitlines()
     assert max(map(len, lines)) <= 80
     assert "3 compared" in lines[0]
     assert "1 oom" in lines[1]
@@ -93,22 +93,22 @@ def test_the_answer_comes_first_and_fits_a_terminal(sweeps: Path, check: Check) 
 
 
 def test_figures_are_those_of_the_sweeps(sweeps: Path, check: Check) -> None:
-    status, told, why = check(sweeps, "--json")
+    status, output, why = check(sweeps, "--json")
     assert status == 0, why
-    found: dict[str, Any] = json.loads(told)
-    assert sum(of["step_time_ms"]["count"] for of in found["repeats"].values() if of) == 3
-    repeats = next(of for of in found["repeats"].values() if of)
+    actual: dict[str, Any] = json.loads(output)
+    assert sum(of["step_time_ms"]["count"] for of in actual["repeats"].values() if of) == 3
+    repeats = next(of for of in actual["repeats"].values() if of)
     assert repeats["step_time_ms"]["median"] == pytest.approx(100 * 0.05 / 1.025)
     assert repeats["power_w"]["median"] == pytest.approx(100 * 0.01 / 1.005)
     assert repeats["memory_mib"]["median"] == 0
     # The device simulates the memory of fp32 steps by the same rules, and assumes the same context.
-    assert found["allocated"]["phase train"]["count"] == 2
-    assert found["reserved"]["precision fp32"]["ratio"] == pytest.approx(1.0, rel=0.01)
-    assert found["beyond_mib"]["median"] == pytest.approx(0.0, abs=1e-6)
-    steps = {name: offs["all"]["count"] for name, offs in found["step_time"].items()}
+    assert actual["allocated"]["phase train"]["count"] == 2
+    assert actual["reserved"]["precision fp32"]["ratio"] == pytest.approx(1.0, rel=0.01)
+    assert actual["beyond_mib"]["median"] == pytest.approx(0.0, abs=1e-6)
+    steps = {name: offs["all"]["count"] for name, offs in actual["step_time"].items()}
     for source in ("sheet", "rtx3090"):
         assert sum(n for name, n in steps.items() if name.endswith(f"constants: {source}")) == 3
-    assert not found["measured"]
+    assert not actual["measured"]
 
 
 def test_compressed_sweeps_are_read_and_steps_are_parted_by_what_the_gpu_was_seen_to_do(
@@ -120,9 +120,9 @@ def test_compressed_sweeps_are_read_and_steps_are_parted_by_what_the_gpu_was_see
             measurement = json.loads(line)
             measurement["environment"]["gpu_utilization"] = utilization
             print(json.dumps(measurement), file=file)
-    status, told, why = check(tmp_path, "--json")
+    status, output, why = check(tmp_path, "--json")
     assert status == 0, why
-    steps = {name: offs["all"]["count"] for name, offs in json.loads(told)["step_time"].items()}
+    steps = {name: offs["all"]["count"] for name, offs in json.loads(output)["step_time"].items()}
     assert steps["busy device, constants: sheet"] == 2
     assert steps["waiting for the host, constants: sheet"] == 1
     (tmp_path / "check.jsonl").write_text(lines[0], encoding="utf-8")
@@ -132,8 +132,8 @@ def test_compressed_sweeps_are_read_and_steps_are_parted_by_what_the_gpu_was_see
 def test_what_cannot_be_compared_is_told_in_one_line(
     tmp_path: Path, sweeps: Path, check: Check
 ) -> None:
-    status, told, why = check(tmp_path)
-    assert (status, told) == (2, "")
+    status, output, why = check(tmp_path)
+    assert (status, output) == (2, "")
     assert "has no sweeps" in why
     (tmp_path / "broken.jsonl").write_text("{}\n", encoding="utf-8")
     assert "line 1 of" in check(tmp_path)[2]

@@ -60,14 +60,14 @@ def test_the_list_of_repeats_is_a_part_of_it_in_another_order():
 
 
 def workloads(configurations: list[Configuration]) -> list[Workload]:
-    traced, found = {}, []
+    traced, steps = {}, []
     for c in configurations:
         # The time of both half precisions is the same.
         half = Precision.FP32 if c.precision is Precision.FP32 else Precision.AMP_FP16
         key = c.architecture, c.input_size, half, c.memory_format
         if key not in traced:
             traced[key] = kernel_profile(*key[:2], precision=half, memory_format=c.memory_format)
-        found.append(
+        steps.append(
             Workload(
                 graph=Graph.empty(c.batch_size),
                 precision=c.precision,
@@ -77,7 +77,7 @@ def workloads(configurations: list[Configuration]) -> list[Workload]:
                 kernels=traced[key],
             )
         )
-    return found
+    return steps
 
 
 @pytest.mark.slow

@@ -37,11 +37,11 @@ def test_energy_comes_from_the_counter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert window.facts["power_method"] == "nvml total energy counter"
     assert window.facts["gpu_utilization"] == pytest.approx(0.97)
     assert window.facts["memory_utilization"] == pytest.approx(0.41)
-    found = judged(window)
-    assert found.outcome is Outcome.OK
-    assert found.energy_j == pytest.approx(30.0)
-    assert found.power_w == pytest.approx(600.0 / window.seconds)
-    assert found.missing.keys() == {"foreign_gpu_processes"}
+    measurement = judged(window)
+    assert measurement.outcome is Outcome.OK
+    assert measurement.energy_j == pytest.approx(30.0)
+    assert measurement.power_w == pytest.approx(600.0 / window.seconds)
+    assert measurement.missing.keys() == {"foreign_gpu_processes"}
 
 
 @pytest.mark.parametrize(
@@ -142,16 +142,16 @@ def test_protocol_sets_the_power_window(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_power_is_missing_without_any_meter(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, Board("GPU-a", energy_mj=None, power_mw=error("NO_PERMISSION")))
-    found = judged(window_on("cuda:0", monkeypatch))
-    assert found.power_w is None
-    assert found.energy_j is None
-    assert "Not Supported" in found.missing["power_w"]
-    assert found.outcome is Outcome.OK
+    measurement = judged(window_on("cuda:0", monkeypatch))
+    assert measurement.power_w is None
+    assert measurement.energy_j is None
+    assert "Not Supported" in measurement.missing["power_w"]
+    assert measurement.outcome is Outcome.OK
 
 
 def test_energy_window_begins_and_ends_with_the_counter(monkeypatch: pytest.MonkeyPatch) -> None:
     """A counter that grows by 100 J every fifth time that it is asked."""
-    counts = [100_000 * (asked // 5) for asked in range(3, 400)]
+    counts = [100_000 * (reading // 5) for reading in range(3, 400)]
     install(monkeypatch, Board("GPU-a", energy_mj=counts))
     install_cuda(monkeypatch)
     device = prepared("cuda:0", monkeypatch)

@@ -29,7 +29,7 @@ def proc(tmp_path: Path) -> Path:
     return tmp_path / "proc"
 
 
-def told(proc: Path) -> tuple[float, float]:
+def memory_gib(proc: Path) -> tuple[float, float]:
     """Available and allowed memory, in GiB."""
     cgroups = proc.parent / "cgroup"
     available = procfs.available_memory_mib(proc=proc, cgroups=cgroups)
@@ -37,9 +37,9 @@ def told(proc: Path) -> tuple[float, float]:
 
 
 def test_without_cgroups_it_is_the_machines(proc: Path) -> None:
-    assert told(proc) == (48, 64)
+    assert memory_gib(proc) == (48, 64)
     (proc / "self/cgroup").write_text("0::/\n", encoding="ascii")
-    assert told(proc) == (48, 64)
+    assert memory_gib(proc) == (48, 64)
 
 
 def test_any_group_around_a_job_may_be_the_narrowest(proc: Path) -> None:
@@ -50,7 +50,7 @@ def test_any_group_around_a_job_may_be_the_narrowest(proc: Path) -> None:
     # What the kernel keeps of files, half of what is in use, it gives back when asked.
     limited(root / "slurm/job_7", V2, 16 * GIB, 4 * GIB, f"anon 1\ninactive_file {2 * GIB}")
     limited(root / "slurm", V2, 60 * GIB, GIB, "anon 1")
-    assert told(proc) == (14, 16)
+    assert memory_gib(proc) == (14, 16)
 
 
 def test_first_version_of_cgroups_counts_too(proc: Path) -> None:
@@ -60,13 +60,13 @@ def test_first_version_of_cgroups_counts_too(proc: Path) -> None:
     stat = f"inactive_file 0\ntotal_inactive_file {GIB}"
     limited(root / "memory/slurm/uid_1/job_7", V1, 8 * GIB, 3 * GIB, stat)
     limited(root / "memory", V1, 2**63 - 4096, 30 * GIB, "inactive_file 0")  # no limit
-    assert told(proc) == (6, 8)
+    assert memory_gib(proc) == (6, 8)
 
 
 def test_container_that_sees_only_its_own_group_as_the_root(proc: Path) -> None:
     (proc / "self/cgroup").write_text("0::/docker/not-mounted-here\n", encoding="ascii")
     limited(proc.parent / "cgroup", V2, 2 * GIB, GIB, "inactive_file 0")
-    assert told(proc) == (1, 2)
+    assert memory_gib(proc) == (1, 2)
 
 
 def test_real_ones_are_plausible() -> None:

@@ -106,8 +106,8 @@ def test_gpus_of_a_host_are_compared_with_themselves() -> None:
 def test_reference_has_arithmetic_for_a_gpu_and_little_for_a_cpu() -> None:
     assert PLAN.reference_on("cpu-8t") == SMALL
     assert PLAN.reference_on("h100") == PLAN.reference_on("cuda:0") == LARGE
-    asked = dataclasses.replace(PLAN, configuration=SMALL)
-    assert asked.reference_on("h100") == SMALL
+    small_plan = dataclasses.replace(PLAN, configuration=SMALL)
+    assert small_plan.reference_on("h100") == SMALL
     taken = []
 
     def measure(configuration: Configuration) -> Measurement:
@@ -115,7 +115,7 @@ def test_reference_has_arithmetic_for_a_gpu_and_little_for_a_cpu() -> None:
         return measured(100)
 
     Canary(PLAN, measure, "h100").check()
-    Canary(asked, measure, "h100").check()
+    Canary(small_plan, measure, "h100").check()
     assert taken == [LARGE, SMALL]
 
 
@@ -185,14 +185,14 @@ def test_decisions_do_not_depend_on_the_unit(times_ms: list[float], scale: float
 
 def checks(times_ms: list[float], plan: CanaryPlan, ticks_s: list[float]) -> str:
     """`r` where a reading was taken and `m` where it was a measurement's turn."""
-    taken, told, now = iter(times_ms), "", 0.0
+    taken, marks, now = iter(times_ms), "", 0.0
     canary = Canary(plan, lambda _: measured(next(taken)), "cpu-1t", clock=lambda: now)
     for tick_s in ticks_s:
         while canary.check() is not None:
-            told += "r"
-        told += "m"
+            marks += "r"
+        marks += "m"
         now += tick_s
-    return told
+    return marks
 
 
 def test_readings_are_due_by_count_by_time_and_in_doubt() -> None:

@@ -368,20 +368,20 @@ def test_library_of_the_gpu_that_fails_is_tried_once_more_in_a_new_process(
     measurer: Measurer, touched: Path
 ) -> None:
     touched.unlink(missing_ok=True)
-    found = measurer.measure(named("fault-cudnn-once"), "cpu-1t", TRUSTING, attempt_key="key")
-    assert found.outcome is Outcome.OK, found.message
-    assert found.attempt_key == "key"
-    assert "CUDNN_STATUS_INTERNAL_ERROR" in found.environment["first_try"]
+    actual = measurer.measure(named("fault-cudnn-once"), "cpu-1t", TRUSTING, attempt_key="key")
+    assert actual.outcome is Outcome.OK, actual.message
+    assert actual.attempt_key == "key"
+    assert "CUDNN_STATUS_INTERNAL_ERROR" in actual.environment["first_try"]
 
 
 def test_library_of_the_gpu_that_fails_twice_is_told_as_such(
     measurer: Measurer, touched: Path
 ) -> None:
     touched.unlink(missing_ok=True)
-    found = measurer.measure(named("fault-cudnn"), "cpu-1t", TRUSTING)
-    assert (found.outcome, found.failed_in) == (Outcome.ERROR, "measure")
-    assert "CUDNN_STATUS_INTERNAL_ERROR" in (found.message or "")
-    assert "perhaps for want of memory" in (found.message or "")
+    actual = measurer.measure(named("fault-cudnn"), "cpu-1t", TRUSTING)
+    assert (actual.outcome, actual.failed_in) == (Outcome.ERROR, "measure")
+    assert "CUDNN_STATUS_INTERNAL_ERROR" in (actual.message or "")
+    assert "perhaps for want of memory" in (actual.message or "")
     assert touched.read_text(encoding="ascii").split() == ["tried"] * 2
 
 

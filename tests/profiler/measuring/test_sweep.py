@@ -67,23 +67,23 @@ def run_sweep(
     *,
     retries: int = 2,
 ) -> tuple[Sweep, list[str]]:
-    told: list[str] = []
+    messages: list[str] = []
     with JsonLines(path, Measurement) as results:
         sweep = Sweep(configurations, results, KEY, PROTOCOL, STACK, retries=retries)
-        sweep.run(measure, told.append)
-    return sweep, told
+        sweep.run(measure, messages.append)
+    return sweep, messages
 
 
 def test_every_configuration_is_measured_once_in_order(tmp_path: Path) -> None:
     wanted = [configuration(n) for n in (3, 1, 2, 1)]
-    sweep, told = run_sweep(tmp_path / "out", wanted, measured)
+    sweep, messages = run_sweep(tmp_path / "out", wanted, measured)
     assert [m.configuration for m in lines_of(tmp_path / "out")] == wanted[:3]
     assert (sweep.settled, sweep.attempts, sweep.outcomes) == (3, 3, Counter({Outcome.OK: 3}))
-    assert told[0].startswith("[1/3] model3")
-    assert "left" in told[0]
-    assert "left" not in told[2]
-    again, told = run_sweep(tmp_path / "out", wanted, measured)
-    assert told == []
+    assert messages[0].startswith("[1/3] model3")
+    assert "left" in messages[0]
+    assert "left" not in messages[2]
+    again, messages = run_sweep(tmp_path / "out", wanted, measured)
+    assert messages == []
     assert again.outcomes == sweep.outcomes
 
 
@@ -159,12 +159,12 @@ def test_only_what_may_pass_is_tried_again(
     def measure(what: Configuration) -> Measurement:
         return measured(what, **fields) if what == configuration(1) else measured(what)  # type: ignore[arg-type]
 
-    sweep, told = run_sweep(tmp_path / "out", [configuration(n) for n in (1, 2, 3)], measure)
+    sweep, messages = run_sweep(tmp_path / "out", [configuration(n) for n in (1, 2, 3)], measure)
     order = [m.configuration.architecture for m in lines_of(tmp_path / "out")]
     assert order == ["model1", "model2", "model3", *["model1"] * (tries - 1)]  # after the others
     assert sweep.settled == 3
     assert sweep.outcomes[Outcome.OK] == 2
-    assert sum("to be tried again" in line for line in told) == tries - 1
+    assert sum("to be tried again" in line for line in messages) == tries - 1
 
 
 def test_a_retry_may_succeed_and_counts_across_runs(tmp_path: Path) -> None:
@@ -178,10 +178,10 @@ def test_a_retry_may_succeed_and_counts_across_runs(tmp_path: Path) -> None:
     with JsonLines(tmp_path / "out", Measurement) as results:
         for measurement in shaky:
             results.append(measurement)
-    _, told = run_sweep(
+    _, messages = run_sweep(
         tmp_path / "out", [configuration(2)], lambda c: measured(c, Outcome.UNSTABLE), retries=2
     )
-    assert len(told) == 1  # two of three attempts were there already
+    assert len(messages) == 1  # two of three attempts were there already
 
 
 def test_broken_worker_ends_the_sweep(tmp_path: Path) -> None:
@@ -252,10 +252,10 @@ def test_torn_line_is_cut_off_wherever_it_was_torn(
     last = lines[2][: cut % len(lines[2])]
     path.write_bytes(b"".join(lines[:2]) + last)
     run_sweep(path, [configuration(n) for n in range(3)], measured)
-    found = lines_of(path)
-    assert [m.configuration for m in found] == [configuration(n) for n in range(3)]
+    recorded = lines_of(path)
+    assert [m.configuration for m in recorded] == [configuration(n) for n in range(3)]
     # A line that lacks nothing but its end is no torn one, and is kept.
-    assert (found[2].attempt_key in last.decode()) == (len(last) == len(lines[2]) - 1)
+    assert (recorded[2].attempt_key in last.decode()) == (len(last) == len(lines[2]) - 1)
     path.unlink()
 
 
@@ -367,8 +367,8 @@ def test_wrong_command_is_one_line(
     (tmp_path / "LIST").write_text(json.dumps(configuration(1).to_dict()), encoding="utf-8")
     os.mkfifo(tmp_path / "FIFO")
     places = {name: str(tmp_path / name) for name in ("LIST", "OUT", "FIFO")}
-    told = [places.get(argument, argument) for argument in arguments]
-    assert main(["measure", *told, "--device", KEY]) == 2
+    messages = [places.get(argument, argument) for argument in arguments]
+    assert main(["measure", *messages, "--device", KEY]) == 2
     error = capsys.readouterr().err
     assert message in error.splitlines()[0]
     assert "Traceback" not in error

@@ -34,11 +34,11 @@ def test_lists_are_read_from_lines_and_documents(tmp_path: Path) -> None:
 def test_groups_are_those_of_a_pool(tmp_path: Path) -> None:
     path = tmp_path / "pool.yaml"
     path.write_text(json.dumps({"groups": [GROUP]}), encoding="utf-8")
-    found = read_configurations(path)
-    assert {c.architecture for c in found} >= {"test_resnet", "test_vit"}
-    assert {c.batch_size for c in found} == {1, 2}
+    actual = read_configurations(path)
+    assert {c.architecture for c in actual} >= {"test_resnet", "test_vit"}
+    assert {c.batch_size for c in actual} == {1, 2}
     path.write_text(json.dumps([configuration(9).to_dict(), GROUP]), encoding="utf-8")
-    assert read_configurations(path) == [configuration(9), *found]
+    assert read_configurations(path) == [configuration(9), *actual]
 
 
 @pytest.mark.parametrize(

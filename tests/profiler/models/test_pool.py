@@ -174,7 +174,7 @@ def test_the_native_sequence_length_is_the_most_that_a_model_takes():
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"sequence_lengths": (), "input_sizes": (32,)}, "takes text; .* needs sequence_lengths"),
         ({"input_sizes": (32,)}, "input_sizes are of models that take images"),
@@ -200,8 +200,8 @@ def test_the_native_sequence_length_is_the_most_that_a_model_takes():
         ),
     ],
 )  # fmt: skip
-def test_a_group_of_transformers_that_cannot_be_is_one_line(changes, told):
-    with pytest.raises(InputError, match=told) as refused:
+def test_a_group_of_transformers_that_cannot_be_is_one_line(changes, message):
+    with pytest.raises(InputError, match=message) as refused:
         built(**changes)
     assert "\n" not in str(refused.value)
 

@@ -6,8 +6,8 @@ from trappm.profiler.models import zoo
 
 
 def test_globs_and_names_give_each_architecture_once_and_sorted():
-    found = zoo.architectures(["vgg11*", "vgg11", "resnet18"])
-    assert found == ["resnet18", "vgg11", "vgg11_bn"]
+    names = zoo.architectures(["vgg11*", "vgg11", "resnet18"])
+    assert names == ["resnet18", "vgg11", "vgg11_bn"]
 
 
 @pytest.mark.parametrize(

@@ -243,11 +243,11 @@ def test_newer_operators_have_a_shape_macs_and_a_place(tmp_path, case, batch):
     graph = helper.make_graph(nodes, "g", [image, *weights], [result], initializers)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
-    found = file_graph(tmp_path / "m.onnx").at(2)
-    assert found.operators[-1] == operator
-    assert found.output_shapes[-1].tolist() == [*shape, *(0,) * (6 - len(shape))]
-    assert found.macs[-1] == macs
-    assert node_operators(found) >= {operator if operator in OPERATORS else "Other"}
+    actual = file_graph(tmp_path / "m.onnx").at(2)
+    assert actual.operators[-1] == operator
+    assert actual.output_shapes[-1].tolist() == [*shape, *(0,) * (6 - len(shape))]
+    assert actual.macs[-1] == macs
+    assert node_operators(actual) >= {operator if operator in OPERATORS else "Other"}
 
 
 def test_the_cases_above_reach_the_latest_opset():

@@ -386,7 +386,7 @@ def function(name, *calls):
 
 
 @pytest.mark.parametrize(
-    ("functions", "told"),
+    ("functions", "message"),
     [
         ([function("f0", "f0")], "call themselves"),
         ([function("f0", "f1"), function("f1", "f0", "f0")], "call themselves"),
@@ -395,13 +395,13 @@ def function(name, *calls):
     ],
     ids=["recursion", "mutual recursion", "a billion laughs"],
 )  # fmt: skip
-def test_functions_that_expand_without_end_are_refused(write, functions, told):
+def test_functions_that_expand_without_end_are_refused(write, functions, message):
     path = write(helper.make_node("f0", ["x"], ["y"], domain="my"))
     model = onnx.load(path)
     model.opset_import.append(helper.make_opsetid("my", 1))
     model.functions.extend(functions)
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(ModelFileError, match=told):
+    with pytest.raises(ModelFileError, match=message):
         file_graph(path)
 
 

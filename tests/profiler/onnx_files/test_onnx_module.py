@@ -138,9 +138,9 @@ def test_weights_may_be_stored_absent_or_folded(tmp_path):
     expected = step_profile(module, Sample((3, 8, 8), torch.float32))
     for options in ({}, {"do_constant_folding": False}, {"export_params": False}):
         path = exported(tmp_path, module, torch.zeros(2, 3, 8, 8), 17, **options)
-        found = step_profile(rebuilt(path), 8)
-        assert found.trainable_parameters == expected.trainable_parameters
-        assert found.memory(16) == expected.memory(16)
+        actual = step_profile(rebuilt(path), 8)
+        assert actual.trainable_parameters == expected.trainable_parameters
+        assert actual.memory(16) == expected.memory(16)
     model = onnx.load(path)
     onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     (tmp_path / "weights.bin").unlink(missing_ok=True)

@@ -35,7 +35,7 @@ def test_shapes_are_those_of_onnx(tmp_path, architecture, input_size, batch_size
         for value in proto.graph.output
     }
     module = RebuiltModule(load_checked(tmp_path / "all.onnx")).eval()
-    found = module(torch.empty(batch_size, 3, input_size, input_size, device="meta"))
+    actual = module(torch.empty(batch_size, 3, input_size, input_size, device="meta"))
     assert len(expected) > 0.9 * len({name for node in proto.graph.node for name in node.output})
-    shapes = [tuple(value.shape) for value in found]
+    shapes = [tuple(value.shape) for value in actual]
     assert dict(zip(expected, shapes, strict=True)) == expected

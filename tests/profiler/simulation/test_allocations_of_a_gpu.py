@@ -28,8 +28,8 @@ def recorded() -> list[dict[str, Any]]:
 
 def measured() -> dict[Configuration, Measurement]:
     with lzma.open(DATA / "sweeps" / "check.jsonl.xz", "rt") as lines:
-        found = [Measurement.from_dict(json.loads(line)) for line in lines]
-    return {m.configuration: m for m in found if m.outcome is Outcome.OK}
+        measurements = [Measurement.from_dict(json.loads(line)) for line in lines]
+    return {m.configuration: m for m in measurements if m.outcome is Outcome.OK}
 
 
 # The batch sizes of a model share its profile.

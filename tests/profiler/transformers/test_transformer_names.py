@@ -130,7 +130,7 @@ def test_all_classifiers_of_images_that_transformers_has_take_pixels():
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "reason"),
     [
         ("{broken", "is no JSON"),
         ("[]", "names no model_type"),
@@ -144,11 +144,11 @@ def test_all_classifiers_of_images_that_transformers_has_take_pixels():
         ('{"model_type": "gpt2", "n_positions": 16}', "at most 16 tokens, not 32"),
     ],
 )
-def test_a_configuration_of_no_model_is_one_line_and_the_askers_mistake(tmp_path, config, told):
+def test_a_configuration_of_no_model_is_one_line_and_the_askers_mistake(tmp_path, config, reason):
     pytest.importorskip("transformers")
     path = tmp_path / "config.json"
     path.write_text(config)
-    with pytest.raises(InputError, match=told) as refused:
+    with pytest.raises(InputError, match=reason) as refused:
         on_meta(f"hf:{path}", 32)
     assert "\n" not in str(refused.value)
     assert refused.value.exit_status == 2

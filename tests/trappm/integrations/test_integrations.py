@@ -46,7 +46,7 @@ def command(capsys):
     return command
 
 
-def told(capsys):
+def sentences(capsys):
     return [x for x in capsys.readouterr().out.splitlines() if x.startswith("TraPPM: ")]
 
 
@@ -72,7 +72,7 @@ def check_added(command, folder, architecture):
 def test_lightning_says_what_it_takes_and_records_it(folder, capsys, command):
     pytest.importorskip("lightning", reason="the extra integrations is not installed")
     run_page("Lightning")
-    before = told(capsys)[0]
+    before = sentences(capsys)[0]
     (line,) = (folder / "steps.jsonl").read_text().splitlines()
     assert re.match(r"TraPPM: a step of resnet10t at batch 4 fits cpu-\d+t: \d+ MiB of \d", before)
     assert len(json.loads(line)["step_samples_ms"]) == 11
@@ -85,7 +85,7 @@ def test_the_trainer_of_transformers_says_what_it_takes_and_records_it(folder, c
     pytest.importorskip("transformers", reason="the extra transformers is not installed")
     pytest.importorskip("accelerate", reason="the extra integrations is not installed")
     run_page("Transformers' Trainer")
-    before, *_, last = told(capsys)
+    before, *_, last = sentences(capsys)
     assert "a step of hf:gpt2-tiny at batch 2 fits cpu-" in before
     assert last.endswith("keep it with: trappm labels add steps.jsonl")
     assert check_added(command, folder, "hf:gpt2-tiny") == Configuration(
@@ -119,7 +119,7 @@ def test_a_module_without_a_name_is_timed_and_not_recorded(folder, capsys):
             enable_checkpointing=False, enable_progress_bar=False, callbacks=[callback],
         )  # fmt: skip
         trainer.fit(Line(), torch.utils.data.DataLoader(torch.randn(40, 8), batch_size=2))
-        return told(capsys)
+        return sentences(capsys)
 
     before, after = fit(TrappmCallback(device="a100"))
     assert before.startswith("TraPPM: a step of Line at batch 2 fits a100: 779 MiB of 39.6 GiB")

@@ -12,7 +12,7 @@ from trappm.profiler.records import MemoryFormat, Optimizer, Precision
 
 
 @pytest.mark.parametrize(
-    ("labelled", "asked", "answered"),
+    ("labelled", "optimizer", "answered"),
     [
         (["adamw"], "adamw", "adamw"),
         (["adamw", "sgd"], "adam", "adamw"),
@@ -22,9 +22,9 @@ from trappm.profiler.records import MemoryFormat, Optimizer, Precision
         (["adam"], "sgd", "sgd"),
     ],
 )
-def test_the_twin_that_has_labels_answers(labelled, asked, answered):
+def test_the_twin_that_has_labels_answers(labelled, optimizer, answered):
     rows = tuple(
         StepSettings(Precision.FP32, MemoryFormat.CONTIGUOUS, Optimizer(name)) for name in labelled
     )
     trained = SimpleNamespace(settings=rows)
-    assert Question(optimizer=asked).settings(trained).optimizer == answered
+    assert Question(optimizer=optimizer).settings(trained).optimizer == answered

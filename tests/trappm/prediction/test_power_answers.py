@@ -113,9 +113,9 @@ def test_the_command_line_tells_power_its_source_and_the_thriftiest_limit(capsys
     assert "Zeus" in shown
     assert "thriftiest power limit" in shown
     assert run([*command, "--power-limit", "200", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["power_limit_w"] == 200
-    assert told["thriftiest"]["saved"] > 0
+    as_json = json.loads(capsys.readouterr().out)
+    assert as_json["power_limit_w"] == 200
+    assert as_json["thriftiest"]["saved"] > 0
     assert run([*command, "--power-limit", "999"]) == 2
     assert "75 to 300 W" in capsys.readouterr().err
 

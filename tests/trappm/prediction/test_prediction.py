@@ -81,9 +81,9 @@ def test_a_name_a_module_and_a_file_of_one_model_have_one_prediction(snapshot, t
         by_name.simulated_memory.live_mib, rel=0.02
     )
     assert by_file.memory_remark is None
-    told = json.loads(json.dumps(by_file.to_dict()))
-    assert told["memory_source"] == "rebuilt"
-    assert told["simulated_memory"]["reserved_mib"] > 0
+    message = json.loads(json.dumps(by_file.to_dict()))
+    assert message["memory_source"] == "rebuilt"
+    assert message["simulated_memory"]["reserved_mib"] > 0
 
 
 def test_simulated_memory_is_that_of_the_step_in_question(snapshot, capsys):
@@ -216,11 +216,11 @@ def test_an_answer_far_beyond_the_labels_says_so_in_one_line(tmp_path, capsys):
         tmp_path, heads={"cpu-2t": {Phase.TRAIN: TrainedHeads(heads, ())}},
         source_device="cpu-2t", preset=LAPTOP, labels=[], fields={},
     ).folder  # fmt: skip
-    asked = {"device": "cpu-2t", "input_size": 64, "snapshot": snapshot}
-    near = trappm.predict("test_resnet", batch_size=4, **asked)
+    question = {"device": "cpu-2t", "input_size": 64, "snapshot": snapshot}
+    near = trappm.predict("test_resnet", batch_size=4, **question)
     assert near.beyond_labels == {}
     assert not any("far beyond" in remark for remark in near.remarks)
-    far = trappm.predict("test_resnet", batch_size=8192, **asked)
+    far = trappm.predict("test_resnet", batch_size=8192, **question)
     end = targets[:, 0].max()
     assert far.beyond_labels["step_time_ms"] == pytest.approx(end)
     (line,) = (remark for remark in far.remarks if " s is far beyond them" in remark)
@@ -238,7 +238,7 @@ class Two(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "options", "told"),
+    ("model", "options", "message"),
     [
         ([1], {}, "the model is a int"),
         ([], {}, "list of models is empty"),
@@ -253,8 +253,8 @@ class Two(nn.Module):
         ("resnet18", {"example_input": torch.empty(1, 3, 64, 64)}, "is for modules"),
     ],
 )
-def test_what_cannot_be_asked_is_told_before_anything_is_loaded(model, options, told):
-    with pytest.raises(InputError, match=told):
+def test_what_cannot_be_asked_is_told_before_anything_is_loaded(model, options, message):
+    with pytest.raises(InputError, match=message):
         trappm.predict(model, snapshot="none", **options)
 
 

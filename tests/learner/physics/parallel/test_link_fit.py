@@ -27,11 +27,11 @@ def made_by(own, ranks=(4,), noise=0.0, seed=0):
 
 
 def test_a_link_is_what_its_collectives_were_made_by():
-    found = fitted_link(USUAL, made_by(OWN))
-    assert found.latency_us == pytest.approx(90.0, rel=0.05)
-    assert found.efficiency == pytest.approx(0.3, rel=0.05)
-    assert found.spread <= 0.06
-    assert (found.gbs, found.message_latency_us) == (USUAL.gbs, USUAL.message_latency_us)
+    fitted = fitted_link(USUAL, made_by(OWN))
+    assert fitted.latency_us == pytest.approx(90.0, rel=0.05)
+    assert fitted.efficiency == pytest.approx(0.3, rel=0.05)
+    assert fitted.spread <= 0.06
+    assert (fitted.gbs, fitted.message_latency_us) == (USUAL.gbs, USUAL.message_latency_us)
 
 
 def test_noise_widens_it_and_outliers_hardly_move_it():
