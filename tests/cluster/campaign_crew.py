@@ -274,7 +274,7 @@ def campaign(store, workers, learner=None, campaign_id=None, **changes):
         learner=learner or FakeLearner(),
         snapshots=Path("unused"),
         steps=StepCache(Path(workers.kernels.name)),
-        watch=lambda progress: setattr(workers, "told", progress.lines),
+        watch=lambda progress: setattr(workers, "lines", progress.lines),
     )
     return workers.campaign
 

@@ -43,21 +43,24 @@ def main(url, password):
     with emulated(NODES) as made, Store.open(own) as store:
         record = store.campaigns.create(PLAN.name, PLAN.model_dump(mode="json"), PLAN.seed)
         shell = [sys.executable, __file__, "shell", made.address, record.id, url]
-        told = subprocess.run(
+        finished = subprocess.run(
             shell,
             env=os.environ | {"PGPASSWORD": password},
             check=False,
             capture_output=True,
             text=True,
         )
-        assert told.returncode == 0, told.stderr
+        assert finished.returncode == 0, finished.stderr
         wait_until(lambda: attempts(store, record.id) >= 10)
         (pid,) = processes("ray::MadeUpCampaignActor")
         os.kill(pid, 9)
         before = attempts(store, record.id)
         wait_until(lambda: attempts(store, record.id) > before)
         seen = {**in_processes(), **in_files(os.environ["RAY_TMPDIR"])}
-        seen |= {"actors": str(ray._private.state.actors()), "shell": told.stdout + told.stderr}
+        seen |= {
+            "actors": str(ray._private.state.actors()),
+            "shell": finished.stdout + finished.stderr,
+        }
         wait_until(lambda: store.campaigns.state(record.id) == "finished")
         seen |= in_files(os.environ["RAY_TMPDIR"])
         where = ray.remote(lambda: trappm.__file__)
@@ -71,14 +74,14 @@ def main(url, password):
 
 def in_processes():
     """What is to be seen of each other process of this machine: its command, its environment."""
-    found = {}
+    visible = {}
     for process in psutil.process_iter():
         try:
             if process.pid != os.getpid():
-                found[str(process)] = " ".join(process.cmdline()) + str(process.environ())
+                visible[str(process)] = " ".join(process.cmdline()) + str(process.environ())
         except psutil.Error:
             continue
-    return found
+    return visible
 
 
 def in_files(folder):

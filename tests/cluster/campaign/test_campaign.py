@@ -306,7 +306,7 @@ def test_kernels_are_traced_once_for_each_format_where_a_device_is_known(store, 
         run.run()
     names = {c.architecture for c, _ in store.campaigns.pool(run.id)}
     assert len(workers.traced) == len(set(workers.traced)) == formats * len(names)
-    refusals = [line for line in workers.told if "no step of" in line]
+    refusals = [line for line in workers.lines if "no step of" in line]
     assert len(refusals) == len(workers.traced)
 
     again = FakeWorkers(workers=[(f"w-{name}", name) for name in devices])
@@ -453,11 +453,11 @@ def test_what_is_given_up_is_told(store):
     workers = FakeWorkers(poison="lost")
     run = campaign(store, workers)
     run.run()
-    (told,) = [
+    (message,) = [
         e.message["message"] for e in store.campaigns.events(run.id) if e.kind == "quarantined"
     ]
-    assert "3 attempts failed, on 1 host" in told
-    assert told in workers.told
+    assert "3 attempts failed, on 1 host" in message
+    assert message in workers.lines
 
 
 def test_why_a_campaigns_process_died_is_told():
@@ -469,6 +469,6 @@ def test_why_a_campaigns_process_died_is_told():
         raise error
 
     actor = SimpleNamespace(progress=SimpleNamespace(remote=die))
-    told = r"died \(Its node ran out of memory\); nothing .* trappm campaign resume 1a2b"
-    with pytest.raises(CampaignError, match=told):
+    message = r"died \(Its node ran out of memory\); nothing .* trappm campaign resume 1a2b"
+    with pytest.raises(CampaignError, match=message):
         trappm.cluster.launch._follow(actor, "1a2b", print, is_detached=True, leave=False)

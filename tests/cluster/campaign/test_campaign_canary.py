@@ -47,7 +47,7 @@ def test_every_worker_measures_the_canary_at_first_and_then_as_planned(store):
     assert [r.decision for r in readings] == ["ok"] * 5
     assert readings == store.canaries.all()
     assert [r.reference_ms for r in store.canaries.all(device="cpu-2t")] == [None, 10, 10]
-    assert sum("canary ok" in line for line in workers.told) == 5
+    assert sum("canary ok" in line for line in workers.lines) == 5
 
 
 def test_canaries_are_no_labels_and_no_attempts_of_the_campaign(store):
@@ -90,7 +90,7 @@ def test_a_drifting_worker_is_told_and_goes_on(store):
     assert run.run() == "snap1"
     readings = store.canaries.all(device="cpu-2t")
     assert [r.decision for r in readings] == ["ok", "drifting", "drifting", "ok"]
-    warnings = [line for line in workers.told if "canary drifting" in line]
+    warnings = [line for line in workers.lines if "canary drifting" in line]
     assert len(warnings) == 2
     assert "+12.0% off its reference of 10.00 ms" in warnings[0]
 
@@ -112,10 +112,10 @@ def test_a_campaign_whose_last_worker_stopped_is_paused_and_goes_on_when_it_is_w
     run = campaign(store, workers, canary=CANARY)
     with pytest.raises(CanaryStopError) as caught:
         run.run()
-    told = str(caught.value)
-    assert "cpu-2t" in told
-    assert f"trappm campaign resume {run.id}" in told
-    assert len(told.splitlines()) == 1
+    message = str(caught.value)
+    assert "cpu-2t" in message
+    assert f"trappm campaign resume {run.id}" in message
+    assert len(message.splitlines()) == 1
     assert store.campaigns.get(run.id).state == "paused"
     assert labels_by_device(store, run.id)["cpu-2t"] == 4
     assert after_each_canary(workers, "w-cpu-2t") == [4, 0, 0]
@@ -167,7 +167,7 @@ def test_a_spec_of_before_the_canary_and_one_with_it_are_read_back(store):
 
 
 @pytest.mark.parametrize(
-    ("canary", "told"),
+    ("canary", "message"),
     [
         ({"every_measurments": 3}, "canary.every_measurments: unknown key; did you mean 'every_m"),
         ({"configuration": CANARY["configuration"] | {"batchsize": 3}}, "did you mean 'batch_size"),
@@ -178,10 +178,10 @@ def test_a_spec_of_before_the_canary_and_one_with_it_are_read_back(store):
     ],
     ids=str,
 )
-def test_a_faulty_canary_is_told_with_its_key(canary, told):
+def test_a_faulty_canary_is_told_with_its_key(canary, message):
     with pytest.raises(InputError) as caught:
         spec(canary=canary)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 SIMULATED = {"devices": {"source": "simulated:a100", "target": "simulated:v100"}}
@@ -191,8 +191,8 @@ def test_a_campaign_on_simulated_devices_says_so_and_publishes_nothing(store):
     workers = FakeWorkers(workers=[(f"w-{d}", d) for d in SIMULATED["devices"].values()])
     run = campaign(store, workers, **SIMULATED)
     assert run.run() is None
-    assert "a rehearsal: simulated:a100, simulated:v100" in workers.told[0]
-    assert "no snapshot is published" in workers.told[-1]
+    assert "a rehearsal: simulated:a100, simulated:v100" in workers.lines[0]
+    assert "no snapshot is published" in workers.lines[-1]
     assert store.campaigns.get(run.id).state == "finished"
     assert store.snapshots.all() == []
     labels = store.labels.of_campaign(run.id)

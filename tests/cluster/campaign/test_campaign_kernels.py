@@ -57,7 +57,7 @@ def test_kernels_come_first_and_once(store):
         assert done_by(workers, name) == ["kernels", *["label"] * BUDGET[device]]
     assert store.kernels.devices() == {"cpu-2t": 3, "cpu-1t": 3}
     assert labels_by_device(store, run.id) == BUDGET
-    assert sum("3 kernels timed" in line for line in workers.told) == 2
+    assert sum("3 kernels timed" in line for line in workers.lines) == 2
 
 
 class Hearing(FakeLearner):
@@ -165,7 +165,7 @@ def test_a_kernel_that_cannot_be_kept_costs_itself(store):
     kept = store.kernels.all(device="cpu-2t")
     assert [k.outcome for k in kept] == [Outcome.OK] * 3 + [Outcome.ERROR]
     assert "cannot be recorded" in kept[-1].message
-    assert any("3 kernels timed, 1 not" in line for line in workers.told)
+    assert any("3 kernels timed, 1 not" in line for line in workers.lines)
 
 
 @pytest.mark.parametrize("bad", [[[]], ["lost", "lost"]])
@@ -176,7 +176,7 @@ def test_a_device_whose_kernels_cannot_be_timed_is_measured_without(store, bad):
     assert labels_by_device(store, run.id) == BUDGET
     assert done_by(workers, "w-cpu-2t").count("kernels") == len(bad)
     words = "its GPU is gone" if bad == [[]] else "the profiler died"
-    assert any(f"kernels  {words}" in line or f"timed: {words}" in line for line in workers.told)
+    assert any(f"kernels  {words}" in line or f"timed: {words}" in line for line in workers.lines)
 
 
 @pytest.mark.parametrize(

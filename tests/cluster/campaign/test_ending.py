@@ -69,7 +69,7 @@ def test_the_rule_that_holds_ends_a_campaign_and_is_told(store, rules, errors, r
     assert (end.rule, end.holds) == (rule, True)
     (event,) = [e for e in store.campaigns.events(run.id) if e.kind == "enough"]
     assert event.message["message"] == f"enough ({rule}): {end.reason}"
-    assert event.message["message"] in workers.told
+    assert event.message["message"] in workers.lines
     assert end.unmeasured == 0
 
 
@@ -182,7 +182,7 @@ def test_a_campaign_that_is_over_before_it_has_begun_finishes_without_a_snapshot
     assert run.run() is None
     assert workers.starts == []
     assert store.campaigns.get(run.id).state == "finished"
-    assert workers.told[-1] == "no snapshot is published: there are too few labels to learn from"
+    assert workers.lines[-1] == "no snapshot is published: there are too few labels to learn from"
 
 
 def test_what_a_stop_rule_has_ended_is_not_tried_again(store):

@@ -56,7 +56,7 @@ def test_heads_learn_from_one_stack_and_what_is_left_out_is_told(store, capsys, 
     (left_out,) = known.left_out
     assert (left_out.device, left_out.labels) == ("cpu-2t", others)
     assert left_out.why == "torch '2.13.0' instead of '2.11.0'"
-    assert any(str(left_out) in line for line in workers.told)
+    assert any(str(left_out) in line for line in workers.lines)
     assert str(left_out) in [
         e.message["message"] for e in store.campaigns.events(run.id, kind="stack")
     ]

@@ -196,35 +196,35 @@ def test_once_a_stop_rule_holds_what_runs_is_kept_and_learned_and_nothing_else_b
     assert not desk.machine.to_come["a100"]
     assert not of(desk.measured("one"), Measure)
     assert desk.doing() == {"two": "a100/1/0"}
-    told = desk.measured("two", "unstable")  # another chance would be a beginning
-    assert [type(c) for c in told] == [Learn, Close, Publish]
+    orders = desk.measured("two", "unstable")  # another chance would be a beginning
+    assert [type(c) for c in orders] == [Learn, Close, Publish]
     assert of(desk.commands, Close) == [Close(0), Close(1)]
 
 
 def test_a_round_that_is_being_chosen_when_a_stop_rule_holds_is_dropped():
     machine = Machine(only([0, 1, 5], quiet=True))
     one, now = worker("one"), 0.0
-    told = machine.handle(Joined(one), now)
-    told = machine.handle(Planned("a100", 0, []), now)
-    told = machine.handle(Planned("a100", 1, [Waiting("x", "a100", 1, 0)]), now)
-    assert of(told, Measure) == [Measure(one, "x")]
-    told = machine.handle(Measured(one, "x", Outcome.OK, 1.0, True), now)
-    assert of(told, Learn)
-    told = machine.handle(Learned(True), now)
-    assert of(told, Plan) == [Plan("a100", 2, 5)]
+    orders = machine.handle(Joined(one), now)
+    orders = machine.handle(Planned("a100", 0, []), now)
+    orders = machine.handle(Planned("a100", 1, [Waiting("x", "a100", 1, 0)]), now)
+    assert of(orders, Measure) == [Measure(one, "x")]
+    orders = machine.handle(Measured(one, "x", Outcome.OK, 1.0, True), now)
+    assert of(orders, Learn)
+    orders = machine.handle(Learned(True), now)
+    assert of(orders, Plan) == [Plan("a100", 2, 5)]
     assert not machine.handle(Enough(), now)  # the learner cannot be interrupted
-    told = machine.handle(Planned("a100", 2, [Waiting("y", "a100", 2, 0)]), now)
-    assert told == [Publish()]
+    orders = machine.handle(Planned("a100", 2, [Waiting("y", "a100", 2, 0)]), now)
+    assert orders == [Publish()]
 
 
 def test_a_stop_rule_that_holds_before_there_are_heads_ends_a_campaign_without():
     machine = Machine(only([1, 4, 4]))
-    told = machine.handle(Tick(), 0.0)
-    told = machine.handle(Planned("a100", 0, [Waiting("x", "a100", 0, 0)]), 0.0)
-    assert of(told, Plan) == [Plan("a100", 1, 4)]
+    orders = machine.handle(Tick(), 0.0)
+    orders = machine.handle(Planned("a100", 0, [Waiting("x", "a100", 0, 0)]), 0.0)
+    assert of(orders, Plan) == [Plan("a100", 1, 4)]
     assert machine.handle(Enough(), 1.0) == [Close(0)]
-    told = machine.handle(Planned("a100", 1, [Waiting("y", "a100", 1, 0)]), 1.0)
-    assert told == [Learn(True)]
+    orders = machine.handle(Planned("a100", 1, [Waiting("y", "a100", 1, 0)]), 1.0)
+    assert orders == [Learn(True)]
     assert machine.handle(Learned(False), 2.0) == [Publish()]
 
 
@@ -234,8 +234,8 @@ def test_a_budget_counts_what_runs_and_gives_what_failed_another_chance():
     desk.measured("one")
     assert set(desk.doing()) == {"one", "two", "three"}
     assert not of(desk.measured("two"), Measure)  # two labels, and two that are to come
-    told = desk.measured("one", "error")
-    assert len(of(told, Measure)) == 1
+    orders = desk.measured("one", "error")
+    assert len(of(orders, Measure)) == 1
     while desk.doing():
         desk.measured(next(iter(desk.doing())))
     assert of(desk.commands, BudgetSpent) == [
@@ -345,9 +345,9 @@ class Desk:
 
     def tell(self, event, after_s=0.0):
         self.now += after_s
-        told = self.machine.handle(event, self.now)
+        orders = self.machine.handle(event, self.now)
         answers = []
-        for command in told:
+        for command in orders:
             self.commands.append(command)
             if isinstance(command, Plan):
                 part = (command.device, command.round_number)
@@ -356,8 +356,8 @@ class Desk:
             elif isinstance(command, Learn):
                 answers.append(Learned(True))
         for answer in answers:
-            told = told + self.tell(answer)
-        return told
+            orders = orders + self.tell(answer)
+        return orders
 
     def measured(self, name, outcome="ok"):
         """Ends what this worker is at; what is then commanded."""
@@ -404,8 +404,8 @@ def test_a_poisoned_assignment_is_given_up_after_as_many_hosts_as_attempts():
     for _ in range(3):
         (name,) = [name for name, one in desk.doing().items() if one == "a100/0/0"]
         died_on.append(desk.workers[name].host)
-        told = desk.tell(Lost(desk.workers[name], "killed"))
-        assert of(told, GiveUp) == [GiveUp("a100/0/0", "killed")]
+        orders = desk.tell(Lost(desk.workers[name], "killed"))
+        assert of(orders, GiveUp) == [GiveUp("a100/0/0", "killed")]
         for other in list(desk.doing()):
             if "a100/0/0" not in desk.doing().values():
                 desk.measured(other)
@@ -419,8 +419,8 @@ def test_what_runs_into_its_time_limit_is_tried_twice_only():
     assert not of(desk.commands, Quarantine)
     desk.measured("two", "ok")
     assert desk.doing()["two"] == "a100/0/0"
-    told = desk.measured("two", "timeout")
-    assert len(of(told, Quarantine)) == 1
+    orders = desk.measured("two", "timeout")
+    assert len(of(orders, Quarantine)) == 1
 
 
 @pytest.mark.parametrize("outcome", ["oom", "unsupported"])
@@ -432,13 +432,13 @@ def test_what_would_end_the_same_way_is_not_tried_again(outcome):
 
 def test_a_worker_that_answers_keeps_its_lease_and_a_silent_one_is_dismissed():
     desk = Desk(only([1, 9]), [worker("alive"), worker("silent")])
-    told = []
+    orders = []
     for _ in range(13):
         desk.tell(Seen([desk.workers["alive"]]), 5.0)
-        told += desk.tell(Tick(), 5.0)
-    (dismissed,) = of(told, Dismiss)
+        orders += desk.tell(Tick(), 5.0)
+    (dismissed,) = of(orders, Dismiss)
     assert dismissed.worker.name == "silent"
-    assert [c.assignment_id for c in of(told, GiveUp)] == ["a100/1/0"]
+    assert [c.assignment_id for c in of(orders, GiveUp)] == ["a100/1/0"]
     assert set(desk.doing()) == {"alive"}
 
 
@@ -487,8 +487,8 @@ def test_what_failed_waits_for_a_host_whose_worker_is_starting_again_but_not_for
 
 def test_a_worker_that_starts_anew_loses_what_it_was_measuring():
     desk = Desk(only([1, 9]), [worker("one")])
-    told = desk.tell(Joined(desk.workers["one"]))
-    assert of(told, GiveUp) == [GiveUp("a100/0/0", "it has started anew")]
+    orders = desk.tell(Joined(desk.workers["one"]))
+    assert of(orders, GiveUp) == [GiveUp("a100/0/0", "it has started anew")]
     assert desk.doing() == {"one": "a100/0/0"}
 
 
@@ -510,8 +510,8 @@ def test_a_late_result_settles_an_assignment_that_another_measures_in_vain(lost)
     assert of(desk.tell(Joined(two)), Measure) == [Measure(two, "a100/0/0")]
     desk.tell(Measured(one, "a100/0/0", Outcome.OK, 1.0, True))
     failed = Measured(two, "a100/0/0", Outcome.ERROR, 1.0, False)
-    told = desk.tell(Lost(two, "killed") if lost else failed)
-    assert not of(told, Measure) + of(told, Quarantine)
+    orders = desk.tell(Lost(two, "killed") if lost else failed)
+    assert not of(orders, Measure) + of(orders, Quarantine)
     assert limited.labels == 1
     assert desk.machine.is_over
 
@@ -552,12 +552,12 @@ def test_work_without_a_worker_is_told_once_nothing_else_goes_on():
 
 def test_without_heads_the_learner_waits_for_all_of_the_initial_draw():
     machine = Machine(only([1, 4, 4]))
-    now, told = 0.0, []
+    now, orders = 0.0, []
 
     def tell(event):
-        nonlocal told
-        told = machine.handle(event, now)
-        for command in told:
+        nonlocal orders
+        orders = machine.handle(event, now)
+        for command in orders:
             if isinstance(command, Plan):
                 part = ("a100", command.round_number)
                 tell(Planned(*part, [Waiting(f"{part}{i}", *part, i) for i in range(4)]))
@@ -568,8 +568,8 @@ def test_without_heads_the_learner_waits_for_all_of_the_initial_draw():
     for _ in range(8):
         ((_, running),) = machine.leases()
         tell(Measured(one, running.id, Outcome.OK, 1.0, True))
-        if of(told, Learn):
-            learned.append(of(told, Learn)[0].initial_ended)
+        if of(orders, Learn):
+            learned.append(of(orders, Learn)[0].initial_ended)
             tell(Learned(False))
             if learned[-1]:
                 break

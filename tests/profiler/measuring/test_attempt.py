@@ -75,12 +75,14 @@ NO_ENGINE = "GET was unable to find an engine to execute this computation"
     ids=lambda error: str(error)[:40],
 )
 def test_memory_of_the_gpu_ran_out(error: Exception, cuda: Cuda, tmp_path: Path) -> None:
-    found = attempted("cuda:0", tmp_path, error)
-    assert found.outcome is Outcome.OOM
-    assert found.failed_in == "create"
-    assert found.memory_detail_mib["capacity"] == cuda.total
-    assert found.memory_detail_mib.get("last_allocation") == (20 if "Tried" in str(error) else None)
-    assert not may_pass(found)
+    actual = attempted("cuda:0", tmp_path, error)
+    assert actual.outcome is Outcome.OOM
+    assert actual.failed_in == "create"
+    assert actual.memory_detail_mib["capacity"] == cuda.total
+    assert actual.memory_detail_mib.get("last_allocation") == (
+        20 if "Tried" in str(error) else None
+    )
+    assert not may_pass(actual)
 
 
 @pytest.mark.parametrize(
@@ -97,11 +99,11 @@ def test_memory_of_the_gpu_ran_out(error: Exception, cuda: Cuda, tmp_path: Path)
 def test_want_of_the_hosts_memory_says_nothing_of_a_gpu(
     error: Exception, cuda: Cuda, tmp_path: Path
 ) -> None:
-    found = attempted("cuda:0", tmp_path, error)
-    assert (found.outcome, found.failed_in) == (Outcome.ERROR, "worker")
-    assert "the host ran out of memory in create" in (found.message or "")
-    assert not found.memory_detail_mib
-    assert may_pass(found)
+    actual = attempted("cuda:0", tmp_path, error)
+    assert (actual.outcome, actual.failed_in) == (Outcome.ERROR, "worker")
+    assert "the host ran out of memory in create" in (actual.message or "")
+    assert not actual.memory_detail_mib
+    assert may_pass(actual)
 
 
 @pytest.mark.parametrize(("reserved_mib", "outcome"), [(39_000, Outcome.OOM), (9_000, "error")])
@@ -127,23 +129,23 @@ def test_memory_that_ran_out_beside_others_is_no_bound_of_the_gpu(
 ) -> None:
     install(monkeypatch, Board("GPU-a", used=35 * GIB, processes=[Process(7, 34 * GIB)]))
     cuda.free, cuda.memory_reserved = 13, 4000
-    found = attempted("cuda:0", tmp_path, torch.OutOfMemoryError("CUDA out of memory."))
-    assert found.outcome is Outcome.OOM
-    assert found.memory_detail_mib["capacity"] == 4013
-    assert others_had_memory(found.memory_detail_mib)
-    assert f"it could have 4013 of {cuda.total} MiB" in (found.message or "")
-    assert may_pass(found)
+    actual = attempted("cuda:0", tmp_path, torch.OutOfMemoryError("CUDA out of memory."))
+    assert actual.outcome is Outcome.OOM
+    assert actual.memory_detail_mib["capacity"] == 4013
+    assert others_had_memory(actual.memory_detail_mib)
+    assert f"it could have 4013 of {cuda.total} MiB" in (actual.message or "")
+    assert may_pass(actual)
 
 
 def test_gpu_that_cannot_be_prepared_is_the_workers_failure(
     cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # a driver too old for torch
-    found = attempted("cuda:0", tmp_path, ValueError("never comes to it"))
-    assert (found.outcome, found.failed_in) == (Outcome.ERROR, "worker")
-    assert "cannot use CUDA" in (found.message or "")
-    assert found.environment["driver"] == "580.1"
-    assert may_pass(found)
+    actual = attempted("cuda:0", tmp_path, ValueError("never comes to it"))
+    assert (actual.outcome, actual.failed_in) == (Outcome.ERROR, "worker")
+    assert "cannot use CUDA" in (actual.message or "")
+    assert actual.environment["driver"] == "580.1"
+    assert may_pass(actual)
 
 
 @pytest.mark.parametrize("broken", [DeviceError("no OpenMP"), MemoryError(), RuntimeError("init")])
@@ -154,17 +156,17 @@ def test_device_that_cannot_be_prepared_is_the_workers_failure(
         raise broken
 
     monkeypatch.setattr(CpuDevice, "prepare", prepare)
-    found = attempted("cpu-1t", tmp_path, ValueError("never comes to it"))
-    assert (found.outcome, found.failed_in) == (Outcome.ERROR, "worker")
-    assert may_pass(found)
+    actual = attempted("cpu-1t", tmp_path, ValueError("never comes to it"))
+    assert (actual.outcome, actual.failed_in) == (Outcome.ERROR, "worker")
+    assert may_pass(actual)
 
 
 def test_batch_norm_of_one_pixel_is_unsupported(cuda: Cuda, tmp_path: Path) -> None:
     layer = torch.nn.BatchNorm2d(4)
     with pytest.raises(ValueError, match="per channel") as raised:
         layer(torch.zeros(1, 4, 1, 1))
-    found = attempted("cuda:0", tmp_path, raised.value)
-    assert (found.outcome, found.failed_in) == (Outcome.UNSUPPORTED, "create")
+    actual = attempted("cuda:0", tmp_path, raised.value)
+    assert (actual.outcome, actual.failed_in) == (Outcome.UNSUPPORTED, "create")
 
 
 def test_device_that_is_never_ready_is_the_workers_failure() -> None:
@@ -190,6 +192,6 @@ def test_death_for_want_of_the_hosts_memory_is_no_bound_of_a_gpu() -> None:
 
 
 def test_a_message_that_no_database_takes_is_kept_with_marks(tmp_path: Path) -> None:
-    found = attempted("cpu-1t", tmp_path, ValueError("a\0b and half a pair: \ud83d."))
-    assert found.outcome is Outcome.ERROR
-    assert found.message == "ValueError: a\ufffdb and half a pair: \ufffd."
+    actual = attempted("cpu-1t", tmp_path, ValueError("a\0b and half a pair: \ud83d."))
+    assert actual.outcome is Outcome.ERROR
+    assert actual.message == "ValueError: a\ufffdb and half a pair: \ufffd."

@@ -36,18 +36,18 @@ class Rooflines:
         self._metrics = metrics
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trappm-rooflines")
 
-    async def answer(self, asked: RooflineQuestion, model: Model | None, client: str) -> bytes:
+    async def answer(self, request: RooflineQuestion, model: Model | None, client: str) -> bytes:
         """The answer as JSON: a list, a device each; `client` is the caller's address.
 
         Raises:
             TrappmError: nothing is known of a device, and those of `tracing`.
         """
         loop = asyncio.get_running_loop()
-        devices = await loop.run_in_executor(self._thread, _devices, asked.devices)
+        devices = await loop.run_in_executor(self._thread, _devices, request.devices)
         if model is None:
             return json.dumps(devices_json(devices, ()), default=str).encode()
-        snapshots = await self._snapshots.named(asked.snapshot)
-        question = Question(**asked.for_question(), snapshots=snapshots)
+        snapshots = await self._snapshots.named(request.snapshot)
+        question = Question(**request.for_question(), snapshots=snapshots)
         work = partial(_worked, question, model, devices)
         try:
             return await loop.run_in_executor(self._thread, work)
