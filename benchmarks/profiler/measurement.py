@@ -220,7 +220,8 @@ def show(report: dict[str, Any]) -> None:
         summary = report["overhead"]
         print(
             f"\noverhead of {summary['measurements']} measurements: "
-            f"median {summary['median_s']:.3f} s, longest {summary['longest_s']:.3f} s (aim 0.5 s; load {summary['load_average']:.1f})"
+            f"median {summary['median_s']:.3f} s, longest {summary['longest_s']:.3f} s "
+            f"(aim 0.5 s; load {summary['load_average']:.1f})"
         )
     if "outcomes" in report:
         print("\nfault                   outcome         phase    alive  left     message")
