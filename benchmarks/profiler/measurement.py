@@ -75,15 +75,17 @@ def repeatability(device: str, protocol: Protocol, results: Path, count: int) ->
             sweep = Sweep(wanted, file, device, protocol, environment, retries=4)
             sweep.run(lambda c, m=measurer: m.measure(c, device, protocol), _tell)  # type: ignore[misc]
         with JsonLines(path, Measurement) as file:
-            found = {m.configuration: m for m in file.found if m.outcome is Outcome.OK}
-        rounds.append(found)
+            by_configuration = {m.configuration: m for m in file.found if m.outcome is Outcome.OK}
+        rounds.append(by_configuration)
     rows = []
     for configuration in REPEATED[:count]:
-        if not all(configuration in found for found in rounds):
+        if not all(configuration in by_configuration for by_configuration in rounds):
             continue  # told as not repeated
         row: dict[str, Any] = {"configuration": str(configuration)}
         for metric in METRICS:
-            first, second = (getattr(found[configuration], metric) for found in rounds)
+            first, second = (
+                getattr(by_configuration[configuration], metric) for by_configuration in rounds
+            )
             row[metric] = first
             if first is not None and second is not None:
                 row[f"{metric} difference"] = abs(second - first) / ((first + second) / 2)
@@ -162,7 +164,7 @@ def _full_disk(path: Path) -> dict[str, Any]:
         started_at="", duration_s=0.0,
     )  # fmt: skip
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    written, told = 0, "nothing"
+    written, message = 0, "nothing"
     with JsonLines(path, Measurement) as file:
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
         try:
@@ -170,7 +172,7 @@ def _full_disk(path: Path) -> dict[str, Any]:
                 file.append(measurement)
                 written += 1
         except TrappmError as error:
-            told = str(error)
+            message = str(error)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     with JsonLines(path, Measurement) as file:
@@ -179,7 +181,7 @@ def _full_disk(path: Path) -> dict[str, Any]:
         "fault": "results on a full disk",
         "outcome": f"{kept} of {written} kept",
         "phase": "append",
-        "message": told.replace(str(path), "FILE"),
+        "message": message.replace(str(path), "FILE"),
         "worker_alive": True,
         "left_behind": {},
     }
@@ -201,9 +203,9 @@ def _tell(line: str) -> None:
 
 def show(report: dict[str, Any]) -> None:
     if "repeatability" in report:
-        told = report["repeatability"]
-        print(f"\nrepeatability: {told['repeated']} of {told['wanted']} configurations twice")
-        for row in told["rows"]:
+        part = report["repeatability"]
+        print(f"\nrepeatability: {part['repeated']} of {part['wanted']} configurations twice")
+        for row in part["rows"]:
             parts = [
                 f"{row[metric]:9.1f} ({row[f'{metric} difference']:6.2%})"
                 for metric in METRICS
@@ -211,14 +213,14 @@ def show(report: dict[str, Any]) -> None:
             ]
             print(f"  {row['configuration']:<48}" + "".join(parts))
         for metric, aim in METRICS.items():
-            median = told["medians"][metric]
+            median = part["medians"][metric]
             known = "not measured" if median is None else f"{median:.2%}"
             print(f"  median relative difference of {metric}: {known} (aim {aim:.1%})")
     if "overhead" in report:
-        told = report["overhead"]
+        part = report["overhead"]
         print(
-            f"\noverhead of {told['measurements']} measurements: median {told['median_s']:.3f} s, "
-            f"longest {told['longest_s']:.3f} s (aim 0.5 s; load {told['load_average']:.1f})"
+            f"\noverhead of {part['measurements']} measurements: median {part['median_s']:.3f} s, "
+            f"longest {part['longest_s']:.3f} s (aim 0.5 s; load {part['load_average']:.1f})"
         )
     if "outcomes" in report:
         print("\nfault                   outcome         phase    alive  left     message")

@@ -104,10 +104,10 @@ def fit(simulated: np.ndarray, measured: np.ndarray) -> np.ndarray:
     weights = 1 / measured
     for _ in range(50):
         scaled = terms * weights[:, None]
-        found = np.linalg.lstsq(scaled, measured * weights, rcond=None)[0]
-        gaps = np.abs(terms @ found - measured) / measured
+        constants = np.linalg.lstsq(scaled, measured * weights, rcond=None)[0]
+        gaps = np.abs(terms @ constants - measured) / measured
         weights = 1 / measured / np.sqrt(np.maximum(gaps, 0.005))
-    return found
+    return constants
 
 
 def in_first_half(values: pd.Series) -> np.ndarray:
@@ -160,8 +160,8 @@ def fit_shares(table: pd.DataFrame, tasks: list[tuple[str, str, tuple[int, ...]]
     chosen = [task for task in tasks if task[0] in set(train.architecture)]
 
     def evaluate(shares: Mapping[int, float]) -> float:
-        found = pool.map(partial(simulate, shares=shares), chosen, chunksize=4)
-        rows = pd.DataFrame([row for rows in found for row in rows])
+        parts = pool.map(partial(simulate, shares=shares), chosen, chunksize=4)
+        rows = pd.DataFrame([row for rows in parts for row in rows])
         merged = rows[["architecture", "batch_size", PREDICTED]].merge(
             train.drop(columns=PREDICTED)
         )
@@ -197,7 +197,7 @@ def main() -> None:
         for row in traced.drop(refused.index).itertuples()
     ]
     with ProcessPoolExecutor(arguments.processes) as pool:
-        rows = [row for found in pool.map(simulate, tasks, chunksize=4) for row in found]
+        rows = [row for part in pool.map(simulate, tasks, chunksize=4) for row in part]
         usable = pd.DataFrame(rows).merge(sheet[sheet["class"] == "usable"])
         if arguments.fit:
             fit_shares(usable, tasks, pool)
@@ -216,8 +216,8 @@ def main() -> None:
         .round(1)
         .tolist(),
     }
-    for said, half in halves.items():
-        result[said] = {column: errors(usable, column, half) for column in COLUMNS}
+    for half_name, half in halves.items():
+        result[half_name] = {column: errors(usable, column, half) for column in COLUMNS}
     print(json.dumps(result, indent=2))
 
 

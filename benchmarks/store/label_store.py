@@ -225,29 +225,29 @@ def latest_sql(configuration_id: str) -> str:
 
 def ask(store: Store, chosen: list[Configuration]) -> Iterator[Timed]:
     """Times each question, then asks the database for its plan."""
-    said: list[tuple[str, Any]] = []
+    statements: list[tuple[str, Any]] = []
     event.listen(
         store.database.engine, "before_cursor_execute",
-        lambda _c, _cursor, statement, parameters, *_: said.append((statement, parameters)),
+        lambda _c, _cursor, statement, parameters, *_: statements.append((statement, parameters)),
     )  # fmt: skip
     for name, question in questions(store, chosen).items():
         times_ms, cpu_ms = [], []
         for _ in range(REPEATS if name != "family and device, all" else 5):
-            said.clear()
+            statements.clear()
             begin, cpu_begin = time.perf_counter(), time.process_time()
             answer = question()
             times_ms.append(1000 * (time.perf_counter() - begin))
             cpu_ms.append(1000 * (time.process_time() - cpu_begin))
-        asked = dict(said) or {latest_sql(chosen[0].id): ()}
-        yield Timed(name, times_ms, cpu_ms, len(answer), [*plans(store, asked)])
+        queries = dict(statements) or {latest_sql(chosen[0].id): ()}
+        yield Timed(name, times_ms, cpu_ms, len(answer), [*plans(store, queries)])
 
 
-def plans(store: Store, asked: dict[str, Any]) -> Iterator[str]:
+def plans(store: Store, queries: dict[str, Any]) -> Iterator[str]:
     explain = (
         "EXPLAIN QUERY PLAN " if store.database.engine.dialect.name == "sqlite" else "EXPLAIN "
     )
     with store.database.engine.connect() as connection:
-        for statement, parameters in list(asked.items()):
+        for statement, parameters in list(queries.items()):
             if statement.startswith(("SELECT", "WITH")):
                 for row in connection.exec_driver_sql(explain + statement, parameters):
                     yield str(row[-1])
