@@ -37,15 +37,15 @@ def main() -> None:
     parser.add_argument("--labels", type=int, default=1_000_000)
     parser.add_argument("--workers", type=int, default=1_000)
     parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    share = options.labels // (len(DEVICES) * (ROUNDS + 2))
+    arguments = parser.parse_args()
+    share = arguments.labels // (len(DEVICES) * (ROUNDS + 2))
     course = Course(
         devices=DEVICES, shares={device: [share] * (ROUNDS + 2) for device in DEVICES},
         max_attempts=3, keeps_host_quiet=False, lease_s=180.0,
     )  # fmt: skip
-    hosts = options.workers // (len(DEVICES) * 8)
+    hosts = arguments.workers // (len(DEVICES) * 8)
     workers = dict.fromkeys(DEVICES, (hosts, 8))
-    generator = np.random.default_rng(options.seed)
+    generator = np.random.default_rng(arguments.seed)
     cluster = VirtualCluster(course, workers, WEATHER, generator)
     begin = time.perf_counter()
     cluster.run()

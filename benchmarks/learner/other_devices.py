@@ -73,7 +73,7 @@ class Errors:
     phase: Phase
     logs: Array
 
-    def text(self) -> str:
+    def told(self) -> str:
         share = 100 * np.abs(np.exp(-self.logs) - 1)
         middle = float(np.median(self.logs))
         spread = 148 * float(np.median(np.abs(self.logs - middle)))
@@ -328,7 +328,7 @@ def main() -> None:
     errors = []
     for row in (*memory_errors(options.data), *step_time_errors(known, kernels)):
         errors.append(row)
-        sys.stdout.write(f"{row.text()}\n")
+        sys.stdout.write(f"{row.told()}\n")
         sys.stdout.flush()
     sys.stdout.write(f"{coverage(errors)}\n")
     if options.write:

@@ -186,10 +186,7 @@ def judge(
 ) -> dict[str, object]:
     """The prior without labels, fitted, and if wanted the whole head, on what is held out."""
     start = StepTimePrior(spec_of(source.device))
-    errors_by_prior: dict[str, list[tuple[float, float]]] = {
-        "from the specification": [],
-        "fitted": [],
-    }
+    results: dict[str, list[tuple[float, float]]] = {"from the specification": [], "fitted": []}
     fit_s, covered = [], []
     for seed in seeds:
         test = held_out(labels.groups(split), seed)
@@ -198,19 +195,19 @@ def judge(
         begin = time.process_time()
         if head:
             fitted_head = _head(labels, ~test, start, seed)
-            fitted, said_of = fitted_head.prior, fitted_head.predict(unseen)
-            errors_by_prior.setdefault("with residual", []).append(
-                errors(measured, np.log(said_of.median))
+            fitted, estimate = fitted_head.prior, fitted_head.predict(unseen)
+            results.setdefault("with residual", []).append(
+                errors(measured, np.log(estimate.median))
             )
-            covered.append(_coverage(measured, said_of))
+            covered.append(_coverage(measured, estimate))
         else:
             fitted = start.refit(*_labelled(labels, ~test))
         fit_s.append(time.process_time() - begin)
-        for label, prior in (("from the specification", start), ("fitted", fitted)):
-            errors_by_prior[label].append(errors(measured, prior.log_values(unseen)))
-        _tell(seed, errors_by_prior)
+        for variant, prior in (("from the specification", start), ("fitted", fitted)):
+            results[variant].append(errors(measured, prior.log_values(unseen)))
+        _tell(seed, results)
     coverage = {"coverage": round(float(np.mean(covered)), 1)} if head else {}
-    return {**_mean(errors_by_prior), **coverage, "fit_cpu_s": round(float(np.mean(fit_s)), 1)}
+    return {**_mean(results), **coverage, "fit_cpu_s": round(float(np.mean(fit_s)), 1)}
 
 
 def _head(
@@ -228,15 +225,13 @@ def _head(
     return Ours(prior).fit(workloads, targets, np.random.default_rng(seed), start)
 
 
-def _coverage(measured: Array, label: Estimate) -> float:
-    assert label.low is not None and label.high is not None  # noqa: PT018  (ours has both)
-    return 100 * float(np.mean((label.low <= measured) & (measured <= label.high)))
+def _coverage(measured: Array, estimate: Estimate) -> float:
+    assert estimate.low is not None and estimate.high is not None  # noqa: PT018  (ours has both)
+    return 100 * float(np.mean((estimate.low <= measured) & (measured <= estimate.high)))
 
 
-def _tell(seed: int, errors_by_prior: dict[str, list[tuple[float, float]]]) -> None:
-    last = {
-        label: [round(number, 2) for number in rows[-1]] for label, rows in errors_by_prior.items()
-    }
+def _tell(seed: int, results: dict[str, list[tuple[float, float]]]) -> None:
+    last = {variant: [round(number, 2) for number in rows[-1]] for variant, rows in results.items()}
     print(json.dumps({"seed": seed, **last}), file=sys.stderr, flush=True)
 
 
@@ -246,7 +241,7 @@ def transfer(old: Labels, new: Labels, seeds: tuple[int, ...], head: bool) -> di
     Old labels of the architectures that are judged are not used either.
     """
     first, second = spec_of("rtx3090"), spec_of("rtx4090")
-    errors_by_prior: dict[str, list[tuple[float, float]]] = {}
+    results: dict[str, list[tuple[float, float]]] = {}
     for seed in seeds:
         of_old, names = architectures_of(old, new)
         test = held_out(names, seed)
@@ -260,23 +255,23 @@ def transfer(old: Labels, new: Labels, seeds: tuple[int, ...], head: bool) -> di
             drawn = np.zeros(len(test), dtype=np.bool_)
             drawn[order[:count]] = True
             some = _labelled(new, drawn)
-            for label, prior in (
+            for variant, prior in (
                 ("from the old device", moved.refit(*some, tightness=TRANSFER_TIGHTNESS)),
                 ("from the specification", StepTimePrior(second).refit(*some)),
             ):
-                row = errors_by_prior.setdefault(f"{count} labels, {label}", [])
+                row = results.setdefault(f"{count} labels, {variant}", [])
                 row.append(errors(new.step_time_ms[test], prior.log_values(unseen)))
-            for label, begin in (
+            for variant, begin in (
                 ("head from the old device", old_head),
                 ("head from scratch", None),
             ):
                 if head:
                     new_head = _head(new, drawn, StepTimePrior(second), seed, begin)
-                    row = errors_by_prior.setdefault(f"{count} labels, {label}", [])
+                    row = results.setdefault(f"{count} labels, {variant}", [])
                     median = new_head.predict(unseen).median
                     row.append(errors(new.step_time_ms[test], np.log(median)))
-        _tell(seed, errors_by_prior)
-    return _mean(errors_by_prior)
+        _tell(seed, results)
+    return _mean(results)
 
 
 def _labelled(labels: Labels, chosen: npt.NDArray[np.bool_]) -> tuple[list[Workload], Array]:
@@ -284,13 +279,13 @@ def _labelled(labels: Labels, chosen: npt.NDArray[np.bool_]) -> tuple[list[Workl
     return workloads, np.log(labels.step_time_ms[chosen])
 
 
-def _mean(errors_by_prior: dict[str, list[tuple[float, float]]]) -> dict[str, object]:
+def _mean(results: dict[str, list[tuple[float, float]]]) -> dict[str, object]:
     return {
-        label: {
+        variant: {
             "mape": round(float(np.mean([mean for mean, _ in rows])), 2),
             "median": round(float(np.mean([median for _, median in rows])), 2),
         }
-        for label, rows in errors_by_prior.items()
+        for variant, rows in results.items()
     }
 
 

@@ -203,9 +203,9 @@ def _tell(line: str) -> None:
 
 def show(report: dict[str, Any]) -> None:
     if "repeatability" in report:
-        summary = report["repeatability"]
-        print(f"\nrepeatability: {summary['repeated']} of {summary['wanted']} configurations twice")
-        for row in summary["rows"]:
+        part = report["repeatability"]
+        print(f"\nrepeatability: {part['repeated']} of {part['wanted']} configurations twice")
+        for row in part["rows"]:
             parts = [
                 f"{row[metric]:9.1f} ({row[f'{metric} difference']:6.2%})"
                 for metric in METRICS
@@ -213,15 +213,14 @@ def show(report: dict[str, Any]) -> None:
             ]
             print(f"  {row['configuration']:<48}" + "".join(parts))
         for metric, aim in METRICS.items():
-            median = summary["medians"][metric]
+            median = part["medians"][metric]
             known = "not measured" if median is None else f"{median:.2%}"
             print(f"  median relative difference of {metric}: {known} (aim {aim:.1%})")
     if "overhead" in report:
-        summary = report["overhead"]
+        part = report["overhead"]
         print(
-            f"\noverhead of {summary['measurements']} measurements: "
-            f"median {summary['median_s']:.3f} s, longest {summary['longest_s']:.3f} s "
-            f"(aim 0.5 s; load {summary['load_average']:.1f})"
+            f"\noverhead of {part['measurements']} measurements: median {part['median_s']:.3f} s, "
+            f"longest {part['longest_s']:.3f} s (aim 0.5 s; load {part['load_average']:.1f})"
         )
     if "outcomes" in report:
         print("\nfault                   outcome         phase    alive  left     message")

@@ -104,10 +104,10 @@ def fit(simulated: np.ndarray, measured: np.ndarray) -> np.ndarray:
     weights = 1 / measured
     for _ in range(50):
         scaled = terms * weights[:, None]
-        solution = np.linalg.lstsq(scaled, measured * weights, rcond=None)[0]
-        gaps = np.abs(terms @ solution - measured) / measured
+        constants = np.linalg.lstsq(scaled, measured * weights, rcond=None)[0]
+        gaps = np.abs(terms @ constants - measured) / measured
         weights = 1 / measured / np.sqrt(np.maximum(gaps, 0.005))
-    return solution
+    return constants
 
 
 def in_first_half(values: pd.Series) -> np.ndarray:
@@ -160,8 +160,8 @@ def fit_shares(table: pd.DataFrame, tasks: list[tuple[str, str, tuple[int, ...]]
     chosen = [task for task in tasks if task[0] in set(train.architecture)]
 
     def evaluate(shares: Mapping[int, float]) -> float:
-        solution = pool.map(partial(simulate, shares=shares), chosen, chunksize=4)
-        rows = pd.DataFrame([row for rows in solution for row in rows])
+        parts = pool.map(partial(simulate, shares=shares), chosen, chunksize=4)
+        rows = pd.DataFrame([row for rows in parts for row in rows])
         merged = rows[["architecture", "batch_size", PREDICTED]].merge(
             train.drop(columns=PREDICTED)
         )
@@ -197,7 +197,7 @@ def main() -> None:
         for row in traced.drop(refused.index).itertuples()
     ]
     with ProcessPoolExecutor(arguments.processes) as pool:
-        rows = [row for solution in pool.map(simulate, tasks, chunksize=4) for row in solution]
+        rows = [row for part in pool.map(simulate, tasks, chunksize=4) for row in part]
         usable = pd.DataFrame(rows).merge(sheet[sheet["class"] == "usable"])
         if arguments.fit:
             fit_shares(usable, tasks, pool)

@@ -57,15 +57,15 @@ def exported(folder: Path, names: list[str], seconds: float) -> Iterator[tuple[P
     for name in names:
         path, counts = folder / f"{name}.onnx", folder / f"{name}.json"
         if not counts.exists() and time.monotonic() < end:
-            counted = json.dumps(_export(name, path))
-            counts.with_suffix(".part").write_text(counted)
+            exported = json.dumps(_export(name, path))
+            counts.with_suffix(".part").write_text(exported)
             counts.with_suffix(".part").rename(counts)  # whole, or not there
         if counts.exists():
-            counted = json.loads(counts.read_text())
-            if "refused" in counted:
-                print(f"not taken: {counted['refused'].split('  [')[0]}")
+            exported = json.loads(counts.read_text())
+            if "refused" in exported:
+                print(f"not taken: {exported['refused'].split('  [')[0]}")
             else:
-                yield path, counted
+                yield path, exported
         elif path.exists():
             yield path, None  # no time was left to count it
 
@@ -111,9 +111,9 @@ def compare(files: list[tuple[Path, Any]]) -> None:
             for macs, operator in zip(graph.macs.tolist(), graph.operators, strict=True)
             if operator in CONVOLUTIONS | PRODUCTS
         )
-        counted = {"macs": linear, "parameters": int(graph.parameters.sum())}
+        exported = {"macs": linear, "parameters": int(graph.parameters.sum())}
         for name, values in differences.items():
-            values[path.stem] = counted[name] / counts[name] - 1
+            values[path.stem] = exported[name] / counts[name] - 1
     for name, values in differences.items():
         ordered = sorted((v for v in values.items() if v[1]), key=lambda v: -abs(v[1]))
         print(f"{name} against PyTorch: {len(values) - len(ordered)} of {len(values)} equal")

@@ -112,15 +112,15 @@ def _macs_without_images(architecture: str, size: int) -> int:
     from trappm.profiler.models import zoo
 
     counter = FlopCounterMode(display=False)
-    flops = 0
+    operations = 0
 
     class Watch(TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            nonlocal flops
+            nonlocal operations
             before = counter.get_total_flops()
             result = func(*args, **(kwargs or {}))
             if isinstance(result, torch.Tensor) and not result.requires_grad:
-                flops += counter.get_total_flops() - before
+                operations += counter.get_total_flops() - before
             return result
 
     with torch.device("meta"):
@@ -128,7 +128,7 @@ def _macs_without_images(architecture: str, size: int) -> int:
         images = torch.empty(BATCH_SIZE, 3, size, size, requires_grad=True)
     with counter, sdpa_kernel(SDPBackend.MATH), Watch():
         model(images)
-    return flops // 2
+    return operations // 2
 
 
 def _attempt(architecture: str) -> dict[str, Any]:
@@ -194,8 +194,8 @@ def _report_operators(done: list[dict[str, Any]]) -> None:
         f"{known / nodes.total():.2%} of them known to the features by name"
     )
     for name, count in nodes.most_common():
-        note = "" if name in OPERATORS else "  as Other"
-        print(f"  {name:24} {count:8} nodes {architectures[name]:6} architectures{note}")
+        remark = "" if name in OPERATORS else "  as Other"
+        print(f"  {name:24} {count:8} nodes {architectures[name]:6} architectures{remark}")
 
 
 def main() -> None:

@@ -21,9 +21,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, help="the folder with the published sheets")
     parser.add_argument("--check-models", action="store_true", help="as the importer (minutes)")
-    options = parser.parse_args()
-    folder = options.data
-    judged = verdicts(folder / "a100_40gb_train_memory.csv", check_models=options.check_models)
+    arguments = parser.parse_args()
+    folder = arguments.data
+    judged = verdicts(folder / "a100_40gb_train_memory.csv", check_models=arguments.check_models)
     reading = pd.read_csv(folder / "a100_40gb_train_memory_quality.csv")
     reading.loc[reading.spike == 1, "class"] += " (spike)"
     rows = [

@@ -34,14 +34,14 @@ SETTINGS = {"svg.hashsalt": "trappm", "svg.fonttype": "none", "font.size": 10}
 def curves(text: str, heading: str) -> dict[str, list[float]]:
     """The first numbers of each cell, by strategy, of the table under a heading."""
     rows = text.split(f"\n{heading}", 1)[1].split("\n\n", 2)[1].splitlines()
-    points = {}
+    errors = {}
     for row in rows:
         cells = [cell.strip() for cell in row.split("|")]
         name = cells[0].strip("`")
         if name in STYLES:
             values = [re.match(r"[\d.]+", cell) for cell in cells[2 : 2 + len(BUDGETS)]]
-            points[name] = [float(value[0]) for value in values if value]
-    return points
+            errors[name] = [float(value[0]) for value in values if value]
+    return errors
 
 
 def draw_curves(folder: Path) -> None:
@@ -65,22 +65,22 @@ def draw_curves(folder: Path) -> None:
 def draw_errors(folder: Path) -> None:
     manifest = json.loads((ROOT / "trappm/shipped_snapshot/manifest.json").read_text())
     heads = [
-        (f"{device}, {phase}\n{metric}", judged)
+        (f"{device}, {phase}\n{metric}", of_head)
         for device, phases in manifest["errors"].items()
         for phase, metrics in phases.items()
-        for metric, judged in metrics.items()
+        for metric, of_head in metrics.items()
     ]
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 2.9), sharey=True)
     at = range(len(heads))
-    axes[0].barh(at, [judged["mape"] for _, judged in heads], color="#9cc3ea", label="mean")
+    axes[0].barh(at, [of_head["mape"] for _, of_head in heads], color="#9cc3ea", label="mean")
     axes[0].barh(
-        at, [judged["median_ape"] for _, judged in heads], 0.4, color="#0b5cad", label="median"
+        at, [of_head["median_ape"] for _, of_head in heads], 0.4, color="#0b5cad", label="median"
     )
-    longest = max(judged["mape"] for _, judged in heads)
+    longest = max(of_head["mape"] for _, of_head in heads)
     axes[0].set(xlabel="absolute error on held-out architectures, %", xlim=(0, 1.3 * longest))
     axes[0].set_yticks(at, [name for name, _ in heads])
     axes[0].legend(frameon=False)
-    axes[1].plot([judged["coverage"] for _, judged in heads], at, "o", color="#0b5cad")
+    axes[1].plot([of_head["coverage"] for _, of_head in heads], at, "o", color="#0b5cad")
     axes[1].axvline(90, color="#667788", linestyle="--")
     axes[1].set(xlabel="held-out labels inside the 90 % interval, %", xlim=(80, 100))
     axes[1].grid(alpha=0.3)

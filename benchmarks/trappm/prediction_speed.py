@@ -90,11 +90,11 @@ def main() -> None:
         for device, phase in DEVICES:
             begin = time.process_time()
             following(str(path), device, phase, 1)
-            result: dict[str, Any] = {"device": device, "phase": phase}
-            result["not_kept_cpu_s"] = round(time.process_time() - begin, 2)
-            result |= following(str(path), device, phase, 5 * arguments.runs)
-            result |= first(str(path), device, phase, arguments.runs)
-            print(json.dumps(result), flush=True)
+            row: dict[str, Any] = {"device": device, "phase": phase}
+            row["not_kept_cpu_s"] = round(time.process_time() - begin, 2)
+            row |= following(str(path), device, phase, 5 * arguments.runs)
+            row |= first(str(path), device, phase, arguments.runs)
+            print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

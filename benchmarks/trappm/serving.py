@@ -44,9 +44,9 @@ def server(replicas: int) -> Iterator[tuple[int, psutil.Process]]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        match = _PORT.search(process.stdout.readline())
-        assert match, "the server did not start"
-        yield int(match[1]), psutil.Process(process.pid)
+        port = _PORT.search(process.stdout.readline())
+        assert port, "the server did not start"
+        yield int(port[1]), psutil.Process(process.pid)
     finally:
         process.terminate()
         process.wait(60)

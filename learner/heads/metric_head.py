@@ -33,7 +33,6 @@ from trappm.learner.stats.folds import cluster_folds, grouped_folds
 from trappm.learner.stats.kernels import Coordinates
 from trappm.learner.stats.labelled_range import LabelledRange
 from trappm.learner.tensors import with_prefix
-from trappm.learner.threads import in_threads
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 
@@ -265,15 +264,11 @@ class Ours:
         prior = refitted(np.ones(len(workloads), dtype=bool))
 
         def without(folds: npt.NDArray[np.int64]) -> Array:
-            held_out = [folds == fold for fold in np.unique(folds)]
-
-            def of_fold(out: npt.NDArray[np.bool_]) -> Array:
-                rows = [workloads[i] for i in np.flatnonzero(out).tolist()]
-                return refitted(~out, prior).log_values(rows)
-
             unseen = np.zeros(len(workloads))
-            for out, values in zip(held_out, in_threads(of_fold, held_out), strict=True):
-                unseen[out] = values
+            for fold in np.unique(folds):
+                out = folds == fold
+                rows = [workloads[i] for i in np.flatnonzero(out).tolist()]
+                unseen[out] = refitted(~out, prior).log_values(rows)
             return unseen
 
         return prior, without

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -218,14 +219,24 @@ class _Totals:
     parameters: float
 
 
+_KNOWN: WeakKeyDictionary[Graph, _Totals] = WeakKeyDictionary()
+"""A fit asks for the same graphs once for each fold."""
+
+
 def _totals(graph: Graph) -> _Totals:
+    if graph not in _KNOWN:
+        _KNOWN[graph] = _sums(graph)
+    return _KNOWN[graph]
+
+
+def _sums(graph: Graph) -> _Totals:
     elements_in = _elements(graph.input_shapes)
     elements_out = _elements(graph.output_shapes)
     out_bytes = np.maximum(
         graph.memory_bytes - BYTES_PER_ELEMENT * graph.parameters, 0
     ).astype(np.float64)  # fmt: skip
     traffic = BYTES_PER_ELEMENT * elements_in + out_bytes
-    kinds = np.array([_kind(operator) for operator in graph.operators])
+    kinds = np.array([_KIND_OF.get(operator, "elementwise") for operator in graph.operators])
     per_output = graph.macs / np.maximum(elements_out, 1.0)
     channels = graph.input_shapes[:, 1].astype(np.float64)
     is_convolution = np.isin(graph.operators, ("Conv", "ConvTranspose"))
@@ -252,11 +263,11 @@ def _totals(graph: Graph) -> _Totals:
 _KINDS = ("product", "norm", "elementwise", "move")
 
 
-def _kind(operator: str) -> str:
-    for kind, members in (("product", PRODUCTS), ("norm", NORMS), ("view", VIEWS), ("move", MOVES)):
-        if operator in members:
-            return kind
-    return "elementwise"
+_KIND_OF = {
+    operator: kind
+    for kind, members in (("product", PRODUCTS), ("norm", NORMS), ("view", VIEWS), ("move", MOVES))
+    for operator in members
+}
 
 
 def _elements(shapes: npt.NDArray[np.int64]) -> Array:

@@ -31,7 +31,6 @@ from trappm.learner.stats.gaussian_process import (
 )
 from trappm.learner.stats.student_t import robust_deviation
 from trappm.learner.tensors import with_prefix
-from trappm.learner.threads import in_threads
 from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]
@@ -214,7 +213,7 @@ def _grow_across(
         rows = telling & ~out
         return grow(features[rows], values[rows], growth, seed)
 
-    models = in_threads(grown, parts)
+    models = [grown(part) for part in parts]
     unseen = np.empty((len(divisions), len(values)))
     for (number, out, _), model in zip(parts, models, strict=True):
         unseen[number, out] = model.predict(features[out])[:, 0]

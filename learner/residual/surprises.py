@@ -23,7 +23,6 @@ from torch import Tensor
 from trappm.learner.residual.trees import Growth, Trees, grow
 from trappm.learner.stats.calibration import LEVELS, Calibration
 from trappm.learner.tensors import with_prefix
-from trappm.learner.threads import in_threads
 
 Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -91,7 +90,7 @@ class Surprises:
             rows = known & ~part[0]
             return grow(features[rows], truth[rows], GROWTH, part[1])
 
-        *of_folds, trees = in_threads(grown, parts)
+        *of_folds, trees = map(grown, parts)
         scores = np.zeros(len(errors))
         for out, model in zip(held_out, of_folds, strict=True):
             scores[out] = model.predict(features[out])[:, 0]

@@ -48,9 +48,9 @@ def main() -> None:
     parser.add_argument("--pool", type=int, default=100_000)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--strategy", default=",".join(STRATEGIES))
-    options = parser.parse_args()
-    request = made_up(options.pool, options.batch)
-    for name in options.strategy.split(","):
+    arguments = parser.parse_args()
+    request = made_up(arguments.pool, arguments.batch)
+    for name in arguments.strategy.split(","):
         wall, cpu = time.perf_counter(), time.process_time()
         named_strategy(name).select(request)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
