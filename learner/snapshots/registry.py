@@ -152,6 +152,23 @@ class Registry:
         """
         return [self._entry(f"{self._root}/{ALIASES}/{alias}", x) for x in self._moves(alias)]
 
+    def meanings(self, alias: str) -> list[str]:
+        """What an alias means and what it meant before, the newest first, each once.
+
+        What a rollback left behind is no meaning any more.
+
+        Raises:
+            SnapshotError: as `history`.
+        """
+        history = self.history(alias)
+        names = [entry.name for entry in history]
+        ids, at = [], len(history) - 1
+        while at >= 0:
+            ids.append(history[at].snapshot)
+            restores = history[at].restores
+            at = (names.index(restores) if restores in names[:at] else at) - 1
+        return list(dict.fromkeys(ids))
+
     def _moves(self, alias: str) -> list[str]:
         """The names of an alias' entries, which tell what it meant whatever stands in them."""
         return [x for x in self._names(f"{self._root}/{ALIASES}/{alias}") if _is_entry(x)]

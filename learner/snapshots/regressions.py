@@ -39,8 +39,8 @@ class Promotion:
 def promote(
     registry: Registry, alias: str, snapshot_id: str, bound_percent: float = BOUND_PERCENT
 ) -> Promotion:
-    """Moves an alias to a version, unless it regressed against what the alias means now, or its
-    campaign's pool lacks families of models that the other one had.
+    """Moves an alias to a version, unless it regressed against what the alias means now, or, for
+    the same device, its campaign's pool lacks families of models that the other one had.
 
     Raises:
         SnapshotError: no such version, or a registry that cannot be written.
@@ -70,7 +70,12 @@ def promote(
 def _weighed(
     before: Manifest, after: Manifest, bound_percent: float
 ) -> tuple[str | None, str | None]:
-    """What speaks against a new manifest, and else a remark; None for nothing."""
+    """What speaks against a new manifest, and else a remark; None for nothing.
+
+    Of devices that only one of them has nothing does: each goes on answering for its own.
+    """
+    if not {head[0] for head in mean_errors(before)} & {head[0] for head in mean_errors(after)}:
+        return None, None
     old, new = (set(m.families or ()) for m in (before, after))
     if before.families is None or after.families is None or old == new:
         worse = regressions(before, after, bound_percent)

@@ -9,7 +9,7 @@ from trappm.learner.snapshots.manifest import (
 )
 
 
-def write_sample(registry, number=0, mape=5.0, size=1000, families=None):
+def write_sample(registry, number=0, mape=5.0, size=1000, families=None, device="a100"):
     """A folder that a registry takes for a snapshot; returns its id."""
     contents = {f"heads-a-{part}.safetensors": bytes([number, part]) * size for part in range(3)}
     manifest = sealed(
@@ -17,9 +17,9 @@ def write_sample(registry, number=0, mape=5.0, size=1000, families=None):
             "format": "trappm-snapshot",
             "format_version": 3,
             "created_at": f"2026-01-{number + 1:02}T00:00:00+00:00",
-            "errors": {"a100": {"train": {"memory_mib": {"mape": mape}}}},
+            "errors": {device: {"train": {"memory_mib": {"mape": mape}}}},
             "heads": {},
-            "source_device": "a100",
+            "source_device": device,
             "preset": {"name": "none", "encoder": {}, "head": {}},
             "training_labels": {"counts": {}, "sha256": "0" * 64},
             "units": {},

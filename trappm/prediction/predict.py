@@ -99,10 +99,10 @@ def predict(
             default the most that the model takes, up to 2,048.
             phase: `train` (by default) or `infer`. precision, memory_format, optimizer: by default
             as most labels of the device had them. snapshot: an id, an alias, or a folder; by
-            default the latest one here, and for devices that it does not know the one that ships
-            with trappm. epochs, samples: adds what a whole run costs (`Prediction.run`).
-            carbon_g_per_kwh: of the electricity, for its CO2. power_limit_w: of the card; by
-            default the limit as delivered.
+            default the latest one here, for devices that it does not know those before it, and
+            the one that ships with trappm at last. epochs, samples: adds what a whole run costs
+            (`Prediction.run`). carbon_g_per_kwh: of the electricity, for its CO2. power_limit_w:
+            of the card; by default the limit as delivered.
 
     Returns:
         One prediction, or a list for a list of models or for `devices`: all devices of the first

@@ -1,11 +1,15 @@
 """Which snapshot answers: one that is named, else the latest here, else the one that ships with us.
 
+For devices and phases that the latest one has no heads for, what was the latest before it comes
+first: a campaign on another device takes nothing away.
+
 Names are those of the local registry, the folder `snapshots` of TRAPPM_HOME; `default` is the one
 that ships with the package. Nothing here needs a network or the label store.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -39,7 +43,8 @@ def snapshots_that_answer(name: str | Path | None) -> list[Snapshot]:
     """The snapshots that answer a question, in the order in which they are tried.
 
     Args:
-        name: a folder, an alias or an id; None for the latest one and the shipped one after it.
+        name: a folder, an alias or an id; None for the latest one, those before it with heads that
+            it lacks, and the shipped one at last.
 
     Raises:
         SnapshotError: there is none of that name, or it is damaged.
@@ -56,15 +61,29 @@ def _answering(name: str | Path | None, read: Callable[[Path], Read]) -> list[Re
     if name is not None:
         return [read(folder_of(name))]
     shipped = read(SHIPPED)
-    latest = local_registry_alias("latest")
-    if latest is None:
+    meanings = _meanings_of_latest()
+    if not meanings:
         return [shipped]
+    latest = folder_of(meanings[0])
     try:
-        return [read(latest), shipped]
+        answering, known = [read(latest)], _heads(latest)
     except SnapshotError as error:
         raise SnapshotError(
             f"{error}; --snapshot {DEFAULT} uses the one that ships with trappm"
         ) from error
+    for snapshot_id in meanings[1:]:
+        with contextlib.suppress(SnapshotError):  # removed, or of a version that nobody reads now
+            folder = folder_of(snapshot_id)
+            if new := _heads(folder) - known:
+                answering.append(read(folder))
+                known |= new
+    return [*answering, shipped]
+
+
+def _heads(folder: Path) -> set[tuple[str, str]]:
+    """Devices and phases that a snapshot has heads for."""
+    heads = read_manifest(folder).heads
+    return {(device, phase) for device, phases in heads.items() for phase in phases}
 
 
 def folder_of(name: str | Path) -> Path:
@@ -90,13 +109,11 @@ def folder_of(name: str | Path) -> Path:
     return Path(registry.location) / snapshot_id
 
 
-def local_registry_alias(alias: str) -> Path | None:
-    """Where an alias of the local registry leads; None if there is none of that name."""
+def _meanings_of_latest() -> list[str]:
+    """The snapshots that `latest` of the local registry means and meant, the newest first."""
     if not (data_folder() / "snapshots").is_dir():
-        return None
-    registry = local_registry()
-    history = registry.history(alias)
-    return folder_of(history[-1].snapshot) if history else None
+        return []
+    return local_registry().meanings("latest")
 
 
 def _loaded(folder: Path) -> Snapshot:

@@ -52,11 +52,15 @@ def test_names_move_and_go_back_step_by_step(here, there):
         there.set_alias("latest", name, "published")
     there.set_alias("stable", ids[0], "by hand")
     assert there.aliases() == {"latest": ids[2], "stable": ids[0]}
+    assert there.meanings("latest") == ids[::-1]
+    assert there.meanings("nobody") == []
     assert there.roll_back("latest").snapshot == ids[1]
     assert there.roll_back("latest").snapshot == ids[0]
     with pytest.raises(SnapshotError, match="has not been anywhere before"):
         there.roll_back("latest")
+    assert there.meanings("latest") == [ids[0]]
     there.set_alias("latest", ids[2], "published")
+    assert there.meanings("latest") == [ids[2], ids[0]]
     assert there.roll_back("latest").snapshot == ids[0]
     assert [entry.why for entry in there.history("stable")] == ["by hand"]
     for bad in ("../up", "", "a b", ids[0]):
@@ -112,6 +116,13 @@ def test_errors_of_pools_with_other_models_are_not_compared_and_no_family_is_los
     assert "\n" not in found.message
     assert (found.remark is not None) == (moves and "cannot be compared" in message)
     assert there.resolve("latest") == (after if moves else before)
+
+
+def test_what_is_of_another_device_is_no_rival(here, there):
+    before = there.push(here / write_sample(here, 1, families=["resnet", "vit"]))
+    after = there.push(here / write_sample(here, 2, 50.0, families=["gpt2"], device="h100"))
+    promote(there, "latest", before)
+    assert promote(there, "latest", after).moved
 
 
 DAMAGES = ("truncated", "one bit", "longer", "missing", "foreign", "renamed")

@@ -362,6 +362,27 @@ def test_what_takes_the_memory_is_drawn_and_can_be_read(page, server):
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_a_module_that_has_nearly_all_is_opened_in_the_map_of_memory(page, server):
+    show(page, server, "predict?model=test_vit&batch_size=8&input_size=64")
+    figure = page.locator("figure", has=page.locator(".treemap"))
+    figure.wait_for()
+    assert "in blocks, whose parts are shown" in figure.inner_text()
+    drawn = figure.locator(".treemap svg").get_attribute("aria-label")
+    assert "blocks.0: " in drawn
+
+
+def test_offers_fit_their_card_and_batches_are_written_as_numbers_are(page, server):
+    page.set_viewport_size({"width": 1400, "height": 900})
+    place = "predict?model=test_vit&batch_size=8&phase=infer&epochs=2&samples=100000"
+    show(page, server, place)
+    offers = page.locator("section.card", has_text="Offers, the cheapest first")
+    offers.first.wait_for()
+    cut = "(all) => all.filter((e) => e.scrollWidth > e.clientWidth).length"
+    assert offers.locator(".scroll").evaluate_all(cut) == 0
+    batch = offers.first.locator("dl.facts > div", has_text="Largest safe batch")
+    assert re.search(r"\d{1,3},\d{3}$", batch.inner_text())
+
+
 def test_rooflines_of_two_devices_lie_over_each_other(page, server):
     page.set_viewport_size({"width": 400, "height": 800})
     show(page, server, "roofline")
@@ -476,6 +497,8 @@ def test_on_a_phone_a_label_shows_its_time_and_memory(page, server):
         box = cell.bounding_box()
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= 390
+    name = row.locator("td[data-label='Architecture']").bounding_box()
+    assert name["width"] > 300  # a long one is not torn apart, as it has the whole line
 
 
 def test_no_table_is_cut_on_a_screen_of_1400_pixels(page, server, home):

@@ -14,8 +14,10 @@ from trappm.learner.heads.device_heads import train_heads
 from trappm.learner.heads.predictions import TrainedHeads
 from trappm.learner.networks.gae import train_encoder
 from trappm.learner.networks.presets import LAPTOP
-from trappm.learner.snapshots.snapshot import save_snapshot
+from trappm.learner.snapshots.registry import Registry
+from trappm.learner.snapshots.snapshot import load_snapshot, save_snapshot
 from trappm.learner.workload import Workload
+from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.models import zoo
 from trappm.profiler.records import Phase
@@ -230,6 +232,38 @@ def test_an_answer_far_beyond_the_labels_says_so_in_one_line(tmp_path, capsys):
     assert line in capsys.readouterr().out
     print_comparison([near, far])
     assert line in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_campaign_on_another_device_takes_nothing_away(tmp_path, monkeypatch):
+    """What was the latest before answers for what the new one has no heads for."""
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+    shipped = load_snapshot(SHIPPED).heads
+    place = tmp_path / "snapshots"
+
+    def published(**heads):
+        heads = {device.replace("_", "-"): by for device, by in heads.items()}
+        made = save_snapshot(
+            place, heads=heads, source_device=next(iter(heads)), preset=LAPTOP, labels=[],
+            fields={},
+        )  # fmt: skip
+        Registry(place).set_alias("latest", made.id, "published")
+        return made.id
+
+    def answers_by(device):
+        return trappm.predict("test_resnet", batch_size=4, device=device).snapshot
+
+    default = answers_by("cpu-2t")
+    first = published(cpu_2t=shipped["cpu-1t"], rtx3090=shipped["rtx3090"])
+    second = published(cpu_1t=shipped["cpu-2t"])
+    assert (answers_by("cpu-1t"), answers_by("cpu-2t")) == (second, first)
+    assert answers_by("v100") == default
+    third = published(cpu_2t=shipped["cpu-2t"])
+    by_device = [answers_by(device) for device in ("cpu-1t", "cpu-2t", "rtx3090")]
+    assert by_device == [second, third, first]
+    Registry(place).roll_back("latest")  # what was left behind answers no more
+    assert (answers_by("cpu-1t"), answers_by("cpu-2t")) == (second, first)
+    (place / first / "manifest.json").unlink()
+    assert (answers_by("cpu-1t"), answers_by("cpu-2t")) == (second, default)
 
 
 class Two(nn.Module):

@@ -25,7 +25,7 @@ export function memoryCard(question, signal) {
     signal.addEventListener("abort", () => mine.abort(), { once: true });
     result.replaceChildren(waiting("Tracing a step; it takes some seconds"));
     try {
-      const estimate = await post("v1/estimate", { ...question, optimizer, depth: 2 }, mine.signal);
+      const estimate = await post("v1/estimate", { ...question, optimizer, depth: DEPTH }, mine.signal);
       if (!mine.signal.aborted) result.replaceChildren(...shown(estimate), everyCard({ ...question, optimizer }, mine.signal));
     } catch (error) {
       if (!mine.signal.aborted) result.replaceChildren(errorBox(error));
@@ -54,6 +54,9 @@ function shown(estimate) {
     ], estimate.largest),
   ].filter(Boolean);
 }
+
+const DEPTH = 5; // of modules that are asked for: those of bert.encoder.layer.0 are among them
+const NEARLY_ALL = 0.9;
 
 const AT_ONCE = 60; // cards in one question
 
@@ -136,19 +139,30 @@ function tree(sizes) {
   return under("");
 }
 
+/** Two levels of modules; where one has nearly all (`transformer.h`), those in it, which tell more. */
+function opened(modules) {
+  let [within, level] = [null, modules];
+  while (level[0].children.length && level[0].mib > NEARLY_ALL * sum(level)) [within, level] = [level[0], level[0].children];
+  return { within, level: level.map((module) => ({ ...module, children: module.children.map((child) => ({ ...child, children: [] })) })) };
+}
+
+const sum = (modules) => modules.reduce((all, module) => all + module.mib, 0);
+
 const HEADER = 20;
 const HEIGHT = 320;
 
-function treemap(modules, model) {
-  const total = modules.reduce((sum, module) => sum + module.mib, 0);
+function treemap(all, model) {
+  const total = sum(all);
+  const { within, level: modules } = opened(all);
   const told = (module) => `${module.name}: ${number(module.mib, 4)} MiB, ${share(module.mib / total)}`;
   const label = `Activations by module: ${modules.slice(0, 5).map(told).join("; ")}`;
   const chart = responsive((width) => drawn(label, {
     width, height: HEIGHT, margin: 0,
     x: { type: "identity", axis: null }, y: { type: "identity", axis: null },
-    marks: marks(tiles(modules, total, width), told),
+    marks: marks(tiles(modules, within?.mib ?? total, width), told),
   }), "treemap");
-  return figure(`Activations of ${model} at the peak by module, ${gib(total)} in all; gradients of activations count as well.`, chart,
+  const shown = within ? `, of which ${share(within.mib / total)} in ${within.name}, whose parts are shown` : "";
+  return figure(`Activations of ${model} at the peak by module, ${gib(total)} in all${shown}; gradients of activations count as well.`, chart,
     () => table("Activations by module", [
       { name: "name", label: "Module", header: true, cell: (m) => h("code", {}, m.name) },
       { name: "mib", label: "MiB", numeric: true },
@@ -170,7 +184,7 @@ function tiles(modules, total, width) {
 function marks(nodes, told) {
   const rows = nodes.map((node) => {
     const top = node.ancestors().at(-2);
-    const name = node.data.name.slice(node.depth > 1 ? node.parent.data.name.length + 1 : 0);
+    const name = node.data.name.split(".").at(-1);
     return { ...node, name, x: (node.x0 + node.x1) / 2, y: (node.y0 + node.y1) / 2, fill: colour(top.parent.children.indexOf(top)), tip: told(node.data), fits: node.y1 - node.y0 >= 16 && node.x1 - node.x0 >= name.length * LETTER + 8 };
   });
   return [

@@ -74,6 +74,7 @@ function rows(data, asked, go) {
       if (name === "id") return asked.outcome ? String(row.id) : h("a", { href: `#/labels?${query({ ...asked, label: row.id })}`, "aria-label": `Label ${row.id}: ${row.architecture}` }, String(row.id));
       if (name.endsWith("_at")) return h("span", { class: "nowrap" }, time(row[name]));
       if (["outcome", "provenance"].includes(name)) return pill(row[name]);
+      if (name === "architecture") return h("span", { class: "long" }, row.architecture);
       if (name === "device") return h("span", { class: "nowrap" }, row.device);
       return row[name] === null ? NOTHING : row[name];
     },

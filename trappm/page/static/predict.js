@@ -43,7 +43,7 @@ function questionForm(values, snapshots, signal, ask) {
     h("label", { class: "button quiet", for: "file" }, "Choose an ONNX file"), picker, h("span", { class: "muted" }, " or drop it here"), fileName);
   const form = h("form", { class: "card ask", novalidate: true },
     h("div", { class: "ask-model" },
-      h("label", { class: "field", for: "model" }, h("span", {}, "timm architecture"), model, known), drop),
+      h("label", { class: "field", for: "model" }, h("span", {}, "Model: a timm name, or hf: and a transformer's"), model, known), drop),
     h("div", { class: "filters" },
       field("Batch size", "batch_size", values.batch_size ?? (values.model ? "" : EXAMPLE.batch_size), { inputmode: "numeric", placeholder: "its own" }),
       choice("Phase", "phase", [["train", "training step"], ["infer", "inference step"]], values.phase ?? "train"),
@@ -202,10 +202,10 @@ function deviceCard(p) {
       ...["step_time_ms", "memory_mib", "power_w", "energy_j"].filter((m) => p[m] !== null).map((m) => [METRICS[m].name, `${number(p[m])} ${METRICS[m].unit}${p.intervals[m] ? ` (${range(p, m)})` : ""}`]),
       ["Throughput", p.samples_per_s === null ? null : `${number(p.samples_per_s)} samples a second`],
       ["P(out of memory)", p.out_of_memory === null ? null : `${share(p.out_of_memory)} of ${number(p.capacity_mib)} MiB`],
-      ["Largest safe batch: its upper bound fits", p.largest_batch_size], ["Smallest MIG profile", p.mig_profile],
+      ["Largest safe batch: its upper bound fits", p.largest_batch_size === null ? null : number(p.largest_batch_size)], ["Smallest MIG profile", p.mig_profile],
       ["Whole run", run && `${hours(run.hours)} (${hours(run.low_hours)} to ${hours(run.high_hours)}), ${number(run.steps)} steps`],
       ["Energy of the run", run?.energy_kwh ? `${number(run.energy_kwh)} kWh` : null], ["CO₂ of the run", run?.co2_kg ? `${number(run.co2_kg)} kg` : null],
     ]),
-    run?.offers.length > 0 && table("Offers, the cheapest first", [{ name: "cloud", label: "Cloud", header: true, cell: (o) => [o.cloud, h("br"), h("span", { class: "muted small" }, `noted ${o.noted}`)] }, { name: "usd", label: "USD", numeric: true, cell: (o) => `${number(o.usd)} (${number(o.low_usd, 3)} to ${number(o.high_usd, 3)})` }, { name: "usd_per_hour", label: "USD an hour", numeric: true }], run.offers),
+    run?.offers.length > 0 && table("Offers, the cheapest first", [{ name: "cloud", label: "Cloud", header: true, cell: (o) => [o.cloud, h("br"), h("span", { class: "muted small" }, "noted ", h("span", { class: "nowrap" }, o.noted))] }, { name: "usd", label: "USD", numeric: true, cell: (o) => `${number(o.usd)} (${number(o.low_usd, 3)} to ${number(o.high_usd, 3)})` }, { name: "usd_per_hour", label: "USD an hour", numeric: true }], run.offers),
     gaps.length > 0 && h("details", {}, h("summary", {}, `What is not told (${gaps.length})`), facts(gaps.map(([name, why]) => [METRICS[name]?.name ?? name.replaceAll("_", " "), why]))));
 }
