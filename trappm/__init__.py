@@ -1,7 +1,8 @@
 """TraPPM: what a deep-learning training step costs, before it is run.
 
->>> import trappm
->>> step_time_ms, memory_mib, power_w = trappm.predict("resnet18", batch_size=4, input_size=96)
+Examples:
+    >>> import trappm
+    >>> step_time_ms, memory_mib, power_w = trappm.predict("resnet18", batch_size=4, input_size=96)
 
 Importing this is quick: torch and the rest load when a prediction is asked for.
 """

@@ -92,17 +92,23 @@ def predict(
         config: further arguments by name.
         device: by any of its names; by default the snapshot's source device.
         devices: several instead, or "all" that heads of this phase exist for.
-        **options: example_input: for modules (those of a list, too), a tensor as `forward` takes
-            it, batch first; only its shape and type are read. batch_size: samples a step; by
-            default the example's or the file's own, or 1. input_size: pixels, for timm names and
-            files; by default the model's own. sequence_length: tokens, for transformers; by
-            default the most that the model takes, up to 2,048.
-            phase: `train` (by default) or `infer`. precision, memory_format, optimizer: by default
-            as most labels of the device had them. snapshot: an id, an alias, or a folder; by
-            default the latest one here, for devices that it does not know those before it, and
-            the one that ships with trappm at last. epochs, samples: adds what a whole run costs
-            (`Prediction.run`). carbon_g_per_kwh: of the electricity, for its CO2. power_limit_w:
-            of the card; by default the limit as delivered.
+        **options: of the step and the answer:
+
+            - `example_input`: for modules (those of a list, too), a tensor as `forward` takes it,
+              batch first; only its shape and type are read.
+            - `batch_size`: samples a step; by default the example's or the file's own, or 1.
+            - `input_size`: pixels, for timm names and files; by default the model's own.
+            - `sequence_length`: tokens, for transformers; by default the most that the model
+              takes, up to 2,048.
+            - `phase`: `train` (by default) or `infer`.
+            - `precision`, `memory_format`, `optimizer`: by default as most labels of the device
+              had them.
+            - `snapshot`: an id, an alias, or a folder; by default the latest one here, for
+              devices that it does not know those before it, and the one that ships with trappm
+              at last.
+            - `epochs`, `samples`: adds what a whole run costs (`Prediction.run`).
+            - `carbon_g_per_kwh`: of the electricity, for its CO2.
+            - `power_limit_w`: of the card; by default the limit as delivered.
 
     Returns:
         One prediction, or a list for a list of models or for `devices`: all devices of the first
