@@ -46,6 +46,16 @@ def test_the_site_has_every_page_once():
     assert sorted(named) == sorted(pages)
 
 
+GUIDES = next(part["Guides"] for part in SITE["nav"] if "Guides" in part)
+
+
+@pytest.mark.parametrize("name", list(_leaves(GUIDES)))
+def test_a_guide_has_at_most_1000_words_beside_its_examples(name):
+    """How things are done stands in docs/details, figures in docs/studies."""
+    text = re.sub(r"```.*?```", "", (ROOT / "docs" / name).read_text(), flags=re.DOTALL)
+    assert len(text.split()) <= 1000
+
+
 def test_the_reference_is_of_names_that_there_are():
     names = [
         name
