@@ -271,8 +271,9 @@ def _published(preset: LearnerPreset) -> Space:
     """The regressor over a fixed encoder."""
 
     def suggest(trial: Trial) -> Settings:
-        settings = _training(trial, preset.head.widths[0])
-        return settings | {"dropout": trial.suggest_float("dropout", 0.0, 0.3)}
+        return _training(trial, preset.head.widths[0]) | {
+            "dropout": trial.suggest_float("dropout", 0.0, 0.3)
+        }
 
     def make(settings: Settings, encoder: Encoder | None) -> Estimator:
         if encoder is None:

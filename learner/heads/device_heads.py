@@ -54,6 +54,9 @@ Array = npt.NDArray[np.float64]
 KIND = "physics"
 LEAST_LABELS = 2
 """A metric with fewer values than this gets no head."""
+MOST_TRACED = 1500
+"""Labels with kernels that the head for workloads without kernels learns from, beside all those
+without: enough for it, as for the constants of kernels (`step_time_prior.MOST_LABELS`)."""
 
 _KINDS: Mapping[str, type[Prior]] = {
     "graph": GraphPrior,
@@ -273,33 +276,48 @@ def train_heads(
     for done, metric in enumerate(metrics):
         at = list(METRICS).index(metric)
         labels = Targets(targets[:, at], bounds[:, at], groups)
-        for part, prior in _priors(metric, spec, evidence, heads["of_kernels"]).items():
+        priors = _priors(metric, spec, evidence, heads["of_kernels"])
+        for part, prior in priors.items():
             start = None if init is None else getattr(init, part).get(metric)
             if start is not None and type(start.prior) is not type(prior):
                 start = None  # another formula: a GPU's constants tell nothing of a CPU
-            head = _train_head(part, workloads, labels, prior, generator, start)
+            rows = _rows_of(part, workloads, labels, other_head=len(priors) > 1)
+            head = _train_head(rows, workloads, labels, prior, generator, start)
             if head is not None:
                 heads[part][metric] = head
         on_progress(done + 1, len(metrics))
     return Heads(**heads, label_count=len(workloads))
 
 
+def _rows_of(
+    part: str, workloads: Sequence[Workload], labels: Targets, *, other_head: bool
+) -> list[int]:
+    """The labels with a value or a bound that a part of the heads learns from.
+
+    The part `of_kernels` learns from workloads that come with their kernels; where it exists, the
+    other one, which predicts workloads without, needs some of these only.
+    """
+    known = ~(np.isnan(labels.values) & np.isnan(labels.above))
+    traced = np.array([w.kernels is not None for w in workloads], dtype=bool) & known
+    if part == "of_kernels":
+        known = traced
+    elif other_head and traced.sum() > MOST_TRACED:
+        positions = np.flatnonzero(traced)
+        kept = np.linspace(0, len(positions) - 1, MOST_TRACED).astype(np.int64)
+        known[np.delete(positions, kept)] = False
+    rows: list[int] = np.flatnonzero(known).tolist()
+    return rows
+
+
 def _train_head(
-    part: str,
+    rows: Sequence[int],
     workloads: Sequence[Workload],
     labels: Targets,
     prior: Prior,
     generator: np.random.Generator,
     start: Head[Prior] | None,
 ) -> Head[Prior] | None:
-    """A head of the labels that have a value or a bound; None where too few have a value.
-
-    In the part `of_kernels` only those of workloads that come with their kernels count.
-    """
-    known = ~(np.isnan(labels.values) & np.isnan(labels.above))
-    if part == "of_kernels":
-        known &= np.array([w.kernels is not None for w in workloads], dtype=bool)
-    rows = np.flatnonzero(known).tolist()
+    """A head of these labels; None where too few have a value."""
     if np.count_nonzero(~np.isnan(labels.values[rows])) < LEAST_LABELS:
         return None
     own = Targets(labels.values[rows], labels.above[rows], [labels.groups[i] for i in rows])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from trappm.learner.heads import device_heads
 from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
 from trappm.learner.networks.presets import LAPTOP
 from trappm.learner.physics.device_specs import spec_of
@@ -171,6 +172,28 @@ def test_heads_of_a_campaign_learn_power_by_kernels_and_their_own_times(profiles
     broken = {**prior.tensors(), "full_w": torch.zeros(6, dtype=torch.float64)}
     with pytest.raises(ValueError, match="not positive"):
         PowerPrior.from_tensors(broken)
+
+
+def test_the_head_for_untraced_workloads_learns_from_few_of_the_traced(profiles, monkeypatch):
+    monkeypatch.setattr(device_heads, "MOST_TRACED", 6)
+    rows = [
+        Workload(graph=profile.at(batch), kernels=kernels if batch > 2 else None)
+        for profile, kernels in zip(graphs(), profiles, strict=True)
+        for batch in (1, 2, 4, 8, 16, 32)
+    ]
+    traced = [w for w in rows if w.kernels is not None]
+    known = [replace(w, kernels=profiles[i // 6]) for i, w in enumerate(rows)]
+    time_ms = np.exp(PRIOR.log_values(known))
+    targets = np.stack([time_ms, *2 * [np.full(len(rows), np.nan)]], axis=1)
+    heads = train_heads(
+        rows, targets, groups=[str(i // 6) for i in range(len(rows))], preset=LAPTOP.head,
+        generator=np.random.default_rng(0), spec=PRIOR.spec,
+    )  # fmt: skip
+    learned_from = {
+        part: len(head["step_time_ms"].familiarity.points)
+        for part, head in (("all", heads.heads), ("traced", heads.of_kernels))
+    }
+    assert learned_from == {"all": len(rows) - len(traced) + 6, "traced": len(traced)}
 
 
 def test_what_is_known_of_a_card_says_what_it_rests_on():
