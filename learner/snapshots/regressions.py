@@ -2,11 +2,14 @@
 
 Errors are those in the manifests, each on architectures that its own heads had not seen. Of pools
 with the same families of models they are different draws, so only a clear step back counts. Of
-others they say nothing about each other: then what counts is that no family is lost.
+others they say nothing about each other: then what counts is that no family is lost. Devices that
+the name's present meaning lacks are compared with what it meant before, which answers for them.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from trappm.learner.snapshots.manifest_fields import Manifest
@@ -48,37 +51,47 @@ def promote(
     history = registry.history(alias)
     if history and history[-1].snapshot == snapshot_id:
         return Promotion(True, f"{alias} is {snapshot_id} already")
-    against = remark = None
-    if history:
-        try:
-            before = registry.manifest(history[-1].snapshot)
-        except SnapshotError:
-            pass  # damaged or gone: anything is better
-        else:
-            against, remark = _weighed(before, registry.manifest(snapshot_id), bound_percent)
-    if against is not None:
-        return Promotion(
-            False,
-            f"{alias} stays {history[-1].snapshot}, since {snapshot_id} {against}. To move it all "
-            f"the same: trappm snapshot alias {alias} {snapshot_id} --registry {registry.location}",
-        )
+    after = registry.manifest(snapshot_id)
+    remark, seen = None, set[str]()
+    for before in _readable(registry, registry.meanings(alias)):
+        devices = _judged(before) - seen
+        seen |= devices
+        against, new = _weighed(before, after, devices & _judged(after), bound_percent)
+        remark = remark or new
+        if against is not None:
+            return Promotion(
+                False,
+                f"{alias} stays {history[-1].snapshot}, since {snapshot_id} {against}. To move it "
+                f"all the same: trappm snapshot alias {alias} {snapshot_id} --registry "
+                f"{registry.location}",
+            )
+        if _judged(after) <= seen:
+            break
     registry.set_alias(alias, snapshot_id, "published")
     message = f"{alias} is {snapshot_id}"
     return Promotion(True, message if remark is None else f"{message}; {remark}", remark)
 
 
-def _weighed(
-    before: Manifest, after: Manifest, bound_percent: float
-) -> tuple[str | None, str | None]:
-    """What speaks against a new manifest, and else a remark; None for nothing.
+def _readable(registry: Registry, ids: Sequence[str]) -> Iterator[Manifest]:
+    """What answers with these, in their order; than what is damaged or gone anything is better."""
+    for snapshot_id in ids:
+        with contextlib.suppress(SnapshotError):
+            yield registry.manifest(snapshot_id)
 
-    Of devices that only one of them has nothing does: each goes on answering for its own.
-    """
-    if not {head[0] for head in mean_errors(before)} & {head[0] for head in mean_errors(after)}:
+
+def _judged(manifest: Manifest) -> set[str]:
+    return {device for device, _, _ in mean_errors(manifest)}
+
+
+def _weighed(
+    before: Manifest, after: Manifest, devices: Set[str], bound_percent: float
+) -> tuple[str | None, str | None]:
+    """What speaks against a new manifest on these devices, and else a remark; None for nothing."""
+    if not devices:
         return None, None
     old, new = (set(m.families or ()) for m in (before, after))
     if before.families is None or after.families is None or old == new:
-        worse = regressions(before, after, bound_percent)
+        worse = regressions(before, after, bound_percent, devices)
         return (f"regressed: {'; '.join(worse)}" if worse else None), None
     if lost := sorted(old - new):
         return f"is of a pool without {', '.join(lost)}: errors cannot be compared", None
@@ -86,13 +99,24 @@ def _weighed(
 
 
 def regressions(
-    before: Manifest, after: Manifest, bound_percent: float = BOUND_PERCENT
+    before: Manifest,
+    after: Manifest,
+    bound_percent: float = BOUND_PERCENT,
+    devices: Set[str] | None = None,
 ) -> list[str]:
-    """The heads of a manifest that are worse than another's by more than the bound."""
+    """The heads of a manifest that are worse than another's by more than the bound.
+
+    Args:
+        before: the other one.
+        after: the one that is judged.
+        bound_percent: of the other one's error.
+        devices: these only; all without it.
+    """
     old, new = mean_errors(before), mean_errors(after)
     return [
         f"{' '.join(head)} was {number_text(old[head], 3)} % off, is {number_text(new[head], 3)} %"
         for head in sorted(set(old) & set(new))
+        if devices is None or head[0] in devices
         if new[head] > old[head] * (1 + bound_percent / 100)
         and new[head] > old[head] + LEAST_POINTS
     ]

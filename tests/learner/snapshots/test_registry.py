@@ -123,6 +123,10 @@ def test_what_is_of_another_device_is_no_rival(here, there):
     after = there.push(here / write_sample(here, 2, 50.0, families=["gpt2"], device="h100"))
     promote(there, "latest", before)
     assert promote(there, "latest", after).moved
+    third = there.push(here / write_sample(here, 3, 9.0, families=["resnet", "vit"]))
+    found = promote(there, "latest", third)  # against the first, which still answers for it
+    assert "regressed: a100 train memory_mib was 5 % off, is 9 %" in found.message
+    assert there.resolve("latest") == after
 
 
 DAMAGES = ("truncated", "one bit", "longer", "missing", "foreign", "renamed")
