@@ -1,9 +1,11 @@
-"""Moves an alias to a new snapshot, unless that is worse than the one it means now.
+"""Moves an alias to a new snapshot, unless something is lost by it.
 
-Errors are those in the manifests, each on architectures that its own heads had not seen. Of pools
-with the same families of models they are different draws, so only a clear step back counts. Of
-others they say nothing about each other: then what counts is that no family is lost. Devices that
-the name's present meaning lacks are compared with what it meant before, which answers for them.
+Each device and phase with heads in the new snapshot is weighed against the snapshot that has
+answered for it so far: what the alias means, or else what it meant before. No metric may go, no
+family of models may leave the pool, and no error may rise clearly. Errors are those in the
+manifests, each on architectures that its own heads had not seen: of pools with the same families
+they are different draws, so only a clear step back counts; of a pool with more families, which may
+be harder, only one far larger.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ LEAST_POINTS = 1.0
 """... if it is also larger by so many percentage points. Round numbers: evaluation sets of two
 campaigns are different draws, which scatter (docs/accuracy.md)."""
 
+OTHER_POOL_PERCENT = 100.0
+"""The bound where the new pool has families that the other one lacks; a round number."""
+
 HeadName = tuple[str, str, str]
 """Device, phase, metric."""
 
@@ -36,14 +41,13 @@ class Promotion:
     message: str
     """What the name means now, and why it was not moved."""
     remark: str | None = None
-    """Why errors could not be compared, where it was moved all the same."""
+    """What speaks against it, where it was moved all the same."""
 
 
 def promote(
     registry: Registry, alias: str, snapshot_id: str, bound_percent: float = BOUND_PERCENT
 ) -> Promotion:
-    """Moves an alias to a version, unless it regressed against what the alias means now, or, for
-    the same device, its campaign's pool lacks families of models that the other one had.
+    """Moves an alias to a version, unless heads that answer now are lost or clearly better.
 
     Raises:
         SnapshotError: no such version, or a registry that cannot be written.
@@ -52,11 +56,11 @@ def promote(
     if history and history[-1].snapshot == snapshot_id:
         return Promotion(True, f"{alias} is {snapshot_id} already")
     after = registry.manifest(snapshot_id)
-    remark, seen = None, set[str]()
+    remark, unweighed = None, _answers_for(after)
     for before in _readable(registry, registry.meanings(alias)):
-        devices = _judged(before) - seen
-        seen |= devices
-        against, new = _weighed(before, after, devices & _judged(after), bound_percent)
+        both = unweighed & _answers_for(before)
+        unweighed -= both
+        against, new = _weighed(before, after, both, bound_percent)
         remark = remark or new
         if against is not None:
             return Promotion(
@@ -65,44 +69,63 @@ def promote(
                 f"all the same: trappm snapshot alias {alias} {snapshot_id} --registry "
                 f"{registry.location}",
             )
-        if _judged(after) <= seen:
-            break
     registry.set_alias(alias, snapshot_id, "published")
     message = f"{alias} is {snapshot_id}"
     return Promotion(True, message if remark is None else f"{message}; {remark}", remark)
 
 
 def _readable(registry: Registry, ids: Sequence[str]) -> Iterator[Manifest]:
-    """What answers with these, in their order; than what is damaged or gone anything is better."""
+    """The manifests of these, in their order, but for those that are damaged or gone."""
     for snapshot_id in ids:
         with contextlib.suppress(SnapshotError):
             yield registry.manifest(snapshot_id)
 
 
-def _judged(manifest: Manifest) -> set[str]:
-    return {device for device, _, _ in mean_errors(manifest)}
+def _answers_for(manifest: Manifest) -> set[tuple[str, str]]:
+    """Devices and phases that it has heads for."""
+    return {(device, phase) for device, phase, _ in _heads(manifest)}
+
+
+def _heads(manifest: Manifest) -> set[HeadName]:
+    return {
+        (device, phase, metric)
+        for device, by_phase in manifest.heads.items()
+        for phase, head in by_phase.items()
+        for metric in head.metrics
+    }
 
 
 def _weighed(
-    before: Manifest, after: Manifest, devices: Set[str], bound_percent: float
+    before: Manifest, after: Manifest, both: Set[tuple[str, str]], bound_percent: float
 ) -> tuple[str | None, str | None]:
-    """What speaks against a new manifest on these devices, and else a remark; None for nothing."""
-    if not devices:
+    """What speaks against a new manifest on the devices and phases that both have heads for, and
+    else a remark; None for nothing."""
+    if not both:
         return None, None
+    if missing := sorted(h for h in _heads(before) - _heads(after) if h[:2] in both):
+        return f"has no head of {', '.join(map(' '.join, missing))}", None
     old, new = (set(m.families or ()) for m in (before, after))
-    if before.families is None or after.families is None or old == new:
-        worse = regressions(before, after, bound_percent, devices)
-        return (f"regressed: {'; '.join(worse)}" if worse else None), None
-    if lost := sorted(old - new):
-        return f"is of a pool without {', '.join(lost)}: errors cannot be compared", None
-    return None, f"its pool has {', '.join(sorted(new - old))}, too: errors cannot be compared"
+    if before.families is not None and after.families is not None:
+        if lost := sorted(old - new):
+            return f"is of a pool without {', '.join(lost)}: errors cannot be compared", None
+        if more := sorted(new - old):
+            far_worse = regressions(before, after, OTHER_POOL_PERCENT, both)
+            worse = regressions(before, after, bound_percent, both)
+            larger = f"its pool has {', '.join(more)}, too"
+            if far_worse:
+                return f"regressed, though {larger}: {'; '.join(far_worse)}", None
+            if worse:
+                return None, f"{larger}, so that errors differ: {'; '.join(worse)}"
+            return None, None
+    worse = regressions(before, after, bound_percent, both)
+    return (f"regressed: {'; '.join(worse)}" if worse else None), None
 
 
 def regressions(
     before: Manifest,
     after: Manifest,
     bound_percent: float = BOUND_PERCENT,
-    devices: Set[str] | None = None,
+    of: Set[tuple[str, str]] | None = None,
 ) -> list[str]:
     """The heads of a manifest that are worse than another's by more than the bound.
 
@@ -110,13 +133,13 @@ def regressions(
         before: the other one.
         after: the one that is judged.
         bound_percent: of the other one's error.
-        devices: these only; all without it.
+        of: devices and phases, these only; all without it.
     """
     old, new = mean_errors(before), mean_errors(after)
     return [
         f"{' '.join(head)} was {number_text(old[head], 3)} % off, is {number_text(new[head], 3)} %"
         for head in sorted(set(old) & set(new))
-        if devices is None or head[0] in devices
+        if of is None or head[:2] in of
         if new[head] > old[head] * (1 + bound_percent / 100)
         and new[head] > old[head] + LEAST_POINTS
     ]
@@ -125,12 +148,15 @@ def regressions(
 def mean_errors(manifest: Manifest) -> dict[HeadName, float]:
     """Mean absolute percentage errors in a manifest, by head.
 
-    Campaigns judge the phases of a device together: their errors count for training.
+    Campaigns judge the phases of a device together: their errors count for each that has heads.
     """
     errors_by_head: dict[HeadName, float] = {}
     for device in manifest.errors or {}:
+        phases = list(manifest.heads.get(device, {})) or [Phase.TRAIN]
         for phase, by_metric in manifest.errors_by_phase(device).items():
             for metric, errors in by_metric.items():
-                if errors.mape is not None:
-                    errors_by_head[device, phase or Phase.TRAIN, metric] = float(errors.mape)
+                if errors.mape is None:
+                    continue
+                for judged in phases if phase is None else [phase]:
+                    errors_by_head[device, judged, metric] = float(errors.mape)
     return errors_by_head

@@ -9,16 +9,21 @@ from trappm.learner.snapshots.manifest import (
 )
 
 
-def write_sample(registry, number=0, mape=5.0, size=1000, families=None, device="a100"):
+def write_sample(
+    registry, number=0, mape=5.0, size=1000, families=None, device="a100", phase="train",
+    metrics=("memory_mib",), judged_by_phase=True,
+):  # fmt: skip
     """A folder that a registry takes for a snapshot; returns its id."""
+    errors = {metric: {"mape": mape} for metric in metrics}
+    head = {"kind": "none", "label_count": 2, "label_settings": [], "metrics": list(metrics)}
     contents = {f"heads-a-{part}.safetensors": bytes([number, part]) * size for part in range(3)}
     manifest = sealed(
         {
             "format": "trappm-snapshot",
             "format_version": 3,
             "created_at": f"2026-01-{number + 1:02}T00:00:00+00:00",
-            "errors": {device: {"train": {"memory_mib": {"mape": mape}}}},
-            "heads": {},
+            "errors": {device: {phase: errors} if judged_by_phase else errors},
+            "heads": {device: {phase: head}},
             "source_device": device,
             "preset": {"name": "none", "encoder": {}, "head": {}},
             "training_labels": {"counts": {}, "sha256": "0" * 64},

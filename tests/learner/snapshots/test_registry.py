@@ -101,7 +101,9 @@ def test_what_regressed_is_published_but_not_the_latest(here, there, mape):
         (["bert", "gpt2"], 9.0, False, "a pool without resnet, vit: errors cannot be compared"),
         (["bert", "gpt2"], 1.0, False, "a pool without resnet, vit: errors cannot be compared"),
         (["resnet"], 1.0, False, "a pool without vit: errors cannot be compared"),
-        (["gpt2", "resnet", "vit"], 9.0, True, "pool has gpt2, too: errors cannot be compared"),
+        (["gpt2", "resnet", "vit"], 5.5, True, ""),
+        (["gpt2", "resnet", "vit"], 9.0, True, "gpt2, too, so that errors differ: a100 train"),
+        (["gpt2", "resnet", "vit"], 11.0, False, "regressed, though its pool has gpt2, too"),
         (None, 9.0, False, "regressed"),  # of a version that did not write it down
     ],
 )
@@ -114,8 +116,32 @@ def test_errors_of_pools_with_other_models_are_not_compared_and_no_family_is_los
     found = promote(there, "latest", after)
     assert (found.moved, message in found.message) == (moves, True)
     assert "\n" not in found.message
-    assert (found.remark is not None) == (moves and "cannot be compared" in message)
+    assert (found.remark is not None) == (moves and message != "")
     assert there.resolve("latest") == (after if moves else before)
+
+
+def test_no_metric_that_answers_is_lost(here, there):
+    every, single = ("memory_mib", "step_time_ms"), ("memory_mib",)
+    before, after = (
+        there.push(here / write_sample(here, n, metrics=m)) for n, m in ((1, every), (2, single))
+    )
+    promote(there, "latest", before)
+    promotion = promote(there, "latest", after)
+    assert not promotion.moved
+    assert "has no head of a100 train step_time_ms" in promotion.message
+
+
+@pytest.mark.parametrize("judged_by_phase", [True, False])
+def test_phases_are_rivals_of_themselves_only(here, there, judged_by_phase):
+    def pushed(number, mape, phase):
+        return there.push(
+            here / write_sample(here, number, mape, phase=phase, judged_by_phase=judged_by_phase)
+        )
+
+    assert promote(there, "latest", pushed(1, 5.0, "infer")).moved
+    assert promote(there, "latest", pushed(2, 50.0, "train")).moved
+    promotion = promote(there, "latest", pushed(3, 50.0, "infer"))
+    assert "a100 infer memory_mib was 5 % off, is 50 %" in promotion.message
 
 
 def test_what_is_of_another_device_is_no_rival(here, there):
