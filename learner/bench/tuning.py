@@ -159,16 +159,19 @@ def _open(tuning: Tuning, space: Space) -> Study:
         study_name=tuning.study, storage=storage, direction="minimize", load_if_exists=True,
         pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS),
     )  # fmt: skip
+    shipped = optuna.trial.FixedTrial(dict(space.shipped))
+    space.suggest(shipped)
     subject = {
         "estimator": tuning.estimator,
         "labels": len(tuning.samples),
         "values": float(np.nansum(tuning.samples.values)),
+        "space": str(sorted(shipped.distributions.items())),
     }
-    known = {key: study.user_attrs[key] for key in subject if key in study.user_attrs}
+    known = {key: study.user_attrs.get(key) for key in subject} if study.user_attrs else {}
     if known and known != subject:
         raise InputError(
             f"the study {tuning.study!r} is about {known['estimator']} on {known['labels']} other "
-            "labels; give another name with --study"
+            "labels, or draws from other settings; give another name with --study"
         )
     if not known:
         for key, value in subject.items():

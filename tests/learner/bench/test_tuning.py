@@ -77,6 +77,16 @@ def test_a_study_is_about_one_set_of_labels(tuning):
         run_trials(replace(tuning, samples=fewer), 2, silent)
 
 
+def test_a_study_draws_from_one_set_of_settings(tuning, monkeypatch):
+    run_trials(tuning, 1, silent)
+    monkeypatch.setattr(
+        "trappm.learner.bench.tuning._boosting",
+        lambda trial: {"max_depth": trial.suggest_int("max_depth", 2, 20)},
+    )
+    with pytest.raises(InputError, match="other settings; give another name with --study"):
+        run_trials(tuning, 2, silent)
+
+
 def test_trials_that_were_killed_do_not_count(tuning, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
