@@ -323,7 +323,8 @@ class CampaignLearner:
         return tuple(notes), errors
 
     def promote(self, registry: Path, snapshot_id: str) -> str | None:
-        """Calls it the latest one unless something is lost by it; None, or a line about that."""
+        """Calls it the latest one unless something is lost by it; a line about what speaks against
+        it, else None."""
         promotion = promote(Registry(registry), LATEST, snapshot_id)
         return promotion.remark if promotion.moved else promotion.message
 

@@ -216,5 +216,6 @@ class Learner(Protocol):
         ...
 
     def promote(self, registry: Path, snapshot_id: str) -> str | None:
-        """Calls it the latest one unless something is lost by it; None, or a line about that."""
+        """Calls it the latest one unless something is lost by it; a line about what speaks against
+        it, else None."""
         ...

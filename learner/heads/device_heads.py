@@ -38,6 +38,7 @@ from trappm.learner.physics.power.power_prior import PowerPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.starting_prior import OF_KERNELS, starting_prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.stats.folds import drawn_rows
 from trappm.learner.tensors import with_prefix
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.capacity import USABLE_SHARE
@@ -56,7 +57,7 @@ LEAST_LABELS = 2
 """A metric with fewer values than this gets no head."""
 MOST_TRACED = 1500
 """Labels with kernels that the head for workloads without kernels learns from, beside all those
-without: enough for it, as for the constants of kernels (`step_time_prior.MOST_LABELS`)."""
+without. Chosen for the time that training takes; what it loses by that was not measured."""
 
 _KINDS: Mapping[str, type[Prior]] = {
     "graph": GraphPrior,
@@ -303,8 +304,7 @@ def _rows_of(
         known = traced
     elif other_head and traced.sum() > MOST_TRACED:
         positions = np.flatnonzero(traced)
-        kept = np.linspace(0, len(positions) - 1, MOST_TRACED).astype(np.int64)
-        known[np.delete(positions, kept)] = False
+        known[np.delete(positions, drawn_rows(len(positions), MOST_TRACED))] = False
     rows: list[int] = np.flatnonzero(known).tolist()
     return rows
 

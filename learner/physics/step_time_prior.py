@@ -34,6 +34,7 @@ from trappm.learner.physics.kernel_times import (
     times_of,
 )
 from trappm.learner.physics.prior import TRANSFER_TIGHTNESS
+from trappm.learner.stats.folds import drawn_rows
 from trappm.learner.stats.student_t import precisions
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
@@ -180,7 +181,7 @@ class StepTimePrior:
         if not len(known):
             return self
         if len(known) > MOST_LABELS:
-            known = known[np.linspace(0, len(known) - 1, MOST_LABELS).round().astype(np.int64)]
+            known = known[drawn_rows(len(known), MOST_LABELS)]
         labels = torch.from_numpy(np.asarray(log_values, dtype=np.float64)[known])
         chunks = list(_chunks([workloads[i] for i in known.tolist()], self.spec))
         centre, first = self.constants, spreads(tightness)

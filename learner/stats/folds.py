@@ -122,3 +122,12 @@ def cluster_folds(
         centres = np.array([m.mean(axis=0) if len(m) else centre for m, centre in pairs])
     folds: npt.NDArray[np.int64] = squares(centres).argmin(axis=1)[number]
     return folds
+
+
+def drawn_rows(count: int, most: int) -> npt.NDArray[np.int64]:
+    """Which of so many rows stand for all: at most `most`, rising, the same ones at every call.
+
+    Drawn, as rows at even distances would all have the same batch size where labels are sorted.
+    """
+    drawn = np.random.default_rng(0).permutation(count)[:most]
+    return np.sort(drawn).astype(np.int64)

@@ -15,7 +15,7 @@ from trappm.profiler.devices import StepDevice, open_device
 from trappm.profiler.errors import InputError
 from trappm.profiler.kernels.kernel_call import KernelCall, Operator
 from trappm.profiler.ranks.device import RanksDevice, window_of_all
-from trappm.profiler.steps.meter import Findings, FoundError, MemoryReading, Window
+from trappm.profiler.steps.meter import ExplainedError, Findings, MemoryReading, Window
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +61,7 @@ class CollectivesDevice(RanksDevice, StepDevice):
         """Has each rank make its tensors; what it returns only stands for the call.
 
         Raises:
-            FoundError: a rank could not, or has ended.
+            ExplainedError: a rank could not, or has ended.
         """
         del device
         if not call.form.is_collective or call["ranks"] != self.ranks:
@@ -94,7 +94,7 @@ class CollectivesDevice(RanksDevice, StepDevice):
             if not isinstance(answers, Findings):
                 return answers
             self._failure = answers
-        raise FoundError(self._failure)
+        raise ExplainedError(self._failure)
 
 
 def device_to_time(key: str) -> StepDevice:

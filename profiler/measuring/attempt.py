@@ -19,7 +19,7 @@ from trappm.profiler.devices import Device, Findings, open_device
 from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError, storable
 from trappm.profiler.host.environment import run_facts
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
-from trappm.profiler.steps.meter import FoundError
+from trappm.profiler.steps.meter import ExplainedError
 from trappm.profiler.steps.stability import judge
 
 WORKER = "worker"
@@ -190,9 +190,9 @@ _held: list[object] = []
 
 def explain(error: BaseException, device: Device, phase: str) -> Findings:
     """What a failure means: of what is measured, of its memory, or of the worker."""
-    if isinstance(error, FoundError):
-        found = error.findings
-        return replace(found, failed_in=WORKER if found.failed_in == WORKER else phase)
+    if isinstance(error, ExplainedError):
+        of_process = error.findings.failed_in
+        return replace(error.findings, failed_in=WORKER if of_process == WORKER else phase)
     lines = str(error).strip().splitlines()
     message = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
     text = f"{message} {error}"

@@ -44,7 +44,7 @@ class Findings:
     provenance: Provenance = Provenance.MEASURED
 
 
-class FoundError(TrappmError):
+class ExplainedError(TrappmError):
     """A failure that is explained already, by the process that it happened in."""
 
     def __init__(self, findings: Findings) -> None:

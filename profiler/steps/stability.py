@@ -62,7 +62,7 @@ def unstable_reasons(samples_ms: Sequence[float], window: Window, protocol: Prot
         if abs(drift) > bound * _DRIFT_SHARE:
             longer = "longer" if drift > 0 else "shorter"
             reasons.append(
-                f"drift: steps of the second half were {abs(drift):.0%} of the median {longer}"
+                f"drift: steps of the second half were {longer} by {abs(drift):.0%} of the median"
             )
     lost = window.lost_share
     if lost is not None and lost > protocol.unstable_lost_share:

@@ -215,7 +215,7 @@ def devices(
     snapshot: Annotated[
         str | None,
         typer.Option(
-            help="An id, alias or folder; by default latest, then default.",
+            help="An id, alias or folder; by default the device's latest, then default.",
             autocompletion=shell.snapshots,
         ),
     ] = None,

@@ -41,7 +41,7 @@ SnapshotName = Annotated[
     str | None,
     typer.Option(
         "--snapshot",
-        help="An id, alias or folder; by default latest, then default.",
+        help="An id, alias or folder; by default the device's latest, then default.",
         autocompletion=shell.snapshots,
     ),
 ]
@@ -84,10 +84,6 @@ class Step:
     def question(self) -> dict[str, Any]:
         """All but the device, as arguments of a prediction."""
         return {name: value for name, value in vars(self).items() if name != "device"}
-
-    def shared_question(self) -> dict[str, Any]:
-        """The same of a step that GPUs share, where each has one sample unless it is given."""
-        return {**self.question(), "batch_size": 1 if self.batch_size is None else self.batch_size}
 
     @property
     def has_several_devices(self) -> bool:
@@ -142,7 +138,7 @@ def predict(
             strategy=strategy or "ddp",
             accumulation=accumulation,
             network_gbit=network,
-            **step.shared_question(),
+            **step.question(),
         )
         if as_json:
             print_json(shared.to_dict())
@@ -196,7 +192,7 @@ def compare(
                 "--carbon": carbon is not None,
             }
         )
-        _print_scaling(models, devices, gpus, strategy, as_json=as_json, **step.shared_question())
+        _print_scaling(models, devices, gpus, strategy, as_json=as_json, **step.question())
         return
     from trappm.prediction.comparison import best_models, verdicts
     from trappm.terminal.prediction_tables import print_comparison
@@ -254,7 +250,7 @@ def scale(
         accumulation=accumulation,
         network_gbit=network,
         as_json=as_json,
-        **step.shared_question(),
+        **step.question(),
     )
 
 

@@ -13,7 +13,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
     snapshot: Annotated[
         str | None,
-        typer.Option(help="An id, alias or folder; by default latest, then default."),
+        typer.Option(help="An id, alias or folder; by default the device's latest, then default."),
     ] = None,
     token_file: Annotated[
         Path | None, typer.Option(help="Holds the callers' token; by default TRAPPM_TOKEN does.")

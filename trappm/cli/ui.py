@@ -15,7 +15,7 @@ def ui(
     snapshot: Annotated[
         str | None,
         typer.Option(
-            help="What predicts: an id, alias or folder; by default latest, then default."
+            help="What predicts: id, alias or folder; by default the device's latest, then default."
         ),
     ] = None,
     no_browser: Annotated[

@@ -89,7 +89,7 @@ class Question:
         if devices == "all" and device is None:
             return keys_of(self.snapshots, self.phase, limited=self.power_limit_w is not None)
         if devices is None:
-            names: list[Any] = [device or self._manifests[0].source_device]
+            names: list[Any] = [self._manifests[0].source_device if device is None else device]
         elif device is not None:
             raise InputError("give device or devices, not both")
         else:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trappm.learner.stats.folds import cluster_folds
+from trappm.learner.stats.folds import cluster_folds, drawn_rows
 
 
 def far_apart(centres, seed=0):
@@ -34,3 +34,12 @@ def test_there_are_no_more_clusters_than_places():
     assert folds[0] == folds[1] == folds[2] != folds[3]
     assert not cluster_folds(np.zeros((3, 1)), ["a"] * 3, 5, np.random.default_rng(0)).any()
     assert len(cluster_folds(np.zeros((0, 1)), [], 5, np.random.default_rng(0))) == 0
+
+
+def test_rows_that_stand_for_all_are_of_every_kind_where_labels_are_sorted():
+    rows = drawn_rows(4500, 1500)
+    assert len(rows) == len(set(rows.tolist())) == 1500
+    assert np.array_equal(rows, np.sort(rows))
+    assert np.array_equal(rows, drawn_rows(4500, 1500))
+    assert np.bincount(rows % 3).min() > 400  # three batch sizes of each architecture
+    assert np.array_equal(drawn_rows(7, 10), np.arange(7))

@@ -137,7 +137,7 @@ def test_steps_left_out_in_the_window_are_told(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("first", "second", "words"),
-    [(10.0, 20.0, "67% of the median longer"), (20.0, 10.0, "67% of the median shorter")],
+    [(10.0, 20.0, "longer by 67% of the median"), (20.0, 10.0, "shorter by 67% of the median")],
 )
 def test_a_drift_says_which_half_of_the_steps_was_longer(
     first: float, second: float, words: str

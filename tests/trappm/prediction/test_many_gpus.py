@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from onnx_export import export_onnx
 
 import trappm
 from trappm.cli import run
@@ -45,6 +46,12 @@ def test_what_cannot_be_shared_is_a_line_and_the_rest_is_answered(scaled):
     assert [line for line in refusals if "does not divide the 12 heads" in line]
     assert {p.strategy for p in predictions} == {"ddp", "fsdp", "tp"}
     assert {(p.gpus, p.nodes) for p in predictions} == {(1, 1), (8, 1), (8, 2)}
+
+
+def test_a_file_of_one_batch_size_is_shared_at_that_one(tmp_path):
+    export_onnx("test_resnet", 64, tmp_path / "fixed.onnx", batch_size=3)
+    prediction = trappm.predict_parallel(str(tmp_path / "fixed.onnx"), device="a100", gpus=2)
+    assert prediction.batch_size == 3
 
 
 def test_a_device_that_cannot_be_shared_leaves_the_others_their_answers():

@@ -307,6 +307,11 @@ def test_convolutions_without_any_norm_may_have_swallowed_one(snapshot, tmp_path
     assert "no BatchNormalization" in prediction.memory_remark
 
 
+def test_an_empty_name_of_a_device_is_no_device(snapshot):
+    with pytest.raises(InputError, match="device"):
+        trappm.predict("test_resnet", device="", snapshot=snapshot)
+
+
 def test_a_file_of_one_batch_size_is_predicted_at_that_one(snapshot, tmp_path):
     export_onnx("test_resnet", 64, tmp_path / "fixed.onnx", batch_size=3)
     export_onnx("test_resnet", 64, tmp_path / "open.onnx")

@@ -42,6 +42,13 @@ def test_memory_is_what_is_simulated_and_the_answer_says_so():
     assert sum("no label is of a transformer" in remark for remark in answer.remarks) == 1
 
 
+def test_what_has_no_label_is_looked_up_by_its_tokens():
+    question = {"device": "a100", "batch_size": 4, "sequence_length": 64}
+    answer = trappm.lookup("hf:gpt2-tiny", **question)
+    assert answer.source == "predicted"
+    assert tuple(answer) == pytest.approx(tuple(trappm.predict("hf:gpt2-tiny", **question)))
+
+
 def test_heads_that_know_such_a_model_are_believed():
     none = np.zeros((2, 1))
     output = Predictions(

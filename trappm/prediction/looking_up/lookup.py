@@ -20,7 +20,7 @@ from trappm.label_frames import store_to_read
 from trappm.prediction.kept_answers import kept_answers
 from trappm.prediction.looking_up.answer import Answer
 from trappm.prediction.models.profile_cache import content_key
-from trappm.prediction.models.sizes import size_of
+from trappm.prediction.models.sizes import size_kind, size_of
 from trappm.profiler.errors import InputError, SnapshotError, TrappmError
 from trappm.profiler.models.known_names import is_file, refuse_unknown
 from trappm.profiler.records import Configuration, Pair, Protocol, Provenance
@@ -298,6 +298,7 @@ class _Inquiry:
         missing = f"no label of {self.model} at batch {self.what.batch_size} on {device}"
         hints = self.hints(device)
         reasons = "".join(f" ({hint})" for hint in hints)
+        size = "sequence_length" if size_kind(self.model) == "tokens" else "input_size"
         # What is left at its default is predicted as most labels of the device had it.
         settings: Any = {
             name: str(getattr(self.what, name)) for name in _SETTINGS
@@ -307,9 +308,9 @@ class _Inquiry:
             prediction = predict(
                 self.model if self.file is None else Path(self.model),
                 batch_size=self.what.batch_size,
-                input_size=self.input_size,
                 device=device,
                 snapshot=snapshot,
+                **{size: self.input_size},
                 **settings,
             )
         except SnapshotError as error:

@@ -50,7 +50,7 @@ def predict_parallel(
     strategy: str = Strategy.DDP,
     accumulation: int = 1,
     network_gbit: float | None = None,
-    batch_size: int = 1,
+    batch_size: int | None = None,
     input_size: int | None = None,
     sequence_length: int | None = None,
     **settings: Any,
@@ -65,7 +65,7 @@ def predict_parallel(
         strategy: `ddp`, `fsdp` or `tp`.
         accumulation: forward and backward passes before each optimizer step.
         network_gbit: of a node's network; by default that of the usual node of such cards.
-        batch_size: samples of a GPU's pass.
+        batch_size: samples of a GPU's pass; by default the file's own, or 1.
         input_size: pixels, as for `predict`.
         sequence_length: tokens, as for `predict`.
         **settings: precision, memory_format, optimizer and snapshot, as for `predict`.
@@ -102,7 +102,7 @@ class SharedStep:
         model: str,
         device: str | None = None,
         *,
-        batch_size: int = 1,
+        batch_size: int | None = None,
         input_size: int | None = None,
         sequence_length: int | None = None,
         **settings: Any,
@@ -126,7 +126,7 @@ class SharedStep:
         if single.step_time_ms is None:
             raise UnsupportedModelError("; ".join(single.gaps()))
         trained, _ = question.trained(key, subject.name)
-        workload, prior = _workload(question, subject, trained)
+        workload, prior = _workload(question, subject, trained, single.batch_size)
         if workload.step is None:
             raise UnsupportedModelError("its step could not be traced, so it cannot be shared")
         loop = TrainingLoop(optimizer=workload.optimizer)
@@ -218,7 +218,9 @@ class SharedStep:
         return step_ms * exp(-widths[0]), step_ms * exp(widths[1])
 
 
-def _workload(question: Question, subject: Subject, trained: TrainedHeads) -> tuple[Workload, Any]:
+def _workload(
+    question: Question, subject: Subject, trained: TrainedHeads, batch_size: int
+) -> tuple[Workload, Any]:
     """The step with its trace and kernels, and the prior of its time, None where there is none."""
     from trappm.learner.heads.device_heads import Heads
     from trappm.learner.workload import Workload
@@ -229,7 +231,7 @@ def _workload(question: Question, subject: Subject, trained: TrainedHeads) -> tu
     if not isinstance(traced, str):
         step, kernels = traced, traced.kernels
     workload = Workload(
-        graph=profile.graph.at(question.batch_size or 1),
+        graph=profile.graph.at(batch_size),
         precision=settings.precision,
         memory_format=settings.memory_format,
         optimizer=settings.optimizer,
