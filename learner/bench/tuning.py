@@ -160,7 +160,7 @@ def _open(tuning: Tuning, space: Space) -> Study:
         pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS),
     )  # fmt: skip
     shipped = optuna.trial.FixedTrial(dict(space.shipped))
-    space.suggest(shipped)
+    space.suggest(shipped)  # type: ignore[arg-type]  # it draws what it was given
     subject = {
         "estimator": tuning.estimator,
         "labels": len(tuning.samples),

@@ -300,7 +300,7 @@ class _Inquiry:
         reasons = "".join(f" ({hint})" for hint in hints)
         size = "sequence_length" if size_kind(self.model) == "tokens" else "input_size"
         # What is left at its default is predicted as most labels of the device had it.
-        settings: Any = {
+        settings: Any = {size: self.input_size} | {
             name: str(getattr(self.what, name)) for name in _SETTINGS
             if getattr(self.what, name) != getattr(Configuration, name)
         }  # fmt: skip
@@ -310,7 +310,6 @@ class _Inquiry:
                 batch_size=self.what.batch_size,
                 device=device,
                 snapshot=snapshot,
-                **{size: self.input_size},
                 **settings,
             )
         except SnapshotError as error:
