@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 from absent_packages import environment_without
+from terminal import Terminal
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -122,9 +123,14 @@ def test_its_snapshot_predicts_a_way_to_train_that_nobody_measured(transformers)
 @pytest.mark.slow
 def test_tokens_are_called_tokens(transformers):
     assert " tokens" in transformers.output
-    shown = transformers.trappm("labels", "query").stdout
-    assert "hf:" in shown
-    assert all(len(line) <= 80 for line in shown.splitlines())
+    terminal = Terminal(
+        [Path(sys.executable).with_name("trappm"), "labels", "query"],
+        env={**os.environ, "TRAPPM_HOME": str(transformers.folder / "home")},
+    )
+    assert terminal.wait(120) == 0
+    heading = next(line for line in terminal.raw.splitlines() if "architecture" in line)
+    assert "tokens" in heading
+    assert "px" not in heading
 
 
 def test_without_its_libraries_the_preset_names_the_extra_in_one_line(tmp_path):
