@@ -67,7 +67,7 @@ def test_a_card_that_nobody_measured_stands_on_its_data_sheet(run):
     status, out, _ = run("device", "show", "v100")
     assert status == 0
     first = out.splitlines()[0]
-    assert first.startswith("v100 (v100): by its data sheet, as no kernel of it was timed: 15.7 ")
+    assert first.startswith("v100: by its data sheet, as no kernel of it was timed: 15.7 ")
     facts = json.loads(run("device", "show", "v100", "--json")[1])
     assert {roof["source"] for roof in facts["roofs"]} == {"data sheet"}
     assert facts["kernels"] == 0
