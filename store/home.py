@@ -60,7 +60,10 @@ class Home:
         if self._named_url() is not None:
             return None
         log = self.database_path.with_name(self.database_path.name + "-wal")
-        is_used = log.is_file() and log.stat().st_size > 0
+        try:
+            is_used = log.stat().st_size > 0
+        except FileNotFoundError:  # whoever wrote last takes it away
+            is_used = False
         return (self.database_path, log) if is_used else (self.database_path,)
 
     def _named_url(self) -> str | None:

@@ -46,9 +46,9 @@ def best_models(predictions: Sequence[Prediction]) -> dict[str, Prediction]:
         ("cheapest", cheapest_usd),
     ):
         known = {id(p): value for p in able if (value := cost(p)) is not None}
-        priced = [p for p in able if id(p) in known]
-        if len({p.model for p in priced}) > 1:
-            best[what] = min(priced, key=lambda p: known[id(p)])
+        comparable = [p for p in able if id(p) in known]
+        if len({p.model for p in comparable}) > 1:
+            best[what] = min(comparable, key=lambda p: known[id(p)])
     return best
 
 

@@ -249,8 +249,8 @@ class Prediction:
         run = self.run
         if run is None:
             return None
-        least = "from " if len(run.offers) > 1 else ""
-        usd = f" and {least}{_number(run.offers[0].usd)} USD" if run.offers else ""
+        cheapest_of = "from " if len(run.offers) > 1 else ""
+        usd = f" and {cheapest_of}{_number(run.offers[0].usd)} USD" if run.offers else ""
         return f"{_number(run.hours)} h{usd} for {run.length}"
 
 

@@ -238,7 +238,7 @@ class Answer:
     interval: tuple[float, float] | None = None
 
 
-def answered(row: Row, folder: Path, learned: Learned | None = None) -> Answer:
+def user_answer(row: Row, folder: Path, learned: Learned | None = None) -> Answer:
     """What a user is answered; with other constants than the package has, as if it had those."""
     file = folder / f"mpt-{'-'.join(map(str, sizes_of(row)))}.json"
     file.write_text(json.dumps(configuration(row)))
@@ -275,8 +275,8 @@ def judged(rows: Sequence[Row]) -> Iterator[Judged]:
             "models held out": [
                 Answer(run.predicted_s(others[run.row["model"]][run.card])) for run in runs
             ],
-            "asked, held out": [answered(r.row, folder, others[r.row["model"]]) for r in runs],
-            "asked": [answered(run.row, folder) for run in runs],
+            "asked, held out": [user_answer(r.row, folder, others[r.row["model"]]) for r in runs],
+            "asked": [user_answer(run.row, folder) for run in runs],
         }
     for kind, values in kinds.items():
         for run, value in zip(runs, values, strict=True):

@@ -150,11 +150,8 @@ class _Inquiry:
 
     def labels(self, device: str) -> list[LabelRecord]:
         """The labels that answer, the best first."""
-        from trappm.store import NoLabelStoreError
-
-        try:
-            store = store_to_read()
-        except NoLabelStoreError:
+        store = _store_if_any()
+        if store is None:
             return []
         with store:
             answer = self._labels(store, device)
@@ -234,11 +231,8 @@ class _Inquiry:
 
     def hints(self, device: str) -> list[str]:
         """What there is on this device instead, and what a file could not be compared with."""
-        from trappm.store import NoLabelStoreError
-
-        try:
-            store = store_to_read()
-        except NoLabelStoreError:
+        store = _store_if_any()
+        if store is None:
             return []
         with store:
             try:
@@ -333,6 +327,16 @@ class _Inquiry:
             prediction=prediction,
             remark="; ".join(hints) or None,
         )
+
+
+def _store_if_any() -> Store | None:
+    """The label store, to read; None where nothing was ever recorded."""
+    from trappm.store import NoLabelStoreError
+
+    try:
+        return store_to_read()
+    except NoLabelStoreError:
+        return None
 
 
 def _rule(protocol: str | Protocol | None, device: str) -> Protocol:
