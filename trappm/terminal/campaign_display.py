@@ -57,11 +57,13 @@ class Display(LiveBar):
             self._console.print(f"[dim]{progress.stage}{to_go}[/]")
         self._stage = progress.stage
         self._bar.line_below = "; ".join(progress.current)
+        # A stage that counts nothing leaves the counts of the one before: rich takes no total for
+        # the same total, and would begin it again from 0.
+        counts = {"completed": progress.done, "total": progress.total} if progress.total else {}
         self._bar.update(
             self._task,
             description=escape(progress.stage),
-            completed=progress.done,
-            total=progress.total or None,
+            **counts,
             eta="" if progress.eta_s is None else f"{_minutes(progress.eta_s)} to go",
         )
 

@@ -160,6 +160,19 @@ def evaluation_bar():
         display._bar.refresh()
 
 
+def test_a_stage_that_counts_nothing_does_not_begin_the_bar_again(screen, monkeypatch):
+    console = Console(file=screen, force_terminal=True, width=80)
+    monkeypatch.setattr("trappm.terminal.progress_bar.console", lambda: console)
+    with Display("1a2b3c4d", load_preset("laptop")) as display:
+        display.show(Progress(stage="measuring", done=82, total=82))
+        for stage in ("publishing", "finished"):
+            display.show(Progress(stage=stage))
+            display._bar.refresh()
+    lines = [line for line in re.split(r"[\r\n]", screen.getvalue()) if "finished" in line]
+    assert lines
+    assert all("82/82" in line for line in lines)
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize("show", [campaign_bar, pool_bar, evaluation_bar])
 def test_bars_keep_counts_and_clocks_beside_long_names(screen, monkeypatch, show, columns):
