@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import textwrap
+from typing import Any
 
 from rich.markup import escape
 from rich.progress import (
@@ -59,7 +60,9 @@ class Display(LiveBar):
         self._bar.line_below = "; ".join(progress.current)
         # A stage that counts nothing leaves the counts of the one before: rich takes no total for
         # the same total, and would begin it again from 0.
-        counts = {"completed": progress.done, "total": progress.total} if progress.total else {}
+        counts: dict[str, Any] = {}
+        if progress.total:
+            counts = {"completed": progress.done, "total": progress.total}
         self._bar.update(
             self._task,
             description=escape(progress.stage),
