@@ -20,7 +20,9 @@ class LearnerActor:
     """Holds the pool's graphs, the encoder and the heads; a second thread answers for progress."""
 
     def __init__(self, preset: str, strategy: str, source: str, seed: int, cache: Path) -> None:
-        torch.set_num_threads(os.cpu_count() or 1)  # Ray gives its workers one thread
+        # Networks and encoders take all cores for each product; Ray gives its workers one. Heads
+        # with physics are trained side by side instead (`trappm.learner.threads`).
+        torch.set_num_threads(os.cpu_count() or 1)
         self._learner = CampaignLearner(
             preset=preset, strategy=strategy, source=source, seed=seed, cache=cache
         )

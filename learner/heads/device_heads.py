@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, product
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -40,6 +41,7 @@ from trappm.learner.physics.starting_prior import OF_KERNELS, starting_prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.stats.folds import drawn_rows
 from trappm.learner.tensors import with_prefix
+from trappm.learner.threads import side_by_side
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.capacity import USABLE_SHARE
 from trappm.profiler.errors import InputError
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 
 KIND = "physics"
+_PARTS = ("of_kernels", "heads")
+"""Power goes by the kernels' head of step times, which takes longest to train."""
 LEAST_LABELS = 2
 """A metric with fewer values than this gets no head."""
 MOST_TRACED = 1500
@@ -273,20 +277,32 @@ def train_heads(
         )
     if init is not None and not isinstance(init, Heads):
         raise InputError(OTHER_START)
-    heads: dict[str, dict[str, Head[Prior]]] = {"heads": {}, "of_kernels": {}}
-    for done, metric in enumerate(metrics):
+    # A head draws from its own generator: it is the same whichever others are trained beside it.
+    names = list(product(_PARTS, METRICS))
+    generators = dict(zip(names, generator.spawn(len(names)), strict=True))
+    heads: dict[str, dict[str, Head[Prior]]] = {part: {} for part in _PARTS}
+
+    def train(name: tuple[str, str]) -> Head[Prior] | None:
+        part, metric = name
         at = list(METRICS).index(metric)
         labels = Targets(targets[:, at], bounds[:, at], groups)
         priors = _priors(metric, spec, evidence, heads["of_kernels"])
-        for part, prior in priors.items():
-            start = None if init is None else getattr(init, part).get(metric)
-            if start is not None and type(start.prior) is not type(prior):
-                start = None  # another formula: a GPU's constants tell nothing of a CPU
-            rows = _rows_of(part, workloads, labels, other_head=len(priors) > 1)
-            head = _train_head(rows, workloads, labels, prior, generator, start)
+        if part not in priors:
+            return None
+        start = None if init is None else getattr(init, part).get(metric)
+        if start is not None and type(start.prior) is not type(priors[part]):
+            start = None  # another formula: a GPU's constants tell nothing of a CPU
+        rows = _rows_of(part, workloads, labels, other_head=len(priors) > 1)
+        return _train_head(rows, workloads, labels, priors[part], generators[name], start)
+
+    labelled = [name for name in names if name[1] in metrics]
+    power = [name for name in labelled if name[1] == "power_w"]
+    done = count(1)
+    for together in ([name for name in labelled if name not in power], power):
+        for (part, metric), head in zip(together, side_by_side(train, together), strict=True):
             if head is not None:
                 heads[part][metric] = head
-        on_progress(done + 1, len(metrics))
+            on_progress(next(done), len(labelled))
     return Heads(**heads, label_count=len(workloads))
 
 

@@ -87,6 +87,20 @@ def test_a_missing_value_changes_nothing_for_the_other_metric_of_the_prior(zoo, 
     assert np.isfinite(errors(part, zoo, rows, targets)).all()
 
 
+def test_heads_are_the_same_on_any_number_of_cores_and_beside_any_others(
+    zoo, measure, small, monkeypatch
+):
+    targets = measure(zoo.graphs, noise_seed=1)
+    rows, held_out = split(zoo, 40)
+    side_by_side = errors(train(zoo, rows, targets, small), zoo, held_out, targets)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    in_turn = errors(train(zoo, rows, targets, small), zoo, held_out, targets)
+    np.testing.assert_array_equal(side_by_side, in_turn)
+    targets[:, 1] = np.nan
+    alone = errors(train(zoo, rows, targets, small), zoo, held_out, targets)
+    np.testing.assert_array_equal(side_by_side[:1], alone)
+
+
 def test_runs_out_of_memory_teach_what_they_need_at_least(zoo, measure, small):
     memory = measure(zoo.graphs)[:, 1]
     memory *= np.where(np.array([g.batch_size for g in zoo.graphs]) == 16, 3.0, 1.0)
@@ -267,13 +281,13 @@ def test_wrong_shapes_and_values_are_refused(zoo, measure, small):
         train_heads(workloads, np.full((6, 3), np.nan), **good)
 
 
-def test_progress_tells_each_metric(zoo, measure, small):
+def test_progress_counts_the_parts_of_each_metric(zoo, measure, small):
     seen = []
     train(
         zoo, np.arange(0, 30, 3), measure(zoo.graphs), small,
         on_progress=lambda *p: seen.append(p),
     )  # fmt: skip
-    assert seen == [(1, 2), (2, 2)]
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]  # with kernels and without
 
 
 def test_gradients_foretell_what_other_constants_would_say(trained, zoo):
