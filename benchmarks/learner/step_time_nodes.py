@@ -35,7 +35,7 @@ from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import TrappmError
-from trappm.profiler.records import Graph, Measurement, Phase
+from trappm.profiler.records import Configuration, Graph, Measurement, Phase
 from trappm.profiler.records.step_scope import StepScope
 from trappm.profiler.simulation.kernel_profile import KernelProfile
 from trappm.profiler.static_profile import kernel_profile
@@ -105,7 +105,11 @@ def published_steps(data: Path, traces: Path) -> list[Steps]:
 
 def traced(label: Measurement, traces: Path) -> Workload | None:
     """The kernels of what was measured; None where they cannot be traced."""
-    what = label.configuration
+    return traced_step(label.configuration, StepScope.of(label.environment), traces)
+
+
+def traced_step(what: Configuration, scope: StepScope, traces: Path) -> Workload | None:
+    """The kernels of a step; None where they cannot be traced."""
     path = traces / f"{what.architecture}@{what.input_size}-{what.precision}-{what.memory_format}"
     if not path.exists():
         try:
@@ -125,14 +129,14 @@ def traced(label: Measurement, traces: Path) -> Workload | None:
         memory_format=what.memory_format,
         optimizer=what.optimizer,
         phase=what.phase,
-        scope=StepScope.of(label.environment),
+        scope=scope,
         kernels=KernelProfile.from_bytes(path.read_bytes()),
     )
 
 
-def timm_steps(data: Path, traces: Path) -> Steps:
-    """timm's training steps on an RTX 3090, in autocast."""
-    source = step_time.SOURCES["train"]
+def timm_steps(data: Path, traces: Path, key: str = "train") -> Steps:
+    """timm's training steps on an RTX 3090, in autocast; of one of `step_time.SOURCES`."""
+    source = step_time.SOURCES[key]
     labels = step_time.load(source, data, traces, most=TIMM_STEPS)
     evidence = Evidence(
         device_of(source.device),
