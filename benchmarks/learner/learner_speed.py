@@ -10,8 +10,8 @@ counted, so a machine that others use tells nearly the same; per graph, and scal
 nodes, the mean of the published data set, where its loop takes 0.097 s (autoencoder) and 0.109 s
 (regressor). With --labels our heads of memory and step time are trained instead, on made-up labels
 of so many configurations of those architectures; replaying steps that are new is counted by itself.
-With all metrics, all heads are then trained once more as a campaign does: also that of step times
-which goes by the graph alone.
+With all metrics, all heads are then trained once more as a campaign does: side by side, with one
+thread for products each, and also that of step times which goes by the graph alone.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, product
+from itertools import product
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -56,7 +56,7 @@ Array = npt.NDArray[np.float64]
 
 KIND = "physics"
 _PARTS = ("of_kernels", "heads")
-"""Power goes by the kernels' head of step times, which takes longest to train."""
+"""Of `Heads`; training begins with those of kernels, which take longest."""
 LEAST_LABELS = 2
 """A metric with fewer values than this gets no head."""
 MOST_TRACED = 1500
@@ -282,27 +282,33 @@ def train_heads(
     generators = dict(zip(names, generator.spawn(len(names)), strict=True))
     heads: dict[str, dict[str, Head[Prior]]] = {part: {} for part in _PARTS}
 
-    def train(name: tuple[str, str]) -> Head[Prior] | None:
-        part, metric = name
+    def train(task: tuple[str, str, Prior, bool]) -> Head[Prior] | None:
+        part, metric, prior, other_head = task
         at = list(METRICS).index(metric)
         labels = Targets(targets[:, at], bounds[:, at], groups)
-        priors = _priors(metric, spec, evidence, heads["of_kernels"])
-        if part not in priors:
-            return None
         start = None if init is None else getattr(init, part).get(metric)
-        if start is not None and type(start.prior) is not type(priors[part]):
+        if start is not None and type(start.prior) is not type(prior):
             start = None  # another formula: a GPU's constants tell nothing of a CPU
-        rows = _rows_of(part, workloads, labels, other_head=len(priors) > 1)
-        return _train_head(rows, workloads, labels, priors[part], generators[name], start)
+        rows = _rows_of(part, workloads, labels, other_head=other_head)
+        return _train_head(rows, workloads, labels, prior, generators[part, metric], start)
 
-    labelled = [name for name in names if name[1] in metrics]
-    power = [name for name in labelled if name[1] == "power_w"]
-    done = count(1)
-    for together in ([name for name in labelled if name not in power], power):
-        for (part, metric), head in zip(together, side_by_side(train, together), strict=True):
+    # Power goes by what labels have taught of step times, so it waits for these.
+    last = [metric for metric in metrics if metric == "power_w"]
+    batches = [[metric for metric in metrics if metric not in last], last]
+    done = 0
+    for number, together in enumerate(batches):
+        priors = {m: _priors(m, spec, evidence, heads["of_kernels"]) for m in together}
+        tasks = [
+            (part, metric, priors[metric][part], len(priors[metric]) > 1)
+            for part, metric in product(_PARTS, together)
+            if part in priors[metric]
+        ]
+        total = done + len(tasks) + len(last) * (number == 0)
+        for (part, metric, *_), head in zip(tasks, side_by_side(train, tasks), strict=True):
             if head is not None:
                 heads[part][metric] = head
-            on_progress(next(done), len(labelled))
+            done += 1
+            on_progress(done, total)
     return Heads(**heads, label_count=len(workloads))
 
 

@@ -80,17 +80,19 @@ def step_memory(workload: Workload, loop: Loop = Loop.PLAIN) -> StepMemory:
     step, batch_size, optimizer = workload.step, workload.batch_size, workload.optimizer
     known = _KNOWN.setdefault(workload.graph if step is None else step, {})
     place = batch_size, optimizer, workload.phase, loop
-    if place not in known:
+    memory = known.get(place)
+    if memory is None:
         if len(known) >= _MAX_KNOWN:  # a server runs for long
             known.clear()
         infers = workload.phase is Phase.INFER
         if step is not None and not (infers and step.infer_trace is None):
-            known[place] = _simulated(step, batch_size, optimizer, loop, workload.phase)
+            memory = _simulated(step, batch_size, optimizer, loop, workload.phase)
         elif infers:
-            known[place] = _forward_only(workload.graph)
+            memory = _forward_only(workload.graph)
         else:
-            known[place] = _of_untraced(workload.graph, optimizer, loop)
-    return known[place]
+            memory = _of_untraced(workload.graph, optimizer, loop)
+        known[place] = memory
+    return memory
 
 
 def amp_factor(workload: Workload, memory: StepMemory) -> float:

@@ -106,6 +106,8 @@ def judge(evidence: Iterable[Evidence], judged: Iterable[Steps], what: str) -> N
         for phase, of_phase in (("training", steps.trains), ("inference", ~steps.trains)):
             for precision in (Precision.FP32, Precision.AMP_FP16):
                 errors = 100 * off[of_phase & (precisions == precision)]
+                if not len(errors):
+                    continue
                 sys.stdout.write(
                     f"{what:44} {of_card.device:5} {phase:9} {precision:9} {len(errors):3} rows "
                     f"{np.abs(errors).mean():5.1f} % {np.median(errors):+6.1f}\n"
@@ -127,7 +129,7 @@ def main() -> None:
     for name, _ in TWINS.values():
         other = [steps.at(steps.architectures != name).evidence for steps in of_nvidia]
         own = [steps.at(steps.architectures == name) for steps in of_nvidia]
-        judge([*more, *other], own, f"and NVIDIA's of the other model, {name}")
+        judge([*more, *other], own, f"and NVIDIA's, judged on {name}")
 
 
 if __name__ == "__main__":
