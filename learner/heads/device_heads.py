@@ -262,7 +262,7 @@ def train_heads(
         spec: of the device; without one kernels predict no step time.
         evidence: kernels of the device alone, which say of its step time what they can.
         init: heads of another device, near which constants are refitted (TraPPM, Table V).
-        on_progress: called with parts done and parts in all.
+        on_progress: called with parts done and parts in all: metrics, or a network's steps.
 
     Raises:
         InputError: shapes, values or a start that do not fit, or no metric with labels.
@@ -293,22 +293,21 @@ def train_heads(
         return _train_head(rows, workloads, labels, prior, generators[part, metric], start)
 
     # Power goes by what labels have taught of step times, so it waits for these.
-    last = [metric for metric in metrics if metric == "power_w"]
-    batches = [[metric for metric in metrics if metric not in last], last]
+    power = [metric for metric in metrics if metric == "power_w"]
     done = 0
-    for number, together in enumerate(batches):
+    for together in ([metric for metric in metrics if metric not in power], power):
         priors = {m: _priors(m, spec, evidence, heads["of_kernels"]) for m in together}
         tasks = [
             (part, metric, priors[metric][part], len(priors[metric]) > 1)
             for part, metric in product(_PARTS, together)
             if part in priors[metric]
         ]
-        total = done + len(tasks) + len(last) * (number == 0)
         for (part, metric, *_), head in zip(tasks, side_by_side(train, tasks), strict=True):
             if head is not None:
                 heads[part][metric] = head
-            done += 1
-            on_progress(done, total)
+            if part == "heads":  # the last of a metric, which each has
+                done += 1
+                on_progress(done, len(metrics))
     return Heads(**heads, label_count=len(workloads))
 
 

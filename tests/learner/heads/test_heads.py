@@ -282,7 +282,7 @@ def test_wrong_shapes_and_values_are_refused(zoo, measure, small):
         train_heads(workloads, np.full((6, 3), np.nan), **good)
 
 
-def test_progress_counts_heads(zoo, measure, small):
+def test_progress_tells_each_metric(zoo, measure, small):
     seen = []
     train(
         zoo, np.arange(0, 30, 3), measure(zoo.graphs), small,
