@@ -38,6 +38,7 @@ class Display(LiveBar):
         )
         self._task = self._bar.add_task("starting Ray", total=None, eta="")
         self._stage = ""
+        self._measured: dict[str, Any] = {}
         budget = ", ".join(f"{spec.budget(d)} on {d}" for d in spec.devices.keys)
         self._console.print(
             f"campaign [bold]{campaign_id}[/] ({escape(spec.name)}, seed {spec.seed}): "
@@ -58,11 +59,13 @@ class Display(LiveBar):
             self._console.print(f"[dim]{progress.stage}{to_go}[/]")
         self._stage = progress.stage
         self._bar.line_below = "; ".join(progress.current)
-        # A stage that counts nothing leaves the counts of the one before: rich takes no total for
-        # the same total, and would begin it again from 0.
-        counts: dict[str, Any] = {}
+        # A stage that counts nothing, such as the end, shows what was measured: rich takes no total
+        # for the same total, which may be the learner's, and would begin it again from 0.
+        counts = self._measured
         if progress.total:
             counts = {"completed": progress.done, "total": progress.total}
+        if progress.stage.startswith("measuring"):
+            self._measured = counts
         self._bar.update(
             self._task,
             description=escape(progress.stage),

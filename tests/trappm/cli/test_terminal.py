@@ -165,6 +165,7 @@ def test_a_stage_that_counts_nothing_does_not_begin_the_bar_again(screen, monkey
     monkeypatch.setattr("trappm.terminal.progress_bar.console", lambda: console)
     with Display("1a2b3c4d", load_preset("laptop")) as display:
         display.show(Progress(stage="measuring", done=82, total=82))
+        display.show(Progress(stage="learning", done=2, total=6))  # and its end is not seen
         for stage in ("publishing", "finished"):
             display.show(Progress(stage=stage))
             display._bar.refresh()
