@@ -66,30 +66,30 @@ CODE_RUNNING_CALLS |= {"pandas.read_pickle", "pd.read_pickle", "eval", "exec"}
 
 def violations(room: str, source: str) -> list[str]:
     """What a module of `room` with this source does that the rules forbid."""
-    edges = []
+    breaches = []
     for node in ast.walk(ast.parse(source)):
         for name in _imported(node):
             top = name.split(".")[0]
             if top in MAY_IMPORT and top != "trappm":
-                edges.append(f"line {node.lineno}: {name} is only known as trappm.{name}")
+                breaches.append(f"line {node.lineno}: {name} is only known as trappm.{name}")
             inner = _room(name)
             if inner is not None and inner != room and inner not in MAY_IMPORT[room]:
-                edges.append(f"line {node.lineno}: {room} may not import {name}")
+                breaches.append(f"line {node.lineno}: {room} may not import {name}")
             if room not in HOMES.get(top, {room}):
-                edges.append(f"line {node.lineno}: {name} belongs to {sorted(HOMES[top])}")
+                breaches.append(f"line {node.lineno}: {name} belongs to {sorted(HOMES[top])}")
             if top in CODE_RUNNERS:
-                edges.append(f"line {node.lineno}: {name} runs code from what it reads")
+                breaches.append(f"line {node.lineno}: {name} runs code from what it reads")
             if name in CODE_RUNNING_CALLS:
-                edges.append(f"line {node.lineno}: {name} runs code from what it reads")
+                breaches.append(f"line {node.lineno}: {name} runs code from what it reads")
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
             if called in CODE_RUNNING_CALLS:
-                edges.append(f"line {node.lineno}: {called} runs code from what it reads")
+                breaches.append(f"line {node.lineno}: {called} runs code from what it reads")
             if any(
                 k.arg == "allow_pickle" and ast.unparse(k.value) != "False" for k in node.keywords
             ):
-                edges.append(f"line {node.lineno}: allow_pickle runs code from what it reads")
-    return edges
+                breaches.append(f"line {node.lineno}: allow_pickle runs code from what it reads")
+    return breaches
 
 
 def _room(name: str) -> str | None:

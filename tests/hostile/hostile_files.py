@@ -251,8 +251,8 @@ def _functions() -> Iterator[tuple[str, onnx.ModelProto]]:
                 data_type=1, dims=[size], raw_data=b"\0" * 4 * size))),
         ):  # fmt: skip
             body = [NodeProto(op_type="Elu", input=["a"], output=[f"b{i}"]) for i in range(5000)]
-            for one in body:
-                one.attribute.add(name="v", ref_attr_name="v", type=attribute.type)
+            for operator in body:
+                operator.attribute.add(name="v", ref_attr_name="v", type=attribute.type)
             holders = ("call", "default")
             for holder in holders:
                 function = helper.make_function("f", "F9", ["a"], ["b1"], body, _OPSETS)

@@ -67,9 +67,9 @@ def _own(lines: Iterable[str]) -> Iterator[str]:
             except metadata.PackageNotFoundError:
                 continue  # for another Python or platform, or of an extra that is not installed
             waiting += [
-                one
-                for one in map(Requirement, needed)
-                if one.marker is None or one.marker.evaluate({"extra": extra})
+                dependency
+                for dependency in map(Requirement, needed)
+                if dependency.marker is None or dependency.marker.evaluate({"extra": extra})
             ]
 
 

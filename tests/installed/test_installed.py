@@ -88,10 +88,10 @@ def test_a_campaign_learns_from_60_labels_and_publishes(campaign):
 
 
 def test_its_snapshot_predicts(campaign, installed):
-    asked = trappm("predict", "test_resnet", "--batch-size", "4", "--device", "cpu-2t", "--json")
-    told = json.loads(finished(installed(*asked)))
-    assert told["step_time_ms"] > 0
-    assert told["memory_mib"] > 0
+    command = trappm("predict", "test_resnet", "--batch-size", "4", "--device", "cpu-2t", "--json")
+    prediction = json.loads(finished(installed(*command)))
+    assert prediction["step_time_ms"] > 0
+    assert prediction["memory_mib"] > 0
 
 
 @contextmanager
@@ -110,10 +110,10 @@ def test_it_serves(campaign, installed):
     served = installed(*trappm("serve", "--port", "0"), PYTHONUNBUFFERED="1")
     with listening(served) as address:
         headers = {"Content-Type": "application/json"}
-        asked = urllib.request.Request(  # noqa: S310
+        request = urllib.request.Request(  # noqa: S310
             f"{address}/v1/predict", json.dumps(question).encode(), headers
         )
-        with urllib.request.urlopen(asked, timeout=300) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=300) as answer:  # noqa: S310
             assert json.load(answer)["step_time_ms"] > 0
 
 
@@ -144,8 +144,10 @@ def test_each_command_that_needs_an_extra_names_it_in_one_line(campaign, install
     process = installed("-c", COMMANDS, json.dumps(lines))
     out, err = process.communicate(timeout=1000)
     assert json.loads(out.splitlines()[-1]) == [2] * len(lines), err
-    told = [line for line in err.splitlines() if "pip install" in line]
-    assert [re.search(r"'trappm\[(\w+)\]'$", line)[1] for line in told] == [NEEDS[x] for x in lines]
+    hints = [line for line in err.splitlines() if "pip install" in line]
+    assert [re.search(r"'trappm\[(\w+)\]'$", line)[1] for line in hints] == [
+        NEEDS[x] for x in lines
+    ]
 
 
 def test_a_postgresql_address_without_its_driver_names_the_extra(installed):

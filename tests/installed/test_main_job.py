@@ -261,8 +261,8 @@ def test_labels_come_as_table_json_and_csv(campaign):
     as_json = json.loads(campaign.trappm("labels", "query", "--json").stdout)
     assert len(as_json) == sum(BUDGET.values())
     assert {row["provenance"] for row in as_json} == {"measured"}
-    one = campaign.trappm("labels", "query", "--architecture", "resnet*", "--json").stdout
-    assert {row["architecture"] for row in json.loads(one)} <= {"resnet10t"}
+    output = campaign.trappm("labels", "query", "--architecture", "resnet*", "--json").stdout
+    assert {row["architecture"] for row in json.loads(output)} <= {"resnet10t"}
     csv = campaign.trappm("labels", "query", "--csv", "--device", "cpu-1t").stdout.splitlines()
     assert len(csv) == 1 + BUDGET["cpu-1t"]
     assert "step_time_ms" in csv[0]

@@ -85,16 +85,16 @@ def measurement(what=None, outcome="ok", *, step_ms=12.5, protocol="quick", **fi
 def planned(configurations, device=DEVICE, role="train"):
     return [
         PlannedAssignment(
-            configuration=one, device=device, role=role, rank=rank, reason={"score": 0.5}
+            configuration=choice, device=device, role=role, rank=rank, reason={"score": 0.5}
         )
-        for rank, one in enumerate(configurations)
+        for rank, choice in enumerate(configurations)
     ]
 
 
 def campaign_with(store, configurations, *, device=DEVICE, role="train"):
     """A campaign with one round in which all these wait to be measured; its id."""
     campaign_id = store.campaigns.create("tiny", {"budget": 3}, 7).id
-    store.campaigns.set_pool(campaign_id, [(one, False) for one in configurations])
+    store.campaigns.set_pool(campaign_id, [(member, False) for member in configurations])
     store.rounds.plan(campaign_id, 0, "initial", planned(configurations, device, role))
     return campaign_id
 

@@ -54,7 +54,9 @@ def _turns(mine, campaign_id, name, count, results):
     for _ in range(count):
         done = [(measurement(x.configuration, attempt_key=x.attempt_key), x.id) for x in leases]
         waiting = mine.assignments.of_campaign(campaign_id, state="open")[:2]
-        leases = mine.measurements.record_and_lease(done, [(one.id, name) for one in waiting])
+        leases = mine.measurements.record_and_lease(
+            done, [(assignment.id, name) for assignment in waiting]
+        )
         for _, assignment_id in done:
             results.put((name, assignment_id))
         if not leases:

@@ -262,10 +262,10 @@ def play(url, plan, faults=lambda recorded: None, learner=None):
 
         def note(self, finished):
             keep(self, finished)
-            for one in finished:
-                if one.measurement is not None:
-                    host = one.measurement.environment["host"]
-                    recorded.append((time.monotonic(), one.worker.device, host))
+            for result in finished:
+                if result.measurement is not None:
+                    host = result.measurement.environment["host"]
+                    recorded.append((time.monotonic(), result.worker.device, host))
                     cpu_s.append(time.process_time())
                 else:
                     lost_at.append(time.monotonic())

@@ -142,7 +142,7 @@ def test_a_database_that_is_away_for_a_while_is_waited_for(play):
 
 def test_campaigns_side_by_side_share_the_gpus_by_their_priorities(play):
     report = play("side_by_side", measure_s=0.5)
-    assert all(is_whole(one) for one in report["campaigns"])
+    assert all(is_whole(campaign) for campaign in report["campaigns"])
     first, second = report["meanwhile_on_a100"]
     assert second > 1.3 * first > 0
     assert min(report["by_then_on_v100"]) > 0

@@ -112,8 +112,8 @@ def test_a_misspelt_device_of_a_cluster_is_told_before_its_budget(store, monkeyp
     too_much = {"initial": {"source": 9_999}}
 
     def launched_on(device):
-        one = {"rounds": {"count": 0, "source": 0}, "evaluation": {"source": 2}}
-        check_spec(store, spec(**{**one, **too_much, "devices": {"source": device}}), "auto")
+        budget = {"rounds": {"count": 0, "source": 0}, "evaluation": {"source": 2}}
+        check_spec(store, spec(**{**budget, **too_much, "devices": {"source": device}}), "auto")
 
     with pytest.raises(InputError, match="no device 'v1000'; did you mean 'v100'"):
         launched_on("v1000")
@@ -359,14 +359,14 @@ def test_an_order_without_an_id_is_for_the_one_that_runs_and_asks_where_several_
     first, second, third = (store.campaigns.create(str(n), file, n).id for n in range(3))
     store.owners.begin_campaign(first)
     assert order_stop(store, None, CampaignState.PAUSED).id == first
-    for one in (first, second):
-        store.owners.begin_campaign(one)
+    for id_ in (first, second):
+        store.owners.begin_campaign(id_)
     with pytest.raises(InputError, match="2 campaigns run; name one of them") as refused:
         order_stop(store, None, CampaignState.PAUSED)
     assert first in str(refused.value)
     assert second in str(refused.value)
     assert third not in str(refused.value)
-    assert {store.campaigns.get(one).state for one in (first, second)} == {"running"}
+    assert {store.campaigns.get(id_).state for id_ in (first, second)} == {"running"}
     assert order_stop(store, second, CampaignState.PAUSED).id == second
 
 
@@ -400,10 +400,12 @@ def test_what_another_campaign_measured_meanwhile_is_not_measured_again(store):
     class Beside(FakeLearner):
         def choose(self, request):
             waiting = store.assignments.of_campaign(run.id, device=request.device, state="open")
-            for one in waiting if request.known else ():
-                elsewhere.append(one.id)
-                key = f"elsewhere {one.id}"
-                store.measurements.record(made_up(one.configuration, one.device, run.protocol, key))
+            for assignment in waiting if request.known else ():
+                elsewhere.append(assignment.id)
+                key = f"elsewhere {assignment.id}"
+                store.measurements.record(
+                    made_up(assignment.configuration, assignment.device, run.protocol, key)
+                )
             return super().choose(request)
 
     class Slow(FakeWorkers):

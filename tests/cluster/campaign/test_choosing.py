@@ -73,16 +73,16 @@ def learner(tmp_path_factory):
         patch.setitem(PRESETS, "laptop", replace(LAPTOP, encoder=encoder))
 
         def made(strategy: str) -> CampaignLearner:
-            one = CampaignLearner(
+            campaign_learner = CampaignLearner(
                 preset="laptop", strategy=strategy, source="a100", seed=7, cache=cache
             )
-            one.set_pool(POOL, lambda done, total: None)
-            return one
+            campaign_learner.set_pool(POOL, lambda done, total: None)
+            return campaign_learner
 
         yield made
 
 
-def asked(count=4, seed=(7, 1, 0), **changes):
+def query(count=4, seed=(7, 1, 0), **changes):
     given = {"device": "a100", "candidates": IDS, "known": (), **changes}
     return ChoiceRequest(count=count, seed=seed, **given)
 
@@ -93,15 +93,15 @@ def picks(learner, request):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_begins_without_a_label_and_alike_with_the_same_seed(learner, strategy):
-    chosen = picks(learner(strategy), asked())
+    chosen = picks(learner(strategy), query())
     assert len(set(chosen)) == 4
-    assert picks(learner(strategy), asked()) == chosen
+    assert picks(learner(strategy), query()) == chosen
 
 
 def test_ours_begins_with_different_architectures(learner):
     by_id = {c.id: c for c, _ in POOL}
-    chosen = picks(learner("ours"), asked(count=3))
-    assert len({by_id[one].architecture for one in chosen}) == 3
+    chosen = picks(learner("ours"), query(count=3))
+    assert len({by_id[configuration_id].architecture for configuration_id in chosen}) == 3
 
 
 def test_runs_that_surely_die_of_the_memory_are_not_bought_even_before_one_has(
@@ -117,33 +117,33 @@ def test_runs_that_surely_die_of_the_memory_are_not_bought_even_before_one_has(
     ours.set_pool([*POOL, *huge], lambda done, total: None)
     dying = {c.id for c, _ in huge}
     candidates = [*IDS, *dying]
-    assert dying & set(picks(ours, asked(count=8, candidates=candidates)))
-    guarded = ours.choose(asked(count=8, candidates=candidates, capacity_mib=16_000.0))
+    assert dying & set(picks(ours, query(count=8, candidates=candidates)))
+    guarded = ours.choose(query(count=8, candidates=candidates, capacity_mib=16_000.0))
     assert not dying & {c.configuration_id for c in guarded}
-    every = ours.choose(asked(count=len(candidates), candidates=candidates, capacity_mib=16_000.0))
+    every = ours.choose(query(count=len(candidates), candidates=candidates, capacity_mib=16_000.0))
     assert {c.configuration_id for c in every[-len(dying) :]} == dying
     assert min(c.reason["probability_of_failure"] for c in every[-len(dying) :]) > 0.99
 
 
 def test_what_was_unstable_waits_for_what_teaches_more(learner):
     ours = learner("ours")
-    first = picks(ours, asked(count=1))[0]
-    assert first not in picks(ours, asked(count=4, unsteady={first: 3}))
+    first = picks(ours, query(count=1))[0]
+    assert first not in picks(ours, query(count=4, unsteady={first: 3}))
 
 
 @contextmanager
 def requests_of(learner):
     """What the strategy of this learner is asked."""
-    found, select = [], learner._strategy.select
+    requests, select = [], learner._strategy.select
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learner._strategy, "select", lambda r: found.append(r) or select(r))
-        yield found
+        patch.setattr(learner._strategy, "select", lambda r: requests.append(r) or select(r))
+        yield requests
 
 
 def test_nothing_is_chosen_for_what_is_held_out(learner):
     ours, candidates, known = learner("ours"), IDS[8:16], IDS[2:4]
     with requests_of(ours) as requests:
-        chosen = picks(ours, asked(candidates=candidates, known=known, unsteady={IDS[9]: 1}))
+        chosen = picks(ours, query(candidates=candidates, known=known, unsteady={IDS[9]: 1}))
     assert set(chosen) <= set(candidates)
     assert len(requests[0].families) == 10
     assert np.array_equal(requests[0].embeddings, ours.embeddings[[2, 3, *range(8, 16)]])
@@ -157,10 +157,10 @@ def test_purely_learned_heads_are_chosen_for_without_physics(
 ):
     encoder = replace(LAPTOP.encoder, steps=1)
     monkeypatch.setitem(PRESETS, preset, replace(PRESETS[preset], encoder=encoder))
-    one = CampaignLearner(preset=preset, strategy="ours", source="a100", seed=7, cache=tmp_path)
-    one.set_pool(POOL, lambda done, total: None)
-    with requests_of(one) as requests:
-        picks(one, asked())
+    learner = CampaignLearner(preset=preset, strategy="ours", source="a100", seed=7, cache=tmp_path)
+    learner.set_pool(POOL, lambda done, total: None)
+    with requests_of(learner) as requests:
+        picks(learner, query())
     assert len(requests[0].covariances) == covariances
 
 
@@ -207,7 +207,7 @@ def test_kernels_are_for_devices_that_are_known(traced):
         assert [w.kernels is not None for w in workloads] == [i < expected for i in range(8)]
         learner.fit(labels_of(configurations, device), lambda done, total: None)
         assert learner._heads[device].needs_kernels == bool(expected)
-        request = asked(count=2, device=device, candidates=[c.id for c in configurations])
+        request = query(count=2, device=device, candidates=[c.id for c in configurations])
         assert len(set(picks(learner, request))) == 2
 
 
@@ -261,7 +261,7 @@ def test_what_is_chosen_first_and_later_goes_by_the_data_sheet_of_the_card(trace
 
     def costs(**changes):
         with requests_of(learner) as requests:
-            picks(learner, asked(candidates=[c.id for c in configurations[:4]], **changes))
+            picks(learner, query(candidates=[c.id for c in configurations[:4]], **changes))
         return requests[0].predicted_cost
 
     plain = costs()
@@ -280,7 +280,7 @@ def test_on_the_target_is_chosen_what_tells_how_gpus_differ(traced, device, taug
 
     def check(others):
         with requests_of(learner) as requests:
-            picks(learner, asked(device=device, candidates=[c.id for c in configurations], count=2))
+            picks(learner, query(device=device, candidates=[c.id for c in configurations], count=2))
         expected = PoolKnowledge.of(
             workloads, metrics, spec_of(device), np.random.default_rng([7, 2]), others=others
         )
@@ -303,17 +303,17 @@ def test_a_source_that_is_no_known_gpu_has_taught_a_gpu_nothing(traced, source):
         if labels:
             learner.fit(labels, lambda done, total: None)
         with requests_of(learner) as requests:
-            picks(learner, asked(device="v100", candidates=[c.id for c in configurations], count=2))
+            picks(learner, query(device="v100", candidates=[c.id for c in configurations], count=2))
         assert not requests[0].taught
 
 
 class Listening(FakeLearner):
     def __init__(self):
         super().__init__()
-        self.asked = []
+        self.requests = []
 
     def choose(self, request):
-        self.asked.append(request)
+        self.requests.append(request)
         return super().choose(request)
 
 
@@ -321,8 +321,8 @@ def test_the_initial_round_is_chosen_and_the_evaluation_set_is_drawn(store):
     learner = Listening()
     run = campaign(store, FakeWorkers(), learner)
     run.run()
-    assert not learner.asked[0].known
-    assert [r.count for r in learner.asked[:2]] == [4, 2]
+    assert not learner.requests[0].known
+    assert [r.count for r in learner.requests[:2]] == [4, 2]
     reasons = {a.round_number: a.reason for a in store.assignments.of_campaign(run.id)}
     assert reasons[0] == {"strategy": "uniform draw"}
     assert "rank" in reasons[1]
@@ -342,19 +342,22 @@ def test_the_first_choice_knows_the_memory_of_devices_that_are_known(
     learner = Listening()
     workers = FakeWorkers(workers=[("w1", source), ("w2", target)])
     campaign(store, workers, learner, devices={"source": source, "target": target}).run()
-    assert not any(r.known for r in learner.asked[:2])
-    assert {r.device: r.capacity_mib for r in learner.asked[:2]} == expected
+    assert not any(r.known for r in learner.requests[:2])
+    assert {r.device: r.capacity_mib for r in learner.requests[:2]} == expected
 
 
 def test_what_a_measurement_tells_of_the_memory_counts_more_than_the_name(store):
     for mib in (38_000.0, 39_000.0):
-        told = made_up(POOL[0][0], "a100", protocol_named("quick"), f"told {mib}")
+        measurement = made_up(POOL[0][0], "a100", protocol_named("quick"), f"told {mib}")
         environment = {"stack_fingerprint": f"{mib}", "device_memory_mib": mib}
-        store.measurements.record(replace(told, environment=environment))
+        store.measurements.record(replace(measurement, environment=environment))
     learner = Listening()
     workers = FakeWorkers(workers=[("w1", "a100"), ("w2", "v100")])
     campaign(store, workers, learner, devices={"source": "a100", "target": "v100"}).run()
-    assert {r.device: r.capacity_mib for r in learner.asked} == {"a100": 38_000.0, "v100": 16_160.0}
+    assert {r.device: r.capacity_mib for r in learner.requests} == {
+        "a100": 38_000.0,
+        "v100": 16_160.0,
+    }
 
 
 class Unlucky(FakeWorkers):
@@ -384,7 +387,7 @@ def test_what_was_given_up_as_unstable_can_be_chosen_and_measured_again(store):
     workers, learner = Unlucky("unstable"), Forgiving()
     run = campaign(store, workers, learner)
     run.run()
-    assert [r.unsteady for r in learner.asked if r.unsteady] == [{workers.victim: 3}]
+    assert [r.unsteady for r in learner.requests if r.unsteady] == [{workers.victim: 3}]
     assert not store.assignments.of_campaign(run.id, state="failed")
     ours = store.assignments.of_campaign(run.id)
     (again,) = [a for a in ours if a.configuration.id == workers.victim and a.attempts == 4]
@@ -396,10 +399,10 @@ def test_what_crashed_is_not_chosen_again(store):
     workers, learner = Unlucky("error"), Forgiving()
     run = campaign(store, workers, learner)
     run.run()
-    assert not any(request.unsteady for request in learner.asked)
+    assert not any(request.unsteady for request in learner.requests)
     (failed,) = store.assignments.of_campaign(run.id, state="failed")
     assert failed.configuration.id == workers.victim
-    assert all(workers.victim not in r.known for r in learner.asked if r.device == failed.device)
+    assert all(workers.victim not in r.known for r in learner.requests if r.device == failed.device)
 
 
 def test_the_same_graph_in_another_precision_is_not_a_copy(tmp_path, monkeypatch):
@@ -419,7 +422,7 @@ def test_the_same_graph_in_another_precision_is_not_a_copy(tmp_path, monkeypatch
     learner.set_pool(pool, lambda done, total: None)
     names = [c.id for c, _ in pool]
     with requests_of(learner) as requests:
-        picks(learner, asked(candidates=names, count=2))
+        picks(learner, query(candidates=names, count=2))
     assert len(np.unique(requests[0].points, axis=0)) == len(pool)
 
 
@@ -431,21 +434,23 @@ def test_purely_learned_heads_choose_before_labels_with_them_and_for_the_target(
     head = replace(paper.head, widths=(8, 8), hidden=(8, 8), members=2, steps=3)
     encoder = replace(LAPTOP.encoder, steps=1)
     monkeypatch.setitem(PRESETS, "paper", replace(paper, encoder=encoder, head=head))
-    one = CampaignLearner(preset="paper", strategy=strategy, source="a100", seed=7, cache=tmp_path)
-    one.set_pool(POOL, lambda done, total: None)
-    assert len(set(picks(one, asked()))) == 4
+    learner = CampaignLearner(
+        preset="paper", strategy=strategy, source="a100", seed=7, cache=tmp_path
+    )
+    learner.set_pool(POOL, lambda done, total: None)
+    assert len(set(picks(learner, query()))) == 4
 
     known, rest = IDS[:8], IDS[8:]
     labels = [
         TrainingLabel(name, "a100", "train", (1.0 + i, 500.0 + i, None), "measured")
         for i, name in enumerate(known)
     ]
-    one.fit(labels, lambda done, total: None)
-    assert set(picks(one, asked(known=known, candidates=rest))) <= set(rest)
-    target = picks(one, asked(device="v100"))
+    learner.fit(labels, lambda done, total: None)
+    assert set(picks(learner, query(known=known, candidates=rest))) <= set(rest)
+    target = picks(learner, query(device="v100"))
     labels += [replace(label, device="v100") for label in labels]
-    one.fit(labels, lambda done, total: None)
+    learner.fit(labels, lambda done, total: None)
     left = [name for name in IDS if name not in target]
-    again = picks(one, asked(device="v100", known=target, candidates=left))
+    again = picks(learner, query(device="v100", known=target, candidates=left))
     assert len(set(again)) == 4
     assert not set(again) & set(target)

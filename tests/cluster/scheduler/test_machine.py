@@ -109,7 +109,7 @@ def is_well(plan, played):
     else:
         assert sorted(ledger.closed) == list(range(plan.rounds))
         assert ledger.planned == Counter(by_part)  # all of the budget, and no more
-    assert all(ledger.starts[one] <= plan.max_attempts for one in ledger.state)
+    assert all(ledger.starts[id_] <= plan.max_attempts for id_ in ledger.state)
     assert set(ledger.quarantined) == {x for x, state in ledger.state.items() if state == "failed"}
     if ledger.rules and ledger.rules.labels:
         assert ledger.labels <= ledger.rules.labels
@@ -160,8 +160,8 @@ def test_a_campaign_killed_at_any_moment_goes_on_from_its_ledger(
         played.run(until_s=life)
         if played.machine.is_over:
             break
-        done = [one for one, state in played.ledger.state.items() if state == "done"]
-        before = {one: played.ledger.starts[one] for one in done}
+        done = [id_ for id_, state in played.ledger.state.items() if state == "done"]
+        before = {id_: played.ledger.starts[id_] for id_ in done}
         played.ledger.starts.clear()  # an interruption is no failure, and no failure is remembered
         machine = played.ledger.resumed(plan)
         ledger = played.ledger
@@ -203,12 +203,12 @@ def test_once_a_stop_rule_holds_what_runs_is_kept_and_learned_and_nothing_else_b
 
 def test_a_round_that_is_being_chosen_when_a_stop_rule_holds_is_dropped():
     machine = Machine(only([0, 1, 5], quiet=True))
-    one, now = worker("one"), 0.0
-    orders = machine.handle(Joined(one), now)
+    sole_worker, now = worker("one"), 0.0
+    orders = machine.handle(Joined(sole_worker), now)
     orders = machine.handle(Planned("a100", 0, []), now)
     orders = machine.handle(Planned("a100", 1, [Waiting("x", "a100", 1, 0)]), now)
-    assert of(orders, Measure) == [Measure(one, "x")]
-    orders = machine.handle(Measured(one, "x", Outcome.OK, 1.0, True), now)
+    assert of(orders, Measure) == [Measure(sole_worker, "x")]
+    orders = machine.handle(Measured(sole_worker, "x", Outcome.OK, 1.0, True), now)
     assert of(orders, Learn)
     orders = machine.handle(Learned(True), now)
     assert of(orders, Plan) == [Plan("a100", 2, 5)]
@@ -299,9 +299,9 @@ def test_labels_that_need_no_measurement_count_in_a_budget():
 
 def test_the_same_seed_plays_the_same_campaign():
     weather = Weather(failing=0.1, killing=0.05, freezing=0.02)
-    one, two = (play(course(), {"a100": (2, 2), "v100": (3, 1)}, weather, seed=5) for _ in "12")
-    assert (one.time_s, one.events, one.losses) == (two.time_s, two.events, two.losses)
-    assert one.ledger == two.ledger
+    run, rerun = (play(course(), {"a100": (2, 2), "v100": (3, 1)}, weather, seed=5) for _ in "12")
+    assert (run.time_s, run.events, run.losses) == (rerun.time_s, rerun.events, rerun.losses)
+    assert run.ledger == rerun.ledger
 
 
 def test_gpus_do_not_wait_for_the_learner():
@@ -367,7 +367,7 @@ class Desk:
         )
 
     def doing(self):
-        return {worker.name: one.id for worker, one in self.machine.leases()}
+        return {worker.name: assignment.id for worker, assignment in self.machine.leases()}
 
 
 def worker(name, device="a100", host=None):
@@ -402,7 +402,7 @@ def test_a_poisoned_assignment_is_given_up_after_as_many_hosts_as_attempts():
     desk = Desk(only([1, 50]), workers)
     died_on = []
     for _ in range(3):
-        (name,) = [name for name, one in desk.doing().items() if one == "a100/0/0"]
+        (name,) = [name for name, id_ in desk.doing().items() if id_ == "a100/0/0"]
         died_on.append(desk.workers[name].host)
         orders = desk.tell(Lost(desk.workers[name], "killed"))
         assert of(orders, GiveUp) == [GiveUp("a100/0/0", "killed")]
@@ -494,10 +494,10 @@ def test_a_worker_that_starts_anew_loses_what_it_was_measuring():
 
 def test_a_late_result_settles_an_assignment_that_waits_again():
     desk = Desk(only([1, 2]), [worker("one")])
-    one = desk.workers["one"]
-    desk.tell(Lost(one, "its network was away"))
-    desk.tell(Measured(one, "a100/0/0", Outcome.OK, 1.0, True))
-    desk.tell(Joined(one))
+    sole_worker = desk.workers["one"]
+    desk.tell(Lost(sole_worker, "its network was away"))
+    desk.tell(Measured(sole_worker, "a100/0/0", Outcome.OK, 1.0, True))
+    desk.tell(Joined(sole_worker))
     assert desk.doing() == {"one": "a100/1/0"}
 
 
@@ -505,12 +505,12 @@ def test_a_late_result_settles_an_assignment_that_waits_again():
 def test_a_late_result_settles_an_assignment_that_another_measures_in_vain(lost):
     limited = Spend(StopRules(labels=5))
     desk = Desk(only([1, 0]), [worker("one")], spend=limited)
-    one, two = desk.workers["one"], worker("two")
-    desk.tell(Lost(one, "its network was away"))
-    assert of(desk.tell(Joined(two)), Measure) == [Measure(two, "a100/0/0")]
-    desk.tell(Measured(one, "a100/0/0", Outcome.OK, 1.0, True))
-    failed = Measured(two, "a100/0/0", Outcome.ERROR, 1.0, False)
-    orders = desk.tell(Lost(two, "killed") if lost else failed)
+    first, second = desk.workers["one"], worker("two")
+    desk.tell(Lost(first, "its network was away"))
+    assert of(desk.tell(Joined(second)), Measure) == [Measure(second, "a100/0/0")]
+    desk.tell(Measured(first, "a100/0/0", Outcome.OK, 1.0, True))
+    failed = Measured(second, "a100/0/0", Outcome.ERROR, 1.0, False)
+    orders = desk.tell(Lost(second, "killed") if lost else failed)
     assert not of(orders, Measure) + of(orders, Quarantine)
     assert limited.labels == 1
     assert desk.machine.is_over
@@ -562,12 +562,12 @@ def test_without_heads_the_learner_waits_for_all_of_the_initial_draw():
                 part = ("a100", command.round_number)
                 tell(Planned(*part, [Waiting(f"{part}{i}", *part, i) for i in range(4)]))
 
-    one = worker("one")
-    tell(Joined(one))
+    sole_worker = worker("one")
+    tell(Joined(sole_worker))
     learned = []
     for _ in range(8):
         ((_, running),) = machine.leases()
-        tell(Measured(one, running.id, Outcome.OK, 1.0, True))
+        tell(Measured(sole_worker, running.id, Outcome.OK, 1.0, True))
         if of(orders, Learn):
             learned.append(of(orders, Learn)[0].initial_ended)
             tell(Learned(False))

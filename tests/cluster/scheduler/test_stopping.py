@@ -67,9 +67,9 @@ def test_one_architecture_does_not_tell_that_a_target_is_reached():
 
 
 def test_a_target_has_to_be_reached_on_every_device():
-    one = result(4.9)
-    assert ended(StopRules(**target(5.0)), [one], ("a100", "v100")) is None
-    both = {**one, ("v100", "step_time_ms"): one[SERIES]}
+    single = result(4.9)
+    assert ended(StopRules(**target(5.0)), [single], ("a100", "v100")) is None
+    both = {**single, ("v100", "step_time_ms"): single[SERIES]}
     assert ended(StopRules(**target(5.0)), [both], ("a100", "v100")).rule == "target"
 
 

@@ -100,7 +100,7 @@ class Ledger:
 
     @property
     def ended(self) -> list[str]:
-        return [one for one, state in self.state.items() if state in {"done", "failed"}]
+        return [id_ for id_, state in self.state.items() if state in {"done", "failed"}]
 
     @property
     def labels(self) -> int:
@@ -114,13 +114,13 @@ class Ledger:
 
     def resumed(self, course: Course) -> Machine:
         """A machine that goes on after everything but the ledger was lost."""
-        for one in list(self.holder):
-            self.end(one, "open")
+        for id_ in list(self.holder):
+            self.end(id_, "open")
         waiting = [
-            Waiting(one, device, int(number), int(rank))
-            for one, state in self.state.items()
+            Waiting(id_, device, int(number), int(rank))
+            for id_, state in self.state.items()
             if state == "open"
-            for device, number, rank in [one.split("/")]
+            for device, number, rank in [id_.split("/")]
         ]
         next_rounds = {
             device: 1 + max((n for d, n in self.planned if d == device), default=-1)
@@ -137,18 +137,18 @@ class Ledger:
         assert not self.state.keys() & ids
         self.state |= dict.fromkeys(ids, "open")
 
-    def lease(self, one: str, worker: str) -> None:
-        assert self.state[one] == "open", f"{one} is {self.state[one]}"
-        assert not self.enough, f"{one} begins after the end"
+    def lease(self, id_: str, worker: str) -> None:
+        assert self.state[id_] == "open", f"{id_} is {self.state[id_]}"
+        assert not self.enough, f"{id_} begins after the end"
         if self.rules and self.rules.labels:
             assert self.labels + len(self.holder) < self.rules.labels, "too many labels"
-        self.state[one], self.holder[one] = "leased", worker
-        self.starts[one] += 1
+        self.state[id_], self.holder[id_] = "leased", worker
+        self.starts[id_] += 1
 
-    def end(self, one: str, state: str) -> None:
-        assert self.state[one] in ({"leased"} if state != "failed" else {"open", "leased"})
-        self.holder.pop(one, None)
-        self.state[one] = state
+    def end(self, id_: str, state: str) -> None:
+        assert self.state[id_] in ({"leased"} if state != "failed" else {"open", "leased"})
+        self.holder.pop(id_, None)
+        self.state[id_] = state
 
 
 class VirtualCluster:
@@ -185,7 +185,7 @@ class VirtualCluster:
         self._frozen: set[str] = set()
         self._job = False
         self._randoms = iter(())
-        begun = Counter(one.partition("/")[0] for one in self.ledger.ended)
+        begun = Counter(id_.partition("/")[0] for id_ in self.ledger.ended)
         self._left = {d: sum(course.shares[d]) - begun[d] for d in course.devices}
         """By device: what of the budget nobody has begun."""
         for device, (hosts, each) in workers.items():
@@ -243,7 +243,7 @@ class VirtualCluster:
             if kind is Learned and event.enough:
                 self.ledger.enough = self.ledger.enough or "errors"
             if kind is Planned and not self.ledger.enough:  # written down, or not any more
-                ids = [one.id for one in event.assignments]
+                ids = [assignment.id for assignment in event.assignments]
                 self.ledger.add(event.device, event.round_number, ids)
         return event
 
@@ -285,7 +285,7 @@ class VirtualCluster:
         elif kind is Plan:
             ids = [f"{command.device}/{command.round_number}/{i}" for i in range(command.count)]
             planned = [
-                Waiting(one, command.device, command.round_number, i) for i, one in enumerate(ids)
+                Waiting(id_, command.device, command.round_number, i) for i, id_ in enumerate(ids)
             ]
             self._begin_thinking()
             takes_s = 0.0 if command.round_number == 0 else self.weather.choosing_s
@@ -312,28 +312,28 @@ class VirtualCluster:
         )
         self._job = True
 
-    def _measure(self, worker: Worker, one: str) -> None:
+    def _measure(self, worker: Worker, id_: str) -> None:
         assert self._alive.get(worker.name) is worker, "work for a worker that is not there"
         assert self._doing[worker.name][0] is None, "two things at once"
         if self.course.keeps_host_quiet:
             assert not self._job, "the learner disturbs a measurement"
             busy = {self._alive[name].host for name, what in self._doing.items() if what[0]}
             assert worker.host not in busy, "one measurement disturbs another"
-        self.ledger.lease(one, worker.name)
-        self._doing[worker.name] = (one, self.time_s)
+        self.ledger.lease(id_, worker.name)
+        self._doing[worker.name] = (id_, self.time_s)
         self._at_work[worker.device] += 1
         self._left[worker.device] -= 1
         weather, chance = self.weather, self._random()
         seconds = weather.measuring_s * (0.25 + 1.5 * self._random())
         seconds *= 10 if worker.host == weather.slow_host else 1
         calm = self.time_s > weather.until_s
-        if weather.poisoned and share_of(one) < weather.poisoned:
+        if weather.poisoned and share_of(id_) < weather.poisoned:
             self.at(self.time_s + seconds / 2, Lost(worker, "poisoned"))
         elif calm or chance >= weather.failing + weather.killing + weather.freezing:
-            self.at(self.time_s + seconds, Measured(worker, one, Outcome.OK, seconds, True))
+            self.at(self.time_s + seconds, Measured(worker, id_, Outcome.OK, seconds, True))
         elif chance < weather.failing:
             self._left[worker.device] += 1
-            self.at(self.time_s + seconds, Measured(worker, one, Outcome.UNSTABLE, seconds, False))
+            self.at(self.time_s + seconds, Measured(worker, id_, Outcome.UNSTABLE, seconds, False))
         elif chance < weather.failing + weather.killing:
             self.at(self.time_s + seconds / 2, Lost(worker, "killed"))
         else:

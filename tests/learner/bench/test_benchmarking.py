@@ -99,10 +99,10 @@ def test_each_family_of_three_or_more_architectures_is_left_out_once():
 
 
 def test_what_is_too_small_to_divide_is_refused():
-    one = samples()
+    whole = samples()
     few = Samples(
-        one.configurations[:3], one.workloads[:3], one.values[:3], one.above[:3], one.judged[:3],
-        one.spiked[:3],
+        whole.configurations[:3], whole.workloads[:3], whole.values[:3], whole.above[:3],
+        whole.judged[:3], whole.spiked[:3],
     )  # fmt: skip
     for kind in (SplitKind.ARCHITECTURES, SplitKind.FAMILIES, SplitKind.EACH_FAMILY):
         with pytest.raises(InputError):
@@ -256,8 +256,8 @@ def test_runs_that_are_kept_are_not_made_again(tmp_path):
     assert len(estimator.fits) == 2
     again = runs("memory", (0, 1))
     assert len(estimator.fits) == 4  # those of the other seed
-    for one, other in zip(first, again, strict=False):
-        np.testing.assert_array_equal(one.estimate.median, other.estimate.median)
+    for run, other in zip(first, again, strict=False):
+        np.testing.assert_array_equal(run.estimate.median, other.estimate.median)
     runs("power", (0,))
     assert len(estimator.fits) == 6
     for path in tmp_path.iterdir():

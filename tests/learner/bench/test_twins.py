@@ -20,13 +20,13 @@ TWINS = [
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "one"), [(*TWINS[0], True), (*TWINS[1], True), (*TWINS[2], False)]
+    ("first", "second", "are_twins"), [(*TWINS[0], True), (*TWINS[1], True), (*TWINS[2], False)]
 )
-def test_names_of_timm_are_one_by_their_layers_at_any_batch_size(first, second, one):
+def test_names_of_timm_are_one_by_their_layers_at_any_batch_size(first, second, are_twins):
     graphs = [graph_template(first, 224).at(8), graph_template(second, 224).at(32)]
     pair = [Workload(graph=graph) for graph in graphs]
     groups = content_groups([first, second], pair)
-    assert groups == ([first, first] if one else [first, second])
+    assert groups == ([first, first] if are_twins else [first, second])
     assert content_groups([second, first], pair[::-1]) == groups[::-1]
 
 

@@ -23,13 +23,13 @@ NAMES = ("test_resnet", "test_vit", "test_convnext", "test_efficientnet", "test_
 @pytest.fixture(scope="module")
 def traced():
     """Real workloads, three batch sizes each, and their architectures."""
-    actual, names = [], []
+    workloads, names = [], []
     for name in NAMES:
         profile = static_profile(name, 96)
         for batch_size in (8, 64, 256):
-            actual.append(Workload(graph=profile.graph.at(batch_size), step=profile.step))
+            workloads.append(Workload(graph=profile.graph.at(batch_size), step=profile.step))
             names.append(name)
-    return actual, names
+    return workloads, names
 
 
 def with_settings(workload, **settings):

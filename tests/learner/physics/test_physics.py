@@ -37,8 +37,8 @@ def test_convolutions_are_told_apart(build_network):
 
 
 def test_all_work_terms_double_with_the_batch(build_network):
-    one, two = (build_network("residual", 16, 3, b) for b in (4, 8))
-    rows = term_matrix([one, two], "step_time_ms")
+    single, double = (build_network("residual", 16, 3, b) for b in (4, 8))
+    rows = term_matrix([single, double], "step_time_ms")
     names = [term.name for term in PRIORS["step_time_ms"].terms]
     fixed = [names.index(n) for n in ("step", "launch", "traffic_weights")]
     np.testing.assert_allclose(rows[1, fixed], rows[0, fixed])

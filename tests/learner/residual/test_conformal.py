@@ -73,14 +73,14 @@ def test_few_errors_give_cautious_intervals(architectures):
 
 def test_batch_sizes_of_one_architecture_have_one_vote():
     actual, deviation, groups = errors(200, 0, labels=1)
-    one = Calibration.fit(actual, deviation, groups)
+    single = Calibration.fit(actual, deviation, groups)
     copies = [groups[0]] * 500
     many = Calibration.fit(
         np.append(actual, np.full(500, actual[0])),
         np.append(deviation, np.full(500, deviation[0])),
         groups + copies,
     )  # fmt: skip
-    np.testing.assert_allclose(one.interval(), many.interval(), rtol=0.05)
+    np.testing.assert_allclose(single.interval(), many.interval(), rtol=0.05)
 
 
 @given(st.lists(st.floats(-50, 50), min_size=2, max_size=20))

@@ -124,8 +124,8 @@ def test_tensors_hold_the_whole_residual(rows):
     residual, _ = fitted(rows)
     again = Residual.from_tensors(residual.tensors())
     features = data(30, seed=4)[0]
-    for one, other in zip(residual.predict(features), again.predict(features), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for prediction, other in zip(residual.predict(features), again.predict(features), strict=True):
+        np.testing.assert_array_equal(prediction, other)
 
 
 def test_alone_and_together_it_says_the_same():

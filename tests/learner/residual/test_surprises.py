@@ -75,12 +75,12 @@ def test_what_is_kept_predicts_the_same_and_damage_is_refused(labels):
     surprises = fitted(features, errors)[1]
     tensors = surprises.tensors()
     again = Surprises.from_tensors(tensors)
-    for one, other in zip(
+    for probability, other in zip(
         surprises.probability(features, np.ones(600)),
         again.probability(features, np.ones(600)),
         strict=True,
     ):
-        np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(probability, other)
     with pytest.raises(ValueError, match="do not rise"):
         Surprises.from_tensors({**tensors, "scores": tensors["scores"].flip(0)})
     with pytest.raises(ValueError, match="reach"):

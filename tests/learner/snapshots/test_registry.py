@@ -86,11 +86,11 @@ def test_only_what_nobody_means_is_removed(here, there):
 def test_what_regressed_is_published_but_not_the_latest(here, there, mape):
     before, after = (there.push(here / write_sample(here, n, m)) for n, m in ((1, 5.0), (2, mape)))
     assert promote(there, "latest", before).moved
-    found = promote(there, "latest", after)
-    assert found.moved == (mape <= 6.0)
+    promotion = promote(there, "latest", after)
+    assert promotion.moved == (mape <= 6.0)
     assert there.resolve("latest") == (after if mape <= 6.0 else before)
     assert after in there.ids()
-    assert ("a100 train memory_mib was 5 % off" in found.message) == (mape > 6.0)
+    assert ("a100 train memory_mib was 5 % off" in promotion.message) == (mape > 6.0)
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,10 @@ def test_errors_of_pools_with_other_models_are_not_compared_and_no_family_is_los
     before = there.push(here / write_sample(here, 1, families=["resnet", "vit"]))
     after = there.push(here / write_sample(here, 2, mape, families=families))
     promote(there, "latest", before)
-    found = promote(there, "latest", after)
-    assert (found.moved, message in found.message) == (moves, True)
-    assert "\n" not in found.message
-    assert (found.remark is not None) == (moves and message != "")
+    promotion = promote(there, "latest", after)
+    assert (promotion.moved, message in promotion.message) == (moves, True)
+    assert "\n" not in promotion.message
+    assert (promotion.remark is not None) == (moves and message != "")
     assert there.resolve("latest") == (after if moves else before)
 
 
@@ -150,8 +150,8 @@ def test_what_is_of_another_device_is_no_rival(here, there):
     promote(there, "latest", before)
     assert promote(there, "latest", after).moved
     third = there.push(here / write_sample(here, 3, 9.0, families=["resnet", "vit"]))
-    found = promote(there, "latest", third)  # against the first, which still answers for it
-    assert "regressed: a100 train memory_mib was 5 % off, is 9 %" in found.message
+    promotion = promote(there, "latest", third)  # against the first, which still answers for it
+    assert "regressed: a100 train memory_mib was 5 % off, is 9 %" in promotion.message
     assert there.resolve("latest") == after
 
 
@@ -183,9 +183,9 @@ def test_no_damage_gets_through(tmp_path_factory, damage, which, place):
         if damage == "longer" and path.name == "manifest.json":
             changed = data + b"{"
         path.write_bytes(changed)
-    with pytest.raises(SnapshotError) as told:
+    with pytest.raises(SnapshotError) as caught:
         registry.pull(name, here / "pulled")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
     assert not (here / "pulled").exists()
     registry.pull(other, here / "sound")
     assert registry.push(here / name) == name
@@ -238,8 +238,8 @@ def test_killing_it_at_any_moment_leaves_whole_snapshots_only(tmp_path, work):
             process.send_signal(signal.SIGKILL)
             ended += b"done" in process.stdout.read()
         seen = Registry(target)
-        for found in seen.ids():
-            seen.contents(found)
+        for snapshot_id in seen.ids():
+            seen.contents(snapshot_id)
         for meant in seen.aliases().values():
             seen.contents(meant)
         if ended:

@@ -246,9 +246,11 @@ def test_heads_of_two_phases_of_a_device_stay_apart_and_need_no_encoder(content,
         tmp_path, **{**content, "encoder": None, "heads": heads, "source_device": "rtx"}
     )
     loaded, workloads = load_snapshot(info.folder), zoo.workloads([0, 9])[0]
-    for phase, one in heads["rtx"].items():
+    for phase, expected in heads["rtx"].items():
         predicted = loaded.predict(workloads, "rtx", phase)
-        np.testing.assert_allclose(predicted.median, one.heads.predict(workloads).median, rtol=1e-4)
+        np.testing.assert_allclose(
+            predicted.median, expected.heads.predict(workloads).median, rtol=1e-4
+        )
     with pytest.raises(SnapshotError, match="has no encoder"):
         assert loaded.encoder
 

@@ -106,8 +106,8 @@ class Machine:
         release = 580 if isinstance(driver, Exception) else int(driver.partition(".")[0])
         self.library = _library(release)
         for board in boards:
-            for one in (board, *board.instances):
-                object.__setattr__(one, "machine", self)
+            for device in (board, *board.instances):
+                object.__setattr__(device, "machine", self)
         self.write()
 
     @property
@@ -119,15 +119,15 @@ class Machine:
 
     def write(self) -> None:
         """Says anew what there is; in one stroke, as somebody may be reading."""
-        every = [one for board in self._boards for one in (board, *board.instances)]
-        places = {id(one): place for place, one in enumerate(every, 1)}
+        every = [device for board in self._boards for device in (board, *board.instances)]
+        places = {id(device): place for place, device in enumerate(every, 1)}
         lines = [(0, "driver", _text(self._driver))]
         lines += [(0, "init", _text(self._init) if self._init else "-")]
         lines += [(0, "boards", " ".join(str(places[id(b)]) for b in self._boards) or "-")]
-        for one in every:
-            lines += [(places[id(one)], name, text) for name, text in one.lines()]
-            of_it = " ".join(str(places[id(instance)]) for instance in one.instances)
-            lines += [(places[id(one)], "instances", of_it or "-")]
+        for device in every:
+            lines += [(places[id(device)], name, text) for name, text in device.lines()]
+            of_it = " ".join(str(places[id(instance)]) for instance in device.instances)
+            lines += [(places[id(device)], "instances", of_it or "-")]
         fresh = self._file.with_suffix(".new")
         fresh.write_text("".join(f"{p} {n} {t}\n" for p, n, t in lines), encoding="utf-8")
         fresh.replace(self._file)

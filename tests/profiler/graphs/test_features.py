@@ -52,9 +52,9 @@ def test_an_operator_without_a_place_of_its_own_is_other(template):
 
 @given(st.integers(1, 2048))
 def test_static_features_tell_batch_sizes_apart(template, batch_size):
-    one, many = static_features(template.at(1)), static_features(template.at(batch_size))
-    assert one.dtype == np.float64
-    named = dict(zip(STATIC_FEATURES, many / one, strict=True))
+    single, many = static_features(template.at(1)), static_features(template.at(batch_size))
+    assert single.dtype == np.float64
+    named = dict(zip(STATIC_FEATURES, many / single, strict=True))
     assert named["batch_size"] == named["macs"] == batch_size
     assert named["nodes"] == named["edges"] == named["parameters"] == 1
     assert 1 <= named["memory_bytes"] <= batch_size

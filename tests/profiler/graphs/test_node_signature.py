@@ -83,14 +83,14 @@ SAME_FILES = {
 
 @pytest.mark.parametrize("files", DIFFERENT_FILES.values(), ids=DIFFERENT_FILES)
 def test_what_shapes_do_not_tell_is_in_the_hash_of_a_file(tmp_path, files):
-    one, other = (save(tmp_path / "m.onnx", **file) for file in files)
-    assert one != other
+    first, second = (save(tmp_path / "m.onnx", **file) for file in files)
+    assert first != second
 
 
 @pytest.mark.parametrize("files", SAME_FILES.values(), ids=SAME_FILES)
 def test_two_ways_to_write_a_graph_have_one_hash(tmp_path, files):
-    one, other = (save(tmp_path / "m.onnx", **file) for file in files)
-    assert one == other
+    first, second = (save(tmp_path / "m.onnx", **file) for file in files)
+    assert first == second
 
 
 class Function(torch.nn.Module):

@@ -95,11 +95,11 @@ def test_a_collective_beyond_memory_is_out_of_it_and_the_rest_goes_on(characteri
 @TWO_CORES
 def test_what_follows_a_failure_tells_the_same_one():
     device = CollectivesDevice("cpu-2x1t")
-    asked = []
+    orders = []
 
     class Family:
         def order(self, *order):
-            asked.append(order)
+            orders.append(order)
             return Findings(
                 outcome=Outcome.OOM, failed_in="measure", message="rank 1 of 2: no room is left",
                 memory_detail_mib={"capacity": 40_000.0},
@@ -109,10 +109,10 @@ def test_what_follows_a_failure_tells_the_same_one():
     for act in (lambda: device.time_steps(lambda: None, 3), device.close_window):
         with pytest.raises(TrappmError, match="rank 1 of 2: no room is left") as raised:
             act()
-        found = explain(raised.value, device, "warmup")  # by its outcome, whatever its words
-        assert (found.outcome, found.failed_in) == (Outcome.OOM, "warmup")
-        assert found.memory_detail_mib == {"capacity": 40_000.0}
-    assert asked == [("time", 3)]
+        findings = explain(raised.value, device, "warmup")  # by its outcome, whatever its words
+        assert (findings.outcome, findings.failed_in) == (Outcome.OOM, "warmup")
+        assert findings.memory_detail_mib == {"capacity": 40_000.0}
+    assert orders == [("time", 3)]
 
 
 def test_one_device_alone_has_no_collectives(characteriser):

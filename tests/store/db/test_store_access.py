@@ -51,8 +51,8 @@ def test_it_prints_as_nothing(monkeypatch, tmp_path):
     access = StoreAccess.of(Home(tmp_path))
     assert PASSWORD in access.url
     assert PASSWORD in access.variables["PGPASSWORD"]
-    for told in (repr(access), str(access), f"{access}", repr([access])):
-        assert PASSWORD not in told
+    for text in (repr(access), str(access), f"{access}", repr([access])):
+        assert PASSWORD not in text
 
 
 def test_a_sqlite_store_takes_no_password_along(monkeypatch, tmp_path):

@@ -53,8 +53,8 @@ def rows_of(url, columns=None):
             names = there_now if columns is None else columns.get(table.name)
             if names is None or table.name in {"alembic_version", *GONE}:
                 continue
-            found = connection.execute(table.select()).mappings()
-            rows[table.name] = names, sorted(repr([row[name] for name in names]) for row in found)
+            records = connection.execute(table.select()).mappings()
+            rows[table.name] = names, sorted(repr([row[name] for name in names]) for row in records)
     engine.dispose()
     return rows
 

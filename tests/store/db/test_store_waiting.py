@@ -20,7 +20,7 @@ from trappm.store import Patience, Store
 PATIENCE_S = 120
 
 
-class Told:
+class Notices:
     """What a store says while it waits; its first line sets an event."""
 
     def __init__(self):
@@ -33,8 +33,8 @@ class Told:
 
 
 @pytest.fixture
-def told():
-    return Told()
+def notices():
+    return Notices()
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +73,9 @@ def outage(request, tmp_path, monkeypatch):
     yield url.render_as_string(hide_password=False), kill, server.ensure_postgres_running
 
 
-def test_what_is_recorded_while_the_database_is_away_is_there_once_it_is_back(outage, told):
+def test_what_is_recorded_while_the_database_is_away_is_there_once_it_is_back(outage, notices):
     url, take_away, bring_back = outage
-    with Store.open(url, Patience(PATIENCE_S, told)) as opened:
+    with Store.open(url, Patience(PATIENCE_S, notices)) as opened:
         campaign_id = campaign_with(opened, [configuration(b) for b in (1, 2)])
         lease = lease_next(opened, campaign_id)
         result = measurement(lease.configuration, attempt_key=lease.attempt_key)
@@ -87,25 +87,25 @@ def test_what_is_recorded_while_the_database_is_away_is_there_once_it_is_back(ou
             )
         )
         recorder.start()
-        assert told.has_begun.wait(PATIENCE_S)
+        assert notices.has_begun.wait(PATIENCE_S)
         assert recorded == []
         bring_back()
         recorder.join(PATIENCE_S)
         assert recorded[0].is_new
-        assert "trying again" in told.lines[0]
-        assert "answers again" in told.lines[-1]
+        assert "trying again" in notices.lines[0]
+        assert "answers again" in notices.lines[-1]
         assert not opened.measurements.record(result, assignment_id=lease.id).is_new
         assert states(opened, campaign_id) == [("done", 1, 0), ("open", 0, 0)]
         (label,) = opened.labels.of_campaign(campaign_id)
         assert opened.measurements.get(label.measurement_id) == result
 
 
-def test_a_campaign_goes_on_with_every_method_after_an_outage(outage, told):
+def test_a_campaign_goes_on_with_every_method_after_an_outage(outage, notices):
     url, take_away, bring_back = outage
-    with Store.open(url, Patience(PATIENCE_S, told)) as opened:
+    with Store.open(url, Patience(PATIENCE_S, notices)) as opened:
         campaign_id = campaign_with(opened, [configuration()])
         take_away()
-        helper = threading.Thread(target=lambda: (told.has_begun.wait(PATIENCE_S), bring_back()))
+        helper = threading.Thread(target=lambda: (notices.has_begun.wait(PATIENCE_S), bring_back()))
         helper.start()
         opened.campaigns.log_event(campaign_id, "note", {"message": "during"})
         helper.join(PATIENCE_S)
@@ -115,14 +115,14 @@ def test_a_campaign_goes_on_with_every_method_after_an_outage(outage, told):
         assert [e.kind for e in opened.campaigns.events(campaign_id)] == ["note"]
 
 
-def test_the_wait_is_bounded_and_ends_in_one_line_that_says_how_long_it_was(outage, told):
+def test_the_wait_is_bounded_and_ends_in_one_line_that_says_how_long_it_was(outage, notices):
     url, take_away, bring_back = outage
-    with Store.open(url, Patience(1.5, told)) as opened:
+    with Store.open(url, Patience(1.5, notices)) as opened:
         take_away()
         with pytest.raises(StoreError, match=r"waited [1-9]\d* s for it in vain.*resume") as caught:
             opened.measurements.record(measurement())
         assert "\n" not in str(caught.value)
-        assert len(told.lines) == 1
+        assert len(notices.lines) == 1
         bring_back()
         assert opened.measurements.record(measurement()).is_new
         assert len(opened.labels.matching()) == 1

@@ -109,10 +109,10 @@ def test_a_scope_that_nobody_writes_is_refused(given):
 
 @pytest.mark.skipif(not DATA.exists(), reason="the published sheets are not beside this checkout")
 def test_the_real_sheets_have_labels_of_v100_and_a100():
-    found = {}
+    times_ms = {}
     for file in ("pycls_v100_step_fp32.csv", "pgb_torchvision_step.csv"):
         for label in labels_of(node_steps.verdicts(DATA / file)):
-            found.setdefault(label.device, []).append(label.step_time_ms)
-    assert len(found["v100-16gb"]) >= 50
-    assert len(found["a100-sxm4-40gb"]) >= 40
-    assert all(0 < time_ms < 1e4 for times in found.values() for time_ms in times)
+            times_ms.setdefault(label.device, []).append(label.step_time_ms)
+    assert len(times_ms["v100-16gb"]) >= 50
+    assert len(times_ms["a100-sxm4-40gb"]) >= 40
+    assert all(0 < time_ms < 1e4 for times in times_ms.values() for time_ms in times)

@@ -131,8 +131,8 @@ def test_measured_needs_an_environment_that_vouches_for_it(tmp_path, changes, pr
 def test_lines_of_the_profiler_are_read_and_measured_if_a_process_wrote_them(tmp_path):
     ours = measurement(environment={"device": "cpu-2t", "measuring_version": 1})
     other = measurement(environment={"device": "cpu-2t"})
-    found = [v.measurement for v in read_file(lines(tmp_path, ours.to_dict(), other.to_dict()))]
-    assert found == [ours, dataclasses.replace(other, provenance="imported")]
+    records = [v.measurement for v in read_file(lines(tmp_path, ours.to_dict(), other.to_dict()))]
+    assert records == [ours, dataclasses.replace(other, provenance="imported")]
 
 
 @pytest.mark.parametrize(
@@ -253,13 +253,13 @@ def test_a_parquet_file_that_unpacks_to_gigabytes_is_refused_in_bounded_memory(t
     done = subprocess.run(
         [sys.executable, "-c", MEASURED, path], capture_output=True, text=True, check=True
     )
-    told, *peaks_kib = done.stdout.splitlines()
-    assert "unpack to more than 768 MiB at once" in told
+    refusal, *peaks_kib = done.stdout.splitlines()
+    assert "unpack to more than 768 MiB at once" in refusal
     assert max(map(int, peaks_kib)) < 2**20
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reason"),
     [
         ({"step_p95_ms": 1e-3}, "below the median"),
         ({"step_forward_share": 1.5}, "step_forward_share is 1.5; .* less than or equal to 1"),
@@ -269,9 +269,9 @@ def test_a_parquet_file_that_unpacks_to_gigabytes_is_refused_in_bounded_memory(t
         ({"environment": {"note": "\x01" * 900_000}}, "longer than 3 MiB when it is exported"),
     ],
 )
-def test_what_cannot_be_is_refused_at_import(tmp_path, changes, told):
+def test_what_cannot_be_is_refused_at_import(tmp_path, changes, reason):
     path = lines(tmp_path, row(tmp_path, **changes))
-    with pytest.raises(InputError, match=told) as caught:
+    with pytest.raises(InputError, match=reason) as caught:
         list(read_file(path))
     assert "row 1: " in str(caught.value)
 

@@ -134,5 +134,5 @@ def test_the_real_sheets_are_read_whole(tmp_path):
     sheets = sorted(DATA.glob("rtx*_step_*.csv"))
     assert len(sheets) == 4
     for path in sheets:
-        found = timm_results.verdicts(path)
-        assert sum(v.measurement is not None for v in found) > 0.75 * len(found)
+        verdicts = timm_results.verdicts(path)
+        assert sum(v.measurement is not None for v in verdicts) > 0.75 * len(verdicts)

@@ -238,15 +238,15 @@ def closed(postgresql_server):
 
 def test_no_password_is_told_when_all_goes_well_or_the_password_is_wrong(run, closed, tmp_path):
     right = closed.render_as_string(hide_password=False)
-    told = ""
+    output = ""
     for command in (["upgrade"], *COMMANDS[:3], ["backup", tmp_path / "copy.db"]):
         for more in ([], ["--json"]):
             target = [*command[:-1], f"{command[-1]}{len(more)}"] if len(command) > 1 else command
             status, out, err, logged = run(*target, *more, "--database", right)
             assert (status, err) == (0, "")
-            told += out + logged
-    assert "closed" in told
-    assert SECRET not in told
+            output += out + logged
+    assert "closed" in output
+    assert SECRET not in output
     wrong = SECRET[::-1]
     url = closed.set(password=wrong).render_as_string(hide_password=False)
     for debug in (False, True):
@@ -319,8 +319,8 @@ def test_who_only_asks_makes_and_changes_nothing(tmp_path, monkeypatch, capfd, c
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
     cli.run(command)
-    told = capfd.readouterr()
-    assert "trappm campaign launch" in told.out + told.err or command[0] == "pool"
+    output = capfd.readouterr()
+    assert "trappm campaign launch" in output.out + output.err or command[0] == "pool"
     assert list(tmp_path.iterdir()) == []
     script = (Path(__file__).parents[1] / "db" / "schemas" / "0001.sqlite.sql").read_text()
     (tmp_path / "home").mkdir()
@@ -335,6 +335,6 @@ def test_who_asks_for_snapshots_makes_no_data_folder(tmp_path, monkeypatch, capf
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
     cli.run(["snapshot", *command])
-    told = capfd.readouterr()
-    assert "default" in told.out + told.err  # the one that ships with us
+    output = capfd.readouterr()
+    assert "default" in output.out + output.err  # the one that ships with us
     assert list(tmp_path.iterdir()) == []

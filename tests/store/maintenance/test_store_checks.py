@@ -38,10 +38,10 @@ def test_a_fault_is_found_and_nothing_else(whole_url, name):
     values = {key: v for key, v in VALUES.items() if any(f":{key}" in s for s in statements)}
     for statement in statements:
         inject(whole_url, statement, **{k: v for k, v in values.items() if f":{k}" in statement})
-    found = findings(whole_url)
-    assert set(found) == set(expected)
+    faults = findings(whole_url)
+    assert set(faults) == set(expected)
     for what, example in expected.items():
-        finding = found[what]
+        finding = faults[what]
         assert finding.count == 1
         assert finding.mend
         assert example in {None, finding.example}
@@ -60,8 +60,8 @@ def test_nothing_that_is_damaged_is_changed(whole_url):
 
 def test_every_row_of_a_fault_is_counted(whole_url):
     inject(whole_url, "DELETE FROM labels")
-    found = findings(whole_url)["measurements without the label that they make"]
-    assert (found.count, found.example) == (3, "1")
+    finding = findings(whole_url)["measurements without the label that they make"]
+    assert (finding.count, finding.example) == (3, "1")
 
 
 def test_a_table_made_anew_without_its_constraints_is_told(whole_url):
@@ -73,8 +73,8 @@ def test_a_table_made_anew_without_its_constraints_is_told(whole_url):
         "INSERT INTO pool_members SELECT * FROM pool_members WHERE pool_id = 1",
         "INSERT INTO pool_members VALUES (NULL, 's1')",
     )
-    found = findings(whole_url)
-    assert found["differences between the schema and that of this version"].count > 0
+    faults = findings(whole_url)
+    assert faults["differences between the schema and that of this version"].count > 0
 
 
 def test_tables_and_indices_of_others_are_no_fault(whole_url):

@@ -59,6 +59,6 @@ def test_mending_a_whole_store_changes_nothing(whole_url):
 def rows(url, query):
     engine = create_engine(url)
     with engine.connect() as connection:
-        found = [tuple(row) for row in connection.execute(text(query))]
+        records = [tuple(row) for row in connection.execute(text(query))]
     engine.dispose()
-    return found
+    return records

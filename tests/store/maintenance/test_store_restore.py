@@ -68,13 +68,13 @@ def test_a_backup_that_cannot_be_loaded_whole_leaves_no_row(kept, database_url):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "reason"),
     [(None, "there is no backup"), (b"", "empty database"), (b"text" * 200, "not a database")],
 )
-def test_what_is_no_backup_is_told(tmp_path, database_url, content, told):
+def test_what_is_no_backup_is_told(tmp_path, database_url, content, reason):
     file = tmp_path / "other.db"
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises((InputError, StoreError), match=told) as caught:
+    with pytest.raises((InputError, StoreError), match=reason) as caught:
         restore(file, database_url)
     assert caught.value.exit_status == 2

@@ -17,7 +17,7 @@ from trappm.store.query.dates import point_in_time
 
 
 @pytest.fixture
-def asked(store):
+def filled_store(store):
     """A store with labels of two devices and three architectures, and two failures."""
     for what, fields in [
         (configuration(1, "resnet18"), {"step_ms": 5.0}),
@@ -60,69 +60,69 @@ FILTERS = [
 ]
 
 
-def test_filters_restrict(asked):
+def test_filters_restrict(filled_store):
     for wanted, count in FILTERS:
-        frame = asked.labels.query(LabelFilter(**wanted))
+        frame = filled_store.labels.query(LabelFilter(**wanted))
         assert len(frame) == count, wanted
         assert {"architecture", "device", "step_time_ms", "memory_mib"} <= set(frame.columns)
         if "outcome" not in wanted:
-            assert len(asked.labels.matching(LabelFilter(**wanted))) == count, wanted
+            assert len(filled_store.labels.matching(LabelFilter(**wanted))) == count, wanted
     with pytest.raises(InputError, match="labels have no outcome"):
-        asked.labels.matching(LabelFilter(outcome="oom"))
+        filled_store.labels.matching(LabelFilter(outcome="oom"))
 
 
-def test_the_labels_of_one_campaign(asked):
-    campaign_id = campaign_with(asked, [configuration(1), configuration(32)])
-    measure_next(asked, campaign_id)
-    measure_next(asked, campaign_id, "error")
-    assert asked.labels.query(LabelFilter(campaign=campaign_id)).batch_size.tolist() == [1]
+def test_the_labels_of_one_campaign(filled_store):
+    campaign_id = campaign_with(filled_store, [configuration(1), configuration(32)])
+    measure_next(filled_store, campaign_id)
+    measure_next(filled_store, campaign_id, "error")
+    assert filled_store.labels.query(LabelFilter(campaign=campaign_id)).batch_size.tolist() == [1]
     wanted = LabelFilter(campaign=campaign_id, outcome="error")
-    assert asked.labels.query(wanted).message.tolist() == ["ended as error"]
+    assert filled_store.labels.query(wanted).message.tolist() == ["ended as error"]
 
 
-def test_rows_are_sorted_with_missing_values_last_and_limited(asked):
-    fastest = asked.labels.query(LabelFilter(), sort="step_time_ms", limit=2)
+def test_rows_are_sorted_with_missing_values_last_and_limited(filled_store):
+    fastest = filled_store.labels.query(LabelFilter(), sort="step_time_ms", limit=2)
     assert fastest.step_time_ms.tolist() == [4.0, 5.0]
-    by_power = asked.labels.query(LabelFilter(), sort="-power_w")
+    by_power = filled_store.labels.query(LabelFilter(), sort="-power_w")
     assert by_power.power_w.iloc[0] == 40.0
     assert by_power.power_w.iloc[1:].isna().all()
     assert by_power.memory_mib.dtype == "float64"
     with pytest.raises(InputError, match="cannot sort by 'speed'"):
-        asked.labels.query(LabelFilter(), sort="speed")
+        filled_store.labels.query(LabelFilter(), sort="speed")
 
 
-def test_pages_follow_each_other_and_are_counted(asked):
+def test_pages_follow_each_other_and_are_counted(filled_store):
     wanted = LabelFilter(outcome="any")
-    whole = asked.labels.query(wanted, sort="-step_time_ms")["id"].tolist()
+    whole = filled_store.labels.query(wanted, sort="-step_time_ms")["id"].tolist()
     pages = [
-        asked.labels.query(wanted, sort="-step_time_ms", limit=3, offset=at)["id"].tolist()
+        filled_store.labels.query(wanted, sort="-step_time_ms", limit=3, offset=at)["id"].tolist()
         for at in (0, 3, 6, 9)
     ]
     assert [len(page) for page in pages] == [3, 3, 1, 0]
     assert sum(pages, []) == whole  # noqa: RUF017  (four of them)
-    assert asked.labels.count(wanted, at_most=100) == len(whole)
-    assert asked.labels.count(wanted, at_most=5) == 5
-    assert asked.labels.count(LabelFilter(family="resnet"), at_most=100) == 3
+    assert filled_store.labels.count(wanted, at_most=100) == len(whole)
+    assert filled_store.labels.count(wanted, at_most=5) == 5
+    assert filled_store.labels.count(LabelFilter(family="resnet"), at_most=100) == 3
 
 
-def test_names_that_filters_can_ask_for(asked):
-    names = asked.labels.names()
+def test_names_that_filters_can_ask_for(filled_store):
+    names = filled_store.labels.names()
     assert names["device"] == ["a100", "cpu-2t"]
     assert names["family"] == ["odd", "resnet", "vgg"]
     assert names["architecture"] == ["odd%name", "resnet18", "resnet50", "vgg11_bn"]
 
 
-def test_columns_come_as_asked_for(asked):
+def test_columns_come_as_asked_for(filled_store):
     wanted = LabelFilter(architecture="resnet18")
-    frame = asked.labels.query(wanted, columns=["power_w", "batch_size"], sort="-batch_size")
+    frame = filled_store.labels.query(wanted, columns=["power_w", "batch_size"], sort="-batch_size")
     assert list(frame.columns) == ["power_w", "batch_size"]
     assert frame.batch_size.tolist() == [2, 1]
     with pytest.raises(InputError, match="cannot show 'prize'"):
-        asked.labels.query(wanted, columns=["prize"])
+        filled_store.labels.query(wanted, columns=["prize"])
     with pytest.raises(InputError, match="cannot show 'outcome'"):
-        asked.labels.query(wanted, columns=["outcome"])
+        filled_store.labels.query(wanted, columns=["outcome"])
     with pytest.raises(InputError, match="cannot show 'id' twice"):
-        asked.labels.query(wanted, columns=["id", "id"])
+        filled_store.labels.query(wanted, columns=["id", "id"])
 
 
 @pytest.mark.parametrize("name", ["metric", "outcome", "provenance"])
@@ -162,12 +162,12 @@ UNKNOWN = [
 ]
 
 
-def test_a_name_that_is_not_there_is_told_with_the_nearest(asked):
-    for wanted, told in UNKNOWN:
-        for ask in (asked.labels.query, asked.labels.summarize):
+def test_a_name_that_is_not_there_is_told_with_the_nearest(filled_store):
+    for wanted, reason in UNKNOWN:
+        for ask in (filled_store.labels.query, filled_store.labels.summarize):
             with pytest.raises(InputError) as caught:
                 ask(LabelFilter(**wanted))
-            assert told in str(caught.value)
+            assert reason in str(caught.value)
 
 
 HOSTILE = [
@@ -185,12 +185,12 @@ HOSTILE = [
 ]
 
 
-def test_hostile_text_matches_nothing_and_does_nothing(asked, database_url):
+def test_hostile_text_matches_nothing_and_does_nothing(filled_store, database_url):
     before = contents(database_url)
     names = ["architecture", "family", "device", "campaign"]
     for name, hostile in itertools.product(names, HOSTILE):
-        assert asked.labels.matching(LabelFilter(**{name: hostile})) == [], hostile
-        for ask in (asked.labels.query, asked.labels.summarize):
+        assert filled_store.labels.matching(LabelFilter(**{name: hostile})) == [], hostile
+        for ask in (filled_store.labels.query, filled_store.labels.summarize):
             with pytest.raises(InputError):
                 ask(LabelFilter(**{name: hostile}))
             with pytest.raises(InputError):
@@ -198,22 +198,22 @@ def test_hostile_text_matches_nothing_and_does_nothing(asked, database_url):
             with pytest.raises(InputError):
                 ask(LabelFilter(), columns=[hostile])
         with pytest.raises(InputError):
-            asked.labels.summarize(LabelFilter(), by=[hostile])
+            filled_store.labels.summarize(LabelFilter(), by=[hostile])
         with pytest.raises(InputError):
-            asked.labels.summarize(LabelFilter(), statistics=[hostile])
+            filled_store.labels.summarize(LabelFilter(), statistics=[hostile])
     assert contents(database_url) == before
 
 
-def test_a_percent_sign_in_a_glob_means_itself(asked):
-    frame = asked.labels.query(LabelFilter(architecture="*%*"))
+def test_a_percent_sign_in_a_glob_means_itself(filled_store):
+    frame = filled_store.labels.query(LabelFilter(architecture="*%*"))
     assert frame.architecture.tolist() == ["odd%name"]
 
 
 # Statistics.
 
 
-def test_statistics_by_group(asked):
-    frame = asked.labels.summarize(
+def test_statistics_by_group(filled_store):
+    frame = filled_store.labels.summarize(
         LabelFilter(), by=["family", "device"], statistics=["count", "mean", "p95"]
     )
     assert list(frame.columns) == [
@@ -229,19 +229,20 @@ def test_statistics_by_group(asked):
     assert frame.power_w_mean.isna().tolist() == [True, True, False, True]
 
 
-def test_statistics_of_all_are_one_row_and_of_attempts_too(asked):
-    frame = asked.labels.summarize(
+def test_statistics_of_all_are_one_row_and_of_attempts_too(filled_store):
+    frame = filled_store.labels.summarize(
         LabelFilter(), statistics=["min", "median", "max", "std"], columns=["step_time_ms"]
     )
     assert frame.values.tolist() == [[4.0, 12.5, 12.5, np.std([5, 4, 12.5, 12.5, 12.5], ddof=1)]]
-    frame = asked.labels.summarize(
+    frame = filled_store.labels.summarize(
         LabelFilter(outcome="any"), by=["outcome"], columns=["duration_s"], sort="-duration_s_count"
     )
     assert frame.outcome.tolist() == ["ok", "oom", "unstable"]
     assert frame.duration_s_count.tolist() == [5, 1, 1]
     assert frame.duration_s_mean.tolist() == [3.25] * 3
-    top = asked.labels.summarize(LabelFilter(), by=["architecture"], sort="-memory_mib_count",
-                                 limit=1)  # fmt: skip
+    top = filled_store.labels.summarize(
+        LabelFilter(), by=["architecture"], sort="-memory_mib_count", limit=1
+    )
     assert top.architecture.tolist() == ["resnet18"]
 
 
@@ -257,10 +258,10 @@ WRONG = [
 ]
 
 
-def test_a_summary_that_cannot_be_is_told(asked):
-    for arguments, told in WRONG:
-        with pytest.raises(InputError, match=told):
-            asked.labels.summarize(LabelFilter(), **arguments)
+def test_a_summary_that_cannot_be_is_told(filled_store):
+    for arguments, reason in WRONG:
+        with pytest.raises(InputError, match=reason):
+            filled_store.labels.summarize(LabelFilter(), **arguments)
 
 
 def test_statistics_are_those_of_numpy(store):

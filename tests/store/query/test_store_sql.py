@@ -18,7 +18,7 @@ TIMEOUT_S = 20.0
 
 
 @pytest.fixture
-def asked(store):
+def filled_store(store):
     for batch_size in (1, 2, 3):
         store.measurements.record(measurement(configuration(batch_size), step_ms=float(batch_size)))
     return store
@@ -34,9 +34,9 @@ def rows(store, statement, **options):
     return frame.values.tolist()
 
 
-def test_reading_statements_are_answered(asked, database_url):
+def test_reading_statements_are_answered(filled_store, database_url):
     with Store.open_to_read(database_url) as readable:
-        for store in (asked, readable):
+        for store in (filled_store, readable):
             assert rows(store, "SELECT count(*) FROM labels") == [[3]]
             assert rows(store, "VALUES (1, 'a%b'), (2, NULL);") == [[1, "a%b"], [2, None]]
             assert rows(store, "SELECT 1 WHERE 1 = 0") == []
@@ -58,8 +58,8 @@ def test_reading_statements_are_answered(asked, database_url):
             )[0][0] == 15  # fmt: skip
 
 
-def test_values_of_every_kind_come_as_something_to_print(asked):
-    frame, _ = asked.query_sql(
+def test_values_of_every_kind_come_as_something_to_print(filled_store):
+    frame, _ = filled_store.query_sql(
         "SELECT m.step_samples_ms, m.missing, m.power_w, m.id, m.id, avg(m.duration_s)"
         " FROM measurements m GROUP BY m.id ORDER BY m.id LIMIT 1"
     )
@@ -72,20 +72,20 @@ def test_values_of_every_kind_come_as_something_to_print(asked):
     assert mean == 3.25
 
 
-def test_rows_beyond_the_limit_are_told(asked):
-    frame, more = asked.query_sql("SELECT id FROM labels ORDER BY id", limit=2)
+def test_rows_beyond_the_limit_are_told(filled_store):
+    frame, more = filled_store.query_sql("SELECT id FROM labels ORDER BY id", limit=2)
     assert (len(frame), more) == (2, True)
-    frame, more = asked.query_sql("SELECT id FROM labels ORDER BY id", limit=3)
+    frame, more = filled_store.query_sql("SELECT id FROM labels ORDER BY id", limit=3)
     assert (len(frame), more) == (3, False)
 
 
-def test_endless_statements_are_stopped(asked):
+def test_endless_statements_are_stopped(filled_store):
     endless = (
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
     )
     with pytest.raises(InputError, match=r"stopped after 0\.2 s"):
-        asked.query_sql(endless, timeout_s=0.2)
-    assert rows(asked, "SELECT count(*) FROM labels") == [[3]]
+        filled_store.query_sql(endless, timeout_s=0.2)
+    assert rows(filled_store, "SELECT count(*) FROM labels") == [[3]]
 
 
 MANY = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 99)"
@@ -103,16 +103,16 @@ TOO_MUCH = [
 
 @pytest.mark.parametrize(("statement", "reason"), TOO_MUCH)
 @pytest.mark.parametrize("databases", ["sqlite"], indirect=True)
-def test_what_a_single_call_and_an_answer_take_is_bounded(asked, statement, reason):
+def test_what_a_single_call_and_an_answer_take_is_bounded(filled_store, statement, reason):
     with pytest.raises(InputError, match=reason):
-        asked.query_sql(statement, timeout_s=0.5 if reason == "0.5 s" else 10 * TIMEOUT_S)
+        filled_store.query_sql(statement, timeout_s=0.5 if reason == "0.5 s" else 10 * TIMEOUT_S)
 
 
 @pytest.mark.parametrize("databases", ["postgresql"], indirect=True)
-def test_a_statement_cannot_lift_its_limit_of_time(asked):
+def test_a_statement_cannot_lift_its_limit_of_time(filled_store):
     lifted = "SELECT set_config('statement_timeout', '0', false)"
     with pytest.raises(InputError, match=r"stopped after 0.5 s"):
-        asked.query_sql(f"{lifted} UNION ALL SELECT pg_sleep(60)::text", timeout_s=0.5)
+        filled_store.query_sql(f"{lifted} UNION ALL SELECT pg_sleep(60)::text", timeout_s=0.5)
 
 
 WRITES = [
@@ -208,19 +208,19 @@ POSTGRESQL_WRITES = [
 ]
 
 
-def test_no_trick_writes(asked, database_url, tmp_path):
+def test_no_trick_writes(filled_store, database_url, tmp_path):
     before = contents(database_url)
     target = tmp_path / "written"
     mine = POSTGRESQL_WRITES if is_postgresql(database_url) else SQLITE_WRITES
     with Store.open_to_read(database_url) as readable:
-        stores = cycle([asked, readable])  # opened to read or not: a question only reads
+        stores = cycle([filled_store, readable])  # opened to read or not: a question only reads
         for statement, store in zip([*WRITES, *mine], stores, strict=False):
             with pytest.raises(InputError) as caught:
                 store.query_sql(statement.replace("{file}", str(target)), timeout_s=TIMEOUT_S)
             assert "\n" not in str(caught.value), statement
     assert contents(database_url) == before
     assert not target.exists()
-    assert rows(asked, "SELECT count(*) FROM labels") == [[3]]
+    assert rows(filled_store, "SELECT count(*) FROM labels") == [[3]]
 
 
 def test_no_trick_leaves_anything_in_sqlite(tmp_path):
@@ -236,18 +236,18 @@ def test_no_trick_leaves_anything_in_sqlite(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} <= {"labels.db", "labels.db-wal", "labels.db-shm"}
 
 
-def test_a_superuser_asks_as_a_role_that_may_only_read(asked, database_url):
+def test_a_superuser_asks_as_a_role_that_may_only_read(filled_store, database_url):
     if not is_postgresql(database_url):
         pytest.skip("SQLite has no roles")
     ((user, is_superuser, read_only),) = rows(
-        asked,
+        filled_store,
         "SELECT current_user, current_setting('is_superuser'),"
         " current_setting('transaction_read_only')",
     )
     assert (user, is_superuser, read_only) == ("pg_read_all_data", "off", "on")
 
 
-def test_a_user_without_rights_reads_what_they_may(asked, database_url, postgresql_server):
+def test_a_user_without_rights_reads_what_they_may(filled_store, database_url, postgresql_server):
     if not is_postgresql(database_url):
         pytest.skip("SQLite has no users")
     owner = create_engine(database_url, isolation_level="AUTOCOMMIT")
@@ -269,7 +269,7 @@ def test_a_user_without_rights_reads_what_they_may(asked, database_url, postgres
     owner.dispose()
 
 
-def test_postgresql_says_why_it_refuses(asked, database_url):
+def test_postgresql_says_why_it_refuses(filled_store, database_url):
     if not is_postgresql(database_url):
         pytest.skip("SQLite has neither roles nor functions that write")
     before = contents(database_url)
@@ -283,26 +283,26 @@ def test_postgresql_says_why_it_refuses(asked, database_url):
         ("SELECT $1", "parameter"),
     ]:
         with pytest.raises(InputError, match=reason):
-            asked.query_sql(statement)
+            filled_store.query_sql(statement)
     assert contents(database_url) == before
 
 
-def test_what_a_setting_changes_ends_with_the_statement(asked, database_url):
+def test_what_a_setting_changes_ends_with_the_statement(filled_store, database_url):
     if not is_postgresql(database_url):
         pytest.skip("SQLite has no settings to call")
-    asked.query_sql("SELECT set_config('role', 'none', false)")
-    assert rows(asked, "SELECT current_user") == [["pg_read_all_data"]]
+    filled_store.query_sql("SELECT set_config('role', 'none', false)")
+    assert rows(filled_store, "SELECT current_user") == [["pg_read_all_data"]]
 
 
-def test_what_is_refused_is_told_in_one_line_with_the_reason(asked, database_url):
+def test_what_is_refused_is_told_in_one_line_with_the_reason(filled_store, database_url):
     with pytest.raises(InputError, match=r"refused: .*no_such_table.*one SELECT or VALUES"):
-        asked.query_sql("SELECT * FROM no_such_table")
+        filled_store.query_sql("SELECT * FROM no_such_table")
     if not is_postgresql(database_url):
         with pytest.raises(InputError, match="not authorized"):
-            asked.query_sql("PRAGMA user_version")
+            filled_store.query_sql("PRAGMA user_version")
 
 
-def test_an_answer_of_any_number_of_bytes_does_not_fill_the_memory(asked, database_url):
+def test_an_answer_of_any_number_of_bytes_does_not_fill_the_memory(filled_store, database_url):
     series = (
         "generate_series(1, 9000) AS n(i)"
         if is_postgresql(database_url)
@@ -311,16 +311,16 @@ def test_an_answer_of_any_number_of_bytes_does_not_fill_the_memory(asked, databa
     )
     large = "repeat('x', 1000000)" if is_postgresql(database_url) else "printf('%01000000d', 0)"
     with pytest.raises(InputError, match="refused: it gives more than 64 MiB"):
-        asked.query_sql(" ".join(("SELECT", large, "FROM", series)))
-    frame, more = asked.query_sql(f"SELECT i FROM {series}", limit=3000)  # noqa: S608
+        filled_store.query_sql(" ".join(("SELECT", large, "FROM", series)))
+    frame, more = filled_store.query_sql(f"SELECT i FROM {series}", limit=3000)  # noqa: S608
     assert (frame.i.tolist(), more) == (list(range(1, 3001)), True)
 
 
 @pytest.mark.parametrize("databases", ["postgresql"], indirect=True)
-def test_a_giant_value_stays_on_the_server(asked):
-    rows(asked, "SELECT 1")  # with what that imports
+def test_a_giant_value_stays_on_the_server(filled_store):
+    rows(filled_store, "SELECT 1")  # with what that imports
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from now on
     before = memory_status_kib()["VmHWM"]
     with pytest.raises(InputError, match="refused: it gives more than 64 MiB"):
-        asked.query_sql("SELECT repeat('x', 300000000)")
+        filled_store.query_sql("SELECT repeat('x', 300000000)")
     assert memory_status_kib()["VmHWM"] - before < 100 << 10

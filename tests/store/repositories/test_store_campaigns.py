@@ -57,11 +57,11 @@ def test_a_pool_is_set_once(store):
 
 
 def test_two_campaigns_share_configurations_and_nothing_else(store):
-    one, two = (campaign_with(store, [configuration(1), configuration(2)]) for _ in "ab")
-    measure_next(store, one)
-    assert [state for state, _, _ in states(store, one)] == ["done", "open"]
-    assert [state for state, _, _ in states(store, two)] == ["open", "open"]
-    assert store.labels.of_campaign(two) == []
+    first, second = (campaign_with(store, [configuration(1), configuration(2)]) for _ in "ab")
+    measure_next(store, first)
+    assert [state for state, _, _ in states(store, first)] == ["done", "open"]
+    assert [state for state, _, _ in states(store, second)] == ["open", "open"]
+    assert store.labels.of_campaign(second) == []
 
 
 def test_a_round_is_planned_once(store):
@@ -78,10 +78,10 @@ def test_each_device_has_its_part_of_a_round_planned_by_itself(store):
     for _ in "twice":
         other = planned([configuration(2)], device="a100")
         store.rounds.plan(campaign_id, 0, "initial", other)
-    found = [
+    assignments = [
         (a.device, a.configuration.batch_size) for a in store.assignments.of_campaign(campaign_id)
     ]
-    assert sorted(found) == [("a100", 2), (DEVICE, 1), (DEVICE, 2)]
+    assert sorted(assignments) == [("a100", 2), (DEVICE, 1), (DEVICE, 2)]
     (late,) = store.assignments.of_campaign(campaign_id, device="a100", round_number=0)
     assert late.state == "open"
     assert store.assignments.of_campaign(campaign_id, round_number=1) == []
@@ -170,16 +170,16 @@ def test_events_come_back_in_order(store):
 
 
 def test_labels_of_an_earlier_campaign_are_adopted(store):
-    one = campaign_with(store, [configuration(1), configuration(2)])
-    measure_next(store, one)
-    measure_next(store, one, "oom")
+    first = campaign_with(store, [configuration(1), configuration(2)])
+    measure_next(store, first)
+    measure_next(store, first, "oom")
     fingerprint = store.labels.matching()[0].fingerprint
-    two = campaign_with(store, [configuration(2), configuration(1), configuration(4)])
-    assert store.assignments.adopt_labels(two, DEVICE, fingerprint, "quick") == 1
-    assert store.assignments.adopt_labels(two, DEVICE, fingerprint, "quick") == 0
-    assert store.labels.of_campaign(two) == store.labels.of_campaign(one)
-    assert [state for state, _, _ in states(store, two)] == ["open", "done", "open"]
-    assert store.campaigns.outcome_counts(two) == {}
+    second = campaign_with(store, [configuration(2), configuration(1), configuration(4)])
+    assert store.assignments.adopt_labels(second, DEVICE, fingerprint, "quick") == 1
+    assert store.assignments.adopt_labels(second, DEVICE, fingerprint, "quick") == 0
+    assert store.labels.of_campaign(second) == store.labels.of_campaign(first)
+    assert [state for state, _, _ in states(store, second)] == ["open", "done", "open"]
+    assert store.campaigns.outcome_counts(second) == {}
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ def readings(steps_ms, history=(), **fields):
     taken = list(history)
     for minute, step_ms in enumerate(steps_ms):
         outcome = "ok" if step_ms is not None else "error"
-        found = measurement(
+        result = measurement(
             PLAN.configuration, outcome, step_ms=step_ms or 1.0,
             started_at=f"2026-01-02T03:{minute:02d}:05.678901+00:00", **fields,
         )  # fmt: skip
-        taken.append(read_canary(found, taken, PLAN))
+        taken.append(read_canary(result, taken, PLAN))
     return taken[len(history) :]
 
 
@@ -30,10 +30,10 @@ def test_what_was_read_is_what_was_saved_with_its_reference_drift_and_decision(s
     taken = readings([10, 10.2, 11, None, 13, 14])
     for reading in reversed(taken):
         assert store.canaries.save(reading)
-    found = store.canaries.all(device="cpu-2t")
-    assert found == taken
-    assert [r.decision for r in found] == ["ok", "ok", "drifting", "drifting", "stop", "stop"]
-    assert found[-1].series == found[0].series
+    history = store.canaries.all(device="cpu-2t")
+    assert history == taken
+    assert [r.decision for r in history] == ["ok", "ok", "drifting", "drifting", "stop", "stop"]
+    assert history[-1].series == history[0].series
 
 
 def test_an_attempt_key_is_kept_once(store):

@@ -149,12 +149,12 @@ def assignment_machine(store):
         @precondition(lambda self: self.dead)
         @rule(data=st.data())
         def the_dead_one_writes(self, data):
-            one = self.order[0]
+            first_id = self.order[0]
             late = [(self.result_of(self.old[-1], "ok"), self.old[-1].id)] if self.old else []
             dead = self.dead
             writes = [
-                lambda: dead.measurements.record_and_lease(late, [(one, "ghost")]),
-                lambda: dead.assignments.take_back(one, "ghost"),
+                lambda: dead.measurements.record_and_lease(late, [(first_id, "ghost")]),
+                lambda: dead.assignments.take_back(first_id, "ghost"),
                 lambda: dead.assignments.release_leases(self.campaign_id),
                 lambda: dead.assignments.reopen_failed(self.campaign_id),
                 lambda: dead.campaigns.log_event(self.campaign_id, "ghost", {}),

@@ -45,16 +45,16 @@ def test_who_runs_a_campaign_is_told_to_whoever_wants_to_run_it_too(store, campa
     owned(store, campaign_id, "gpu-3")
     owner = store.campaigns.get(campaign_id).owner
     assert (owner.id, owner.process) == ("gpu-3", process("gpu-3"))
-    told = (
+    pattern = (
         rf"campaign {campaign_id} runs on host gpu-3 \(process 1\) since .* UTC, last heard of \d+ "
         rf"s ago; watch it with: trappm campaign watch {campaign_id}; stop it with: trappm "
     )
-    with pytest.raises(OwnedError, match=told) as refused:
+    with pytest.raises(OwnedError, match=pattern) as refused:
         store.owners.begin_campaign(campaign_id)
     assert "\n" not in str(refused.value)
     arrived = pickle.loads(pickle.dumps(refused.value))  # noqa: S301  (as Ray brings it)
     assert (str(arrived), arrived.owner) == (str(refused.value), refused.value.owner)
-    with pytest.raises(OwnedError, match=told):
+    with pytest.raises(OwnedError, match=pattern):
         store.owners.claim_campaign(campaign_id, "other", process("other"))
     assert store.owners.claim_campaign(
         campaign_id, "gpu-3", process("gpu-3")
@@ -132,7 +132,7 @@ def test_of_many_that_claim_at_once_one_gets_it(store, database_url, campaign_id
         thread.start()
     for thread in threads:
         thread.join()
-    (name,) = [one for one in got if one]
+    (name,) = [claimant for claimant in got if claimant]
     assert store.campaigns.get(campaign_id).owner.id == name
 
 

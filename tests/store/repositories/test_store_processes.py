@@ -77,12 +77,12 @@ def work_together(store, url, started, *, campaigns, assignments, processes, thr
             threading.Thread(target=store_workers.run_turns, args=given, daemon=True).start()
     taken = Counter()
     while names:
-        worker, told = results.get(timeout=PATIENCE_S)
-        if told is None:
+        worker, result = results.get(timeout=PATIENCE_S)
+        if result is None:
             names.remove(worker)
         else:
-            assert re.fullmatch("[0-9a-f]{32}", str(told)), f"{worker}: {told}"
-            taken[told] += 1
+            assert re.fullmatch("[0-9a-f]{32}", str(result)), f"{worker}: {result}"
+            taken[result] += 1
     for campaign_id in ids:
         everything = store.assignments.of_campaign(campaign_id)
         assert {(a.state, a.failures) for a in everything} == {("done", 0)}

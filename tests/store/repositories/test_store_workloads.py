@@ -37,8 +37,8 @@ def test_a_later_graph_replaces_an_earlier_answer(store):
     store.workloads.save_graph("vgg11", 32, template(macs=1).to_bytes(), None)
     assert store.workloads.refusals() == []
     store.workloads.save_graph("vgg11", 32, template(macs=2).to_bytes(), None)
-    found = GraphTemplate.from_bytes(store.workloads.graph_templates([("vgg11", 32)])["vgg11", 32])
-    assert found.constant["macs"].tolist() == [2, 2]
+    graph = GraphTemplate.from_bytes(store.workloads.graph_templates([("vgg11", 32)])["vgg11", 32])
+    assert graph.constant["macs"].tolist() == [2, 2]
 
 
 def test_a_step_profile_or_its_refusal_is_kept_with_the_graph(store, database_url):

@@ -95,7 +95,7 @@ def _small_campaign(tmp_path: Path, **changes: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reason"),
     [
         (["predict", "resnet188"], "did you mean"),
         (["predict", "resnet18", "--batch-size", "0"], "batch"),
@@ -119,10 +119,10 @@ def _small_campaign(tmp_path: Path, **changes: object) -> str:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_bad_input_gets_one_line_and_exit_status_2(trappm, home, arguments, told):
+def test_bad_input_gets_one_line_and_exit_status_2(trappm, home, arguments, reason):
     result = trappm(*arguments, home=home)
     assert result.returncode == 2, result.stderr
-    assert told in result.stderr
+    assert reason in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
@@ -157,7 +157,7 @@ def test_asking_for_a_campaign_that_is_not_there_says_how_to_start_one(trappm, h
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reason"),
     [
         ({"sead": 1}, "did you mean 'seed'"),
         ({"devices": {"source": "a100"}}, "a100"),
@@ -174,11 +174,11 @@ def test_asking_for_a_campaign_that_is_not_there_says_how_to_start_one(trappm, h
          "unknown architecture"],
 )  # fmt: skip
 def test_a_faulty_campaign_file_is_told_before_anything_is_measured(
-    trappm, home, tmp_path, changes, told
+    trappm, home, tmp_path, changes, reason
 ):
     result = trappm("campaign", "launch", _small_campaign(tmp_path, **changes), home=home)
     assert result.returncode == 2, result.stderr
-    assert told in result.stderr
+    assert reason in result.stderr
     assert "campaign.yaml: " in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert json.loads(trappm("campaign", "list", "--json", home=home).stdout) == []

@@ -77,8 +77,8 @@ def test_a_step_under_two_rooflines(run, tmp_path, monkeypatch):
     """The answer comes first, and the drawing fits 80 columns (tables in files have no edge)."""
     monkeypatch.setenv("COLUMNS", "80")
     png = tmp_path / "roofline.png"
-    asked = ["device", "show", "v100", "rtx-3090", "--model", "test_resnet", "--batch-size", "64"]
-    status, out, error = run(*asked, "--png", png)
+    command = ["device", "show", "v100", "rtx-3090", "--model", "test_resnet", "--batch-size", "64"]
+    status, out, error = run(*command, "--png", png)
     assert status == 0, error
     sentences = out.partition("┌")[0]
     for line, device in zip(sentences.splitlines()[:2], ("v100", "rtx-3090"), strict=True):
@@ -89,7 +89,7 @@ def test_a_step_under_two_rooflines(run, tmp_path, monkeypatch):
     assert all(len(line) <= 80 for line in drawn)
     assert all(any(mark in line for line in drawn) for mark in "ox")
     assert png.read_bytes().startswith(b"\x89PNG")
-    first, second = json.loads(run(*asked, "--json")[1])
+    first, second = json.loads(run(*command, "--json")[1])
     assert [first["device"], second["device"]] == ["v100", "rtx-3090"]
     for row in (first, second):
         step = row["step"]

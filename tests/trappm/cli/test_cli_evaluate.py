@@ -209,7 +209,7 @@ def test_who_has_no_estimates_of_faketensor_is_judged_without_it(say, sheets, tm
 
 def test_kept_runs_know_the_start_by_what_is_in_it(say, sheets, tmp_path):
     start, runs = tmp_path / "start.csv", tmp_path / "runs"
-    found = []
+    errors = []
     for per_image_mib in (900, 90):
         write_sheet(start, ARCHITECTURES, lambda _, batch, each=per_image_mib: 1800 + each * batch)
         status, out, err = say(
@@ -217,11 +217,11 @@ def test_kept_runs_know_the_start_by_what_is_in_it(say, sheets, tmp_path):
             "--start", start, "--runs", runs, "--json",
         )  # fmt: skip
         assert status == 0, err
-        found.append(
+        errors.append(
             [r["accuracy"]["mape"] for r in json.loads(out)["results"]
              if r["transferred"] and r["labels"] == 0]
         )  # fmt: skip
-    assert found[0] != found[1]
+    assert errors[0] != errors[1]
 
 
 def test_labels_of_deaths_alone_are_told_and_nothing_is_drawn_of_them(say, tmp_path):
@@ -244,7 +244,7 @@ def test_a_file_without_labels_says_what_it_has_instead(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reason"),
     [
         ([], "give labels"),
         (["--train", "x.csv"], "belong together"),
@@ -267,8 +267,8 @@ def test_a_file_without_labels_says_what_it_has_instead(tmp_path):
         (["--device", "a100"], "no labels of a100"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_one_line_and_status_2(say, sheets, arguments, told):
+def test_what_cannot_be_is_one_line_and_status_2(say, sheets, arguments, reason):
     status, out, err = say(*[str(sheets[2]) if a == "ALL" else a for a in arguments])
     assert (status, out) == (2, "")
-    assert told in err
+    assert reason in err
     assert err.count("\n") == 1

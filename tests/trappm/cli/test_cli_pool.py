@@ -149,11 +149,11 @@ def test_a_ctrl_c_leaves_what_was_made_and_tells_how_far_it_is(user):
     with user.builds("--spec", spec, "--processes", "1") as process:
         workers = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        _, told = process.communicate(timeout=100)
+        _, message = process.communicate(timeout=100)
     assert process.returncode == 130
     made = len(user.profiled())
     assert 1 <= made < len(ARCHITECTURES)
-    assert told == (
+    assert message == (
         f"trappm: interrupted with {made} of {len(ARCHITECTURES)} static profiles made; "
         "the same command goes on\n"
     )
@@ -205,7 +205,7 @@ def test_refusals_are_counted_told_by_reason_and_tried_again_on_request(user, at
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "reason"),
     [
         ({"name": "a", "groups": [group(batch_size=[1])]}, "did you mean 'batch_sizes'"),
         ({"nam": "a", "groups": [group()]}, "did you mean 'name'"),
@@ -224,10 +224,10 @@ def test_refusals_are_counted_told_by_reason_and_tried_again_on_request(user, at
         ([], "mapping"),
     ],
 )  # fmt: skip
-def test_a_faulty_file_is_told_in_one_line_and_changes_nothing(user, data, told):
+def test_a_faulty_file_is_told_in_one_line_and_changes_nothing(user, data, reason):
     result = user.types("build", "--spec", user.writes(data))
     assert result.returncode == 2, result.stderr
-    assert told in result.stderr
+    assert reason in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert user.profiled() == {}
     assert user.status() is None

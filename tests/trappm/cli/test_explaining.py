@@ -141,7 +141,7 @@ def test_what_is_wanted_next_is_what_heads_say_once_there_are_labels(home, tmp_p
         facts = explain(store, labelled, campaign, device=None, count=2)
     assert len(facts.wanted) == 2
     # The labels are 40 to 80 ms; what the prior says without heads is 2 or 3.
-    assert all(20 < one.reason["predicted_step_time_ms"] < 150 for one in facts.wanted)
+    assert all(20 < choice.reason["predicted_step_time_ms"] < 150 for choice in facts.wanted)
 
 
 def test_choices_are_kept_until_the_store_knows_more(home, tmp_path):

@@ -186,9 +186,9 @@ def test_a_single_seed_has_no_errors_and_no_band(plan, tmp_path, capsys):
     assert rows[1]["budgets"][0]["difference_error"] is None
     assert rows[1]["budgets"][0]["difference"] < 0
     print_summary(rows, plan.metric)
-    told = capsys.readouterr().out
-    assert "nan" not in told
-    assert "-20.0" in told
+    output = capsys.readouterr().out
+    assert "nan" not in output
+    assert "-20.0" in output
     assert half_band(rows[1]).tolist() == [0.0, 0.0, 0.0]
     draw(rows, tmp_path / "curves.png", "made up")
 
@@ -203,10 +203,10 @@ def test_the_band_around_a_curve_is_wider_for_few_seeds():
 def test_a_table_and_curves_are_made(plan, tmp_path, capsys):
     rows = summary(filled(plan, tmp_path / "results.jsonl"), plan)
     print_summary(rows, plan.metric)
-    told = capsys.readouterr().out
-    assert "ours" in told
-    assert "-20.0" in told
-    assert "-68 ± 0" in told
+    output = capsys.readouterr().out
+    assert "ours" in output
+    assert "-20.0" in output
+    assert "-68 ± 0" in output
     draw(rows, tmp_path / "curves.png", "made up")
     assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(InputError, match="cannot be written"):
@@ -274,5 +274,5 @@ def keep(given):
 def test_a_worker_computes_with_one_thread(plan, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     with worker_pool(1, keep, plan) as workers:
-        found = submit(workers, threads).result()
-    assert set(found) == {1}
+        counts = submit(workers, threads).result()
+    assert set(counts) == {1}

@@ -219,6 +219,6 @@ def test_status_report_and_json_tell_it(tmp_path, monkeypatch, capsys):
         assert "errors that rose, beside what chance may be:" in shown
         assert "cpu-2t step_time_ms: errors rose from round 0 to 1, 5 to 9.25 %" in shown
     assert run(["campaign", "status", "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)["setbacks"]
-    assert (told["metric"], told["judged"]) == ("step_time_ms", 4)
-    assert told["chance"] == pytest.approx(2 / 3)
+    (setback,) = json.loads(capsys.readouterr().out)["setbacks"]
+    assert (setback["metric"], setback["judged"]) == ("step_time_ms", 4)
+    assert setback["chance"] == pytest.approx(2 / 3)

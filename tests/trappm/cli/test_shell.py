@@ -134,14 +134,14 @@ def test_a_limit_beyond_any_store_is_one_line(home, monkeypatch, capsys):
 
 
 def test_a_measurement_tells_what_it_does(tmp_path):
-    asked = "measure test_resnet --batch-size 1 --input-size 64 --device cpu-1t --protocol quick"
-    command = [sys.executable, "-m", "trappm.profiler", *asked.split()]
+    options = "measure test_resnet --batch-size 1 --input-size 64 --device cpu-1t --protocol quick"
+    command = [sys.executable, "-m", "trappm.profiler", *options.split()]
     terminal = Terminal(command, columns=120, env=os.environ, cwd=tmp_path)
     ended = terminal.wait(280)  # 1 on a host that others keep busy
     assert ended == 0 or "cpu-1t: unstable" in terminal.raw, terminal.raw
-    told = re.findall(r"^profiler: +[\d.]+ s  (.*?)\r?$", terminal.raw, re.MULTILINE)
-    assert told[0].startswith("test_resnet batch 1 at 64 px on cpu-1t; ")
-    assert told[1:4] == ["the model is made", "steps warm up", "steps are timed"]
+    lines = re.findall(r"^profiler: +[\d.]+ s  (.*?)\r?$", terminal.raw, re.MULTILINE)
+    assert lines[0].startswith("test_resnet batch 1 at 64 px on cpu-1t; ")
+    assert lines[1:4] == ["the model is made", "steps warm up", "steps are timed"]
 
 
 def test_a_table_in_a_file_breaks_no_word(capsys):
@@ -156,11 +156,14 @@ def test_what_help_asks_for_is_in_capitals_everywhere(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     commands = [([], get_command(app))]
     for path, command in commands:  # the list grows as groups are met
-        commands += [([*path, name], one) for name, one in getattr(command, "commands", {}).items()]
+        commands += [
+            ([*path, name], subcommand)
+            for name, subcommand in getattr(command, "commands", {}).items()
+        ]
         assert run([*path, "--help"]) == 0
         shown = capsys.readouterr().out
         (usage,) = re.findall(r"Usage: (?:trappm ?)(.*)", shown)
-        asked = usage.removeprefix(" ".join(path))
-        assert asked == asked.upper(), usage
+        placeholders = usage.removeprefix(" ".join(path))
+        assert placeholders == placeholders.upper(), usage
         assert max(map(len, shown.splitlines())) <= 80
     assert len(commands) > 50

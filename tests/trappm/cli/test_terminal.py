@@ -103,9 +103,9 @@ def test_a_bar_that_cannot_be_drawn_is_told_and_ends_nothing(screen, capsys):
         bar._safely(lambda: bar._bar.add_task("", total=None))
         bar._safely(lambda: bar._console.print("news"))
     assert "news" in screen.getvalue()
-    told = capsys.readouterr().err
-    assert told.count("the display failed") == 1
-    assert "the work goes on" in told
+    message = capsys.readouterr().err
+    assert message.count("the display failed") == 1
+    assert "the work goes on" in message
 
 
 CAMPAIGN = """
@@ -220,11 +220,11 @@ def test_news_longer_than_a_screen_go_on_below_themselves_and_stay_a_line_in_fil
         display.show(Progress(stage="measuring", lines=(NEWS,)))
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
     lines = [line.rstrip() for line in re.split(r"[\r\n]+", plain)]
-    told, below = next(
+    first, below = next(
         (a[a.index("cpu") :], b) for a, b in itertools.pairwise(lines) if "gpt2" in a
     )
     if is_screen:
-        assert told.endswith("adamw")
+        assert first.endswith("adamw")
         assert below == " " * 17 + "38.9 ms, 62 MiB"
     else:
-        assert told == NEWS
+        assert first == NEWS

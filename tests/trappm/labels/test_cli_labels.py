@@ -103,12 +103,12 @@ def test_a_file_that_is_not_there_makes_no_store(home, ask, tmp_path):
 
 
 def test_filters_columns_sort_and_limit(filled, ask):
-    found = rows_of(
+    rows = rows_of(
         ask, "--architecture", "resnet*", "--sort", "-step_time_ms", "--columns",
         "batch_size,step_time_ms", "--metric", "memory_mib", "--protocol", "quick",
         "--since", "1h", "--precision", "fp32",
     )  # fmt: skip
-    assert found == [
+    assert rows == [
         {"batch_size": 4, "step_time_ms": 40.0},
         {"batch_size": 2, "step_time_ms": 20.0},
         {"batch_size": 1, "step_time_ms": 10.0},
@@ -131,10 +131,10 @@ def test_why_attempts_failed_stands_in_whole_words_below_their_table(filled, ask
 
 
 def test_statistics_by_group(filled, ask):
-    found = rows_of(
+    rows = rows_of(
         ask, "--by", "family,device", "--agg", "count,p95", "--columns", "step_time_ms,power_w"
     )
-    assert found == [
+    assert rows == [
         {"family": family, "device": DEVICE, "step_time_ms_count": 3, "step_time_ms_p95": 38.0,
          "power_w_count": 1, "power_w_p95": 50.0}
         for family in ("resnet", "vgg")
@@ -195,14 +195,14 @@ def test_sql_is_answered_and_writes_nothing(filled, ask):
 
 def test_a_label_is_shown_with_everything_behind_it(filled, ask):
     out = answer(ask, "show", "1")
-    for told in ("label 1: resnet18 batch 1 at 64 px", "321.1", "MiB", "no meter", "IQR 0.5",
-                 "2 attempts", "error", "torch", "2.13.0", "step time in ms", "┤"):  # fmt: skip
-        assert told in out, told
-    found = json.loads(answer(ask, "show", "1", "--json"))
-    assert found["configuration"]["architecture"] == "resnet18"
-    assert found["step_time_ms"] == 10.0
-    assert found["measurement"]["step_samples_ms"] == [10.0, 10.5, 10.25]
-    assert [a["outcome"] for a in found["attempts"]] == ["ok", "error"]
+    for words in ("label 1: resnet18 batch 1 at 64 px", "321.1", "MiB", "no meter", "IQR 0.5",
+                  "2 attempts", "error", "torch", "2.13.0", "step time in ms", "┤"):  # fmt: skip
+        assert words in out, words
+    label = json.loads(answer(ask, "show", "1", "--json"))
+    assert label["configuration"]["architecture"] == "resnet18"
+    assert label["step_time_ms"] == 10.0
+    assert label["measurement"]["step_samples_ms"] == [10.0, 10.5, 10.25]
+    assert [a["outcome"] for a in label["attempts"]] == ["ok", "error"]
 
 
 # Wrong questions.
@@ -237,10 +237,10 @@ WRONG = [
 
 
 def test_a_wrong_question_gets_one_line_and_exit_status_2(filled, ask):
-    for arguments, told in WRONG:
+    for arguments, reason in WRONG:
         status, out, err = ask(*arguments)
         assert (status, out) == (2, ""), (arguments, err)
-        assert told in err, arguments
+        assert reason in err, arguments
         assert len(err.splitlines()) == 1, arguments
 
 

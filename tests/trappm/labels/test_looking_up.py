@@ -94,10 +94,10 @@ def test_what_was_measured_is_answered_from_the_store(store):
         measurement(MODEL, 2, step_ms=5.0, settings={"precision": "amp-fp16"})
     )
     store.measurements.record(measurement(MODEL, 2, step_ms=5.0, input_size=96))
-    found = ask()
-    assert (found.source, [label.id for label in found.labels]) == ("measured", [kept.label_id])
-    assert tuple(found) == (7.0, pytest.approx(321.123456789012), None)
-    assert found.prediction is None
+    answer = ask()
+    assert (answer.source, [label.id for label in answer.labels]) == ("measured", [kept.label_id])
+    assert tuple(answer) == (7.0, pytest.approx(321.123456789012), None)
+    assert answer.prediction is None
     assert ask(batch_size=4).step_time_ms == 9.0
     assert ask(device="a100").step_time_ms == 8.0
     assert ask(precision="amp-fp16").step_time_ms == 5.0
@@ -156,9 +156,9 @@ def test_labels_of_the_same_graph_under_another_name_all_count(store):
     paper = store.measurements.record(
         measurement("twin", 2, protocol=Protocol(name="paper"))
     ).label_id
-    found = ask()
-    assert found.step_time_ms == 7.0  # one's own name comes first
-    assert [label.id for label in found.labels] == [own, paper, other]
+    answer = ask()
+    assert answer.step_time_ms == 7.0  # one's own name comes first
+    assert [label.id for label in answer.labels] == [own, paper, other]
 
 
 def test_one_graph_with_another_training_step_is_another_model(store, graph, snapshot):
@@ -174,9 +174,9 @@ def test_one_graph_with_another_training_step_is_another_model(store, graph, sna
         store.measurements.record(measurement(name, 2, step_ms=6.0))
     assert ask(snapshot=snapshot).source == "predicted"
     store.measurements.record(measurement("twin", 2, step_ms=8.0))
-    found = ask()
-    assert (found.step_time_ms, len(found.labels)) == (8.0, 1)
-    assert "measured as twin" in found.remark
+    answer = ask()
+    assert (answer.step_time_ms, len(answer.labels)) == (8.0, 1)
+    assert "measured as twin" in answer.remark
 
 
 def test_measured_labels_come_before_imported_and_simulated_ones_never(store, snapshot):
@@ -184,19 +184,19 @@ def test_measured_labels_come_before_imported_and_simulated_ones_never(store, sn
     assert ask(snapshot=snapshot).source == "predicted"
     store.measurements.record(measurement(MODEL, 2, provenance="imported", step_ms=2.0,
                              protocol=Protocol(name="published")))  # fmt: skip
-    found = ask()
-    assert (found.source, found.step_time_ms) == ("imported", 2.0)
+    answer = ask()
+    assert (answer.source, answer.step_time_ms) == ("imported", 2.0)
     store.measurements.record(measurement(MODEL, 2, step_ms=3.0, protocol=Protocol(name="paper")))
-    found = ask()
-    assert (found.source, found.step_time_ms, len(found.labels)) == ("measured", 3.0, 2)
+    answer = ask()
+    assert (answer.source, answer.step_time_ms, len(answer.labels)) == ("measured", 3.0, 2)
 
 
 def test_memory_that_ran_out_is_a_bound(store):
     store.measurements.record(
         measurement(MODEL, 2, "oom", memory_detail_mib={"capacity": 40_000.0})
     )
-    found = ask()
-    assert (found.memory_mib, found.memory_above_mib) == (None, 40_000.0)
+    answer = ask()
+    assert (answer.memory_mib, answer.memory_above_mib) == (None, 40_000.0)
 
 
 def test_an_architecture_that_nobody_profiled_is_found_by_its_profile(store):
@@ -217,12 +217,12 @@ def files(tmp_path_factory):
 def test_a_file_is_found_by_its_graph_under_any_name(store, files, snapshot):
     kept = store.measurements.record(measurement("twin", 2, step_ms=6.0)).label_id
     for name in ("open.onnx", "fixed.onnx"):
-        found = trappm.lookup(files / name, device=DEVICE, batch_size=2)
-        assert (found.source, [label.id for label in found.labels]) == ("measured", [kept]), name
-        assert "measured as twin" in found.remark
-        assert "dropout" in found.remark
-    found = trappm.lookup(files / "open.onnx", device=DEVICE, batch_size=3, snapshot=snapshot)
-    assert found.source == "predicted"
+        answer = trappm.lookup(files / name, device=DEVICE, batch_size=2)
+        assert (answer.source, [label.id for label in answer.labels]) == ("measured", [kept]), name
+        assert "measured as twin" in answer.remark
+        assert "dropout" in answer.remark
+    answer = trappm.lookup(files / "open.onnx", device=DEVICE, batch_size=3, snapshot=snapshot)
+    assert answer.source == "predicted"
     assert trappm.lookup(files / "fixed.onnx", device=DEVICE).batch_size == 2
     with pytest.raises(InputError, match="fixed at 2, not 3"):
         trappm.lookup(files / "fixed.onnx", device=DEVICE, batch_size=3)
@@ -239,14 +239,14 @@ def test_labels_of_an_architecture_without_a_graph_are_found_once_it_is_made(
         for name in (MODEL, "no_such_net"):
             store.measurements.record(measurement(name, 2, provenance="imported"))
     file = files / "open.onnx"
-    found = trappm.lookup(file, device=DEVICE, batch_size=2)
-    assert found.source == "predicted"  # by the snapshot that ships with the package
-    assert re.search(r"2 architectures .* trappm store profile --device c", found.remark)
+    answer = trappm.lookup(file, device=DEVICE, batch_size=2)
+    assert answer.source == "predicted"  # by the snapshot that ships with the package
+    assert re.search(r"2 architectures .* trappm store profile --device c", answer.remark)
     assert cli.run(["store", "profile", "--device", "cpu"]) == 2
     assert "did you mean 'cpu-2t'" in capsys.readouterr().err
     assert cli.run(["store", "profile", "--device", DEVICE, "--processes", "1"]) == 0
-    told = "1 of 2 labelled architectures have a graph; 0 are still to be made, 1 cannot"
-    assert told in capsys.readouterr().out
+    message = "1 of 2 labelled architectures have a graph; 0 are still to be made, 1 cannot"
+    assert message in capsys.readouterr().out
     assert trappm.lookup(file, device=DEVICE, batch_size=2).source == "imported"
     remark = trappm.lookup(file, device=DEVICE, batch_size=3).remark
     assert "nearest labels there: test_resnet batch 2 at 64 px" in remark
@@ -255,10 +255,10 @@ def test_labels_of_an_architecture_without_a_graph_are_found_once_it_is_made(
 def test_a_miss_tells_the_nearest_labels_and_a_misspelt_name(store, snapshot):
     for batch_size, settings in [(1, None), (4, None), (64, None), (2, {"optimizer": "adam"})]:
         store.measurements.record(measurement(MODEL, batch_size, settings=settings))
-    found = ask(batch_size=3, snapshot=snapshot)
-    assert found.source == "predicted"
+    answer = ask(batch_size=3, snapshot=snapshot)
+    assert answer.source == "predicted"
     nearest = "test_resnet batch 4 at 64 px; test_resnet batch 1 at 64 px; test_resnet batch 64"
-    assert nearest in found.remark
+    assert nearest in answer.remark
     with pytest.raises(SnapshotError, match=r"no device 'cpu-3t'; did you mean 'cpu-2t'"):
         ask(device="cpu-3t", snapshot=snapshot)
     with pytest.raises(InputError, match=r"no protocol is named 'quik'; did you mean 'quick'"):
@@ -266,20 +266,20 @@ def test_a_miss_tells_the_nearest_labels_and_a_misspelt_name(store, snapshot):
 
 
 def test_what_was_not_measured_is_predicted_and_said_so(store, snapshot):
-    found = ask(batch_size=3, snapshot=snapshot)
+    answer = ask(batch_size=3, snapshot=snapshot)
     predicted = trappm.predict(
         MODEL, batch_size=3, input_size=SIZE, device=DEVICE, snapshot=snapshot
     )
-    assert (found.source, found.labels) == ("predicted", ())
-    assert tuple(found) == tuple(predicted)
-    assert found.prediction.snapshot == predicted.snapshot
+    assert (answer.source, answer.labels) == ("predicted", ())
+    assert tuple(answer) == tuple(predicted)
+    assert answer.prediction.snapshot == predicted.snapshot
     adam = ask(batch_size=3, snapshot=snapshot, optimizer="adam")
     assert (adam.source, adam.prediction.optimizer) == ("predicted", "adam")
 
 
 def test_without_label_and_snapshot_both_are_told(store, snapshot):
-    told = r"no label of test_resnet at batch 2 on cpu-2t .*, and no prediction: "
-    with pytest.raises(SnapshotError, match=told):
+    pattern = r"no label of test_resnet at batch 2 on cpu-2t .*, and no prediction: "
+    with pytest.raises(SnapshotError, match=pattern):
         ask(phase="infer")
     with pytest.raises(SnapshotError, match=r"no label of .* on a100 .*and no prediction: .*a100"):
         ask(device="a100", snapshot=snapshot)
@@ -334,14 +334,14 @@ def test_the_command_says_where_the_answer_is_from(store, snapshot, capsys):
     assert "The same graph has 2 labels" in out
     assert "twin" in out
     assert cli.run([*command, "--batch-size", "2", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["source"], found["label_id"], found["snapshot"]) == ("measured", 1, None)
-    assert [label["architecture"] for label in found["labels"]] == [MODEL, "twin"]
-    asked = [*command, "--batch-size", "3", "--snapshot", str(snapshot)]
-    assert cli.run([*asked, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["source"], found["label_id"], found["snapshot"]) == (
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["source"], answer["label_id"], answer["snapshot"]) == ("measured", 1, None)
+    assert [label["architecture"] for label in answer["labels"]] == [MODEL, "twin"]
+    arguments = [*command, "--batch-size", "3", "--snapshot", str(snapshot)]
+    assert cli.run([*arguments, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["source"], answer["label_id"], answer["snapshot"]) == (
         "predicted", None, snapshot.name,
     )  # fmt: skip
-    assert cli.run(asked) == 0
+    assert cli.run(arguments) == 0
     assert "source: predicted" in capsys.readouterr().out

@@ -125,10 +125,10 @@ def build_home(folder: Path) -> tuple[Home, str]:
 def planned(configurations: list[Configuration], role: str) -> list[PlannedAssignment]:
     return [
         PlannedAssignment(
-            configuration=one, device="cpu-2t", role=role, rank=rank,
+            configuration=choice, device="cpu-2t", role=role, rank=rank,
             reason={"strategy": "ours", "uncertainty": 0.25 + rank},
         )
-        for rank, one in enumerate(configurations)
+        for rank, choice in enumerate(configurations)
     ]  # fmt: skip
 
 

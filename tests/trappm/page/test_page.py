@@ -75,15 +75,15 @@ def page(browser, server):
     context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
     page = context.new_page()
     page.set_default_timeout(WAIT_MS)
-    told, elsewhere = [], []
-    page.on("console", lambda m: told.append(m.text) if m.type in {"error", "warning"} else None)
-    page.on("pageerror", lambda error: told.append(str(error)))
+    console, elsewhere = [], []
+    page.on("console", lambda m: console.append(m.text) if m.type in {"error", "warning"} else None)
+    page.on("pageerror", lambda error: console.append(str(error)))
     page.on("request", lambda r: elsewhere.append(r.url) if not _is_own(r.url, server) else None)
     page.expected = []
     yield page
     context.close()
     assert elsewhere == []
-    assert [t for t in told if not any(e in t for e in page.expected)] == []
+    assert [t for t in console if not any(e in t for e in page.expected)] == []
 
 
 def _is_own(url, server):
@@ -106,7 +106,7 @@ def fetched(address):
         return error.code, error.read()
 
 
-def asked(address):
+def response(address):
     status, data = fetched(address)
     return status, json.loads(data)
 
@@ -132,8 +132,8 @@ def test_a_campaign_is_followed_while_it_runs(page, server, home):
     folder, campaign = home
     show(page, server, f"campaigns/{campaign}")
     main = page.locator("main")
-    for told in ("running", "6 of 8", "target 10 %", "worker-1 has joined", "Canary"):
-        main.get_by_text(told).first.wait_for()
+    for words in ("running", "6 of 8", "target 10 %", "worker-1 has joined", "Canary"):
+        main.get_by_text(words).first.wait_for()
     main.locator("figure svg[role=img]").nth(1).wait_for()
     main.locator("figure summary").first.click()
     assert "22.5\N{NO-BREAK SPACE}%" in main.locator("figure table").first.inner_text()
@@ -283,19 +283,19 @@ def test_what_intervals_cover_is_a_row_for_each_head_beside_what_it_should_be(pa
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value", "reason"),
     [
         ("batch_size", "0", "whole number"),
         ("batch_size", "many", "whole number"),
         ("model", "", "timm architecture"),
     ],
 )
-def test_the_form_says_what_is_wrong_and_goes_there(page, server, field, value, told):
+def test_the_form_says_what_is_wrong_and_goes_there(page, server, field, value, reason):
     show(page, server, "predict")
     page.locator("[name=model]").fill("resnet18")
     page.locator(f"[name={field}]").fill(value)
     page.keyboard.press("Enter")
-    assert told in page.locator(".problem").inner_text()
+    assert reason in page.locator(".problem").inner_text()
     assert page.evaluate("document.activeElement.name") == field
 
 
@@ -308,12 +308,12 @@ def test_what_no_model_is_called_is_told_with_the_nearest_name(page, server):
 def test_a_file_that_is_no_model_is_told(page, server, tmp_path):
     page.expected = ["422"]
     show(page, server, "predict")
-    for name, told in (("model.txt", "ONNX"), ("model.onnx", "ONNX")):
+    for name, words in (("model.txt", "ONNX"), ("model.onnx", "ONNX")):
         file = tmp_path / name
         file.write_bytes(b"not a model")
         page.locator("#file").set_input_files(str(file))
         page.get_by_role("button", name="Predict").click()
-        page.get_by_role("alert").filter(has_text=told).first.wait_for()
+        page.get_by_role("alert").filter(has_text=words).first.wait_for()
         page.get_by_role("button", name="Remove").click()
 
 
@@ -328,8 +328,8 @@ def test_a_prediction_tells_all_devices_with_intervals(page, server):
     page.keyboard.press("Enter")
     page.wait_for_selector(".interval")
     text = page.locator(".result").inner_text()
-    for told in ("a100-40gb", "rtx3090", "batch 8", "Largest safe batch", "250 steps"):
-        assert told in text
+    for words in ("a100-40gb", "rtx3090", "batch 8", "Largest safe batch", "250 steps"):
+        assert words in text
     expect(page.locator(".interval").nth(1)).to_be_attached()
     assert "model=test_resnet" in page.url
     page.locator("[name=phase]").select_option("infer")  # two devices have a head of it
@@ -529,7 +529,7 @@ def test_an_empty_data_folder_says_what_to_type(page, server, tmp_path, monkeypa
 
 def test_a_server_with_a_token_asks_for_it(browser, home):
     with samples.served(token=TOKEN) as address:
-        assert asked(f"{address}/api/campaigns")[0] == 401
+        assert response(f"{address}/api/campaigns")[0] == 401
         context = browser.new_context()
         page = context.new_page()
         page.goto(address)
@@ -548,7 +548,7 @@ def test_a_rehearsal_is_followed_to_its_end(page, server, tmp_path, monkeypatch)
     file.write_text(samples.SPEC.replace("cpu-2t", '"simulated:a100"'))
     command = [sys.executable, "-c", "from trappm.cli import main; main()", "campaign", "launch"]
     with subprocess.Popen([*command, str(file)], stdout=subprocess.DEVNULL) as campaign:
-        while not asked(f"{server}/api/campaigns")[1]["campaigns"]:
+        while not response(f"{server}/api/campaigns")[1]["campaigns"]:
             assert campaign.poll() is None
             time.sleep(0.5)
         show(page, server, "campaigns")
@@ -570,9 +570,9 @@ def test_a_rehearsal_is_followed_to_its_end(page, server, tmp_path, monkeypatch)
     ],
 )  # fmt: skip
 def test_what_there_is_not_is_refused_in_words(server, place):
-    status, told = asked(f"{server}/api/{place}")
+    status, answer = response(f"{server}/api/{place}")
     assert 400 <= status < 500
-    assert told["detail"]
+    assert answer["detail"]
 
 
 WORDS = st.one_of(
@@ -602,7 +602,7 @@ def test_whatever_is_asked_is_answered_or_refused(server, place, values):
 
 def test_pages_of_labels_are_disjoint_and_whole(server):
     pages = [
-        asked(f"{server}/api/labels?size=2&page={n}&sort=-id")[1]["rows"] for n in (1, 2, 3, 4)
+        response(f"{server}/api/labels?size=2&page={n}&sort=-id")[1]["rows"] for n in (1, 2, 3, 4)
     ]
     ids = [row["id"] for rows in pages for row in rows]
     assert ids == sorted(ids, reverse=True)
@@ -614,8 +614,8 @@ def test_a_map_waits_for_a_measurement_on_these_cores(server, home, tmp_path, mo
     monkeypatch.setattr(attempt, "LOCK_DIR", tmp_path)
     address = f"{server}/api/campaigns/{home[1]}/map"
     with FileLock(attempt.lock_path(tmp_path, "cpu")):
-        assert [asked(address) for _ in range(2)] == [(202, {"state": "working"})] * 2
-    while (answer := asked(address))[0] == 202:
+        assert [response(address) for _ in range(2)] == [(202, {"state": "working"})] * 2
+    while (answer := response(address))[0] == 202:
         pass
     assert len(answer[1]["points"]) == 9
 

@@ -101,10 +101,10 @@ def test_the_answer_is_a_sentence(answer):
         answer, memory_mib=8192.0, capacity_mib=40_960.0, out_of_memory=0.001, power_w=249.6,
         intervals={**answer.intervals, "step_time_ms": (183.4, 239.2)},
     )  # fmt: skip
-    told = "Fits a100-40gb: 8.0 of 40.0 GiB; a step takes 183 to 239 ms at 250 W."
-    assert str(known) == told
+    text = "Fits a100-40gb: 8.0 of 40.0 GiB; a step takes 183 to 239 ms at 250 W."
+    assert str(known) == text
     assert str(replace(known, out_of_memory=0.3)).startswith("May not fit a100-40gb: ")
-    assert str(replace(known, out_of_memory=0.99)) == told.replace("Fits", "Does not fit").replace(
+    assert str(replace(known, out_of_memory=0.99)) == text.replace("Fits", "Does not fit").replace(
         "takes", "would take"
     )
     alone = replace(known, memory_mib=None, power_w=None)
@@ -139,19 +139,19 @@ def test_what_fits_is_judged_by_the_card_that_was_measured(
         tmp_path, heads={"a100": load_snapshot(SHIPPED).heads["a100-40gb"]}, source_device="a100",
         preset=LAPTOP, labels=[], fields={"cards": cards} if cards else {},
     )  # fmt: skip
-    asked = {"batch_size": 64, "snapshot": snapshot.folder}
-    found = trappm.predict("test_resnet", device="a100", **asked)
-    assert found.memory_mib == answer.memory_mib
-    assert found.capacity_mib == capacity_mib
-    larger = found.largest_batch_size / answer.largest_batch_size
+    options = {"batch_size": 64, "snapshot": snapshot.folder}
+    prediction = trappm.predict("test_resnet", device="a100", **options)
+    assert prediction.memory_mib == answer.memory_mib
+    assert prediction.capacity_mib == capacity_mib
+    larger = prediction.largest_batch_size / answer.largest_batch_size
     assert larger == pytest.approx(1 if has_part else 2, rel=0.1)
-    assert (found.mig_profile is not None) == has_part
-    assert ("40 GB" in found.missing.get("mig_profile", "")) != has_part
+    assert (prediction.mig_profile is not None) == has_part
+    assert ("40 GB" in prediction.missing.get("mig_profile", "")) != has_part
 
 
 def test_of_a_step_that_ranks_share_samples_are_those_of_all_ranks(tmp_path):
     cpus = load_snapshot(SHIPPED).heads["cpu-1t"]
-    one, two = (
+    single, double = (
         trappm.predict(
             "test_resnet", batch_size=8, device=device, epochs=1, samples=1600,
             snapshot=save_snapshot(
@@ -161,9 +161,9 @@ def test_of_a_step_that_ranks_share_samples_are_those_of_all_ranks(tmp_path):
         )
         for device in ("cpu-1t", "cpu-2x1t")
     )  # fmt: skip
-    assert two.step_time_ms == one.step_time_ms
-    assert two.samples_per_s == 2 * one.samples_per_s
-    assert (one.run.steps, two.run.steps) == (200, 100)
+    assert double.step_time_ms == single.step_time_ms
+    assert double.samples_per_s == 2 * single.samples_per_s
+    assert (single.run.steps, double.run.steps) == (200, 100)
 
 
 @pytest.mark.parametrize(
@@ -202,19 +202,21 @@ def test_phases_of_a_device_are_answered_apart_with_the_settings_of_their_labels
     ],
 )
 def test_cards_that_nobody_labelled_are_answered_and_said_to_be(device, key, basis):
-    found = trappm.predict("test_resnet", batch_size=64, device=device)
-    assert found.device == key
-    assert {"step_time_ms", "memory_mib", "power_w", "energy_j"} <= set(found.intervals)
-    assert any(f"no head of {key}: {basis}" in remark for remark in found.remarks), found.remarks
-    assert found.largest_batch_size > 0
+    prediction = trappm.predict("test_resnet", batch_size=64, device=device)
+    assert prediction.device == key
+    assert {"step_time_ms", "memory_mib", "power_w", "energy_j"} <= set(prediction.intervals)
+    assert any(f"no head of {key}: {basis}" in remark for remark in prediction.remarks), (
+        prediction.remarks
+    )
+    assert prediction.largest_batch_size > 0
     if key == "v100-32gb":
         known = trappm.predict("test_resnet", batch_size=64, device="v100-16gb")
-        assert found.step_time_ms == known.step_time_ms
-        assert found.largest_batch_size > known.largest_batch_size
+        assert prediction.step_time_ms == known.step_time_ms
+        assert prediction.largest_batch_size > known.largest_batch_size
     if key == "t4":
-        low, high = found.intervals["step_time_ms"]
-        assert low < 0.7 * found.step_time_ms
-        assert high > 1.4 * found.step_time_ms
+        low, high = prediction.intervals["step_time_ms"]
+        assert low < 0.7 * prediction.step_time_ms
+        assert high > 1.4 * prediction.step_time_ms
 
 
 def test_a_part_or_another_form_of_a_card_is_not_the_whole_card():
@@ -232,14 +234,14 @@ def test_a_part_or_another_form_of_a_card_is_not_the_whole_card():
 
 
 def test_what_a_card_has_no_units_for_is_told():
-    told = [
+    warnings = [
         any("no bf16" in remark for remark in answer.remarks)
         for answer in (
             trappm.predict("test_resnet", batch_size=8, device=device, precision=precision)
             for device, precision in (("t4", "amp-bf16"), ("t4", "amp-fp16"), ("h100", "amp-bf16"))
         )
     ]
-    assert told == [True, False, False]
+    assert warnings == [True, False, False]
 
 
 def test_a_snapshot_without_the_phase_hides_no_other():
@@ -254,9 +256,9 @@ def test_a_snapshot_without_the_phase_hides_no_other():
 
 
 def test_the_papers_forms_and_keywords_say_the_same(file, answer):
-    asked = {"model": str(file), "batch_size": 64, "device": "GPU:A100-SXM4-40GB:1"}
+    question = {"model": str(file), "batch_size": 64, "device": "GPU:A100-SXM4-40GB:1"}
     by_words = trappm.predict(str(file), batch_size=64, device="a100")
-    assert trappm.predict(asked) == by_words
+    assert trappm.predict(question) == by_words
     assert trappm.predict(file, {"batch_size": 64, "device": "a100"}) == by_words
     assert trappm.predict([str(file)], batch_size=64, device="a100") == [by_words]
     step_time_ms, memory_mib, power_w = by_words
@@ -267,57 +269,62 @@ def test_the_papers_forms_and_keywords_say_the_same(file, answer):
 
 def test_the_cheapest_of_several_models_is_the_answer_and_stands_first(capsys):
     models = ["test_resnet", "test_vit"]
-    asked = ["compare", *models, "--batch-size", "32", "--phase", "infer", "--epochs", "1",
-             "--samples", "10000"]  # fmt: skip
-    found = trappm.predict(
+    command = ["compare", *models, "--batch-size", "32", "--phase", "infer", "--epochs", "1",
+               "--samples", "10000"]  # fmt: skip
+    predictions = trappm.predict(
         models, devices="all", phase="infer", batch_size=32, epochs=1, samples=10_000
     )
-    assert run(asked) == 0
+    assert run(command) == 0
     lines = capsys.readouterr().out.splitlines()
-    cheapest = min((p for p in found if p.run.offers), key=lambda p: p.run.offers[0].usd)
+    cheapest = min((p for p in predictions if p.run.offers), key=lambda p: p.run.offers[0].usd)
     cost = f"{number_text(cheapest.run.offers[0].usd)} USD for 1 epoch"
     assert lines[1] == f"Cheapest: {cheapest.model} on {cheapest.device}, {cost}."
     assert not any("no price" in line for line in lines)
-    assert run([*asked, "--json"]) == 0
+    assert run([*command, "--json"]) == 0
     of_all = json.loads(capsys.readouterr().out)["best_of_all"]
     assert of_all["cheapest"] == {"model": cheapest.model, "device": cheapest.device}
-    fastest = max(found, key=lambda p: p.samples_per_s)
+    fastest = max(predictions, key=lambda p: p.samples_per_s)
     assert of_all["fastest"] == {"model": fastest.model, "device": fastest.device}
-    assert run([*asked, "--device", "t4"]) == 0  # of one device nothing is said by model
+    assert run([*command, "--device", "t4"]) == 0  # of one device nothing is said by model
     first, *others = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"Fastest: test_\w+ on t4, [\d,.]+ samples/s\.", first)
     assert any(line.startswith("no price of t4 is known; add one to") for line in others[:3])
 
 
 def test_a_run_on_a_card_without_a_price_says_so_and_adamw_how_it_is_answered(capsys):
-    asked = ["predict", "test_resnet", "--device", "t4", "--epochs", "1", "--samples", "1000"]
-    assert run([*asked, "--optimizer", "adamw"]) == 0
+    command = ["predict", "test_resnet", "--device", "t4", "--epochs", "1", "--samples", "1000"]
+    assert run([*command, "--optimizer", "adamw"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "no price of t4 is known; add one to prices.yaml in TRAPPM_HOME" in shown
     assert "adamw is answered as adam" in shown
 
 
 def test_all_devices_of_a_list_and_which_is_best(capsys):
-    asked = {"phase": "infer", "batch_size": 32, "epochs": 1, "samples": 10_000}
-    found = trappm.predict(["test_resnet", "test_vit"], devices="all", **asked)
-    assert [(p.model, p.device) for p in found] == [
+    options = {"phase": "infer", "batch_size": 32, "epochs": 1, "samples": 10_000}
+    predictions = trappm.predict(["test_resnet", "test_vit"], devices="all", **options)
+    assert [(p.model, p.device) for p in predictions] == [
         (model, device)
         for model in ("test_resnet", "test_vit")
         for device in ("h100", "rtx3090", "rtx4090", "v100-16gb")
     ]
-    best = verdicts(found)["test_vit"]
-    assert best["fastest"] == min(found[4:], key=lambda p: p.step_time_ms).device
-    assert best["cheapest"] == min(found[4:], key=lambda p: p.run.offers[0].usd).device
-    full = [replace(p, out_of_memory=0.9 if p.device == best["fastest"] else 0.1) for p in found]
+    best = verdicts(predictions)["test_vit"]
+    assert best["fastest"] == min(predictions[4:], key=lambda p: p.step_time_ms).device
+    assert best["cheapest"] == min(predictions[4:], key=lambda p: p.run.offers[0].usd).device
+    full = [
+        replace(p, out_of_memory=0.9 if p.device == best["fastest"] else 0.1) for p in predictions
+    ]
     others = verdicts(full)["test_vit"]
     assert best["fastest"] not in others.values()
-    assert verdicts([replace(p, out_of_memory=0.9) for p in found])["test_vit"]["cheapest"] is None
-    assert set(verdicts(found[4:5])["test_vit"].values()) == {None}  # compared with nothing
+    assert (
+        verdicts([replace(p, out_of_memory=0.9) for p in predictions])["test_vit"]["cheapest"]
+        is None
+    )
+    assert set(verdicts(predictions[4:5])["test_vit"].values()) == {None}  # compared with nothing
     command = ["compare", "test_resnet", "test_vit", "--batch-size", "32", "--phase", "infer",
                "--epochs", "1", "--samples", "10000"]  # fmt: skip
     assert run([*command, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["predictions"] == json.loads(json.dumps([p.to_dict() for p in found]))
+    report = json.loads(capsys.readouterr().out)
+    assert report["predictions"] == json.loads(json.dumps([p.to_dict() for p in predictions]))
     assert run(command) == 0
     assert "fastest: " in capsys.readouterr().out
 
@@ -355,7 +362,7 @@ def test_each_data_folder_has_profiles_of_its_own(answer, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("asked", "key"),
+    ("name", "key"),
     [
         ("a100", "a100-40gb"),
         ("A100-SXM4-40GB", "a100-40gb"),
@@ -365,12 +372,12 @@ def test_each_data_folder_has_profiles_of_its_own(answer, tmp_path, monkeypatch)
         ("cpu-2t", "cpu-2t"),
     ],
 )
-def test_a_device_has_many_names(asked, key):
-    assert device_key(asked, KEYS) == key
+def test_a_device_has_many_names(name, key):
+    assert device_key(name, KEYS) == key
 
 
 @pytest.mark.parametrize(
-    ("asked", "keys", "told"),
+    ("name", "keys", "reason"),
     [
         ("h100", KEYS, "no head for device 'h100'; there are: a100-40gb"),
         ("A100-SXM4-80GB", KEYS, "no head for device"),
@@ -380,9 +387,9 @@ def test_a_device_has_many_names(asked, key):
         ("gpu", KEYS, "no head for device 'gpu'"),
     ],
 )
-def test_a_device_that_is_not_there_is_told(asked, keys, told):
-    with pytest.raises(InputError, match=told):
-        device_key(asked, keys)
+def test_a_device_that_is_not_there_is_told(name, keys, reason):
+    with pytest.raises(InputError, match=reason):
+        device_key(name, keys)
 
 
 @pytest.mark.parametrize(
@@ -402,7 +409,7 @@ def test_the_rule_of_mig_profiles(gb, profile):
 )
 def test_a_run_adds_up(epochs, samples, batch, ms):
     price = Price(cloud="x", device="a100", usd_per_hour=2.0, noted=date(2026, 1, 1), source="here")
-    found = run_of(
+    whole_run = run_of(
         epochs=epochs,
         samples=samples,
         batch_size=batch,
@@ -411,13 +418,13 @@ def test_a_run_adds_up(epochs, samples, batch, ms):
         carbon_g_per_kwh=500.0,
         prices=(replace(price, cloud="y", usd_per_hour=3.0), price),
     )
-    assert (found.steps // epochs - 1) * batch < samples <= found.steps // epochs * batch
-    assert found.hours == pytest.approx(found.steps * ms / 3.6e6)
-    assert found.low_hours <= found.hours <= found.high_hours
-    assert [offer.cloud for offer in found.offers] == ["x", "y"]
-    assert found.offers[0].usd == pytest.approx(2 * found.hours)
-    assert found.energy_kwh == pytest.approx(found.steps * 100 / 3.6e6)
-    assert found.co2_kg == pytest.approx(found.energy_kwh / 2)
+    assert (whole_run.steps // epochs - 1) * batch < samples <= whole_run.steps // epochs * batch
+    assert whole_run.hours == pytest.approx(whole_run.steps * ms / 3.6e6)
+    assert whole_run.low_hours <= whole_run.hours <= whole_run.high_hours
+    assert [offer.cloud for offer in whole_run.offers] == ["x", "y"]
+    assert whole_run.offers[0].usd == pytest.approx(2 * whole_run.hours)
+    assert whole_run.energy_kwh == pytest.approx(whole_run.steps * 100 / 3.6e6)
+    assert whole_run.co2_kg == pytest.approx(whole_run.energy_kwh / 2)
 
 
 def test_every_card_with_labels_has_a_price_with_its_source():
@@ -434,21 +441,21 @@ def test_prices_of_ones_own_take_the_place_of_ours(home):
     try:
         assert [p.cloud for p in prices_of("rtx3090")] == ["desk"]
         assert prices_of("a100-40gb") == ()
-        for text, told in (
+        for text, reason in (
             (f"prices: [{entry.replace('0.05', 'cheap')}]", "usd_per_hour is 'cheap'"),
             ("prices: [{cloud: desk}]", "without device"),
             ("prices: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
             ("nothing", "no list of prices"),
         ):
             own.write_text(text)
-            with pytest.raises(InputError, match=told):
+            with pytest.raises(InputError, match=reason):
                 prices_of("rtx3090")
     finally:
         own.unlink()
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reason"),
     [
         ({"phase": "sleep"}, "phase is 'sleep'; it must be one of train, infer"),
         ({"precision": "fp8"}, "precision is 'fp8'"),
@@ -465,6 +472,6 @@ def test_prices_of_ones_own_take_the_place_of_ours(home):
         ({"snapshot": "nope"}, "no snapshot 'nope' in .*; default is the one"),
     ],
 )
-def test_what_cannot_be_asked_is_told(options, told):
-    with pytest.raises(trappm.TrappmError, match=told):
+def test_what_cannot_be_asked_is_told(options, reason):
+    with pytest.raises(trappm.TrappmError, match=reason):
         trappm.predict("test_resnet", **options)

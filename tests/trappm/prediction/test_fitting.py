@@ -74,8 +74,8 @@ def test_what_is_safe_is_no_more_than_what_fits_and_both_answers_name_the_other(
     prediction = trappm.predict("test_resnet", input_size=160, device="a100")
     assert 0 < prediction.largest_batch_size <= row.largest_batch
     assert "trappm predict" in str(row)
-    asked = ["predict", "test_resnet", "--input-size", "160", "--device", "a100"]
-    assert cli.run(asked) == 0
+    command = ["predict", "test_resnet", "--input-size", "160", "--device", "a100"]
+    assert cli.run(command) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert f"largest safe batch: {prediction.largest_batch_size:,}, whose upper bound" in shown
     assert "trappm fits" in shown
@@ -86,7 +86,7 @@ def test_a_step_that_fits_is_within_what_the_largest_batch_is_of():
     """One notion of what fits, in estimates, searches and callbacks."""
     estimate = trappm.estimate("test_resnet", batch_size=1, input_size=160)
     largest = estimate.largest_batch("a100")
-    told = {
+    verdicts = {
         size: Forecast(
             model="test_resnet", device="a100", batch_size=size,
             memory_mib=estimate.memory_mib("a100", size),
@@ -95,7 +95,7 @@ def test_a_step_that_fits_is_within_what_the_largest_batch_is_of():
         ).fits
         for size in (largest, largest + 1)
     }  # fmt: skip
-    assert told == {largest: True, largest + 1: False}
+    assert verdicts == {largest: True, largest + 1: False}
 
 
 def test_the_command_answers_in_json_for_each_card(capsys):

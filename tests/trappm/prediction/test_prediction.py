@@ -83,9 +83,9 @@ def test_a_name_a_module_and_a_file_of_one_model_have_one_prediction(snapshot, t
         by_name.simulated_memory.live_mib, rel=0.02
     )
     assert by_file.memory_remark is None
-    message = json.loads(json.dumps(by_file.to_dict()))
-    assert message["memory_source"] == "rebuilt"
-    assert message["simulated_memory"]["reserved_mib"] > 0
+    fields = json.loads(json.dumps(by_file.to_dict()))
+    assert fields["memory_source"] == "rebuilt"
+    assert fields["simulated_memory"]["reserved_mib"] > 0
 
 
 def test_simulated_memory_is_that_of_the_step_in_question(snapshot, capsys):

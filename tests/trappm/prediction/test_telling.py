@@ -53,8 +53,8 @@ def test_the_answer_comes_first_and_the_memory_adds_up(prediction, capsys):
     parts = prediction.memory_parts_mib
     assert sum(parts.values()) == pytest.approx(prediction.memory_mib)
     assert parts["tensors"] == prediction.simulated_memory.live_mib
-    told = next(line for line in lines if line.startswith("simulated on CUDA"))
-    assert f"of {prediction.memory_mib:,.0f} MiB are CUDA's context and libraries" in told
+    remark = next(line for line in lines if line.startswith("simulated on CUDA"))
+    assert f"of {prediction.memory_mib:,.0f} MiB are CUDA's context and libraries" in remark
     assert prediction.to_dict()["memory_parts_mib"] == parts
 
 

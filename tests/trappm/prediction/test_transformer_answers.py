@@ -116,9 +116,9 @@ def test_images_are_answered_as_if_nobody_had_published_language_models():
 def test_many_gpus_begin_with_the_step_of_one():
     alone = trappm.predict("hf:gpt2-mini", device="a100", precision="bf16", **GPT)
     options = {"device": "a100", "precision": "bf16", **GPT}
-    one = trappm.predict_parallel("hf:gpt2-mini", **options)
-    assert one.step_time_ms == pytest.approx(alone.step_time_ms)
-    assert any("llm-foundry" in remark for remark in one.remarks)
+    parallel = trappm.predict_parallel("hf:gpt2-mini", **options)
+    assert parallel.step_time_ms == pytest.approx(alone.step_time_ms)
+    assert any("llm-foundry" in remark for remark in parallel.remarks)
 
 
 def test_labels_of_a_campaign_of_ones_own_outweigh_published_steps():

@@ -119,9 +119,9 @@ def test_ceilings_say_what_bounds_a_kernel(store, phase):
     assert first.kernels.shares["compute"] == 0
     assert second.kernels.shares["bandwidth"] == 0
     assert first.kernels.shares["launch"] == second.kernels.shares["launch"] > 0
-    for one in (first, second):
-        assert sum(one.kernels.shares.values()) == pytest.approx(1)
-        assert one.kernels.points[0].time_ms == max(p.time_ms for p in one.kernels.points)
+    for answer in (first, second):
+        assert sum(answer.kernels.shares.values()) == pytest.approx(1)
+        assert answer.kernels.points[0].time_ms == max(p.time_ms for p in answer.kernels.points)
     assert sentence(second).startswith(("Compute most bounds", "Launching most bounds"))
 
 

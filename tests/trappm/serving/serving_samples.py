@@ -19,7 +19,7 @@ QUESTION = {"model": "test_resnet", "input_size": 64, "device": "a100", "batch_s
 
 
 @dataclass(frozen=True)
-class Told:
+class Response:
     """An answer."""
 
     status: int
@@ -79,7 +79,7 @@ class Asker:
 
         await self.app(scope, receive, send)
         start, *parts = sent
-        return Told(
+        return Response(
             start["status"],
             {name.decode(): value.decode() for name, value in start["headers"]},
             b"".join(part["body"] for part in parts),

@@ -58,40 +58,42 @@ def plain(prediction):
     st.booleans(),
     st.booleans(),
 )
-def test_the_answers_are_those_of_predict(server, asked, of_a_list, whole_run):
-    asked = asked | ({"epochs": 2, "samples": 1000} if whole_run else {})
-    asked |= {"model": ["test_resnet"] if of_a_list else "test_resnet", "input_size": 64}
-    told = server.post("/v1/predict", asked)
-    found = trappm.predict(asked)
-    assert told.status == 200, told.body
-    assert told.json == ([plain(x) for x in found] if isinstance(found, list) else plain(found))
+def test_the_answers_are_those_of_predict(server, question, of_a_list, whole_run):
+    question = question | ({"epochs": 2, "samples": 1000} if whole_run else {})
+    question |= {"model": ["test_resnet"] if of_a_list else "test_resnet", "input_size": 64}
+    response = server.post("/v1/predict", question)
+    prediction = trappm.predict(question)
+    assert response.status == 200, response.body
+    assert response.json == (
+        [plain(x) for x in prediction] if isinstance(prediction, list) else plain(prediction)
+    )
 
 
 def test_compare_names_the_best_device(server):
     devices = ["h100", "rtx3090", "rtx4090", "v100-16gb"]
-    told = server.post("/v1/compare", {**QUESTION, "device": None, "phase": "infer"}).json
-    assert [one["device"] for one in told["predictions"]] == devices
-    assert told["best"]["test_resnet"]["fastest"] in devices
+    comparison = server.post("/v1/compare", {**QUESTION, "device": None, "phase": "infer"}).json
+    assert [prediction["device"] for prediction in comparison["predictions"]] == devices
+    assert comparison["best"]["test_resnet"]["fastest"] in devices
 
 
 def test_what_comes_together_is_worked_out_together(server):
     questions = [{**QUESTION, "batch_size": batch} for batch in range(100, 130)]
 
     async def all_at_once():
-        bodies = [json.dumps(one).encode() for one in questions]
+        bodies = [json.dumps(question).encode() for question in questions]
         return await asyncio.gather(
             *(server.ask("POST", "/v1/predict", [body]) for body in (*bodies, *bodies))
         )
 
     batches, predicted = (_metric(server, f"trappm_batch_size_{x}") for x in ("count", "sum"))
-    told = server.run(all_at_once())
-    assert {one.status for one in told} == {200}
+    responses = server.run(all_at_once())
+    assert {response.status for response in responses} == {200}
     assert _metric(server, "trappm_batch_size_sum") - predicted == 30  # each question once
     assert _metric(server, "trappm_batch_size_count") - batches < 15
-    for question, one in list(zip(questions, told, strict=False))[::13]:
-        assert one.json["memory_mib"] == pytest.approx(trappm.predict(question).memory_mib)
+    for question, response in list(zip(questions, responses, strict=False))[::13]:
+        assert response.json["memory_mib"] == pytest.approx(trappm.predict(question).memory_mib)
     again = server.post("/v1/predict", questions[:3]).json
-    assert again == [one.json for one in told[:3]]
+    assert again == [response.json for response in responses[:3]]
 
 
 JSON = st.recursive(
@@ -113,11 +115,11 @@ FIELDS = [*QUESTION, "devices", "phase", "precision", "epochs", "samples", "snap
     st.sampled_from(["application/json", "multipart/form-data; boundary=x", "multipart/form-data"]),
 )
 def test_nonsense_is_refused_in_words(server, path, body, kind):
-    told = server.post(path, body, content_type=kind)
-    assert 400 <= told.status < 500
-    assert told.headers["content-type"] == "application/problem+json"
-    assert told.json["status"] == told.status
-    assert told.json["detail"]
+    response = server.post(path, body, content_type=kind)
+    assert 400 <= response.status < 500
+    assert response.headers["content-type"] == "application/problem+json"
+    assert response.json["status"] == response.status
+    assert response.json["detail"]
 
 
 @pytest.mark.parametrize(
@@ -137,9 +139,9 @@ def test_nonsense_is_refused_in_words(server, path, body, kind):
     ],
 )
 def test_what_is_wrong_is_told(server, change, status, words):
-    told = server.post("/v1/predict", {**QUESTION, **change})
-    assert (told.status, words in told.json["detail"]) == (status, True), told.body
-    assert told.json["hint"] or "both" in told.json["detail"]
+    response = server.post("/v1/predict", {**QUESTION, **change})
+    assert (response.status, words in response.json["detail"]) == (status, True), response.body
+    assert response.json["hint"] or "both" in response.json["detail"]
 
 
 def test_json_of_any_content_type_is_read_and_files_by_routes_of_their_own(server):
@@ -150,21 +152,23 @@ def test_json_of_any_content_type_is_read_and_files_by_routes_of_their_own(serve
     form = {"content_type": "multipart/form-data; boundary=x"}
     assert server.post("/v1/predict", head + b"junk\r\n--x--", **form).status == 400
     for path in ("/v1/predict/upload", "/v1/compare/upload"):
-        told = server.post(path, head + b"junk\r\n--x--", **form)
-        assert (told.status, "a.onnx" in told.json["detail"]) == (422, True), told.body
+        response = server.post(path, head + b"junk\r\n--x--", **form)
+        assert (response.status, "a.onnx" in response.json["detail"]) == (422, True), response.body
         twice = head + b"junk\r\n" + head + b"junk\r\n--x--"
-        told = server.post(path, twice, **form)
-        assert (told.status, "many files" in told.json["detail"]) == (400, True), told.body
+        response = server.post(path, twice, **form)
+        assert (response.status, "many files" in response.json["detail"]) == (400, True), (
+            response.body
+        )
 
 
 def test_a_token_guards_all_but_health(home):
     with Asker(token=TOKEN) as asker:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": TOKEN}):
             for path in ("/v1/devices", "/v1/snapshot", "/metrics", "/openapi.json", "/api/x"):
-                told = asker.get(path, **headers)
-                assert told.status == 401
-                assert told.headers["www-authenticate"] == "Bearer"
-                assert TOKEN not in told.body.decode()
+                response = asker.get(path, **headers)
+                assert response.status == 401
+                assert response.headers["www-authenticate"] == "Bearer"
+                assert TOKEN not in response.body.decode()
         assert asker.get("/healthz").status == asker.get("/readyz").status == 200
         right = {"authorization": f"Bearer {TOKEN}"}
         assert asker.get("/v1/devices", **right).status == 200
@@ -226,10 +230,10 @@ def test_bodies_have_a_limit_whether_declared_or_not(home):
         assert asker.run(ask).status == 413
         head = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.onnx"\r\n\r\n'
         form = head + b"a" * 1001 + b"\r\n--x--\r\n"
-        told = asker.post(
+        response = asker.post(
             "/v1/predict/upload", form, content_type="multipart/form-data; boundary=x"
         )
-        assert told.status == 413
+        assert response.status == 413
 
 
 def test_time_and_requests_at_once_have_a_limit(home, monkeypatch):
@@ -273,10 +277,10 @@ def test_a_new_snapshot_answers_without_a_dropped_request(home):
             return await before, reloaded, await asking(300)
 
         before, reloaded, after = asker.run(moving())
-        assert {one.status for one in (*before, *after)} == {200}
-        assert {one.json["snapshot"] for one in before} <= {first, second}
+        assert {response.status for response in (*before, *after)} == {200}
+        assert {response.json["snapshot"] for response in before} <= {first, second}
         assert reloaded.json["changed"]
-        assert {one.json["snapshot"] for one in after} == {second}
+        assert {response.json["snapshot"] for response in after} == {second}
         assert asker.post("/v1/predict", {**QUESTION, "snapshot": first}).json["snapshot"] == first
 
         damaged = other_snapshot(home / "snapshots", "three")
@@ -298,10 +302,10 @@ def test_the_schema_describes_the_questions(server):
     assert {"/v1/predict", "/v1/compare", "/v1/snapshot", "/metrics"} <= set(schema["paths"])
     upload = schema["paths"]["/v1/predict/upload"]["post"]["requestBody"]["content"]
     assert set(upload) == {"multipart/form-data"}
-    asked = set(schema["components"]["schemas"]["Question"]["properties"])
+    fields = set(schema["components"]["schemas"]["Question"]["properties"])
     from trappm.prediction.predict import Options
 
-    assert asked == {*Options.__annotations__, "model", "device", "devices"} - {
+    assert fields == {*Options.__annotations__, "model", "device", "devices"} - {
         "example_input", "sequence_length"  # over HTTP tokens are an input size, too
     }  # fmt: skip
     assert ServingSettings().token is None

@@ -186,8 +186,8 @@ def test_bodies_that_do_not_come_keep_nobody_out():
 
         other, slow = asker.run(crowd())
         assert other.status == 200
-        assert {one.status for one in slow} == {408}
-        assert {one.headers["connection"] for one in slow} == {"close"}
+        assert {response.status for response in slow} == {408}
+        assert {response.headers["connection"] for response in slow} == {"close"}
         assert "came too slowly" in slow[0].json["detail"]
 
 
@@ -198,7 +198,7 @@ def test_one_client_has_half_of_the_uploads():
         async def crowd():
             ask = partial(asker.ask, "POST", "/v1/predict/upload", [b"--x"], kind, never=True)
             uploads = [asyncio.create_task(ask()) for _ in range(4)]
-            return [one.status for one in await asyncio.gather(*uploads)]
+            return [response.status for response in await asyncio.gather(*uploads)]
 
         assert sorted(asker.run(crowd())) == [408, 408, 503, 503]
 
@@ -218,9 +218,9 @@ def test_half_sent_headers_keep_nobody_out():
             port = int(re.search(r":(\d+) ", process.stdout.readline())[1])
             kept = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             for _ in range(1200):
-                one = socket.create_connection(("127.0.0.1", port), 10)
-                one.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1")
-                crowd.append(one)
+                connection = socket.create_connection(("127.0.0.1", port), 10)
+                connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1")
+                crowd.append(connection)
             kept.request("GET", "/healthz")
             assert kept.getresponse().status == 200
             deadline = time.monotonic() + 120
@@ -228,29 +228,29 @@ def test_half_sent_headers_keep_nobody_out():
                 if time.monotonic() > deadline or not any(map(_open, crowd)):
                     break
                 time.sleep(0.5)
-                for one in crowd:
-                    _trickle(one)
+                for connection in crowd:
+                    _trickle(connection)
             assert not any(map(_open, crowd))
         finally:
-            for one in crowd:
-                one.close()
+            for connection in crowd:
+                connection.close()
             process.terminate()
             process.wait(60)
 
 
-def _trickle(one):
+def _trickle(connection):
     try:
-        one.send(b" ")
+        connection.send(b" ")
     except OSError:
-        one.close()
+        connection.close()
 
 
-def _open(one):
-    if one.fileno() < 0:
+def _open(connection):
+    if connection.fileno() < 0:
         return False
-    one.setblocking(False)
+    connection.setblocking(False)
     try:
-        return one.recv(1) != b""
+        return connection.recv(1) != b""
     except BlockingIOError:
         return True
     except OSError:

@@ -22,33 +22,33 @@ def traces(asker, outcome="done"):
 
 
 def test_the_answer_is_that_of_trappm_estimate(server):
-    asked = QUESTION | {
+    question = QUESTION | {
         "optimizer": "adamw", "precision": "amp-fp16", "memory_format": "channels-last", "depth": 2
     }  # fmt: skip
-    told = server.post("/v1/estimate", asked)
-    devices, depth = asked.pop("devices"), asked.pop("depth")
-    expected = trappm.estimate(asked.pop("model"), **asked).to_dict(devices, depth)
-    assert told.status == 200, told.body
-    assert told.json == json.loads(json.dumps(expected))
-    assert all(x["line"].startswith("timm/") == bool(x["module"]) for x in told.json["largest"])
-    on_cards = told.json["devices"]
+    response = server.post("/v1/estimate", question)
+    devices, depth = question.pop("devices"), question.pop("depth")
+    expected = trappm.estimate(question.pop("model"), **question).to_dict(devices, depth)
+    assert response.status == 200, response.body
+    assert response.json == json.loads(json.dumps(expected))
+    assert all(x["line"].startswith("timm/") == bool(x["module"]) for x in response.json["largest"])
+    on_cards = response.json["devices"]
     assert on_cards["a100"]["parts_mib"]["optimizer state"] > 0
     assert on_cards["v100"]["largest_batch"] < on_cards["a100"]["largest_batch"]
 
 
 def test_equal_questions_are_traced_once_and_remembered(server, monkeypatch):
     before = traces(server)
-    asked = [QUESTION | {"phase": "infer"}, QUESTION | {"phase": "infer", "depth": 1}]
+    questions = [QUESTION | {"phase": "infer"}, QUESTION | {"phase": "infer", "depth": 1}]
 
     async def crowd():
-        bodies = [json.dumps(one).encode() for one in asked]
+        bodies = [json.dumps(question).encode() for question in questions]
         return await asyncio.gather(
             *(server.ask("POST", "/v1/estimate", [body]) for body in bodies)
         )
 
     first, second = server.run(crowd())
     assert first.status == 200
-    assert first.json == second.json == server.post("/v1/estimate", asked[0]).json
+    assert first.json == second.json == server.post("/v1/estimate", questions[0]).json
     assert traces(server) == before + 1
     monkeypatch.setattr(estimates, "MAX_KNOWN", 1)
     for batch_size in (5, 6, 5):  # the first is forgotten for the second
@@ -76,9 +76,9 @@ def test_equal_questions_are_traced_once_and_remembered(server, monkeypatch):
 )
 def test_what_can_be_seen_to_be_wrong_is_refused_before_a_trace(server, change, status, words):
     before = traces(server, "failed")
-    told = server.post("/v1/estimate", QUESTION | change)
-    assert (told.status, words in told.json["detail"]) == (status, True), told.body
-    assert "\n" not in told.json["detail"]
+    response = server.post("/v1/estimate", QUESTION | change)
+    assert (response.status, words in response.json["detail"]) == (status, True), response.body
+    assert "\n" not in response.json["detail"]
     assert traces(server, "failed") == before
 
 
@@ -90,18 +90,18 @@ def test_what_can_be_seen_to_be_wrong_is_refused_before_a_trace(server, change, 
     ],
 )
 def test_what_cannot_be_traced_is_told_in_a_line(server, change, status, words):
-    told = server.post("/v1/estimate", QUESTION | change)
-    assert (told.status, words in told.json["detail"]) == (status, True), told.body
-    assert "\n" not in told.json["detail"]
-    assert told.headers["content-type"] == "application/problem+json"
+    response = server.post("/v1/estimate", QUESTION | change)
+    assert (response.status, words in response.json["detail"]) == (status, True), response.body
+    assert "\n" not in response.json["detail"]
+    assert response.headers["content-type"] == "application/problem+json"
 
 
 def test_an_estimate_has_the_limits_of_a_trace():
     with Asker(trace_memory_mib=1) as asker:
-        told = asker.post("/v1/estimate", QUESTION)
-        assert told.status == 422, told.body
+        response = asker.post("/v1/estimate", QUESTION)
+        assert response.status == 422, response.body
         # By where memory ends: in torch's allocator, or where the process is looked at.
-        assert any(words in told.json["detail"] for words in ("memory", "more than 1 MiB"))
+        assert any(words in response.json["detail"] for words in ("memory", "more than 1 MiB"))
     with Asker(timeout_s=0.05) as asker:
         assert asker.post("/v1/estimate", QUESTION).status == 504
         assert traces(asker) == 0

@@ -48,12 +48,12 @@ def test_a_replica_dies_and_others_answer(tmp_path, monkeypatch):
             family = psutil.Process(process.pid).children(recursive=True)
             replicas = [p for p in family if "ServeReplica:trappm" in " ".join(p.cmdline())]
             assert len(replicas) == 2
-            status, told = ask(port, QUESTION)
+            status, answer = ask(port, QUESTION)
             mine = trappm.predict(QUESTION)
-            assert (status, told) == (200, json.loads(json.dumps(mine.to_dict())))
+            assert (status, answer) == (200, json.loads(json.dumps(mine.to_dict())))
             replicas[0].kill()
             for _ in range(20):
-                assert ask(port, QUESTION) == (status, told)
+                assert ask(port, QUESTION) == (status, answer)
                 time.sleep(0.05)
         finally:
             process.send_signal(signal.SIGTERM)

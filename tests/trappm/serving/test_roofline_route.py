@@ -13,12 +13,12 @@ pytestmark = pytest.mark.usefixtures("home")
 
 
 def test_the_answer_is_that_of_the_command(server, capsys):
-    told = server.post("/v1/roofline", {"devices": ["v100", "a100"], **STEP})
-    assert told.status == 200, told.body
-    asked = "device show v100 a100 --model test_resnet --input-size 64 --batch-size 4 --json"
-    assert cli.run(asked.split()) == 0
-    assert told.json == json.loads(capsys.readouterr().out)
-    assert [row["device"] for row in told.json] == ["v100", "a100"]
+    response = server.post("/v1/roofline", {"devices": ["v100", "a100"], **STEP})
+    assert response.status == 200, response.body
+    command = "device show v100 a100 --model test_resnet --input-size 64 --batch-size 4 --json"
+    assert cli.run(command.split()) == 0
+    assert response.json == json.loads(capsys.readouterr().out)
+    assert [row["device"] for row in response.json] == ["v100", "a100"]
 
 
 def test_ceilings_alone_need_no_model(server):
@@ -41,6 +41,6 @@ def test_ceilings_alone_need_no_model(server):
     ],
 )
 def test_what_cannot_be_is_refused_in_words(server, change, status, words):
-    told = server.post("/v1/roofline", {"devices": ["v100"], **STEP, **change})
-    assert told.status == status, told.body
-    assert words in told.body.decode()
+    response = server.post("/v1/roofline", {"devices": ["v100"], **STEP, **change})
+    assert response.status == status, response.body
+    assert words in response.body.decode()

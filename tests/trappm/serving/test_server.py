@@ -54,10 +54,10 @@ def ask(port, path, body=None, **headers):
 
 def form(name, data, question):
     head = f'--x\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
-    told = (
+    tail = (
         f'\r\n--x\r\nContent-Disposition: form-data; name="question"\r\n\r\n{question}\r\n--x--\r\n'
     )
-    return head.encode() + data + told.encode()
+    return head.encode() + data + tail.encode()
 
 
 FORM = {"Content-Type": "multipart/form-data; boundary=x"}
@@ -67,20 +67,20 @@ def test_an_uploaded_file_has_the_answer_that_the_command_gives(server, tmp_path
     _, port = server
     path = tmp_path / "mine.onnx"
     export_onnx("test_resnet", 64, path)
-    asked = json.dumps({"device": "a100", "batch_size": 8})
-    status, told = ask(
-        port, "/v1/predict/upload", form("../x/mine.onnx", path.read_bytes(), asked), **FORM
+    question = json.dumps({"device": "a100", "batch_size": 8})
+    status, answer = ask(
+        port, "/v1/predict/upload", form("../x/mine.onnx", path.read_bytes(), question), **FORM
     )
-    assert status == 200, told
+    assert status == 200, answer
     mine = trappm.predict(path, device="a100", batch_size=8)
-    assert told == {**json.loads(json.dumps(mine.to_dict())), "model": "mine.onnx"}
+    assert answer == {**json.loads(json.dumps(mine.to_dict())), "model": "mine.onnx"}
 
-    status, told = ask(port, "/v1/predict/upload", form("x.onnx", b"junk", asked), **FORM)
-    assert (status, told["type"]) == (422, "urn:trappm:problem:model-file")
-    assert str(tmp_path) not in told["detail"]
-    assert "x.onnx" in told["detail"]
-    status, told = ask(port, "/v1/predict", json.dumps({**QUESTION, "model": "nosuch"}))
-    assert (status, told["type"]) == (404, "urn:trappm:problem:unknown-architecture")
+    status, answer = ask(port, "/v1/predict/upload", form("x.onnx", b"junk", question), **FORM)
+    assert (status, answer["type"]) == (422, "urn:trappm:problem:model-file")
+    assert str(tmp_path) not in answer["detail"]
+    assert "x.onnx" in answer["detail"]
+    status, answer = ask(port, "/v1/predict", json.dumps({**QUESTION, "model": "nosuch"}))
+    assert (status, answer["type"]) == (404, "urn:trappm:problem:unknown-architecture")
 
 
 def test_it_follows_the_alias_by_itself(server, home):
@@ -96,12 +96,12 @@ def test_it_follows_the_alias_by_itself(server, home):
 
 def test_it_ends_when_told_to_and_answers_first(server):
     process, port = server
-    told = []
+    statuses = []
     fresh = json.dumps({**QUESTION, "batch_size": 333, "model": ["test_resnet"] * 20})
-    asking = threading.Thread(target=lambda: told.append(ask(port, "/v1/predict", fresh)[0]))
+    asking = threading.Thread(target=lambda: statuses.append(ask(port, "/v1/predict", fresh)[0]))
     asking.start()
     time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     asking.join(30)
-    assert told == [200]
+    assert statuses == [200]
     assert process.wait(30) in {0, -signal.SIGTERM}
