@@ -3,7 +3,8 @@
     PYTHONPATH=. python benchmarks/learner/other_devices.py ../shared/data --traces FOLDER [--write]
 
 Each card with labels is held out as a whole: its step times are predicted from its data sheet and
-the other cards' labels, and once more with kernels of its own, where somebody timed some. Memory is
+the other cards' labels, and once more with kernels of its own, where somebody timed some; then, by
+architectures held out, from its own steps and all others'. Memory is
 predicted for an A100 (GPUMemNet, software of 2023) and an H100 (our own labels) from simulated
 steps alone. With --write all cards' labels go into `learner/physics/devices/`, with the quantiles
 of these errors.
@@ -16,6 +17,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +26,14 @@ import numpy.typing as npt
 from benchmarks.learner import step_time
 from benchmarks.learner.step_time_nodes import (
     KERNEL_CARDS,
+    NVIDIA,
     SHARE_OF_OTHERS,
     Steps,
     device_of,
     judge_v100,
     learned_from,
     medians,
+    nvidia_steps,
     published_kernels,
     published_steps,
     timm_steps,
@@ -50,9 +54,10 @@ from trappm.learner.physics.devices.joint_fit import Evidence
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.stats.calibration import Calibration
+from trappm.learner.stats.folds import grouped_folds
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import TrappmError
-from trappm.profiler.records import Measurement, Outcome, Phase
+from trappm.profiler.records import Measurement, MemoryFormat, Outcome, Phase
 from trappm.profiler.static_profile import static_profile
 
 Array = npt.NDArray[np.float64]
@@ -60,6 +65,8 @@ Array = npt.NDArray[np.float64]
 INFER_STEPS = 120
 OTHER_KERNEL_CARDS = ("v100-pcie-32gb", "t4", "h100-sxm-80gb")
 A100_ARCHITECTURES = 60
+FOLDS = 4
+"""Of architectures, by which cards with steps are judged."""
 STEP_MS, MEMORY = "step time", "memory"
 
 
@@ -137,7 +144,8 @@ def evidence_of_all(data: Path, traces: Path) -> tuple[list[Steps], list[Evidenc
     nodes = data / "nodes"
     known = [
         *published_steps(nodes, traces),
-        timm_steps(data, traces),
+        *(timm_steps(data, traces, key) for key in ("train", "train-nhwc")),
+        *nvidia_steps(nodes, traces),
         *(inference_steps(key, data, traces) for key in ("infer-3090", "infer-4090")),
         h100_steps(traces),
     ]
@@ -173,6 +181,28 @@ def step_time_errors(
                         logs[basis, phase].append(off[rows])
         for (basis, phase), parts in logs.items():
             yield Errors(STEP_MS, device, basis, phase, np.concatenate(parts))
+
+
+def new_architecture_errors(
+    known: Sequence[Steps], kernels: Sequence[Evidence]
+) -> Iterator[Errors]:
+    """Of each card with steps of other architectures, on a host of which nothing is known."""
+    names = np.unique(np.concatenate([steps.architectures for steps in known]))
+    folds = grouped_folds(names.tolist(), FOLDS, np.random.default_rng(0))
+    logs: dict[tuple[str, Phase], list[Array]] = defaultdict(list)
+    for fold in range(FOLDS):
+        unseen = [np.isin(steps.architectures, names[folds == fold]) for steps in known]
+        parts = zip(known, unseen, strict=True)
+        fit = learned_from([*(s.evidence.at(~own) for s, own in parts), *kernels])
+        for steps in (s.at(own) for s, own in zip(known, unseen, strict=True)):
+            evidence = steps.evidence
+            prior = StepTimePrior(evidence.spec, fit.constants(evidence.device))
+            off = evidence.log_values - prior.log_values(evidence.workloads)
+            for phase, rows in ((Phase.TRAIN, steps.trains), (Phase.INFER, ~steps.trains)):
+                if rows.any():
+                    logs[evidence.device, phase].append(off[rows])
+    for (device, phase), of_card in sorted(logs.items()):
+        yield Errors(STEP_MS, device, Basis.STEPS, phase, np.concatenate(of_card))
 
 
 def memory_errors(data: Path) -> Iterator[Errors]:
@@ -229,7 +259,7 @@ def quantiles(errors: Sequence[Errors], metric: str, basis: Basis, phase: Phase)
     """Of the cards with this basis; for those that have none of it, their data sheet stands in."""
     parts = [e for e in errors if (e.metric, e.phase) == (metric, phase)]
     has = {e.device for e in parts if e.basis is basis}
-    parts = [e for e in parts if e.basis is basis or e.device not in has]
+    parts = [e for e in parts if e.basis is (basis if e.device in has else Basis.SPECIFICATION)]
     logs = np.concatenate([e.logs for e in parts])
     return errors_of_devices(logs, [e.device for e in parts for _ in e.logs])
 
@@ -262,11 +292,10 @@ def shipped(
     }
     steps = {s.evidence.device for s in known}
     of_cards |= {(Basis.STEPS, card): fit.constants(card) for card in sorted(steps)}
-    judged = (Basis.KERNELS, Basis.SPECIFICATION)
     return OtherDevices(
         common.centre,
         of_cards,
-        {(b, p): quantiles(errors, STEP_MS, b, p) for b in judged for p in Phase},
+        {(b, p): quantiles(errors, STEP_MS, b, p) for b in Basis for p in Phase},
         # Of inference one card is known, whose process the prior was measured on.
         quantiles(errors, MEMORY, Basis.SPECIFICATION, Phase.TRAIN),
     )
@@ -290,8 +319,9 @@ def source_of(evidence: Evidence) -> dict[str, object]:
 
 
 def _timm_file(evidence: Evidence) -> str:
-    infers = evidence.workloads[0].phase is Phase.INFER
-    return f"{evidence.device.replace('-', '')}_{'infer' if infers else 'train'}_step_amp_nchw.csv"
+    first = evidence.workloads[0]
+    layout = "nhwc" if first.memory_format is MemoryFormat.CHANNELS_LAST else "nchw"
+    return f"{evidence.device.replace('-', '')}_{first.phase}_step_amp_{layout}.csv"
 
 
 def _neusight_file(evidence: Evidence) -> str:
@@ -303,6 +333,7 @@ FILES: dict[str, tuple[str | Callable[[Evidence], str], str]] = {
     "pycls": ("nodes/pycls_v100_step_fp32.csv", "MIT"),
     "pytorch-gpu-benchmark": ("nodes/pgb_torchvision_step.csv", "MIT"),
     "timm": (_timm_file, "Apache-2.0"),
+    NVIDIA: ("nodes/dle_{train_throughput,infer_latency}.csv", "BSD-3-Clause"),
     "neusight": (_neusight_file, "MIT"),
     "trappm": ("h100/sweeps", ""),
 }
@@ -326,7 +357,11 @@ def main() -> None:
         return
     sys.stdout.write(f"{HEADING}\n")
     errors = []
-    for row in (*memory_errors(options.data), *step_time_errors(known, kernels)):
+    for row in chain(
+        memory_errors(options.data),
+        step_time_errors(known, kernels),
+        new_architecture_errors(known, kernels),
+    ):
         errors.append(row)
         sys.stdout.write(f"{row.told()}\n")
         sys.stdout.flush()

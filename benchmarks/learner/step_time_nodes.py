@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from benchmarks.learner import step_time
 from trappm.experiments.shipped_sheets import neusight_kernels
@@ -35,8 +36,16 @@ from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import TrappmError
-from trappm.profiler.records import Configuration, Graph, Measurement, Phase
-from trappm.profiler.records.step_scope import StepScope
+from trappm.profiler.records import (
+    Configuration,
+    Graph,
+    Measurement,
+    MemoryFormat,
+    Optimizer,
+    Phase,
+    Precision,
+)
+from trappm.profiler.records.step_scope import WHOLE_STEP, StepScope
 from trappm.profiler.simulation.kernel_profile import KernelProfile
 from trappm.profiler.static_profile import kernel_profile
 from trappm.store.exchange.importers import node_steps
@@ -53,6 +62,18 @@ SHARE_OF_OTHERS = 0.5
 """Of the kernels of each known device; the labels of all are fitted together."""
 KERNEL_CARDS = ("a100-pcie-40gb", "a100-pcie-80gb", "p100-pcie-16gb")
 SOURCE = "pycls"
+NVIDIA = "deep-learning-examples"
+TWINS = {
+    "efficientnet-widese-b0": ("efficientnet_b0", 224),
+    "efficientnet-widese-b4": ("efficientnet_b4", 380),
+}
+"""The model of timm that stands for NVIDIA's of wide squeeze-excitation, which timm has not, and
+its input size: the kernels are the same but for two products of one pixel a block."""
+LEAST_BATCH = 32
+"""Of NVIDIA's steps that are learned from: smaller ones wait for their host."""
+TRAINING = {"per_gpu_micro_batch": "batch", "micro_step_ms_derived": "step_ms"}
+INFERENCE = {"per_gpu_batch": "batch", "latency_from_throughput_ms": "step_ms"}
+"""Columns of the two sheets. Latencies have outliers in their means, throughputs have not."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +122,49 @@ def published_steps(data: Path, traces: Path) -> list[Steps]:
             )
         )
     return result
+
+
+def nvidia_steps(nodes: Path, traces: Path, least_batch: int = LEAST_BATCH) -> list[Steps]:
+    """NVIDIA's by card; without rows that the sheet calls suspect, or that several GPUs share."""
+    training = pd.read_csv(nodes / "dle_train_throughput.csv").rename(columns=TRAINING)
+    training = training[(training.n_gpus == 1) & training.suspect.isna()]
+    inference = pd.read_csv(nodes / "dle_infer_latency.csv").rename(columns=INFERENCE)
+    sheet = pd.concat([training.assign(phase=Phase.TRAIN), inference.assign(phase=Phase.INFER)])
+    rows: dict[str, list[tuple[Workload, str, float]]] = defaultdict(list)
+    sheet = sheet[sheet.model.isin(TWINS) & sheet.step_ms.notna() & (sheet.batch >= least_batch)]
+    for row in sheet.to_dict("records"):
+        name, size = TWINS[str(row["model"])]
+        half = row["precision"] == "amp"
+        workload = traced_step(
+            Configuration(
+                architecture=name,
+                batch_size=int(row["batch"]),
+                input_size=size,
+                phase=row["phase"],
+                precision=Precision.AMP_FP16 if half else Precision.FP32,
+                # NVIDIA's scripts take channels-last in autocast, and in nothing else.
+                memory_format=MemoryFormat.CHANNELS_LAST if half else MemoryFormat.CONTIGUOUS,
+                optimizer=Optimizer.MOMENTUM,
+            ),
+            WHOLE_STEP,
+            traces,
+        )
+        if workload is not None:
+            rows[str(row["device"]).lower()].append((workload, name, float(row["step_ms"])))
+    return [
+        Steps(
+            Evidence(
+                device_of(device),
+                f"{NVIDIA} {device}",
+                spec_of(device),
+                [workload for workload, _, _ in labelled],
+                np.log([step_ms for _, _, step_ms in labelled]),
+            ),
+            np.array([name for _, name, _ in labelled]),
+            np.array([workload.phase is Phase.TRAIN for workload, _, _ in labelled]),
+        )
+        for device, labelled in rows.items()
+    ]
 
 
 def traced(label: Measurement, traces: Path) -> Workload | None:

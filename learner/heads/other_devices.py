@@ -4,8 +4,8 @@
                 kernels alone, or steps too few for a head
     memory      simulated allocations, and what a process of today's software takes beside them
 
-How wide their intervals are, cards held out as a whole have shown
-(docs/studies/step_time_constants.md).
+How wide their intervals are, cards held out as a whole have shown, or architectures held out where
+the card has steps (docs/studies/step_time_constants.md).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import enum
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Self
 
@@ -68,7 +69,7 @@ class OtherDevices:
     of_cards: Mapping[tuple[Basis, str], Tensor]
     """The same moved by steps or by kernels of one card (c), by the card's model."""
     step_time: Mapping[tuple[Basis, Phase], Calibration]
-    """Quantiles of log(measured / predicted) on cards held out, by kernels or data sheet."""
+    """Quantiles of log(measured / predicted), by what an answer rests on."""
     memory: Calibration
     """The same of memory in training."""
 
@@ -87,8 +88,8 @@ class OtherDevices:
         if spec is None or basis is None:
             return None
         constants = self.of_cards.get((basis, read_name(device).model), self.constants)
-        # A card's own steps make it better known than cards held out with their kernels.
-        judged = Basis.KERNELS if basis is Basis.STEPS else basis
+        # Older snapshots do not know how far off cards with steps are, which is less than this.
+        judged = basis if (basis, phase) in self.step_time else Basis.KERNELS
         step_time = head_of(StepTimePrior(spec, constants), self.step_time[judged, phase])
         memory = head_of(MemoryPrior.on(spec), self.memory)
         return TrainedHeads(Heads({"memory_mib": memory}, {"step_time_ms": step_time}, 0), SETTINGS)
@@ -134,7 +135,11 @@ class OtherDevices:
             for basis in (Basis.STEPS, Basis.KERNELS)
             for model, values in with_prefix(tensors, f"{basis}.").items()
         }
-        judged = [(b, p) for b in (Basis.KERNELS, Basis.SPECIFICATION) for p in Phase]
+        judged = [
+            (basis, phase)
+            for basis, phase in product(Basis, Phase)
+            if basis is not Basis.STEPS or with_prefix(tensors, f"errors.{basis}.{phase}.")
+        ]
         return cls(
             _constants(tensors["constants"]),
             of_cards,

@@ -65,17 +65,17 @@ _HALF = "published steps of language models in bf16 (llm-foundry)"
 _FULL = "published whole language models in fp32, with eager attention (NeuSight)"
 KNOWN = {
     ("a100", True): TransformerTimes(
-        products=1.211, attention=1.895, contention=0.052, errors=(0.913, 1.164), basis=_HALF
+        products=1.457, attention=2.380, contention=0.048, errors=(0.904, 1.172), basis=_HALF
     ),
     ("h100", True): TransformerTimes(
-        products=0.944, attention=1.935, contention=0.207, errors=(0.935, 1.073), basis=_HALF
+        products=1.526, attention=3.133, contention=0.217, errors=(0.941, 1.080), basis=_HALF
     ),
     **{
-        (card, False): TransformerTimes(errors=(0.956, 1.176), basis=_FULL)
+        (card, False): TransformerTimes(errors=(0.960, 1.181), basis=_FULL)
         for card in ("v100", "t4", "a100", "h100")
     },
     # Both draw some 70 W, which bounds their clocks long before data sheets do.
-    ("l4", False): TransformerTimes(errors=(0.956, 1.176), basis=_FULL, like="t4"),
+    ("l4", False): TransformerTimes(errors=(0.960, 1.181), basis=_FULL, like="t4"),
 }
 """By a card's model, and whether its step is in 16 bits."""
 

@@ -78,6 +78,28 @@ def test_steps_and_kernels_of_the_card_move_its_constants(others):
         assert not np.allclose(others.of_cards[key], others.constants)
 
 
+@pytest.mark.parametrize("phase", list(Phase))
+def test_steps_of_a_card_narrow_its_interval(others, phase):
+    widths = {}
+    for basis in Basis:
+        low, high = others.step_time[basis, phase].interval()
+        assert low < 0 < high
+        widths[basis] = high - low
+    assert widths[Basis.STEPS] < min(widths[Basis.KERNELS], widths[Basis.SPECIFICATION])
+
+
+def test_snapshots_of_before_steps_were_judged_are_read(others, profile):
+    tensors = {k: v for k, v in others.tensors().items() if not k.startswith("errors.steps.")}
+    older = OtherDevices.from_tensors(tensors)
+    workload = workload_of(profile)
+    for known, judged in ((others, Basis.STEPS), (older, Basis.KERNELS)):
+        answer = known.heads("v100", Phase.TRAIN).heads.predict([workload])
+        at = answer.metrics.index("step_time_ms")
+        low, high = known.step_time[judged, Phase.TRAIN].interval()
+        width = np.log(answer.high[0, at] / answer.low[0, at])
+        assert width == pytest.approx(high - low)
+
+
 def test_a_snapshot_keeps_them(others, profile):
     again = OtherDevices.from_tensors(others.tensors())
     for device in ("t4", "rtx-2060"):
