@@ -4,10 +4,9 @@
 
 Each card with labels is held out as a whole: its step times are predicted from its data sheet and
 the other cards' labels, and once more with kernels of its own, where somebody timed some; then, by
-architectures held out, from its own steps and all others'. Memory is
-predicted for an A100 (GPUMemNet, software of 2023) and an H100 (our own labels) from simulated
-steps alone. With --write all cards' labels go into `learner/physics/devices/`, with the quantiles
-of these errors.
+architectures held out, from its own steps and all others'. Memory is predicted for an A100
+(GPUMemNet, software of 2023) and an H100 (our own labels) from simulated steps alone. With --write
+all cards' labels go into `learner/physics/devices/`, with the quantiles of these errors.
 """
 
 from __future__ import annotations
@@ -170,15 +169,13 @@ def step_time_errors(
         common, own = fit.of_another_device(), [e for e in kernels if e.device == device]
         logs: dict[tuple[Basis, Phase], list[Array]] = defaultdict(list)
         for steps in (s for s in known if s.evidence.device == device):
-            evidence, spec = steps.evidence, steps.evidence.spec
+            spec = steps.evidence.spec
             priors = {Basis.SPECIFICATION: StepTimePrior.like_others(spec, common)}
             if own:
                 priors[Basis.KERNELS] = StepTimePrior.like_others(spec, common, own)
             for basis, prior in priors.items():
-                off = evidence.log_values - prior.log_values(evidence.workloads)
-                for phase, rows in ((Phase.TRAIN, steps.trains), (Phase.INFER, ~steps.trains)):
-                    if rows.any():
-                        logs[basis, phase].append(off[rows])
+                for phase, off in steps.off(prior).items():
+                    logs[basis, phase].append(off)
         for (basis, phase), parts in logs.items():
             yield Errors(STEP_MS, device, basis, phase, np.concatenate(parts))
 
@@ -195,12 +192,9 @@ def new_architecture_errors(
         parts = zip(known, unseen, strict=True)
         fit = learned_from([*(s.evidence.at(~own) for s, own in parts), *kernels])
         for steps in (s.at(own) for s, own in zip(known, unseen, strict=True)):
-            evidence = steps.evidence
-            prior = StepTimePrior(evidence.spec, fit.constants(evidence.device))
-            off = evidence.log_values - prior.log_values(evidence.workloads)
-            for phase, rows in ((Phase.TRAIN, steps.trains), (Phase.INFER, ~steps.trains)):
-                if rows.any():
-                    logs[evidence.device, phase].append(off[rows])
+            device, spec = steps.evidence.device, steps.evidence.spec
+            for phase, off in steps.off(StepTimePrior(spec, fit.constants(device))).items():
+                logs[device, phase].append(off)
     for (device, phase), of_card in sorted(logs.items()):
         yield Errors(STEP_MS, device, Basis.STEPS, phase, np.concatenate(of_card))
 

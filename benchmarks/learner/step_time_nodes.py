@@ -87,6 +87,12 @@ class Steps:
     def at(self, chosen: Chosen) -> Steps:
         return Steps(self.evidence.at(chosen), self.architectures[chosen], self.trains[chosen])
 
+    def off(self, prior: StepTimePrior) -> dict[Phase, Array]:
+        """log(measured / predicted) of the phases that it has."""
+        logs = self.evidence.log_values - prior.log_values(self.evidence.workloads)
+        phases = {Phase.TRAIN: self.trains, Phase.INFER: ~self.trains}
+        return {phase: logs[rows] for phase, rows in phases.items() if rows.any()}
+
 
 def device_of(key: str) -> str:
     """The card whose constants a key's labels are evidence for, whatever its form and memory."""
@@ -228,13 +234,10 @@ def learned_from(evidence: Iterable[Evidence]) -> JointFit:
 
 def errors(prior: StepTimePrior, steps: Steps) -> dict[str, float]:
     """Mean absolute percentage error by phase."""
-    evidence = steps.evidence
-    off = prior.log_values(evidence.workloads) - evidence.log_values
-    parts = {"training": steps.trains, "inference": ~steps.trains}
+    names = {Phase.TRAIN: "training", Phase.INFER: "inference"}
     return {
-        phase: 100 * float(np.abs(np.exp(off[chosen]) - 1).mean())
-        for phase, chosen in parts.items()
-        if chosen.any()
+        names[phase]: 100 * float(np.abs(np.exp(-off) - 1).mean())
+        for phase, off in steps.off(prior).items()
     }
 
 
