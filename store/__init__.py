@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trappm.store.access import StoreAccess
     from trappm.store.db.read_only import NoLabelStoreError
-    from trappm.store.db.retry import Patience, StoreNotUpError
+    from trappm.store.db.retry import Patience, RefusedRowError, StoreNotUpError
     from trappm.store.home import Home
     from trappm.store.query.filters import LabelFilter
     from trappm.store.records import (
@@ -61,6 +61,7 @@ __all__ = [
     "Purpose",
     "Recorded",
     "Refusal",
+    "RefusedRowError",
     "Role",
     "RoundRecord",
     "RoundState",
@@ -76,6 +77,7 @@ _ELSEWHERE = {
     "NoLabelStoreError": "trappm.store.db.read_only",
     "NotOwnerError": "trappm.store.repositories.owners",
     "Patience": "trappm.store.db.retry",
+    "RefusedRowError": "trappm.store.db.retry",
     "Store": "trappm.store.store",
     "StoreAccess": "trappm.store.access",
     "StoreNotUpError": "trappm.store.db.retry",

@@ -214,8 +214,6 @@ class Recorded:
     measurement_id: int
     label_id: int | None
     """The label of its configuration, device and protocol; None if the outcome gives none."""
-    is_new: bool
-    """False if this attempt had been recorded before, and nothing was changed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,11 +92,7 @@ def recordable(
 
     Args:
         measurement: as a worker handed it in.
-        configuration: what it was to measure.
-        device: on which device, by its key.
-        protocol: by which protocol.
-        attempt_key: under which name.
-        fingerprint: of the worker's stack.
+        configuration, device, protocol, attempt_key, fingerprint: as of `unrecordable`.
     """
     try:
         given = (measurement.configuration, measurement.device, measurement.attempt_key)
@@ -105,6 +101,27 @@ def recordable(
         reason = f"it is of {given}, which is not what was wanted"
     except (StoreError, TypeError, ValueError, AttributeError) as error:
         reason = one_line(error)
+    return unrecordable(reason, configuration, device, protocol, attempt_key, fingerprint)
+
+
+def unrecordable(
+    reason: str,
+    configuration: Configuration,
+    device: str,
+    protocol: Protocol,
+    attempt_key: str,
+    fingerprint: str,
+) -> Measurement:
+    """Return the failed attempt that is recorded instead of a measurement that cannot be.
+
+    Args:
+        reason: why it cannot be recorded.
+        configuration: what the worker was to measure.
+        device: on which device, by its key.
+        protocol: by which protocol.
+        attempt_key: under which name.
+        fingerprint: of the worker's stack.
+    """
     return Measurement(
         configuration=configuration,
         device=device,

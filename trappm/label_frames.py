@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
+
+from trappm.profiler.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -13,9 +16,9 @@ if TYPE_CHECKING:
 
 def labels(
     *,
-    by: Sequence[str] = (),
-    statistics: Sequence[str] = (),
-    columns: Sequence[str] | None = None,
+    by: str | Sequence[str] = (),
+    statistics: str | Sequence[str] = (),
+    columns: str | Sequence[str] | None = None,
     sort: str | None = None,
     limit: int | None = None,
     **filters: Any,
@@ -23,13 +26,13 @@ def labels(
     """Labels (or attempts to measure), or statistics of them by group.
 
     >>> trappm.labels(family="resnet", device="a100", sort="-memory_mib", limit=10)
-    >>> trappm.labels(device="a100", by=["family"], statistics=["count", "median", "p95"])
+    >>> trappm.labels(device="a100", by="family", statistics=["count", "median", "p95"])
     >>> trappm.labels(outcome="oom", since="7d", columns=["architecture", "batch_size", "message"])
 
     Args:
-        by: columns whose values make a group, for statistics.
+        by: column or columns whose values make a group, for statistics.
         statistics: count, mean, std, min, median, max, p1 to p99; count and mean by default.
-        columns: which; of statistics, the metrics that they are of.
+        columns: one or more; of statistics, the metrics that they are of.
         sort: a column; with a leading `-` the largest first, missing values last.
         limit: rows at most.
         filters: architecture (a name or glob), family, device, batch_size, input_size, precision,
@@ -41,13 +44,18 @@ def labels(
         missing is NaN or None.
 
     Raises:
-        InputError: there is no label store, or no such column, statistic or name.
+        InputError: there is no label store, or no such column, statistic, filter or name.
         StoreError: the label store cannot be read.
     """
     from trappm.store import LabelFilter
     from trappm.store.query.tables import check_columns, check_statistics
 
+    known = [field.name for field in fields(LabelFilter)]
+    if unknown := sorted(set(filters) - set(known)):
+        raise InputError(f"unknown filter {unknown[0]!r}; filters are: {', '.join(known)}")
     wanted = LabelFilter(**filters)
+    by, statistics = _names(by), _names(statistics)
+    columns = None if columns is None else _names(columns)
     if by or statistics:
         statistics = statistics or ("count", "mean")
         check_statistics(wanted, by, statistics, columns, sort)  # before there need be a store
@@ -59,6 +67,11 @@ def labels(
     check_columns(wanted, columns, sort)
     with store_to_read() as store:
         return store.labels.query(wanted, columns=columns, sort=sort, limit=limit)
+
+
+def _names(value: str | Sequence[str]) -> Sequence[str]:
+    """Return names as given; a string is one name."""
+    return (value,) if isinstance(value, str) else value
 
 
 def store_to_read(home: Home | None = None) -> Store:

@@ -176,7 +176,6 @@ class Campaign:
             raise  # all that follows is the other's
         except CampaignStopped:
             self._results.wait(timeout_s=0)  # what has come back is not thrown away
-            self._results.write()
             self._end(CampaignState.PAUSED, "stopped on request")
             raise
         except CanaryStopError as stop:
@@ -194,11 +193,12 @@ class Campaign:
 
     def _take_up(self) -> None:
         """Takes back what a process that was killed had begun; nothing, in a new campaign."""
-        interrupted = self.store.assignments.release_leases(self.id)
+        leased = self.store.assignments.of_campaign(self.id, state=AssignmentState.LEASED)
+        self.store.assignments.release_leases(self.id)
         self.store.assignments.reopen_failed(self.id)
         if self.store.rounds.all(self.id):
-            repeated = f"; {interrupted} measurements were interrupted, and are repeated"
-            self.note("resumed", f"it goes on{repeated if interrupted else ''}")
+            repeated = f"; {len(leased)} measurements were interrupted, and are repeated"
+            self.note("resumed", f"it goes on{repeated if leased else ''}")
 
     # The loop.
 
@@ -241,8 +241,7 @@ class Campaign:
     def _handle(self, *events: Event) -> None:
         """Tells the machine, and does what it commands; what follows from that comes after it.
 
-        Measurements that came back and those that begin are written together, in one transaction,
-        unless another command comes between.
+        Measurements that begin are leased in one transaction, unless another command comes between.
         """
         inside_of_a_command = bool(self._events)
         self._events.extend(events)
@@ -254,11 +253,11 @@ class Campaign:
                 if isinstance(command, Measure):
                     to_start.append(command)
                 else:
-                    self._results.write(to_start)
+                    self._results.start(to_start)
                     to_start = []
                     self._do(command)
             self._events.popleft()
-        self._results.write(to_start)
+        self._results.start(to_start)
 
     def _do(self, command: Command) -> None:
         match command:

@@ -53,9 +53,6 @@ def order_retry(store: Store, campaign_id: str | None, outcome: str) -> tuple[Ca
             "measures no more; launch it with another rule: its labels are taken over"
         )
     count = store.assignments.reopen(campaign.id, None if outcome == LOST else Outcome(outcome))
-    if count:
-        message = f"{count} assignments wait again whose last attempt ended as {outcome}"
-        store.campaigns.log_event(campaign.id, "order", {"message": message})
     return store.campaigns.get(campaign.id), count
 
 

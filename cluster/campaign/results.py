@@ -1,7 +1,8 @@
 """Measurements of a campaign: started on its workers, and recorded as they come back.
 
-Those that came back and those that begin are written together, in one transaction, so a campaign on
-many GPUs needs few of them.
+All that came back in one turn are recorded in one transaction, and all that begin are leased in
+another, so a campaign on many GPUs needs few of them. What the campaign does next depends on a
+result only after it was recorded.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from trappm.cluster.spec import CampaignSpec
 from trappm.cluster.workers.canary_gate import CanaryGate
 from trappm.cluster.workers.interfaces import CanaryCheck, Finished, KernelRun, Workers
 from trappm.cluster.workers.kernel_gate import KernelGate
-from trappm.store import Assignment, Store
+from trappm.profiler.records import Configuration, Protocol
+from trappm.store import Assignment, RefusedRowError, Store
 from trappm.store.records import is_final
 from trappm.store.repositories.label_rows import makes_label
-from trappm.store.validation import recordable
+from trappm.store.validation import recordable, unrecordable
 
 _LOST = "the worker was lost"
 
@@ -60,48 +62,31 @@ class Results:
         self._tell = news.tell
         self._leases: dict[str, Assignment] = {}
         self._unwritten: list[Finished] = []
-        """Measurements that came back, for the next transaction."""
+        """What came back and is not recorded yet."""
 
-    def write(self, commands: Sequence[Measure] = ()) -> None:
-        """Records what has come back, and leases and starts what is to be measured."""
-        results = [
-            (finished.measurement, finished.task.id)
-            for finished in self._unwritten
-            if finished.measurement is not None and isinstance(finished.task, Assignment)
-        ]
+    def start(self, commands: Sequence[Measure]) -> None:
+        """Leases and starts what is to be measured."""
+        if not commands:
+            return
         wanted = [(c.assignment_id, c.worker.name) for c in commands]
-        if results or wanted:
-            leases = self._store.measurements.record_and_lease(
-                results, wanted, max_attempts=self._max_attempts
-            )
-            self._unwritten.clear()
-            for command, lease in zip(commands, leases, strict=True):
-                self._leases[lease.id] = lease
-                self._canary_gate.count_measurement(command.worker)
-                self._workers.start(command.worker, lease, self._protocol)
-        for measurement, _ in results:
-            self._pace.measured(measurement.device, measurement.duration_s)
-            self._tell(news=measurement_line(measurement))
+        leases = self._store.measurements.record_and_lease([], wanted)
+        for command, lease in zip(commands, leases, strict=True):
+            self._leases[lease.id] = lease
+            self._canary_gate.count_measurement(command.worker)
+            self._workers.start(command.worker, lease, self._protocol)
 
     def wait(self, timeout_s: float) -> Sequence[Finished]:
-        """Collects finished measurements, which are stored together with the next leases.
+        """Collects finished measurements and records them.
 
         What cannot be recorded becomes an error with the reason.
         """
-        finished = [
-            entry
-            if entry.measurement is None or isinstance(entry.task, KernelRun)
-            else replace(entry, measurement=recordable(
-                entry.measurement, entry.task.configuration, entry.worker.device, self._protocol,
-                entry.task.attempt_key, entry.worker.fingerprint,
-            ))
-            for entry in self._workers.wait(timeout_s)
-        ]  # fmt: skip
-        self._keep(finished)
-        return finished
+        self._unwritten += map(self._checked, self._workers.wait(timeout_s))
+        return self.write()
 
-    def _keep(self, finished: Sequence[Finished]) -> None:
-        self._unwritten += finished
+    def write(self) -> Sequence[Finished]:
+        """Records what has come back, and returns it as it was recorded."""
+        finished = self._recorded(self._unwritten)
+        self._unwritten = []
         for entry in finished:
             if isinstance(entry.task, KernelRun):
                 self._tell(news=self._kernel_gate.take(entry))
@@ -112,6 +97,48 @@ class Results:
             elif entry.measurement is None:
                 loss = entry.loss or _LOST
                 self._tell(news=f"{entry.task.device}  {entry.task.configuration}  {loss}")
+            else:
+                self._pace.measured(entry.measurement.device, entry.measurement.duration_s)
+                self._tell(news=measurement_line(entry.measurement))
+        return finished
+
+    def _recorded(self, finished: Sequence[Finished]) -> list[Finished]:
+        """Records the measurements of assignments: together, or alone if the store refuses one."""
+        try:
+            self._record(finished)
+        except RefusedRowError:
+            return [self._recorded_alone(entry) for entry in finished]
+        return [*finished]
+
+    def _recorded_alone(self, entry: Finished) -> Finished:
+        """Records one measurement; an error with the reason in its place if it is refused."""
+        try:
+            self._record([entry])
+        except RefusedRowError as error:
+            entry = replace(entry, measurement=unrecordable(str(error), *self._wanted(entry)))
+            self._record([entry])
+        return entry
+
+    def _record(self, finished: Sequence[Finished]) -> None:
+        results = [
+            (entry.measurement, entry.task.id)
+            for entry in finished
+            if entry.measurement is not None and isinstance(entry.task, Assignment)
+        ]
+        if results:
+            self._store.measurements.record_and_lease(results, [], max_attempts=self._max_attempts)
+
+    def _checked(self, entry: Finished) -> Finished:
+        if entry.measurement is None or isinstance(entry.task, KernelRun):
+            return entry
+        return replace(entry, measurement=recordable(entry.measurement, *self._wanted(entry)))
+
+    def _wanted(self, entry: Finished) -> tuple[Configuration, str, Protocol, str, str]:
+        """What a worker was to measure, as `unrecordable` takes it."""
+        task, worker = entry.task, entry.worker
+        assert not isinstance(task, KernelRun)  # noqa: S101  (which is no single measurement)
+        key = task.attempt_key
+        return task.configuration, worker.device, self._protocol, key, worker.fingerprint
 
     def events(self, finished: Finished) -> Iterator[Event]:
         """What a result means for the campaign."""

@@ -15,7 +15,7 @@ from trappm.cluster.scheduler.messages import Worker
 from trappm.cluster.workers.interfaces import CanaryCheck, Finished
 from trappm.cluster.workers.rehearsal import runs_nothing
 from trappm.profiler.measuring.canary import CanaryDecision, CanaryPlan, CanaryReading, CanaryWatch
-from trappm.store import Store
+from trappm.store import RefusedRowError, Store
 
 
 class CanaryGate:
@@ -58,9 +58,12 @@ class CanaryGate:
         worker, measurement = finished.worker, finished.measurement
         if measurement is None:
             return self._lost(worker, finished.loss or "the worker was lost")
-        self._losses.pop(worker, None)
         reading = self._watches[worker].take(measurement)
-        self._store.canaries.save(reading, campaign_id=self._campaign_id)
+        try:
+            self._store.canaries.save(reading, campaign_id=self._campaign_id)
+        except RefusedRowError as error:
+            return self._lost(worker, str(error))
+        self._losses.pop(worker, None)
         if reading.decision is CanaryDecision.STOP:
             self._stop(worker, str(reading.message))
         return reading_line(reading)

@@ -141,14 +141,12 @@ class Membership:
         for known, environment in self._store.measurements.device_environments(device).items():
             if stack_fingerprint({**environment, "memory_method": None}) == fingerprint:
                 stacks.add(known)
-        count = sum(
+        for stack in sorted(stacks):
             self._store.assignments.adopt_labels(self._id, device, stack, self._protocol)
-            for stack in sorted(stacks)
-        )
-        if not count:
-            return []
-        self._on_taken(device, count)
-        return sorted(before - self._open(device))
+        taken = sorted(before - self._open(device))
+        if taken:
+            self._on_taken(device, len(taken))
+        return taken
 
     def _open(self, device: str) -> set[str]:
         return {

@@ -7,6 +7,7 @@ a power cut.
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -22,7 +23,12 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 from trappm.profiler.errors import InputError, StoreAccessError, StoreError, one_line
 from trappm.profiler.host.extras import from_extra
 from trappm.store.db.column_types import Base
-from trappm.store.db.retry import StoreAwayError, StoreNotUpError, StoreUnreachableError
+from trappm.store.db.retry import (
+    RefusedRowError,
+    StoreAwayError,
+    StoreNotUpError,
+    StoreUnreachableError,
+)
 
 BUSY_TIMEOUT_S = 60.0
 """How long a writer waits for others before it gives up; a transaction takes milliseconds."""
@@ -35,18 +41,9 @@ _AWAY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CANTOPEN", "SQLITE_FULL")
 
 _JSON_ENCODER = json.JSONEncoder(allow_nan=False)
 
-_QUERY_CANCELED = "57014"
-"""PostgreSQL's one operational error that is about the statement, not about the server."""
-
-_NOT_UP = (
-    "Is the server running", "the database system is", "server closed the connection",
-    "connection timeout", "timeout expired", "No route to host", "Network is unreachable",
-)  # fmt: skip
-"""Where a PostgreSQL server is off or starts, in the driver's and the server's own words.
-
-A connection that fails brings no code. In another language "starting up" is not known from these,
-and ends at once.
-"""
+_TRANSIENT = ("08", "40", "53", "57P01", "57P02", "57P03")
+"""PostgreSQL's SQLSTATEs, or their classes, after which the same may succeed later: connection
+lost, transaction rolled back, no resources left, server shut down, crashed or starting."""
 
 _POSTGRESQL_OPTIONS = {
     "connect_timeout": 10,
@@ -183,26 +180,58 @@ def _without_password(url: URL) -> str:
 
 
 def _store_error(engine: Engine, cause: BaseException, kind: type[StoreError]) -> StoreError:
-    name = _sqlite_name(cause)
+    driver, name = engine.dialect.loaded_dbapi, _sqlite_name(cause)
     if name.startswith("SQLITE_READONLY"):
         kind = StoreAccessError
     elif _is_away(engine, cause) and (kind is StoreError or name.startswith(_AWAY[:2])):
         kind = StoreAwayError
     elif _is_away(engine, cause) and kind is StoreAccessError:
-        is_up = not any(words in str(cause) for words in _NOT_UP)
-        kind = StoreUnreachableError if is_up else StoreNotUpError
+        if name or _sqlstate(cause):
+            kind = StoreUnreachableError
+        elif _is_not_up(engine):
+            kind = StoreNotUpError
+    elif kind is StoreError and isinstance(
+        cause, driver.IntegrityError | driver.DataError | ValueError | TypeError | OverflowError
+    ):
+        kind = RefusedRowError
     return kind(f"the label store {address(engine)} refused: {one_line(cause)}")
 
 
 def _is_away(engine: Engine, cause: BaseException) -> bool:
-    """Whether the same may succeed later; of PostgreSQL also that two stood in each other's way."""
+    """Return whether the same may succeed later: the database is busy or cannot be reached.
+
+    A connection that cannot be made, or that breaks, has no SQLSTATE: libpq gives it to the results
+    of statements only.
+    """
     if engine.dialect.name == "sqlite":
         return _sqlite_name(cause).startswith(_AWAY)
+    if code := _sqlstate(cause):
+        return code.startswith(_TRANSIENT)
     driver = engine.dialect.loaded_dbapi
-    return (
-        isinstance(cause, driver.OperationalError | driver.InterfaceError)
-        and getattr(cause, "sqlstate", None) != _QUERY_CANCELED
-    )
+    return isinstance(cause, driver.OperationalError | driver.InterfaceError)
+
+
+def _is_not_up(engine: Engine) -> bool:
+    """Return whether no PostgreSQL server takes connections at the engine's address yet.
+
+    A failed connection states its reason only in the server's language. So libpq is asked whether a
+    server is up there: if it is, it refuses our user, password or database, and would do so again.
+    """
+    from psycopg.conninfo import make_conninfo
+    from psycopg.pq import PGconn, Ping
+
+    _, options = engine.dialect.create_connect_args(engine.url)
+    # A server that encrypts otherwise than we ask is up, so the ping does without.
+    server = make_conninfo(**(options | {"sslmode": "prefer"}))
+    try:
+        if engine.url.host is not None:
+            socket.getaddrinfo(engine.url.host, None)
+        if PGconn.ping(server.encode()) in {Ping.REJECT, Ping.NO_RESPONSE}:
+            return True
+        engine.connect().close()  # it may have come up just now
+    except (OSError, SQLAlchemyError):
+        return False
+    return True
 
 
 def _to_json(value: object) -> str:
@@ -232,6 +261,10 @@ def _while_busy(do: Callable[[], object]) -> None:
 
 def _sqlite_name(error: BaseException) -> str:
     return getattr(error, "sqlite_errorname", "")
+
+
+def _sqlstate(error: BaseException) -> str:
+    return getattr(error, "sqlstate", None) or ""
 
 
 def _set_up_sqlite_to_read(connection: Any, _record: Any) -> None:

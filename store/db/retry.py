@@ -1,26 +1,27 @@
 """Waiting for a database that has gone away, so that a campaign outlives its restart.
 
-Each method of the store is one transaction: one that failed has left nothing behind, and is tried
-again, with pauses that grow and differ from worker to worker. Its
-arguments, a measurement too, wait in memory. Whether a commit that got no answer was done, nobody
-can know; recording sees by the attempt key that it was. Nothing else does harm when done twice.
+Each method of the store is one transaction. If it fails, it leaves nothing behind and is tried
+again, with pauses that grow and differ between workers. Its arguments, such as a measurement, wait
+in memory. When the reply to a commit is lost, the commit may have succeeded. So every writing method
+can be repeated: it recognizes by ids and times made before its first attempt (`transactions.Call`)
+what an earlier attempt has written.
 """
 
 from __future__ import annotations
 
 import logging
+import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_random_exponential
-from tenacity.stop import stop_before_delay
+from typing import TypeVar
 
 from trappm.profiler.errors import StoreAccessError, StoreError
 
 WAIT_S = 600.0
 """How long a database may be away: time to restart it, or the machine that it runs on."""
 
+_FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 15.0
 
 _Result = TypeVar("_Result")
@@ -30,12 +31,16 @@ class StoreAwayError(StoreError):
     """The database cannot be reached now, or is busy; the same may succeed later."""
 
 
+class RefusedRowError(StoreError):
+    """A row that a constraint or the type of a column refuses; the same is refused again."""
+
+
 class StoreUnreachableError(StoreAwayError, StoreAccessError):
     """The same of a store that is being opened: its address may as well be wrong."""
 
 
 class StoreNotUpError(StoreUnreachableError):
-    """Nothing listens at its address, or what does is about to: it may well be up soon."""
+    """No server takes connections at its address yet: it may be up soon."""
 
 
 @dataclass(frozen=True)
@@ -46,47 +51,41 @@ class Patience:
     tell: Callable[[str], None] = logging.getLogger("trappm.store").warning
     of: type[StoreAwayError] = StoreAwayError
     """What is waited for."""
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
 
     def __call__(self, attempt: Callable[[], _Result]) -> _Result:
-        """Makes the attempt, again and again while the database is away.
+        """Make the attempt, and repeat it while the database is away.
 
         Raises:
-            StoreError: it did not come back in time.
+            StoreError: The database did not come back in time.
         """
-        retrying = Retrying(
-            retry=retry_if_exception_type(self.of),
-            wait=wait_random_exponential(multiplier=0.2, max=_LONGEST_PAUSE_S),
-            stop=stop_before_delay(self.wait_s),
-            before_sleep=self._tell_once,
-            retry_error_callback=_give_up,
-        )
-        result = retrying(attempt)
-        if retrying.statistics["attempt_number"] > 1:
-            waited_s = retrying.statistics["delay_since_first_attempt"]
-            self.tell(f"the label store answers again, after {waited_s:.0f} s")
-        return result
-
-    def _tell_once(self, state: RetryCallState) -> None:
-        if state.attempt_number == 1:
-            self.tell(f"{_error_of(state)}; trying again for up to {self.wait_s:.0f} s")
+        began, longest_s, attempts = self.clock(), _FIRST_PAUSE_S, 0
+        while True:
+            attempts += 1
+            try:
+                result = attempt()
+            except self.of as error:
+                pause_s = random.uniform(0.0, longest_s)
+                waited_s = self.clock() - began
+                if waited_s + pause_s >= self.wait_s:
+                    if attempts == 1:
+                        raise  # no time to wait was given
+                    raise StoreError(
+                        f"{error}; waited {waited_s:.0f} s for it in vain. What was recorded is "
+                        "safe: see that the database runs, can be reached and has room, then go on "
+                        "(a campaign with: trappm campaign resume)"
+                    ) from error
+                if attempts == 1:
+                    self.tell(f"{error}; trying again for up to {self.wait_s:.0f} s")
+            else:
+                if attempts > 1:
+                    waited_s = self.clock() - began
+                    self.tell(f"the label store answers again, after {waited_s:.0f} s")
+                return result
+            self.sleep(pause_s)
+            longest_s = min(2 * longest_s, _LONGEST_PAUSE_S)
 
 
 IMPATIENT = Patience(wait_s=0.0)
 """For readers: they get the error at once, and can try again."""
-
-
-def _give_up(state: RetryCallState) -> Any:
-    error = _error_of(state)
-    if state.attempt_number == 1:
-        raise error  # no time to wait was given
-    raise StoreError(
-        f"{error}; waited {state.seconds_since_start or 0:.0f} s for it in vain. What was recorded "
-        "is safe: see that the database runs, can be reached and has room, then go on (a campaign "
-        "with: trappm campaign resume)"
-    ) from error
-
-
-def _error_of(state: RetryCallState) -> BaseException:
-    error = state.outcome.exception() if state.outcome else None
-    assert error is not None  # noqa: S101  (only a failure is tried again)
-    return error

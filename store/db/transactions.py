@@ -9,14 +9,16 @@ the start and never fails half-way for having read before another wrote.
 from __future__ import annotations
 
 import functools
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from trappm.store.db.engine import store_errors, writer_of
+from trappm.store.db.engine import store_errors, utc_now, writer_of
 from trappm.store.db.retry import Patience
 
 _Parameters = ParamSpec("_Parameters")
@@ -25,6 +27,25 @@ _Part = TypeVar("_Part", bound="Repository")
 
 Guard = Callable[[Session], None]
 """Raises once its holder may not write any more."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a method, the same in each of its attempts.
+
+    What an attempt writes under new ids or times takes them from here. So an attempt that follows a
+    lost reply finds what the one before has written, and does not write it twice.
+    """
+
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    at: str = field(default_factory=utc_now)
+    """When the method was called, in UTC."""
+
+
+def call_of(session: Session) -> Call:
+    """Return the call that this session's transaction is an attempt of."""
+    call: Call = session.info["call"]
+    return call
 
 
 class Database:
@@ -43,9 +64,10 @@ class Database:
             yield session
 
     @contextmanager
-    def writing(self) -> Iterator[Session]:
+    def writing(self, call: Call | None = None) -> Iterator[Session]:
         """A transaction, tried once, that the guard lets begin; it commits at the end."""
-        with store_errors(self.engine), Session(self._writer) as session, session.begin():
+        info = {"call": call or Call()}
+        with store_errors(self.engine), Session(self._writer, info=info) as session, session.begin():
             self.check_guard(session)
             yield session
 
@@ -74,19 +96,23 @@ def reading(
     It is tried again, from its beginning, while the database is away: no argument may be an
     iterator, which could be read only once.
     """
-    return _transaction(method, Database.reading)
+    return _transaction(method, lambda database, _: database.reading())
 
 
 def writing(
     method: _Method[_Part, _Parameters, _Result],
 ) -> _Transaction[_Part, _Parameters, _Result]:
-    """As `reading`, of a transaction that writes: all of it is kept, or nothing."""
+    """As `reading`, of a transaction that writes: all of it is kept, or nothing.
+
+    If the reply to its commit is lost, it is repeated although it was done. So a second attempt of
+    the same call must change nothing more, and give the same answer.
+    """
     return _transaction(method, Database.writing)
 
 
 def _transaction(
     method: _Method[_Part, _Parameters, _Result],
-    begin: Callable[[Database], AbstractContextManager[Session]],
+    begin: Callable[[Database, Call], AbstractContextManager[Session]],
 ) -> _Transaction[_Part, _Parameters, _Result]:
     @functools.wraps(method)
     def transaction(
@@ -95,8 +121,10 @@ def _transaction(
         if any(isinstance(value, Iterator) for value in (*arguments, *keywords.values())):
             raise TypeError(f"{method.__qualname__} may be tried again; give it no iterator")
 
+        call = Call()
+
         def attempt() -> _Result:
-            with begin(self._database) as session:
+            with begin(self._database, call) as session:
                 return method(self, session, *arguments, **keywords)
 
         return self._database.patience(attempt)

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -20,7 +20,7 @@ from trappm.profiler.host.environment import utc_now
 from trappm.profiler.kernels.kernel_call import KernelCall, Operator
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.profiler.records import Outcome, Protocol
-from trappm.store.db.engine import insert_new, new_row
+from trappm.store.db.engine import insert_new
 from trappm.store.db.kernel_models import KernelConditionsRow, KernelMeasurementRow
 from trappm.store.db.models import DeviceRow
 from trappm.store.db.transactions import Repository, reading, writing
@@ -64,17 +64,14 @@ class Kernels(Repository):
     """Every attempt to time a kernel, on every device."""
 
     @writing
-    def record(self, session: Session, measurements: Sequence[KernelMeasurement]) -> int:
+    def record(self, session: Session, measurements: Sequence[KernelMeasurement]) -> None:
         """Keeps the kernels of a run, all or nothing; the same attempt key twice changes nothing.
-
-        Returns:
-            How many were new.
 
         Raises:
             StoreError: the store cannot be written, or a measurement is none that can be kept.
         """
         if not measurements:
-            return 0
+            return
         environments = {id(m.environment): m.environment for m in measurements}
         for environment in environments.values():
             if fault := why_environment_not_kept(environment):
@@ -96,18 +93,23 @@ class Kernels(Repository):
                 places[run] = device_id(session, m.device, fingerprint, m.environment), name
             rows.append(_row(m, *places[run]))
         insert_new(session, KernelConditionsRow, [conditions[name] for name in sorted(conditions)])
-        keys = {m.attempt_key for m in measurements}
-        known = _how_many(session, keys)
-        session.connection().execute(new_row(session, KernelMeasurementRow), rows)
-        return len(keys) - known
+        insert_new(session, KernelMeasurementRow, rows)
 
     def record_many(self, measurements: Iterable[KernelMeasurement]) -> int:
         """As `record`, in batches, each of which is one transaction; how many were new."""
         count = 0
         remaining = iter(measurements)
         while batch := [*itertools.islice(remaining, BATCH)]:
-            count += self.record(batch)
+            keys = {m.attempt_key for m in batch}
+            count += len(keys) - self._known(keys)
+            self.record(batch)
         return count
+
+    @reading
+    def _known(self, session: Session, keys: Collection[str]) -> int:
+        """Returns how many of these attempts are recorded already."""
+        query = select(func.count()).where(KernelMeasurementRow.attempt_key.in_([*keys]))
+        return session.scalar(query) or 0
 
     @reading
     def all(
@@ -276,12 +278,6 @@ def _query(device: str | None, operator: Operator | None, outcome: Outcome | Non
     if outcome is not None:
         query = query.where(KernelMeasurementRow.outcome == outcome)
     return query
-
-
-def _how_many(session: Session, keys: Iterable[str]) -> int:
-    """How many of these attempts are recorded already."""
-    query = select(func.count()).where(KernelMeasurementRow.attempt_key.in_([*keys]))
-    return session.scalar(query) or 0
 
 
 def _hash(shared: Mapping[str, Any]) -> str:

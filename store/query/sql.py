@@ -1,5 +1,9 @@
 """One reading SQL statement: in a transaction that only reads, with limits of time, rows and bytes.
 
+A statement sees as `labels` a flat view of the labels, with their configurations and devices, in
+the columns of `trappm labels query`. On SQLite it is a temporary view of the connection, on
+PostgreSQL, where a reader may make none, a common table expression around the statement.
+
 SQLite: the file is opened for reading (mode=ro), `PRAGMA query_only`, one statement, and an
 authorizer that allows only reading, so that ATTACH, PRAGMA and VACUUM INTO do not exist. It runs
 in a process of its own, with limits, that is killed when time is up (`store.query.sqlite_reader`).
@@ -26,7 +30,9 @@ from typing import TYPE_CHECKING, Any
 from trappm.profiler.errors import InputError, one_line
 from trappm.store.db.engine import store_errors
 from trappm.store.db.read_only import engine_to_read
+from trappm.store.db.models import LabelRow
 from trappm.store.query import sqlite_reader
+from trappm.store.query.filters import LABEL_COLUMNS, joined
 from trappm.store.query.sqlite_reader import MAX_ANSWER_BYTES
 
 if TYPE_CHECKING:
@@ -41,6 +47,9 @@ MAX_ROWS = 10_000
 _PORTION = 200
 """Rows fetched at once at most; one after another where they are large."""
 _LARGE_BYTES = 1 << 20
+
+_UNKNOWN_COLUMN = "no such column"
+"""Begins SQLite's refusals of unknown columns, and ours of PostgreSQL's."""
 
 _CURSOR = "answer"
 _WEIGH = f"""
@@ -64,6 +73,9 @@ END $$
 """
 """Refuses the next rows if they are too large together, else goes back to before them."""
 
+FLAT_COLUMNS = (*LABEL_COLUMNS, "configuration_id", "device_id", "measurement_id")
+"""The columns of `labels`; the last ones refer to other tables."""
+
 _Answer = tuple[list[str], Sequence[Sequence[Any]]]
 
 
@@ -85,7 +97,8 @@ def query_sql(
 def _query_sqlite(engine: Engine, statement: str, max_rows: int, timeout_s: float) -> _Answer:
     (file,), _ = engine.dialect.create_connect_args(engine.url)
     question = {
-        "file": file, "statement": statement, "max_rows": max_rows, "timeout_s": timeout_s,
+        "file": file, "views": {"labels": _flat_labels(engine, schema="main")},
+        "statement": statement, "max_rows": max_rows, "timeout_s": timeout_s,
     }  # fmt: skip
     try:
         answer = subprocess.run(
@@ -108,7 +121,19 @@ def _query_sqlite(engine: Engine, statement: str, max_rows: int, timeout_s: floa
 def _query_postgresql(engine: Engine, statement: str, max_rows: int, timeout_s: float) -> _Answer:
     with store_errors(engine), closing(engine.raw_connection()) as connection:
         driver: Any = connection.driver_connection
-        return _query_server(driver, statement, max_rows, timeout_s)
+        inner = statement.rstrip().rstrip(";")
+        # In parentheses, it may have a WITH of its own. Within the expression `labels` is the table.
+        flat = f"WITH labels AS ({_flat_labels(engine)}) SELECT * FROM (\n{inner}\n) AS answer"
+        return _query_server(driver, flat, max_rows, timeout_s)
+
+
+def _flat_labels(engine: Engine, schema: str | None = None) -> str:
+    """The SELECT of the flat view; a schema keeps it from referring to the view itself."""
+    columns = [column.label(name) for name, column in LABEL_COLUMNS.items()]
+    keys = [getattr(LabelRow, name) for name in FLAT_COLUMNS[len(LABEL_COLUMNS) :]]
+    query = joined(LabelRow, [*columns, *keys])
+    names = {None: schema} if schema else None
+    return str(query.compile(engine, schema_translate_map=names, render_schema_translate=True))
 
 
 def _query_server(
@@ -126,6 +151,8 @@ def _query_server(
             return names, _fetched(connection, cursor, max_rows, deadline)
     except psycopg.errors.QueryCanceled as error:
         raise _took_too_long(timeout_s) from error
+    except psycopg.errors.UndefinedColumn as error:
+        raise _refused(f"{_UNKNOWN_COLUMN}: {one_line(error)}") from error
     except (psycopg.DataError, psycopg.ProgrammingError, psycopg.errors.InternalError) as error:
         raise _refused(one_line(error)) from error
     except (psycopg.NotSupportedError, psycopg.IntegrityError, ValueError) as error:
@@ -187,6 +214,8 @@ def _limit_time(connection: Connection[Any], seconds: float) -> None:
 
 
 def _refused(reason: str) -> InputError:
+    if reason.startswith(_UNKNOWN_COLUMN):
+        reason += f"; labels has the columns {', '.join(FLAT_COLUMNS)}"
     return InputError(
         f"the SQL is refused: {reason}; answered is one SELECT or VALUES that only reads"
     )

@@ -8,8 +8,8 @@ second.
 
     python -IS sqlite_reader.py < question
 
-where the question is a JSON object of file, statement, max_rows and timeout_s, writes JSON, one
-value a line: the names of the columns, then each row; an object with the reason of a refusal.
+where the question is a JSON object of file, views (SELECTs by name), statement, max_rows and
+timeout_s, writes JSON, one value a line: the names of the columns, then each row; an object with the reason of a refusal.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main() -> None:
     _limit(resource.RLIMIT_CPU, math.ceil(question["timeout_s"]) + 1)  # should nobody kill it
     size = 0
     try:
-        for value in _answer(question["file"], question["statement"], question["max_rows"]):
+        for value in _answer(question):
             line = json.dumps(value)
             size += len(line)
             if size > MAX_ANSWER_BYTES:
@@ -61,19 +61,21 @@ def main() -> None:
         _refuse(" ".join(str(error).split()))
 
 
-def _answer(file: str, statement: str, max_rows: int) -> Iterator[list[Any]]:
+def _answer(question: dict[str, Any]) -> Iterator[list[Any]]:
     """The names of the columns, then the rows."""
-    connection = sqlite3.connect(file, uri=True, isolation_level=None)
+    connection = sqlite3.connect(question["file"], uri=True, isolation_level=None)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
-    connection.execute("PRAGMA query_only = ON")
     connection.execute("PRAGMA temp_store = MEMORY")
+    for name, select in question["views"].items():  # of this connection, not of the file
+        connection.execute(f"CREATE TEMP VIEW {name} AS {select}")
+    connection.execute("PRAGMA query_only = ON")
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.set_authorizer(_authorize)
-    cursor = connection.execute(statement)
+    cursor = connection.execute(question["statement"])
     if cursor.description is None:
         raise _RefusedError("it gives no rows")
     yield [column[0] for column in cursor.description]
-    for _, row in zip(range(max_rows), cursor, strict=False):
+    for _, row in zip(range(question["max_rows"]), cursor, strict=False):
         yield [f"<{len(x)} bytes>" if isinstance(x, bytes) else x for x in row]
 
 

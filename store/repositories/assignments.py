@@ -42,7 +42,7 @@ from trappm.store.repositories.assignment_rows import (
     write,
     write_labels,
 )
-from trappm.store.repositories.campaigns import add_event, existing
+from trappm.store.repositories.campaigns import add_event, event_of_call, existing
 
 MAX_ATTEMPTS = 3
 """Failures after which an assignment is given up, by default."""
@@ -99,29 +99,23 @@ class Assignments(Repository):
         write(session, [failed(assignment, max_attempts)])
 
     @writing
-    def release_leases(self, session: Session, campaign_id: str) -> int:
+    def release_leases(self, session: Session, campaign_id: str) -> None:
         """Takes all leases of a campaign back, as interruptions; for a campaign that resumes."""
-        return release(session, campaign_id)
+        release(session, campaign_id)
 
     @writing
-    def reopen_failed(self, session: Session, campaign_id: str) -> int:
-        """Gives assignments that were given up another chance, as long as their round is open.
-
-        Returns:
-            How many there were.
-        """
+    def reopen_failed(self, session: Session, campaign_id: str) -> None:
+        """Gives assignments that were given up another chance, as long as their round is open."""
         unfinished = select(RoundRow.number).where(
             RoundRow.campaign_id == campaign_id, RoundRow.state == RoundState.OPEN
         )
-        query = select(AssignmentRow).where(
-            AssignmentRow.campaign_id == campaign_id,
-            AssignmentRow.state == AssignmentState.FAILED,
-            AssignmentRow.round_number.in_(unfinished),
+        session.execute(
+            update(AssignmentRow)
+            .where(AssignmentRow.campaign_id == campaign_id)
+            .where(AssignmentRow.state == AssignmentState.FAILED)
+            .where(AssignmentRow.round_number.in_(unfinished))
+            .values(state=AssignmentState.OPEN, failures=0)
         )
-        rows = session.scalars(query.with_for_update()).all()
-        for row in rows:
-            row.state, row.failures = AssignmentState.OPEN, 0
-        return len(rows)
 
     @reading
     def given_up(
@@ -150,7 +144,7 @@ class Assignments(Repository):
     def reopen(self, session: Session, campaign_id: str, outcome: Outcome | None) -> int:
         """Opens assignments again that ended without a label, and their rounds with them.
 
-        The campaign is paused then, if there were any.
+        The campaign is paused then, if there were any, and an event says how many.
 
         Args:
             campaign_id: of a campaign that nobody runs.
@@ -175,9 +169,14 @@ class Assignments(Repository):
                 f"campaign {campaign_id} is {campaign.state}; pause a running one first, with: "
                 f"trappm campaign pause {campaign_id}"
             )
+        if (reopened := event_of_call(session, campaign_id)) is not None:
+            return int(reopened["count"])
         rows = session.scalars(query.with_for_update()).all()
         if rows:
             campaign.state, campaign.finished_at = CampaignState.PAUSED, None
+            how = f"whose last attempt ended as {outcome or 'lost'}"
+            message = f"{len(rows)} assignments wait again {how}"
+            add_event(session, campaign_id, "order", {"message": message, "count": len(rows)})
         for row in rows:
             row.state, row.failures = AssignmentState.OPEN, 0
         session.execute(
@@ -191,13 +190,10 @@ class Assignments(Repository):
     @writing
     def adopt_labels(
         self, session: Session, campaign_id: str, device: str, fingerprint: str, protocol_name: str
-    ) -> int:
+    ) -> None:
         """Closes open assignments whose configuration was measured before, by any campaign.
 
         Only measured labels count, of the same device key, software stack and protocol.
-
-        Returns:
-            How many assignments need no measurement any more.
         """
         query = (
             WHOLE_ASSIGNMENT.add_columns(LabelRow.id.label("label_id"))
@@ -215,19 +211,16 @@ class Assignments(Repository):
         rows = session.execute(query).all()
         write(session, [ended(assignment_of(row), AssignmentState.DONE) for row in rows])
         write_labels(session, [(row.id, row.label_id) for row in rows])
-        return len(rows)
 
 
-def release(session: Session, campaign_id: str) -> int:
+def release(session: Session, campaign_id: str) -> None:
     """As `Assignments.release_leases`, within a transaction."""
-    released = session.scalars(
+    session.execute(
         update(AssignmentRow)
         .where(AssignmentRow.campaign_id == campaign_id)
         .where(AssignmentRow.state == AssignmentState.LEASED)
         .values(state=AssignmentState.OPEN, worker=None)
-        .returning(AssignmentRow.id)
     )
-    return len(released.all())
 
 
 def _last_outcome() -> ScalarSelect[Outcome]:

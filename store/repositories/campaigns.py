@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -13,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import CampaignError, InputError
 from trappm.profiler.records import Configuration
-from trappm.store.db.engine import database_time, utc_now
+from trappm.store.db.engine import database_time
 from trappm.store.db.models import (
     AssignmentLabelRow,
     AssignmentRow,
@@ -25,7 +24,7 @@ from trappm.store.db.models import (
     PoolRow,
     RoundRow,
 )
-from trappm.store.db.transactions import Repository, reading, writing
+from trappm.store.db.transactions import Repository, call_of, reading, writing
 from trappm.store.records import (
     AssignmentState,
     CampaignRecord,
@@ -53,16 +52,19 @@ class Campaigns(Repository):
         self, session: Session, name: str, spec: Mapping[str, Any], seed: int
     ) -> CampaignRecord:
         """A new campaign, paused until somebody runs it."""
-        row = CampaignRow(
-            id=secrets.token_hex(4),
-            name=name,
-            spec=dict(spec),
-            seed=seed,
-            state=CampaignState.PAUSED,
-            created_at=utc_now(),
-        )
-        session.add(row)
-        session.flush()
+        call = call_of(session)
+        row = session.get(CampaignRow, call.id[:8])
+        if row is None:
+            row = CampaignRow(
+                id=call.id[:8],
+                name=name,
+                spec=dict(spec),
+                seed=seed,
+                state=CampaignState.PAUSED,
+                created_at=call.at,
+            )
+            session.add(row)
+            session.flush()
         return _campaign(row, database_time(session.connection()))
 
     def get(self, campaign_id: str | None = None) -> CampaignRecord:
@@ -210,7 +212,9 @@ class Campaigns(Repository):
     def log_event(
         self, session: Session, campaign_id: str, kind: str, message: Mapping[str, Any]
     ) -> None:
-        add_event(session, campaign_id, kind, message)
+        """Records something that happened to a campaign."""
+        if event_of_call(session, campaign_id) is None:
+            add_event(session, campaign_id, kind, message)
 
     @reading
     def events(
@@ -321,7 +325,17 @@ class Rounds(Repository):
 
 
 def add_event(session: Session, campaign_id: str, kind: str, message: Mapping[str, Any]) -> None:
-    session.add(EventRow(campaign_id=campaign_id, at=utc_now(), kind=kind, message=dict(message)))
+    at = call_of(session).at
+    session.add(EventRow(campaign_id=campaign_id, at=at, kind=kind, message=dict(message)))
+
+
+def event_of_call(session: Session, campaign_id: str) -> Mapping[str, Any] | None:
+    """Return the message of the event that an earlier attempt of this call added, None without one.
+
+    A call adds one event at most, under the time of the call, to the microsecond.
+    """
+    at = call_of(session).at
+    return session.scalar(select(EventRow.message).filter_by(campaign_id=campaign_id, at=at))
 
 
 def existing(session: Session, campaign_id: str, *, to_change: bool = True) -> CampaignRow:

@@ -12,7 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from trappm.profiler.measuring.canary import CanaryReading
-from trappm.store.db.engine import new_row
+from trappm.store.db.engine import insert_new
 from trappm.store.db.models import CanaryRow, ConfigurationRow
 from trappm.store.db.transactions import Repository, reading, writing
 from trappm.store.repositories.workloads import configuration_of, insert_configurations
@@ -29,14 +29,11 @@ class Canaries(Repository):
     @writing
     def save(
         self, session: Session, reading: CanaryReading, *, campaign_id: str | None = None
-    ) -> bool:
+    ) -> None:
         """Keeps a reading; the same attempt key twice changes nothing.
 
         Args:
             campaign_id: the campaign whose worker took it; must be there.
-
-        Returns:
-            Whether it was new.
 
         Raises:
             StoreError: the store cannot be written, or there is no such campaign.
@@ -47,8 +44,7 @@ class Canaries(Repository):
             "configuration_id": reading.configuration.id,
             "campaign_id": campaign_id,
         }
-        query = new_row(session, CanaryRow).returning(CanaryRow.id)
-        return bool(session.execute(query, [row]).all())
+        insert_new(session, CanaryRow, [row])
 
     @reading
     def all(

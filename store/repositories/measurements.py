@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -125,12 +125,19 @@ class Measurements(Repository):
         count = 0
         possible = map(with_possible_metrics, measurements)
         while batch := [*itertools.islice(possible, BATCH)]:
-            count += self._record_batch(batch)
+            keys = {m.attempt_key for m in batch}
+            count += len(keys) - self._known(keys)
+            self._record_batch(batch)
         return count
 
+    @reading
+    def _known(self, session: Session, keys: Collection[str]) -> int:
+        """Returns how many of these attempts are recorded already."""
+        return len(_measurement_ids(session, keys))
+
     @writing
-    def _record_batch(self, session: Session, batch: Sequence[Measurement]) -> int:
-        return len(_insert(session, batch, _device_ids(session, batch)))
+    def _record_batch(self, session: Session, batch: Sequence[Measurement]) -> None:
+        _insert(session, batch, _device_ids(session, batch))
 
     @reading
     def conflicts(self, session: Session, measurements: Sequence[Measurement]) -> set[str]:
@@ -215,8 +222,7 @@ def _record(
     changed: dict[str, Assignment] = {}
     labelled: list[tuple[str, int]] = []
     for measurement, assignment, label_id in zip(measurements, assignments, labels, strict=True):
-        is_new = measurement.attempt_key in new
-        if is_new and assignment is not None:
+        if measurement.attempt_key in new and assignment is not None:
             before = changed.get(assignment.id, assignment)
             after = _settled(before, measurement, max_attempts)
             if after is not before:
@@ -224,7 +230,7 @@ def _record(
                 if after.state is AssignmentState.DONE and label_id is not None:
                     labelled.append((after.id, label_id))
         recorded.append(
-            Recorded(measurement_id=ids[measurement.attempt_key], label_id=label_id, is_new=is_new)
+            Recorded(measurement_id=ids[measurement.attempt_key], label_id=label_id)
         )
     write_labels(session, labelled)
     return recorded, changed

@@ -20,12 +20,18 @@ from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import CampaignError, InputError
-from trappm.store.db.engine import database_time, utc_now
+from trappm.store.db.engine import database_time
 from trappm.store.db.models import CampaignRow
-from trappm.store.db.transactions import Repository, writing
+from trappm.store.db.transactions import Repository, call_of, writing
 from trappm.store.records import CampaignState, Owner, OwnerProcess, SnapshotRecord
 from trappm.store.repositories.assignments import release
-from trappm.store.repositories.campaigns import ENDED, add_event, existing, owner_of
+from trappm.store.repositories.campaigns import (
+    ENDED,
+    add_event,
+    event_of_call,
+    existing,
+    owner_of,
+)
 from trappm.store.repositories.snapshots import register
 
 BEAT_S = 10.0
@@ -138,9 +144,11 @@ class Owners(Repository):
             InputError: it has ended.
         """
         row = existing(session, campaign_id)
+        if event_of_call(session, campaign_id) is not None:
+            return
         if row.state in ENDED:
             raise InputError(f"campaign {campaign_id} is {row.state} already")
-        _move(row, state)
+        _move(session, row, state)
         add_event(session, campaign_id, "order", {"message": f"asked to be {state}"})
         release(session, campaign_id)
 
@@ -154,8 +162,10 @@ class Owners(Repository):
             The state that it is in now.
         """
         row = existing(session, campaign_id)
+        if event_of_call(session, campaign_id) is not None:
+            return row.state
         if row.state is CampaignState.RUNNING:
-            _move(row, state)
+            _move(session, row, state)
         add_event(session, campaign_id, row.state, {"message": message})
         release(session, campaign_id)
         return row.state
@@ -179,14 +189,14 @@ class Owners(Repository):
             return False
         if snapshot is not None:
             register(session, snapshot)
-        _move(row, CampaignState.FINISHED)
+        _move(session, row, CampaignState.FINISHED)
         add_event(session, campaign_id, row.state, {"message": message})
         return True
 
 
-def _move(row: CampaignRow, state: CampaignState) -> None:
+def _move(session: Session, row: CampaignRow, state: CampaignState) -> None:
     row.state = state
-    row.finished_at = utc_now() if state in ENDED else None
+    row.finished_at = call_of(session).at if state in ENDED else None
 
 
 def _refuse_if_owned(session: Session, row: CampaignRow, gone: str | None) -> None:

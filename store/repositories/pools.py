@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from trappm.profiler.errors import InputError
 from trappm.profiler.nearest import nearest
 from trappm.profiler.records import Configuration
-from trappm.store.db.engine import insert_new, utc_now
+from trappm.store.db.engine import insert_new
 from trappm.store.db.models import (
     ArchitectureGraphRow,
     ConfigurationRow,
@@ -19,7 +19,7 @@ from trappm.store.db.models import (
     PoolMemberRow,
     StepProfileRow,
 )
-from trappm.store.db.transactions import Repository, reading, writing
+from trappm.store.db.transactions import Repository, call_of, reading, writing
 from trappm.store.records import PoolPart, PoolRecord
 from trappm.store.repositories.workloads import configuration_of, insert_configurations
 
@@ -46,7 +46,7 @@ class Pools(Repository):
         if row is None:
             row = NamedPoolRow(name=name)
             session.add(row)
-        row.spec, row.built_at = dict(spec), utc_now()
+        row.spec, row.built_at = dict(spec), call_of(session).at
         session.flush()
         session.execute(delete(PoolMemberRow).where(PoolMemberRow.pool_id == row.id))
         insert_new(
