@@ -54,6 +54,9 @@ _POSTGRESQL_OPTIONS = {
     "tcp_user_timeout": 60_000,
 }
 
+_UNFIT = ValueError | TypeError | LookupError | OverflowError
+"""Raised for values that are turned into none that the database can store."""
+
 Insert = sqlite.Insert | postgresql.Insert
 
 
@@ -191,7 +194,7 @@ def _store_error(engine: Engine, cause: BaseException, kind: type[StoreError]) -
         elif _is_not_up(engine):
             kind = StoreNotUpError
     elif kind is StoreError and isinstance(
-        cause, driver.IntegrityError | driver.DataError | ValueError | TypeError | OverflowError
+        cause, driver.IntegrityError | driver.DataError | _UNFIT
     ):
         kind = RefusedRowError
     return kind(f"the label store {address(engine)} refused: {one_line(cause)}")

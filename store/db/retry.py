@@ -2,9 +2,9 @@
 
 Each method of the store is one transaction. If it fails, it leaves nothing behind and is tried
 again, with pauses that grow and differ between workers. Its arguments, such as a measurement, wait
-in memory. When the reply to a commit is lost, the commit may have succeeded. So every writing method
-can be repeated: it recognizes by ids and times made before its first attempt (`transactions.Call`)
-what an earlier attempt has written.
+in memory. When the reply to a commit is lost, the commit may have succeeded. So every writing
+method can be repeated: by ids and times made before its first attempt (`transactions.Call`), it
+recognizes what an earlier attempt has written.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Patience:
             try:
                 result = attempt()
             except self.of as error:
-                pause_s = random.uniform(0.0, longest_s)
+                pause_s = random.uniform(0.0, longest_s)  # noqa: S311
                 waited_s = self.clock() - began
                 if waited_s + pause_s >= self.wait_s:
                     if attempts == 1:

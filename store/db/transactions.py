@@ -67,7 +67,11 @@ class Database:
     def writing(self, call: Call | None = None) -> Iterator[Session]:
         """A transaction, tried once, that the guard lets begin; it commits at the end."""
         info = {"call": call or Call()}
-        with store_errors(self.engine), Session(self._writer, info=info) as session, session.begin():
+        with (
+            store_errors(self.engine),
+            Session(self._writer, info=info) as session,
+            session.begin(),
+        ):
             self.check_guard(session)
             yield session
 

@@ -49,7 +49,7 @@ class Verdict:
     """What becomes of one row of a file: a measurement, or the reason why there is none."""
 
     kind: str
-    """imported, censored (memory ran out, the capacity is the bound), failed or rejected."""
+    """imported, censored (memory ran out, the capacity is the bound), failed, known or rejected."""
     reason: str
     measurement: Measurement | None = None
 

@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.errors import InputError, one_line
 from trappm.store.db.engine import store_errors
-from trappm.store.db.read_only import engine_to_read
 from trappm.store.db.models import LabelRow
+from trappm.store.db.read_only import engine_to_read
 from trappm.store.query import sqlite_reader
-from trappm.store.query.filters import LABEL_COLUMNS, joined
+from trappm.store.query.filters import LABEL_COLUMNS, Columns, joined
 from trappm.store.query.sqlite_reader import MAX_ANSWER_BYTES
 
 if TYPE_CHECKING:
@@ -73,8 +73,15 @@ END $$
 """
 """Refuses the next rows if they are too large together, else goes back to before them."""
 
-FLAT_COLUMNS = (*LABEL_COLUMNS, "configuration_id", "device_id", "measurement_id")
-"""The columns of `labels`; the last ones refer to other tables."""
+FLAT_COLUMNS: Columns = {
+    **LABEL_COLUMNS,
+    **{
+        name: getattr(LabelRow, name)
+        for name in LabelRow.__table__.columns.keys()  # noqa: SIM118
+        if name not in LABEL_COLUMNS
+    },
+}
+"""The columns of `labels`: those that `trappm labels query` shows, then the others of the table."""
 
 _Answer = tuple[list[str], Sequence[Sequence[Any]]]
 
@@ -122,16 +129,14 @@ def _query_postgresql(engine: Engine, statement: str, max_rows: int, timeout_s: 
     with store_errors(engine), closing(engine.raw_connection()) as connection:
         driver: Any = connection.driver_connection
         inner = statement.rstrip().rstrip(";")
-        # In parentheses, it may have a WITH of its own. Within the expression `labels` is the table.
-        flat = f"WITH labels AS ({_flat_labels(engine)}) SELECT * FROM (\n{inner}\n) AS answer"
+        # In parentheses it may have a WITH of its own; within the expression, `labels` is the table.
+        flat = f"WITH labels AS ({_flat_labels(engine)}) SELECT * FROM (\n{inner}\n) AS answer"  # noqa: S608
         return _query_server(driver, flat, max_rows, timeout_s)
 
 
 def _flat_labels(engine: Engine, schema: str | None = None) -> str:
     """The SELECT of the flat view; a schema keeps it from referring to the view itself."""
-    columns = [column.label(name) for name, column in LABEL_COLUMNS.items()]
-    keys = [getattr(LabelRow, name) for name in FLAT_COLUMNS[len(LABEL_COLUMNS) :]]
-    query = joined(LabelRow, [*columns, *keys])
+    query = joined(LabelRow, [column.label(name) for name, column in FLAT_COLUMNS.items()])
     names = {None: schema} if schema else None
     return str(query.compile(engine, schema_translate_map=names, render_schema_translate=True))
 

@@ -9,7 +9,8 @@ second.
     python -IS sqlite_reader.py < question
 
 where the question is a JSON object of file, views (SELECTs by name), statement, max_rows and
-timeout_s, writes JSON, one value a line: the names of the columns, then each row; an object with the reason of a refusal.
+timeout_s, writes JSON, one value a line: the names of the columns, then each row; an object with
+the reason of a refusal.
 """
 
 from __future__ import annotations

@@ -140,9 +140,11 @@ class Measurements(Repository):
         _insert(session, batch, _device_ids(session, batch))
 
     @reading
-    def conflicts(self, session: Session, measurements: Sequence[Measurement]) -> set[str]:
-        """The attempt keys of those that are recorded already, and of which something else is."""
-        return _conflicts(session, [with_possible_metrics(m) for m in measurements])
+    def recorded_before(
+        self, session: Session, measurements: Sequence[Measurement]
+    ) -> dict[str, bool]:
+        """Returns the attempt keys of those that are there; with each, whether it differs."""
+        return _recorded_before(session, [with_possible_metrics(m) for m in measurements])
 
     @reading
     def get(self, session: Session, measurement_id: int) -> Measurement:
@@ -211,9 +213,10 @@ def _record(
     devices = _device_ids(session, measurements)
     new = _insert(session, measurements, devices, of_key)
     earlier = [m for m in measurements if m.attempt_key not in new]
-    if earlier and (conflicts := _conflicts(session, earlier)):
+    differing = [key for key, differs in _recorded_before(session, earlier).items() if differs]
+    if differing:
         raise StoreError(
-            f"the attempt key {min(conflicts)!r} was recorded before, of another measurement; "
+            f"the attempt key {min(differing)!r} was recorded before, of another measurement; "
             "give every attempt a key of its own"
         )
     ids = new | (_measurement_ids(session, [m.attempt_key for m in earlier]) if earlier else {})
@@ -229,9 +232,7 @@ def _record(
                 changed[after.id] = after
                 if after.state is AssignmentState.DONE and label_id is not None:
                     labelled.append((after.id, label_id))
-        recorded.append(
-            Recorded(measurement_id=ids[measurement.attempt_key], label_id=label_id)
-        )
+        recorded.append(Recorded(measurement_id=ids[measurement.attempt_key], label_id=label_id))
     write_labels(session, labelled)
     return recorded, changed
 
@@ -336,11 +337,13 @@ def _measurement_ids(session: Session, attempt_keys: Iterable[str]) -> dict[str,
     return {row.attempt_key: row.id for row in rows}
 
 
-def _conflicts(session: Session, measurements: Sequence[Measurement]) -> set[str]:
+def _recorded_before(session: Session, measurements: Sequence[Measurement]) -> dict[str, bool]:
+    if not measurements:
+        return {}
     given = {m.attempt_key: _result_of(m) for m in measurements}
     query = WHOLE.where(MeasurementRow.attempt_key.in_([*given]))
     there = (measurement_of_row(*row) for row in session.execute(query))
-    return {m.attempt_key for m in there if _result_of(m) != given[m.attempt_key]}
+    return {m.attempt_key: _result_of(m) != given[m.attempt_key] for m in there}
 
 
 _result_of = attrgetter(

@@ -1,14 +1,41 @@
-"""Faults to put into a whole store, each with what `store check` is to find then."""
+"""Faults of a store for its tests: rows that cannot be, and commits whose reply is lost."""
 
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 from sqlalchemy import create_engine, make_url, text
 from store_samples import template
 
 from trappm.store import Store
+
+
+@contextmanager
+def lost_reply(store):
+    """The next commit succeeds, but the connection is lost before its reply comes."""
+    dialect = store.database.engine.dialect
+    do_commit = dialect.do_commit
+    lost = []
+
+    def commit(connection):
+        do_commit(connection)
+        if lost:
+            return
+        lost.append(connection)
+        if dialect.name == "sqlite":
+            error = sqlite3.OperationalError("disk I/O is away")
+            error.sqlite_errorname = "SQLITE_CANTOPEN"
+            raise error
+        connection.close()
+        raise dialect.loaded_dbapi.OperationalError("consuming input failed")
+
+    dialect.do_commit = commit
+    try:
+        yield
+    finally:
+        dialect.do_commit = do_commit
+    assert lost
 
 
 def inject(url, *statements, **values):

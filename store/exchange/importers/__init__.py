@@ -18,6 +18,7 @@ from trappm.store.repositories.measurements import BATCH
 from trappm.store.store import Store
 
 SOURCES = ("gpumemnet", "timm", zeus.SOURCE, in_training.SOURCE, *node_steps.SOURCES)
+_KNOWN = Verdict(kind="known", reason="recorded before")
 _CONFLICT = Verdict(kind="rejected", reason="conflicts with what is there under its attempt key")
 
 
@@ -57,11 +58,13 @@ def import_file(
     tally = Tally()
     verdicts = iter(read())
     while batch := [*islice(verdicts, BATCH)]:
-        other = store.measurements.conflicts(
+        before = store.measurements.recorded_before(
             [v.measurement for v in batch if v.measurement is not None]
         )
         for verdict in batch:
-            is_other = verdict.measurement is not None and verdict.measurement.attempt_key in other
-            tally.add(_CONFLICT if is_other else verdict)
+            differs = None
+            if verdict.measurement is not None:
+                differs = before.get(verdict.measurement.attempt_key)
+            tally.add(verdict if differs is None else _CONFLICT if differs else _KNOWN)
     new = store.measurements.record_many(v.measurement for v in read() if v.measurement is not None)
     return tally.report(path.name, source or "TraPPM", new)

@@ -13,11 +13,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from campaign_crew import BUDGET, FakeWorkers, campaign, labels_by_device
+from store_faults import lost_reply
 
 import trappm.cluster.campaign.loop
 import trappm.cluster.campaign.results
 import trappm.store.db.engine
 import trappm.store.repositories.owners
+from trappm.cluster.campaign.news import CampaignStopped
 from trappm.cluster.campaign.resume import course_so_far
 from trappm.cluster.campaign.stop_check import StopCheck
 from trappm.cluster.scheduler.training_report import TrainingReport
@@ -172,6 +174,70 @@ def test_what_cannot_be_recorded_is_an_error_with_its_reason_and_takes_nothing_a
     assert all("cannot be recorded: " in message for message in messages.message)
     assert store.campaigns.state(run.id) == "finished"
     assert store.maintenance.check() == []
+
+
+class Refused(FakeWorkers):
+    """Four GPUs at once; the database refuses every result of the configuration begun first."""
+
+    def __init__(self, first=None, **fields):
+        names = ["a1", "a2", "a3", "v1"]
+        devices = ["a100", "a100", "a100", "v100"]
+        super().__init__(workers=[*zip(names, devices, strict=True)], **fields)
+        self.first = first
+
+    def start(self, worker, task, protocol):
+        super().start(worker, task, protocol)
+        self.first = self.first or task.configuration.id
+
+    def _measure(self, worker, task, cost, fault):
+        made = super()._measure(worker, task, cost, fault)
+        return replace(made, memory_mib=666.0) if task.configuration.id == self.first else made
+
+
+def test_a_result_that_a_constraint_refuses_is_an_error_and_the_others_are_kept(store):
+    """Also by a process that goes on, and meets it again."""
+    with store.database.writing() as session:
+        session.connection().exec_driver_sql(
+            "CREATE TRIGGER refuse BEFORE INSERT ON measurements WHEN NEW.memory_mib = 666.0"
+            " BEGIN SELECT RAISE(ABORT, 'CHECK constraint failed: unlucky'); END"
+        )
+    devices = {"devices": {"source": "a100", "target": "v100"}}
+    workers = Refused(stop_after=7)
+    run = campaign(store, workers, **devices)
+    with pytest.raises(CampaignStopped):
+        run.run()
+    before = store.campaigns.outcome_counts(run.id)
+    assert sum(counts["ok"] for counts in before.values()) > 1
+    assert sum(counts.get("error", 0) for counts in before.values()) >= 1
+    run = campaign(store, Refused(workers.first), campaign_id=run.id)
+    assert run.run() == "snap1"
+    outcomes = store.campaigns.outcome_counts(run.id)
+    refused = [a for a in store.assignments.of_campaign(run.id)
+               if a.configuration.id == workers.first]  # fmt: skip
+    assert [a.state for a in refused] == ["failed"] * len(refused)
+    assert sum(counts.get("error", 0) for counts in outcomes.values()) == 3 * len(refused)
+    assert labels_by_device(store, run.id).total() == sum(BUDGET.values()) - len(refused)
+    messages, _ = store.query_sql("SELECT message FROM measurements WHERE outcome = 'error'")
+    assert all("CHECK constraint failed: unlucky" in message for message in messages.message)
+    assert store.maintenance.check() == []
+
+
+def test_a_lost_reply_while_labels_are_adopted_costs_nothing(new_store):
+    patience = Patience(tell=lambda line: None, sleep=lambda seconds: None)
+    with Store.open(new_store(), patience) as store:
+        campaign(store, FakeWorkers()).run()
+        workers = FakeWorkers()
+        run = campaign(store, workers)
+        adopt = run.store.assignments.adopt_labels
+
+        def adopt_without_reply(*arguments):
+            with lost_reply(run.store):
+                adopt(*arguments)
+
+        run.store.assignments.adopt_labels = adopt_without_reply
+        assert run.run() == "snap1"
+        assert labels_by_device(store, run.id) == BUDGET
+        assert workers.starts == []
 
 
 def labels_are_not_loaded(*_, **__):

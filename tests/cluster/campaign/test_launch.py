@@ -35,7 +35,7 @@ def test_a_store_that_is_away_while_ray_starts_is_waited_for(tmp_path, monkeypat
     def away_once(*arguments):
         tries.append(arguments)
         if len(tries) == 1:
-            raise retry.StoreUnreachableError("the label store refused: it is starting up")
+            raise retry.StoreNotUpError("the label store refused: it is starting up")
         return opened(*arguments)
 
     monkeypatch.setattr(Store, "open", away_once)

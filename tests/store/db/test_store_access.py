@@ -1,13 +1,16 @@
 """Another process reaches the store as this one does, and what it is given prints as nothing."""
 
+import logging
 import pickle
 import secrets
+import traceback
+from functools import partial
 
 import pytest
 from guarded_postgresql import PASSWORD, guard
 
 from trappm.profiler.errors import StoreError
-from trappm.store import Home, Store, StoreAccess
+from trappm.store import Home, Patience, Store, StoreAccess
 from trappm.store.db.retry import IMPATIENT
 
 
@@ -59,3 +62,43 @@ def test_a_sqlite_store_takes_no_password_along(monkeypatch, tmp_path):
     monkeypatch.delenv("TRAPPM_DATABASE", raising=False)
     monkeypatch.setenv("PGPASSWORD", PASSWORD)
     assert StoreAccess.of(Home(tmp_path)).variables == {}
+
+
+SECRET = "pa55/word of?mine#1"  # noqa: S105
+QUOTED = "pa55%2Fword%20of%3Fmine%231"
+NO_SERVER = "/tmp/no-such-folder"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "postgresql://guarded:{0}@/labels?host={folder}",
+        "postgresql://guarded:{0}@/none?host={folder}",
+        "postgresql://nobody:{0}@/labels?host={folder}",
+        "postgresql://guarded@/labels?host={folder}&password={0}",
+        "postgresql://guarded:{0}@/labels?host={folder}&sslmode=nonsense",
+        "postgresql://guarded:{0}@/labels?host={folder}&no_such_option=1",
+        "postgresql://guarded:{0}@/labels?host={no_server}",
+        "postgresql://guarded:{0}@no-host.invalid/labels",
+        "postgresql://guarded:{0}@127.0.0.1:1/labels",
+        "postgresql://guarded:{0}@host:port/labels",
+        "postgresql://guarded:{0}@too@many/labels",
+        "postgresql+no_driver://guarded:{0}@host/labels",
+        "mysql://guarded:{0}@host/labels",
+        "postgres ql://guarded:{0}@host/labels",
+    ],
+)
+@pytest.mark.parametrize("secret", [SECRET, QUOTED])
+@pytest.mark.parametrize("open_", [Store.open, Store.open_to_read])
+def test_no_error_notice_or_log_shows_a_password(postgresql_server, caplog, address, secret, open_):
+    caplog.set_level(logging.DEBUG)
+    guard(postgresql_server, f"guarded_{secrets.token_hex(4)}")
+    folder = postgresql_server.query["host"]
+    url = address.format(secret, folder=folder, no_server=NO_SERVER)
+    notices, now = [], iter(range(0, 10_000, 250))
+    patience = Patience(tell=notices.append, clock=lambda: next(now), sleep=lambda seconds: None)
+    with pytest.raises(StoreError) as caught:
+        patience(partial(open_, url))
+    said = "\n".join([*traceback.format_exception(caught.value), *notices, caplog.text])
+    assert "pa55" not in said
+    assert "\n" not in str(caught.value)

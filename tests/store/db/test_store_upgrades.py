@@ -81,7 +81,7 @@ def test_every_released_schema_comes_up_whole(empty_database_url, revision):
         # Nor was there an owner before 0009: who runs the campaign of a lease is not known.
         assert len(store.maintenance.check()) == (revision < "0004") + (revision < "0009")
         assert store.maintenance.relabel().made == (revision < "0004")
-        assert store.assignments.release_leases(store.campaigns.get().id) == 1
+        store.assignments.release_leases(store.campaigns.get().id)
         assert store.maintenance.check() == []
         assert store.maintenance.stats().rows["labels"] == len(store.labels.matching()) >= 2
         assert set(store.labels.query(LabelFilter(outcome="any")).outcome) > {"ok", "oom"}

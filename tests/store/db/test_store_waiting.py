@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import sqlite3
 import tempfile
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
-from sqlalchemy import make_url
+from guarded_postgresql import PASSWORD, USER, guard
+from sqlalchemy import create_engine, make_url
 from store_samples import campaign_with, configuration, lease_next, measurement, states
 
 import trappm.store.db.engine
-from trappm.profiler.errors import StoreError
+from trappm.profiler.errors import StoreAccessError, StoreError
 from trappm.store import Patience, Store
 
 PATIENCE_S = 120
@@ -91,10 +94,10 @@ def test_what_is_recorded_while_the_database_is_away_is_there_once_it_is_back(ou
         assert recorded == []
         bring_back()
         recorder.join(PATIENCE_S)
-        assert recorded[0].is_new
+        assert len(recorded) == 1
         assert "trying again" in notices.lines[0]
         assert "answers again" in notices.lines[-1]
-        assert not opened.measurements.record(result, assignment_id=lease.id).is_new
+        assert opened.measurements.record(result, assignment_id=lease.id) == recorded[0]
         assert states(opened, campaign_id) == [("done", 1, 0), ("open", 0, 0)]
         (label,) = opened.labels.of_campaign(campaign_id)
         assert opened.measurements.get(label.measurement_id) == result
@@ -124,7 +127,7 @@ def test_the_wait_is_bounded_and_ends_in_one_line_that_says_how_long_it_was(outa
         assert "\n" not in str(caught.value)
         assert len(notices.lines) == 1
         bring_back()
-        assert opened.measurements.record(measurement()).is_new
+        opened.measurements.record(measurement())
         assert len(opened.labels.matching()) == 1
 
 
@@ -148,3 +151,80 @@ def test_who_only_asks_does_not_wait(tmp_path, monkeypatch):
             opened.labels.matching()
         assert "in vain" not in str(caught.value)
         holder.close()
+
+
+class Clock:
+    """Time that passes only while somebody sleeps; then something may happen."""
+
+    def __init__(self, happens=lambda: None):
+        self.now_s = 0.0
+        self.happens = happens
+
+    def __call__(self):
+        return self.now_s
+
+    def sleep(self, seconds):
+        self.now_s += seconds
+        self.happens()
+
+    def patience(self, **fields):
+        return Patience(clock=self, sleep=self.sleep, **fields)
+
+
+@pytest.fixture
+def guarded(own_server):
+    """The URL of a database whose user needs a password, and of the server's superuser."""
+    trusted = make_url(own_server.get_uri()).set(drivername="postgresql+psycopg")
+    guarded = guard(trusted, f"guarded_{secrets.token_hex(4)}")
+    return guarded.set(password=PASSWORD), trusted
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"password": "a wrong one"}, {"password": None}, {"username": "nobody"},
+     {"database": "none"}, {"host": "no-host.invalid", "query": {}}],
+    ids=str,
+)  # fmt: skip
+def test_what_a_server_refuses_is_not_waited_for(guarded, notices, wrong):
+    url = guarded[0].set(**wrong).render_as_string(hide_password=False)
+    clock = Clock()
+    with pytest.raises(StoreAccessError) as caught:
+        clock.patience(tell=notices)(partial(Store.open, url, clock.patience()))
+    assert "\n" not in str(caught.value)
+    assert "refused" in str(caught.value)
+    assert (clock.now_s, notices.lines) == (0.0, [])
+
+
+def test_a_server_that_is_away_is_waited_for_in_any_language(own_server, guarded, notices):
+    url = guarded[0].render_as_string(hide_password=False)
+    process = own_server._postmaster_info.process
+    os.kill(process.pid, signal.SIGQUIT)
+    process.wait(PATIENCE_S)
+    clock = Clock()
+    with pytest.raises(StoreError, match=r"waited 5\d\d s for it in vain"):
+        clock.patience(tell=notices)(partial(Store.open, url))
+    assert len(notices.lines) == 1
+    clock = Clock(own_server.ensure_postgres_running)
+    with clock.patience(tell=notices)(partial(Store.open, url)) as opened:
+        assert opened.campaigns.all() == []
+    assert "answers again" in notices.lines[-1]
+
+
+def test_a_server_without_a_free_connection_is_waited_for_by_a_store_that_was_open(
+    guarded, notices
+):
+    url, trusted = guarded
+
+    def allow(count):
+        engine = create_engine(trusted, isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.exec_driver_sql(f"ALTER ROLE {USER} CONNECTION LIMIT {count}")
+        engine.dispose()
+
+    clock = Clock(lambda: allow(-1))
+    text = url.render_as_string(hide_password=False)
+    with Store.open(text, clock.patience(tell=notices)) as opened:
+        opened.close()  # its connections; the next call makes one
+        allow(0)
+        assert opened.campaigns.all() == []
+    assert "answers again" in notices.lines[-1]

@@ -59,7 +59,8 @@ def test_the_memory_sheet_is_read_with_its_faults(store, database_url, tmp_path)
     assert "spike" in attempts["resnet18", 8].message
     assert {(m.provenance, m.device) for m in attempts.values()} == {("imported", "a100-40gb")}
     before = contents(database_url)
-    assert import_file(store, path, source="gpumemnet").new == 0
+    again = import_file(store, path, source="gpumemnet")
+    assert (again.new, again.counts) == (0, {"known": 9, "rejected": 3})
     assert contents(database_url) == before
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, make_url
-from store_samples import configuration, contents, measurement
+from store_samples import DEVICE, configuration, contents, measurement
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.host.procfs import memory_status_kib
-from trappm.store import Store
+from trappm.store import LabelFilter, Store
+from trappm.store.query.sql import FLAT_COLUMNS
 
 TIMEOUT_S = 20.0
 
@@ -70,6 +71,30 @@ def test_values_of_every_kind_come_as_something_to_print(filled_store):
     assert power is None
     assert first == second
     assert mean == 3.25
+
+
+def test_labels_are_flat_with_what_they_are_of(filled_store, database_url):
+    with Store.open_to_read(database_url) as readable:
+        for store in (filled_store, readable):
+            assert rows(
+                store,
+                "SELECT architecture, batch_size, device, step_time_ms FROM labels"
+                " WHERE step_time_ms > 1 ORDER BY step_time_ms DESC;",
+            ) == [["resnet18", 3, DEVICE, 3.0], ["resnet18", 2, DEVICE, 2.0]]
+            assert rows(
+                store,
+                "WITH labels AS (SELECT family FROM labels) SELECT DISTINCT family FROM labels",
+            ) == [["resnet"]]  # a name of one's own for less of it
+            frame, _ = store.query_sql("SELECT * FROM labels")
+            assert list(frame.columns) == list(FLAT_COLUMNS)
+            by_query = store.labels.query(LabelFilter())
+            assert list(by_query.columns) == list(frame.columns)[: len(by_query.columns)]
+            assert frame.id.tolist() == by_query.id.tolist()
+
+
+def test_an_unknown_column_is_refused_with_those_of_labels(filled_store):
+    with pytest.raises(InputError, match=r"no such column: .*architectur.*id, architecture, fam"):
+        filled_store.query_sql("SELECT architectur FROM labels")
 
 
 def test_rows_beyond_the_limit_are_told(filled_store):
@@ -204,6 +229,7 @@ POSTGRESQL_WRITES = [
     "SELECT 1; END; DELETE FROM labels; --",
     "SELECT 1; END -- ",
     "SELECT 1; END /*",
+    "SELECT 1) AS a; COMMIT; DELETE FROM labels; SELECT * FROM (SELECT 1",
     "SELECT $1",
 ]
 
@@ -255,7 +281,9 @@ def test_a_user_without_rights_reads_what_they_may(filled_store, database_url, p
         connection.exec_driver_sql("DROP ROLE IF EXISTS reader")
         connection.exec_driver_sql("CREATE ROLE reader LOGIN PASSWORD 'w'")
         connection.exec_driver_sql("GRANT USAGE ON SCHEMA public TO reader")
-        connection.exec_driver_sql("GRANT SELECT ON labels, alembic_version TO reader")
+        connection.exec_driver_sql(
+            "GRANT SELECT ON labels, configurations, devices, alembic_version TO reader"
+        )
     url = make_url(database_url).set(username="reader", password="w")  # noqa: S106
     with Store.open_to_read(url.render_as_string(hide_password=False)) as readable:
         assert rows(readable, "SELECT count(*), current_user FROM labels") == [[3, "reader"]]
@@ -279,7 +307,8 @@ def test_postgresql_says_why_it_refuses(filled_store, database_url):
         ("SELECT nextval('labels_id_seq')", "permission denied|read-only transaction"),
         ("SELECT set_config('transaction_read_only', 'off', true)", "read-write mode"),
         ("DELETE FROM labels", "syntax error"),
-        ("SELECT 1; SELECT 2", "multiple commands"),
+        ("SELECT 1; SELECT 2", "syntax error"),
+        ("SELECT 1) AS a; SELECT * FROM (SELECT 2", "multiple commands"),
         ("SELECT $1", "parameter"),
     ]:
         with pytest.raises(InputError, match=reason):

@@ -11,10 +11,9 @@ def test_released_leases_do_not_count_as_failures(store):
     keys = set()
     for _ in range(5):
         keys.add(lease_next(store, campaign_id).attempt_key)
-        assert store.assignments.release_leases(campaign_id) == 1
+        store.assignments.release_leases(campaign_id)
     assert len(keys) == 5
     assert states(store, campaign_id) == [("open", 5, 0)]
-    assert store.assignments.release_leases(campaign_id) == 0
 
 
 @pytest.mark.parametrize("failure", ["outcome", "lost"])
@@ -33,11 +32,11 @@ def test_what_was_given_up_gets_another_chance_while_its_round_is_open(store):
     measure_next(store, campaign_id)
     for _ in range(3):
         measure_next(store, campaign_id, "error")
-    assert store.assignments.reopen_failed(campaign_id) == 1
+    store.assignments.reopen_failed(campaign_id)
     assert states(store, campaign_id) == [("done", 1, 0), ("open", 3, 0)]
-    _, recorded = measure_next(store, campaign_id)
-    assert recorded.is_new
-    assert store.assignments.reopen_failed(campaign_id) == 0
+    measure_next(store, campaign_id)
+    store.assignments.reopen_failed(campaign_id)
+    assert states(store, campaign_id) == [("done", 1, 0), ("done", 4, 0)]
 
 
 def test_what_was_given_up_in_a_closed_round_stays_so(store):
@@ -45,7 +44,7 @@ def test_what_was_given_up_in_a_closed_round_stays_so(store):
     for _ in range(3):
         measure_next(store, campaign_id, "error")
     store.rounds.close(campaign_id, 0, {})
-    assert store.assignments.reopen_failed(campaign_id) == 0
+    store.assignments.reopen_failed(campaign_id)
     assert states(store, campaign_id) == [("failed", 3, 3)]
 
 

@@ -109,7 +109,7 @@ def test_what_the_one_before_hands_in_is_refused_whole(store, campaign_id):
     late = measurement(lease.configuration, attempt_key=lease.attempt_key)
     with pytest.raises(NotOwnerError):
         first.measurements.record_and_lease([(late, lease.id)], [])
-    assert second.assignments.release_leases(campaign_id) == 1
+    second.assignments.release_leases(campaign_id)
     assert store.campaigns.outcome_counts(campaign_id) == {}
     again = lease_next(second, campaign_id)
     assert (again.id, again.attempts, again.failures) == (lease.id, 2, 0)

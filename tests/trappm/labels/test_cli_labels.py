@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 
 import pandas as pd
 import pytest
@@ -258,16 +259,27 @@ def test_where_there_is_no_store_one_line_says_so_and_nothing_is_made(home, ask,
     assert not home.exists()
 
 
+def test_importing_again_says_that_everything_was_there(filled, ask, tmp_path):
+    file = tmp_path / "all.jsonl"
+    answer(ask, "export", file, "--outcome", "any")
+    printed = answer(ask, "import", file)
+    assert "8 rows, 0 new attempts" in printed
+    assert re.search(r"known +8 +recorded before", printed)
+    assert "imported" not in printed
+
+
 # From Python.
 
 
 def test_labels_come_as_a_frame(filled):
     frame = trappm.labels(architecture="resnet*", sort="-batch_size", columns=["batch_size"])
     assert frame.batch_size.tolist() == [4, 2, 1]
-    frame = trappm.labels(by=["family"], columns=["step_time_ms"])
+    frame = trappm.labels(by="family", columns="step_time_ms", statistics=["count", "mean"])
     assert frame.step_time_ms_mean.tolist() == [pytest.approx(70 / 3)] * 2
     assert len(trappm.labels(outcome="any")) == 8
     with pytest.raises(InputError, match="did you mean 'vgg'"):
         trappm.labels(family="vggs")
-    with pytest.raises(TypeError, match="colour"):
+    with pytest.raises(InputError, match="unknown filter 'colour'; filters are: architecture"):
         trappm.labels(colour="red")
+    with pytest.raises(InputError, match="cannot group by 'familie'"):
+        trappm.labels(by="familie")

@@ -81,4 +81,4 @@ def _imported(file: Path, source: str | None, check_models: bool, as_json: bool)
         print_json({**vars(report), "reasons": reasons})
     else:
         title = f"{report.file} ({report.source}): {report.rows} rows, {report.new} new attempts"
-        print_table(title, ("became", "rows", "because"), rows)
+        print_table(title, ("became", "rows", "reason"), rows)

@@ -1,0 +1,231 @@
+"""A commit whose reply is lost is repeated: the store and the answer are those of one commit."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+
+import pytest
+from sqlalchemy import create_engine, select
+from store_faults import lost_reply
+from store_samples import (
+    DEVICE,
+    campaign_with,
+    configuration,
+    lease_next,
+    measure_next,
+    measurement,
+    planned,
+    process,
+    snapshot,
+    step_profile,
+    template,
+)
+from store_whole import kernel
+
+from trappm.profiler.measuring.canary import CanaryReading
+from trappm.store import Patience, Store
+from trappm.store.db.models import METADATA
+
+
+def reading():
+    return CanaryReading(
+        attempt_key="canary", taken_at="2026-01-02T03:04:05+00:00", host="here", device=DEVICE,
+        stack_fingerprint="f", configuration=configuration(), protocol="quick", outcome="ok",
+        step_time_ms=12.0, memory_mib=300.0, power_w=None, reference_ms=None,
+        relative_drift=None, decision="ok", message=None,
+    )  # fmt: skip
+
+
+def turn(store, campaign_id):
+    """A result comes in, and its worker gets the next assignment."""
+    lease = lease_next(store, campaign_id)
+    result = measurement(lease.configuration, attempt_key=lease.attempt_key)
+    following = store.assignments.of_campaign(campaign_id, state="open")[0]
+    return lambda: store.measurements.record_and_lease(
+        [(result, lease.id)], [(following.id, "w")]
+    )
+
+
+def failed_turn(store, campaign_id):
+    """A worker fails, and gets the same assignment again."""
+    lease = lease_next(store, campaign_id)
+    result = measurement(lease.configuration, "timeout", attempt_key=lease.attempt_key)
+    return lambda: store.measurements.record_and_lease([(result, lease.id)], [(lease.id, "w")])
+
+
+def recorded(store, campaign_id):
+    lease = lease_next(store, campaign_id)
+    result = measurement(lease.configuration, attempt_key=lease.attempt_key)
+    return lambda: store.measurements.record(result, assignment_id=lease.id)
+
+
+def claimed(store, campaign_id):
+    store.owners.begin_campaign(campaign_id)
+    store.owners.claim_campaign(campaign_id, "o", process())
+
+
+def adopted(store, campaign_id):
+    measure_next(store, campaign_id)
+    fingerprint = store.labels.matching()[0].fingerprint
+    second = campaign_with(store, [configuration(b) for b in (1, 2, 4)])
+    return lambda: store.assignments.adopt_labels(second, DEVICE, fingerprint, "quick")
+
+
+def reopened(store, campaign_id):
+    for _ in range(4):
+        measure_next(store, campaign_id, "unsupported")
+    return lambda: store.assignments.reopen(campaign_id, "unsupported")
+
+
+def given_up(store, campaign_id):
+    for _ in range(3 * 4):
+        measure_next(store, campaign_id, "error")
+    return lambda: store.assignments.reopen_failed(campaign_id)
+
+
+def taken_back(store, campaign_id):
+    lease = lease_next(store, campaign_id)
+    return lambda: store.assignments.take_back(lease.id, "it left")
+
+
+def relabelled(store, campaign_id):
+    measure_next(store, campaign_id)
+    with store.database.writing() as session:
+        session.connection().exec_driver_sql("UPDATE labels SET memory_mib = 1")
+    return store.maintenance.relabel
+
+
+def running(store, campaign_id, what):
+    claimed(store, campaign_id)
+    lease_next(store, campaign_id)
+    return what
+
+
+MANY = [measurement(configuration(b), attempt_key=f"many {b}") for b in (7, 8)]
+CASES = {
+    "campaigns.create": lambda s, c: lambda: s.campaigns.create("new", {"budget": 1}, 3).name,
+    "campaigns.set_pool": lambda s, c: (
+        new := s.campaigns.create("new", {}, 3).id,
+        lambda: s.campaigns.set_pool(new, [(configuration(9), False)]),
+    )[1],
+    "campaigns.log_event": lambda s, c: lambda: s.campaigns.log_event(c, "note", {"a": (1, 2)}),
+    "rounds.plan": lambda s, c: lambda: s.rounds.plan(
+        c, 1, "acquired", planned([configuration(16)])
+    ),
+    "rounds.close": lambda s, c: lambda: s.rounds.close(c, 0, {"error": 0.5}),
+    "assignments.take_back": taken_back,
+    "assignments.release_leases": lambda s, c: (
+        lease_next(s, c),
+        lambda: s.assignments.release_leases(c),
+    )[1],
+    "assignments.reopen_failed": given_up,
+    "assignments.reopen": reopened,
+    "assignments.adopt_labels": adopted,
+    "measurements.record": recorded,
+    "measurements.record_and_lease": turn,
+    "measurements.record_and_lease of a failure": failed_turn,
+    "measurements._record_batch": lambda s, c: lambda: s.measurements.record_many(MANY),
+    "canaries.save": lambda s, c: lambda: s.canaries.save(reading(), campaign_id=c),
+    "kernels.record": lambda s, c: lambda: s.kernels.record_many([kernel("ok", time_ms=0.5)]),
+    "pools.save": lambda s, c: lambda: s.pools.save("p", {"name": "p"}, [configuration(32)]),
+    "workloads.save_graph": lambda s, c: lambda: s.workloads.save_graph(
+        "resnet18", 64, template().to_bytes(), None, step=step_profile()
+    ),
+    "owners.begin_campaign": lambda s, c: lambda: s.owners.begin_campaign(c),
+    "owners.claim_campaign": lambda s, c: (
+        s.owners.begin_campaign(c),
+        lambda: s.owners.claim_campaign(c, "o", process()),
+    )[1],
+    "owners.renew": lambda s, c: running(s, c, lambda: s.owners.renew(c, "o")),
+    "owners.release": lambda s, c: running(s, c, lambda: s.owners.release(c, "o")),
+    "owners.stop_campaign": lambda s, c: running(
+        s, c, lambda: s.owners.stop_campaign(c, "paused")
+    ),
+    "owners.stop_campaign for ever": lambda s, c: running(
+        s, c, lambda: s.owners.stop_campaign(c, "cancelled")
+    ),
+    "owners.end_campaign": lambda s, c: running(
+        s, c, lambda: s.owners.end_campaign(c, "failed", "no worker")
+    ),
+    "owners.finish_campaign": lambda s, c: running(
+        s, c, lambda: s.owners.finish_campaign(c, "done", snapshot("s1", c))
+    ),
+    "maintenance.relabel": relabelled,
+}
+"""What prepares a store with a campaign of four assignments, and returns the call, by its method."""
+
+
+def writing_methods(store):
+    parts = {name: part for name, part in vars(store).items() if name != "database"}
+    return {
+        f"{name}.{method}"
+        for name, part in parts.items()
+        for method, function in inspect.getmembers(type(part), inspect.isfunction)
+        if hasattr(function, "__wrapped__")
+        and inspect.getsource(function.__wrapped__).lstrip().startswith("@writing")
+    }
+
+
+def test_every_writing_method_has_a_case(database_url):
+    with Store.open(database_url) as store:
+        assert writing_methods(store) == {name.split(" ")[0] for name in CASES}
+
+
+def what_it_leaves(databases, folder, case, lost):
+    """The answer, and every row; ids and times of this run are numbered as they come."""
+    folder.mkdir()
+    with databases.copy(folder, _nothing) as url:
+        pauses = []
+        patience = Patience(tell=lambda line: None, sleep=pauses.append)
+        with Store.open(url, patience) as store:
+            campaign_id = campaign_with(store, [configuration(b) for b in (1, 2, 4, 8)])
+            call = CASES[case](store, campaign_id)
+            if lost:
+                with lost_reply(store):
+                    answer = call()
+            else:
+                answer = call()
+        assert len(pauses) == lost
+        engine = create_engine(url)
+        with engine.connect() as connection:
+            rows = {
+                table.name: sorted(
+                    (_plain(row) for row in connection.execute(select(table))), key=_without_ids
+                )
+                for table in METADATA.sorted_tables
+            }
+        engine.dispose()
+    names = {}
+
+    def numbered(match):
+        return names.setdefault(match[0], f"<{len(names)}>")
+
+    return re.sub(MADE_UP, numbered, f"{answer}\n{json.dumps(rows, indent=1)}")
+
+
+MADE_UP = r"\b[0-9a-f]{32}\b|\b[0-9a-f]{8}\b|\b20(?!26-01)\d\d-\d\d-\d\d[T ][\d:.]+(\+00:00)?"
+
+
+def _nothing(_store):
+    pass
+
+
+def _plain(row):
+    return [
+        json.dumps(value, sort_keys=True) if isinstance(value, dict) else str(value)
+        for value in row
+    ]
+
+
+def _without_ids(row):
+    return re.sub(MADE_UP, "", str(row))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_call_whose_reply_is_lost_leaves_and_answers_what_a_single_one_does(
+    databases, tmp_path, case
+):
+    once = what_it_leaves(databases, tmp_path / "once", case, lost=False)
+    assert what_it_leaves(databases, tmp_path / "twice", case, lost=True) == once
