@@ -65,7 +65,7 @@ class Results:
         """What came back and is not recorded yet."""
 
     def start(self, commands: Sequence[Measure]) -> None:
-        """Leases and starts what is to be measured."""
+        """Lease and start what is to be measured."""
         if not commands:
             return
         wanted = [(c.assignment_id, c.worker.name) for c in commands]
@@ -76,7 +76,7 @@ class Results:
             self._workers.start(command.worker, lease, self._protocol)
 
     def wait(self, timeout_s: float) -> Sequence[Finished]:
-        """Collects finished measurements and records them.
+        """Collect finished measurements and record them.
 
         What cannot be recorded becomes an error with the reason.
         """
@@ -84,7 +84,7 @@ class Results:
         return self.write()
 
     def write(self) -> Sequence[Finished]:
-        """Records what has come back, and returns it as it was recorded."""
+        """Record what has come back, and return it as it was recorded."""
         finished = self._recorded(self._unwritten)
         self._unwritten = []
         for entry in finished:
@@ -103,7 +103,7 @@ class Results:
         return finished
 
     def _recorded(self, finished: Sequence[Finished]) -> list[Finished]:
-        """Records the measurements of assignments: together, or alone if the store refuses one."""
+        """Record measurements of assignments: together, or one by one if the store refuses one."""
         try:
             self._record(finished)
         except RefusedRowError:
@@ -111,7 +111,7 @@ class Results:
         return [*finished]
 
     def _recorded_alone(self, entry: Finished) -> Finished:
-        """Records one measurement; an error with the reason in its place if it is refused."""
+        """Record one measurement, or an error with the reason if the store refuses it."""
         try:
             self._record([entry])
         except RefusedRowError as error:
@@ -134,7 +134,7 @@ class Results:
         return replace(entry, measurement=recordable(entry.measurement, *self._wanted(entry)))
 
     def _wanted(self, entry: Finished) -> tuple[Configuration, str, Protocol, str, str]:
-        """What a worker was to measure, as `unrecordable` takes it."""
+        """Return what a worker was to measure, as `unrecordable` takes it."""
         task, worker = entry.task, entry.worker
         assert not isinstance(task, KernelRun)  # noqa: S101  (which is no single measurement)
         key = task.attempt_key

@@ -225,6 +225,7 @@ def _is_not_up(engine: Engine) -> bool:
 
     _, options = engine.dialect.create_connect_args(engine.url)
     # A server that encrypts otherwise than we ask is up, so the ping does without.
+    options = {name: value for name, value in options.items() if name != "context"}
     server = make_conninfo(**(options | {"sslmode": "prefer"}))
     try:
         if engine.url.host is not None:

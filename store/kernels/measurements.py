@@ -107,7 +107,7 @@ class Kernels(Repository):
 
     @reading
     def _known(self, session: Session, keys: Collection[str]) -> int:
-        """Returns how many of these attempts are recorded already."""
+        """Return how many of these attempts are recorded already."""
         query = select(func.count()).where(KernelMeasurementRow.attempt_key.in_([*keys]))
         return session.scalar(query) or 0
 

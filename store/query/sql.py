@@ -129,7 +129,7 @@ def _query_postgresql(engine: Engine, statement: str, max_rows: int, timeout_s: 
     with store_errors(engine), closing(engine.raw_connection()) as connection:
         driver: Any = connection.driver_connection
         inner = statement.rstrip().rstrip(";")
-        # In parentheses it may have a WITH of its own; within the expression, `labels` is the table.
+        # In parentheses it may have a WITH of its own. In the expression, `labels` is the table.
         flat = f"WITH labels AS ({_flat_labels(engine)}) SELECT * FROM (\n{inner}\n) AS answer"  # noqa: S608
         return _query_server(driver, flat, max_rows, timeout_s)
 
@@ -137,8 +137,10 @@ def _query_postgresql(engine: Engine, statement: str, max_rows: int, timeout_s: 
 def _flat_labels(engine: Engine, schema: str | None = None) -> str:
     """The SELECT of the flat view; a schema keeps it from referring to the view itself."""
     query = joined(LabelRow, [column.label(name) for name, column in FLAT_COLUMNS.items()])
-    names = {None: schema} if schema else None
-    return str(query.compile(engine, schema_translate_map=names, render_schema_translate=True))
+    options: dict[str, Any] = {}
+    if schema is not None:
+        options = {"schema_translate_map": {None: schema}, "render_schema_translate": True}
+    return str(query.compile(engine, **options))
 
 
 def _query_server(
@@ -219,11 +221,10 @@ def _limit_time(connection: Connection[Any], seconds: float) -> None:
 
 
 def _refused(reason: str) -> InputError:
+    hint = "answered is one SELECT or VALUES that only reads"
     if reason.startswith(_UNKNOWN_COLUMN):
-        reason += f"; labels has the columns {', '.join(FLAT_COLUMNS)}"
-    return InputError(
-        f"the SQL is refused: {reason}; answered is one SELECT or VALUES that only reads"
-    )
+        hint = f"labels has the columns {', '.join(FLAT_COLUMNS)}"
+    return InputError(f"the SQL is refused: {reason}; {hint}")
 
 
 def _took_too_long(timeout_s: float) -> InputError:

@@ -212,7 +212,7 @@ class Campaigns(Repository):
     def log_event(
         self, session: Session, campaign_id: str, kind: str, message: Mapping[str, Any]
     ) -> None:
-        """Records something that happened to a campaign."""
+        """Record something that happened to a campaign."""
         if event_of_call(session, campaign_id) is None:
             add_event(session, campaign_id, kind, message)
 

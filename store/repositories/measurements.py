@@ -132,7 +132,7 @@ class Measurements(Repository):
 
     @reading
     def _known(self, session: Session, keys: Collection[str]) -> int:
-        """Returns how many of these attempts are recorded already."""
+        """Return how many of these attempts are recorded already."""
         return len(_measurement_ids(session, keys))
 
     @writing
@@ -143,7 +143,7 @@ class Measurements(Repository):
     def recorded_before(
         self, session: Session, measurements: Sequence[Measurement]
     ) -> dict[str, bool]:
-        """Returns the attempt keys of those that are there; with each, whether it differs."""
+        """Return the attempt keys of those that are there; with each, whether it differs."""
         return _recorded_before(session, [with_possible_metrics(m) for m in measurements])
 
     @reading

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from guarded_postgresql import PASSWORD, USER, guard
 from sqlalchemy import create_engine, make_url
+from sqlalchemy.util import immutabledict
 from store_samples import campaign_with, configuration, lease_next, measurement, states
 
 import trappm.store.db.engine
@@ -182,11 +183,11 @@ def guarded(own_server):
 @pytest.mark.parametrize(
     "wrong",
     [{"password": "a wrong one"}, {"password": None}, {"username": "nobody"},
-     {"database": "none"}, {"host": "no-host.invalid", "query": {}}],
+     {"database": "none"}, {"host": "no-host.invalid", "query": immutabledict()}],
     ids=str,
 )  # fmt: skip
 def test_what_a_server_refuses_is_not_waited_for(guarded, notices, wrong):
-    url = guarded[0].set(**wrong).render_as_string(hide_password=False)
+    url = guarded[0]._replace(**wrong).render_as_string(hide_password=False)
     clock = Clock()
     with pytest.raises(StoreAccessError) as caught:
         clock.patience(tell=notices)(partial(Store.open, url, clock.patience()))
@@ -198,7 +199,7 @@ def test_what_a_server_refuses_is_not_waited_for(guarded, notices, wrong):
 def test_a_server_that_is_away_is_waited_for_in_any_language(own_server, guarded, notices):
     url = guarded[0].render_as_string(hide_password=False)
     process = own_server._postmaster_info.process
-    os.kill(process.pid, signal.SIGQUIT)
+    os.kill(process.pid, signal.SIGINT)  # in order, so that it is up again soon
     process.wait(PATIENCE_S)
     clock = Clock()
     with pytest.raises(StoreError, match=r"waited 5\d\d s for it in vain"):
