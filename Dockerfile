@@ -31,7 +31,6 @@ RUN pip install --no-cache-dir -c constraints.txt '.[postgresql,serve]' 'ray[def
 ENV RAY_AUTH_MODE=token \
     RAY_USAGE_STATS_ENABLED=0 \
     RAY_worker_niceness=0 \
-    RAY_memory_monitor_refresh_ms=0 \
     TRAPPM_HOME=/data
 
 RUN useradd --uid 1000 --create-home trappm && mkdir /data && chown trappm /data

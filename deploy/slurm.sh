@@ -25,7 +25,10 @@ export TRAPPM_HOME=${TRAPPM_HOME:-$PWD/trappm-home}
 export PATH=$venv/bin:$PATH
 
 export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
-export RAY_worker_niceness=0 RAY_memory_monitor_refresh_ms=0
+export RAY_worker_niceness=0
+# Every host measures, the head as well, and running out of memory is an outcome of a measurement. So
+# Ray's memory monitor is off on all; the kernel's killer takes Ray's workers before its services.
+export RAY_memory_monitor_refresh_ms=0
 # Known to this job only, and to nobody who lists processes.
 RAY_AUTH_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(32))')
 export RAY_AUTH_TOKEN

@@ -17,6 +17,7 @@ from trappm.cluster.profiles.static_profiles import ProfiledGraph, profile_graph
 from trappm.cluster.profiles.step_profiles import StepKey, TracedStep, alike, trace_steps
 from trappm.cluster.ray_runtime import first_line, off_measuring_nodes
 from trappm.profiler.errors import CampaignError
+from trappm.profiler.host.forks import forget_secrets
 from trappm.profiler.records import Pair
 
 Job = TypeVar("Job")
@@ -72,8 +73,13 @@ def _each(
     after_death: Callable[[Job], tuple[list[Job], list[Made]]],
 ) -> Iterator[Made]:
     """All that the jobs make; `after_death` replaces a job that ended its worker."""
+
+    def make_without_secrets(job: Job) -> list[Made]:
+        forget_secrets()  # Ray itself has read its token by now
+        return make(job)
+
     options = {"num_cpus": 1, "max_retries": 1, **off_measuring_nodes()}
-    task: Any = ray.remote(**options)(make)
+    task: Any = ray.remote(**options)(make_without_secrets)
     waiting: dict[Any, Job] = {task.remote(job): job for job in jobs}
     while waiting:
         ready, _ = ray.wait(list(waiting), timeout=POLL_S)

@@ -21,6 +21,7 @@ from trappm.cluster.profiles.worker_processes import (
     worker_pool,
 )
 from trappm.profiler.errors import TrappmError, one_line
+from trappm.profiler.host.forks import forget_secrets
 from trappm.profiler.records import Pair
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def profile_in_processes(pairs: Sequence[Pair], processes: int) -> Iterator[Prof
     while remaining:
         batch = remaining[-processes * _TASKS_PER_WORKER :]
         del remaining[-len(batch) :]
-        with worker_pool(min(processes, len(batch))) as workers:
+        with worker_pool(min(processes, len(batch)), forget_secrets) as workers:
             yield from _profile_all(workers, batch, suspects, processes)
         remaining += batch  # what a dying worker has left over
     for pair in suspects:
@@ -135,6 +136,6 @@ def _profile_all(
 
 def _profile_alone(pair: Pair) -> ProfiledGraph:
     for step_refusal in (None, ENDED_ITS_PROCESS):
-        with worker_pool(1) as workers, contextlib.suppress(BrokenProcessPool):
+        with worker_pool(1, forget_secrets) as workers, contextlib.suppress(BrokenProcessPool):
             return submit(workers, profile_graph, *pair, step_refusal).result()
     return ProfiledGraph(*pair, None, ENDED_ITS_PROCESS)

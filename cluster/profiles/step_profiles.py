@@ -27,6 +27,7 @@ from trappm.cluster.profiles.worker_processes import (
     worker_pool,
 )
 from trappm.profiler.errors import TrappmError, one_line
+from trappm.profiler.host.forks import forget_secrets
 from trappm.profiler.records import Configuration, MemoryFormat, Precision
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class StepCache:
         Raises:
             TrappmError: a trace ended its process; what was made until then is kept.
         """
-        with worker_pool(processes) as workers:
+        with worker_pool(processes, forget_secrets) as workers:
             jobs = [submit(workers, trace_steps, part) for part in alike(keys)]
             try:
                 for job in as_completed(jobs):

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import selectors
 import signal
 import socket
@@ -40,6 +41,31 @@ _STOP_TIMEOUT_S = 5.0
 """For a server to end with all that it has started, before it is killed."""
 
 
+_SECRET_NAME = re.compile(
+    r"PASSW|PASSPHRASE|_PWD|TOKEN|SECRET|CREDENTIAL|_KEY|^PG|^TRAPPM_DATABASE$", re.IGNORECASE
+)
+"""Names of variables with secrets; `PG` begins those that libpq reads."""
+_URL_WITH_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]*@")
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a process which runs models may have.
+
+    Passwords, tokens and keys are left out by name, and any URL that contains a password.
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if not _SECRET_NAME.search(name) and not _URL_WITH_PASSWORD.search(value)
+    }
+
+
+def forget_secrets() -> None:
+    """Remove secrets from the environment of this process, which is about to run models."""
+    for name in os.environ.keys() - without_secrets(os.environ).keys():
+        del os.environ[name]
+
+
 class ForkServerError(TrappmError):
     """The fork server ended, never came up or does not answer; the next fork starts another."""
 
@@ -55,7 +81,10 @@ class ForkServer:
         environment: Mapping[str, str] | None = None,
         folder: str | None = None,
     ) -> None:
-        """With `environment` and `folder`: those of the server, instead of the worker's own."""
+        """With `environment` and `folder`: those of the server, instead of the worker's own.
+
+        The server gets no secrets from either environment.
+        """
         self._preload = list(preload)
         self._start_timeout_s = start_timeout_s
         self._environment = environment
@@ -123,7 +152,9 @@ class ForkServer:
                 start_new_session=True,  # a Ctrl-C is for the worker, which then stops us
                 cwd=self._folder,
                 env={
-                    **(os.environ if self._environment is None else self._environment),
+                    **without_secrets(
+                        os.environ if self._environment is None else self._environment
+                    ),
                     "OPENBLAS_NUM_THREADS": "1",  # no thread before the fork
                 },
             )

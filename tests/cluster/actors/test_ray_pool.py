@@ -74,6 +74,22 @@ print(json.dumps({
 """
 
 
+ENVIRONMENT = """
+import json, os, sys
+from trappm.cluster.ray_runtime import ray_runtime
+
+def return_environment(job):
+    from trappm.cluster.profiles.static_profiles import ProfiledGraph
+    return [ProfiledGraph(*job[:2], None, json.dumps(dict(os.environ)))]
+
+with ray_runtime(sys.argv[1]):
+    from trappm.cluster.actors import profile_tasks
+    profile_tasks._profile = return_environment
+    made = list(profile_tasks.profile_on_ray([("test_resnet", size) for size in range(64, 72)]))
+print(json.dumps([json.loads(p.refusal) for p in made]))
+"""
+
+
 @pytest.fixture(scope="module")
 def environment():
     """What every process of the cluster needs in its environment before it imports Ray."""
@@ -155,6 +171,13 @@ def test_kernels_that_end_their_worker_cost_their_own_precision_only(told_by):
     assert report["test_resnet amp-fp16"] == [False, "tracing its steps ended the process"]
     assert report["test_no_such fp32"][0] is False
     assert "test_no_such" in report["test_no_such fp32"][1]
+
+
+def test_models_profiled_on_a_cluster_see_no_secrets_in_their_environment(told_by, environment):
+    seen = told_by(ENVIRONMENT)
+    assert len(seen) == 8
+    assert not any("RAY_AUTH_TOKEN" in each for each in seen)
+    assert all(environment["RAY_AUTH_TOKEN"] not in each.values() for each in seen)
 
 
 def test_a_cluster_tells_which_gpus_its_nodes_have(told_by):

@@ -38,11 +38,27 @@ def test_nodes_authenticate_and_send_no_reports(name):
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name != "deploy/raycluster.yaml"])
-def test_ray_neither_slows_measurements_down_nor_kills_them(name):
+def test_ray_does_not_slow_measurements_down(name):
     """As `cluster.ray_runtime` has it here; Kubernetes has it from the image."""
-    text = (ROOT / name).read_text()
-    assert "RAY_worker_niceness=0" in text
-    assert "RAY_memory_monitor_refresh_ms=0" in text
+    assert "RAY_worker_niceness=0" in (ROOT / name).read_text()
+
+
+@pytest.mark.parametrize("name", ["ray_config.yaml", "ray_config_on_premises.yaml"])
+def test_rays_memory_monitor_is_off_where_it_would_kill_measurements_and_on_at_the_head(name):
+    config = yaml.safe_load((ROOT / name).read_text())
+    (worker,) = [c for c in config["worker_start_ray_commands"] if "ray start" in c]
+    assert "RAY_memory_monitor_refresh_ms=0 ray start" in worker
+    del config["worker_start_ray_commands"]
+    assert "memory_monitor" not in str(config)
+
+
+def test_an_image_for_all_nodes_leaves_rays_memory_monitor_to_each(ray_cluster):
+    off = {"name": "RAY_memory_monitor_refresh_ms", "value": "0"}
+    assert "memory_monitor" not in (ROOT / "Dockerfile").read_text()
+    assert "memory_monitor" not in str(ray_cluster["spec"]["headGroupSpec"])
+    for group in ray_cluster["spec"]["workerGroupSpecs"]:
+        (container,) = group["template"]["spec"]["containers"]
+        assert off in container["env"]
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("deploy/")])
@@ -190,7 +206,7 @@ def ray_cluster():
     return made
 
 
-CONTAINER = {"name", "image", "resources", "volumeMounts"}
+CONTAINER = {"name", "image", "env", "resources", "volumeMounts"}
 """Of a container's fields, those that we use; a misspelt one would be ignored."""
 GROUP = {
     "groupName", "replicas", "minReplicas", "maxReplicas", "labels", "rayStartParams", "template",

@@ -1,6 +1,7 @@
 """Static profiles made in processes: all come, each once; a crash costs one architecture only."""
 
 import itertools
+import json
 import os
 import signal
 
@@ -27,6 +28,20 @@ def crash_on_vit(architecture: str, input_size: int, step_refusal=None) -> Profi
     if architecture == "test_vit" and (input_size == 64 or step_refusal is None):
         os.kill(os.getpid(), signal.SIGKILL)
     return ProfiledGraph(architecture, input_size, b"graph", None, None, step_refusal)
+
+
+def return_environment(architecture: str, input_size: int, step_refusal=None) -> ProfiledGraph:
+    return ProfiledGraph(architecture, input_size, None, json.dumps(dict(os.environ)))
+
+
+def test_profiled_models_see_no_secrets_in_their_environment(monkeypatch):
+    monkeypatch.setattr(static_profiles, "profile_graph", return_environment)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "hidden")
+    monkeypatch.setenv("PGPASSWORD", "hidden")
+    (result,) = profile_in_processes(PAIRS[:1], 1)
+    seen = json.loads(result.refusal)
+    assert "hidden" not in seen.values()
+    assert seen["PATH"] == os.environ["PATH"]
 
 
 def test_every_pair_comes_once_with_a_profile_or_a_reason():

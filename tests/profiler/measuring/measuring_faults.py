@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import ctypes
 import itertools
+import json
 import os
 import signal
 import sys
@@ -209,6 +210,11 @@ def _note_times() -> StepRun:
     return _seen([10.0] * 10)
 
 
+def _write_environment() -> StepRun:
+    Path(os.environ[TOUCH_VARIABLE]).write_text(json.dumps(dict(os.environ)), encoding="utf-8")
+    return _seen([10.0] * 20)
+
+
 def _seen(samples_ms: list[float], **window: object) -> StepRun:
     return StepRun(
         samples_ms=tuple(samples_ms),
@@ -224,6 +230,7 @@ def _alternating() -> Iterator[float]:
 
 FAULTS: dict[str, Callable[[], StepRun]] = {
     "fault-cudnn": _cudnn,
+    "fault-write-environment": _write_environment,
     "fault-sigkill": _sigkill,
     "fault-segfault": _segfault,
     "fault-abort": _abort,

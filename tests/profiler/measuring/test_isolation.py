@@ -246,6 +246,31 @@ def test_process_that_cannot_be_killed_holds_nobody_up(
     assert measurer.measure(named("steady"), "cpu-1t", TRUSTING).outcome is Outcome.OK
 
 
+SECRETS = {
+    "RAY_AUTH_TOKEN": "hidden",
+    "PGPASSWORD": "hidden",
+    "TRAPPM_DATABASE": "hidden",
+    "TRAPPM_TOKEN": "hidden",
+    "AWS_SECRET_ACCESS_KEY": "hidden",
+    "registry_password": "hidden",
+    "SOME_DATABASE": "postgresql://somebody:hidden@host/labels",
+}
+
+
+def test_measured_models_see_no_secrets_in_their_environment(
+    tmp_path: Path, lock_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = tmp_path / "environment"
+    settings = {measuring_faults.TOUCH_VARIABLE: str(written), "CUBLAS_WORKSPACE_CONFIG": ":16:8"}
+    for name, value in (SECRETS | settings).items():
+        monkeypatch.setenv(name, value)
+    with Measurer(lock_dir=lock_dir, run="measuring_faults:run") as measurer:
+        measurer.measure(named("fault-write-environment"), "cpu-1t", TRUSTING)
+    seen = json.loads(written.read_text(encoding="utf-8"))
+    assert not seen.keys() & SECRETS.keys()
+    assert settings.items() <= seen.items()
+
+
 def _children() -> set[int]:
     return {process.pid for process in psutil.Process().children(recursive=True)}
 
