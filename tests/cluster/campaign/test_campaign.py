@@ -270,7 +270,7 @@ def test_an_order_from_another_shell_stops_a_campaign(store, monkeypatch, state)
         with pytest.raises(InputError, match="is cancelled"):
             to_resume(store, run.id)
         with pytest.raises(InputError, match="is cancelled"):
-            order_retry(store, run.id, "error")
+            order_retry(store, run.id, ["error"])
 
 
 @pytest.mark.parametrize("state", [CampaignState.PAUSED, CampaignState.CANCELLED])
@@ -379,11 +379,11 @@ def test_what_was_given_up_can_be_tried_again_after_the_end(store, fault):
     assert before == sum(BUDGET.values()) - 1
     reports = {r.number: r.report for r in store.rounds.all(run.id)}
     other = "timeout" if fault != "timeout" else "error"
-    assert order_retry(store, run.id, other)[1] == 0
+    assert order_retry(store, run.id, [other])[1] == 0
     assert store.campaigns.get(run.id).state == "finished"
-    with pytest.raises(InputError, match="no attempt"):
-        order_retry(store, run.id, "ok")
-    retried, count = order_retry(store, run.id, fault)
+    with pytest.raises(InputError, match="Unknown outcome"):
+        order_retry(store, run.id, ["ok"])
+    retried, count = order_retry(store, run.id, [fault])
     assert (retried.state, count) == ("paused", 1)
     again = FakeWorkers()
     campaign(store, again, FakeLearner("snap2"), campaign_id=run.id).run()
@@ -458,7 +458,7 @@ def test_what_is_given_up_is_told(store):
     (message,) = [
         e.message["message"] for e in store.campaigns.events(run.id) if e.kind == "quarantined"
     ]
-    assert "3 attempts failed, on 1 host" in message
+    assert "no label after 3 attempts on 1 host (its worker was lost)" in message
     assert message in workers.lines
 
 
