@@ -18,8 +18,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 UNFINISHED := $(VENV)/.unfinished
 
-# pip says little when it is not talking to a terminal; these lines of it tell how far it is.
-PROGRESS := sed -unE 's/^ *((Collecting|Downloading|Building|Installing) .{0,80}).*/  \1/p'
+# One line of progress; all that pip says is shown only if it fails.
+QUIETLY := $(PYTHON) deploy/quiet_pip.py
 
 # Debian keeps what `venv` needs to install pip in a package of its own (python3-venv); without it, the
 # pip that is there installs one into the new environment.
@@ -43,8 +43,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@rm -f $(INSTALLED); touch $(UNFINISHED)
 	@echo "Installing into $(VENV) what constraints.txt pins (some minutes the first time)"
 	@export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1; \
-	  $(BIN)/python -m pip install -c constraints.txt setuptools | $(PROGRESS); \
-	  $(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[dev]' | $(PROGRESS)
+	  $(QUIETLY) $(BIN)/python -m pip install -c constraints.txt setuptools; \
+	  $(QUIETLY) $(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[dev]'
 	@$(BIN)/python -m trappm.profiler.models.torchvision_shim
 	@mv $(UNFINISHED) $(INSTALLED)
 
@@ -119,9 +119,9 @@ lock: ## write constraints.txt anew, with the newest versions
 	  export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1; \
 	  grep -E '^torch(vision)?==' constraints.txt >"$$folder/torch.txt"; \
 	  $(PYTHON) -m venv "$$folder/venv"; \
-	  "$$folder/venv/bin/python" -m pip install --upgrade setuptools | $(PROGRESS); \
-	  "$$folder/venv/bin/python" -m pip install -c "$$folder/torch.txt" --no-build-isolation \
-	    -e '.[dev,docs]' | $(PROGRESS); \
+	  $(QUIETLY) "$$folder/venv/bin/python" -m pip install --upgrade setuptools; \
+	  $(QUIETLY) "$$folder/venv/bin/python" -m pip install -c "$$folder/torch.txt" \
+	    --no-build-isolation -e '.[dev,docs]'; \
 	  "$$folder/venv/bin/python" -m pip check; \
 	  { sed -n '/^#/p' constraints.txt; \
 	    "$$folder/venv/bin/python" -m pip freeze --all --exclude-editable \

@@ -25,13 +25,14 @@ from pathlib import Path
 from trappm.cluster.campaign.learner_thread import LearnerThread, training_labels
 from trappm.cluster.campaign.news import CampaignStopped, News
 from trappm.cluster.campaign.planner import PURPOSES, Planner
-from trappm.cluster.campaign.progress import Pace, Progress, round_line
+from trappm.cluster.campaign.progress import Pace, Progress, quiet_line, round_line
 from trappm.cluster.campaign.publish import publish
 from trappm.cluster.campaign.results import Results
 from trappm.cluster.campaign.resume import course_so_far, waiting
 from trappm.cluster.campaign.stop_check import StopCheck
 from trappm.cluster.profiles.step_profiles import StepCache
 from trappm.cluster.scheduler.messages import (
+    AwaitQuiet,
     BudgetSpent,
     CheckDevice,
     Close,
@@ -273,6 +274,10 @@ class Campaign:
                 )
             case Quarantine():
                 self._results.quarantine(command)
+            case AwaitQuiet():
+                are_several = self._membership.by_device[command.worker.device] > 1
+                whose = f"{command.worker.name}'s" if are_several else "this machine's"
+                self.note("busy", quiet_line(command, whose))
             case Plan(device, number, count):
                 self._plan(device, number, count)
             case Learn(initial_ended):

@@ -6,6 +6,8 @@ when that does not say that it is running.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trappm.cluster.campaign.stop_check import rule_held
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Outcome
@@ -13,6 +15,9 @@ from trappm.store import CampaignRecord, CampaignState, Store
 
 LOST = "lost"
 """Instead of an outcome: no attempt came to an end."""
+
+RETRIED = (Outcome.UNSTABLE, Outcome.ERROR, LOST)
+"""What is retried by default. Other outcomes, such as oom, would be the same again."""
 
 
 def order_stop(store: Store, campaign_id: str | None, state: CampaignState) -> CampaignRecord:
@@ -29,11 +34,15 @@ def order_stop(store: Store, campaign_id: str | None, state: CampaignState) -> C
     return store.campaigns.get(campaign.id)
 
 
-def order_retry(store: Store, campaign_id: str | None, outcome: str) -> tuple[CampaignRecord, int]:
-    """Gives another chance to what was given up, or settled without a label.
+def order_retry(
+    store: Store, campaign_id: str | None, outcomes: Sequence[str] = RETRIED
+) -> tuple[CampaignRecord, int]:
+    """Open assignments again that ended without a label.
 
     Args:
-        outcome: only those whose last attempt ended so, or "lost": those that no attempt ended.
+        store: Label store.
+        campaign_id: None: the latest.
+        outcomes: Only those whose last attempt ended so, or "lost": those that no attempt ended.
 
     Returns:
         The campaign, paused if it had finished, and how many assignments wait again.
@@ -42,9 +51,10 @@ def order_retry(store: Store, campaign_id: str | None, outcome: str) -> tuple[Ca
         InputError: no such campaign or outcome; the campaign was cancelled, is running, or was
             ended by a stop rule, so that nothing more is measured for it.
     """
-    if outcome not in {LOST, *Outcome} - {Outcome.OK}:
-        known = ", ".join([*(str(o) for o in Outcome if o is not Outcome.OK), LOST])
-        raise InputError(f"no attempt that can be tried again ends as {outcome!r}, but as {known}")
+    for outcome in outcomes:
+        if outcome not in {LOST, *Outcome} - {Outcome.OK}:
+            known = ", ".join([*(str(o) for o in Outcome if o is not Outcome.OK), LOST])
+            raise InputError(f"Unknown outcome {outcome!r}. Expected one of: {known}")
     campaign = store.campaigns.get(campaign_id)
     held = rule_held(store, campaign.id)
     if held is not None:
@@ -52,7 +62,10 @@ def order_retry(store: Store, campaign_id: str | None, outcome: str) -> tuple[Ca
             f"campaign {campaign.id} was ended by its stop rule ({held.rule}: {held.reason}), and "
             "measures no more; launch it with another rule: its labels are taken over"
         )
-    count = store.assignments.reopen(campaign.id, None if outcome == LOST else Outcome(outcome))
+    count = sum(
+        store.assignments.reopen(campaign.id, None if outcome == LOST else Outcome(outcome))
+        for outcome in outcomes
+    )
     return store.campaigns.get(campaign.id), count
 
 

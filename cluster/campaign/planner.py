@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,6 +21,8 @@ from trappm.store import Assignment, AssignmentState, PlannedAssignment, Store
 from trappm.store.records import Purpose, Role
 
 PURPOSES = tuple(Purpose)
+
+Made = TypeVar("Made")
 
 
 class Planner:
@@ -58,11 +62,10 @@ class Planner:
         pairs = sorted({(c.architecture, c.input_size) for c in configurations})
         missing = self._store.workloads.pairs_to_profile(pairs)
         news.tell("graphs", done=len(pairs) - len(missing), total=len(pairs))
-        for graph in workers.profile(missing):
-            news.check_stop()
+        for graph in _followed(workers.profile(missing), len(missing), news):
             graph.save(self._store)
-            refusal = graph.refusal and f"no graph of {graph.architecture}: {graph.refusal}"
-            news.tell(done=news.progress.done + 1, news=refusal)
+            if graph.refusal:
+                news.tell(news=f"no graph of {graph.architecture}: {graph.refusal}")
 
     def make_steps(self, kept: StepCache, workers: Workers, news: News) -> dict[StepKey, bytes]:
         """Steps of the pool in settings of their own, traced where they are missing.
@@ -80,14 +83,13 @@ class Planner:
         missing = kept.missing(keys)
         if missing:
             news.tell("steps", done=len(keys) - len(missing), total=len(keys))
-        for traced in workers.trace(missing):
-            news.check_stop()
+        for traced in _followed(workers.trace(missing), len(missing), news):
             if traced.is_final:
                 kept.put(traced)
             if traced.profile is not None:
                 profiles[traced.key] = traced.profile
-            refusal = traced.refusal and f"no step of {traced.key.architecture}: "
-            news.tell(done=news.progress.done + 1, news=refusal and refusal + traced.refusal)
+            if traced.refusal:
+                news.tell(news=f"no step of {traced.key.architecture}: {traced.refusal}")
         return profiles
 
     def known_steps(self, kept: StepCache) -> dict[StepKey, bytes]:
@@ -165,6 +167,16 @@ class Planner:
             a.configuration.id: a
             for a in self._store.assignments.of_campaign(self._id, device=device)
         }
+
+
+def _followed(made: Iterable[Made], count: int, news: News) -> Iterator[Made]:
+    """Pass profiles on as they are made, and show their number and the time to go."""
+    begin = time.monotonic()
+    for number, one in enumerate(made, 1):
+        news.check_stop()
+        yield one
+        to_go_s = (time.monotonic() - begin) / number * (count - number)
+        news.tell(done=news.progress.done + 1, eta_s=to_go_s if number < count else None)
 
 
 def _taught(assigned: Iterable[Assignment]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from trappm.cluster.scheduler.messages import AwaitQuiet
 from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.cluster.spec import CampaignSpec
 from trappm.profiler.records import Measurement, Outcome
@@ -96,6 +97,14 @@ def measurement_line(measurement: Measurement) -> str:
         result += "" if memory is None else f", {memory:,.0f} MiB"
         result += "" if measurement.outcome is Outcome.OK else f"  {measurement.outcome}"
     return f"{measurement.device}  {measurement.configuration}  {result}"
+
+
+def quiet_line(pause: AwaitQuiet, whose: str) -> str:
+    """One line for a pause because other programs use the cores of a host."""
+    return (
+        f"Other programs use {pause.others_share:.0%} of {whose} cores; {pause.unstable} of the "
+        f"last {pause.attempts} runs were unstable. Waiting {pause.seconds:.0f} s for quiet."
+    )
 
 
 def round_line(number: int, report: TrainingReport) -> str:

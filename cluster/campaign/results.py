@@ -26,13 +26,26 @@ from trappm.cluster.spec import CampaignSpec
 from trappm.cluster.workers.canary_gate import CanaryGate
 from trappm.cluster.workers.interfaces import CanaryCheck, Finished, KernelRun, Workers
 from trappm.cluster.workers.kernel_gate import KernelGate
-from trappm.profiler.records import Configuration, Protocol
+from trappm.profiler.records import (
+    Configuration,
+    Measurement,
+    Outcome,
+    Protocol,
+    is_cpu_device,
+)
 from trappm.store import Assignment, RefusedRowError, Store
 from trappm.store.records import is_final
 from trappm.store.repositories.label_rows import makes_label
 from trappm.store.validation import recordable, unrecordable
 
 _LOST = "the worker was lost"
+
+
+def others_share(measurement: Measurement) -> float | None:
+    """Return the share of the host's cores that other programs used, if they made it unstable."""
+    share = measurement.environment.get("others_cpu_share")
+    is_on_cores = is_cpu_device(measurement.device)
+    return share if is_on_cores and measurement.outcome is Outcome.UNSTABLE else None
 
 
 class Results:
@@ -155,16 +168,19 @@ class Results:
                 self.ended[task.device] += 1
             yield Measured(
                 worker, task.id, measurement.outcome, measurement.duration_s,
-                makes_label(measurement),
+                makes_label(measurement), others_share(measurement),
             )  # fmt: skip
 
     def quarantine(self, command: Quarantine) -> None:
-        """Records that an assignment is given up."""
+        """Record that an assignment gets no label for now."""
         configuration = self._leases.pop(command.assignment_id).configuration
         hosts = len(set(command.hosts))
+        what = {None: "its worker was lost", Outcome.UNSTABLE: "steps not steady"}
+        reason = what.get(command.outcome, command.outcome)
         message = (
-            f"{command.device}  {configuration} is given up: {command.failures} attempts failed, "
-            f"on {hosts} {'host' if hosts == 1 else 'hosts'}"
+            f"{command.device}  {configuration}: no label after {command.failures} attempts on "
+            f"{hosts} {'host' if hosts == 1 else 'hosts'} ({reason}); "
+            f"try it again later with: trappm campaign retry {self._id}"
         )
         event = {"message": message, "id": command.assignment_id}
         self._store.campaigns.log_event(self._id, "quarantined", event)

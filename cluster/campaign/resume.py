@@ -12,6 +12,7 @@ from trappm.cluster.scheduler.spend import Spend
 from trappm.cluster.scheduler.state_machine import Machine
 from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.cluster.spec import CampaignSpec
+from trappm.cluster.workers.rehearsal import runs_nothing
 from trappm.profiler.records import is_cpu_device
 from trappm.store import Assignment, AssignmentState, Store
 from trappm.store.records import RoundState
@@ -93,15 +94,16 @@ def _spend(store: Store, campaign_id: str, spec: CampaignSpec) -> Spend:
 def course_of(spec: CampaignSpec, lease_s: float) -> Course:
     """What the state machine is to know of a campaign file.
 
-    On CPU devices everything takes its turn. So it does where recorded labels answer, since an
-    experiment with them is to be repeatable.
+    On CPU devices everything takes its turn. So it does on devices that run nothing: there waiting
+    for the learner costs no GPU, each round learns from the one before, and the experiment can be
+    repeated.
     """
     devices = spec.devices.keys
     return Course(
         devices=devices,
         shares={device: spec.shares(device) for device in devices},
         max_attempts=spec.max_attempts,
-        keeps_host_quiet=any(is_cpu_device(d) or d.startswith("replay:") for d in devices),
+        keeps_host_quiet=any(is_cpu_device(d) or runs_nothing(d) for d in devices),
         lease_s=lease_s,
     )
 

@@ -111,6 +111,8 @@ class Measured:
     seconds: float
     is_label: bool
     """It gives its configuration a label."""
+    others_share: float | None = None
+    """Share of its host's cores that other programs used, if it was unstable for that reason."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +219,21 @@ class Quarantine:
     device: str
     failures: int
     hosts: tuple[str, ...]
+    outcome: Outcome | None = None
+    """Of the last attempt; None if its worker was lost."""
+
+
+@dataclass(frozen=True)
+class AwaitQuiet:
+    """Other programs make measurements on a host unstable: nothing begins there for some time."""
+
+    worker: Worker
+    seconds: float
+    unstable: int
+    """Number of the latest attempts that others made unstable."""
+    attempts: int
+    others_share: float
+    """Mean share of the host's cores that others used in these."""
 
 
 @dataclass(frozen=True)
@@ -261,6 +278,7 @@ Command = (
     | Dismiss
     | GiveUp
     | Quarantine
+    | AwaitQuiet
     | Plan
     | Learn
     | Close

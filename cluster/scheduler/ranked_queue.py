@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import sys
 from collections import Counter
 
 from trappm.cluster.scheduler.messages import Waiting
@@ -15,15 +16,26 @@ class RankedQueue:
     for the rest of its round, and then by rank. What failed on a host goes to another one, as long
     as there is one: a host that is out of order must not use up an assignment's chances, and an
     assignment that kills its worker is to prove it on several.
+
+    Args:
+        end: The first round that is not handed out yet. What waits for it and later rounds does not
+            count.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, end: int = sys.maxsize) -> None:
+        self.end = end
         self._heap: list[tuple[int, int, int, str, Waiting]] = []
         self._waiting: dict[str, int] = {}
         """The rounds of those that wait; `remove` leaves its assignments in the heap."""
+        self._by_round: Counter[int] = Counter()
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return sum(count for number, count in self._by_round.items() if number < self.end)
+
+    @property
+    def deferred(self) -> int:
+        """Number of assignments that wait for rounds that are not handed out yet."""
+        return len(self._waiting) - len(self)
 
     @property
     def first_round(self) -> int:
@@ -33,6 +45,7 @@ class RankedQueue:
 
     def push(self, assignment: Waiting) -> None:
         self._waiting[assignment.id] = assignment.round_number
+        self._by_round[assignment.round_number] += 1
         entry = (
             assignment.round_number,
             assignment.failures,
@@ -48,7 +61,10 @@ class RankedQueue:
         Returns:
             Its round; None if it does not wait here.
         """
-        return self._waiting.pop(assignment_id, None)
+        number = self._waiting.pop(assignment_id, None)
+        if number is not None:
+            self._by_round[number] -= 1
+        return number
 
     def pop_for(self, host: str, hosts: Counter[str]) -> Waiting | None:
         """The next assignment that a worker on this host may measure; None if there is none.
@@ -61,12 +77,12 @@ class RankedQueue:
         taken = None
         while taken is None:
             self._forget_removed()
-            if not self._heap:
+            if not self._heap or self._heap[0][0] >= self.end:
                 break
             entry = heapq.heappop(self._heap)
             if _may_go_to(host, entry[-1], hosts):
                 taken = entry[-1]
-                del self._waiting[taken.id]
+                self.remove(taken.id)
             else:
                 passed_over.append(entry)
         for entry in passed_over:

@@ -49,6 +49,7 @@ from trappm.cluster.scheduler.messages import (
     Waiting,
     Worker,
 )
+from trappm.cluster.scheduler.quiet_watch import QuietWatch
 from trappm.cluster.scheduler.ranked_queue import RankedQueue
 from trappm.cluster.scheduler.rounds import UNLEARNED_ROUNDS, Rounds
 from trappm.cluster.scheduler.spend import Spend
@@ -91,9 +92,10 @@ class Machine:
         self.course = course
         self.is_over = False
         self._check_is_due = check_is_due
-        self._queues = {device: RankedQueue() for device in course.devices}
         self._workers = WorkerTable(course.devices)
         self._rounds = Rounds(course, next_rounds, closed)
+        self._queues = {d: RankedQueue(self._rounds.next[d]) for d in course.devices}
+        self._quiet = QuietWatch()
         self._to_close: list[int] = []
         self._learner = LearnerJobs()
         self._spend = spend or Spend()
@@ -114,7 +116,10 @@ class Machine:
         """Assignments by device that are still to begin, planned or not; 0 if none may."""
         if not self._may_begin:
             return dict.fromkeys(self.course.devices, 0)
-        return {d: len(queue) + self._rounds.unplanned(d) for d, queue in self._queues.items()}
+        return {
+            d: len(queue) + queue.deferred + self._rounds.unplanned(d)
+            for d, queue in self._queues.items()
+        }
 
     @property
     def measuring(self) -> int:
@@ -179,6 +184,7 @@ class Machine:
             case Planned(device, number, assignments):
                 if not self._is_ending:
                     self._rounds.next[device] = number + 1
+                    self._queues[device].end = max(self._queues[device].end, number + 1)
                     for assignment in assignments:
                         self._add(assignment)
                 if number >= UNLEARNED_ROUNDS and not self.course.keeps_host_quiet:
@@ -190,6 +196,9 @@ class Machine:
                 self._settle(assignment_ids)
             case Learned(has_heads, enough):
                 self._learner.has_heads = has_heads
+                if not has_heads:  # it needs the labels of what was put off
+                    for queue in self._queues.values():
+                        queue.end = self.course.rounds
                 if enough:
                     self._begin_no_more()
                 for number in self._to_close if has_heads or self._is_ending else ():
@@ -201,6 +210,8 @@ class Machine:
                 self._look_at_leases()
 
     def _add(self, assignment: Waiting) -> None:
+        if assignment.round_number not in self._rounds.open:  # put off when its round was closed
+            assignment = replace(assignment, round_number=self._rounds.current)
         self._rounds.add(assignment)
         self._queues[assignment.device].push(assignment)
 
@@ -218,6 +229,10 @@ class Machine:
         self._workers.free(worker)
         self._spend.end(worker.device)
         self._spend.labels += event.is_label
+        if self.course.keeps_host_quiet:
+            pause = self._quiet.note(worker, event.others_share, self._time)
+            if pause is not None:
+                self._commands.append(pause)
         if is_final(event.outcome):
             self._ended(running.round_number, running.device)
         else:
@@ -236,14 +251,26 @@ class Machine:
             self._spend.labels += self._settled_late.pop(assignment.id)
             self._ended(assignment.round_number, assignment.device)
         elif failures >= attempts_allowed(outcome, self.course.max_attempts):
-            self._commands.append(Quarantine(assignment.id, assignment.device, failures, hosts))
+            self._commands.append(
+                Quarantine(assignment.id, assignment.device, failures, hosts, outcome)
+            )
             self._ended(assignment.round_number, assignment.device)
         elif self._is_ending:
             self._ended(assignment.round_number, assignment.device)
         else:
-            self._queues[assignment.device].push(
-                replace(assignment, failures=failures, hosts=hosts)
-            )
+            again = replace(assignment, failures=failures, hosts=hosts)
+            if outcome is Outcome.UNSTABLE and self.course.keeps_host_quiet:
+                again = self._put_off(again)
+            self._queues[assignment.device].push(again)
+
+    def _put_off(self, assignment: Waiting) -> Waiting:
+        """Move an assignment to the next round, when the host may be quieter."""
+        number, device = assignment.round_number, assignment.device
+        next_number = next((n for n in self._rounds.open if n > number), number)
+        later = replace(assignment, round_number=next_number)
+        self._rounds.add(later)
+        self._rounds.end(number, device)
+        return later
 
     def _settle(self, assignment_ids: Iterable[str]) -> int:
         """These need no measurement any more; how many of them were waiting for one."""
@@ -290,7 +317,9 @@ class Machine:
 
     def _give_work(self, seat: Seat) -> None:
         worker = seat.worker
-        if self.course.keeps_host_quiet and self._workers.busy[worker.host]:
+        if self.course.keeps_host_quiet and (
+            self._workers.busy[worker.host] or self._quiet.is_paused(worker.host, self._time)
+        ):
             return
         assignment = None
         if self._check_is_due(worker):
@@ -342,7 +371,8 @@ class Machine:
             return []  # what is planned is to be measured first
         if self._has_learned():
             return choices
-        initial_ended = self._rounds.unended(1, self.course.devices[0]) == 0
+        source = self.course.devices[0]
+        initial_ended = not self._rounds.unended(1, source) and not self._queues[source].deferred
         if self._learner.has_tried and not self._learner.has_heads and not initial_ended:
             return []  # there were too few labels: wait for all of the initial draw
         return [Learn(initial_ended), *choices]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from trappm.profiler.devices.base import StepDevice
 from trappm.profiler.errors import DeviceError, one_line
 from trappm.profiler.host import procfs
-from trappm.profiler.host.environment import host_facts
+from trappm.profiler.host.environment import CORES_VERSION, host_facts
 from trappm.profiler.records import Configuration, Precision, Protocol
 from trappm.profiler.steps.meter import MemoryReading, Window
 
@@ -83,6 +83,8 @@ class CpuDevice(StepDevice):
     def environment(self) -> dict[str, Any]:
         facts = host_facts()
         own = {"device": self.key, "device_name": facts["cpu_model"]}
+        if self._ranks == 1:
+            own["measuring_version"] = CORES_VERSION
         method = _method(_has_mallopt(), procfs.can_reset_peak_resident())
         return {**facts, **own, "memory_method": method}
 
@@ -154,6 +156,10 @@ class CpuDevice(StepDevice):
             step()
             samples_ms.append((time.perf_counter_ns() - begin) / 1e6)
         return samples_ms
+
+    def thread_waits_ns(self) -> Mapping[str, int]:
+        # Gloo's threads compete with the step's own: then only the whole window is judged.
+        return {} if self._ranks > 1 else procfs.run_queue_waits_ns()
 
     def watch_memory(self) -> None:
         # Where the peak cannot be reset it counts from the fork of this process, which is

@@ -30,6 +30,10 @@ MEASURING_VERSION = 2
 2: ordinary gains, gradients scaled by 65,536, a GPU that is busy at either end of the window.
 """
 
+CORES_VERSION = 3
+"""The same for one process on cores of a host: steps that others disturbed are rejected, and what a
+step lost to them is subtracted."""
+
 SEED = 0
 """Seeds weights, images and targets of every measurement; none of them changes its cost."""
 

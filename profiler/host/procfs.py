@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -110,18 +111,40 @@ def kernel_oom_kills() -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
-def run_queue_wait_s() -> float | None:
-    """Seconds that all threads of this process were ready to run but others had their core.
+def run_queue_waits_ns(tasks: str = "/proc/self/task") -> dict[str, int]:
+    """Return how long each thread of this process has been ready to run without a core.
 
-    None where the kernel keeps no scheduler statistics.
+    Returns:
+        Nanoseconds by thread id; empty where the kernel keeps no scheduler statistics.
     """
-    waited_ns = 0
-    for thread in Path("/proc/self/task").iterdir():
-        try:
-            waited_ns += int((thread / "schedstat").read_text(encoding="ascii").split()[1])
-        except (OSError, IndexError):
-            return None
-    return waited_ns / 1e9
+    waits = {}
+    for thread in os.listdir(tasks):
+        # A thread may end between the listing and the reading.
+        with contextlib.suppress(OSError, IndexError), open(f"{tasks}/{thread}/schedstat") as file:
+            waits[thread] = int(file.read().split()[1])
+    return waits
+
+
+def run_queue_wait_s() -> float | None:
+    """Return the seconds that all threads of this process waited for cores; None if unknown."""
+    waits_ns = run_queue_waits_ns()
+    return sum(waits_ns.values()) / 1e9 if waits_ns else None
+
+
+def lost_ms(before: Mapping[str, int], after: Mapping[str, int]) -> float:
+    """Estimate the time that a computation lost because its threads waited for cores.
+
+    Threads of a parallel computation wait for each other, so it loses at least the longest wait.
+    If the second-longest wait overlaps the longest one, it adds nothing; if not, all of it. Half of
+    it is added.
+
+    Args:
+        before: Waits of each thread when the computation began, from `run_queue_waits_ns`.
+        after: Waits of each thread when it ended.
+    """
+    waits = sorted((now - before.get(thread, 0) for thread, now in after.items()), reverse=True)
+    longest, second, *_ = [*waits, 0, 0]
+    return (longest + second / 2) / 1e6
 
 
 def stolen_cpu_s(cores: Iterable[int]) -> float:
@@ -162,6 +185,7 @@ class LostTime:
         self._others_s = self._others()
         self._stolen_s = stolen_cpu_s(self._cores)
         self._waited_s = run_queue_wait_s()
+        self._others_of_host_s = self._others_of_host()
         self._switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
         self._begin = time.perf_counter()
 
@@ -170,24 +194,35 @@ class LostTime:
         seconds = time.perf_counter() - self._begin
         waited_s = run_queue_wait_s()
         stolen_s = stolen_cpu_s(self._cores) - self._stolen_s
+        stolen_share = stolen_s / (seconds * len(self._cores))
         lost_share = None
+        others_of_host_s = max(0.0, self._others_of_host() - self._others_of_host_s)
         if self._has_helpers:
             others_s = max(0.0, self._others() - self._others_s)
-            lost_share = (others_s + stolen_s) / (seconds * len(self._cores))
+            lost_share = others_s / (seconds * len(self._cores)) + stolen_share
         elif waited_s is not None and self._waited_s is not None:
-            lost_share = (waited_s - self._waited_s) / (seconds * self._threads)
-            lost_share += stolen_s / (seconds * len(self._cores))
+            lost_share = (waited_s - self._waited_s) / (seconds * self._threads) + stolen_share
         switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
         return {
             "lost_cpu_share": lost_share,
             "stolen_cpu_s": stolen_s,
+            "stolen_cpu_share": stolen_share,
+            "others_cpu_share": others_of_host_s / (seconds * (os.cpu_count() or 1)),
             "involuntary_context_switches": switches - self._switches,
         }
 
     def _others(self) -> float:
         """Seconds of its cores that were not this process's own."""
-        own = resource.getrusage(resource.RUSAGE_SELF)
-        return busy_cpu_s(self._cores) - own.ru_utime - own.ru_stime
+        return busy_cpu_s(self._cores) - _own_cpu_s()
+
+    def _others_of_host(self) -> float:
+        """Seconds of all cores of the host that were not this process's own."""
+        return busy_cpu_s(range(os.cpu_count() or 1)) - _own_cpu_s()
+
+
+def _own_cpu_s() -> float:
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    return own.ru_utime + own.ru_stime
 
 
 def first_sibling(cpu: int) -> int:

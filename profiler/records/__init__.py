@@ -191,7 +191,8 @@ class Protocol:
     unstable_relative_iqr: float = 0.25
     """A run whose interquartile range exceeds this share of its median is `unstable`."""
     unstable_lost_share: float = 0.1
-    """So is a run that waited for more than this share of its CPU time while others had it."""
+    """A step on cores of a host that lost a larger share of its time to other programs is rejected.
+    A run whose steps cannot be told apart, as on a GPU, is `unstable`."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_steps <= self.max_steps or self.warmup_steps < 0:

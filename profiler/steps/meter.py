@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.records import Configuration, Outcome, Protocol, Provenance, StepSummary
@@ -83,6 +83,23 @@ class Window:
     """Why a fact is None."""
 
 
+class StepTime(NamedTuple):
+    """Wall time of a step, and how much of it the step lost to other programs."""
+
+    wall_ms: float
+    lost_ms: float = 0.0
+
+    @property
+    def lost_share(self) -> float:
+        """Share of the wall time; below 1, as the loss is an estimate."""
+        return min(0.99, self.lost_ms / self.wall_ms)
+
+    @property
+    def net_ms(self) -> float:
+        """Wall time without the time lost."""
+        return self.wall_ms * (1 - self.lost_share)
+
+
 class StepMeter(ABC):
     """Times whole steps and watches memory, energy and disturbances while they run."""
 
@@ -108,6 +125,10 @@ class StepMeter(ABC):
 
         It may run more than it times.
         """
+
+    def thread_waits_ns(self) -> Mapping[str, int]:
+        """Return how long each thread has waited for a core; empty if steps need no cores."""
+        return {}
 
     def time_parts(self, step: MarkedStep) -> list[float]:
         """Runs one step; milliseconds of each of its parts."""

@@ -17,18 +17,28 @@ from trappm.profiler.steps.sampling import summarize
 if TYPE_CHECKING:
     from trappm.profiler.steps.step import StepRun
 
+CONTENTION = "contention"
+"""First word of the reason that other programs used the cores."""
+
+_MOST_LOST_SHARE = 0.5
+"""What a step has lost is estimated, so a step that lost more than this share does not count."""
+
 _DRIFT_SHARE = 0.5
 """Drift between the two halves may reach this share of the bound on the interquartile range."""
 
 
 def judge(run: StepRun, protocol: Protocol) -> Findings:
     """What a finished run of the protocol found: `ok`, or `unstable` with the reasons."""
-    reasons = unstable_reasons(run.samples_ms, run.window, protocol)
+    reasons = unstable_reasons(run.samples_ms, run.window, protocol, run.lost_step_share)
     window, memory = run.window, run.memory
     missing = {**memory.missing, **window.missing}
-    if window.energy_missing is not None:
-        missing |= dict.fromkeys(("power_w", "energy_j"), window.energy_missing)
-    energy_j = window.energy_j
+    energy_j, energy_missing = window.energy_j, window.energy_missing
+    timed = len(run.samples_ms) + run.rejected_steps
+    if energy_j is not None and run.rejected_steps > protocol.unstable_lost_share * timed:
+        energy_j = None
+        energy_missing = f"others used the cores in {run.rejected_steps} of {timed} steps"
+    if energy_missing is not None:
+        missing |= dict.fromkeys(("power_w", "energy_j"), energy_missing)
     return Findings(
         outcome=Outcome.UNSTABLE if reasons else Outcome.OK,
         failed_in="measure" if reasons else None,
@@ -44,13 +54,24 @@ def judge(run: StepRun, protocol: Protocol) -> Findings:
             **window.facts,
             "window_s": window.seconds,
             "steps_in_window": run.steps_in_window,
+            "steps_rejected": run.rejected_steps,
+            "lost_step_share": run.lost_step_share,
             "memory_method": memory.method,
         },
     )
 
 
-def unstable_reasons(samples_ms: Sequence[float], window: Window, protocol: Protocol) -> list[str]:
-    """Why the samples cannot be trusted; empty when they can."""
+def unstable_reasons(
+    samples_ms: Sequence[float], window: Window, protocol: Protocol, lost_step_share: float = 0.0
+) -> list[str]:
+    """Why the samples cannot be trusted; empty when they can.
+
+    Args:
+        samples_ms: Step times, without the time that steps lost to other programs.
+        window: What happened while steps ran.
+        protocol: Its bounds.
+        lost_step_share: Largest share of its wall time that one of these steps lost.
+    """
     reasons = list(window.disturbances)
     low, median, high = np.percentile(samples_ms, (25, 50, 75))
     bound = protocol.unstable_relative_iqr
@@ -66,5 +87,7 @@ def unstable_reasons(samples_ms: Sequence[float], window: Window, protocol: Prot
             )
     lost = window.lost_share
     if lost is not None and lost > protocol.unstable_lost_share:
-        reasons.append(f"contention: others had its cores for {lost:.0%} of the time")
+        reasons.append(f"{CONTENTION}: others had its cores for {lost:.0%} of the time")
+    if lost_step_share > max(_MOST_LOST_SHARE, protocol.unstable_lost_share):
+        reasons.append(f"{CONTENTION}: others had its cores for {lost_step_share:.0%} of a step")
     return reasons

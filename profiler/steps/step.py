@@ -21,6 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.host.environment import SEED, host_facts
+from trappm.profiler.host.procfs import lost_ms
 from trappm.profiler.models import zoo as _zoo  # noqa: F401  (timm is there before any fork)
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import (
@@ -32,8 +33,8 @@ from trappm.profiler.records import (
     Protocol,
 )
 from trappm.profiler.steps.initial_gains import give_ordinary_gains
-from trappm.profiler.steps.meter import Mark, MemoryReading, StepMeter, Window
-from trappm.profiler.steps.sampling import sample
+from trappm.profiler.steps.meter import Mark, MemoryReading, StepMeter, StepTime, Window
+from trappm.profiler.steps.sampling import sample_clean
 from trappm.profiler.transformers.named_inputs import NamedInputs
 
 host_facts()  # asks git for the commit once, before all measuring processes are forked
@@ -60,11 +61,16 @@ class StepRun:
     """All that one run of the protocol has seen."""
 
     samples_ms: tuple[float, ...]
+    """Without the time that steps lost to other programs."""
     window: Window
     steps_in_window: int
     memory: MemoryReading
     parts_ms: tuple[tuple[float, ...], ...] = ()
     """Forward with loss, backward, optimizer with zero_grad of a few more training steps (n, 3)."""
+    rejected_steps: int = 0
+    """Timed steps that are not among the samples, since other programs disturbed them."""
+    lost_step_share: float = 0.0
+    """Largest share of its wall time that one of the samples lost."""
 
 
 def run_protocol(
@@ -98,10 +104,12 @@ def run_protocol(
     enter("measure")
     device.open_window(step)
     steps_before = step.count
-    samples_ms = sample(lambda count: device.time_steps(step, count), protocol)
-    fill_window(step, device, protocol, samples_ms)
+    samples = sample_clean(lambda count: timed_steps(step, device, count), protocol)
+    fill_window(step, device, protocol, samples.times_ms)
     steps = step.count - steps_before
     window = device.close_window()
+    if device.thread_waits_ns():  # known of each step, but for what a hypervisor gave to others
+        window = replace(window, lost_share=window.facts.get("stolen_cpu_share"))
     skipped = step.skipped() - skipped_before
     if skipped:
         reason = f"{skipped} optimizer steps were left out, as gradients overflowed"
@@ -110,12 +118,28 @@ def run_protocol(
     if configuration.phase is Phase.TRAIN:
         parts_ms = tuple(_parts(device.time_parts(step)) for _ in range(_PARTED_STEPS))
     return StepRun(
-        samples_ms=samples_ms,
+        samples_ms=samples.times_ms,
         window=window,
         steps_in_window=steps,
         memory=memory,
         parts_ms=parts_ms,
+        rejected_steps=samples.rejected,
+        lost_step_share=samples.lost_share,
     )
+
+
+def timed_steps(step: Step, device: StepMeter, count: int) -> list[StepTime]:
+    """Time steps, and between them read how long their threads waited for cores."""
+    before = device.thread_waits_ns()
+    if not before:
+        return [StepTime(wall_ms) for wall_ms in device.time_steps(step, count)]
+    steps = []
+    for _ in range(count):
+        [wall_ms] = device.time_steps(step, 1)
+        after = device.thread_waits_ns()
+        steps.append(StepTime(wall_ms, lost_ms(before, after)))
+        before = after
+    return steps
 
 
 def fill_window(

@@ -17,6 +17,8 @@ lost is kept all the same.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from sqlalchemy import ScalarSelect, func, select, update
 from sqlalchemy.orm import Session
 
@@ -139,6 +141,14 @@ class Assignments(Repository):
             _last_outcome() == outcome,
         )
         return {row.configuration_id: row.attempts for row in session.execute(query)}
+
+    @reading
+    def failed_by_outcome(self, session: Session, campaign_id: str) -> dict[Outcome | None, int]:
+        """Return the number of failed assignments by outcome of the last attempt; None if lost."""
+        query = select(_last_outcome(), AssignmentRow.id).where(
+            AssignmentRow.campaign_id == campaign_id, AssignmentRow.state == AssignmentState.FAILED
+        )
+        return dict(Counter(outcome for outcome, _ in session.execute(query)))
 
     @writing
     def reopen(self, session: Session, campaign_id: str, outcome: Outcome | None) -> int:

@@ -1,5 +1,7 @@
 """What a fresh clone stands on: pinned versions, and a wheel that holds every file it needs."""
 
+import importlib.util
+import io
 import itertools
 import re
 import shutil
@@ -95,3 +97,48 @@ def test_make_help_names_every_command():
         ["make", "help"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout
     assert re.findall(r"^  make (\S+) ", shown, re.MULTILINE) == phony.split()
+
+
+PIP_SAID = [
+    "Collecting torch==2.8.0\n",
+    "  Downloading torch-2.8.0.whl (184.0 MB)\n",
+    *(f"Collecting package{number}\n" for number in range(103)),
+    "WARNING: a package does not provide the extra 'x'\n",
+    "Building wheels for collected packages: trappm\n",
+    "  Building editable for trappm (pyproject.toml): started\n",
+    f"Installing collected packages: {', '.join(f'package{n}' for n in range(104))}\n",
+    f"Successfully installed {' '.join(f'package{n}-1.0' for n in range(104))}\n",
+]
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_an_installation_shows_a_few_lines_and_all_of_them_only_when_it_fails(tmp_path, status):
+    said = tmp_path / "said.txt"
+    said.write_text("".join(PIP_SAID) + "ERROR: No matching distribution\n" * status)
+    pip = [sys.executable, "-c", f"print(open({str(said)!r}).read()); raise SystemExit({status})"]
+    ran = subprocess.run(
+        [sys.executable, ROOT / "deploy/quiet_pip.py", *pip],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ran.returncode == status
+    assert len(ran.stdout.splitlines()) < 10
+    assert "installing 104 packages" in ran.stdout
+    assert "104 packages installed" in ran.stdout
+    assert ("ERROR: No matching distribution" in ran.stderr) == bool(status)
+    assert ("Collecting torch" in ran.stderr) == bool(status)
+
+
+def test_an_installation_rewrites_one_line_of_a_terminal():
+    spec = importlib.util.spec_from_file_location("quiet_pip", ROOT / "deploy/quiet_pip.py")
+    quiet_pip = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(quiet_pip)
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    screen = Terminal()
+    quiet_pip.follow(PIP_SAID, screen)
+    assert screen.getvalue().count("\n") == 1
+    assert "\r\x1b[K  57 packages found" in screen.getvalue()
+    assert screen.getvalue().endswith("104 packages installed\n")

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
+from trappm.cluster.campaign.orders import LOST, RETRIED
 from trappm.cluster.campaign.ownership import ENDED, runs
-from trappm.cluster.campaign.stop_check import CampaignEnd, end_of
+from trappm.cluster.campaign.stop_check import CampaignEnd, end_of, rule_held
 from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.cluster.spec import CampaignBudget, budget_of
 from trappm.cluster.workers.rehearsal import runs_nothing
+from trappm.profiler.records import Outcome, is_cpu_device
 from trappm.reports.setbacks import Setback, setbacks
 from trappm.store import AssignmentState, CampaignRecord, CampaignState, Store
 from trappm.store.records import EventRecord, Purpose, RoundState
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 WINDOW_MIN = 10.0
 """Rates are those of the last so many minutes."""
+UNKNOWN = "unknown"
+"""Decision about a device on which half of the canary's readings failed."""
 INTERRUPTED = "interrupted"
 """The state of a campaign that the store calls running, but whose process is gone."""
 
@@ -40,6 +44,8 @@ class CampaignRow:
     state: str
     next_command: str | None
     """To go on with it, where it was interrupted or paused."""
+    missing: int
+    """Number of configurations that were tried and have no label."""
     labels: int
     seed: int
     created_at: str
@@ -61,6 +67,20 @@ class DeviceFacts:
     attempts_per_minute: float
     minutes_to_go: float | None
     """At that rate; None while there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Missing:
+    """Configurations that a campaign planned to measure and that have no label."""
+
+    count: int
+    planned: int
+    outcomes: Mapping[str, int]
+    """Their number by outcome of the last attempt, `lost` if the worker was lost."""
+    command: str | None
+    """What measures them after all; None if the campaign measures no more."""
+    text: str
+    """All of this in one sentence or two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +129,10 @@ class CanarySeries:
     reference_ms: float | None
     last_ms: float | None
     last_drift: float | None
+    failed: int
+    """Number of readings without a step time."""
     decision: str
+    """Of the last reading; `unknown` if half of all readings failed."""
     taken_at: str
     message: str | None
 
@@ -150,6 +173,8 @@ class CampaignFacts:
     """Devices that run nothing."""
     snapshot: str | None
     end: CampaignEnd | None
+    missing: Missing | None
+    """None if all that ended has a label, or is known not to fit."""
     cost: Cost
     setbacks: Sequence[Setback]
     """Where it got worse, each with what of that chance may be."""
@@ -168,7 +193,10 @@ class CampaignFacts:
     @property
     def standing(self) -> str:
         """The state for people, with what to do about it."""
-        return standing(self.state, self.next_command)
+        text = standing(self.state, self.next_command)
+        if self.missing is not None and self.state == CampaignState.FINISHED:
+            text += f", {self.missing.count} of {self.missing.planned} configurations are missing"
+        return text
 
     @property
     def trained(self) -> list[tuple[RoundFacts, TrainingReport]]:
@@ -192,6 +220,7 @@ def campaign_rows(store: Store) -> list[CampaignRow]:
             name=campaign.name,
             state=live_state(campaign),
             next_command=_next_command(campaign),
+            missing=sum(store.assignments.failed_by_outcome(campaign.id).values()),
             labels=labels.get(campaign.id, 0),
             seed=campaign.seed,
             created_at=campaign.created_at,
@@ -242,6 +271,7 @@ def campaign_facts(store: Store, campaign_id: str, *, latest_events: int = 5) ->
         rehearsal_on=[d for d in budget.devices.keys if runs_nothing(d)],
         snapshot=snapshots[0] if snapshots else None,
         end=end_of(store, campaign, budget),
+        missing=_missing(store, campaign),
         cost=_cost(store, campaign, budget, devices),
         working=[
             Working(
@@ -271,6 +301,38 @@ def standing(state: str, next_command: str | None) -> str:
 def _next_command(campaign: CampaignRecord) -> str | None:
     stands_still = live_state(campaign) in {INTERRUPTED, CampaignState.PAUSED}
     return f"trappm campaign resume {campaign.id}" if stands_still else None
+
+
+def _missing(store: Store, campaign: CampaignRecord) -> Missing | None:
+    failed = store.assignments.failed_by_outcome(campaign.id)
+    if not failed:
+        return None
+    outcomes = {str(outcome or LOST): count for outcome, count in failed.items()}
+    counts = store.assignments.counts(campaign.id)
+    count, planned = sum(failed.values()), sum(sum(n.values()) for n in counts.values())
+    unstable = failed.get(Outcome.UNSTABLE, 0)
+    command = None
+    if campaign.state is CampaignState.FINISHED and rule_held(store, campaign.id) is None:
+        kinds = [o for o in outcomes if o not in RETRIED]
+        only = f" --outcome {kinds[0]}" if len(kinds) == len(outcomes) else ""
+        command = (
+            f"trappm campaign retry {campaign.id}{only} && trappm campaign resume {campaign.id}"
+        )
+    if 2 * unstable >= count and all(map(is_cpu_device, counts)):
+        text = f"{count} of {planned} configurations could not be measured: other programs used "
+        text += "the cores."
+        advice = " When it is quiet: "
+    else:
+        parts = ", ".join(f"{n} {outcome}" for outcome, n in sorted(outcomes.items()))
+        text = f"{count} of {planned} configurations have no label (last attempts: {parts})."
+        advice = " Try them again with: "
+    return Missing(
+        count=count,
+        planned=planned,
+        outcomes=outcomes,
+        command=command,
+        text=text if command is None else text + advice + command,
+    )
 
 
 def _by_state(
@@ -353,9 +415,15 @@ def _canary(readings: Iterable[CanaryReading]) -> list[CanarySeries]:
             reference_ms=taken[-1].reference_ms,
             last_ms=taken[-1].step_time_ms,
             last_drift=taken[-1].relative_drift,
-            decision=str(taken[-1].decision),
+            failed=failed,
+            decision=UNKNOWN if 2 * failed >= len(taken) else str(taken[-1].decision),
             taken_at=taken[-1].taken_at,
-            message=taken[-1].message,
+            message=taken[-1].message or (_failed_text(failed, len(taken)) if failed else None),
         )
         for taken in series.values()
+        for failed in [sum(reading.step_time_ms is None for reading in taken)]
     ]
+
+
+def _failed_text(failed: int, readings: int) -> str:
+    return f"{failed} of {readings} readings of the canary gave no step time"

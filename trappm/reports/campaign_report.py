@@ -22,13 +22,14 @@ def print_campaigns(rows: Sequence[CampaignRow]) -> None:
     if not rows:
         console().print("no campaign yet; start one with: trappm campaign launch --preset laptop")
         return
-    columns = ("id", "name", "state", "labels", "seed", "created_at", "finished_at")
+    columns = ("id", "name", "state", "labels", "missing", "seed", "created_at", "finished_at")
     cells = [
         (
             row.id,
             row.name,
             row.state,
             row.labels,
+            row.missing,
             row.seed,
             _minute(row.created_at),
             row.finished_at and _minute(row.finished_at),
@@ -48,6 +49,7 @@ def print_status(facts: CampaignFacts) -> None:
     _print_setbacks(facts)
     print_line(str(facts.cost))
     _print_end(facts)
+    _print_missing(facts)
     for event in facts.events:
         print_line(event_line(event))
 
@@ -68,6 +70,9 @@ def print_report(facts: CampaignFacts) -> None:
             f"\nA rehearsal: {', '.join(facts.rehearsal_on)} runs nothing, so what is shown here "
             "was not measured on such a device, and no snapshot is published."
         )
+    if facts.missing:
+        out.print()
+    _print_missing(facts)
     if facts.snapshot:
         out.print("\nNext:")
         out.print(f"  trappm labels query --device {facts.source} --limit 10")
@@ -172,6 +177,11 @@ def _print_end(facts: CampaignFacts) -> None:
             f"at {end.at:%Y-%m-%d %H:%M} UTC: {end.reason}"
         )
     print_line(text)
+
+
+def _print_missing(facts: CampaignFacts) -> None:
+    if facts.missing:
+        print_line(facts.missing.text)
 
 
 def _print_setbacks(facts: CampaignFacts) -> None:

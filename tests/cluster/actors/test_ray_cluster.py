@@ -104,7 +104,7 @@ def test_a_poisoned_configuration_is_given_up_after_its_third_host(play):
     assert given_up
     assert all("vgg11" in message for message in given_up)
     on_a100 = [message for message in given_up if "a100" in message]
-    assert all("3 attempts failed, on 3 hosts" in message for message in on_a100)
+    assert all("no label after 3 attempts on 3 hosts" in message for message in on_a100)
     assert report["states"]["failed"] == len(given_up)
     total = sum(report["budget"].values())
     assert report["states"]["done"] == total - len(given_up)

@@ -81,6 +81,18 @@ def test_an_architecture_without_a_graph_is_refused_with_its_reason_and_not_meas
     ]
 
 
+def test_the_time_to_go_is_shown_while_graphs_are_made(store):
+    shown = []
+    run = campaign(store, FakeWorkers())
+    run._news._watch = shown.append
+    run.run()
+    graphs = [progress for progress in shown if progress.stage == "graphs"]
+    assert graphs[0].eta_s is None
+    assert any(progress.eta_s is not None for progress in graphs)
+    assert graphs[-1].done == graphs[-1].total
+    assert graphs[-1].eta_s is None
+
+
 def test_a_campaign_chooses_from_a_pool_that_was_built_before(store):
     store.pools.save("built", {}, build_pool(spec().pool))
     workers = FakeWorkers()
@@ -270,7 +282,7 @@ def test_an_order_from_another_shell_stops_a_campaign(store, monkeypatch, state)
         with pytest.raises(InputError, match="is cancelled"):
             to_resume(store, run.id)
         with pytest.raises(InputError, match="is cancelled"):
-            order_retry(store, run.id, "error")
+            order_retry(store, run.id, ["error"])
 
 
 @pytest.mark.parametrize("state", [CampaignState.PAUSED, CampaignState.CANCELLED])
@@ -379,11 +391,11 @@ def test_what_was_given_up_can_be_tried_again_after_the_end(store, fault):
     assert before == sum(BUDGET.values()) - 1
     reports = {r.number: r.report for r in store.rounds.all(run.id)}
     other = "timeout" if fault != "timeout" else "error"
-    assert order_retry(store, run.id, other)[1] == 0
+    assert order_retry(store, run.id, [other])[1] == 0
     assert store.campaigns.get(run.id).state == "finished"
-    with pytest.raises(InputError, match="no attempt"):
-        order_retry(store, run.id, "ok")
-    retried, count = order_retry(store, run.id, fault)
+    with pytest.raises(InputError, match="Unknown outcome"):
+        order_retry(store, run.id, ["ok"])
+    retried, count = order_retry(store, run.id, [fault])
     assert (retried.state, count) == ("paused", 1)
     again = FakeWorkers()
     campaign(store, again, FakeLearner("snap2"), campaign_id=run.id).run()
@@ -458,7 +470,7 @@ def test_what_is_given_up_is_told(store):
     (message,) = [
         e.message["message"] for e in store.campaigns.events(run.id) if e.kind == "quarantined"
     ]
-    assert "3 attempts failed, on 1 host" in message
+    assert "no label after 3 attempts on 1 host (its worker was lost)" in message
     assert message in workers.lines
 
 

@@ -201,6 +201,15 @@ def test_a_campaign_on_simulated_devices_says_so_and_publishes_nothing(store):
     assert {what for _, what in workers.done} == {"label"}  # nothing there can drift
 
 
+def test_rounds_of_a_rehearsal_learn_from_the_rounds_before(store):
+    """Answers come at once, so rounds must not be chosen ahead of the learner."""
+    learner = FakeLearner()
+    workers = FakeWorkers(workers=[(f"w-{d}", d) for d in SIMULATED["devices"].values()])
+    campaign(store, workers, learner, **SIMULATED).run()
+    trained = [fit[SIMULATED["devices"]["source"], "train"] for fit in learner.fits]
+    assert trained == [4, 4 + 2, 4 + 2 + 2]  # initial round, and two acquired ones
+
+
 def test_a_snapshot_of_hardware_stays_the_latest_beside_a_rehearsal(store):
     campaign(store, FakeWorkers()).run()
     names = [("s", "simulated:a100"), ("w-cpu-1t", "cpu-1t")]

@@ -189,7 +189,7 @@ def test_what_a_stop_rule_has_ended_is_not_tried_again(store):
     run = campaign(store, FakeWorkers(poison="error"), stop={"labels": 9})
     run.run()
     with pytest.raises(InputError, match=r"ended by its stop rule \(labels: 9 of 9 labels"):
-        order_retry(store, run.id, "error")
+        order_retry(store, run.id, ["error"])
 
 
 def test_what_an_earlier_version_wrote_of_the_end_still_holds(store):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from campaign_crew import BUDGET, FakeWorkers, campaign
+from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign
 from test_campaign_canary import CANARY
 
 from trappm.cluster.campaign.news import CampaignStopped
+from trappm.cluster.campaign.orders import order_retry
 from trappm.cluster.scheduler.stop_rules import result_of
 from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.profiler.errors import CampaignError
@@ -47,6 +48,51 @@ def test_people_see_its_last_drift_and_how_it_went(store, finished, tmp_path, ca
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "▁██▂" in line]
     assert row.split()[0] == "cpu-2t"
     assert row.split()[-4:] == ["10", "10.2", "2", "ok"]
+
+
+def test_the_end_says_what_is_missing_and_what_helps(store, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    run = campaign(store, FakeWorkers(poison="unstable"))
+    run.run()
+    facts, planned = campaign_facts(store, run.id), sum(BUDGET.values())
+    again = f"trappm campaign retry {run.id} && trappm campaign resume {run.id}"
+    sentence = (
+        f"1 of {planned} configurations could not be measured: other programs used the cores. "
+        f"When it is quiet: {again}"
+    )
+    assert facts.missing.text == sentence
+    assert facts.to_json()["missing"]["count"] == 1
+    assert facts.missing.command == again
+    for show in (print_status, print_report):
+        show(facts)
+        shown = capsys.readouterr().out
+        assert sentence in shown
+        assert f"finished, 1 of {planned} configurations are missing" in shown
+    assert campaign_rows(store)[0].missing == 1
+    assert order_retry(store, run.id)[1] == 1
+    campaign(store, FakeWorkers(), FakeLearner("snap2"), campaign_id=run.id).run()
+    assert campaign_facts(store, run.id).missing is None
+    print_status(campaign_facts(store, run.id))
+    assert "missing" not in capsys.readouterr().out
+
+
+def test_what_failed_otherwise_is_counted_by_outcome(store):
+    run = campaign(store, FakeWorkers(poison="error"))
+    run.run()
+    text = campaign_facts(store, run.id).missing.text
+    assert f"1 of {sum(BUDGET.values())} configurations have no label" in text
+    assert "1 error" in text
+
+
+def test_a_canary_that_mostly_failed_is_not_ok(store):
+    readings = {"w-cpu-2t": ["unstable", "unstable", "unstable", 10.0]}
+    run = campaign(store, FakeWorkers(canary=readings), canary=CANARY)
+    run.run()
+    by_device = {series.device: series for series in campaign_facts(store, run.id).canary}
+    assert by_device["cpu-2t"].failed == 3
+    assert by_device["cpu-2t"].decision == "unknown"
+    assert "3 of 4 readings" in by_device["cpu-2t"].message
+    assert (by_device["cpu-1t"].failed, by_device["cpu-1t"].decision) == (0, "ok")
 
 
 def test_campaigns_are_listed_with_their_labels(store, finished, tmp_path):

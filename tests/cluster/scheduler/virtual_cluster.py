@@ -58,7 +58,9 @@ class Weather:
     learning_s: float = 60.0
     choosing_s: float = 5.0
     failing: float = 0.0
-    """Ends with an outcome that is tried again."""
+    """Is unstable."""
+    others_share: float | None = 0.5
+    """Share of the cores that other programs use then."""
     killing: float = 0.0
     """The worker is lost in the middle of it; another joins after `joining_s`."""
     freezing: float = 0.0
@@ -333,7 +335,8 @@ class VirtualCluster:
             self.at(self.time_s + seconds, Measured(worker, id_, Outcome.OK, seconds, True))
         elif chance < weather.failing:
             self._left[worker.device] += 1
-            self.at(self.time_s + seconds, Measured(worker, id_, Outcome.UNSTABLE, seconds, False))
+            event = Measured(worker, id_, Outcome.UNSTABLE, seconds, False, weather.others_share)
+            self.at(self.time_s + seconds, event)
         elif chance < weather.failing + weather.killing:
             self.at(self.time_s + seconds / 2, Lost(worker, "killed"))
         else:

@@ -72,3 +72,26 @@ def test_container_that_sees_only_its_own_group_as_the_root(proc: Path) -> None:
 def test_real_ones_are_plausible() -> None:
     assert 0 < procfs.available_memory_mib() <= procfs.allowed_memory_mib()
     assert procfs.allowed_memory_mib() <= procfs.total_memory_mib()
+
+
+def test_each_threads_wait_for_a_core_is_read(tmp_path: Path) -> None:
+    for thread, waited_ns in (("7", 2_000_000), ("8", 500)):
+        (tmp_path / thread).mkdir()
+        (tmp_path / thread / "schedstat").write_text(f"12345 {waited_ns} 3\n", encoding="ascii")
+    (tmp_path / "9").mkdir()  # has ended meanwhile
+    assert procfs.run_queue_waits_ns(str(tmp_path)) == {"7": 2_000_000, "8": 500}
+
+
+@pytest.mark.parametrize(
+    ("waits_ms", "expected_ms"),
+    [((4,), 4), ((0, 4), 4), ((6, 4), 8), ((1, 6, 4), 8), ((0, 0), 0), ((), 0)],
+)
+def test_lost_time_is_the_longest_wait_and_half_of_the_next(
+    waits_ms: tuple[int, ...], expected_ms: float
+) -> None:
+    before = {str(thread): 5_000_000 for thread in range(2)}
+    after = {
+        str(thread): before.get(str(thread), 0) + ms * 1_000_000
+        for thread, ms in enumerate(waits_ms)
+    }
+    assert procfs.lost_ms(before, after) == pytest.approx(expected_ms)

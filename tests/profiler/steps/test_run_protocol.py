@@ -13,9 +13,17 @@ import torch
 from trappm.profiler.devices import MemoryReading, Window
 from trappm.profiler.devices.cpu import CpuDevice
 from trappm.profiler.errors import UnsupportedModelError
-from trappm.profiler.records import Configuration, MemoryFormat, Optimizer, Precision, Protocol
+from trappm.profiler.measuring.protocols import QUICK
+from trappm.profiler.records import (
+    Configuration,
+    MemoryFormat,
+    Optimizer,
+    Outcome,
+    Precision,
+    Protocol,
+)
 from trappm.profiler.steps import step as step_module
-from trappm.profiler.steps.stability import unstable_reasons
+from trappm.profiler.steps.stability import judge, unstable_reasons
 from trappm.profiler.steps.step import StepRun, make_step, run_protocol
 
 
@@ -39,6 +47,9 @@ class Recorded(CpuDevice):
         for _ in range(count):
             step()
         return [10.0] * count
+
+    def thread_waits_ns(self) -> dict[str, int]:
+        return {}
 
     def memory(self) -> MemoryReading:
         self.states_at_memory = sum(len(o.state) for o in self.optimizers)
@@ -190,3 +201,58 @@ def test_images_are_drawn_where_they_stay(
     assert seen[0].device.type == "meta"
     channels_last = seen[0].is_contiguous(memory_format=torch.channels_last)
     assert channels_last == (memory_format is MemoryFormat.CHANNELS_LAST)
+
+
+class Contended(Recorded):
+    """A device on which others take a share of every other step's time."""
+
+    def __init__(self, lost_ms: float, energy_j: float | None = 5.0) -> None:
+        super().__init__([])
+        self.lost_ms = lost_ms
+        self.energy_j = energy_j
+        self.readings = 0
+
+    def time_steps(self, step: Callable[[], None], count: int) -> list[float]:
+        self.steps += count
+        step()
+        return [10.0 + self.lost_ms * (self.readings % 2)] * count
+
+    def thread_waits_ns(self) -> dict[str, int]:
+        self.readings += 1
+        return {"1": int(self.lost_ms * 1e6) * (self.readings // 2)}
+
+    def close_window(self) -> Window:
+        return Window(seconds=1.0, energy_j=self.energy_j, lost_share=0.4)
+
+
+@pytest.mark.parametrize("lost_ms", [0.0, 5.0, 40.0])
+def test_a_run_is_good_if_enough_of_its_steps_are(lost_ms: float) -> None:
+    found = judge(run_protocol(tiny(), Contended(lost_ms), QUICK, lambda _: None), QUICK)
+    assert found.outcome is Outcome.OK, found.message
+    assert found.step is not None
+    assert found.step.median_ms == pytest.approx(10.0)
+    assert (found.environment["steps_rejected"] > 0) == (lost_ms > 0)
+
+
+def test_energy_is_unknown_where_others_used_the_cores() -> None:
+    found = judge(run_protocol(tiny(), Contended(5.0), QUICK, lambda _: None), QUICK)
+    assert found.power_w is None
+    assert "others used the cores" in found.missing["power_w"]
+    found = judge(run_protocol(tiny(), Contended(0.0), QUICK, lambda _: None), QUICK)
+    assert found.power_w == pytest.approx(5.0)
+
+
+def test_a_run_whose_every_step_lost_most_of_its_time_is_unstable() -> None:
+    class Starved(Contended):
+        def time_steps(self, step: Callable[[], None], count: int) -> list[float]:
+            step()
+            return [100.0] * count
+
+        def thread_waits_ns(self) -> dict[str, int]:
+            self.readings += 1
+            return {"1": int(60e6) * self.readings}
+
+    impatient = replace(QUICK, max_seconds=0.0)
+    found = judge(run_protocol(tiny(), Starved(0.0), impatient, lambda _: None), impatient)
+    assert found.outcome is Outcome.UNSTABLE
+    assert found.message == "contention: others had its cores for 60% of a step"

@@ -22,7 +22,15 @@ from trappm.profiler.records import (
     Protocol,
 )
 from trappm.profiler.steps import step as step_module
-from trappm.profiler.steps.sampling import has_stopped_falling, relative_error, sample, summarize
+from trappm.profiler.steps.meter import StepTime
+from trappm.profiler.steps.sampling import (
+    Samples,
+    has_stopped_falling,
+    relative_error,
+    sample,
+    sample_clean,
+    summarize,
+)
 from trappm.profiler.steps.step import make_step, run_protocol
 
 CPU = torch.device("cpu")
@@ -77,6 +85,55 @@ def test_quick_protocol_stops_early_only_when_steady() -> None:
     assert len(sample(lambda n: [7.0] * n, QUICK)) == QUICK.min_steps
     noisy = itertools.cycle((5.0, 9.0))
     assert len(sample(lambda n: [next(noisy) for _ in range(n)], QUICK)) == QUICK.max_steps
+
+
+def sampled(steps: list[StepTime], protocol: Protocol = QUICK) -> Samples:
+    """Samples of these steps, again and again, on a clock that they move."""
+    coming, now = itertools.cycle(steps), [0.0]
+
+    def time_steps(count: int) -> list[StepTime]:
+        taken = list(itertools.islice(coming, count))
+        now[0] += sum(step.wall_ms for step in taken) / 1000
+        return taken
+
+    return sample_clean(time_steps, protocol, clock=lambda: now[0])
+
+
+def test_steps_that_others_disturbed_are_rejected_one_by_one() -> None:
+    found = sampled([StepTime(10.0), StepTime(18.0, 8.0), StepTime(30.0, 20.0)])
+    assert set(found.times_ms) == {10.0}
+    assert len(found.times_ms) >= QUICK.min_steps
+    assert found.rejected > QUICK.min_steps
+    assert found.lost_share == 0.0
+
+
+def test_a_small_loss_is_subtracted() -> None:
+    found = sampled([StepTime(10.5, 0.5)])
+    assert found.rejected == 0
+    assert set(found.times_ms) == {10.0}
+
+
+def test_undisturbed_sampling_is_as_it_was_without_rejection() -> None:
+    for times in ([7.0], [5.0, 9.0], [10.0, 10.1, 9.9, 10.05]):
+        steady = itertools.cycle(times)
+        expected = sample(lambda n, s=steady: list(itertools.islice(s, n)), QUICK)  # type: ignore[misc]
+        assert sampled([StepTime(ms) for ms in times]).times_ms == expected
+
+
+def test_without_clean_steps_the_least_disturbed_ones_count_once_the_time_is_up() -> None:
+    """Steps of 0.2 s beside a program that uses a core in short bursts."""
+    steps = [StepTime(200.0 + lost, lost) for lost in (60.0, 90.0, 300.0, 50.0)]
+    found = sampled(steps)
+    assert len(found.times_ms) >= QUICK.min_steps
+    assert found.times_ms == pytest.approx([200.0] * len(found.times_ms))
+    assert found.rejected > 0
+    assert found.lost_share == pytest.approx(60 / 260)
+
+
+def test_sampling_ends_where_every_step_is_lost() -> None:
+    found = sampled([StepTime(100.0, 150.0)])
+    assert found.lost_share == 0.99
+    assert all(ms > 0 for ms in found.times_ms)
 
 
 def test_adaptive_protocol_stops_when_more_steps_do_not_help() -> None:

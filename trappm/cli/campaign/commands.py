@@ -146,17 +146,25 @@ def cancel(
 def retry(
     campaign_id: CampaignId = None,
     outcome: Annotated[
-        str, typer.Option(help="How the last attempt ended: error, timeout, ..., or lost.")
-    ] = "error",
+        str | None,
+        typer.Option(
+            help="Only those whose last attempt ended so, such as timeout "
+            "(default: unstable, error and lost)."
+        ),
+    ] = None,
 ) -> None:
-    """Give what a campaign gave up another chance, and measure it with the next `resume`."""
-    from trappm.cluster.campaign.orders import order_retry
+    """Open configurations without a label again; the next `resume` measures them."""
+    from trappm.cluster.campaign.orders import RETRIED, order_retry
     from trappm.store import Home, Store
 
     with Store.open(Home.open().database_url) as store:
-        campaign, count = order_retry(store, campaign_id, outcome)
+        outcomes = RETRIED if outcome is None else (outcome,)
+        campaign, count = order_retry(store, campaign_id, outcomes)
     if not count:
-        typer.echo(f"campaign {campaign.id} gave nothing up whose last attempt ended as {outcome}")
+        typer.echo(
+            f"Campaign {campaign.id} has no configuration to retry (last outcome: "
+            f"{', '.join(outcomes)}). See all outcomes with: trappm campaign status {campaign.id}"
+        )
         return
     typer.echo(
         f"{count} assignments wait again; measure them with: trappm campaign resume {campaign.id}"

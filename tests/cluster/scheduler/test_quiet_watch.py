@@ -1,0 +1,151 @@
+"""Hosts whose cores other programs use: pauses that grow, and attempts that are spread out."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from virtual_cluster import Ledger, VirtualCluster, Weather
+
+from trappm.cluster.campaign.progress import quiet_line
+from trappm.cluster.scheduler.messages import (
+    AwaitQuiet,
+    Course,
+    Joined,
+    Learned,
+    Measure,
+    Measured,
+    Plan,
+    Planned,
+    Tick,
+    Waiting,
+    Worker,
+)
+from trappm.cluster.scheduler.quiet_watch import QuietWatch
+from trappm.cluster.scheduler.state_machine import Machine
+from trappm.profiler.records import Outcome
+
+WORKER = Worker("w", "cpu-2t", "host", "stack")
+OTHER = Worker("v", "cpu-2t", "another host", "stack")
+COURSE = Course(
+    devices=("cpu-2t",),
+    shares={"cpu-2t": [4, 4, 2, 2]},
+    max_attempts=3,
+    keeps_host_quiet=True,
+    lease_s=1e9,
+)
+
+
+def pauses_of(attempts: list[float | None], *, each_s: float = 5.0) -> list[AwaitQuiet | None]:
+    watch = QuietWatch()
+    return [watch.note(WORKER, share, number * each_s) for number, share in enumerate(attempts)]
+
+
+def test_a_busy_host_is_left_alone_for_longer_and_longer() -> None:
+    pauses = [pause for pause in pauses_of([0.48] * 60) if pause]
+    assert [pause.seconds for pause in pauses[:5]] == [20, 40, 80, 120, 120]
+    assert (pauses[1].unstable, pauses[1].attempts) == (12, 12)
+    assert pauses[-1].attempts == 20
+
+
+def test_a_few_unstable_attempts_are_no_reason_to_wait() -> None:
+    assert not any(pauses_of([0.4] * 5))
+    assert not any(pauses_of([None, None, 0.4] * 20))
+
+
+def test_pauses_begin_anew_once_the_host_was_quiet() -> None:
+    found = [pause for pause in pauses_of([0.4] * 12 + [None] * 20 + [0.4] * 20) if pause]
+    assert [pause.seconds for pause in found[:3]] == [20, 40, 20]
+
+
+def test_nothing_begins_on_a_host_in_its_pause() -> None:
+    watch = QuietWatch()
+    for _ in range(6):
+        watch.note(WORKER, 0.5, 100.0)
+    assert watch.is_paused("host", 119.0)
+    assert not watch.is_paused("host", 120.0)
+    assert not watch.is_paused("another host", 110.0)
+
+
+def test_a_pause_is_one_sentence_with_the_share_of_the_cores() -> None:
+    assert quiet_line(AwaitQuiet(WORKER, 20.0, 12, 20, 0.48), "this machine's") == (
+        "Other programs use 48% of this machine's cores; 12 of the last 20 runs were unstable. "
+        "Waiting 20 s for quiet."
+    )
+
+
+class Played:
+    """A machine whose only worker finds these assignments unstable, each so many times."""
+
+    def __init__(self, unstable: dict[str, int], **so_far: object) -> None:
+        self.machine = Machine(COURSE, **so_far)  # type: ignore[arg-type]
+        self.starts: list[str] = []
+        self.closed: list[int] = []
+        self.pauses = 0
+        self.failed: list[str] = []
+        now, left, pending = 0.0, dict(unstable), [Joined(WORKER)]
+        while not self.machine.is_over and now < 1e5:
+            event = pending.pop(0) if pending else Tick()
+            now += 1.0
+            for command in self.machine.handle(event, now):  # type: ignore[arg-type]
+                match command:
+                    case Measure(_, id_):
+                        self.starts.append(id_)
+                        is_bad = left.get(id_, 0) > 0
+                        left[id_] = left.get(id_, 0) - 1
+                        outcome = Outcome.UNSTABLE if is_bad else Outcome.OK
+                        share = 0.5 if is_bad else None
+                        pending.append(Measured(WORKER, id_, outcome, 1.0, not is_bad, share))  # type: ignore[arg-type]
+                    case Plan(device, number, count):
+                        planned = [
+                            Waiting(f"{number}/{i}", device, number, i) for i in range(count)
+                        ]
+                        pending.append(Planned(device, number, planned))  # type: ignore[arg-type]
+                    case AwaitQuiet():
+                        self.pauses += 1
+                    case _ if type(command).__name__ == "Learn":
+                        pending.append(Learned(True))  # type: ignore[arg-type]
+                    case _ if type(command).__name__ == "Close":
+                        self.closed.append(command.round_number)  # type: ignore[union-attr]
+                    case _ if type(command).__name__ == "Quarantine":
+                        self.failed.append(command.assignment_id)  # type: ignore[union-attr]
+
+
+def test_attempts_at_one_configuration_are_spread_over_the_campaign() -> None:
+    played = Played({"1/0": 2})
+    at = [i for i, start in enumerate(played.starts) if start == "1/0"]
+    rounds = [played.starts[i - 1].partition("/")[0] for i in at[1:]]
+    assert len(at) == 3
+    assert rounds == ["2", "3"]  # behind the rest of later rounds
+    assert all(later - earlier > 2 for earlier, later in pairwise(at))
+    assert played.closed == [0, 1, 2, 3]
+    assert not played.failed
+
+
+def test_what_is_always_unstable_is_tried_as_often_as_allowed() -> None:
+    played = Played({"0/1": 99, "3/0": 99})
+    assert played.starts.count("0/1") == played.starts.count("3/0") == COURSE.max_attempts
+    assert sorted(played.failed) == ["0/1", "3/0"]
+
+
+def test_a_resumed_campaign_measures_what_was_put_off() -> None:
+    """Its own round is closed in the store; the next one is not planned yet."""
+    played = Played(
+        {},
+        waiting=[Waiting("1/0", "cpu-2t", 1, 0, failures=1)],
+        next_rounds={"cpu-2t": 2},
+        closed=[0, 1],
+    )
+    assert played.starts == ["2/0", "2/1", "1/0", "3/0", "3/1"]
+    assert played.closed == [2, 3]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_campaign_beside_a_busy_program_ends_within_its_budget(seed: int) -> None:
+    weather = Weather(measuring_s=5.0, learning_s=5.0, failing=0.6)
+    generator = np.random.default_rng(seed)
+    played = VirtualCluster(COURSE, {"cpu-2t": (1, 1)}, weather, generator, ledger=Ledger()).run()
+    assert played.machine.is_over
+    assert sorted(played.ledger.closed) == [0, 1, 2, 3]
+    assert set(played.ledger.state.values()) <= {"done", "failed"}
