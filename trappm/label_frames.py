@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
+
+from trappm.profiler.errors import InputError
+from trappm.profiler.nearest import nearest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,6 +51,13 @@ def labels(
     from trappm.store import LabelFilter
     from trappm.store.query.tables import check_columns, check_statistics
 
+    for name, value in (("by", by), ("statistics", statistics), ("columns", columns)):
+        if isinstance(value, str):
+            raise InputError(f"{name} is {value!r}; give a list, such as {name}=[{value!r}]")
+    known = [field.name for field in fields(LabelFilter)]
+    unknown = next((name for name in filters if name not in known), None)
+    if unknown is not None:
+        raise InputError(f"unknown filter {unknown!r}; {nearest(unknown, known)}")
     wanted = LabelFilter(**filters)
     if by or statistics:
         statistics = statistics or ("count", "mean")

@@ -44,7 +44,8 @@ def estimate(
     depth: Annotated[int, typer.Option(min=1, max=20, help="Depth of the tree of modules.")] = 1,
     ray: Annotated[bool, typer.Option("--ray", help="Print the resources of a Ray task.")] = False,
     kubernetes: Annotated[
-        bool, typer.Option("--kubernetes", help="Print a pod as YAML; without --device for any card.")
+        bool,
+        typer.Option("--kubernetes", help="Print a pod as YAML; without --device for any card."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -93,7 +93,9 @@ def predict(
     samples: Samples = None,
     carbon: Carbon = None,
     power_limit: PowerLimit = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs per node that share the step.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="GPUs per node that share the step.")
+    ] = None,
     nodes: Nodes = 1,
     strategy: Annotated[str | None, typer.Option(help="ddp, fsdp or tp, with --gpus.")] = None,
     accumulation: Accumulation = 1,

@@ -282,7 +282,9 @@ class _Inquiry:
 
     def _no_head(self, metric: str) -> str:
         doing = "training" if self._phase is Phase.TRAIN else "inference"
-        return f"no model was trained on the {METRIC_NAMES[metric]} of {doing} steps on {self.device}"
+        return (
+            f"no model was trained on the {METRIC_NAMES[metric]} of {doing} steps on {self.device}"
+        )
 
     def _remarks(self, figures: Figures) -> list[str]:
         bases = self._snapshot.bases(self.device, self._phase)
@@ -294,9 +296,7 @@ class _Inquiry:
         if is_simulated:
             others = tuple(metric for metric in figures.unfamiliar if metric != "memory_mib")
             figures = replace(figures, unfamiliar=others)
-        remarks = remarks_on(
-            figures, device_title(self.card), bases, self._settings, labelled
-        )
+        remarks = remarks_on(figures, device_title(self.card), bases, self._settings, labelled)
         if self._basis is not None:
             remarks.append(f"Step time is based on {self._basis}.")
         if is_simulated:
@@ -305,7 +305,7 @@ class _Inquiry:
         if wanted not in (None, answered):  # Adam and AdamW only
             names = {Optimizer.ADAM: "Adam", Optimizer.ADAMW: "AdamW"}
             remarks.append(
-                f"{names[wanted]} is treated as {names[answered]} (same state, same memory traffic)."
+                f"{names[wanted]} is treated as {names[answered]} (same state, same traffic)."
             )
         if self._profile.step is None and self._phase is Phase.TRAIN:
             remarks.append("The training step could not be traced, so memory is a rough estimate.")

@@ -59,7 +59,7 @@ def gpus_of(manifests: Sequence[Manifest], phase: Phase) -> list[str]:
 
 
 def device_title(card: str) -> str:
-    """Return a card's name as people write it, such as `A100 40 GB`; a CPU device's key as it is."""
+    """Return a card's name as people write it, such as `A100 40 GB`; other keys as they are."""
     listed = None if is_cpu_device(card) else card_of(card)
     if listed is None:
         return card

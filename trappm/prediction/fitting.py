@@ -31,6 +31,10 @@ class Verdict(enum.StrEnum):
     DOES_NOT_FIT = "does not fit"
 
 
+VERDICTS = {Verdict.FITS: "yes", Verdict.MAY_NOT_FIT: "maybe", Verdict.DOES_NOT_FIT: "no"}
+"""The same in a column of a table."""
+
+
 class MemoryInterval(NamedTuple):
     """Memory of a step: the median and the bounds of its 90 % interval."""
 
@@ -50,9 +54,17 @@ class MemoryInterval(NamedTuple):
         return type(self)(*(factor * value for value in self))
 
     def __str__(self) -> str:
-        """Such as `8.3 GiB (8.0 to 8.6)`."""
+        """Such as `8.3 GiB (8.0 to 8.6)`, or `779 MiB (740 to 812)` below 1 GiB."""
+        if self.median_mib < _MIB_PER_GIB:
+            median, low, high = (f"{value:,.0f}" for value in self)
+            return f"{median} MiB ({low} to {high})"
         median, low, high = (f"{value / _MIB_PER_GIB:,.1f}" for value in self)
         return f"{median} GiB ({low} to {high})"
+
+    def of(self, capacity_mib: float) -> str:
+        """Such as `8.3 GiB (8.0 to 8.6) of 39.6`."""
+        unit = " GiB" if self.median_mib < _MIB_PER_GIB else ""
+        return f"{self} of {capacity_mib / _MIB_PER_GIB:,.1f}{unit}"
 
 
 def largest_batch(memory: Callable[[int], MemoryInterval], capacity_mib: float) -> int:
@@ -83,7 +95,7 @@ def simulated_interval(simulated_mib: float) -> MemoryInterval:
 
 def room_text(verdict: Verdict, device: str, memory: MemoryInterval, capacity_mib: float) -> str:
     """Return such as `Fits A100 40 GB: 8.3 GiB (8.0 to 8.6) of 39.6`."""
-    return f"{verdict.capitalize()} {device}: {memory} of {capacity_mib / _MIB_PER_GIB:,.1f}"
+    return f"{verdict.capitalize()} {device}: {memory.of(capacity_mib)}"
 
 
 @cache

@@ -184,7 +184,12 @@ class Prediction:
             KeyError, TypeError, ValueError: it was of none, or of another version's.
         """
         given = {**values}
-        for name in ("sentence", "fits", "verdict", "memory_parts_mib"):  # they follow from the others
+        for name in (
+            "sentence",
+            "fits",
+            "verdict",
+            "memory_parts_mib",
+        ):  # they follow from the others
             del given[name]
         for name, kind in (
             ("simulated_memory", SimulatedMemory),
@@ -340,6 +345,7 @@ NEEDS = "it needs "
 
 LONG_MS = 10_000
 """Steps of so many ms are told in seconds."""
+
 
 def quantity(metric: str, value: float) -> str:
     """A metric's value with its unit; long step times in seconds."""

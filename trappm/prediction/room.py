@@ -16,8 +16,6 @@ from trappm.prediction.predict import predict
 from trappm.prediction.prediction import Prediction
 from trappm.profiler.errors import UnsupportedModelError
 
-_MIB_PER_GIB = 1024
-
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
@@ -59,17 +57,23 @@ class Room:
         if self.is_largest and self.verdict is Verdict.FITS:
             return (
                 f"{p.model} {'trains' if training else 'infers'} on {device} with up to "
-                f"{p.batch_size:,} samples{tokens} per step {how}: {self.memory} of "
-                f"{self.capacity_mib / _MIB_PER_GIB:,.1f}."
+                f"{p.batch_size:,} samples{tokens} per step {how}: "
+                f"{self.memory.of(self.capacity_mib)}."
             )
         room = room_text(self.verdict, device, self.memory, self.capacity_mib)
-        largest = "" if p.largest_batch is None else f" Largest batch that fits: {p.largest_batch:,}."
+        largest = (
+            "" if p.largest_batch is None else f" Largest batch that fits: {p.largest_batch:,}."
+        )
         batch = f"batch {p.batch_size:,}{tokens}"
         return f"{room} for {p.model} at {batch} {how}.{largest}"
 
 
 def rooms(
-    model: str, devices: Sequence[str] | None = None, *, batch_size: int | None = None, **options: Any
+    model: str,
+    devices: Sequence[str] | None = None,
+    *,
+    batch_size: int | None = None,
+    **options: Any,
 ) -> list[Room]:
     """Answer for each device whether a batch fits, or which is the largest that does.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.prediction.comparison import best_models, cheapest_usd, verdicts
 from trappm.prediction.costs import prices_of
-from trappm.prediction.fitting import Verdict
+from trappm.prediction.fitting import VERDICTS
 from trappm.prediction.prediction import LOADING_REMARK
 from trappm.profiler.records import is_cpu_device
 from trappm.terminal.tables import cell, console, print_line, print_notes, print_table, table
@@ -93,7 +93,7 @@ def print_comparison(
             prediction.step_time_ms,
             cheapest_usd(prediction),
             prediction.memory_mib,
-            None if prediction.verdict is None else _VERDICTS[prediction.verdict],
+            None if prediction.verdict is None else VERDICTS[prediction.verdict],
             prediction.samples_per_s,
             None if (batch := prediction.largest_batch) is None else float(batch),
         )
@@ -136,9 +136,6 @@ def _notes_on_all(
     gaps = sorted({f"{p.device}: {gap}" for p in predictions for gap in p.gaps()})
     used = dict.fromkeys(prediction.snapshot for prediction in predictions)
     return [*notes, *_remarks(predictions), *gaps, f"Snapshot: {', '.join(used)}"]
-
-
-_VERDICTS = {Verdict.FITS: "yes", Verdict.MAY_NOT_FIT: "maybe", Verdict.DOES_NOT_FIT: "no"}
 
 
 def _print_best(predictions: Sequence[Prediction]) -> None:
