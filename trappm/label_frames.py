@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.errors import InputError
+from trappm.profiler.nearest import nearest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,8 +52,9 @@ def labels(
     from trappm.store.query.tables import check_columns, check_statistics
 
     known = [field.name for field in fields(LabelFilter)]
-    if unknown := sorted(set(filters) - set(known)):
-        raise InputError(f"unknown filter {unknown[0]!r}; filters are: {', '.join(known)}")
+    unknown = next((name for name in filters if name not in known), None)
+    if unknown is not None:
+        raise InputError(f"unknown filter {unknown!r}; {nearest(unknown, known)}")
     wanted = LabelFilter(**filters)
     by, statistics = _names(by), _names(statistics)
     columns = None if columns is None else _names(columns)

@@ -312,16 +312,31 @@ Member = TypeVar("Member", bound=enum.StrEnum)
 
 
 def member(name: str, kind: type[Member], value: str) -> Member:
-    """The member of an enumeration that is meant, by itself or by its text.
+    """Return the member of an enumeration by its text, in any case.
 
     Raises:
-        InputError: there is none; with all that there are.
+        InputError: There is none; the message lists all members.
     """
+    text = value.lower() if isinstance(value, str) else value
     try:
-        return kind(value)
+        return kind(text)
     except ValueError as error:
+        meant = _ALSO_CALLED.get(text) if kind is Precision and isinstance(text, str) else None
+        hint = "" if meant is None else f"; did you mean {meant}?"
         allowed = ", ".join(kind)
-        raise InputError(f"{name} is {value!r}; it must be one of {allowed}") from error
+        raise InputError(f"{name} is {value!r}; it must be one of {allowed}{hint}") from error
+
+
+_ALSO_CALLED = {
+    "amp": Precision.AMP_FP16,
+    "fp16": Precision.AMP_FP16,
+    "float16": Precision.AMP_FP16,
+    "half": Precision.AMP_FP16,
+    "mixed": Precision.AMP_FP16,
+    "bfloat16": Precision.BF16,
+    "float32": Precision.FP32,
+}
+"""Precisions by names of other libraries."""
 
 
 def _canonical_json(value: object) -> str:

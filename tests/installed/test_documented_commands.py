@@ -172,3 +172,60 @@ def test_commands_left_out_are_commands():
     every = [" ".join(c.words) for page in PAGES for c in commands(page)]
     unused = [start for start in ELSEWHERE if not any(c.startswith(start) for c in every)]
     assert unused == []
+
+
+JSON_COMMANDS = (
+    "predict test_resnet",
+    "predict test_resnet --device a100 --device v100 --epochs 2 --samples 1000 --carbon 300",
+    "predict test_resnet --gpus 2",
+    "fits test_resnet",
+    "compare test_resnet --precision amp-bf16",
+    "compare test_resnet --gpus 1,2 --device a100",
+    "scale test_resnet --gpus 1,2",
+    "estimate test_resnet --ray",
+    "estimate test_resnet --kubernetes",
+    "generate hf:gpt2-tiny --prompt 8 --tokens 2",
+    "devices",
+    "device show",
+    "device show v100 --model test_resnet",
+    "labels query --limit 2",
+    "labels query --by family --agg median",
+    "labels show 1",
+    "labels lookup resnet18 --batch-size 8 --input-size 64 --device cpu-2t",
+    "labels lookup test_resnet",
+    "snapshot list",
+    "snapshot show default",
+    "snapshot diff default latest",
+    "snapshot verify",
+    "store stats",
+    "store check",
+    "campaign list",
+    "campaign status",
+    "campaign report",
+    "campaign explain",
+    "pool status laptop",
+)
+NAMED_BY_DATA = {
+    "affinity", "best", "best_of_all", "cards", "counts", "devices", "environment", "errors",
+    "evidence", "files", "heads", "kernels", "kubernetes", "label_counts", "modules_mib", "ray",
+    "versions", "weights",
+}  # fmt: skip
+"""Objects whose keys are names of devices, models, modules, files, or another program's."""
+
+
+@pytest.mark.parametrize("command", JSON_COMMANDS)
+def test_keys_of_json_are_identifiers(command, trappm):
+    status, out, err = trappm([*shlex.split(command), "--json"])
+    assert status == 0, err
+    wrong = {key for key in keys_of(json.loads(out)) if not re.fullmatch("[a-z][a-z0-9_]*", key)}
+    assert wrong == set()
+
+
+def keys_of(value) -> set[str]:
+    """Return the keys of all objects in a JSON value, except of those that are named by data."""
+    if isinstance(value, list):
+        return set().union(*map(keys_of, value))
+    if not isinstance(value, dict):
+        return set()
+    below = (keys_of(v) for k, v in value.items() if k not in NAMED_BY_DATA)
+    return set(value).union(*below)

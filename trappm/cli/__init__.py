@@ -45,27 +45,32 @@ app = typer.Typer(
     epilog="Example: trappm predict resnet18 --batch-size 4 --input-size 96",
 )
 shell.flags_without_type()
-app.add_typer(campaign.app, name="campaign")
-app.add_typer(pool.app, name="pool")
-app.add_typer(labels.app, name="labels")
-app.add_typer(store.app, name="store")
-app.add_typer(snapshot.app, name="snapshot")
-app.add_typer(device.app, name="device")
-app.command(name="predict")(predict.predict)
-app.command(name="compare")(predict.compare)
-app.command(name="scale")(predict.scale)
-app.command(name="fits")(estimate.fits)
-app.command(name="estimate")(estimate.estimate)
-app.command(name="generate")(generate.generate)
-app.command(name="devices")(device.devices)
-app.command(name="serve")(serve.serve)
-app.command(name="ui")(ui.ui)
+PREDICT, MEASURE, DATA = "Predict", "Measure", "Labels and snapshots"
+SERVE, RESEARCH = "Serve", "Research"
+app.command(name="predict", rich_help_panel=PREDICT)(predict.predict)
+app.command(name="fits", rich_help_panel=PREDICT)(estimate.fits)
+app.command(name="compare", rich_help_panel=PREDICT)(predict.compare)
+app.command(name="estimate", rich_help_panel=PREDICT)(estimate.estimate)
+app.command(name="scale", rich_help_panel=PREDICT)(predict.scale)
+app.command(name="generate", rich_help_panel=PREDICT)(generate.generate)
+app.command(name="devices", rich_help_panel=PREDICT)(device.devices)
+app.add_typer(campaign.app, name="campaign", rich_help_panel=MEASURE)
+app.add_typer(pool.app, name="pool", rich_help_panel=MEASURE)
+app.add_typer(device.app, name="device", rich_help_panel=MEASURE)
+app.add_typer(labels.app, name="labels", rich_help_panel=DATA)
+app.add_typer(snapshot.app, name="snapshot", rich_help_panel=DATA)
+app.add_typer(store.app, name="store", rich_help_panel=DATA)
+app.command(name="serve", rich_help_panel=SERVE)(serve.serve)
+app.command(name="ui", rich_help_panel=SERVE)(ui.ui)
 app.command(
     name="evaluate",
+    rich_help_panel=RESEARCH,
     epilog="Example: trappm evaluate --train train.csv --test test.csv --metric memory --json",
 )(evaluate.evaluate)
 app.command(
-    name="tune", epilog="Example: trappm tune --labels sheet.csv --estimator xgboost --trials 50"
+    name="tune",
+    rich_help_panel=RESEARCH,
+    epilog="Example: trappm tune --labels sheet.csv --estimator xgboost --trials 50",
 )(tune.tune)
 
 
@@ -82,7 +87,10 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     _version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print it.")
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
     _debug: Annotated[bool, typer.Option("--debug", help="Show the trace of an error.")] = False,
 ) -> None:

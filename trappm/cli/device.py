@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trappm.cli import shell
+from trappm.cli import options, shell
 from trappm.cli.options import AsJson, BatchSize, InputSize, print_json
+from trappm.prediction.device_names import DEFAULT_DEVICE
 from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import InputError
 
@@ -83,21 +84,21 @@ def show(
         list[str] | None,
         typer.Argument(
             metavar="DEVICE",
-            help="Keys; without one, all that are known.",
+            help="Device keys (default: list all; with --model: a100-40gb).",
             autocompletion=shell.devices,
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="A timm architecture or ONNX file: its kernels, too.")
+        str | None, typer.Option(help="timm architecture or ONNX file whose step to show.")
     ] = None,
     batch_size: BatchSize = None,
     input_size: InputSize = None,
-    phase: Annotated[str, typer.Option(help="train or infer.")] = "train",
-    precision: Annotated[str | None, typer.Option(help="fp32, amp-fp16 or amp-bf16.")] = None,
-    memory_format: Annotated[str | None, typer.Option(help="contiguous or channels-last.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="sgd, momentum or adam.")] = None,
+    phase: options.Phase = "train",
+    precision: options.Precision = None,
+    memory_format: options.MemoryFormat = None,
+    optimizer: options.Optimizer = None,
     snapshot: Annotated[
-        str | None, typer.Option(help="Whose heads say how long kernels take; as in predict.")
+        str | None, typer.Option(help="Snapshot that predicts kernel times, as in predict.")
     ] = None,
     png: Annotated[Path | None, typer.Option(help="Draw the roofline into this file.")] = None,
     as_json: AsJson = False,
@@ -117,6 +118,7 @@ def show(
 
     if png is not None:
         require_matplotlib("--png")
+    devices = devices or ([DEFAULT_DEVICE] if model is not None else None)
     of_ranks = [name for name in devices or () if rank_key(name).ranks > 1]
     if of_ranks and of_ranks == devices and (png is not None or model is not None):
         raise InputError(

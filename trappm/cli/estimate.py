@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trappm.cli import shell
+from trappm.cli import options, shell
 from trappm.cli.options import AsJson, InputSize, Model, SequenceLength, print_json
 from trappm.profiler.errors import InputError
 
@@ -19,37 +19,43 @@ Architecture = Annotated[
 ]
 
 
+Cards = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Card, such as v100, repeatable (default: a100-40gb).", autocompletion=shell.devices
+    ),
+]
+
+
 def estimate(
     model: Architecture,
-    batch_size: Annotated[int, typer.Option(help="Samples a step.")] = 1,
+    batch_size: Annotated[int, typer.Option(help="Samples per step.")] = 1,
     input_size: InputSize = None,
     sequence_length: SequenceLength = None,
-    device: Annotated[
-        list[str] | None,
-        typer.Option(help="A card, such as v100; again for more.", autocompletion=shell.devices),
-    ] = None,
-    phase: Annotated[str, typer.Option(help="train or infer.")] = "train",
+    device: Cards = None,
+    phase: options.Phase = "train",
     precision: Annotated[str, typer.Option(help="fp32, amp-fp16, amp-bf16 or bf16.")] = "fp32",
     memory_format: Annotated[str, typer.Option(help="contiguous or channels-last.")] = "contiguous",
     optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")] = "sgd",
     implementation: Annotated[
-        str, typer.Option(help="Of the optimizer: foreach, fused or plain.")
+        str, typer.Option(help="Implementation of the optimizer: foreach, fused or plain.")
     ] = "foreach",
     accumulation: Annotated[int, typer.Option(help="Passes before each optimizer step.")] = 1,
-    depth: Annotated[int, typer.Option(min=1, max=20, help="Of the tree of modules.")] = 1,
-    ray: Annotated[bool, typer.Option("--ray", help="What a Ray task asks for.")] = False,
+    depth: Annotated[int, typer.Option(min=1, max=20, help="Depth of the tree of modules.")] = 1,
+    ray: Annotated[bool, typer.Option("--ray", help="Print the resources of a Ray task.")] = False,
     kubernetes: Annotated[
-        bool, typer.Option("--kubernetes", help="A pod's YAML; without --device any card.")
+        bool,
+        typer.Option("--kubernetes", help="Print a pod as YAML; without --device for any card."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate the GPU memory of a step: what fits, the largest batch, and what takes it.
+    """Break down the GPU memory of a step by part, module and tensor, simulated without a GPU.
 
-    Simulated on PyTorch's allocator, without a GPU, labels or a trial; modules of your own by
-    `trappm.estimate` in Python.
+    Estimate modules of your own in Python with `trappm.estimate`.
 
     Example: trappm estimate resnet50 --batch-size 64 --optimizer adamw --device v100
     """
+    from trappm.prediction.device_names import DEFAULT_DEVICE
     from trappm.prediction.estimate import estimate as estimate_step
     from trappm.prediction.estimate import loop_of
     from trappm.profiler.records import Precision, member
@@ -75,7 +81,7 @@ def estimate(
         memory_format=memory_format,
         optimizer=loop,
     )
-    devices = device or ["a100"]
+    devices = device or [DEFAULT_DEVICE]
     if ray and kubernetes:
         raise InputError("--ray and --kubernetes are two answers; ask for one of them")
     if ray or kubernetes:
@@ -95,45 +101,43 @@ def estimate(
     elif as_json:
         print_json(made.to_dict(devices, depth))
     else:
-        print_estimate(made, devices, depth)
+        print_estimate(made, devices, depth, is_default=not device)
 
 
 def fits(
     model: Model,
-    device: Annotated[
-        list[str] | None,
-        typer.Option(help="A card, such as v100; again for more.", autocompletion=shell.devices),
-    ] = None,
+    device: Cards = None,
+    batch_size: options.BatchSize = None,
     input_size: InputSize = None,
     sequence_length: SequenceLength = None,
-    phase: Annotated[str, typer.Option(help="train or infer.")] = "train",
-    precision: Annotated[str, typer.Option(help="fp32, amp-fp16, amp-bf16 or bf16.")] = "fp32",
-    memory_format: Annotated[str, typer.Option(help="contiguous or channels-last.")] = "contiguous",
-    optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")] = "sgd",
+    phase: options.Phase = "train",
+    precision: options.Precision = None,
+    memory_format: options.MemoryFormat = None,
+    optimizer: options.Optimizer = None,
+    snapshot: options.SnapshotName = None,
+    explain: options.Explain = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find the largest batch whose step fits a card's memory.
+    """Tell whether a batch fits a card's memory, or which is the largest that does.
 
-    By bisection over the memory that PyTorch's allocator would take, simulated without a GPU.
+    A batch fits if the upper bound of the 90 % interval of its memory leaves 6 % of the card free.
 
     Example: trappm fits resnet50 --device a100 --optimizer adamw
     """
-    from trappm.profiler.models.known_names import is_file, refuse_unknown
+    from trappm.prediction.room import rooms
+    from trappm.terminal.tables import print_line, print_notes
 
-    if not is_file(model):
-        refuse_unknown(model)
-    from trappm.prediction.fitting import fitting
-    from trappm.prediction.models.sizes import size_of
-    from trappm.prediction.models.subjects import subject_of
-    from trappm.terminal.tables import print_line
-
-    rows = fitting(
-        subject_of(model, input_size=size_of(model, input_size, sequence_length)),
-        device or ["a100"],
+    rows = rooms(
+        model,
+        device,
+        batch_size=batch_size,
+        input_size=input_size,
+        sequence_length=sequence_length,
         phase=phase,
         precision=precision,
         memory_format=memory_format,
         optimizer=optimizer,
+        snapshot=snapshot,
     )
     if as_json:
         answer = [row.to_dict() for row in rows]
@@ -141,5 +145,4 @@ def fits(
         return
     for row in rows:
         print_line(str(row))
-        for remark in row.remarks:
-            print_line(remark, style="dim")
+    print_notes(dict.fromkeys(text for row in rows for text in row.remarks), explain=explain)

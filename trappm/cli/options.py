@@ -15,6 +15,10 @@ from trappm.cli import shell
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 
+Explain = Annotated[
+    bool, typer.Option("--explain", help="Show all remarks, and what the answer is based on.")
+]
+
 Model = Annotated[
     str,
     typer.Argument(
@@ -24,11 +28,31 @@ Model = Annotated[
     ),
 ]
 BatchSize = Annotated[
-    int | None, typer.Option(help="Samples a step; by default the file's own, or 1.")
+    int | None, typer.Option(help="Samples per step (default: the file's own, or 1).")
 ]
-InputSize = Annotated[int | None, typer.Option(help="Pixels; by default the architecture's own.")]
+InputSize = Annotated[int | None, typer.Option(help="Pixels (default: the architecture's own).")]
 SequenceLength = Annotated[
-    int | None, typer.Option(help="Tokens, of hf: names; by default the model's most, up to 2048.")
+    int | None,
+    typer.Option(help="Tokens, of hf: names (default: the model's maximum, up to 2048)."),
+]
+Phase = Annotated[str, typer.Option(help="train or infer.")]
+Precision = Annotated[
+    str | None,
+    typer.Option(help="fp32, amp-fp16, amp-bf16 or bf16 (default: most labels')."),
+]
+MemoryFormat = Annotated[
+    str | None, typer.Option(help="contiguous or channels-last (default: most labels').")
+]
+Optimizer = Annotated[
+    str | None, typer.Option(help="sgd, momentum, adam or adamw (default: most labels').")
+]
+SnapshotName = Annotated[
+    str | None,
+    typer.Option(
+        "--snapshot",
+        help="Id, alias or folder (default: the device's latest, then default).",
+        autocompletion=shell.snapshots,
+    ),
 ]
 
 Processes = Annotated[

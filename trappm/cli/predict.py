@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from trappm.cli import options, shell
-from trappm.cli.options import AsJson, print_json, with_options
+from trappm.cli.options import AsJson, Explain, print_json, with_options
 from trappm.profiler.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,44 +27,35 @@ DeviceName = Annotated[
     list[str] | None,
     typer.Option(
         "--device",
-        help="A device by any of its names, again for more, or all; by default the snapshot's.",
+        help="Device by any of its names, repeatable, or all GPUs (default: a100-40gb).",
         autocompletion=shell.devices,
     ),
 ]
-Phase = Annotated[str, typer.Option(help="train or infer.")]
-Precision = Annotated[
-    str | None, typer.Option(help="fp32, amp-fp16, amp-bf16 or bf16; as most labels.")
+Epochs = Annotated[
+    int | None,
+    typer.Option(help="Number of epochs of a whole run, without data loading; needs --samples."),
 ]
-MemoryFormat = Annotated[str | None, typer.Option(help="contiguous or channels-last.")]
-Optimizer = Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw.")]
-SnapshotName = Annotated[
-    str | None,
-    typer.Option(
-        "--snapshot",
-        help="An id, alias or folder; by default the device's latest, then default.",
-        autocompletion=shell.snapshots,
-    ),
+Samples = Annotated[int | None, typer.Option(help="Number of training samples per epoch.")]
+Carbon = Annotated[
+    float | None, typer.Option(help="Carbon intensity of the electricity (g CO2/kWh).")
 ]
-Epochs = Annotated[int | None, typer.Option(help="Of a whole run, with --samples.")]
-Samples = Annotated[int | None, typer.Option(help="Of one epoch.")]
-Carbon = Annotated[float | None, typer.Option(help="Of the electricity, in g CO2 per kWh.")]
 PowerLimit = Annotated[
     float | None,
-    typer.Option("--power-limit", help="Of the card, in W; by default as delivered."),
+    typer.Option("--power-limit", help="GPU power limit in watts (default: factory setting)."),
 ]
-Nodes = Annotated[int, typer.Option(min=1, help="With --gpus: so many nodes.")]
+Nodes = Annotated[int, typer.Option(min=1, help="Number of nodes, with --gpus.")]
 Accumulation = Annotated[int, typer.Option(min=1, help="Passes before each optimizer step.")]
 Network = Annotated[
     float | None,
-    typer.Option("--network", help="Between nodes, in Gbit/s; by default of the usual node."),
+    typer.Option("--network", help="Network between nodes in Gbit/s (default: usual node's)."),
 ]
 
 _COUNTS = "1,2,4,8,16"
 GpuCounts = Annotated[
-    str | None, typer.Option("--gpus", help=f"In all, with commas; {_COUNTS} by default.")
+    str | None, typer.Option("--gpus", help=f"Total numbers of GPUs (default: {_COUNTS}).")
 ]
 Strategies = Annotated[
-    list[str] | None, typer.Option(help="ddp, fsdp or tp, again for more; by default all.")
+    list[str] | None, typer.Option(help="ddp, fsdp or tp, repeatable (default: all).")
 ]
 
 
@@ -76,10 +67,10 @@ class Step:
     input_size: options.InputSize
     sequence_length: options.SequenceLength
     device: DeviceName
-    precision: Precision
-    memory_format: MemoryFormat
-    optimizer: Optimizer
-    snapshot: SnapshotName
+    precision: options.Precision
+    memory_format: options.MemoryFormat
+    optimizer: options.Optimizer
+    snapshot: options.SnapshotName
 
     def question(self) -> dict[str, Any]:
         """All but the device, as arguments of a prediction."""
@@ -97,21 +88,22 @@ _with_step = with_options("step", get_type_hints(Step, include_extras=True), Ste
 def predict(
     step: Step,
     models: Models,
-    phase: Phase = "train",
+    phase: options.Phase = "train",
     epochs: Epochs = None,
     samples: Samples = None,
     carbon: Carbon = None,
     power_limit: PowerLimit = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="Of each node, to share it.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="GPUs per node that share the step.")
+    ] = None,
     nodes: Nodes = 1,
-    strategy: Annotated[str | None, typer.Option(help="With --gpus: ddp, fsdp or tp.")] = None,
+    strategy: Annotated[str | None, typer.Option(help="ddp, fsdp or tp, with --gpus.")] = None,
     accumulation: Accumulation = 1,
     network: Network = None,
+    explain: Explain = False,
     as_json: AsJson = False,
 ) -> None:
     """Predict time, memory, power and energy of a step, what fits, and what a whole run costs.
-
-    Beside it stands the GPU memory of the step in fp32, simulated on CUDA's allocator.
 
     Example: trappm predict resnet50 --batch-size 64 --device a100
     """
@@ -143,7 +135,7 @@ def predict(
         if as_json:
             print_json(shared.to_dict())
         else:
-            print_parallel(shared)
+            print_parallel(shared, explain=explain)
         return
     from trappm.terminal.prediction_tables import print_comparison, print_prediction
 
@@ -161,28 +153,32 @@ def predict(
         rows = [prediction.to_dict() for prediction in predictions]
         print_json(rows if len(models) > 1 or step.has_several_devices else rows[0])
     elif len(predictions) == 1:
-        print_prediction(predictions[0])
+        print_prediction(predictions[0], explain=explain)
     else:
-        print_comparison(predictions)
+        print_comparison(predictions, explain=explain)
 
 
 @_with_step
 def compare(
     step: Step,
     models: Models,
-    phase: Phase = "train",
+    phase: options.Phase = "train",
     epochs: Epochs = None,
     samples: Samples = None,
     carbon: Carbon = None,
     gpus: GpuCounts = None,
     strategy: Strategies = None,
+    explain: Explain = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare devices, models, numbers of GPUs: the fastest, the cheapest, and what fits.
+    """Compare GPUs, models or numbers of GPUs: the fastest, the cheapest, and what fits.
+
+    Without --device these are all GPUs that a model was trained on.
 
     Example: trappm compare resnet50 --batch-size 128 --phase infer --epochs 1 --samples 1000000
     """
     devices = step.device or ["all"]
+    everywhere = devices == ["all"]
     if gpus is not None or strategy:
         _refuse(
             {
@@ -192,9 +188,12 @@ def compare(
                 "--carbon": carbon is not None,
             }
         )
-        _print_scaling(models, devices, gpus, strategy, as_json=as_json, **step.question())
+        _print_scaling(
+            models, devices, gpus, strategy, explain=explain, as_json=as_json, **step.question()
+        )
         return
-    from trappm.prediction.comparison import best_models, verdicts
+    from trappm.prediction.comparison import best_models, verdicts, without_extrapolations
+    from trappm.prediction.question import Question
     from trappm.terminal.prediction_tables import print_comparison
 
     predictions = _ask(
@@ -206,6 +205,12 @@ def compare(
         carbon_g_per_kwh=carbon,
         **step.question(),
     )
+    left_out: list[dict[str, str]] = []
+    if everywhere:
+        predictions, left_out = without_extrapolations(predictions)
+        question = Question(phase=phase, precision=step.precision, snapshot=step.snapshot)
+        unable = question.unable_devices()
+        left_out += [{"device": key, "reason": reason} for key, reason in unable.items()]
     if as_json:
         print_json(
             {
@@ -215,10 +220,11 @@ def compare(
                     what: {"model": best.model, "device": best.device}
                     for what, best in best_models(predictions).items()
                 },
+                "left_out": left_out,
             }
         )
     else:
-        print_comparison(predictions)
+        print_comparison(predictions, left_out, explain=explain)
 
 
 @_with_step
@@ -233,6 +239,7 @@ def scale(
     strategy: Strategies = None,
     accumulation: Accumulation = 1,
     network: Network = None,
+    explain: Explain = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare strategies and numbers of GPUs: which is fastest, cheapest, and fits?
@@ -249,6 +256,7 @@ def scale(
         gpus_per_node=per_node,
         accumulation=accumulation,
         network_gbit=network,
+        explain=explain,
         as_json=as_json,
         **step.question(),
     )
@@ -260,6 +268,7 @@ def _print_scaling(
     gpus: str | None,
     strategies: list[str] | None,
     *,
+    explain: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -273,7 +282,7 @@ def _print_scaling(
         raise InputError(f"--gpus is {named!r}; give numbers with commas, such as 1,2,4") from None
     predictions, refusals = scaling(models, devices, counts, strategies or (), **options)
     if not as_json:
-        print_scaling(predictions, refusals)
+        print_scaling(predictions, refusals, explain=explain)
         return
     by_model = {m: [p for p in predictions if p.model == m] for m in models}
     print_json(

@@ -11,8 +11,8 @@ from typer.core import TyperGroup, TyperOption
 from trappm.profiler.errors import TrappmError
 
 ORDER = (
-    "predict", "compare", "scale", "fits", "estimate", "generate", "devices",  # ask
-    "campaign", "labels", "snapshot", "pool", "store", "device",  # measure and keep
+    "predict", "fits", "compare", "estimate", "scale", "generate", "devices",
+    "campaign", "pool", "device", "labels", "snapshot", "store",
     "serve", "ui", "evaluate", "tune",
     "launch", "watch", "status", "report", "explain", "list", "pause", "resume", "retry", "cancel",
     "replay",

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trappm.prediction.device_names import DEFAULT_DEVICE, device_title, refuse_precision
 from trappm.prediction.estimate import beside_step_mib, capacity_of
+from trappm.prediction.fitting import MemoryInterval, Verdict, simulated_interval
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import MemoryFormat, Phase, Precision, member
 
@@ -24,8 +26,8 @@ MIB = 1 << 20
 MOST = 1 << 24
 """Tokens and sequences; a bound against slips of the keyboard."""
 UNLABELLED = (
-    "no token that was written was labelled on any card: intervals are those of other inference on "
-    "cards held out, and of hosts that launch twice as fast or half as fast"
+    "Decoding was never measured; the interval comes from other inference on unseen cards, and "
+    "allows for a host CPU twice or half as fast."
 )
 Interval = tuple[float, float]
 
@@ -36,6 +38,8 @@ class Generation:
 
     model: str
     device: str
+    device_name: str
+    """Name of the device as people write it, and whether it is the default."""
     prompt: int
     tokens: int
     batch_size: int
@@ -65,12 +69,24 @@ class Generation:
         return self.weights_mib + self.cache_mib + self.activations_mib + self.context_mib
 
     @property
+    def memory(self) -> MemoryInterval:
+        """Memory with the interval of a simulated memory."""
+        return simulated_interval(self.memory_mib)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it fits (`trappm.prediction.fitting`)."""
+        return self.memory.verdict(self.capacity_mib)
+
+    @property
     def fits(self) -> bool:
-        return self.memory_mib <= self.capacity_mib
+        """Whether the verdict is that it fits."""
+        return self.verdict is Verdict.FITS
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        values = {**asdict(self), "memory_mib": self.memory_mib, "fits": self.fits}
+        values = {**asdict(self), "memory_mib": self.memory_mib}
+        values |= {"fits": self.fits, "verdict": self.verdict}
         if self.tokens == 1:
             values |= dict.fromkeys(("token_ms", "token_interval_ms", "token_device_ms"))
         return values
@@ -89,7 +105,7 @@ def generate(
     prompt: int = 512,
     tokens: int = 128,
     batch_size: int = 1,
-    device: str = "a100",
+    device: str | None = None,
     precision: str = Precision.BF16,
 ) -> Generation:
     """Time and memory of a decoder that reads a prompt and writes tokens, by transformers.
@@ -99,7 +115,7 @@ def generate(
         prompt: tokens that each sequence begins with.
         tokens: that are written after each prompt, the first one included.
         batch_size: sequences at once, all of one length.
-        device: a card of the catalogue.
+        device: A card of the catalogue; `DEFAULT_DEVICE` by default.
         precision: of weights and cache, `bf16` or `fp32`.
 
     Raises:
@@ -108,11 +124,13 @@ def generate(
     """
     which = member("precision", Precision, precision)
     if which not in (Precision.BF16, Precision.FP32):
-        raise InputError(f"precision is {precision}; generation is known in bf16 and fp32")
+        raise InputError(f"precision is {which}; generation is predicted in bf16 and fp32 only")
     for name, value in (("prompt", prompt), ("tokens", tokens), ("batch size", batch_size)):
         if not 1 <= value <= MOST:
             raise InputError(f"{name} is {value}; it must be from 1 to {MOST:,}")
+    is_default, device = device is None, device or DEFAULT_DEVICE
     capacity_mib = capacity_of(device)
+    refuse_precision(device, which)
     from trappm.profiler.decoder_steps import Decoder
 
     decoder = Decoder(model, prompt + tokens, batch_size, which)
@@ -138,6 +156,7 @@ def generate(
     return Generation(
         model=decoder.architecture,
         device=device,
+        device_name=f"{device_title(device)} (default)" if is_default else device_title(device),
         prompt=prompt,
         tokens=tokens,
         batch_size=batch_size,

@@ -9,13 +9,15 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from trappm.prediction.device_names import device_title
 from trappm.prediction.estimate import estimate
+from trappm.prediction.fitting import MemoryInterval, Verdict, room_text, simulated_interval
 from trappm.prediction.models.sizes import size_kind
 from trappm.prediction.predict import predict
-from trappm.profiler.devices.capacity import USABLE_SHARE
+from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError, TrappmError, one_line
 from trappm.profiler.host import procfs
 from trappm.profiler.measuring.sweep import duration
@@ -25,8 +27,6 @@ from trappm.profiler.simulation.training_loop import Implementation, TrainingLoo
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
-
-_GIB = 1024.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,8 @@ class Forecast:
     model: str
     device: str
     batch_size: int
-    memory_mib: float
+    precision: str
+    memory: MemoryInterval
     capacity_mib: float
     largest_batch: int | None
     """None where the step is another one at every batch size, and on cores."""
@@ -118,20 +119,22 @@ class Forecast:
     """Why the step time is None."""
 
     @property
+    def verdict(self) -> Verdict:
+        """Whether the step fits (`trappm.prediction.fitting`)."""
+        return self.memory.verdict(self.capacity_mib)
+
+    @property
     def fits(self) -> bool:
-        share = 1.0 if is_cpu_device(self.device) else USABLE_SHARE
-        return self.memory_mib <= share * self.capacity_mib
+        """Whether the verdict is that the step fits."""
+        return self.verdict is Verdict.FITS
 
     def __str__(self) -> str:
-        verdict = "fits" if self.fits else "does not fit"
-        text = (
-            f"a step of {self.model} at batch {self.batch_size:,} {verdict} {self.device}: "
-            f"{_size_text(self.memory_mib)} of {_size_text(self.capacity_mib)}"
-        )
+        room = room_text(self.verdict, device_title(self.device), self.memory, self.capacity_mib)
+        text = f"{room} for {self.model} in {self.precision} at batch {self.batch_size:,}"
         if self.largest_batch is not None:
-            text += f", the largest batch is {self.largest_batch:,}"
+            text += f", the largest batch that fits is {self.largest_batch:,}"
         if self.step_time_ms is None:
-            return f"{text}; its time is told once steps are measured: {self.time_missing}"
+            return f"{text}; its time follows once steps are measured: {self.time_missing}"
         what = "a step" if self.epoch_batches is None else "an epoch"
         times = [duration((self.epoch_batches or 1) * ms / 1000) for ms in self.step_time_ms]
         return f"{text}; {what} takes about {times[0]} ({times[1]} to {times[2]}), as predicted"
@@ -153,15 +156,22 @@ def forecast(first: FirstStep, device: str | None = None) -> Forecast:
         optimizer=first.loop,
         precision=first.precision if autocast else Precision.FP32,
     )
+    if first.name is not None:  # then its memory is the one that `trappm.predict` returns
+        question = Question(precision=made.precision, optimizer=first.algorithm)
+        size = first.first_tensor.shape[-1]
+        made = replace(made, name=first.name, input_size=size, question=question)
     on_cores = is_cpu_device(name)
+    # The simulated allocator is CUDA's; a CPU device needs about as much for its tensors.
+    memory = simulated_interval(made.breakdown().total_mib) if on_cores else made.memory(name)
+    capacity_mib = procfs.allowed_memory_mib() if on_cores else made.capacity_mib(name)
     times_ms, why = _step_time_ms(first, name)
     return Forecast(
         model=first.name or type(first.model).__name__,
         device=name,
         batch_size=batch_size,
-        # The replayed allocator is CUDA's; on cores its tensors are the memory, more or less.
-        memory_mib=made.breakdown().total_mib if on_cores else made.memory_mib(name),
-        capacity_mib=procfs.allowed_memory_mib() if on_cores else made.capacity_mib(name),
+        precision=first.precision,
+        memory=memory,
+        capacity_mib=capacity_mib,
         largest_batch=None if on_cores or made.only_batch else made.largest_batch(name),
         epoch_batches=first.epoch_batches,
         step_time_ms=times_ms,
@@ -174,9 +184,9 @@ def _step_time_ms(
 ) -> tuple[tuple[float, float, float] | None, str | None]:
     """Prediction and bounds, or why there are none."""
     if first.name is None:
-        return None, "the model has no name that heads know"
+        return None, "the model has no name of timm or hf:"
     if first.processes > 1 or first.accumulation_steps > 1:
-        return None, "heads know steps of one process without accumulation"
+        return None, "only steps of one process without accumulation are predicted"
     size = "sequence_length" if size_kind(first.name) == "tokens" else "input_size"
     tensor = first.first_tensor
     try:
@@ -193,12 +203,8 @@ def _step_time_ms(
     except TrappmError as error:
         return None, one_line(error)
     if answer.step_time_ms is None:
-        return None, answer.missing.get("step_time_ms", "no head predicts it")
+        return None, answer.missing.get("step_time_ms", "it is not predicted")
     return (answer.step_time_ms, *answer.intervals["step_time_ms"]), None
-
-
-def _size_text(size_mib: float) -> str:
-    return f"{size_mib:,.0f} MiB" if size_mib < _GIB else f"{size_mib / _GIB:,.1f} GiB"
 
 
 def _without_trainer(model: nn.Module) -> nn.Module:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from trappm.prediction.device_names import precision_gap
 from trappm.prediction.estimate import capacity_of
+from trappm.prediction.fitting import Verdict
 from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import InputError
 
@@ -54,13 +56,14 @@ def ray_options(estimate: Estimate, device: str) -> dict[str, float]:
     Raises:
         InputError: no such card, or the step does not fit it.
     """
-    if not estimate.fits(device):
+    memory, capacity_mib = estimate.memory(device), estimate.capacity_mib(device)
+    verdict = memory.verdict(capacity_mib)
+    if verdict is not Verdict.FITS:
         raise InputError(
-            f"a step of {estimate.name} at batch {estimate.batch_size:,} takes "
-            f"{estimate.memory_mib(device):,.0f} MiB, and {device} has "
-            f"{estimate.capacity_mib(device):,.0f}; lower --batch-size or name a larger card"
+            f"a step of {estimate.name} at batch {estimate.batch_size:,} {verdict} {device}: it "
+            f"needs {memory.of(capacity_mib)}; lower --batch-size or name a larger card"
         )
-    share = math.ceil(100 * estimate.memory_mib(device) / estimate.capacity_mib(device)) / 100
+    share = math.ceil(100 * memory.high_mib / capacity_mib) / 100
     return {"num_gpus": min(share, 1.0), "memory": host_mib(estimate) << 20}
 
 
@@ -94,7 +97,11 @@ def pod(estimate: Estimate, devices: Sequence[str] | None = None) -> dict[str, A
             f"no product of Kubernetes is known for {', '.join(devices or ())}; there are "
             f"{', '.join(PRODUCTS)}"
         )
-    fitting = [product for product in may_be if estimate.fits(product)]
+    fitting = [
+        product
+        for product in may_be
+        if precision_gap(product, estimate.precision) is None and estimate.fits(product)
+    ]
     if not fitting:
         raise InputError(
             f"a step of {estimate.name} at batch {estimate.batch_size:,} fits none of "

@@ -43,7 +43,7 @@ def time_estimator(
         (card,) = cards
         answer = predict(model, device=card, samples=samples, epochs=epochs, **options)
         if answer.run is None:
-            raise InputError(f"no head predicts the step time of {model} on {card}")
+            raise InputError(f"the step time of {model} on {card} is not predicted")
         return math.ceil(answer.run.hours * 3600)
 
     return seconds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING
@@ -15,8 +15,13 @@ from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.predictions import Predictions
 from trappm.learner.workload import Workload
 from trappm.prediction import costs
-from trappm.prediction.estimate import beside_step_mib, largest_batch
+from trappm.prediction.device_names import device_title, refuse_precision
+from trappm.prediction.estimate import beside_step_mib
+from trappm.prediction.fitting import MemoryInterval, largest_batch
+from trappm.prediction.models.sizes import size_kind
+from trappm.prediction.models.subjects import input_size_of
 from trappm.prediction.prediction import (
+    METRIC_NAMES,
     MIG_PROFILES,
     NEEDS,
     Figures,
@@ -30,7 +35,7 @@ from trappm.profiler.devices.capacity import USABLE_SHARE, memory_mib
 from trappm.profiler.devices.catalogue import card_of
 from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import UnsupportedModelError
-from trappm.profiler.records import METRICS, Phase
+from trappm.profiler.records import METRICS, Optimizer, Phase
 from trappm.profiler.transformers.names import is_transformer
 
 if TYPE_CHECKING:
@@ -64,13 +69,27 @@ def answers(asks: Sequence[tuple[Question, Subject, str]]) -> list[Prediction]:
     return [predictions[inquiry] for inquiry in inquiries]
 
 
+def memory_of(
+    question: Question, subject: Subject, device: str
+) -> Callable[[int], MemoryInterval] | None:
+    """Return what predicts the memory of a step at a batch size; None if nothing does.
+
+    Raises:
+        As `answers`.
+    """
+    inquiry = _Inquiry(question, subject, device)
+    known = "memory_mib" in inquiry.predict([inquiry.workload]).metrics
+    return inquiry.memory if known else None
+
+
 SIMULATED_ERROR = 0.05
 """Deviation of the logarithm: models held out are 0.5 to 6 % off, as
 docs/studies/language_models.md tells."""
 TRANSFORMERS_REMARK = (
-    "no label is of a transformer like it: memory is simulated, step times are by kernels alone"
+    "No transformer like this one was measured: memory is simulated, and step time is computed "
+    "from the kernels."
 )
-SIMULATED_REMARK = "no label is of a transformer like it: memory is simulated"
+SIMULATED_REMARK = "No transformer like this one was measured: memory is simulated."
 _LARGEST: WeakKeyDictionary[Subject, dict[tuple[object, ...], int]] = WeakKeyDictionary()
 """Largest batch sizes by model: each takes a dozen predictions."""
 
@@ -86,6 +105,7 @@ class _Inquiry:
         self._phase = question.phase
         self._trained, self._basis = question.trained(device, subject.name)
         self._settings = question.settings(self._trained)
+        refuse_precision(self.card, self._settings.precision)
         self._profile = subject.profile()
         if self._phase is Phase.TRAIN and self._profile.quantized is not None:
             raise UnsupportedModelError(
@@ -153,11 +173,14 @@ class _Inquiry:
         missing = self._missing(figures) | unfit
         run = self._question.run(self.device, self._batch_size, self._ranks, figures)
         if run is None and self._question.epochs is not None:
-            missing["run"] = "it needs step_time_ms"
+            missing["run"] = "it needs the step time"
         return Prediction(
             model=self._subject.name,
             device=self.device,
+            device_name=device_title(self.card),
+            device_is_default=self._question.device_is_default,
             batch_size=self._batch_size,
+            sequence_length=self._sequence_length(),
             phase=self._phase.value,
             precision=self._settings.precision.value,
             memory_format=self._settings.memory_format.value,
@@ -224,17 +247,17 @@ class _Inquiry:
         """
         fit = Fit(capacity_mib=capacity, out_of_memory=risk)
         if memory is None or capacity is None:
-            unknown = f"the memory of a {self.device} is not known"
+            unknown = f"the capacity of {self.device} is unknown"
             reason = self._no_head("memory_mib") if memory is None else unknown
-            return fit, dict.fromkeys(("out_of_memory", "largest_batch_size"), reason)
+            return fit, dict.fromkeys(("out_of_memory", "largest_batch"), reason)
         missing = {}
         fixed = self._profile.graph.fixed_batch_size
         if fixed is None:
-            fit = replace(fit, largest_batch_size=self._largest(USABLE_SHARE * capacity))
+            fit = replace(fit, largest_batch=self._largest(capacity))
         else:
-            missing["largest_batch_size"] = f"the file has one batch size only, {fixed}"
+            missing["largest_batch"] = f"the file has one batch size only, {fixed}"
         if capacity > MIG_PROFILES[-1][0] * 1024 and self.device.startswith("a100"):
-            missing["mig_profile"] = "the rule is of an A100 with 40 GB"
+            missing["mig_profile"] = "the rule covers an A100 with 40 GB only"
         elif self.device.startswith("a100"):
             fit = replace(fit, mig_profile=mig_profile(memory[1]))
             if fit.mig_profile is None:
@@ -248,16 +271,20 @@ class _Inquiry:
             if getattr(figures, metric) is None:
                 reasons[metric] = self._no_head(metric)
         if "step_time_ms" in reasons and self._untraced and self._trained.heads.needs_kernels:
-            reasons["step_time_ms"] = f"its kernels cannot be traced: {self._untraced}"
+            reasons["step_time_ms"] = f"the kernels cannot be traced: {self._untraced}"
         needed = {"energy_j": ("power_w", "step_time_ms"), "samples_per_s": ("step_time_ms",)}
         for name, parts in needed.items():
             lacking = [part for part in parts if getattr(figures, part) is None]
             if lacking:
-                reasons[name] = f"{NEEDS}{' and '.join(lacking)}"
+                named = " and ".join(METRIC_NAMES[part] for part in lacking)
+                reasons[name] = f"{NEEDS}{named}"
         return reasons
 
     def _no_head(self, metric: str) -> str:
-        return f"the snapshot has no {metric} head for {self._phase} steps on {self.device}"
+        doing = "training" if self._phase is Phase.TRAIN else "inference"
+        return (
+            f"no model was trained on the {METRIC_NAMES[metric]} of {doing} steps on {self.device}"
+        )
 
     def _remarks(self, figures: Figures) -> list[str]:
         bases = self._snapshot.bases(self.device, self._phase)
@@ -269,16 +296,19 @@ class _Inquiry:
         if is_simulated:
             others = tuple(metric for metric in figures.unfamiliar if metric != "memory_mib")
             figures = replace(figures, unfamiliar=others)
-        remarks = remarks_on(figures, self.device, self.card, bases, self._settings, labelled)
+        remarks = remarks_on(figures, device_title(self.card), bases, self._settings, labelled)
         if self._basis is not None:
-            remarks.append(f"step_time_ms rests on {self._basis}")
+            remarks.append(f"Step time is based on {self._basis}.")
         if is_simulated:
             remarks.append(SIMULATED_REMARK if self._basis else TRANSFORMERS_REMARK)
         wanted, answered = self._question.optimizer, self._settings.optimizer
         if wanted not in (None, answered):  # Adam and AdamW only
-            remarks.append(f"{wanted} is answered as {answered}, which keeps and moves as much")
+            names = {Optimizer.ADAM: "Adam", Optimizer.ADAMW: "AdamW"}
+            remarks.append(
+                f"{names[wanted]} is treated as {names[answered]} (same state, same traffic)."
+            )
         if self._profile.step is None and self._phase is Phase.TRAIN:
-            remarks.append("no step of it could be traced, so the memory is a rough guess")
+            remarks.append("The training step could not be traced, so memory is a rough estimate.")
         return [*remarks, *filter(None, [self._memory_remark])]
 
     @property
@@ -303,6 +333,12 @@ class _Inquiry:
             kernels=kernels,
         )
 
+    def _sequence_length(self) -> int | None:
+        """Return the number of tokens of a text model; None for other models."""
+        if size_kind(self._subject.name) != "tokens":
+            return None
+        return input_size_of(self._subject.name, self._subject.input_size)
+
     def _simulated_memory(self) -> SimulatedMemory | None:
         """That of the step in question; None if it cannot be traced."""
         step = self.workload.step
@@ -310,14 +346,17 @@ class _Inquiry:
             return None
         return step.memory(self._batch_size, self._settings.optimizer, phase=self._phase)
 
-    def _largest(self, limit_mib: float) -> int:
-        """The largest batch size whose upper bound stays below the limit."""
+    def _largest(self, capacity_mib: float) -> int:
         known = _LARGEST.setdefault(self._subject, {})
         key = (self._snapshot.id, self.device, self._phase, self._settings)
         if key not in known:
-            known[key] = largest_batch(lambda size: self._upper_mib(size) <= limit_mib)
+            known[key] = largest_batch(self.memory, capacity_mib)
         return known[key]
 
-    def _upper_mib(self, batch_size: int) -> float:
+    def memory(self, batch_size: int) -> MemoryInterval:
+        """Return the predicted memory of the step at a batch size."""
         output = self.predict([self._workload(batch_size)])
-        return float(output.high[0, output.metrics.index("memory_mib")])
+        at = output.metrics.index("memory_mib")
+        return MemoryInterval(
+            *(float(row[0, at]) for row in (output.median, output.low, output.high))
+        )

@@ -5,41 +5,51 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from trappm.prediction.fitting import Verdict
+
 if TYPE_CHECKING:
     from trappm.prediction.prediction import Prediction
-
-
-LIKELY = 0.5
-"""A probability of running out of memory above this rules a device out."""
 
 
 def verdicts(predictions: Sequence[Prediction]) -> dict[str, dict[str, str | None]]:
     """By model: the device of the shortest step, of the cheapest run, and of the surest fit.
 
-    None where fewer than two devices tell: nothing is compared then. Where the step more likely
-    than not does not fit, a device is neither fastest nor cheapest.
+    None where fewer than two devices tell: nothing is compared then. Where the step does not fit,
+    a device is neither fastest nor cheapest.
     """
     best: dict[str, dict[str, str | None]] = {}
     for model in dict.fromkeys(prediction.model for prediction in predictions):
         mine = [prediction for prediction in predictions if prediction.model == model]
-        full = {
-            prediction.device for prediction in mine if (prediction.out_of_memory or 0.0) > LIKELY
-        }
+        full = {p.device for p in mine if p.verdict is Verdict.DOES_NOT_FIT}
         best[model] = {
             "fastest": _least({p.device: p.step_time_ms for p in mine}, full),
             "cheapest": _least({p.device: cheapest_usd(p) for p in mine}, full),
-            "fits best": _least({p.device: p.out_of_memory for p in mine}, set()),
+            "best_fit": _least({p.device: p.out_of_memory for p in mine}, set()),
         }
     return best
+
+
+def without_extrapolations(
+    predictions: Sequence[Prediction],
+) -> tuple[list[Prediction], list[dict[str, str]]]:
+    """Return the predictions near measurements, and a record of each that is far from them.
+
+    All are near if otherwise none would be left.
+    """
+    near = [p for p in predictions if not p.beyond_labels]
+    if not near:
+        return list(predictions), []
+    far = [p for p in predictions if p.beyond_labels]
+    reason = "far from all measurements of this device"
+    return near, [{"model": p.model, "device": p.device, "reason": reason} for p in far]
 
 
 def best_models(predictions: Sequence[Prediction]) -> dict[str, Prediction]:
     """Of several models: the prediction of the shortest time a sample, and of the cheapest run.
 
-    Empty where fewer than two models tell; a model is out where it more likely than not does not
-    fit.
+    Empty where fewer than two models tell; a model is out where it does not fit.
     """
-    able = [p for p in predictions if (p.out_of_memory or 0.0) <= LIKELY]
+    able = [p for p in predictions if p.verdict is not Verdict.DOES_NOT_FIT]
     best = {}
     for what, cost in (
         ("fastest", lambda p: p.samples_per_s and 1 / p.samples_per_s),

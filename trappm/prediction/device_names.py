@@ -13,16 +13,21 @@ from typing import TYPE_CHECKING
 
 from trappm.learner.snapshots.manifest import OTHERS
 from trappm.profiler.devices.capacity import memory_mib
-from trappm.profiler.devices.catalogue import card_of, cards, read_name
+from trappm.profiler.devices.catalogue import card_keys, card_of, cards, read_name
 from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import InputError, SnapshotError
-from trappm.profiler.records import Phase, is_cpu_device
+from trappm.profiler.nearest import nearest
+from trappm.profiler.records import Phase, Precision, is_cpu_device
 
 if TYPE_CHECKING:
     from trappm.learner.snapshots.manifest_fields import Manifest
     from trappm.learner.snapshots.snapshot import Snapshot
 
+DEFAULT_DEVICE = "a100-40gb"
+"""The device of every command and function that is given none."""
 _COUNT = re.compile(r":(\d+)$")
+_HERE = re.compile(r"(cuda|gpu|mps|xpu|cpu)(:\d+)?", re.IGNORECASE)
+"""Names of a device of this machine, which do not say which card it is."""
 
 
 def key_among(manifests: Sequence[Manifest], name: object) -> str:
@@ -35,23 +40,71 @@ def key_among(manifests: Sequence[Manifest], name: object) -> str:
         name,
         {key for manifest in manifests for key in manifest.heads},
         catalogued=any(OTHERS in manifest.files for manifest in manifests),
-        cards={key: card for m in manifests[::-1] for key, card in m.cards.items()},
+        cards={key: card_behind(manifests, key) for m in manifests for key in m.cards},
     )
 
 
-def keys_of(snapshots: Sequence[Snapshot], phase: Phase, *, limited: bool) -> list[str]:
-    """The keys of all devices that have heads for this phase, in order.
-
-    Args:
-        limited: those only whose power can be limited, which CPU cores' cannot.
+def gpus_of(manifests: Sequence[Manifest], phase: Phase) -> list[str]:
+    """Return the keys of all GPUs that a model was trained on for this phase, in order.
 
     Raises:
-        SnapshotError: there are none.
+        SnapshotError: There are none.
     """
-    keys = {key for s in snapshots for key, phases in s.heads.items() if phase in phases}
-    if not keys:
-        raise SnapshotError(f"there are no heads for {phase} steps; choose another phase")
-    return sorted(key for key in keys if not (limited and is_cpu_device(key)))
+    keys = {key for m in manifests for key, phases in m.heads.items() if phase in phases}
+    gpus = sorted(key for key in keys if not is_cpu_device(key))
+    if not gpus:
+        named = f"; name a CPU device: {', '.join(sorted(keys))}" if keys else ""
+        raise SnapshotError(f"the snapshot has no model of {phase} steps on a GPU{named}")
+    return gpus
+
+
+def device_title(card: str) -> str:
+    """Return a card's name as people write it, such as `A100 40 GB`; other keys as they are."""
+    listed = None if is_cpu_device(card) else card_of(card)
+    if listed is None:
+        return card
+    part = f" MIG {listed.name.part}" if listed.name.part else f" {listed.memory_gb:g} GB"
+    return f"{listed.name.model.upper().replace('-', ' ')}{part}"
+
+
+def precision_gap(card: str, precision: Precision) -> str | None:
+    """Return why a card cannot run a precision, and what to use instead; None if it can."""
+    listed = None if is_cpu_device(card) else card_of(card)
+    if not precision.needs_bf16 or listed is None or listed.has_bf16:
+        return None
+    capability = ".".join(map(str, listed.capability))
+    return (
+        f"{device_title(card)} has no bf16 hardware (compute capability {capability}, bf16 needs "
+        f"8.0), so {precision} is not predicted; use amp-fp16"
+    )
+
+
+def card_behind(manifests: Sequence[Manifest], key: str) -> str:
+    """Return the card of a device where a measurement has named it; else the key."""
+    return next((m.cards[key] for m in manifests if key in m.cards), key)
+
+
+def refuse_precision(card: str, precision: Precision) -> None:
+    """Raise InputError if the card cannot run the precision."""
+    gap = precision_gap(card, precision)
+    if gap is not None:
+        raise InputError(gap)
+
+
+def refuse_unnamed(name: str) -> None:
+    """Raise InputError if the name does not say which card it is, such as `cuda:0` or `gpu`."""
+    if _HERE.fullmatch(name):
+        raise InputError(
+            f"device {name!r} does not say which model it is; name one, such as a100, rtx-4090 or "
+            "cpu-4t, and list them with: trappm devices"
+        )
+
+
+def unknown_device(name: str, keys: Iterable[str] = ()) -> str:
+    """Return the error message about a device that no snapshot and no data sheet covers."""
+    covered = "TraPPM covers NVIDIA cards, and CPU devices such as cpu-4t"
+    hint = nearest(name, {*keys, *card_keys()}, otherwise=covered)
+    return f"unknown device {name!r}; {hint.removesuffix('?')}; list devices with: trappm devices"
 
 
 @dataclass(frozen=True)
@@ -124,6 +177,7 @@ def device_key(
     keys = sorted(set(keys))
     if name in keys:
         return name
+    refuse_unnamed(name)
     count = _COUNT.search(name)
     if count is not None and int(count[1]) != 1:
         raise InputError(f"device {name!r} is {count[1]} GPUs; predictions are of one (':1')")
@@ -146,6 +200,9 @@ def device_key(
         raise SnapshotError(f"device {name!r} may be {' or '.join(candidates)}; name one of them")
     if catalogued and card.model and card_of(str(card)) is not None:
         return str(card).replace(" ", "-")
-    others = ", and cards of the catalogue" if catalogued else ""
-    known = f"{', '.join(keys)}{others}"
-    raise SnapshotError(f"there is no head for device {name!r}; there are: {known}")
+    if is_cpu_device(name) or card_of(name) is not None:
+        raise SnapshotError(
+            f"the snapshot has no model of device {name!r}; choose one with --device: "
+            f"{', '.join(keys)}"
+        )
+    raise SnapshotError(unknown_device(name, keys))

@@ -1,122 +1,106 @@
-"""`trappm fits`: the largest batch that a card's memory holds, without labels or a trial.
+"""Decide whether a step fits a device, and which batch is the largest: one rule for every command.
 
-The step's memory is simulated from its kept profile, so that a model that was asked about before
-needs no torch.
+A step *fits* if the upper bound of the 90 % interval of its memory is within the usable memory of
+the device, `USABLE_SHARE` of its capacity. It *may not fit* if only the median is within it. It
+*does not fit* if the median is not. The *largest batch* is the largest batch size that fits.
+
+The interval of a model by its name or file is that of `trappm.predict`. The interval of a module
+comes from its simulated memory and the errors of the simulation on cards without labels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+import enum
+from collections.abc import Callable
+from functools import cache
+from math import exp
+from typing import NamedTuple, Self
 
-from trappm.learner.heads.predictions import StepSettings
-from trappm.prediction.estimate import beside_step_mib, capacity_of, largest_batch, loop_of
-from trappm.prediction.models.subjects import Subject
 from trappm.profiler.devices.capacity import USABLE_SHARE
-from trappm.profiler.errors import InputError, UnsupportedModelError
-from trappm.profiler.number_text import number_text
-from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision, member
-from trappm.profiler.simulation.step_profile import StepProfile
 
+LARGEST_BATCH = 65_536
+"""Upper end of the search for the largest batch."""
 _MIB_PER_GIB = 1024
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fitting:
-    """The largest batch that fits a card."""
+class Verdict(enum.StrEnum):
+    """Whether a step fits."""
 
-    model: str
-    device: str
-    phase: str
-    precision: str
-    memory_format: str
-    optimizer: str
-    largest_batch: int
-    """0 if not even one sample fits into the share of memory that published runs could use."""
-    memory_mib: float
-    """What that batch takes; where none fits, one sample."""
-    capacity_mib: float
-    source: str
-    """What the memory is simulated from: the model's own step, or that of a rebuilt module."""
-    remarks: tuple[str, ...] = ()
+    FITS = "fits"
+    MAY_NOT_FIT = "may not fit"
+    DOES_NOT_FIT = "does not fit"
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"sentence": str(self), **asdict(self)}
+
+VERDICTS = {Verdict.FITS: "yes", Verdict.MAY_NOT_FIT: "maybe", Verdict.DOES_NOT_FIT: "no"}
+"""The same in a column of a table."""
+
+
+class MemoryInterval(NamedTuple):
+    """Memory of a step: the median and the bounds of its 90 % interval."""
+
+    median_mib: float
+    low_mib: float
+    high_mib: float
+
+    def verdict(self, capacity_mib: float) -> Verdict:
+        """Return whether a step with this memory fits a device with this capacity."""
+        usable_mib = USABLE_SHARE * capacity_mib
+        if self.high_mib <= usable_mib:
+            return Verdict.FITS
+        return Verdict.MAY_NOT_FIT if self.median_mib <= usable_mib else Verdict.DOES_NOT_FIT
+
+    def times(self, factor: float) -> Self:
+        """Return the interval of a step with proportionally more or less memory."""
+        return type(self)(*(factor * value for value in self))
 
     def __str__(self) -> str:
-        """The answer in a sentence."""
-        doing = "trains" if self.phase == Phase.TRAIN else "infers"
-        how = f"in {self.precision}" + (f" with {self.optimizer}" if doing == "trains" else "")
-        used, most = (
-            number_text(size / _MIB_PER_GIB, 3) for size in (self.memory_mib, self.capacity_mib)
-        )
-        free = f"{1 - USABLE_SHARE:.0%}"
-        if not self.largest_batch:
-            return (
-                f"{self.model} does not fit {self.device} {how}: one sample takes {used} of {most} "
-                f"GiB, of which {free} must stay free."
-            )
-        return (
-            f"{self.model} {doing} on {self.device} with up to {self.largest_batch:,} samples a "
-            f"step {how}: {used} of {most} GiB, simulated; {free} must stay free. To be safe, take "
-            "the smaller batch that trappm predict names: even its upper bound fits."
-        )
+        """Such as `8.3 GiB (8.0 to 8.6)`, or `779 MiB (740 to 812)` below 1 GiB."""
+        if self.median_mib < _MIB_PER_GIB:
+            median, low, high = (f"{value:,.0f}" for value in self)
+            return f"{median} MiB ({low} to {high})"
+        median, low, high = (f"{value / _MIB_PER_GIB:,.1f}" for value in self)
+        return f"{median} GiB ({low} to {high})"
+
+    def of(self, capacity_mib: float) -> str:
+        """Such as `8.3 GiB (8.0 to 8.6) of 39.6`."""
+        unit = " GiB" if self.median_mib < _MIB_PER_GIB else ""
+        return f"{self} of {capacity_mib / _MIB_PER_GIB:,.1f}{unit}"
 
 
-def fitting(
-    subject: Subject,
-    devices: Sequence[str],
-    *,
-    phase: str = Phase.TRAIN,
-    precision: str = Precision.FP32,
-    memory_format: str = MemoryFormat.CONTIGUOUS,
-    optimizer: str = Optimizer.SGD,
-) -> list[Fitting]:
-    """The largest batch on each card, by bisection over simulated memory.
+def largest_batch(memory: Callable[[int], MemoryInterval], capacity_mib: float) -> int:
+    """Return the largest batch size that fits, at most `LARGEST_BATCH`; 0 if not even 1 does.
 
-    Raises:
-        InputError: no such card or setting, or a file that has one batch size only.
-        UnsupportedModelError: no step of it can be traced.
+    Args:
+        memory: Returns the memory of the step at a batch size.
+        capacity_mib: Memory of the device.
     """
-    which = member("phase", Phase, phase)
-    arithmetic = member("precision", Precision, precision)
-    layout = member("memory_format", MemoryFormat, memory_format)
-    loop = loop_of(optimizer, arithmetic)
-    capacities = {device: capacity_of(device) for device in devices}
-    profile = subject.profile()
-    only = profile.graph.fixed_batch_size
-    if only is not None:
-        raise InputError(f"{subject.name} has one batch size only, {only}; ask predict about it")
-    # The optimizer has no part in what is traced.
-    step = subject.step(StepSettings(arithmetic, layout, Optimizer.SGD))
-    if not isinstance(step, StepProfile):
-        raise UnsupportedModelError(f"no step of {subject.name} can be traced: {step}")
-    rows = []
-    for device, capacity_mib in capacities.items():
-        beside_mib = beside_step_mib(device, which)
 
-        def memory_mib(size: int, beside_mib: float = beside_mib) -> float:
-            held = step.memory_in(loop, size, which).reserved_with_workspace_mib
-            return held + beside_mib
+    def fits(size: int) -> bool:
+        return memory(size).verdict(capacity_mib) is Verdict.FITS
 
-        def fits(size: int, usable_mib: float = USABLE_SHARE * capacity_mib) -> bool:
-            return memory_mib(size) <= usable_mib
+    fitting, beyond = 0, 1
+    while beyond <= LARGEST_BATCH and fits(beyond):
+        fitting, beyond = beyond, 2 * beyond
+    while fitting and beyond - fitting > 1:
+        middle = (fitting + beyond) // 2
+        fitting, beyond = (middle, beyond) if fits(middle) else (fitting, middle)
+    return min(fitting, LARGEST_BATCH)
 
-        most = largest_batch(fits)
-        rows.append(
-            Fitting(
-                model=subject.name,
-                device=device,
-                phase=which.value,
-                precision=arithmetic.value,
-                memory_format=layout.value,
-                optimizer=optimizer,
-                largest_batch=most,
-                memory_mib=memory_mib(max(most, 1)),
-                capacity_mib=capacity_mib,
-                source=str(profile.step_source),
-                remarks=tuple(filter(None, [profile.step_remark])),
-            )
-        )
-    return rows
+
+def simulated_interval(simulated_mib: float) -> MemoryInterval:
+    """Return the interval of a simulated memory, by the simulation's errors on unlabelled cards."""
+    low, high = _errors_of_simulation()
+    return MemoryInterval(simulated_mib, simulated_mib * exp(low), simulated_mib * exp(high))
+
+
+def room_text(verdict: Verdict, device: str, memory: MemoryInterval, capacity_mib: float) -> str:
+    """Return such as `Fits A100 40 GB: 8.3 GiB (8.0 to 8.6) of 39.6`."""
+    return f"{verdict.capitalize()} {device}: {memory.of(capacity_mib)}"
+
+
+@cache
+def _errors_of_simulation() -> tuple[float, float]:
+    """Bounds of log(measured / simulated) that hold 90 %."""
+    from trappm.learner.heads.other_devices import known_of_others
+
+    return known_of_others()[0].memory.interval()

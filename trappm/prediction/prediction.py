@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from trappm.learner.physics.power.thrift import Thrift
 from trappm.notebook_cards import card
 from trappm.prediction.costs import Offer, Power, Run
-from trappm.profiler.devices.catalogue import card_of
+from trappm.prediction.fitting import MemoryInterval, Verdict, room_text
 from trappm.profiler.number_text import number_text
 from trappm.profiler.profile_record import StepSource
 from trappm.profiler.records import METRICS, is_cpu_device
@@ -66,12 +66,20 @@ class Fit:
 
     capacity_mib: float | None
     out_of_memory: float | None
-    largest_batch_size: int | None = None
+    largest_batch: int | None = None
     mig_profile: str | None = None
 
 
 UNITS = {**METRICS, "energy_j": "J", "samples_per_s": "1/s"}
 """Of all figures of a step."""
+METRIC_NAMES = {
+    "step_time_ms": "step time",
+    "memory_mib": "memory",
+    "power_w": "power",
+    "energy_j": "energy",
+    "samples_per_s": "throughput",
+}
+"""The same in words."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -80,7 +88,14 @@ class Prediction:
 
     model: str
     device: str
+    """Key of the device."""
+    device_name: str
+    """Its name as people write it, such as `A100 40 GB`."""
+    device_is_default: bool = False
+    """Whether the question named no device."""
     batch_size: int
+    sequence_length: int | None = None
+    """Number of tokens, of text models."""
     phase: str
     """`train` or `infer`."""
     precision: str
@@ -104,9 +119,8 @@ class Prediction:
     """The probability that the step does not fit into the device's memory."""
     capacity_mib: float | None = None
     """The device's memory."""
-    largest_batch_size: int | None = None
-    """The largest of which the upper bound of its memory leaves the share of the card free that
-    published runs needed; 0 if none does. `trappm fits` has the medians of the simulation."""
+    largest_batch: int | None = None
+    """Largest batch size that fits (`trappm.prediction.fitting`); 0 if not even 1 does."""
     mig_profile: str | None = None
     """On an A100 of 40 GB: the smallest part of it that the upper bound of the memory fits into."""
     run: Run | None = None
@@ -133,10 +147,32 @@ class Prediction:
     def __iter__(self) -> Iterator[float | None]:
         return iter((self.step_time_ms, self.memory_mib, self.power_w))
 
+    @property
+    def memory(self) -> MemoryInterval | None:
+        """Memory of the step with its interval; None if it is not predicted."""
+        if self.memory_mib is None:
+            return None
+        return MemoryInterval(self.memory_mib, *self.intervals["memory_mib"])
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether the step fits, may not fit or does not; None if memory or capacity is unknown."""
+        memory = self.memory
+        if memory is None or self.capacity_mib is None:
+            return None
+        return memory.verdict(self.capacity_mib)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the verdict is that the step fits."""
+        return None if self.verdict is None else self.verdict is Verdict.FITS
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "sentence": str(self),
             **asdict(self),
+            "fits": self.fits,
+            "verdict": self.verdict,
             "memory_parts_mib": self.memory_parts_mib,
         }
 
@@ -148,7 +184,12 @@ class Prediction:
             KeyError, TypeError, ValueError: it was of none, or of another version's.
         """
         given = {**values}
-        for name in ("sentence", "memory_parts_mib"):  # they follow from the others
+        for name in (
+            "sentence",
+            "fits",
+            "verdict",
+            "memory_parts_mib",
+        ):  # they follow from the others
             del given[name]
         for name, kind in (
             ("simulated_memory", SimulatedMemory),
@@ -180,9 +221,9 @@ class Prediction:
         scratch_mib = max(memory.reserved_with_workspace_mib - memory.reserved_mib, 0.0)
         return {
             "tensors": memory.live_mib,
-            "held by the allocator beside them": memory.reserved_mib - memory.live_mib,
-            "workspace of convolutions": scratch_mib,
-            CONTEXT: self.memory_mib - memory.reserved_mib - scratch_mib,
+            "allocator_overhead": memory.reserved_mib - memory.live_mib,
+            "convolution_workspace": scratch_mib,
+            "context_and_libraries": self.memory_mib - memory.reserved_mib - scratch_mib,
         }
 
     def figures(self) -> list[tuple[str, float, str, str]]:
@@ -196,96 +237,106 @@ class Prediction:
     def gaps(self) -> list[str]:
         """A line for each reason why figures are not known."""
         unknown: dict[str, list[str]] = {}
-        for name in UNITS:
+        for name, words in METRIC_NAMES.items():
             if getattr(self, name) is None:
-                unknown.setdefault(self.missing.get(name, "not known"), []).append(name)
+                unknown.setdefault(self.missing.get(name, "unknown"), []).append(words)
         # What needs a figure that is missing is missing for the same reason.
         roots = [reason for reason in unknown if not reason.startswith(NEEDS)]
         for reason in [r for r in unknown if r.startswith(NEEDS) and roots]:
             unknown[roots[0]] += unknown.pop(reason)
-        return [f"no {', '.join(names)}: {reason}" for reason, names in unknown.items()]
+        return [f"No {', '.join(names)}: {reason}." for reason, names in unknown.items()]
 
     def __repr__(self) -> str:
         return f"<Prediction: {self.model} on {self.device}, batch {self.batch_size:,}: {self}>"
 
     def _repr_html_(self) -> str:
         rows = [(name, number_text(v), unit, spread) for name, v, unit, spread in self.figures()]
-        of = f"{self.model} on {self.device}, batch {self.batch_size:,}"
+        of = f"{self.model}, batch {self.batch_size:,}"
         settings = f"{self.phase}, {self.precision}, {self.memory_format}, {self.optimizer}"
         return card(f"{of}: {self}", rows, [settings, *self.gaps(), *self.remarks])
 
     def __str__(self) -> str:
-        """The answer in a sentence."""
-        parts = [part for part in (self._room(), self._pace(), self._whole_run()) if part]
-        sentence = "; ".join(parts) or "nothing of it is known"
-        return f"{sentence[0].upper()}{sentence[1:]}."
+        """The answer in one to three sentences."""
+        device = f"{self.device_name} (default)" if self.device_is_default else self.device_name
+        tokens = "" if self.sequence_length is None else f" and {self.sequence_length:,} tokens"
+        settings = f"in {self.precision} at batch {self.batch_size:,}{tokens}"
+        memory, verdict, time = self.memory, self.verdict, self._step_time()
+        sentences = []
+        if memory is not None:
+            if verdict is None or self.capacity_mib is None:
+                room = f"A step needs {memory} on {device}"
+            else:
+                room = room_text(verdict, device, memory, self.capacity_mib)
+            sentences.append(room if time is not None else f"{room}, {settings}")
+        if time is not None:
+            takes = "would take" if verdict is Verdict.DOES_NOT_FIT else "takes"
+            where = "" if sentences else f" on {device}"
+            sentences.append(f"A step{where} {takes} {time} {settings}")
+        if self.run is not None:
+            sentences.append(self._whole_run(self.run))
+        if not sentences:
+            return f"Nothing is known about this step on {device}."
+        return " ".join(f"{sentence}." for sentence in sentences)
 
-    def _room(self) -> str | None:
-        if self.memory_mib is None:
-            return None
-        if self.capacity_mib is None or self.out_of_memory is None:
-            return f"it takes {self.memory_mib:,.0f} MiB on {self.device}"
-        unlikely, likely = SURE, 1 - SURE
-        verdict = "may not fit"
-        if self.out_of_memory < unlikely:
-            verdict = "fits"
-        elif self.out_of_memory > likely:
-            verdict = "does not fit"
-        gib, of_gib = self.memory_mib / 1024, self.capacity_mib / 1024
-        return f"{verdict} {self.device}: {gib:.1f} of {of_gib:.1f} GiB"
-
-    def _pace(self) -> str | None:
+    def _step_time(self) -> str | None:
+        """Such as `99 ms (81 to 209)`; None if it is not predicted."""
         if self.step_time_ms is None:
             return None
         bounds = self.intervals["step_time_ms"]
         unit, scale = ("s", 1000) if bounds[1] >= LONG_MS else ("ms", 1)
-        low, high = (_number(bound / scale) for bound in bounds)
-        between = f"{low} to {high}" if low != high else low
-        power = "" if self.power_w is None else f" at {self.power_w:.0f} W"
-        fits = self.out_of_memory is None or self.out_of_memory <= 1 - SURE
-        return f"a step {'takes' if fits else 'would take'} {between} {unit}{power}"
+        median, low, high = (_number(ms / scale) for ms in (self.step_time_ms, *bounds))
+        return f"{median} {unit} ({low} to {high})"
 
-    def _whole_run(self) -> str | None:
-        run = self.run
-        if run is None:
-            return None
+    def _whole_run(self, run: Run) -> str:
+        hours = f"{_number(run.hours)} h ({_number(run.low_hours)} to {_number(run.high_hours)})"
         cheapest_of = "from " if len(run.offers) > 1 else ""
-        usd = f" and {cheapest_of}{_number(run.offers[0].usd)} USD" if run.offers else ""
-        return f"{_number(run.hours)} h{usd} for {run.length}"
+        takes, costs = ("takes", "costs") if run.epochs == 1 else ("take", "cost")
+        usd = f" and {costs} {cheapest_of}{_number(run.offers[0].usd)} USD" if run.offers else ""
+        return f"{run.length} {takes} {hours}{usd}, {LOADING_REMARK}"
+
+
+LOADING_REMARK = "without data loading"
+"""What the length of a run leaves out."""
 
 
 def remarks_on(
     figures: Figures,
-    device: str,
-    card: str,
+    device_name: str,
     bases: Mapping[str, str],
     settings: StepSettings,
     labelled: Sequence[StepSettings],
 ) -> list[str]:
-    """How far the figures are from labels, what they rest on where there are none, and what the
-    card cannot do; `labelled` are the settings of labels, the most frequent first."""
-    remarks = [
-        f"{metric}: no label was of anything like this model, so trust it less"
-        for metric in figures.unfamiliar
-    ]
+    """Return what limits the figures: distance from labels, their source, unusual settings.
+
+    Args:
+        figures: The predictions.
+        device_name: Name of the device as people write it.
+        bases: By metric: the source of predictions without labels of the device.
+        settings: Settings of the step.
+        labelled: Settings of the labels, the most frequent first.
+    """
+    remarks = []
+    if figures.unfamiliar:
+        names = " and ".join(METRIC_NAMES[metric] for metric in figures.unfamiliar)
+        remarks.append(f"No measured model resembles this one, so {names} may be less reliable.")
     for metric, end in figures.beyond_labels.items():
         value = getattr(figures, metric)
-        labels, ends = bases.get(metric, f"labels of {device}"), "end" if value > end else "begin"
-        answer = quantity(metric, value)
+        most = "largest" if value > end else "smallest"
         remarks.append(
-            f"{labels} {ends} at {quantity(metric, end)}; this answer of {answer} is far "
-            f"{'beyond' if value > end else 'below'} them"
+            f"Extrapolation: the {most} measured {METRIC_NAMES[metric]} was "
+            f"{quantity(metric, end)}, this prediction is {quantity(metric, value)}."
         )
     by_basis: dict[str, list[str]] = {}
     for metric, basis in bases.items():
-        by_basis.setdefault(basis, []).append(metric)
-    remarks += [f"no head of {device}: {', '.join(ms)} from {b}" for b, ms in by_basis.items()]
-    listed = card_of(card)
-    if settings.precision.needs_bf16 and listed is not None and not listed.has_bf16:
-        remarks.append(f"{device} has no bf16 of its own, and is slower in it than this")
+        by_basis.setdefault(basis, []).append(METRIC_NAMES[metric])
+    remarks += [
+        f"No model was trained on the {' and '.join(names)} of {device_name}; "
+        f"{'it comes' if len(names) == 1 else 'they come'} from {basis}."
+        for basis, names in by_basis.items()
+    ]
     if labelled and settings not in labelled:
         given, usual = (", ".join(row) for row in (settings, labelled[0]))
-        remarks.append(f"no label had these settings ({given}), most had: {usual}")
+        remarks.append(f"No measurement had these settings ({given}); most had: {usual}.")
     return remarks
 
 
@@ -294,13 +345,6 @@ NEEDS = "it needs "
 
 LONG_MS = 10_000
 """Steps of so many ms are told in seconds."""
-
-CONTEXT = "CUDA's context and libraries"
-"""What memory is made of beside the step."""
-
-SURE = 0.05
-"""A probability of running out of memory below this fits, as good as surely; above 1 less this
-it does not."""
 
 
 def quantity(metric: str, value: float) -> str:

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.learner.heads.predictions import StepSettings
 from trappm.prediction import costs
-from trappm.prediction.device_names import key_among, keys_of
+from trappm.prediction.device_names import (
+    DEFAULT_DEVICE,
+    card_behind,
+    gpus_of,
+    key_among,
+    precision_gap,
+)
 from trappm.prediction.snapshot_choice import manifests_that_answer, snapshots_that_answer
 from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import InputError
@@ -74,22 +80,29 @@ class Question:
         self._carbon_g_per_kwh = carbon_g_per_kwh
         self._snapshot = snapshot
         self._snapshots = snapshots
+        self.device_is_default = False
+        """Whether the last `device_keys` got no device."""
 
     @cached_property
     def snapshots(self) -> Sequence[Snapshot]:
         return self._snapshots or snapshots_that_answer(self._snapshot)
 
     def device_keys(self, device: str | None, devices: Iterable[str] | str | None) -> list[str]:
-        """The keys of the devices that the names mean.
+        """The keys of the devices that the names mean; of `DEFAULT_DEVICE` if none is given.
 
         Raises:
             SnapshotError: there are no heads for one of them, or none at all for the phase.
             InputError: device and devices at once, or what is no device's name.
         """
+        self.device_is_default = device is None and devices is None
         if devices == "all" and device is None:
-            return keys_of(self.snapshots, self.phase, limited=self.power_limit_w is not None)
+            unable = self.unable_devices()
+            able = [key for key in gpus_of(self._manifests, self.phase) if key not in unable]
+            if not able:
+                raise InputError(next(iter(unable.values())))
+            return able
         if devices is None:
-            names: list[Any] = [self._manifests[0].source_device if device is None else device]
+            names: list[Any] = [DEFAULT_DEVICE if device is None else device]
         elif device is not None:
             raise InputError("give device or devices, not both")
         else:
@@ -97,6 +110,22 @@ class Question:
         if not names:
             raise InputError("the list of devices is empty; name some, or ask for all")
         return [key_among(self._manifests, name) for name in names]
+
+    def unable_devices(self) -> dict[str, str]:
+        """Return the GPUs with trained models that cannot run the precision, each with the reason.
+
+        Raises:
+            SnapshotError: There are no trained models for the phase.
+        """
+        precision = self._given.get("precision")
+        if precision is None:
+            return {}
+        manifests = self._manifests
+        gaps = {
+            key: precision_gap(card_behind(manifests, key), precision)
+            for key in gpus_of(manifests, self.phase)
+        }
+        return {key: gap for key, gap in gaps.items() if gap is not None}
 
     @property
     def _manifests(self) -> Sequence[Manifest]:

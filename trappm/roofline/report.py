@@ -75,7 +75,7 @@ def to_json(step: RoofedStep) -> dict[str, Any]:
 def print_rooflines(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep]) -> None:
     """What is known of devices, and of a step on each of them if there is one."""
     for step in steps:
-        print_line(f"{sentence(step)} Its times rest on {step.source}.")
+        print_line(f"{sentence(step)} Times are based on {step.source}.")
     for device in devices:
         name = "" if device.name == device.key else f" ({device.name})"
         print_line(f"{device.key}{name}: {_ceilings(device)}.")

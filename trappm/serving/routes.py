@@ -9,7 +9,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Depends, File, Form, Request, Response, UploadFile
 from pydantic import Json
 
-from trappm.prediction.comparison import verdicts
+from trappm.prediction.comparison import verdicts, without_extrapolations
+from trappm.prediction.device_names import DEFAULT_DEVICE
 from trappm.profiler.errors import InputError
 from trappm.serving.answers.answerer import Answer, Answerer, named_model
 from trappm.serving.answers.tracing import Model
@@ -105,13 +106,13 @@ async def predict_upload(inquiry: UploadInquiry, answerer: Service, request: Req
 
 @router.post("/v1/compare")
 async def compare(inquiry: JsonInquiry, answerer: Service, request: Request) -> Response:
-    """Devices side by side, all by default: the answer of `trappm compare --json`."""
+    """Compare devices, all GPUs by default: the answer of `trappm compare --json`."""
     return await _comparisons(inquiry, answerer, request)
 
 
 @router.post("/v1/compare/upload", form_limits={"max_files": 1, "max_fields": 4})
 async def compare_upload(inquiry: UploadInquiry, answerer: Service, request: Request) -> Response:
-    """Devices side by side, all by default, for an uploaded ONNX file."""
+    """Compare devices, all GPUs by default, for an uploaded ONNX file."""
     return await _comparisons(inquiry, answerer, request)
 
 
@@ -119,7 +120,7 @@ async def compare_upload(inquiry: UploadInquiry, answerer: Service, request: Req
 async def estimate(question: EstimateQuestion, answerer: Service, request: Request) -> Response:
     """The memory of a step and what it is made of: the answer of `trappm estimate --json`."""
     client = client_of(request.scope)
-    return _json(await answerer.estimates.answer(question.request(), client))
+    return _json(await answerer.estimate(question.request(), client))
 
 
 @router.post("/v1/roofline")
@@ -145,7 +146,7 @@ async def devices(answerer: Service) -> dict[str, Any]:
         for device, phases in snapshot.heads.items():
             metrics = {str(phase): list(x.heads.metrics) for phase, x in phases.items()}
             rows[device] = {"snapshot": snapshot.id, "metrics": metrics}
-    return {"devices": rows, "default": answerer.snapshots.current[0].source_device}
+    return {"devices": rows, "default": DEFAULT_DEVICE}
 
 
 @router.post("/v1/reload")
@@ -167,11 +168,19 @@ async def _predictions(inquiry: Inquiry, answerer: Answerer, request: Request) -
 async def _comparisons(inquiry: Inquiry, answerer: Answerer, request: Request) -> Response:
     replies = []
     for question, models in inquiry.questions:
-        everywhere = question.device is None and question.devices is None
+        everywhere = question.device is None and question.devices in (None, "all")
         wanted = question.model_copy(update={"devices": "all"}) if everywhere else question
         answers = await answerer.predict(wanted, models, client_of(request.scope))
+        left_out: list[dict[str, str]] = []
+        if everywhere:
+            kept, left_out = without_extrapolations([answer.prediction for answer in answers])
+            answers = [answer for answer in answers if answer.prediction in kept]
+            left_out += await answerer.unable_devices(question)
         best = body(verdicts([answer.prediction for answer in answers]))
-        replies.append(b'{"predictions": %b, "best": %b}' % (_list(answers), best))
+        replies.append(
+            b'{"predictions": %b, "best": %b, "left_out": %b}'
+            % (_list(answers), best, body(left_out))
+        )
     return _reply(inquiry, replies)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from trappm.prediction.costs import MAX_CARBON_G_PER_KWH, MAX_COUNT, MOST_LIMIT_W
+from trappm.prediction.device_names import DEFAULT_DEVICE
 from trappm.prediction.estimate import EstimateRequest
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import MAX_SIZE
@@ -28,7 +29,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     device: Name | None = Field(
-        None, description="By any of its names; the snapshot's own if left out."
+        None, description="Device by any of its names (default: a100-40gb)."
     )
     devices: (
         Literal["all"] | Annotated[list[Name], Field(min_length=1, max_length=MAX_LIST)] | None
@@ -36,17 +37,19 @@ class Settings(BaseModel):
     batch_size: Size | None = None
     input_size: Size | None = Field(None, description="Pixels; of hf: names tokens.")
     phase: Name = Field("train", description="train or infer")
-    precision: Name | None = Field(None, description="fp32, amp-fp16 or amp-bf16")
+    precision: Name | None = Field(None, description="fp32, amp-fp16, amp-bf16 or bf16")
     memory_format: Name | None = Field(None, description="contiguous or channels-last")
     optimizer: Name | None = Field(None, description="sgd, momentum, adam or adamw")
     snapshot: Name | None = Field(None, description="An id or alias of the server's registry.")
-    epochs: Count | None = Field(None, description="With samples: what a whole run costs.")
-    samples: Count | None = Field(None, description="Of one epoch.")
+    epochs: Count | None = Field(
+        None, description="Number of epochs of a whole run, without data loading; needs samples."
+    )
+    samples: Count | None = Field(None, description="Number of training samples per epoch.")
     carbon_g_per_kwh: (
         Annotated[float, Field(ge=0, le=MAX_CARBON_G_PER_KWH, allow_inf_nan=False)] | None
     ) = None
     power_limit_w: Annotated[float, Field(gt=0, le=MOST_LIMIT_W, allow_inf_nan=False)] | None = (
-        Field(None, description="Of the card; as delivered if left out.")
+        Field(None, description="GPU power limit (default: factory setting).")
     )
 
     @model_validator(mode="after")
@@ -78,14 +81,14 @@ class EstimateQuestion(BaseModel):
     batch_size: Size = 1
     input_size: Size | None = Field(None, description="Pixels; its own if left out.")
     phase: Name = Field("train", description="train or infer")
-    precision: Name = Field("fp32", description="fp32, amp-fp16 or amp-bf16")
+    precision: Name = Field("fp32", description="fp32, amp-fp16, amp-bf16 or bf16")
     memory_format: Name = Field("contiguous", description="contiguous or channels-last")
     optimizer: Name = Field("sgd", description="sgd, momentum, adam or adamw")
     devices: tuple[Name, ...] = Field(
-        ("a100",), min_length=1, max_length=MAX_LIST, description="Cards, such as v100."
+        (DEFAULT_DEVICE,), min_length=1, max_length=MAX_LIST, description="Cards, such as v100."
     )
     depth: Annotated[int, Field(ge=1, le=20, strict=True)] = Field(
-        1, description="Of the tree of modules."
+        1, description="Depth of the tree of modules."
     )
 
     def request(self) -> EstimateRequest:
@@ -104,13 +107,16 @@ class RooflineQuestion(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     devices: tuple[Name, ...] = Field(
-        ("a100",), min_length=1, max_length=MAX_OVERLAID, description="Keys, or names of cards."
+        (DEFAULT_DEVICE,),
+        min_length=1,
+        max_length=MAX_OVERLAID,
+        description="Keys, or names of cards.",
     )
     model: Name | None = Field(None, description="A timm name; ceilings alone if left out.")
     batch_size: Size | None = None
     input_size: Size | None = Field(None, description="Pixels; its own if left out.")
     phase: Name = Field("train", description="train or infer")
-    precision: Name | None = Field(None, description="fp32, amp-fp16 or amp-bf16")
+    precision: Name | None = Field(None, description="fp32, amp-fp16, amp-bf16 or bf16")
     memory_format: Name | None = Field(None, description="contiguous or channels-last")
     optimizer: Name | None = Field(None, description="sgd, momentum, adam or adamw")
     snapshot: Name | None = Field(None, description="An id or alias of the server's registry.")

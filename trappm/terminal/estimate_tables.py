@@ -5,24 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trappm.profiler.devices.capacity import USABLE_SHARE
-from trappm.terminal.tables import console, table
+from trappm.prediction.device_names import device_title, precision_gap
+from trappm.prediction.fitting import room_text
+from trappm.terminal.tables import console, print_line, table
 
 if TYPE_CHECKING:
     from trappm.prediction.estimate import Estimate
 
 _BAR = 30
-_GIB = 1024.0
 
 
-def print_estimate(estimate: Estimate, devices: Sequence[str], depth: int) -> None:
-    """The answer for each device in a sentence; then parts, modules and the largest tensors."""
+def print_estimate(
+    estimate: Estimate, devices: Sequence[str], depth: int, *, is_default: bool = False
+) -> None:
+    """Print a sentence for each device; then parts, modules and the largest tensors.
+
+    Args:
+        estimate: The estimate.
+        devices: Names of cards.
+        depth: Depth of the tree of modules.
+        is_default: Whether the question named no device.
+    """
     out = console()
+    gaps = {name: gap for name in devices if (gap := precision_gap(name, estimate.precision))}
+    devices = [name for name in devices if name not in gaps] or devices
     for device in devices:
-        out.print(_answer(estimate, device), markup=False)
+        name = f"{device_title(device)} (default)" if is_default else device_title(device)
+        print_line(_answer(estimate, device, name))
+    for gap in gaps.values():
+        print_line(f"Left out: {gap}", style="dim")
     breakdown = estimate.breakdown(devices[0])
     total_mib = breakdown.total_mib
-    out.print(f"\nat its peak, on {devices[0]}", style="bold", markup=False)
+    out.print(f"\nat its peak, on {device_title(devices[0])}", style="bold", markup=False)
     rows = [
         (part.value, float(round(size_mib)), _bar(size_mib / total_mib))
         for part, size_mib in sorted(breakdown.parts_mib.items(), key=lambda row: -row[1])
@@ -50,15 +64,16 @@ def print_estimate(estimate: Estimate, devices: Sequence[str], depth: int) -> No
     out.print(table("", ("MiB", "module", "operator", "line"), tensors))
 
 
-def _answer(estimate: Estimate, device: str) -> str:
-    step = "A training step" if estimate.phase == "train" else "An inference step"
-    verdict = "fits" if estimate.fits(device) else "does not fit"
-    memory_gib = estimate.memory_mib(device) / _GIB
+def _answer(estimate: Estimate, device: str, name: str) -> str:
+    memory, capacity_mib = estimate.memory(device), estimate.capacity_mib(device)
+    room = room_text(memory.verdict(capacity_mib), name, memory, capacity_mib)
+    step = "a training step" if estimate.phase == "train" else "an inference step"
+    largest = ""
+    if estimate.only_batch is None:
+        largest = f" Largest batch that fits: {estimate.largest_batch(device):,}."
     return (
-        f"{step} of {estimate.name} at batch {estimate.batch_size:,} {verdict} {device}: "
-        f"{memory_gib:,.1f} of {estimate.capacity_mib(device) / _GIB:,.1f} GiB, of which "
-        f"{1 - USABLE_SHARE:.0%} must stay free; the largest batch that fits is "
-        f"{estimate.largest_batch(device):,}"
+        f"{room} for {step} of {estimate.name} in {estimate.precision} at batch "
+        f"{estimate.batch_size:,}.{largest}"
     )
 
 

@@ -129,13 +129,14 @@ def _fact(value: Any) -> str:
     return cell(value)
 
 
-def print_answer(answer: Answer) -> None:
+def print_answer(answer: Answer, *, explain: bool = False) -> None:
     """The answer of a look-up: from where it is, what it says, and what else matched."""
     if answer.prediction is not None:
         from trappm.terminal.prediction_tables import print_prediction
 
-        source = "source: predicted; no label there is known to be of this graph"
-        print_prediction(answer.prediction, [source, *filter(None, [answer.remark])])
+        source = "source: predicted; no label of this device is of this graph"
+        lines = [source, *filter(None, [answer.remark])]
+        print_prediction(answer.prediction, lines, explain=explain)
         return
     best, others = answer.labels[0], answer.labels[1:]
     print_line(str(answer))

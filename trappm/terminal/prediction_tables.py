@@ -2,58 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trappm.prediction.comparison import best_models, cheapest_usd, verdicts
 from trappm.prediction.costs import prices_of
-from trappm.prediction.estimate import beside_step_mib
-from trappm.prediction.prediction import CONTEXT
-from trappm.profiler.records import Phase, is_cpu_device
-from trappm.terminal.tables import cell, console, print_line, print_table, table
+from trappm.prediction.fitting import VERDICTS
+from trappm.prediction.prediction import LOADING_REMARK
+from trappm.profiler.records import is_cpu_device
+from trappm.terminal.tables import cell, console, print_line, print_notes, print_table, table
 
 if TYPE_CHECKING:
     from trappm.prediction.costs import Run
     from trappm.prediction.prediction import Prediction
 
 
-def print_prediction(prediction: Prediction, source: Sequence[str] = ()) -> None:
-    """The answer in a sentence and in full, what it rests on, and what it lacks.
+def print_prediction(
+    prediction: Prediction, source: Sequence[str] = (), *, explain: bool = False
+) -> None:
+    """Print the answer in sentences and in full, and its remarks.
 
-    Lines about its source stand below the sentence.
+    Args:
+        prediction: The answer.
+        source: Lines below the sentences.
+        explain: Print all remarks.
     """
-    out = console()
     print_line(str(prediction))
     for line in source:
         print_line(line, style="dim")
-    print_line(
-        f"{_step(prediction)} on {prediction.device}, batch {prediction.batch_size}, "
-        f"in {_settings(prediction)}:"
-    )
     rows = prediction.figures()
     if rows:
-        out.print(table("", ("metric", "prediction", "unit", "90 % spread"), rows))
-    for line in (*prediction.gaps(), *_what_fits(prediction), *_about_power(prediction)):
-        print_line(line)
+        console().print(table("", ("metric", "prediction", "unit", "90 % interval"), rows))
+    if prediction.largest_batch is not None:
+        print_line(_largest(prediction))
     if prediction.run is not None:
         _print_run(prediction.run, prediction.device)
-    elif "run" in prediction.missing:
-        print_line(f"the whole run is not known: {prediction.missing['run']}")
-    for remark in prediction.remarks:
-        print_line(remark)
+    print_notes(_notes(prediction), explain=explain)
+
+
+def _largest(prediction: Prediction) -> str:
+    if not prediction.largest_batch:
+        return f"Not even batch 1 fits {prediction.device_name}."
+    return f"Largest batch that fits: {prediction.largest_batch:,}"
+
+
+def _notes(prediction: Prediction) -> list[str]:
+    """Return what the answer lacks, its remarks, and what it is based on, in this order."""
+    notes = prediction.gaps()
+    if "run" in prediction.missing:
+        notes.append(f"No cost of the whole run: {prediction.missing['run']}.")
+    notes += [*prediction.remarks, *_about_power(prediction)]
+    if prediction.out_of_memory is not None:
+        notes.append(f"Probability of running out of memory: {prediction.out_of_memory:.0%}")
+    if prediction.mig_profile is not None:
+        notes.append(f"Smallest MIG profile: {prediction.mig_profile}")
     memory = _memory(prediction)
-    if memory is not None:
-        print_line(memory)
-    out.print(f"snapshot {prediction.snapshot}", style="dim")
+    return [
+        *notes,
+        *([] if memory is None else [memory]),
+        f"Settings: {prediction.phase}, {_settings(prediction)}",
+        f"Snapshot: {prediction.snapshot}",
+    ]
 
 
-def print_comparison(predictions: Sequence[Prediction]) -> None:
-    """Which device, and which model, is best at what; then all answers as one table."""
+def print_comparison(
+    predictions: Sequence[Prediction],
+    left_out: Sequence[Mapping[str, str]] = (),
+    *,
+    explain: bool = False,
+) -> None:
+    """Print the best devices and models, all answers as one table, and their remarks.
+
+    Args:
+        predictions: The answers.
+        left_out: Device and reason of what was not compared.
+        explain: Print all remarks.
+    """
     _print_best(predictions)
     run = any(prediction.run is not None for prediction in predictions)
     columns = (
         "model", "device", "batch", "precision", "step, ms", "USD, run" if run else "USD, 1M",
-        "MiB", "P(OOM)", "1/s", "safe batch",
+        "MiB", "fits", "1/s", "largest batch",
     )  # fmt: skip
     rows = [
         (
@@ -64,30 +93,49 @@ def print_comparison(predictions: Sequence[Prediction]) -> None:
             prediction.step_time_ms,
             cheapest_usd(prediction),
             prediction.memory_mib,
-            None if prediction.out_of_memory is None else f"{prediction.out_of_memory:.1%}",
+            None if prediction.verdict is None else VERDICTS[prediction.verdict],
             prediction.samples_per_s,
-            None if (batch := prediction.largest_batch_size) is None else float(batch),
+            None if (batch := prediction.largest_batch) is None else float(batch),
         )
         for prediction in predictions
     ]
     # What all have in common is said once, above: the table is to fit 80 columns.
     common = [name for name in _COMMON if len({row[columns.index(name)] for row in rows}) == 1]
-    title = ", ".join(_COMMON[name].format(rows[0][columns.index(name)]) for name in common)
+    lengths = {p.sequence_length for p in predictions} - {None}
+    title = ", ".join(
+        [
+            *(_COMMON[name].format(rows[0][columns.index(name)]) for name in common),
+            *(f"{length:,} tokens" for length in lengths if len(lengths) == 1),
+        ]
+    )
     kept = [place for place, name in enumerate(columns) if name not in common]
     print_table(
         title, [columns[place] for place in kept], [[row[place] for place in kept] for row in rows]
     )
-    gaps = {
-        f"{prediction.device}: {why}"
-        for prediction in predictions
-        for why in prediction.missing.values()
-    }
-    for gap in sorted(gap for gap in gaps if "has no" in gap):
-        console().print(gap, style="dim", markup=False)
-    for remark in _remarks(predictions):
-        console().print(remark, style="dim", markup=False)
+    print_notes(_notes_on_all(predictions, left_out), explain=explain)
+
+
+def _notes_on_all(
+    predictions: Sequence[Prediction], left_out: Sequence[Mapping[str, str]]
+) -> list[str]:
+    """Return what was left out, what cannot be compared, and the remarks, in this order."""
+    notes = []
+    reasons: dict[str, dict[str, None]] = {}
+    for row in left_out:
+        reasons.setdefault(row["reason"], {})[row["device"]] = None
+    for reason, devices in reasons.items():
+        named = " ".join(f"--device {device}" for device in devices)
+        see = "" if "bf16" in reason else f"; show with {named}"
+        notes.append(f"Left out: {', '.join(devices)} ({reason}){see}.")
+    if len({prediction.precision for prediction in predictions}) > 1:
+        notes.append("Precisions differ between devices; compare in one with --precision.")
+    cards = dict.fromkeys(p.device for p in predictions if not is_cpu_device(p.device))
+    unpriced = [card for card in cards if not prices_of(card)]
+    if unpriced:
+        notes.append(_no_price(unpriced))
+    gaps = sorted({f"{p.device}: {gap}" for p in predictions for gap in p.gaps()})
     used = dict.fromkeys(prediction.snapshot for prediction in predictions)
-    console().print(f"snapshot {', '.join(used)}", style="dim")
+    return [*notes, *_remarks(predictions), *gaps, f"Snapshot: {', '.join(used)}"]
 
 
 def _print_best(predictions: Sequence[Prediction]) -> None:
@@ -95,15 +143,11 @@ def _print_best(predictions: Sequence[Prediction]) -> None:
     for what, best_of_all in best_models(predictions).items():
         print_line(f"{what.capitalize()}: {best_of_all.model} on {_at(best_of_all, what)}.")
     for model, best in verdicts(predictions).items():
-        winners = ", ".join(f"{what}: {device}" for what, device in best.items() if device)
+        winners = ", ".join(
+            f"{what.replace('_', ' ')}: {device}" for what, device in best.items() if device
+        )
         if winners:
             print_line(f"{model}: {winners}")
-    if len({prediction.precision for prediction in predictions}) > 1:
-        print_line("precisions differ, as those of most labels do; --precision compares in one")
-    cards = dict.fromkeys(p.device for p in predictions if not is_cpu_device(p.device))
-    unpriced = [card for card in cards if not prices_of(card)]
-    if unpriced:
-        print_line(_no_price(unpriced))
 
 
 def _at(prediction: Prediction, what: str) -> str:
@@ -116,7 +160,7 @@ def _at(prediction: Prediction, what: str) -> str:
 
 
 def _no_price(devices: Iterable[str]) -> str:
-    return f"no price of {', '.join(devices)} is known; add one to prices.yaml in TRAPPM_HOME"
+    return f"No price is known for {', '.join(devices)}; add one to prices.yaml in TRAPPM_HOME."
 
 
 _COMMON = {"model": "{}", "batch": "batch {}", "precision": "{}"}
@@ -134,56 +178,29 @@ def _remarks(predictions: Sequence[Prediction]) -> list[str]:
         devices = dict.fromkeys(p.device for p in concerned)
         of_them = [p for p in predictions if p.device in devices]
         models = dict.fromkeys(p.model for p in concerned) if len(concerned) < len(of_them) else ()
-        named = all(device in remark for device in devices) or len(concerned) == len(predictions)
+        named = all(p.device_name in remark for p in concerned)
+        named = named or len(concerned) == len(predictions)
         about = ", ".join([*models, *(() if named else devices)])
         lines.append(f"{about}: {remark}" if about else remark)
     return lines
 
 
 def _memory(prediction: Prediction) -> str | None:
-    """What the memory of the step is made of on a GPU, and what stands beside it there."""
+    """Return the parts of the step's memory on a GPU; None if the step was not simulated."""
     memory = prediction.simulated_memory
     if memory is None:
         return None
-    parts = [f"{memory.live_mib:,.0f} MiB of tensors"]
-    parts += [f"{memory.reserved_mib - memory.live_mib:,.0f} held by the allocator beside them"]
+    parts = [
+        f"tensors {memory.live_mib:,.0f} MiB",
+        f"allocator {memory.reserved_mib - memory.live_mib:,.0f}",
+    ]
     scratch_mib = memory.reserved_with_workspace_mib - memory.reserved_mib
     if round(scratch_mib) > 0:
-        parts.append(f"{scratch_mib:,.0f} workspace of convolutions")
-    rest_mib = prediction.memory_parts_mib.get(CONTEXT)
-    beside = f"{CONTEXT} come beside it"
+        parts.append(f"convolution workspace {scratch_mib:,.0f}")
+    rest_mib = prediction.memory_parts_mib.get("context_and_libraries")
     if rest_mib is not None:
-        of_all = f"of {prediction.memory_mib:,.0f} MiB"
-        beside = f"the other {rest_mib:,.0f} {of_all} are {CONTEXT}"
-        usual_mib = beside_step_mib(prediction.device, Phase(prediction.phase))
-        more_mib = round(rest_mib - usual_mib)
-        if more_mib:
-            which = "more" if more_mib > 0 else "less"
-            beside += f": {usual_mib:,.0f}, and {abs(more_mib):,} {which} by labels"
-        if rest_mib < 0:
-            beside = f"labels show {-rest_mib:,.0f} less"
-    return (
-        f"simulated on CUDA, {_settings(prediction)} ({prediction.memory_source}): "
-        f"{' + '.join(parts)}; {beside}"
-    )
-
-
-def _what_fits(prediction: Prediction) -> list[str]:
-    lines = []
-    if prediction.out_of_memory is not None:
-        risk = (
-            f"P(out of memory) {prediction.out_of_memory:.1%} of {prediction.capacity_mib:,.0f} MiB"
-        )
-        safe = prediction.largest_batch_size
-        if safe is not None:
-            risk += (
-                f"; largest safe batch: {safe:,}, whose upper bound fits (by simulation alone: "
-                "trappm fits)"
-            )
-        lines.append(risk)
-    if prediction.mig_profile is not None:
-        lines.append(f"smallest MIG profile: {prediction.mig_profile}")
-    return lines
+        parts.append(f"CUDA context, libraries and what labels add {rest_mib:,.0f}")
+    return f"Memory by simulation ({prediction.memory_source}): {', '.join(parts)}"
 
 
 def _about_power(prediction: Prediction) -> list[str]:
@@ -191,13 +208,13 @@ def _about_power(prediction: Prediction) -> list[str]:
     if prediction.power_source is not None:
         limit = prediction.power_limit_w
         under = "" if limit is None else f", under a limit of {limit:g} W"
-        lines.append(f"power{under} rests on: {prediction.power_source}")
+        lines.append(f"Power{under} is based on: {prediction.power_source}")
     thrift = prediction.thriftiest
     if thrift is not None and thrift.saved > 0:
         lines.append(
-            f"thriftiest power limit for 5 % of time: {thrift.power_limit_w:g} W, "
+            f"Best power limit within 5 % of full speed: {thrift.power_limit_w:g} W, "
             f"{cell(thrift.step_time_ms)} ms, {cell(thrift.energy_j)} J "
-            f"({thrift.saved:.0%} less than as delivered)"
+            f"({thrift.saved:.0%} less than at the factory setting)"
         )
     return lines
 
@@ -205,24 +222,19 @@ def _about_power(prediction: Prediction) -> list[str]:
 def _print_run(run: Run, device: str) -> None:
     print_line(
         f"{run.length} of {run.samples:,} samples: {run.steps:,} steps, {cell(run.hours)} h "
-        f"({cell(run.low_hours)} to {cell(run.high_hours)})"
+        f"({cell(run.low_hours)} to {cell(run.high_hours)}), {LOADING_REMARK}"
     )
     rows: list[tuple[Any, ...]] = [
         (x.cloud, x.usd, f"{cell(x.low_usd)} to {cell(x.high_usd)}", x.usd_per_hour, x.noted)
         for x in run.offers
     ]
     if rows:
-        print_table("", ("cloud", "USD", "90 % spread", "USD an hour", "noted"), rows)
+        print_table("", ("cloud", "USD", "90 % interval", "USD per hour", "noted"), rows)
     elif not is_cpu_device(device):
         print_line(_no_price([device]))
     if run.energy_kwh is not None:
         carbon = "" if run.co2_kg is None else f", {cell(run.co2_kg)} kg CO2"
         print_line(f"energy {cell(run.energy_kwh)} kWh{carbon}")
-
-
-def _step(prediction: Prediction) -> str:
-    what = "A training" if prediction.phase == "train" else "An inference"
-    return f"{what} step of {prediction.model}"
 
 
 def _settings(prediction: Prediction) -> str:

@@ -18,6 +18,8 @@ SHORT = 12
 """Words shorter than this never are."""
 LEAST_COLUMNS = 3
 """So many are shown on the narrowest screen."""
+MOST_NOTES = 3
+"""Remarks below an answer."""
 _GAP = 2
 """Spaces between columns."""
 
@@ -30,6 +32,16 @@ def print_line(text: str, **style: Any) -> None:
     """Prints a line of plain words, between words onto the next where a screen ends."""
     out = console()
     out.print(text, soft_wrap=not out.is_terminal, markup=False, **style)
+
+
+def print_notes(lines: Sequence[str], *, explain: bool) -> None:
+    """Print remarks: `MOST_NOTES` lines at most, or all of them to explain."""
+    shown = list(lines)
+    if not explain and len(shown) > MOST_NOTES:
+        rest = len(shown) - MOST_NOTES + 1
+        shown = [*shown[: MOST_NOTES - 1], f"{rest} more remarks: add --explain"]
+    for line in shown:
+        print_line(line, style="dim")
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:

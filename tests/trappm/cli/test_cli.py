@@ -102,7 +102,7 @@ def _small_campaign(tmp_path: Path, **changes: object) -> str:
         (["predict", "resnet18", "--batch-size", "99999999999999999999"], "1,000,000"),
         (["predict", "resnet18", "--batch-size", "two"], "--batch-size"),
         (["predict", "resnet18", "--input-size", "-3"], "input size"),
-        (["predict", "resnet18", "--device", "gaudi2"], "no head for device 'gaudi2'"),
+        (["predict", "resnet18", "--device", "gaudi2"], "unknown device 'gaudi2'"),
         (["predict", "resnet18", "--snapshot", "v3"], "no snapshot 'v3'"),
         (["predict", "none.onnx"], "none.onnx"),
         (["predict"], "MODEL"),

@@ -74,7 +74,11 @@ def test_lightning_says_what_it_takes_and_records_it(folder, capsys, command):
     run_page("Lightning")
     before = sentences(capsys)[0]
     (line,) = (folder / "steps.jsonl").read_text().splitlines()
-    assert re.match(r"TraPPM: a step of resnet10t at batch 4 fits cpu-\d+t: \d+ MiB of \d", before)
+    assert re.match(
+        r"TraPPM: Fits cpu-\d+t: \d+ MiB \(\d+ to \d+\) of [\d.]+ GiB for resnet10t in fp32 at "
+        r"batch 4",
+        before,
+    )
     assert len(json.loads(line)["step_samples_ms"]) == 11
     assert check_added(command, folder, "resnet10t") == Configuration(
         architecture="resnet10t", batch_size=4, input_size=64
@@ -86,7 +90,8 @@ def test_the_trainer_of_transformers_says_what_it_takes_and_records_it(folder, c
     pytest.importorskip("accelerate", reason="the extra integrations is not installed")
     run_page("Transformers' Trainer")
     before, *_, last = sentences(capsys)
-    assert "a step of hf:gpt2-tiny at batch 2 fits cpu-" in before
+    assert before.startswith("TraPPM: Fits cpu-")
+    assert "for hf:gpt2-tiny in fp32 at batch 2" in before
     assert last.endswith("keep it with: trappm labels add steps.jsonl")
     assert check_added(command, folder, "hf:gpt2-tiny") == Configuration(
         architecture="hf:gpt2-tiny", batch_size=2, input_size=64, optimizer="adamw"
@@ -122,8 +127,9 @@ def test_a_module_without_a_name_is_timed_and_not_recorded(folder, capsys):
         return sentences(capsys)
 
     before, after = fit(TrappmCallback(device="a100"))
-    assert before.startswith("TraPPM: a step of Line at batch 2 fits a100: 779 MiB of 39.6 GiB")
-    assert before.endswith("once steps are measured: the model has no name that heads know")
+    assert before.startswith("TraPPM: Fits A100 40 GB: 779 MiB (")
+    assert ") of 39.6 GiB for Line in fp32 at batch 2" in before
+    assert before.endswith("once steps are measured: the model has no name of timm or hf:")
     assert re.search(r"a step takes [\d.]+ ms, an epoch about 0 s, by 10 measured steps", after)
     assert list(folder.glob("*.jsonl")) == []
     *_, last = fit(TrappmCallback("resnet10t", "steps.jsonl", device="no-card"))

@@ -199,7 +199,7 @@ def test_the_loop_around_the_step_is_the_commands_as_well(run_cli):
     plain, fused, often = parts.values()
     assert "optimizer step" in plain
     assert plain["optimizer step"] > fused.get("optimizer step", 0.0)
-    assert often["gradients"] > 0.99 * often["optimizer state"] / 2
+    assert often["gradients"] > 0.99 * often["optimizer_state"] / 2
     for options in (("--implementation", "quick"), ("--accumulation", "0")):
         status, _, err = run_cli(*command, *options)
         assert status == 2

@@ -1,4 +1,4 @@
-"""The largest batch that fits a card, and what can be answered for by which evidence."""
+"""One rule for what fits on every surface, and which devices are covered by which evidence."""
 
 import json
 import subprocess
@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from onnx_export import export_onnx
 
 import trappm
 from trappm import cli
-from trappm.integrations.forecast import Forecast
+from trappm.integrations.forecast import FirstStep, forecast
 from trappm.learner.heads.device_heads import train_heads
 from trappm.learner.heads.predictions import TrainedHeads
 from trappm.learner.networks.gae import train_encoder
@@ -19,12 +21,12 @@ from trappm.learner.networks.presets import LAPTOP
 from trappm.learner.snapshots.snapshot import save_snapshot
 from trappm.learner.workload import Workload
 from trappm.prediction.device_names import OWN, answerable
-from trappm.prediction.fitting import fitting
-from trappm.prediction.models.subjects import subject_of
+from trappm.prediction.fitting import LARGEST_BATCH, MemoryInterval, Verdict, largest_batch
+from trappm.prediction.room import rooms
 from trappm.prediction.snapshot_choice import snapshots_that_answer
 from trappm.profiler.devices.capacity import USABLE_SHARE
-from trappm.profiler.errors import InputError
-from trappm.profiler.records import Phase
+from trappm.profiler.models import zoo
+from trappm.profiler.records import Phase, Precision
 from trappm.profiler.static_profile import graph_template
 
 
@@ -35,81 +37,146 @@ def home(tmp_path_factory):
         yield
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_the_largest_batch_fits_and_one_more_does_not(optimizer):
-    subject = subject_of("test_resnet", input_size=160)
-    (row,) = fitting(subject, ["gtx1650"], optimizer=optimizer)
-    same = trappm.estimate("test_resnet", batch_size=1, input_size=160, optimizer=optimizer)
-    assert row.largest_batch == same.largest_batch("gtx1650") > 1
-    usable_mib = USABLE_SHARE * row.capacity_mib
-    assert row.memory_mib == same.memory_mib("gtx1650", row.largest_batch) <= usable_mib
-    assert same.memory_mib("gtx1650", row.largest_batch + 1) > usable_mib
-    assert same.fits("gtx1650", row.largest_batch)
-    assert not same.fits("gtx1650", row.largest_batch + 1)
-    assert f"up to {row.largest_batch:,} samples" in str(row)
-    assert f"with {optimizer}: " in str(row)
+@given(
+    fixed=st.floats(1, 5000), per_sample=st.floats(0.01, 500), above=st.floats(1, 2),
+    capacity=st.floats(500, 200_000),
+)  # fmt: skip
+def test_the_largest_batch_is_the_last_whose_upper_bound_fits(fixed, per_sample, above, capacity):
+    def memory(size):
+        median = fixed + per_sample * size
+        return MemoryInterval(median, median / above, median * above)
+
+    largest = largest_batch(memory, capacity)
+    usable = USABLE_SHARE * capacity
+    assert largest == 0 or memory(largest).high_mib <= usable
+    assert largest == LARGEST_BATCH or memory(largest + 1).high_mib > usable
+
+
+@pytest.mark.parametrize(
+    ("median", "high", "verdict"),
+    [
+        (900, 940, Verdict.FITS),
+        (900, 941, Verdict.MAY_NOT_FIT),
+        (940, 2000, Verdict.MAY_NOT_FIT),
+        (941, 2000, Verdict.DOES_NOT_FIT),
+    ],
+)
+def test_the_upper_bound_decides_what_fits_and_the_median_what_does_not(median, high, verdict):
+    assert MemoryInterval(median, 1, high).verdict(1000) is verdict
+
+
+def test_memory_reads_as_a_median_with_its_interval():
+    assert MemoryInterval(8499, 8192, 8806).of(40_536) == "8.3 GiB (8.0 to 8.6) of 39.6"
+    assert MemoryInterval(779, 740, 812).of(40_536) == "779 MiB (740 to 812) of 39.6 GiB"
+
+
+def from_json(capsys, *command):
+    capsys.readouterr()
+    assert cli.run([*map(str, command), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("device", ["a100", "v100", "h100", "rtx3090", "t4"])
+@pytest.mark.parametrize("precision", ["fp32", "amp-fp16"])
+@pytest.mark.parametrize("size", [4, 4096])
+def test_every_surface_gives_one_answer(capsys, device, precision, size):
+    settings = {"precision": precision, "optimizer": "momentum", "memory_format": "contiguous"}
+    asked = {"input_size": 160, "batch_size": size, **settings}
+    options = [x for k, v in asked.items() for x in (f"--{k.replace('_', '-')}", v)]
+    predicted = trappm.predict("test_resnet", device=device, **asked)
+    expected = (predicted.memory_mib, predicted.verdict, predicted.largest_batch)
+    estimate = trappm.estimate("test_resnet", **asked)
+    found = {
+        "estimate": (
+            estimate.memory_mib(device), estimate.verdict(device), estimate.largest_batch(device)
+        ),
+    }  # fmt: skip
+    for command in ("predict", "fits", "compare", "estimate", "labels lookup"):
+        row = from_json(capsys, *command.split(), "test_resnet", "--device", device, *options)
+        for key in ("predictions", "prediction", "devices"):
+            row = row.get(key, row)
+        row = row[0] if isinstance(row, list) else row.get(device, row)
+        found[command] = row["memory_mib"], row["verdict"], row["largest_batch"]
+        assert row["fits"] == (predicted.verdict is Verdict.FITS)
+    alone = trappm.predict_parallel("test_resnet", device=device, gpus=1, **asked)
+    found["scale"] = alone.memory_mib, alone.verdict, predicted.largest_batch
+    largest = from_json(
+        capsys, "fits", "test_resnet", "--device", device, "--input-size", 160,
+        *(x for k, v in settings.items() for x in (f"--{k.replace('_', '-')}", v)),
+    )  # fmt: skip
+    assert largest["batch_size"] == largest["largest_batch"] == predicted.largest_batch
+    assert largest["verdict"] == "fits"
+    for surface, answer in found.items():
+        assert answer[1:] == expected[1:], surface
+        assert answer[0] == pytest.approx(expected[0]), surface
+
+
+def test_a_callback_says_of_a_named_model_what_predict_does():
+    import torch
+
+    module = zoo.create_model("test_resnet", 160)
+    first = FirstStep(
+        model=module, name="test_resnet", args=(torch.empty(16, 3, 160, 160),),
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9),
+        precision=Precision.FP32, epoch_batches=None, device=torch.device("cpu"),
+    )  # fmt: skip
+    said = forecast(first, "a100")
+    predicted = trappm.predict(
+        "test_resnet", input_size=160, batch_size=16, device="a100", precision="fp32",
+        optimizer="momentum",
+    )  # fmt: skip
+    assert said.memory == pytest.approx(predicted.memory)
+    assert (said.verdict, said.largest_batch) == (predicted.verdict, predicted.largest_batch)
+
+
+def test_a_module_fits_by_the_same_rule():
+    import torch
+
+    estimate = trappm.estimate(torch.nn.Linear(512, 512), torch.empty(8, 512))
+    largest = estimate.largest_batch("gtx1650")
+    usable_mib = USABLE_SHARE * estimate.capacity_mib("gtx1650")
+    assert estimate.memory("gtx1650", largest).high_mib <= usable_mib
+    low, high = estimate.memory("gtx1650")[1:]
+    assert low < estimate.memory_mib("gtx1650") < high
 
 
 def test_states_of_the_optimizer_leave_less_room_and_inference_more():
-    subject = subject_of("test_vit", input_size=160)
-    rows = [
-        *fitting(subject, ["t4"], optimizer="sgd"),
-        *fitting(subject, ["t4"], optimizer="adam"),
-        *fitting(subject, ["t4"], phase="infer"),
-    ]
-    sgd, adam, infer = (row.largest_batch for row in rows)
+    asked = {"input_size": 160}
+    sgd, adam, infer = (
+        rooms("test_vit", ["t4"], **asked, **more)[0].prediction.largest_batch
+        for more in ({"optimizer": "sgd"}, {"optimizer": "adam"}, {"phase": "infer"})
+    )
     assert infer > sgd >= adam
 
 
-def test_a_model_larger_than_the_card_is_told_with_its_size(capsys):
+def test_a_model_larger_than_the_card_does_not_fit_and_the_answer_has_its_size(capsys):
     assert cli.run(["fits", "vit_7b_patch16_dinov3", "--device", "gtx1650"]) == 0
-    (sentence,) = capsys.readouterr().out.splitlines()
-    assert sentence.startswith("vit_7b_patch16_dinov3 does not fit gtx1650 in fp32 with sgd: ")
-    assert sentence.endswith(" of 4 GiB, of which 6% must stay free.")
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("Does not fit GTX 1650 4 GB: ")
+    assert " of 4.0 for vit_7b_patch16_dinov3 at batch 1 in " in first
+    assert first.endswith(" Largest batch that fits: 0.")
 
 
-def test_what_is_safe_is_no_more_than_what_fits_and_both_answers_name_the_other(capsys):
-    """Labels of A100 show more memory than the simulation, and an upper bound is more still."""
-    (row,) = fitting(subject_of("test_resnet", input_size=160), ["a100"])
-    prediction = trappm.predict("test_resnet", input_size=160, device="a100")
-    assert 0 < prediction.largest_batch_size <= row.largest_batch
-    assert "trappm predict" in str(row)
-    command = ["predict", "test_resnet", "--input-size", "160", "--device", "a100"]
+def test_fits_names_the_number_of_tokens(capsys):
+    pytest.importorskip("transformers")
+    command = ["fits", "hf:gpt2-tiny", "--device", "t4", "--sequence-length", "64"]
     assert cli.run(command) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert f"largest safe batch: {prediction.largest_batch_size:,}, whose upper bound" in shown
-    assert "trappm fits" in shown
-    assert " more by labels" in shown
-
-
-def test_a_step_that_fits_is_within_what_the_largest_batch_is_of():
-    """One notion of what fits, in estimates, searches and callbacks."""
-    estimate = trappm.estimate("test_resnet", batch_size=1, input_size=160)
-    largest = estimate.largest_batch("a100")
-    verdicts = {
-        size: Forecast(
-            model="test_resnet", device="a100", batch_size=size,
-            memory_mib=estimate.memory_mib("a100", size),
-            capacity_mib=estimate.capacity_mib("a100"), largest_batch=largest,
-            epoch_batches=None, step_time_ms=None,
-        ).fits
-        for size in (largest, largest + 1)
-    }  # fmt: skip
-    assert verdicts == {largest: True, largest + 1: False}
+    assert " samples of 64 tokens per step in fp32 " in capsys.readouterr().out
+    assert cli.run([*command, "--batch-size", "2"]) == 0
+    assert capsys.readouterr().out.startswith("Fits T4 16 GB: ")
 
 
 def test_the_command_answers_in_json_for_each_card(capsys):
-    command = ["fits", "test_resnet", "--device", "a100", "--device", "t4", "--json"]
-    assert cli.run(command) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert [row["device"] for row in rows] == ["a100", "t4"]
+    rows = from_json(capsys, "fits", "test_resnet", "--device", "a100", "--device", "t4")
+    assert [row["device"] for row in rows] == ["a100-40gb", "t4"]
     assert rows[0]["largest_batch"] > rows[1]["largest_batch"] > 0
-    assert rows[0]["source"] == "traced"
 
 
 def test_what_cannot_be_asked_is_one_line(capsys):
     for arguments, words in (
-        (["--device", "cpu-2t"], "no card is known as 'cpu-2t'"),
+        (["--device", "cpu-2t"], "the memory of cpu-2t depends on its host"),
+        (["--device", "cuda:0"], "does not say which model it is"),
+        (["--device", "mi300x"], "TraPPM covers NVIDIA cards"),
         (["--device", "a100", "--phase", "eval"], "phase"),
         (["--device", "a100", "--optimizer", "lion"], "optimizer"),
     ):
@@ -118,10 +185,13 @@ def test_what_cannot_be_asked_is_one_line(capsys):
         assert words in line
 
 
-def test_a_file_of_one_batch_size_is_refused(tmp_path):
+def test_a_file_of_one_batch_size_is_answered_at_that_one(tmp_path, capsys):
     export_onnx("test_resnet", 64, tmp_path / "fixed.onnx", batch_size=3)
-    with pytest.raises(InputError, match="one batch size only, 3"):
-        fitting(subject_of(tmp_path / "fixed.onnx"), ["a100"])
+    assert cli.run(["fits", str(tmp_path / "fixed.onnx"), "--device", "a100"]) == 0
+    line = capsys.readouterr().out.splitlines()[0]
+    assert line.startswith("Fits A100 40 GB: ")
+    assert " at batch 3 in fp32" in line
+    assert "Largest" not in line
 
 
 def test_networks_tell_the_probability_of_running_out_of_memory(tmp_path):
@@ -146,14 +216,14 @@ def test_networks_tell_the_probability_of_running_out_of_memory(tmp_path):
         tmp_path, encoder=encoder, heads={"v100": {Phase.TRAIN: TrainedHeads(heads, ())}},
         source_device="v100", preset=preset, labels=[], fields={"cards": {"v100": "v100 16gb"}},
     ).folder  # fmt: skip
-    prediction = trappm.predict("test_resnet", input_size=64, snapshot=snapshot)
+    prediction = trappm.predict("test_resnet", input_size=64, snapshot=snapshot, device="v100")
     limit = USABLE_SHARE * prediction.capacity_mib
     assert 0 <= prediction.out_of_memory <= 1
     assert (prediction.out_of_memory > 0.5) == (prediction.memory_mib > limit)
     assert "out_of_memory" not in prediction.missing
 
 
-def test_a_kept_profile_needs_no_torch():
+def test_a_question_asked_before_needs_no_torch():
     program = (
         "import sys; from trappm import cli; "
         "status = cli.run(['fits', 'test_resnet', '--device', 'a100']); "
@@ -190,7 +260,7 @@ def test_devices_come_with_their_evidence(capsys):
         assert row.evidence
     prediction = trappm.predict("test_resnet", device="rtx-5090-32gb")
     assert prediction.out_of_memory is not None
-    assert any("the simulated step alone" in remark for remark in prediction.remarks)
+    assert any("from the simulated step" in remark for remark in prediction.remarks)
     assert cli.run(["devices"]) == 0
     shown = capsys.readouterr().out
     assert "step time and memory from its labels" in shown

@@ -111,7 +111,7 @@ def test_the_command_line_tells_power_its_source_and_the_thriftiest_limit(capsys
     shown = capsys.readouterr().out
     assert "under a limit of 200 W" in shown
     assert "Zeus" in shown
-    assert "thriftiest power limit" in shown
+    assert "Best power limit within 5 % of full speed: " in shown
     assert run([*command, "--power-limit", "200", "--json"]) == 0
     as_json = json.loads(capsys.readouterr().out)
     assert as_json["power_limit_w"] == 200

@@ -10,6 +10,7 @@ from onnx_export import export_onnx
 from torch import nn
 
 import trappm
+from trappm import cli
 from trappm.learner.heads.device_heads import train_heads
 from trappm.learner.heads.predictions import TrainedHeads
 from trappm.learner.networks.gae import train_encoder
@@ -17,6 +18,7 @@ from trappm.learner.networks.presets import LAPTOP
 from trappm.learner.snapshots.registry import Registry
 from trappm.learner.snapshots.snapshot import load_snapshot, save_snapshot
 from trappm.learner.workload import Workload
+from trappm.prediction.comparison import without_extrapolations
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.models import zoo
@@ -58,7 +60,7 @@ def snapshot(tmp_path_factory):
 
 
 def test_a_name_a_module_and_a_file_of_one_model_have_one_prediction(snapshot, tmp_path):
-    options = {"batch_size": 4, "snapshot": snapshot}
+    options = {"batch_size": 4, "snapshot": snapshot, "device": "cpu-2t"}
     by_name = trappm.predict("test_convnext", input_size=64, **options)
     module = zoo.create_model("test_convnext", 64)
     by_module = trappm.predict(module, example_input=torch.empty(1, 3, 64, 64), **options)
@@ -89,7 +91,7 @@ def test_a_name_a_module_and_a_file_of_one_model_have_one_prediction(snapshot, t
 
 
 def test_simulated_memory_is_that_of_the_step_in_question(snapshot, capsys):
-    options = {"batch_size": 8, "input_size": 64, "snapshot": snapshot}
+    options = {"batch_size": 8, "input_size": 64, "snapshot": snapshot, "device": "cpu-2t"}
     plain, adam, adamw, mixed = (
         trappm.predict("test_resnet", **options, **settings)
         for settings in (
@@ -107,8 +109,8 @@ def test_simulated_memory_is_that_of_the_step_in_question(snapshot, capsys):
         for phase in ("train", "infer")
     )
     assert inference.simulated_memory.live_mib < train.simulated_memory.live_mib / 2
-    print_prediction(mixed)
-    assert "simulated on CUDA, amp-fp16, contiguous, sgd (traced)" in capsys.readouterr().out
+    print_prediction(mixed, explain=True)
+    assert "Memory by simulation (traced): tensors " in capsys.readouterr().out
 
 
 class Hooked(nn.Module):
@@ -138,7 +140,7 @@ def test_the_module_stays_as_it_is(snapshot):
     before = [t.detach().clone() for t in tensors]
     gradients = [p.grad.clone() for p in module.parameters()]
     example = torch.rand(5, 2, 9, 7)
-    prediction = trappm.predict(module, example_input=example, snapshot=snapshot)
+    prediction = trappm.predict(module, example_input=example, snapshot=snapshot, device="cpu-2t")
     assert prediction.batch_size == 5
     assert prediction.model == "Hooked"
     assert prediction.memory_source == "traced", prediction.memory_remark
@@ -166,14 +168,19 @@ class Tokens(nn.Module):
 
 def test_token_ids_and_vectors_are_inputs_too(snapshot):
     ids = torch.zeros(3, 12, dtype=torch.long)
-    prediction = trappm.predict(Tokens(), example_input=ids, snapshot=snapshot)
+    prediction = trappm.predict(Tokens(), example_input=ids, snapshot=snapshot, device="cpu-2t")
     assert prediction.memory_source == "traced", prediction.memory_remark
     longer = trappm.predict(
-        Tokens(), example_input=torch.zeros(3, 48, dtype=torch.long), snapshot=snapshot
+        Tokens(),
+        example_input=torch.zeros(3, 48, dtype=torch.long),
+        snapshot=snapshot,
+        device="cpu-2t",
     )
     assert longer.simulated_memory.live_mib > prediction.simulated_memory.live_mib
     layers = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 2))
-    prediction = trappm.predict(layers, example_input=torch.empty(7, 20), snapshot=snapshot)
+    prediction = trappm.predict(
+        layers, example_input=torch.empty(7, 20), snapshot=snapshot, device="cpu-2t"
+    )
     assert (prediction.batch_size, prediction.memory_source) == (7, "traced")
 
 
@@ -193,15 +200,17 @@ def test_where_no_step_can_be_traced_the_answer_says_why_and_has_no_simulated_me
     snapshot, capsys
 ):
     images = torch.rand(2, 3, 8, 8)
-    prediction = trappm.predict(Untraceable(), example_input=images, snapshot=snapshot)
+    prediction = trappm.predict(
+        Untraceable(), example_input=images, snapshot=snapshot, device="cpu-2t"
+    )
     assert prediction.simulated_memory is None
     assert prediction.to_dict()["memory_source"] is None
     assert "cannot be traced" in prediction.memory_remark
-    assert any("rough guess" in remark for remark in prediction.remarks)
-    print_prediction(prediction)
+    assert any("rough estimate" in remark for remark in prediction.remarks)
+    print_prediction(prediction, explain=True)
     shown = capsys.readouterr().out
     assert "cannot be traced" in shown
-    assert "simulated on CUDA" not in shown
+    assert "Memory by simulation" not in shown
 
 
 def test_an_answer_far_beyond_the_labels_says_so_in_one_line(tmp_path, capsys):
@@ -221,17 +230,25 @@ def test_an_answer_far_beyond_the_labels_says_so_in_one_line(tmp_path, capsys):
     question = {"device": "cpu-2t", "input_size": 64, "snapshot": snapshot}
     near = trappm.predict("test_resnet", batch_size=4, **question)
     assert near.beyond_labels == {}
-    assert not any("far beyond" in remark for remark in near.remarks)
+    assert not any("Extrapolation" in remark for remark in near.remarks)
     far = trappm.predict("test_resnet", batch_size=8192, **question)
     end = targets[:, 0].max()
     assert far.beyond_labels["step_time_ms"] == pytest.approx(end)
-    (line,) = (remark for remark in far.remarks if " s is far beyond them" in remark)
-    assert line.startswith(f"labels of cpu-2t end at {end:.0f} ms; this answer of ")
+    (line,) = (remark for remark in far.remarks if "largest measured step time" in remark)
+    assert line.startswith(f"Extrapolation: the largest measured step time was {end:.0f} ms, ")
     assert json.loads(json.dumps(far.to_dict()))["remarks"] == list(far.remarks)
-    print_prediction(far)
+    print_prediction(far, explain=True)
     assert line in capsys.readouterr().out
-    print_comparison([near, far])
+    print_comparison([near, far], explain=True)
     assert line in " ".join(capsys.readouterr().out.split())
+    kept, left_out = without_extrapolations([near, far])
+    assert kept == [near]
+    assert [row["device"] for row in left_out] == ["cpu-2t"]
+    assert without_extrapolations([far]) == ([far], [])  # an empty table would help less
+    print_comparison(kept, left_out)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Left out: cpu-2t (far from all measurements of this device); show with " in shown
+    assert "--device cpu-2t" in shown
 
 
 def test_a_campaign_on_another_device_takes_nothing_away(tmp_path, monkeypatch):
@@ -266,6 +283,27 @@ def test_a_campaign_on_another_device_takes_nothing_away(tmp_path, monkeypatch):
     assert (answers_by("cpu-1t"), answers_by("cpu-2t")) == (second, default)
 
 
+def test_a_campaign_on_cpu_cores_does_not_change_the_default_device(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+    heads = {"cpu-2t": load_snapshot(SHIPPED).heads["cpu-2t"]}
+    made = save_snapshot(
+        tmp_path / "snapshots", heads=heads, source_device="cpu-2t", preset=LAPTOP, labels=[],
+        fields={},
+    )  # fmt: skip
+    Registry(tmp_path / "snapshots").set_alias("latest", made.id, "published")
+    answer = trappm.predict("test_resnet", batch_size=4)
+    assert (answer.device, answer.device_is_default) == ("a100-40gb", True)
+    assert " A100 40 GB (default)" in str(answer)
+    named = trappm.predict("test_resnet", batch_size=4, device="a100")
+    assert "(default)" not in str(named)
+    assert str(named) == str(answer).replace(" (default)", "")
+    every = trappm.predict("test_resnet", batch_size=4, devices="all")
+    assert not any(p.device.startswith("cpu") for p in every)
+    for command in (["predict"], ["fits"], ["estimate"], ["labels", "lookup"]):
+        assert cli.run([*command, "test_resnet", "--batch-size", "4"]) == 0
+        assert "A100 40 GB (default)" in capsys.readouterr().out.splitlines()[0]
+
+
 class Two(nn.Module):
     def forward(self, x, y):
         return x + y
@@ -295,14 +333,16 @@ def test_what_cannot_be_asked_is_told_before_anything_is_loaded(model, options, 
 def test_an_example_that_the_module_does_not_take_is_told(snapshot):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
     with pytest.raises(UnsupportedModelError, match="Sequential at 4x8x8"):
-        trappm.predict(model, example_input=torch.empty(2, 4, 8, 8), snapshot=snapshot)
+        trappm.predict(
+            model, example_input=torch.empty(2, 4, 8, 8), snapshot=snapshot, device="cpu-2t"
+        )
 
 
 def test_convolutions_without_any_norm_may_have_swallowed_one(snapshot, tmp_path):
     """As exporters fold batch norms into convolutions, which the file does not tell."""
     plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten())
     torch.onnx.export(plain, torch.empty(2, 3, 8, 8), tmp_path / "plain.onnx", dynamo=False)
-    prediction = trappm.predict(tmp_path / "plain.onnx", snapshot=snapshot)
+    prediction = trappm.predict(tmp_path / "plain.onnx", snapshot=snapshot, device="cpu-2t")
     assert prediction.memory_source == "rebuilt"
     assert "no BatchNormalization" in prediction.memory_remark
 
@@ -315,11 +355,11 @@ def test_an_empty_name_of_a_device_is_no_device(snapshot):
 def test_a_file_of_one_batch_size_is_predicted_at_that_one(snapshot, tmp_path):
     export_onnx("test_resnet", 64, tmp_path / "fixed.onnx", batch_size=3)
     export_onnx("test_resnet", 64, tmp_path / "open.onnx")
-    fixed = trappm.predict(tmp_path / "fixed.onnx", snapshot=snapshot)
-    free = trappm.predict(tmp_path / "open.onnx", batch_size=3, snapshot=snapshot)
+    fixed = trappm.predict(tmp_path / "fixed.onnx", snapshot=snapshot, device="cpu-2t")
+    free = trappm.predict(tmp_path / "open.onnx", batch_size=3, snapshot=snapshot, device="cpu-2t")
     assert fixed.batch_size == 3
     assert fixed.memory_source == "rebuilt", fixed.memory_remark
     assert fixed.memory_remark is None
     assert fixed.simulated_memory == free.simulated_memory
     with pytest.raises(InputError, match="fixed at 3"):
-        trappm.predict(tmp_path / "fixed.onnx", batch_size=4, snapshot=snapshot)
+        trappm.predict(tmp_path / "fixed.onnx", batch_size=4, snapshot=snapshot, device="cpu-2t")

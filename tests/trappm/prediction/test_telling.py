@@ -1,5 +1,6 @@
 """How answers are told: numbers, sentences, short forms and cards in a notebook."""
 
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -11,7 +12,7 @@ import trappm
 from trappm.prediction.looking_up.answer import Answer
 from trappm.profiler.number_text import number_text
 from trappm.terminal.label_tables import print_answer
-from trappm.terminal.prediction_tables import print_prediction
+from trappm.terminal.prediction_tables import print_comparison, print_prediction
 from trappm.terminal.tables import cell
 
 
@@ -38,6 +39,23 @@ def test_numbers_are_as_people_write_them(value, text):
     assert number_text(value) == cell(value) == text
 
 
+def test_three_lines_of_remarks_are_shown_unless_all_are_asked_for(prediction, capsys):
+    talkative = replace(prediction, remarks=tuple(f"remark {n}" for n in range(8)))
+
+    def remarks(show, **options):
+        show(**options)
+        lines = capsys.readouterr().out.splitlines()
+        return [line for line in lines if re.match(r"remark \d|\d+ more remarks", line)]
+
+    for show in (
+        lambda **o: print_prediction(talkative, **o),
+        lambda **o: print_comparison([talkative, prediction], **o),
+    ):
+        assert len(remarks(show)) <= 3
+        assert re.fullmatch(r"\d+ more remarks: add --explain", remarks(show)[-1])
+        assert len(remarks(show, explain=True)) == 8
+
+
 @given(st.floats(allow_nan=False, allow_infinity=False), st.integers(1, 6))
 def test_no_number_has_an_exponent_and_all_keep_their_size(value, digits):
     text = number_text(value, digits)
@@ -46,15 +64,14 @@ def test_no_number_has_an_exponent_and_all_keep_their_size(value, digits):
 
 
 def test_the_answer_comes_first_and_the_memory_adds_up(prediction, capsys):
-    print_prediction(prediction)
+    print_prediction(prediction, explain=True)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == str(prediction)
-    assert lines[0].startswith("Fits a100-40gb: ")
+    assert lines[0].startswith("Fits A100 40 GB: ")
     parts = prediction.memory_parts_mib
     assert sum(parts.values()) == pytest.approx(prediction.memory_mib)
     assert parts["tensors"] == prediction.simulated_memory.live_mib
-    remark = next(line for line in lines if line.startswith("simulated on CUDA"))
-    assert f"of {prediction.memory_mib:,.0f} MiB are CUDA's context and libraries" in remark
+    assert any(line.startswith("Memory by simulation (traced): tensors ") for line in lines)
     assert prediction.to_dict()["memory_parts_mib"] == parts
 
 
@@ -63,19 +80,23 @@ def test_what_is_missing_is_one_line(capsys):
     print_prediction(prediction)
     shown = capsys.readouterr().out
     assert " - " not in shown
-    (line,) = (line for line in shown.splitlines() if line.startswith("no power_w"))
-    assert line.startswith("no power_w, energy_j: the snapshot has no power_w head")
+    (line,) = (line for line in shown.splitlines() if line.startswith("No power"))
+    assert line.startswith("No power, energy: no model was trained on the power of training steps")
     assert prediction.memory_parts_mib == {}
 
 
 def test_what_needs_a_missing_figure_is_told_alone_where_it_is_all_that_is_missing(prediction):
-    alone = replace(prediction, energy_j=None, missing={"energy_j": "it needs power_w"})
-    assert alone.gaps() == ["no energy_j: it needs power_w"]
+    alone = replace(prediction, energy_j=None, missing={"energy_j": "it needs the power"})
+    assert alone.gaps() == ["No energy: it needs the power."]
 
 
 def test_long_steps_are_told_in_seconds(prediction):
-    long = replace(prediction, step_time_ms=2e4, intervals={"step_time_ms": (4e3, 127_612.0)})
-    assert "a step takes 4 to 128 s" in str(long)
+    long = replace(
+        prediction,
+        step_time_ms=2e4,
+        intervals={**prediction.intervals, "step_time_ms": (4e3, 127_612.0)},
+    )
+    assert "A step takes 20 s (4 to 128) in fp32 at batch 8." in str(long)
 
 
 class Tags(HTMLParser):
@@ -115,6 +136,8 @@ def test_predictions_and_answers_have_a_short_form(prediction, capsys):
         answer, source="measured", prediction=None, step_time_ms=None, memory_mib=None,
         power_w=None, memory_above_mib=512.0,
     )  # fmt: skip
-    assert str(died) == "Memory runs out: a step needs more than 512 MiB."
+    assert str(died) == (
+        "Does not fit a100-40gb: a step runs out of memory, it needs more than 512 MiB."
+    )
     print_answer(answer)
     assert str(prediction) == capsys.readouterr().out.splitlines()[0]

@@ -32,7 +32,7 @@ def test_the_answer_is_that_of_trappm_estimate(server):
     assert response.json == json.loads(json.dumps(expected))
     assert all(x["line"].startswith("timm/") == bool(x["module"]) for x in response.json["largest"])
     on_cards = response.json["devices"]
-    assert on_cards["a100"]["parts_mib"]["optimizer state"] > 0
+    assert on_cards["a100"]["parts_mib"]["optimizer_state"] > 0
     assert on_cards["v100"]["largest_batch"] < on_cards["a100"]["largest_batch"]
 
 
@@ -62,7 +62,8 @@ def test_equal_questions_are_traced_once_and_remembered(server, monkeypatch):
         ({"model": "model.onnx"}, 400, "call trappm.estimate in Python"),
         ({"model": "../models/net"}, 400, "call trappm.estimate in Python"),
         ({"model": ""}, 400, "model"),
-        ({"devices": ["tpu"]}, 400, "nvidia-smi"),
+        ({"devices": ["tpu"]}, 400, "unknown device 'tpu'"),
+        ({"devices": ["v100"], "precision": "bf16"}, 400, "use amp-fp16"),
         ({"devices": []}, 400, "devices"),
         ({"devices": "a100"}, 400, "devices"),
         ({"phase": "sleep"}, 400, "sleep"),

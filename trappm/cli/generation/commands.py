@@ -7,25 +7,29 @@ from typing import Annotated
 import typer
 
 from trappm.cli import shell
-from trappm.cli.options import AsJson, print_json
+from trappm.cli.options import AsJson, Explain, print_json
 
 
 def generate(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="A decoder by its hf: name, or a config.json's.")
     ],
-    prompt: Annotated[int, typer.Option(help="Tokens that each sequence begins with.")] = 512,
-    tokens: Annotated[int, typer.Option(help="Tokens that are written after each prompt.")] = 128,
-    batch_size: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
+    prompt: Annotated[int, typer.Option(help="Tokens per prompt.")] = 512,
+    tokens: Annotated[int, typer.Option(help="Tokens generated per prompt.")] = 128,
+    batch_size: Annotated[int, typer.Option(help="Number of sequences at once.")] = 1,
     device: Annotated[
-        str, typer.Option(help="A card, such as a100.", autocompletion=shell.devices)
-    ] = "a100",
-    precision: Annotated[str, typer.Option(help="Of weights and cache: bf16 or fp32.")] = "bf16",
+        str | None,
+        typer.Option(help="Card, such as a100 (default: a100-40gb).", autocompletion=shell.devices),
+    ] = None,
+    precision: Annotated[
+        str, typer.Option(help="Precision of weights and cache: bf16 or fp32.")
+    ] = "bf16",
+    explain: Explain = False,
     as_json: AsJson = False,
 ) -> None:
-    """Predict what text costs a decoder: first token, time a token, weights and cache.
+    """Predict the cost of generating text: first token, time per token, weights and cache.
 
-    Of transformers' own modules without compilation; no serving engine.
+    Covers modules of the transformers library without compilation, and no serving engine.
 
     Example: trappm generate hf:llama-2-7b --prompt 512 --tokens 128 --batch-size 8
     """
@@ -43,4 +47,4 @@ def generate(
     if as_json:
         print_json(made.to_dict())
     else:
-        print_generation(made)
+        print_generation(made, explain=explain)

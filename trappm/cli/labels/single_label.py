@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trappm.cli import options
+from trappm.cli import options, shell
 from trappm.cli.options import AsJson, print_json
 
 
@@ -44,7 +44,10 @@ def show(
 
 def lookup(
     model: options.Model,
-    device: Annotated[str, typer.Option(help="A device key, such as a100.")],
+    device: Annotated[
+        str | None,
+        typer.Option(help="Device key (default: a100-40gb).", autocompletion=shell.devices),
+    ] = None,
     batch_size: options.BatchSize = None,
     input_size: options.InputSize = None,
     sequence_length: options.SequenceLength = None,
@@ -61,9 +64,10 @@ def lookup(
     snapshot: Annotated[
         str | None, typer.Option(help="What predicts: a snapshot's id, alias or folder.")
     ] = None,
+    explain: options.Explain = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what a step costs: measured where the same graph was, predicted where it was not."""
+    """Return the measured cost of a step if there is a label of its graph, else a prediction."""
     from trappm.prediction.looking_up.lookup import lookup as look_up
 
     answer = look_up(
@@ -85,4 +89,4 @@ def lookup(
     else:
         from trappm.terminal.label_tables import print_answer
 
-        print_answer(answer)
+        print_answer(answer, explain=explain)

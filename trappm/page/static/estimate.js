@@ -74,10 +74,10 @@ function everyCard(question, signal) {
       rows.sort((a, b) => a[1].capacity_mib - b[1].capacity_mib || b[1].largest_batch - a[1].largest_batch);
       const fitting = rows.filter(([, answer]) => answer.fits).length;
       slot.replaceChildren(
-        h("p", {}, h("b", {}, `It fits ${number(fitting)} of ${number(rows.length)} cards`), ", simulated, nothing learned; the smallest first."),
+        h("p", {}, h("b", {}, `It fits ${number(fitting)} of ${number(rows.length)} cards`), "; the smallest first."),
         table("Whether it fits, by card", [
           { name: "card", label: "Card", header: true, cell: ([name]) => name },
-          { name: "fits", label: "Fits", cell: ([, answer]) => h("span", { class: answer.fits ? "good" : "bad" }, answer.fits ? "fits" : "does not fit") },
+          { name: "fits", label: "Fits", cell: ([, answer]) => h("span", { class: answer.fits ? "good" : "bad" }, answer.verdict) },
           { name: "memory", label: "Memory, GiB", numeric: true, cell: ([, answer]) => number(answer.memory_mib / GIB, 3) },
           { name: "capacity", label: "Of, GiB", numeric: true, cell: ([, answer]) => number(answer.capacity_mib / GIB, 3) },
           { name: "largest", label: "Largest batch", numeric: true, cell: ([, answer]) => number(answer.largest_batch) },
@@ -91,20 +91,22 @@ function everyCard(question, signal) {
 
 // Parts.
 
+const key = (part) => part.toLowerCase().replaceAll(" ", "_"); // of a part in the API
+
 const gib = (mib) => `${number(mib / GIB, 3)} GiB`;
 
 function verdict(answer) {
-  const largest = answer.largest_batch === null ? "" : `; largest batch by simulation ${number(answer.largest_batch)}`;
-  return `${answer.fits ? "fits" : "does not fit"}: ${number(answer.memory_mib / GIB, 3)} of ${gib(answer.capacity_mib)}${largest}`;
+  const largest = answer.largest_batch === null ? "" : `; largest batch ${number(answer.largest_batch)}`;
+  return `${answer.verdict}: ${number(answer.memory_mib / GIB, 3)} of ${gib(answer.capacity_mib)}${largest}`;
 }
 
 function parts({ devices, model, batch_size }) {
   const rows = Object.entries(devices);
-  const names = PARTS.filter((name) => rows.some(([, answer]) => answer.parts_mib[name]));
+  const names = PARTS.filter((name) => rows.some(([, answer]) => answer.parts_mib[key(name)]));
   const end = Math.max(...rows.flatMap(([, answer]) => [answer.memory_mib, answer.capacity_mib]));
   const label = `Memory by part: ${rows.map(([device, answer]) => `${device} ${verdict(answer)}`).join(". ")}`;
   const sizes = rows.flatMap(([device, answer]) => names.map((part) => {
-    const mib = answer.parts_mib[part] ?? 0;
+    const mib = answer.parts_mib[key(part)] ?? 0;
     return { device, part, mib, fill: colour(PARTS.indexOf(part)), tip: `${part}: ${number(mib, 4)} MiB, ${share(mib / answer.memory_mib)} of the step on ${device}` };
   }));
   const chart = responsive((width) => {
@@ -126,7 +128,7 @@ function parts({ devices, model, batch_size }) {
     h("div", {}, legend(names.map((name) => [name, PARTS.indexOf(name)])), chart),
     () => table("Parts in MiB", [
       { name: "part", label: "Part", header: true, cell: (name) => name },
-      ...rows.map(([device, answer]) => ({ name: device, label: device, numeric: true, cell: (name) => number(answer.parts_mib[name] ?? 0) })),
+      ...rows.map(([device, answer]) => ({ name: device, label: device, numeric: true, cell: (name) => number(answer.parts_mib[key(name)] ?? 0) })),
     ], names));
 }
 

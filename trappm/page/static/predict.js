@@ -149,7 +149,7 @@ function answers({ predictions, best }) {
   const verdict = Object.values(best ?? {})[0] ?? {};
   const told = Object.entries(verdict).filter(([, device]) => device);
   return [
-    told.length > 0 && h("div", { class: "verdicts" }, told.map(([what, device]) => h("div", { class: "verdict" }, h("span", { class: "muted" }, what), h("b", {}, device)))),
+    told.length > 0 && h("div", { class: "verdicts" }, told.map(([what, device]) => h("div", { class: "verdict" }, h("span", { class: "muted" }, what.replace("_", " ")), h("b", {}, device)))),
     card(`${predictions[0].phase === "train" ? "Training" : "Inference"} step of ${predictions[0].model}, batch ${number(predictions[0].batch_size)}`, comparison(predictions)),
     remarks(predictions),
     h("div", { class: "devices" }, predictions.map(deviceCard)),
@@ -183,12 +183,12 @@ function comparison(predictions) {
     { name: "samples_per_s", label: "Samples/s", numeric: true, cell: (p) => number(p.samples_per_s, 4) },
     { name: "memory_mib", label: "Memory, MiB", cell: measure("memory_mib") },
     { name: "out_of_memory", label: "P(out of memory)", numeric: true, cell: (p) => (p.out_of_memory === null ? NOTHING : h("span", { class: p.out_of_memory > 0.5 ? "bad" : p.out_of_memory > 0.05 ? "unsure" : "good" }, share(p.out_of_memory))) },
-    { name: "largest_batch_size", label: "Largest safe batch", numeric: true, cell: (p) => number(p.largest_batch_size) },
+    { name: "largest_batch", label: "Largest batch", numeric: true, cell: (p) => number(p.largest_batch) },
     { name: "mig_profile", label: "MIG", cell: (p) => p.mig_profile ?? NOTHING },
     { name: "power_w", label: "Power, W", numeric: true, cell: (p) => number(p.power_w, 3) },
     run && { name: "hours", label: "Whole run", numeric: true, cell: (p) => hours(p.run?.hours) },
     run && { name: "usd", label: "USD, at least", numeric: true, cell: (p) => (p.run?.offers.length ? number(p.run.offers[0].usd, 4) : NOTHING) },
-  ].filter((c) => c && (["device", "step_time_ms", "memory_mib"].includes(c.name) || predictions.some((p) => !["power_w", "mig_profile", "largest_batch_size"].includes(c.name) || p[c.name] !== null)));
+  ].filter((c) => c && (["device", "step_time_ms", "memory_mib"].includes(c.name) || predictions.some((p) => !["power_w", "mig_profile", "largest_batch"].includes(c.name) || p[c.name] !== null)));
   return table("Answers of all devices", columns, predictions, { hideCaption: true });
 }
 
@@ -202,7 +202,7 @@ function deviceCard(p) {
       ...["step_time_ms", "memory_mib", "power_w", "energy_j"].filter((m) => p[m] !== null).map((m) => [METRICS[m].name, `${number(p[m])} ${METRICS[m].unit}${p.intervals[m] ? ` (${range(p, m)})` : ""}`]),
       ["Throughput", p.samples_per_s === null ? null : `${number(p.samples_per_s)} samples a second`],
       ["P(out of memory)", p.out_of_memory === null ? null : `${share(p.out_of_memory)} of ${number(p.capacity_mib)} MiB`],
-      ["Largest safe batch: its upper bound fits", p.largest_batch_size === null ? null : number(p.largest_batch_size)], ["Smallest MIG profile", p.mig_profile],
+      ["Largest batch that fits", p.largest_batch === null ? null : number(p.largest_batch)], ["Smallest MIG profile", p.mig_profile],
       ["Whole run", run && `${hours(run.hours)} (${hours(run.low_hours)} to ${hours(run.high_hours)}), ${number(run.steps)} steps`],
       ["Energy of the run", run?.energy_kwh ? `${number(run.energy_kwh)} kWh` : null], ["CO₂ of the run", run?.co2_kg ? `${number(run.co2_kg)} kg` : null],
     ]),

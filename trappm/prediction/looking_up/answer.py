@@ -42,9 +42,14 @@ class Answer:
         if self.prediction is not None:
             return str(self.prediction)
         if self.memory_above_mib is not None:
-            return f"Memory runs out: a step needs more than {self.memory_above_mib:,.0f} MiB."
+            return (
+                f"Does not fit {self.device}: a step runs out of memory, it needs more than "
+                f"{self.memory_above_mib:,.0f} MiB."
+            )
         parts = [quantity(name, value) for name, value, _ in self.figures()]
-        return f"A step takes {', '.join(parts)}." if parts else "Nothing of it is known."
+        if not parts:
+            return f"Nothing is known about this step on {self.device}."
+        return f"A step on {self.device} at batch {self.batch_size:,} takes {', '.join(parts)}."
 
     def figures(self) -> list[tuple[str, float, str]]:
         """Name, value and unit of each metric that is known."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trappm.label_frames import store_to_read
+from trappm.prediction.device_names import DEFAULT_DEVICE
 from trappm.prediction.kept_answers import kept_answers
 from trappm.prediction.looking_up.answer import Answer
 from trappm.prediction.models.profile_cache import content_key
@@ -45,7 +46,7 @@ _SETTINGS = ("precision", "memory_format", "optimizer", "phase")
 def lookup(
     model: str | Path,
     *,
-    device: str,
+    device: str | None = None,
     batch_size: int | None = None,
     input_size: int | None = None,
     sequence_length: int | None = None,
@@ -58,7 +59,7 @@ def lookup(
 
     Args:
         model: a timm name, a transformer's (`hf:gpt2`), or the path of an ONNX file.
-        device: its key.
+        device: Its key; `DEFAULT_DEVICE` by default.
         batch_size: samples a step; by default the file's own, or 1.
         input_size: pixels; by default the architecture's own, or what the file says.
         sequence_length: tokens, instead of pixels, of a transformer of text.
@@ -81,11 +82,12 @@ def lookup(
 
     def look() -> Answer:
         inquiry = _Inquiry.about(model, batch_size, size, settings)
-        rule = _rule(protocol, device)
-        labels = inquiry.labels(device)
+        key = device or DEFAULT_DEVICE
+        rule = _rule(protocol, key)
+        labels = inquiry.labels(key)
         if not labels and measure:
-            labels = [inquiry.measured(device, rule)]
-        return inquiry.answer(device, labels) if labels else inquiry.predicted(device, snapshot)
+            labels = [inquiry.measured(key, rule)]
+        return inquiry.answer(key, labels) if labels else inquiry.predicted(device, snapshot)
 
     home = Home.find()
     if measure or home.database_files is None:
@@ -286,11 +288,12 @@ class _Inquiry:
             f"{measurement.message}; the attempt is kept as number {recorded.measurement_id}"
         )
 
-    def predicted(self, device: str, snapshot: str | Path | None) -> Answer:
+    def predicted(self, device: str | None, snapshot: str | Path | None) -> Answer:
         from trappm.prediction.predict import predict
 
-        missing = f"no label of {self.model} at batch {self.what.batch_size} on {device}"
-        hints = self.hints(device)
+        key = device or DEFAULT_DEVICE
+        missing = f"no label of {self.model} at batch {self.what.batch_size} on {key}"
+        hints = self.hints(key)
         reasons = "".join(f" ({hint})" for hint in hints)
         size = "sequence_length" if size_kind(self.model) == "tokens" else "input_size"
         # What is left at its default is predicted as most labels of the device had it.
@@ -313,10 +316,10 @@ class _Inquiry:
             if getattr(prediction, name) != getattr(self.what, name)
         ]  # fmt: skip
         if others:
-            hints.append(f"predicted with {', '.join(others)}, as most labels there have it")
+            hints.append(f"predicted with {', '.join(others)}, as in most labels of the device")
         return Answer(
             model=self.model,
-            device=device,
+            device=key,
             batch_size=prediction.batch_size,
             source="predicted",
             step_time_ms=prediction.step_time_ms,

@@ -42,6 +42,8 @@ class Subject(ABC):
     name: str
     batch_size: int | None = None
     """Its own, where it has one that a question may leave out."""
+    input_size: int | None = None
+    """As the question gives it, in pixels or tokens; None for the model's default."""
 
     @abstractmethod
     def profile(self) -> StaticProfile:
@@ -140,6 +142,7 @@ class _Kept(Subject):
     def __init__(self, key: tuple[object, ...], cache: ProfileCache, tracer: Tracer | None) -> None:
         self._cache = cache
         self._key = key
+        self.input_size = key[2] if isinstance(key[2], int) else None
         self._tracer = tracer
         self._steps: dict[tuple[str, str], StepProfile | str] = {}
         self.name, self._profile = self._cache.profile(key, self._make)

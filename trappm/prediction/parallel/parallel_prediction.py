@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trappm.profiler.devices.capacity import USABLE_SHARE
+from trappm.prediction.fitting import MemoryInterval, Verdict, room_text
 from trappm.profiler.number_text import number_text
 
 
@@ -16,6 +16,9 @@ class ParallelPrediction:
 
     model: str
     device: str
+    device_name: str
+    """Name of the device as people write it."""
+    device_is_default: bool
     strategy: str
     gpus: int
     """Of each node."""
@@ -24,6 +27,8 @@ class ParallelPrediction:
     """Forward and backward passes before each optimizer step."""
     batch_size: int
     """Samples of a GPU's pass; with tensor parallelism, of the GPUs that share it."""
+    sequence_length: int | None
+    """Number of tokens, of text models."""
     precision: str
     optimizer: str
     links: str
@@ -56,11 +61,24 @@ class ParallelPrediction:
         return self.gpus * self.nodes
 
     @property
-    def fits(self) -> bool | None:
-        """Whether the median of the memory does; None where it is not known."""
-        if self.memory_mib is None or self.capacity_mib is None:
+    def memory(self) -> MemoryInterval | None:
+        """Memory of the fullest GPU with its interval; None if it is not predicted."""
+        if self.memory_mib is None:
             return None
-        return self.memory_mib <= USABLE_SHARE * self.capacity_mib
+        return MemoryInterval(self.memory_mib, *self.intervals["memory_mib"])
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether the step fits (`trappm.prediction.fitting`); None if that is unknown."""
+        memory = self.memory
+        if memory is None or self.capacity_mib is None:
+            return None
+        return memory.verdict(self.capacity_mib)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the verdict is that the step fits."""
+        return None if self.verdict is None else self.verdict is Verdict.FITS
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -68,18 +86,22 @@ class ParallelPrediction:
             **asdict(self),
             "ranks": self.ranks,
             "fits": self.fits,
+            "verdict": self.verdict,
         }
 
     def __str__(self) -> str:
-        """The answer in a sentence."""
+        """The answer in one or two sentences."""
         low, high = (number_text(bound, 3) for bound in self.intervals["step_time_ms"])
-        card = f"{self.ranks} {self.device}" if self.ranks > 1 else f"one {self.device}"
-        text = (
-            f"A step of {card} takes {low} to {high} ms: "
-            f"{number_text(self.samples_per_s, 3)} samples/s, {self.speedup:.1f} times one GPU"
+        device = f"{self.device_name} (default)" if self.device_is_default else self.device_name
+        memory, verdict, room = self.memory, self.verdict, ""
+        if memory is not None and verdict is not None and self.capacity_mib is not None:
+            room = f"{room_text(verdict, device, memory, self.capacity_mib)} per GPU. "
+        takes = "would take" if verdict is Verdict.DOES_NOT_FIT else "takes"
+        tokens = "" if self.sequence_length is None else f" and {self.sequence_length:,} tokens"
+        count = f"{self.ranks} GPUs" if self.ranks > 1 else "one GPU"
+        return (
+            f"{room}A step on {count if room else f'{count} ({device})'} {takes} "
+            f"{number_text(self.step_time_ms, 3)} ms ({low} to {high}) in {self.precision} at "
+            f"batch {self.batch_size:,}{tokens} per GPU: {number_text(self.samples_per_s, 3)} "
+            f"samples/s, {self.speedup:.1f} times one GPU."
         )
-        if self.memory_mib is None:
-            return f"{text}."
-        room = "" if self.capacity_mib is None else f" of {self.capacity_mib / 1024:.1f}"
-        fits = " (does not fit)" if self.fits is False else ""
-        return f"{text}; {self.memory_mib / 1024:.1f}{room} GiB a GPU{fits}."

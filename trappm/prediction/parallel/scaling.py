@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from trappm.learner.physics.parallel.strategy import Parallelism, Strategy
+from trappm.prediction.fitting import Verdict
 from trappm.prediction.parallel.parallel_prediction import ParallelPrediction
 from trappm.prediction.parallel.shared_step import SharedStep
 from trappm.prediction.question import Question
 from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import InputError, UnsupportedModelError
-from trappm.profiler.records import Phase, is_cpu_device, member
+from trappm.profiler.records import Phase, member
 
 Scaling = tuple[list[ParallelPrediction], list[str]]
 """All that can be, and why the rest cannot: a line each."""
@@ -32,7 +33,7 @@ def scaling(
 
     Args:
         models: timm names, transformers, or paths of ONNX files.
-        devices: by any of their names, or `all` that have labels; None is the snapshot's.
+        devices: Devices by any of their names, or `all` GPUs; `DEFAULT_DEVICE` by default.
         counts: GPUs in all; more than a node has are spread over nodes.
         strategies: by default all.
         accumulation: passes before each optimizer step.
@@ -70,8 +71,8 @@ def scaling(
 
 
 def best(predictions: Sequence[ParallelPrediction]) -> dict[str, ParallelPrediction]:
-    """Of one model: the `fastest`, and the `cheapest` by known prices, of those that fit."""
-    fitting = [p for p in predictions if p.fits is not False]
+    """Of one model: the `fastest`, and the `cheapest` by known prices, of those that may fit."""
+    fitting = [p for p in predictions if p.verdict is not Verdict.DOES_NOT_FIT]
     priced = [(p.usd_per_million, p) for p in fitting if p.usd_per_million is not None]
     chosen = {}
     if fitting:
@@ -100,4 +101,4 @@ def _devices(names: Sequence[str] | None, snapshot: Any) -> list[str | None]:
     if list(names) != ["all"]:
         return [*names]
     keys = Question(phase=Phase.TRAIN, snapshot=snapshot).device_keys(None, "all")
-    return [key for key in keys if not is_cpu_device(key) and rank_key(key).ranks == 1]
+    return [key for key in keys if rank_key(key).ranks == 1]

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 SPREAD_90 = NormalDist().inv_cdf(0.95)
 """Standard deviations on either side, within which 90 % lie."""
-BESIDE = "allocator, CUDA, libraries"
-"""What a GPU's memory holds beside the tensors of the step."""
+BESIDE = "allocator_and_libraries"
+"""Key of the memory of a GPU that tensors of the step do not use."""
 
 
 def predict_parallel(
@@ -164,21 +164,27 @@ class SharedStep:
         low_ms, high_ms = self._interval(parallelism, node, step.step_ms)
         rank = rank_memory(self.needs, parallelism)
         parts = {name: size / MIB for name, size in asdict(rank).items()}
-        memory_mib = None
+        memory_mib, intervals = None, {}
         if single.memory_mib is not None:
             plain = rank_memory(self.needs, Parallelism())
             parts[BESIDE] = single.memory_mib - plain.total / MIB
             memory_mib = sum(parts.values())
+            share = memory_mib / single.memory_mib
+            low_mib, high_mib = single.intervals["memory_mib"]
+            intervals["memory_mib"] = (share * low_mib, share * high_mib)
         prices = [price.usd_per_hour for price in prices_of(single.device)]
         usd = min(prices) * parallelism.ranks / 3600 * 1e6 / rate if prices else None
         return ParallelPrediction(
             model=single.model,
             device=single.device,
+            device_name=single.device_name,
+            device_is_default=single.device_is_default,
             strategy=parallelism.strategy.value,
             gpus=parallelism.gpus,
             nodes=parallelism.nodes,
             accumulation=parallelism.accumulation,
             batch_size=single.batch_size,
+            sequence_length=single.sequence_length,
             precision=single.precision,
             optimizer=single.optimizer,
             links=_links(node, parallelism),
@@ -194,6 +200,7 @@ class SharedStep:
             capacity_mib=single.capacity_mib,
             usd_per_million=usd,
             intervals={
+                **intervals,
                 "step_time_ms": (low_ms, high_ms),
                 "samples_per_s": (1000 * samples / high_ms, 1000 * samples / low_ms),
             },

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trappm.prediction.answering import answers
 from trappm.prediction.costs import prices_version
+from trappm.prediction.estimate import EstimateRequest
 from trappm.prediction.models.subjects import UnprofiledError, known_subject, name_key
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError, TrappmError
@@ -63,6 +64,7 @@ class Answerer:
 
     def __init__(self, settings: ServingSettings, metrics: Metrics) -> None:
         """Raises SnapshotError: there is no such snapshot, or it is damaged."""
+        self._snapshot = settings.snapshot
         self.snapshots = LoadedSnapshots(settings.snapshot, metrics)
         self.metrics = metrics
         self._known: OrderedDict[tuple[object, ...], Answer] = OrderedDict()
@@ -89,6 +91,7 @@ class Answerer:
         about = (
             tuple(snapshot.id for snapshot in snapshots),
             tuple(settings.for_question().values()),
+            question.device_is_default,
         )
         prices = prices_version() if settings.epochs is not None else None
         jobs = [_Job(question, model, device, client) for model in models for device in devices]
@@ -102,6 +105,18 @@ class Answerer:
                     *(self._answer((*about, prices), job, traced) for job in together)
                 )
         return answers
+
+    async def unable_devices(self, settings: Settings) -> list[dict[str, str]]:
+        """Return the GPUs that cannot run the precision, each with the reason."""
+        snapshots = await self.snapshots.named(settings.snapshot)
+        unable = Question(**settings.for_question(), snapshots=snapshots).unable_devices()
+        return [{"device": key, "reason": reason} for key, reason in unable.items()]
+
+    async def estimate(self, request: EstimateRequest, client: str) -> bytes:
+        """Return an estimate as JSON, by the snapshots in force; raises as `Estimates.answer`."""
+        return await self.estimates.answer(
+            replace(request, snapshot=self._snapshot), tuple(self.snapshots.ids), client
+        )
 
     def close(self) -> None:
         self._batcher.close()

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from trappm.prediction.fitting import VERDICTS
 from trappm.prediction.parallel.scaling import best
-from trappm.terminal.tables import console, print_line, print_table
+from trappm.terminal.tables import console, print_line, print_notes, print_table
 
 if TYPE_CHECKING:
     from trappm.prediction.parallel.parallel_prediction import ParallelPrediction
 
 
-def print_parallel(prediction: ParallelPrediction) -> None:
+def print_parallel(prediction: ParallelPrediction, *, explain: bool = False) -> None:
     """The answer in a sentence, where its time goes, and what a GPU's memory holds."""
     print_line(str(prediction))
     passes = f", {prediction.accumulation} passes" if prediction.accumulation > 1 else ""
@@ -29,16 +30,20 @@ def print_parallel(prediction: ParallelPrediction) -> None:
     ]
     if prediction.memory_mib is not None:
         rows.append(("memory of a GPU", prediction.memory_mib, "MiB"))
-        rows += [(f"  {name}", size, "MiB") for name, size in prediction.memory_parts_mib.items()]
+        rows += [
+            (f"  {name.replace('_', ' ')}", size, "MiB")
+            for name, size in prediction.memory_parts_mib.items()
+        ]
     if prediction.usd_per_million is not None:
         rows.append(("a million samples", prediction.usd_per_million, "USD"))
     print_table("", ("part", "median", "unit"), rows)
-    for remark in prediction.remarks:
-        print_line(remark, style="dim")
-    console().print(f"snapshot {prediction.snapshot}", style="dim")
+    notes = [*prediction.remarks, f"Snapshot: {prediction.snapshot}"]
+    print_notes(notes, explain=explain)
 
 
-def print_scaling(predictions: Sequence[ParallelPrediction], refusals: Sequence[str]) -> None:
+def print_scaling(
+    predictions: Sequence[ParallelPrediction], refusals: Sequence[str], *, explain: bool = False
+) -> None:
     """For each model which is fastest and cheapest, all of them, and a curve where they scale."""
     models = dict.fromkeys(p.model for p in predictions)
     for model in models:
@@ -55,7 +60,7 @@ def print_scaling(predictions: Sequence[ParallelPrediction], refusals: Sequence[
                 p.samples_per_s,
                 f"{p.speedup:.1f}",
                 None if p.memory_mib is None else f"{p.memory_mib / 1024:.1f}",
-                None if p.fits is None else ("yes" if p.fits else "no"),
+                None if p.verdict is None else VERDICTS[p.verdict],
                 p.usd_per_million,
             ]
             for p in own
@@ -64,8 +69,7 @@ def print_scaling(predictions: Sequence[ParallelPrediction], refusals: Sequence[
         if not several and len({p.ranks for p in own}) > 1:
             console().print(_curve(own), markup=False, soft_wrap=True)
     remarks = dict.fromkeys(remark for p in predictions for remark in p.remarks)
-    for line in (*refusals, *remarks):
-        print_line(line, style="dim")
+    print_notes([*refusals, *remarks], explain=explain)
 
 
 def _print_best(predictions: Sequence[ParallelPrediction], model: str, *, several: bool) -> None:
