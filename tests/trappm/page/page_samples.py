@@ -155,7 +155,7 @@ def build_busy_campaign(store: Store) -> str:
     for number, ms in enumerate((11.0, None, None, None)):
         reading = replace(
             _canary(pool[0]), attempt_key=f"busy-canary-{number}", step_time_ms=ms,
-            taken_at=f"2026-01-02T03:0{number}:00+00:00", message=None if ms else BUSY,
+            taken_at=f"2026-01-02T03:0{number}:00+00:00",
             outcome=Outcome.OK if ms else Outcome.UNSTABLE,
             relative_drift=0.1 if ms else None,
         )  # fmt: skip

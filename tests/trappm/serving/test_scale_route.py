@@ -33,7 +33,7 @@ def test_a_card_without_measurements_can_be_scaled(server):
         ({"gpus": [0]}, 400, "gpus"),
         ({"gpus": []}, 400, "gpus"),
         ({"strategies": ["zero9"]}, 400, "zero9"),
-        ({"devices": ["v9000"]}, 400, "v9000"),
+        ({"devices": ["v9000"]}, 404, "v9000"),
         ({"model": "resnet9000"}, 404, "resnet9000"),
         ({"model": "../net"}, 400, "no timm name"),
         ({"batch_size": 0}, 400, "batch_size"),

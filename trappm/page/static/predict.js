@@ -23,9 +23,10 @@ const isCpu = (device) => device.startsWith("cpu-");
 const isTransformer = (model) => model.startsWith("hf:");
 
 export async function predictView({ values, signal, main }) {
-  const [snapshots, known] = await Promise.all([get("api/snapshots", {}, signal), get("v1/devices", {}, signal)]);
+  const snapshots = (await get("api/snapshots", {}, signal)).data.snapshots.filter((x) => !x.damage);
+  const known = (await get("v1/devices", {}, signal)).data;
   const result = h("div", { class: "result", "aria-live": "off" });
-  const form = questionForm(values, snapshots.data.snapshots.filter((x) => !x.damage), known.data, signal, (asked) => {
+  const form = questionForm(values, snapshots, known, signal, (asked) => {
     const address = `#/predict?${query(asked)}`;
     if (location.hash !== address) history.replaceState(null, "", address);
     answer(asked, result, signal);
