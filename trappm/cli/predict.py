@@ -272,7 +272,7 @@ def _print_scaling(
     as_json: bool,
     **options: Any,
 ) -> None:
-    from trappm.prediction.parallel.scaling import best, scaling
+    from trappm.prediction.parallel.scaling import scaling, scaling_json
     from trappm.terminal.parallel.parallel_tables import print_scaling
 
     named = _COUNTS if gpus is None else gpus
@@ -281,20 +281,10 @@ def _print_scaling(
     except ValueError:
         raise InputError(f"--gpus is {named!r}; give numbers with commas, such as 1,2,4") from None
     predictions, refusals = scaling(models, devices, counts, strategies or (), **options)
-    if not as_json:
+    if as_json:
+        print_json(scaling_json(predictions, refusals))
+    else:
         print_scaling(predictions, refusals, explain=explain)
-        return
-    by_model = {m: [p for p in predictions if p.model == m] for m in models}
-    print_json(
-        {
-            "predictions": [prediction.to_dict() for prediction in predictions],
-            "best": {
-                model: {what: prediction.to_dict() for what, prediction in best(own).items()}
-                for model, own in by_model.items()
-            },
-            "refused": refusals,
-        }
-    )
 
 
 def _refuse(lone: Mapping[str, bool]) -> None:

@@ -129,13 +129,19 @@ def answerable(snapshots: Sequence[Snapshot]) -> list[DeviceEvidence]:
     """All devices that snapshots answer for, the first one first: those with heads of their own,
     then the cards of the catalogue by model and memory."""
     keys = dict.fromkeys(key for snapshot in snapshots for key in sorted(snapshot.heads))
-    others = [snapshot for snapshot in snapshots if snapshot.others is not None]
-    if others:
-        listed = (f"{card.name.model}-{card.memory_gb:g}gb" for card in cards())
-        manifests = [snapshot.manifest for snapshot in snapshots]
-        named = (key_among(manifests, name) for name in dict.fromkeys(listed))
-        keys |= dict.fromkeys(named)
+    keys |= dict.fromkeys(catalogue_keys([snapshot.manifest for snapshot in snapshots]))
     return [_evidence(snapshots, key) for key in keys]
+
+
+def catalogue_keys(manifests: Sequence[Manifest]) -> list[str]:
+    """Return the keys of all catalogue cards, with those of cards that have heads.
+
+    Empty if no snapshot predicts cards without heads.
+    """
+    if not any(OTHERS in manifest.files for manifest in manifests):
+        return []
+    names = dict.fromkeys(f"{card.name.model}-{card.memory_gb:g}gb" for card in cards())
+    return [key_among(manifests, name) for name in names]
 
 
 def _evidence(snapshots: Sequence[Snapshot], key: str) -> DeviceEvidence:

@@ -210,14 +210,14 @@ def _map(
     states = {a.configuration.id: a.state for a in assigned}
 
     def kind(configuration: Configuration, held_out: bool) -> PointKind:
+        if held_out:  # also once it is measured: its label judges the heads
+            return PointKind.HELD_OUT
         if configuration.id in wanted:
             return PointKind.WANTED
         state = states.get(configuration.id)
         if state in {AssignmentState.OPEN, AssignmentState.LEASED}:
             return PointKind.PENDING
-        if state is AssignmentState.DONE:
-            return PointKind.LABELLED
-        return PointKind.HELD_OUT if held_out else PointKind.POOL
+        return PointKind.LABELLED if state is AssignmentState.DONE else PointKind.POOL
 
     return [
         MapPoint(str(c), x, y, kind(c, held_out))
@@ -282,5 +282,5 @@ def draw_map(explanation: Explanation, path: Path) -> None:
     axes.legend()
     axes.set_title(f"campaign {explanation.campaign} on {explanation.device}: embedding space")
     axes.set_xlabel("first principal component")
-    axes.set_ylabel("second")
+    axes.set_ylabel("second principal component")
     save_png(figure, path, dpi=130)

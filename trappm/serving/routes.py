@@ -10,7 +10,7 @@ from fastapi import APIRouter, Body, Depends, File, Form, Request, Response, Upl
 from pydantic import Json
 
 from trappm.prediction.comparison import verdicts, without_extrapolations
-from trappm.prediction.device_names import DEFAULT_DEVICE
+from trappm.prediction.device_names import DEFAULT_DEVICE, catalogue_keys
 from trappm.profiler.errors import InputError
 from trappm.serving.answers.answerer import Answer, Answerer, named_model
 from trappm.serving.answers.tracing import Model
@@ -22,6 +22,7 @@ from trappm.serving.schemas import (
     EstimateQuestion,
     Questions,
     RooflineQuestion,
+    ScalingQuestion,
     Settings,
 )
 
@@ -131,6 +132,13 @@ async def roofline(question: RooflineQuestion, answerer: Service, request: Reque
     return _json(await answerer.rooflines.answer(question, model, client_of(request.scope)))
 
 
+@router.post("/v1/scale")
+async def scale(question: ScalingQuestion, answerer: Service, request: Request) -> Response:
+    """Return a training step on several GPUs, as `trappm scale --json` does."""
+    model = named_model(question.model, question.input_size)
+    return _json(await answerer.scalings.answer(question, model, client_of(request.scope)))
+
+
 @router.get("/v1/snapshot")
 async def snapshot(answerer: Service, name: str | None = None) -> Response:
     """The manifest of the snapshot in force, or of another one by id or alias."""
@@ -140,13 +148,14 @@ async def snapshot(answerer: Service, name: str | None = None) -> Response:
 
 @router.get("/v1/devices")
 async def devices(answerer: Service) -> dict[str, Any]:
-    """The devices that heads exist for: metrics by phase, and the snapshot that has them."""
+    """Return the devices with heads (metrics by phase, snapshot) and all catalogue cards."""
     rows: dict[str, Any] = {}
     for snapshot in reversed(answerer.snapshots.current):
         for device, phases in snapshot.heads.items():
             metrics = {str(phase): list(x.heads.metrics) for phase, x in phases.items()}
             rows[device] = {"snapshot": snapshot.id, "metrics": metrics}
-    return {"devices": rows, "default": DEFAULT_DEVICE}
+    manifests = [snapshot.manifest for snapshot in answerer.snapshots.current]
+    return {"devices": rows, "catalogue": catalogue_keys(manifests), "default": DEFAULT_DEVICE}
 
 
 @router.post("/v1/reload")

@@ -15,11 +15,13 @@ from trappm.profiler.records import MAX_SIZE
 MAX_NAME = 256
 MAX_LIST = 64
 """Models, devices or questions in one request."""
+MAX_GPUS = 65_536
 MAX_OVERLAID = 4
 """Devices whose rooflines can be told apart."""
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 Size = Annotated[int, Field(ge=1, le=MAX_SIZE, strict=True)]
+GpuCount = Annotated[int, Field(ge=1, le=MAX_GPUS, strict=True)]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
 
 
@@ -124,6 +126,34 @@ class RooflineQuestion(BaseModel):
     def for_question(self) -> dict[str, Any]:
         """What a `trappm.prediction.answering.Question` takes of it."""
         names = ("batch_size", "phase", "precision", "memory_format", "optimizer")
+        return {name: getattr(self, name) for name in names}
+
+
+class ScalingQuestion(BaseModel):
+    """One training step on several GPUs; see `trappm scale`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: Name = Field(description="A timm name, or hf: and the name of a transformer.")
+    devices: tuple[Name, ...] = Field(
+        ("a100-40gb",), min_length=1, max_length=16, description="GPUs, such as v100."
+    )
+    gpus: tuple[GpuCount, ...] = Field(
+        (1, 2, 4, 8), min_length=1, max_length=8, description="Total numbers of GPUs."
+    )
+    strategies: tuple[Name, ...] = Field(
+        (), max_length=3, description="ddp, fsdp and tp; all of them if left out."
+    )
+    batch_size: Size | None = Field(None, description="Samples per GPU.")
+    input_size: Size | None = Field(None, description="Pixels; tokens for hf: names.")
+    precision: Name | None = Field(None, description="fp32, amp-fp16 or amp-bf16")
+    memory_format: Name | None = Field(None, description="contiguous or channels-last")
+    optimizer: Name | None = Field(None, description="sgd, momentum, adam or adamw")
+    snapshot: Name | None = Field(None, description="Snapshot id or alias in the registry.")
+
+    def for_question(self) -> dict[str, Any]:
+        """Return the arguments of a `trappm.prediction.question.Question`."""
+        names = ("batch_size", "precision", "memory_format", "optimizer")
         return {name: getattr(self, name) for name in names}
 
 

@@ -159,7 +159,7 @@ CASES = {
     ),
     "maintenance.relabel": relabelled,
 }
-"""What prepares a store with a campaign of four assignments, and returns the call, by its method."""
+"""Functions that prepare a store with a campaign and return the call to repeat, by method."""
 
 
 def writing_methods(store):

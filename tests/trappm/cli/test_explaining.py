@@ -21,6 +21,7 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.host.environment import utc_now
 from trappm.profiler.measuring.protocols import QUICK
 from trappm.profiler.records import Configuration, Measurement, Outcome, Provenance, StepSummary
+from trappm.reports import choices
 from trappm.reports.choices import explain
 from trappm.store import Home, PlannedAssignment, Store
 
@@ -186,6 +187,18 @@ def test_the_command_prints_draws_and_answers_in_json(home, monkeypatch, capsys,
     assert {*printed["chosen"][0]} == {"configuration", "round", "state", "reason"}
     assert len(printed["map"]) == 9
     assert {*printed["map"][0]} == {"configuration", "x", "y", "kind"}
+
+
+def test_the_map_names_both_axes(home, monkeypatch, tmp_path):
+    drawn = []
+    monkeypatch.setattr(choices, "save_png", lambda figure, path, dpi: drawn.append(figure))
+    with Store.open(home.database_url) as store:
+        facts = explain(store, home, store.campaigns.get(None).id, device=None, count=2)
+    choices.draw_map(facts, tmp_path / "map.png")
+    (axes,) = drawn[0].axes
+    assert axes.get_xlabel() == "first principal component"
+    assert axes.get_ylabel() == "second principal component"
+    assert "held out (3)" in [text.get_text() for text in axes.get_legend().get_texts()]
 
 
 COMMANDS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import socket
@@ -17,7 +18,7 @@ from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.cluster.spec import parse_spec
 from trappm.profiler.measuring.canary import CanaryDecision, CanaryReading
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol, StepSummary
-from trappm.store import Home, PlannedAssignment, Store
+from trappm.store import CampaignState, Home, PlannedAssignment, Store
 
 NAMES = ("test_resnet", "test_vit", "test_efficientnet")
 HELD_OUT = "test_vit"
@@ -33,6 +34,10 @@ pool:
     - {architectures: [test_resnet, test_vit, test_efficientnet], batch_sizes: [1, 2, 4],
        input_sizes: [64]}
 """
+BUSY = (
+    "noise: the interquartile range is 31% of a step; drift: steps of the second half were longer "
+    "by 22% of the median; contention: others had its cores for 26% of the time"
+)
 ENVIRONMENT = {"device": "cpu-2t", "torch": "2.13.0", "host": "here"}
 
 
@@ -120,6 +125,43 @@ def build_home(folder: Path) -> tuple[Home, str]:
         store.campaigns.log_event(campaign, "worker", {"message": "worker-1 has joined"})
         store.owners.begin_campaign(campaign)
     return home, campaign
+
+
+def record_unstable(store: Store, campaign_id: str, message: str) -> None:
+    (waiting, *_) = store.assignments.of_campaign(campaign_id, state="open")
+    (lease,) = store.measurements.record_and_lease([], [(waiting.id, "worker-1")])
+    unstable = replace(
+        measured(lease.configuration, 0, lease.attempt_key),
+        outcome=Outcome.UNSTABLE, failed_in="measure", message=message,
+    )  # fmt: skip
+    store.measurements.record(unstable, assignment_id=lease.id)
+
+
+def build_busy_campaign(store: Store) -> str:
+    """A finished campaign that measured 7 of 8 configurations on a busy machine."""
+    spec = parse_spec(SPEC, origin="the test")
+    pool = [
+        Configuration(architecture=name, batch_size=batch, input_size=64)
+        for name, batch in itertools.product(NAMES, (1, 2, 4))
+    ]
+    campaign = store.campaigns.create("busy", spec.model_dump(mode="json"), spec.seed).id
+    store.campaigns.set_pool(campaign, [(c, c.architecture == HELD_OUT) for c in pool])
+    store.owners.begin_campaign(campaign)
+    store.rounds.plan(campaign, 0, "initial", planned(pool[:8], "train"))
+    for number in range(7):
+        measure_next(store, campaign, number)
+    for _ in range(3):
+        record_unstable(store, campaign, BUSY)
+    for number, ms in enumerate((11.0, None, None, None)):
+        reading = replace(
+            _canary(pool[0]), attempt_key=f"busy-canary-{number}", step_time_ms=ms,
+            taken_at=f"2026-01-02T03:0{number}:00+00:00",
+            outcome=Outcome.OK if ms else Outcome.UNSTABLE,
+            relative_drift=0.1 if ms else None,
+        )  # fmt: skip
+        store.canaries.save(reading, campaign_id=campaign)
+    store.owners.end_campaign(campaign, CampaignState.FINISHED, "the last round has ended")
+    return campaign
 
 
 def planned(configurations: list[Configuration], role: str) -> list[PlannedAssignment]:

@@ -2,7 +2,6 @@
 
 import { h, tell } from "./dom.js";
 import { errorBox, waiting } from "./parts.js";
-import { get } from "./server.js";
 import { campaignsView } from "./campaigns.js";
 import { mapView } from "./map.js";
 import { labelsView } from "./labels.js";
@@ -30,14 +29,8 @@ export function place() {
   return { view, parts: parts.map(decodeURIComponent), values: Object.fromEntries(new URLSearchParams(asked)) };
 }
 
-/** Where the page opens: at the campaigns, or where there is none at what can be asked at once. */
-async function home() {
-  const { campaigns } = (await get("api/campaigns")).data;
-  location.replace(campaigns.length ? "#/campaigns" : "#/predict");
-}
-
 async function show() {
-  if (!place().view) return home().catch(() => location.replace("#/campaigns"));
+  if (!place().view) return location.replace("#/predict");
   const { view, parts, values } = place();
   const known = VIEWS[view];
   leave?.abort();
@@ -55,7 +48,7 @@ async function show() {
   }
   shown = here;
   if (!known) {
-    main.replaceChildren(h("h1", {}, "There is no such page"), h("p", {}, h("a", { href: "#/campaigns" }, "See the campaigns"), "."));
+    main.replaceChildren(h("h1", {}, "Page not found"), h("p", {}, h("a", { href: "#/predict" }, "Go to Predict"), "."));
     return undefined;
   }
   try {

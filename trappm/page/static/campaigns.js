@@ -1,7 +1,7 @@
-// Campaigns: all of them, and one with its progress, followed while it runs.
+// The list of campaigns, and one campaign with its progress, updated while it runs.
 
 import { h, tell } from "./dom.js";
-import { METRICS, NOTHING, duration, hours, metricName, number, percent, time } from "./format.js";
+import { METRICS, NOTHING, duration, hours, metricName, number, percent, strategyName, time } from "./format.js";
 import { get } from "./server.js";
 import { bar, card, choice, command, empty, errorBox, facts, figure, pill, table } from "./parts.js";
 import { xyChart } from "./charts.js";
@@ -18,18 +18,18 @@ async function all(signal) {
   if (!campaigns.length)
     return [
       h("h1", {}, "Campaigns"),
-      empty("No campaign yet", "A campaign measures what teaches the predictor most. This one runs on this machine's cores in under ten minutes:", "trappm campaign launch --preset laptop"),
+      empty("No campaign yet", "A campaign measures the configurations that improve the predictor most. This one runs on the cores of this machine:", "trappm campaign launch --preset laptop"),
     ];
   const { campaigns: judged } = (await get("api/curves", {}, signal)).data;
   const columns = [
     { name: "name", label: "Campaign", header: true, cell: (c) => h("a", { href: `#/campaigns/${c.id}` }, `${c.name} `, h("span", { class: "muted code" }, c.id)) },
     { name: "state", label: "State", cell: (c) => [pill(c.state), c.next_command && command(c.next_command)] },
-    { name: "devices", label: "Labels by device", cell: (c) => Object.entries(c.devices).map(([device, n]) => h("span", { class: "device-count" }, `${device} `, h("b", {}, number(n.done)), n.failed ? h("span", { class: "muted" }, `, ${n.failed} given up`) : "")) },
+    { name: "devices", label: "Labels by device", cell: (c) => Object.entries(c.devices).map(([device, n]) => h("span", { class: "device-count" }, `${device} `, h("b", {}, number(n.done)), n.failed ? h("span", { class: "muted" }, `, ${n.failed} not measured`) : "")) },
     { name: "seed", label: "Seed", numeric: true, cell: (c) => String(c.seed) },
     { name: "created_at", label: "Launched", cell: (c) => time(c.created_at) },
     { name: "finished_at", label: "Ended", cell: (c) => time(c.finished_at) },
   ];
-  return [h("h1", {}, "Campaigns"), h("div", { class: "card" }, table("All campaigns, the latest first", columns, campaigns, { hideCaption: true })), judged.length > 1 && curves(judged)].filter(Boolean);
+  return [h("h1", {}, "Campaigns"), h("div", { class: "card" }, table("All campaigns, latest first", columns, campaigns, { hideCaption: true })), judged.length > 1 && curves(judged)].filter(Boolean);
 }
 
 /** Learning curves of several campaigns over each other, for a metric and a device of theirs. */
@@ -49,7 +49,7 @@ function curves(judged) {
       })),
     }));
     const seen = series.filter((one) => !hidden.has(one.id));
-    const caption = `Mean absolute percentage error of ${METRICS[metric].name.toLowerCase()} on ${device}, architectures held out by each campaign, by the labels trained on. Campaigns that hold out other architectures are judged on other questions.`;
+    const caption = `Mean absolute percentage error of ${METRICS[metric].name.toLowerCase()} on ${device} on each campaign's held-out architectures by number of training labels. Curves are comparable only if the held-out architectures are the same.`;
     slot.replaceChildren(
       h("fieldset", { class: "kinds" }, h("legend", { class: "unseen" }, "Campaigns to show"), series.map((one) =>
         h("label", {}, h("input", { type: "checkbox", checked: !hidden.has(one.id), onchange: (event) => { (event.target.checked ? hidden.delete(one.id) : hidden.add(one.id)); draw(); } }), one.name))),
@@ -64,7 +64,7 @@ async function one(id, values, signal, main) {
   const path = `api/campaigns/${encodeURIComponent(id)}`;
   let chosen = values.metric ?? "step_time_ms";
   let data = (await get(path, {}, signal)).data;
-  const slots = Object.fromEntries(["head", "summary", "errors", "pace", "predicted", "people", "news"].map((name) => [name, h("div", { class: `slot slot-${name}` })]));
+  const slots = Object.fromEntries(["head", "summary", "errors", "pace", "predicted", "people", "events"].map((name) => [name, h("div", { class: `slot slot-${name}` })]));
   let drawn = {};
 
   /** Only what changed is drawn again, so that nothing moves under the reader. */
@@ -82,11 +82,11 @@ async function one(id, values, signal, main) {
     put("pace", [data.pace, data.devices, data.outcomes, data.state], () => pace(data));
     put("predicted", [data.predicted, chosen], () => predicted(data, chosen));
     put("people", [data.working, data.canary, data.outcomes], () => workers(data));
-    put("news", [data.events, data.transfer], () => news(data));
+    put("events", [data.events, data.transfer], () => events(data));
   }
 
   draw();
-  main.replaceChildren(slots.head, slots.summary, h("div", { class: "columns" }, slots.errors, slots.pace), h("div", { class: "columns" }, slots.predicted, slots.news), slots.people);
+  main.replaceChildren(slots.head, slots.summary, h("div", { class: "columns" }, slots.errors, slots.pace), h("div", { class: "columns" }, slots.predicted, slots.events), slots.people);
   follow();
   return null;
 
@@ -116,11 +116,11 @@ function heading(data) {
   return [
     h("p", { class: "crumbs" }, h("a", { href: "#/campaigns" }, "Campaigns"), " / ", data.id),
     h("h1", {}, `${data.name} `, pill(data.state), data.state === "running" && h("span", { class: "live" }, "live")),
-    h("p", { class: "muted" }, [`seed ${data.seed}`, data.strategy && `strategy ${data.strategy}`, data.protocol && `protocol ${data.protocol}`, `launched ${time(data.created_at)}`, data.finished_at && `ended ${time(data.finished_at)}`].filter(Boolean).join(" · ")),
-    h("p", { class: "buttons" }, h("a", { class: "button quiet", href: `#/map?campaign=${data.id}` }, "Map of its pool"), h("a", { class: "button quiet", href: `#/labels?campaign=${data.id}` }, "Its labels"),
-      data.snapshot && h("a", { class: "button quiet", href: `#/snapshots/${data.snapshot}` }, "Its snapshot")),
-    data.next_command && h("div", { class: "notice" }, h("p", {}, data.state === "paused" ? "It is paused. Go on with:" : "Its process is gone. What was recorded is kept; go on with:"), command(data.next_command)),
-    data.rehearsal_on.length > 0 && h("p", { class: "notice" }, `A rehearsal: ${data.rehearsal_on.join(", ")} runs nothing, so what is shown here was not measured on such a device, and no snapshot is published.`),
+    h("p", { class: "muted" }, [`seed ${data.seed}`, data.strategy && `strategy: ${strategyName(data.strategy)}`, data.protocol && `protocol: ${data.protocol}`, `launched ${time(data.created_at)}`, data.finished_at && `ended ${time(data.finished_at)}`].filter(Boolean).join(" · ")),
+    h("p", { class: "buttons" }, h("a", { class: "button quiet", href: `#/map?campaign=${data.id}` }, "Map of the pool"), h("a", { class: "button quiet", href: `#/labels?campaign=${data.id}` }, "Labels"),
+      data.snapshot && h("a", { class: "button quiet", href: `#/snapshots/${data.snapshot}` }, "Snapshot")),
+    data.next_command && h("div", { class: "notice" }, h("p", {}, data.state === "paused" ? "The campaign is paused. Resume it with:" : "The campaign's process has ended. All labels are stored; resume it with:"), command(data.next_command)),
+    data.rehearsal_on.length > 0 && h("p", { class: "notice" }, `A rehearsal: ${data.rehearsal_on.join(", ")} is simulated. These values were not measured on a real device, and no snapshot is published.`),
   ];
 }
 
@@ -128,35 +128,50 @@ function summary(data) {
   const ended = ["finished", "cancelled"].includes(data.state);
   const devices = Object.entries(data.devices).map(([device, n]) =>
     h("div", { class: "device-progress" },
-      h("div", { class: "between" }, h("b", {}, device), h("span", {}, `${number(n.done + n.failed)} of ${number(n.budget)}`)),
-      bar(n.done + n.failed, n.budget, `${device}: ended of planned`),
+      h("div", { class: "between" }, h("b", {}, device), h("span", {}, `${number(n.done)} of ${number(n.budget)} measured`)),
+      bar(n.done, n.budget, `${device}: measured of planned`),
       h("p", { class: "muted" }, [
-        `${number(n.done)} labelled`, n.failed && `${n.failed} given up`, n.measuring && `${n.measuring} at work`,
-        !ended && `${number(n.attempts_per_minute, 3)} a minute lately`, !ended && n.minutes_to_go ? `${duration(n.minutes_to_go)} to go` : null,
+        n.failed && `${n.failed} could not be measured`, n.measuring && `${n.measuring} in progress`,
+        !ended && `${number(n.attempts_per_minute, 3)} per minute recently`, !ended && n.minutes_to_go ? `${duration(n.minutes_to_go)} left` : null,
       ].filter(Boolean).join(" · "))));
   const cost = data.cost;
   return h("div", { class: "tiles" },
     card("Labels", devices),
-    card("Time and money", facts([
-      ["To go", ended ? "nothing" : duration(data.minutes_to_go)],
-      ["Measuring so far", `${hours(cost.gpu_hours)} of devices`],
-      ["Measuring to come", ended ? null : cost.gpu_hours_to_come === null ? NOTHING : `at most ${hours(cost.gpu_hours_to_come)} of devices`],
-      ["Money so far", cost.money === null ? "no price in the campaign file" : number(cost.money, 4)],
-      ["Money to come", cost.money_to_come === null || ended ? null : `at most ${number(cost.money_to_come, 4)}`],
+    card("Time and cost", facts([
+      ["Time left", ended ? null : duration(data.minutes_to_go)],
+      ["Device time used", hours(cost.gpu_hours)],
+      ["Device time left, at most", ended ? null : cost.gpu_hours_to_come === null ? NOTHING : hours(cost.gpu_hours_to_come)],
+      ["Cost so far", cost.money === null ? "no price in the campaign file" : number(cost.money, 4)],
+      ["Remaining cost, at most", cost.money_to_come === null || ended ? null : number(cost.money_to_come, 4)],
     ])),
-    card(ended ? "How it ended" : data.state === "failed" ? "Why it failed" : data.end?.holds ? "Why it ends" : "What will end it", outlook(data, ended)));
+    card(ended ? "Result" : data.state === "failed" ? "Why it failed" : data.end?.holds ? "Why it ends" : "Expected end", ended && ending(data), outlook(data, ended)));
 }
 
-/** What its process said when it failed, with the command that helps. */
+/** How much of the plan a campaign measured, and the command that measures the rest. */
+function ending(data) {
+  const devices = Object.entries(data.devices);
+  const total = (name) => devices.reduce((sum, [, n]) => sum + n[name], 0);
+  const [done, failed, planned] = ["done", "failed", "budget"].map(total);
+  const measured = done === planned ? `All ${number(planned)} configurations were measured` : `${number(done)} of ${number(planned)} configurations were measured`;
+  const text = `${data.state === "finished" ? "Finished" : "Cancelled; its labels are kept"}. ${measured}`;
+  if (!failed) return h("p", {}, `${text}.`);
+  const reasons = new Set(devices.filter(([, n]) => n.failed).flatMap(([device]) => Object.keys(data.outcomes[device] ?? {})).filter((outcome) => !["ok", "oom"].includes(outcome)));
+  const why = reasons.size ? ` (${[...reasons].join(", ")})` : "";
+  return [
+    h("p", {}, `${text}; ${number(failed)} could not be${why}. Measure them with:`),
+    command(`trappm campaign retry ${data.id} && trappm campaign resume ${data.id}`),
+  ];
+}
+
+/** The message of the process that failed. */
 const why = (data) => (data.state === "failed" ? data.events.find((e) => e.kind === "failed")?.message : undefined);
 
 function outlook(data, ended) {
-  if (ended && !data.end?.holds)
-    return h("p", {}, data.state === "cancelled" ? "It was cancelled; its labels are kept." : "With its last round: all that was planned is measured.");
+  if (ended && !data.end?.holds) return null;
   if (why(data)) return h("p", {}, why(data));
-  if (!data.end) return h("p", { class: "muted" }, "Nothing can be forecast yet: no training has ended.");
+  if (!data.end) return h("p", { class: "muted" }, "No forecast yet: no training has finished.");
   return [
-    facts([["Rule", data.end.rule], ["Labels then", data.end.labels ?? null], ["Planned, left unmeasured", data.end.unmeasured ?? null], ["When", data.end.at ? `about ${time(data.end.at)}` : null]]),
+    facts([["Rule", data.end.rule], ["Labels at the end", data.end.labels ?? null], ["Planned but not measured", data.end.unmeasured ?? null], ["Expected", data.end.at ? `about ${time(data.end.at)}` : null]]),
     h("p", {}, data.end.reason),
   ];
 }
@@ -166,7 +181,7 @@ const known = (data) => Object.keys(METRICS).filter((m) => data.errors.some((r) 
 function errors(data, chosen, choose) {
   const metrics = known(data);
   if (!metrics.length)
-    return card("Error by round", empty("Not judged yet", "After the first training, the error on architectures that training never sees stands here."));
+    return card("Error by round", empty("No evaluation yet", "The error on held-out architectures appears after the first training."));
   const metric = metrics.includes(chosen) ? chosen : metrics[0];
   const devices = [...new Set(data.errors.flatMap((r) => Object.keys(r.devices)))];
   const series = devices.map((device) => ({
@@ -178,18 +193,18 @@ function errors(data, chosen, choose) {
     })),
   })).filter((one) => one.points.length);
   const target = data.targets[metric];
-  const caption = `Mean absolute percentage error of ${METRICS[metric].name.toLowerCase()} on architectures held out, by the labels trained on.${target ? ` The target of the stop rule is ${target} %.` : ""}`;
+  const caption = `Mean absolute percentage error of ${METRICS[metric].name.toLowerCase()} on held-out architectures by number of training labels.${target ? ` The target of the stop rule is ${target} %.` : ""}`;
   const rows = data.errors.flatMap((r) => Object.entries(r.devices).map(([device, by]) => ({ round: r.round, purpose: r.purpose, device, labels: r.labels[device], judged: by[metric]?.count, ...Object.fromEntries(metrics.map((m) => [m, by[m]?.mape])) })));
   const columns = [
     { name: "round", label: "Round", numeric: true }, { name: "purpose", label: "Purpose" }, { name: "device", label: "Device" },
-    { name: "labels", label: "Trained on", numeric: true }, { name: "judged", label: "Judged on", numeric: true },
+    { name: "labels", label: "Trained on", numeric: true }, { name: "judged", label: "Evaluated on", numeric: true },
     ...metrics.map((m) => ({ name: m, label: `${METRICS[m].name}, MAPE`, numeric: true, cell: (r) => percent(r[m]) })),
   ];
   return card("Error by round",
     metrics.length > 1 && choice("Metric", "metric", metrics.map((m) => [m, METRICS[m].name]), metric, (e) => choose(e.target.value)),
     figure(caption,
       xyChart({ lines: true, zero: true, series, rules: target ? [{ y: target, name: `target ${target} %` }] : [], xLabel: "labels trained on", yLabel: "MAPE, %", label: caption }),
-      () => table("Error on architectures held out", columns, rows)));
+      () => table("Error on held-out architectures", columns, rows)));
 }
 
 function pace(data) {
@@ -199,26 +214,26 @@ function pace(data) {
     const done = Object.values(data.devices).reduce((sum, n) => sum + n.done, 0);
     const attempts = Object.values(data.outcomes).flatMap(Object.values).reduce((sum, n) => sum + n, 0);
     if (attempts && !done)
-      return card("Labels a minute", empty("No label yet", `Of ${number(attempts)} ${attempts === 1 ? "attempt" : "attempts"} none gave a label; how they ended stands below.`));
-    return card("Labels a minute", done
-      ? empty("No pace to tell", `It has ${number(done)} ${done === 1 ? "label" : "labels"}, but fewer than two of them were measured for it one after the other: the others were there before.`)
-      : empty("Nothing measured yet", "The pace is told once two attempts have ended.", ...(data.state === "running" ? [`trappm campaign watch ${data.id}`] : [])));
+      return card("Labels per minute", empty("No label yet", `None of ${number(attempts)} ${attempts === 1 ? "attempt" : "attempts"} produced a label. Their outcomes are listed below.`));
+    return card("Labels per minute", done
+      ? empty("No rate", `The rate needs two labels measured by this campaign. It has ${number(done)} ${done === 1 ? "label" : "labels"}, some from before.`)
+      : empty("Nothing measured yet", "The rate appears after two attempts.", ...(data.state === "running" ? [`trappm campaign watch ${data.id}`] : [])));
   }
   const lines = names.map((device) => ({
     name: device,
     kind: Object.keys(data.devices).indexOf(device),
-    points: series[device].map((rate, i) => ({ x: (i + 0.5) * each, y: rate, tip: `${device}: ${number(rate, 3)} a minute` })),
+    points: series[device].map((rate, i) => ({ x: (i + 0.5) * each, y: rate, tip: `${device}: ${number(rate, 3)} per minute` })),
   }));
-  const caption = "Labels a minute by device, since the first measurement.";
-  return card("Labels a minute", figure(caption,
-    xyChart({ lines: true, zero: true, series: lines, xLabel: "minutes since the first measurement", yLabel: "labels a minute", label: caption, dots: false }),
+  const caption = "Labels per minute by device since the first measurement.";
+  return card("Labels per minute", figure(caption,
+    xyChart({ lines: true, zero: true, series: lines, xLabel: "minutes since the first measurement", yLabel: "labels per minute", label: caption, dots: false }),
     () => table(caption, [{ name: "at", label: "From minute", numeric: true }, ...names.map((d) => ({ name: d, label: d, numeric: true, cell: (r) => number(r[d], 3) }))],
       series[names[0]].map((_, i) => ({ at: i * each, ...Object.fromEntries(names.map((d) => [d, series[d][i]])) })))));
 }
 
 function predicted(data, chosen) {
   const metrics = [...new Set(data.predicted.map((p) => p.metric))];
-  if (!metrics.length) return card("Predicted against measured", empty("Not judged yet", "Predictions of the evaluation set stand here after the first training."));
+  if (!metrics.length) return card("Predicted against measured", empty("No evaluation yet", "Predictions of the evaluation set appear after the first training."));
   const metric = metrics.includes(chosen) ? chosen : metrics[0];
   const mine = data.predicted.filter((p) => p.metric === metric && p.measured > 0 && p.predicted > 0);
   const devices = [...new Set(mine.map((p) => p.device))];
@@ -228,7 +243,7 @@ function predicted(data, chosen) {
     kind: Object.keys(data.devices).indexOf(device),
     points: mine.filter((p) => p.device === device).map((p) => ({ x: p.measured, y: p.predicted, tip: `${p.architecture} on ${device}: measured ${number(p.measured)}, predicted ${number(p.predicted)} ${unit}` })),
   }));
-  const caption = `${metricName(metric)}: the evaluation set as the latest heads predict it; on the line both are equal.`;
+  const caption = `${metricName(metric)} of the evaluation set as predicted by the latest heads. Both are equal on the line.`;
   return card("Predicted against measured", figure(caption,
     xyChart({ series, xLabel: `measured, ${unit}`, yLabel: `predicted, ${unit}`, label: caption, xType: "log", yType: "log", diagonal: true }),
     () => table(caption, [{ name: "architecture", label: "Architecture" }, { name: "device", label: "Device" }, { name: "measured", label: `Measured, ${unit}`, numeric: true }, { name: "predicted", label: `Predicted, ${unit}`, numeric: true }], mine)));
@@ -236,26 +251,27 @@ function predicted(data, chosen) {
 
 function workers(data) {
   const working = data.working.length
-    ? table("At work now", [{ name: "worker", label: "Worker", cell: (r) => h("span", { class: "code" }, r.worker) }, { name: "device", label: "Device" }, { name: "configuration", label: "Configuration" }, { name: "attempt", label: "Attempt", numeric: true }], data.working)
-    : h("p", { class: "muted" }, data.state === "running" ? "No worker measures at this moment." : "No worker measures: the campaign does not run.");
+    ? table("Running now", [{ name: "worker", label: "Worker", cell: (r) => h("span", { class: "code" }, r.worker) }, { name: "device", label: "Device" }, { name: "configuration", label: "Configuration" }, { name: "attempt", label: "Attempt", numeric: true }], data.working)
+    : h("p", { class: "muted" }, data.state === "running" ? "No worker is measuring at the moment." : "The campaign is not running.");
   const canary = data.canary.length
-    ? table("Canary: is each device still itself?", [
+    ? table("Canary: drift of each device", [
         { name: "device", label: "Device" }, { name: "host", label: "Host" }, { name: "readings", label: "Readings", numeric: true },
+        { name: "failed", label: "Failed", numeric: true, cell: (r) => { const failed = r.step_times_ms.filter((ms) => ms === null).length; return failed ? h("span", { class: "bad" }, number(failed)) : number(failed); } },
         { name: "reference_ms", label: "Reference, ms", numeric: true }, { name: "last_ms", label: "Last, ms", numeric: true },
         { name: "last_drift", label: "Drift", numeric: true, cell: (r) => (r.last_drift === null ? NOTHING : percent(100 * r.last_drift)) },
         { name: "decision", label: "Decision", cell: (r) => pill(r.decision) }, { name: "taken_at", label: "Taken", cell: (r) => time(r.taken_at) },
-      ], data.canary)
-    : h("p", { class: "muted" }, "No canary was measured; a campaign file asks for one under canary.");
+      ], data.canary, { note: (r) => r.message })
+    : h("p", { class: "muted" }, "No canary was measured. Configure it under canary in the campaign file.");
   const outcomes = Object.entries(data.outcomes).flatMap(([device, by]) => Object.entries(by).map(([outcome, count]) => ({ device, outcome, count })));
   return card("Workers and canaries", working, canary,
     outcomes.length > 0 && table("Attempts by outcome", [{ name: "device", label: "Device" }, { name: "outcome", label: "Outcome", cell: (r) => pill(r.outcome) }, { name: "count", label: "Attempts", numeric: true }], outcomes));
 }
 
-function news(data) {
+function events(data) {
   const transfer = Object.entries(data.transfer).flatMap(([device, by]) => Object.entries(by).map(([metric, e]) => ({ device, metric, ...e })));
-  return card("News",
-    transfer.length > 0 && table("Transfer: heads started from the source device's", [{ name: "device", label: "Device" }, { name: "metric", label: "Metric", cell: (r) => METRICS[r.metric]?.name ?? r.metric }, { name: "from_scratch", label: "From scratch", numeric: true, cell: (r) => percent(r.from_scratch) }, { name: "transferred", label: "Transferred", numeric: true, cell: (r) => percent(r.transferred) }], transfer),
+  return card("Events",
+    transfer.length > 0 && table("Error of transferred heads", [{ name: "device", label: "Device" }, { name: "metric", label: "Metric", cell: (r) => METRICS[r.metric]?.name ?? r.metric }, { name: "from_scratch", label: "From scratch", numeric: true, cell: (r) => percent(r.from_scratch) }, { name: "transferred", label: "Transferred", numeric: true, cell: (r) => percent(r.transferred) }], transfer),
     data.events.length
       ? h("ol", { class: "events" }, data.events.map((e) => h("li", {}, h("time", { datetime: e.at }, time(e.at)), h("b", {}, e.kind), h("span", {}, e.message))))
-      : h("p", { class: "muted" }, "Nothing out of the ordinary happened."));
+      : h("p", { class: "muted" }, "No events."));
 }

@@ -1,4 +1,4 @@
-// What takes the memory of a step: parts by card, activations by module, the peak, the largest tensors.
+// Memory of a step: parts by card, activations by module, the peak, the largest tensors.
 
 import * as Plot from "./vendor/plot.js";
 import { h } from "./dom.js";
@@ -15,7 +15,7 @@ const PARTS = [
 const OPTIMIZERS = ["sgd", "momentum", "adam", "adamw"];
 const GIB = 1024;
 
-/** The card of an estimate, which asks by itself; `question` is that of `POST /v1/estimate`. */
+/** The card of an estimate, which loads itself; `question` is the body of `POST /v1/estimate`. */
 export function memoryCard(question, signal) {
   const result = h("div", { class: "estimate" });
   let asking = null;
@@ -33,8 +33,8 @@ export function memoryCard(question, signal) {
   };
   const isTraining = question.phase === "train";
   ask(question.optimizer);
-  return card("What takes the memory",
-    h("p", { class: "muted" }, `Simulated on PyTorch's allocator, nothing learned: ${question.precision}, ${question.memory_format}.`),
+  return card("Memory breakdown",
+    h("p", { class: "muted" }, `Simulated on PyTorch's allocator: ${question.precision}, ${question.memory_format}.`),
     isTraining && choice("Optimizer", "estimate_optimizer", OPTIMIZERS.map((name) => [name, name]), question.optimizer, (event) => ask(event.target.value)),
     result);
 }
@@ -55,32 +55,31 @@ function shown(estimate) {
   ].filter(Boolean);
 }
 
-const DEPTH = 5; // of modules that are asked for: those of bert.encoder.layer.0 are among them
+const DEPTH = 5; // of the module tree, enough for bert.encoder.layer.0
 const NEARLY_ALL = 0.9;
 
-const AT_ONCE = 60; // cards in one question
+const AT_ONCE = 60; // cards per request
 
-/** Whether the step fits each card of the catalogue, worked out when it is opened. */
+/** Whether the step fits each card of the catalogue, computed when it is opened. */
 function everyCard(question, signal) {
   const slot = h("div", {});
-  const details = h("details", {}, h("summary", {}, "Does it fit? Every known card"), slot);
+  const details = h("details", {}, h("summary", {}, "Does it fit? All GPUs"), slot);
   details.addEventListener("toggle", async () => {
-    slot.replaceChildren(waiting("Working it out for each card"));
+    slot.replaceChildren(waiting("Simulating each GPU"));
     try {
       const { cards } = (await get("api/devices", {}, signal)).data;
       const rows = [];
       for (let at = 0; at < cards.length; at += AT_ONCE)
         rows.push(...Object.entries((await post("v1/estimate", { ...question, devices: cards.slice(at, at + AT_ONCE) }, signal)).devices));
-      rows.sort((a, b) => a[1].capacity_mib - b[1].capacity_mib || b[1].largest_batch - a[1].largest_batch);
+      rows.sort((a, b) => a[1].capacity_mib - b[1].capacity_mib || a[1].memory_mib - b[1].memory_mib);
       const fitting = rows.filter(([, answer]) => answer.fits).length;
       slot.replaceChildren(
-        h("p", {}, h("b", {}, `It fits ${number(fitting)} of ${number(rows.length)} cards`), "; the smallest first."),
-        table("Whether it fits, by card", [
-          { name: "card", label: "Card", header: true, cell: ([name]) => name },
+        h("p", {}, h("b", {}, `It fits ${number(fitting)} of ${number(rows.length)} GPUs`), " (smallest memory first)."),
+        table("Fit by GPU", [
+          { name: "card", label: "GPU", header: true, cell: ([name]) => name },
           { name: "fits", label: "Fits", cell: ([, answer]) => h("span", { class: answer.fits ? "good" : "bad" }, answer.verdict) },
           { name: "memory", label: "Memory, GiB", numeric: true, cell: ([, answer]) => number(answer.memory_mib / GIB, 3) },
-          { name: "capacity", label: "Of, GiB", numeric: true, cell: ([, answer]) => number(answer.capacity_mib / GIB, 3) },
-          { name: "largest", label: "Largest batch", numeric: true, cell: ([, answer]) => number(answer.largest_batch) },
+          { name: "capacity", label: "Capacity, GiB", numeric: true, cell: ([, answer]) => number(answer.capacity_mib / GIB, 3) },
         ], rows, { hideCaption: true }));
     } catch (error) {
       if (!signal.aborted) slot.replaceChildren(errorBox(error));
@@ -95,10 +94,7 @@ const key = (part) => part.toLowerCase().replaceAll(" ", "_"); // of a part in t
 
 const gib = (mib) => `${number(mib / GIB, 3)} GiB`;
 
-function verdict(answer) {
-  const largest = answer.largest_batch === null ? "" : `; largest batch ${number(answer.largest_batch)}`;
-  return `${answer.verdict}: ${number(answer.memory_mib / GIB, 3)} of ${gib(answer.capacity_mib)}${largest}`;
-}
+const verdict = (answer) => `${answer.verdict}: ${number(answer.memory_mib / GIB, 3)} of ${gib(answer.capacity_mib)}`;
 
 function parts({ devices, model, batch_size }) {
   const rows = Object.entries(devices);
@@ -124,7 +120,7 @@ function parts({ devices, model, batch_size }) {
       ],
     });
   }, "low stack");
-  return figure(`Memory of a step of ${model} at batch ${number(batch_size)}, by what needs it; a line stands at each card's capacity.`,
+  return figure(`Memory of a step of ${model} at batch ${number(batch_size)} by part. The line marks the GPU's capacity.`,
     h("div", {}, legend(names.map((name) => [name, PARTS.indexOf(name)])), chart),
     () => table("Parts in MiB", [
       { name: "part", label: "Part", header: true, cell: (name) => name },
@@ -164,7 +160,7 @@ function treemap(all, model) {
     marks: marks(tiles(modules, within?.mib ?? total, width), told),
   }), "treemap");
   const shown = within ? `, of which ${share(within.mib / total)} in ${within.name}, whose parts are shown` : "";
-  return figure(`Activations of ${model} at the peak by module, ${gib(total)} in all${shown}; gradients of activations count as well.`, chart,
+  return figure(`Activations of ${model} at the peak by module, ${gib(total)} in total${shown}. Gradients of activations are included.`, chart,
     () => table("Activations by module", [
       { name: "name", label: "Module", header: true, cell: (m) => h("code", {}, m.name) },
       { name: "mib", label: "MiB", numeric: true },

@@ -69,6 +69,9 @@ export function bytes(value) {
   return `${number(rest, 3)} ${units[0]}`;
 }
 
+/** Names of acquisition strategies in the terms of the field. */
+export const strategyName = (name) => ({ ours: "pool-variance reduction" })[name] ?? name;
+
 export const words = (name) => name.replaceAll("_", " ");
 
 export const metricName = (metric) =>

@@ -64,7 +64,7 @@ function rows(data, asked, go) {
   if (!data.rows.length)
     return [empty(page > 1 ? "No such page" : `No ${what} pass this filter`, page > 1 ? "The list is shorter by now." : "Widen or clear the filter.")];
   const same = ["precision", "memory_format", "optimizer", "phase", "protocol", "provenance"].filter((n) => data.rows.length > 1 && new Set(data.rows.map((r) => r[n])).size === 1);
-  const hidden = new Set([...same, "fingerprint", ...Object.keys(data.rows[0]).filter((n) => data.rows.every((r) => r[n] === null))]);
+  const hidden = new Set([...same, "fingerprint", "message", ...Object.keys(data.rows[0]).filter((n) => data.rows.every((r) => r[n] === null))]);
   const order = ["id", "architecture", "family", "batch_size", "input_size", "device", ...Object.keys(METRICS), "memory_above_mib", "outcome"];
   const shown = [...order, ...Object.keys(data.rows[0]).filter((n) => !order.includes(n))].filter((n) => n in data.rows[0] && !hidden.has(n));
   const columns = shown.map((name) => ({
@@ -103,7 +103,7 @@ function rows(data, asked, go) {
         h("p", {}, h("b", {}, `${count} ${what}`), same.length ? h("span", { class: "muted" }, `; all of this page: ${same.map((n) => data.rows[0][n]).filter(Boolean).join(", ")}`) : ""),
         h("div", { class: "buttons" }, h("button", { type: "button", class: "quiet", onclick: getFile("csv") }, "Download CSV"), h("button", { type: "button", class: "quiet", onclick: getFile("json") }, "Download JSON"))),
       told,
-      table(`${what}, page ${page} of ${pages}`, columns, data.rows, { sort, onRow, hideCaption: true }),
+      table(`${what}, page ${page} of ${pages}`, columns, data.rows, { sort, onRow, hideCaption: true, note: (row) => row.message }),
       h("nav", { class: "between wrap", "aria-label": "Pages" },
         h("div", { class: "buttons" },
           h("button", { type: "button", class: "quiet", disabled: page <= 1, onclick: () => goPage(page - 1) }, "← Before"),
@@ -164,6 +164,6 @@ function labelFacts(label) {
     runs(label.attempts),
     card("Provenance", facts([["Stack", label.fingerprint], ["Worker", m.worker], ["Attempt", m.attempt_key], ["Began", time(m.started_at)], ["Took", m.duration_s ? `${number(m.duration_s, 3)} s` : null]]),
       h("details", {}, h("summary", {}, "Environment"), facts(listed(m.environment))),
-      h("details", {}, h("summary", {}, `${label.attempts.length === 1 ? "The one attempt" : `${label.attempts.length} attempts`} at this configuration on this device`), table("Attempts", [{ name: "id", label: "Id", numeric: true, cell: (r) => String(r.id) }, { name: "outcome", label: "Outcome", cell: (r) => pill(r.outcome) }, { name: "started_at", label: "Began", cell: (r) => time(r.started_at) }, { name: "step_time_ms", label: metricName("step_time_ms"), numeric: true }, { name: "memory_mib", label: metricName("memory_mib"), numeric: true }, { name: "message", label: "Message", cell: (r) => r.message ?? "" }], label.attempts, { hideCaption: true }))),
+      h("details", {}, h("summary", {}, `${label.attempts.length === 1 ? "The one attempt" : `${label.attempts.length} attempts`} at this configuration on this device`), table("Attempts", [{ name: "id", label: "Id", numeric: true, cell: (r) => String(r.id) }, { name: "outcome", label: "Outcome", cell: (r) => pill(r.outcome) }, { name: "started_at", label: "Began", cell: (r) => time(r.started_at) }, { name: "step_time_ms", label: metricName("step_time_ms"), numeric: true }, { name: "memory_mib", label: metricName("memory_mib"), numeric: true }], label.attempts, { hideCaption: true, note: (r) => r.message }))),
   ].filter(Boolean);
 }

@@ -1,8 +1,8 @@
-// The pool of a campaign in the embedding space: what is labelled, what waits, what is wanted next.
+// The pool of a campaign in the embedding space: labelled, pending and next configurations.
 
 import * as Plot from "./vendor/plot.js";
 import { h, tell } from "./dom.js";
-import { number, words } from "./format.js";
+import { number, strategyName, words } from "./format.js";
 import { get, query } from "./server.js";
 import { card, choice, empty, errorBox, facts, table, waiting } from "./parts.js";
 import { COLOURS, colour, drawn, legend, responsive } from "./charts.js";
@@ -12,15 +12,15 @@ const KINDS = {
   pool: { name: "In the pool", mark: "○", symbol: "circle", r: 2.5, colour: 8 },
   "held out": { name: "Held out for evaluation", mark: "□", symbol: "square", r: 4, colour: 8, hollow: true },
   labelled: { name: "Labelled", mark: "●", symbol: "circle", r: 5, colour: 0 },
-  pending: { name: "Waits to be measured", mark: "▲", symbol: "triangle", r: 6, colour: 4 },
-  wanted: { name: "Wanted next", mark: "★", symbol: "star", r: 8, colour: 5 },
+  pending: { name: "Pending", mark: "▲", symbol: "triangle", r: 6, colour: 4 },
+  wanted: { name: "Next picks", mark: "★", symbol: "star", r: 8, colour: 5 },
 };
 const OTHERS = COLOURS - 2; // the index of the grey one
 const MOST_ZOOM = 40;
 const REASONS = {
   uncertainty: "Uncertainty", distance_to_nearest_label: "Distance to the nearest label",
   predicted_step_time_ms: "Predicted step time, ms", probability_of_failure: "Probability of failure",
-  variance_reduction: "How much it teaches", representation: "How much of the pool it stands for", rank_under_random: "Rank under a random draw", strategy: "Strategy",
+  variance_reduction: "Variance reduction", representation: "Share of the pool represented", rank_under_random: "Rank under random sampling", strategy: "Strategy",
 };
 const POLL_MS = 1000;
 
@@ -28,7 +28,7 @@ export async function mapView({ values, signal, main }) {
   const { campaigns } = (await get("api/campaigns", {}, signal)).data;
   const title = h("h1", {}, "Map of the embedding space");
   if (!campaigns.length)
-    return [title, empty("No campaign yet", "The map shows the pool of a campaign as its encoder sees it.", "trappm campaign launch --preset laptop")];
+    return [title, empty("No campaign yet", "The map shows the embeddings of a campaign's pool.", "trappm campaign launch --preset laptop")];
   const id = values.campaign ?? campaigns[0].id;
   const campaign = campaigns.find((c) => c.id === id);
   const devices = Object.keys(campaign?.devices ?? {});
@@ -37,7 +37,7 @@ export async function mapView({ values, signal, main }) {
   const form = h("div", { class: "filters" },
     choice("Campaign", "campaign", campaigns.map((c) => [c.id, `${c.name} (${c.id})`]), id, (e) => go({ campaign: e.target.value, device: null }), "wide"),
     devices.length > 1 && choice("Device", "device", devices.map((d) => [d, d]), device, (e) => go({ device: e.target.value })));
-  const slot = h("div", { class: "result" }, waiting("Working out the map; the first time this takes some seconds"));
+  const slot = h("div", { class: "result" }, waiting("Computing the map; the first time takes some seconds"));
   main.replaceChildren(title, form, slot);
   try {
     const data = await found(id, device, signal);
@@ -88,20 +88,20 @@ function shown(data) {
     h("div", { class: "map-columns" },
       card(`The pool on ${data.device}`, 
         h("div", { class: "between wrap" }, colours, zooms), toggles,
-        h("figure", {}, key, map.box, h("figcaption", {}, `First two principal components of the embeddings; strategy ${data.strategy}. Point, or use the arrow keys; + and − zoom, as do the wheel with Ctrl, two fingers and a double click.`,
-          data.left_out ? ` ${number(data.left_out)} configurations of the pool are left out of the drawing.` : ""))),
+        h("figure", {}, key, map.box, h("figcaption", {}, `First two principal components of the embeddings; strategy: ${strategyName(data.strategy)}. Point at a configuration or use the arrow keys. Zoom with + and −, Ctrl and the wheel, two fingers or a double click.`,
+          data.left_out ? ` ${number(data.left_out)} configurations of the pool are not drawn.` : ""))),
       card("Configuration", about)),
-    card("Most wanted now", wanted.length ? table("What the strategy would pick next, and why", columns, wanted, { hideCaption: true }) : h("p", { class: "muted" }, "Nothing is left to pick.")),
+    card("Next picks", wanted.length ? table("Next picks of the strategy with their reasons", columns, wanted, { hideCaption: true }) : h("p", { class: "muted" }, "The pool has no configurations left to pick.")),
   ];
 }
 
 function tellPoint(point) {
-  if (!point) return [h("p", { class: "muted" }, "Point at a configuration, or move into the map with Tab and between configurations with the arrow keys.")];
-  const reason = Object.entries(point.reason ?? {}).map(([name, value]) => [REASONS[name] ?? words(name), typeof value === "number" ? number(value, 3) : String(value)]);
+  if (!point) return [h("p", { class: "muted" }, "Point at a configuration, or enter the map with Tab and use the arrow keys.")];
+  const reason = Object.entries(point.reason ?? {}).map(([name, value]) => [REASONS[name] ?? words(name), typeof value === "number" ? number(value, 3) : strategyName(String(value))]);
   return [
     h("p", { class: "about-title" }, point.configuration),
     facts([["State", KINDS[point.kind].name], ["Family", point.family], ["Round", point.round ?? null], ...reason]),
-    reason.length === 0 && h("p", { class: "muted" }, point.kind === "labelled" ? "Drawn uniformly, to judge by." : "Not chosen so far."),
+    reason.length === 0 && h("p", { class: "muted" }, point.kind === "held out" ? "Drawn uniformly; its label is used for evaluation only." : "Not chosen yet."),
   ].filter(Boolean);
 }
 

@@ -47,9 +47,10 @@ export const waiting = (text = "Loading") =>
 
 /**
  * A table.
- * columns: [{name, label, numeric, cell(row), sort}]; sort: {by, descending, choose(column)}.
+ * columns: [{name, label, numeric, cell(row), sort}]; sort: {by, descending, choose(column)};
+ * note(row): long text shown below the row over the full width.
  */
-export function table(caption, columns, rows, { sort = null, hideCaption = false, onRow = null } = {}) {
+export function table(caption, columns, rows, { sort = null, hideCaption = false, onRow = null, note = () => null } = {}) {
   const head = columns.map((column) => {
     const props = { scope: "col", class: column.numeric ? "numeric" : "" };
     if (!sort || column.sort === false) return h("th", props, column.label);
@@ -65,7 +66,10 @@ export function table(caption, columns, rows, { sort = null, hideCaption = false
       const props = { class: column.numeric ? "numeric" : "", "data-label": column.label };
       return index === 0 && column.header ? h("th", { ...props, scope: "row" }, shown) : h("td", props, shown);
     });
-    return h("tr", onRow ? { class: "clickable", onclick: (event) => onRow(row, event) } : {}, cells);
+    const below = note(row);
+    const kind = [onRow && "clickable", below && "has-note"].filter(Boolean).join(" ");
+    const line = h("tr", { class: kind || null, onclick: onRow && ((event) => onRow(row, event)) }, cells);
+    return below ? [line, h("tr", { class: "note" }, h("td", { colspan: columns.length }, below))] : line;
   });
   return h(
     "div",

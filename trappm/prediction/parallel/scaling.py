@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trappm.learner.physics.parallel.strategy import Parallelism, Strategy
 from trappm.prediction.fitting import Verdict
@@ -14,12 +14,15 @@ from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.records import Phase, member
 
+if TYPE_CHECKING:
+    from trappm.prediction.models.subjects import Subject
+
 Scaling = tuple[list[ParallelPrediction], list[str]]
 """All that can be, and why the rest cannot: a line each."""
 
 
 def scaling(
-    models: Sequence[str],
+    models: Sequence[str | Subject],
     devices: Sequence[str] | None,
     counts: Sequence[int],
     strategies: Sequence[str] = (),
@@ -32,7 +35,7 @@ def scaling(
     """Predicts models on devices with all strategies and numbers of GPUs that they can have.
 
     Args:
-        models: timm names, transformers, or paths of ONNX files.
+        models: Timm names, transformers, paths of ONNX files, or profiled models.
         devices: Devices by any of their names, or `all` GPUs; `DEFAULT_DEVICE` by default.
         counts: GPUs in all; more than a node has are spread over nodes.
         strategies: by default all.
@@ -80,6 +83,21 @@ def best(predictions: Sequence[ParallelPrediction]) -> dict[str, ParallelPredict
     if priced:
         chosen["cheapest"] = min(priced, key=lambda pair: pair[0])[1]
     return chosen
+
+
+def scaling_json(
+    predictions: Sequence[ParallelPrediction], refusals: Sequence[str]
+) -> dict[str, Any]:
+    """Return predictions, the best ones of each model, and refusals as JSON values."""
+    by_model = {p.model: [q for q in predictions if q.model == p.model] for p in predictions}
+    return {
+        "predictions": [prediction.to_dict() for prediction in predictions],
+        "best": {
+            model: {what: prediction.to_dict() for what, prediction in best(own).items()}
+            for model, own in by_model.items()
+        },
+        "refused": list(refusals),
+    }
 
 
 def _spread(strategy: Strategy, count: int, per_node: int, accumulation: int) -> Parallelism:

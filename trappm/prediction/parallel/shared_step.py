@@ -99,7 +99,7 @@ class SharedStep:
     @classmethod
     def of(
         cls,
-        model: str,
+        model: str | Subject,
         device: str | None = None,
         *,
         batch_size: int | None = None,
@@ -107,9 +107,9 @@ class SharedStep:
         sequence_length: int | None = None,
         **settings: Any,
     ) -> SharedStep:
-        """Asks for one GPU's step, and looks at its kernels and tensors."""
+        """Predict one GPU's step, and load its kernels and tensors."""
         check_size("batch size", batch_size)
-        if is_name(model):
+        if isinstance(model, str) and is_name(model):
             refuse_unknown(model)
         question = Question(batch_size=batch_size, phase=Phase.TRAIN, **settings)
         key = question.device_keys(device, None)[0]
@@ -118,10 +118,12 @@ class SharedStep:
         from trappm.learner.physics.transformer_times import transformer_times
         from trappm.prediction.answering import answers
         from trappm.prediction.models.sizes import size_of
-        from trappm.prediction.models.subjects import subject_of
+        from trappm.prediction.models.subjects import Subject, subject_of
         from trappm.profiler.simulation.training_loop import TrainingLoop
 
-        subject = subject_of(model, input_size=size_of(model, input_size, sequence_length))
+        subject = model
+        if not isinstance(subject, Subject):
+            subject = subject_of(model, input_size=size_of(model, input_size, sequence_length))
         [single] = answers([(question, subject, key)])
         if single.step_time_ms is None:
             raise UnsupportedModelError("; ".join(single.gaps()))
@@ -133,7 +135,8 @@ class SharedStep:
         needs = traced_needs(workload.step.trace, workload.batch_size, loop)
         work = _work(workload, prior, needs.all_gradients)
         card = question.snapshot_for(key).card(key)
-        times = transformer_times(card, workload.precision) if is_transformer(model) else None
+        of_text = is_transformer(subject.name)
+        times = transformer_times(card, workload.precision) if of_text else None
         if times is not None:
             work = replace(work, contention=times.contention)
         return cls(

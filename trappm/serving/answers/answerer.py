@@ -23,6 +23,7 @@ from trappm.profiler.errors import InputError, TrappmError
 from trappm.serving.answers.batching import Batcher
 from trappm.serving.answers.estimates import Estimates
 from trappm.serving.answers.rooflines import Rooflines
+from trappm.serving.answers.scalings import Scalings
 from trappm.serving.answers.snapshots import LoadedSnapshots
 from trappm.serving.answers.tracing import Model, Tracers
 from trappm.serving.answers.turns import Shared
@@ -75,6 +76,7 @@ class Answerer:
         )
         self.estimates = Estimates(self._tracers, metrics)
         self.rooflines = Rooflines(self.snapshots, self._tracers, metrics)
+        self.scalings = Scalings(self.snapshots, self._tracers, metrics)
 
     async def predict(
         self, settings: Settings, models: Sequence[Model], client: str
@@ -121,6 +123,7 @@ class Answerer:
     def close(self) -> None:
         self._batcher.close()
         self.rooflines.close()
+        self.scalings.close()
         self._tracers.close()
 
     async def _answer(
