@@ -13,21 +13,11 @@ from trappm.profiler.errors import StoreAccessError
 from trappm.store.db.engine import address, store_errors, writer_of
 from trappm.store.db.read_only import NoLabelStoreError
 
-REVISIONS = (
-    "0001",
-    "0002",
-    "0003",
-    "0004",
-    "0005",
-    "0006",
-    "0007",
-    "0008",
-    "0009",
-    "0010",
-    "0011",
-    "0012",
-)
-"""All released schemas, the newest last."""
+REVISIONS = ("0013",)
+"""Schemas that this version can read or upgrade, the newest last."""
+
+_OLD_REVISIONS = tuple(f"{number:04}" for number in range(1, 13))
+"""Schemas of TraPPM 0.2.0 and earlier, which are exported and imported instead."""
 
 _VERSION_TABLE = "alembic_version"
 _POSTGRESQL_LOCK = 5_784_113_902
@@ -93,6 +83,12 @@ def _revision(connection: Connection) -> str | None:
         raise StoreAccessError(
             f"{address(connection.engine)} is a database of something else (it has a table "
             f"{tables[0]!r}); give the label store one of its own"
+        )
+    if revision in _OLD_REVISIONS:
+        raise StoreAccessError(
+            f"{address(connection.engine)} was written by TraPPM 0.2.0 or earlier (schema "
+            f"{revision}). Export it with that version (trappm labels export all.jsonl --outcome "
+            "any), then import the file into a new store (trappm labels import all.jsonl)"
         )
     if revision not in REVISIONS:
         raise StoreAccessError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -13,8 +12,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.exc import IntegrityError
-from store_samples import contents, measurement, step_profile, template
-from test_store_upgrades import load
+from store_samples import contents, measurement
 
 import trappm.store.db.migrate
 from trappm.profiler.errors import InputError, StoreAccessError, StoreError
@@ -22,7 +20,6 @@ from trappm.store import Store
 from trappm.store.db.engine import make_engine
 from trappm.store.db.models import METADATA
 from trappm.store.db.retry import Patience
-from trappm.store.maintenance.upgrade import upgrade_store
 
 
 @pytest.fixture
@@ -91,76 +88,11 @@ def test_no_label_stands_on_a_measurement_that_failed_whoever_writes(whole_url, 
     assert contents(whole_url) == before
 
 
-def test_an_upgrade_drops_labels_that_nothing_supports_and_mending_makes_others_again(
-    empty_database_url,
-):
-    load(empty_database_url, "0007")
-    engine = create_engine(empty_database_url)
-    with engine.begin() as connection:  # label 2 is left on a run that failed; another one did not
-        (there,) = connection.execute(text("SELECT measurement_id FROM labels WHERE id = 2"))
-        again = dict(connection.execute(
-            text("SELECT * FROM measurements WHERE id = :id"), {"id": there.measurement_id}
-        ).mappings().one())  # fmt: skip
-        connection.execute(
-            text("UPDATE measurements SET outcome = 'error' WHERE id = :id"), {"id": again["id"]}
-        )
-        model = METADATA.tables["measurements"]
-        again |= {"id": 99, "attempt_key": "again", "assignment_id": None, "campaign_id": None}
-        for name in ("protocol", "memory_detail_mib", "missing", "environment"):
-            value = again[name]
-            again[name] = json.loads(value) if isinstance(value, str) else value
-        again["started_at"] = "2026-01-02T03:04:05+00:00"
-        connection.execute(model.insert().values(again))
-    engine.dispose()
-    upgrade_store(empty_database_url)
-    with Store.open(empty_database_url) as opened:
-        assert 2 not in {label.id for label in opened.labels.matching()}
-        assert {f.what for f in opened.maintenance.check()} >= {
-            "measurements without the label that they make"
-        }
-        assert opened.maintenance.relabel().made == 1
-        assert 99 in {label.measurement_id for label in opened.labels.matching()}
-        assert "measurements without the label that they make" not in {
-            finding.what for finding in opened.maintenance.check()
-        }
-
-
 def test_opening_again_keeps_everything(empty_database_url):
     with Store.open(empty_database_url) as first:
         label_id = first.measurements.record(measurement()).label_id
     with Store.open(empty_database_url) as second:
         assert [label.id for label in second.labels.matching()] == [label_id]
-
-
-def test_graphs_made_before_there_were_step_profiles_are_kept_and_completed(
-    empty_database_url, monkeypatch
-):
-    monkeypatch.setattr(trappm.store.db.migrate, "REVISIONS", ("0001", "0002"))
-    Store.open(empty_database_url).close()
-    graph = template()
-    engine = create_engine(empty_database_url)
-    with engine.begin() as connection:
-        assert "step_profiles" not in inspect(connection).get_table_names()
-        connection.execute(
-            text("INSERT INTO graphs VALUES (:hash, :template, 2)"),
-            {"hash": graph.content_hash, "template": graph.to_bytes()},
-        )
-        connection.execute(
-            text("INSERT INTO architecture_graphs VALUES ('a', 64, :hash, NULL)"),
-            {"hash": graph.content_hash},
-        )
-        connection.execute(text("INSERT INTO architecture_graphs VALUES ('b', 64, NULL, 'odd')"))
-    engine.dispose()
-    monkeypatch.undo()
-    with pytest.raises(StoreAccessError, match="trappm store upgrade"):
-        Store.open(empty_database_url)  # which would keep no copy of it
-    assert upgrade_store(empty_database_url).before == "0002"
-    pairs = [("a", 64), ("b", 64)]
-    with Store.open(empty_database_url) as opened:
-        assert opened.workloads.graph_templates([("a", 64)]) == {("a", 64): graph.to_bytes()}
-        assert opened.workloads.pairs_to_profile(pairs) == pairs[:1]
-        opened.workloads.save_graph("a", 64, graph.to_bytes(), None, step=step_profile())
-        assert opened.workloads.pairs_to_profile(pairs) == []
 
 
 def test_a_newer_schema_is_left_alone(store, database_url):

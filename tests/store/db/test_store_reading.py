@@ -77,11 +77,11 @@ def test_an_empty_database_is_no_store_yet(empty_database_url, tmp_path):
         Store.open_to_read(empty_database_url)
 
 
-def test_an_older_schema_is_told_with_what_to_do(store, database_url):
+def test_reading_a_store_of_0_2_0_names_the_export(store, database_url):
     engine = create_engine(database_url)
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
-    with pytest.raises(StoreError, match=r"older TraPPM .schema 0001.*trappm store upgrade"):
+    with pytest.raises(StoreError, match=r"0.2.0 or earlier .schema 0001.*labels export"):
         Store.open_to_read(database_url)
     engine.dispose()
 

@@ -1,105 +1,70 @@
-"""Stores of every released schema, brought up to today's with all that is in them."""
+"""Upgrading a store: a new database, an older schema with its copy, and a store of 0.2.0."""
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Integer, MetaData, create_engine, func, make_url, select
+from sqlalchemy import create_engine, text
+from store_samples import contents, measurement
 
-from trappm.profiler.errors import InputError
-from trappm.store import LabelFilter, Store
-from trappm.store.db.migrate import REVISIONS
+import trappm.store.db.migrate
+from trappm.profiler.errors import InputError, StoreAccessError
+from trappm.store import Store
 from trappm.store.maintenance.upgrade import upgrade_store
 
-FOLDER = Path(__file__).parent / "schemas"
-STORED = sorted({path.name.split(".")[0] for path in FOLDER.glob("*.sql")})
+OLDER, NEWER = trappm.store.db.migrate.REVISIONS[-1], "9000"
 
 
-def load(url, revision):
-    """Makes the database as it was stored."""
-    system = make_url(url).get_backend_name()
-    script = (FOLDER / f"{revision}.{system}.sql").read_text()
-    if system == "sqlite":
-        with closing(sqlite3.connect(make_url(url).database)) as connection:
-            connection.executescript(script)
-        return
-    engine = create_engine(url)
-    with engine.begin() as connection:
-        connection.connection.driver_connection.execute(script)
-        there = MetaData()
-        there.reflect(connection)
-        for table in there.sorted_tables:  # a script tells rows, and not how far ids were given out
-            if "id" in table.columns and isinstance(table.columns["id"].type, Integer):
-                sequence = func.pg_get_serial_sequence(table.name, "id")
-                connection.execute(select(func.setval(sequence, func.max(table.columns["id"]))))
-    engine.dispose()
-
-
-GONE = {"lease_expires_at", "snapshot_aliases"}
-"""Columns and tables that a later schema has no more."""
-
-
-def rows_of(url, columns=None):
-    """Every row by table; with the columns of an earlier answer, only those."""
-    engine, there = create_engine(url), MetaData()
-    there.reflect(engine)
-    rows = {}
-    with engine.connect() as connection:
-        for table in there.sorted_tables:
-            there_now = [name for name in table.columns.keys() if name not in GONE]  # noqa: SIM118
-            names = there_now if columns is None else columns.get(table.name)
-            if names is None or table.name in {"alembic_version", *GONE}:
-                continue
-            records = connection.execute(table.select()).mappings()
-            rows[table.name] = names, sorted(repr([row[name] for name in names]) for row in records)
-    engine.dispose()
-    return rows
-
-
-def test_a_database_of_every_released_schema_is_stored():
-    """The newest may still change: it is stored when the next one is made."""
-    assert set(REVISIONS[:-1]) <= set(STORED) <= set(REVISIONS), (
-        "make it with: python tests/store/db/make_schemas.py REVISION"
-    )
-
-
-@pytest.mark.parametrize("revision", STORED)
-def test_every_released_schema_comes_up_whole(empty_database_url, revision):
-    load(empty_database_url, revision)
-    before = rows_of(empty_database_url)
-    assert all(rows for _, rows in before.values()), "there are rows in every table"
-    done = upgrade_store(empty_database_url)
-    assert (done.before, done.after) == (revision, REVISIONS[-1])
-    assert (
-        rows_of(empty_database_url, {name: names for name, (names, _) in before.items()}) == before
-    )
-    with Store.open(empty_database_url) as store:
-        # There were no censored labels before 0004; what ran out of memory then still lacks one.
-        # Nor was there an owner before 0009: who runs the campaign of a lease is not known.
-        assert len(store.maintenance.check()) == (revision < "0004") + (revision < "0009")
-        assert store.maintenance.relabel().made == (revision < "0004")
-        store.assignments.release_leases(store.campaigns.get().id)
-        assert store.maintenance.check() == []
-        assert store.maintenance.stats().rows["labels"] == len(store.labels.matching()) >= 2
-        assert set(store.labels.query(LabelFilter(outcome="any")).outcome) > {"ok", "oom"}
-
-
-@pytest.mark.parametrize("revision", STORED[:1])
-def test_a_copy_of_what_was_there_is_kept(tmp_path, revision):
+@pytest.fixture
+def older(tmp_path, monkeypatch):
+    """Return a store with one label, for which a newer schema without changes exists."""
     path = tmp_path / "labels.db"
-    url = f"sqlite:///{path}"
-    load(url, revision)
-    before = rows_of(url)
-    done = upgrade_store(url)
-    copy = Path(done.backup)
-    assert copy.parent == tmp_path
-    assert f"schema-{revision}" in copy.name
-    assert rows_of(f"sqlite:///{copy}") == before
-    again = upgrade_store(url)
-    assert (again.before, again.after, again.backup) == (REVISIONS[-1], REVISIONS[-1], None)
+    with Store.open(f"sqlite:///{path}") as store:
+        store.measurements.record(measurement())
+
+    def migrate(connection):
+        connection.execute(text("UPDATE alembic_version SET version_num = :new"), {"new": NEWER})
+
+    monkeypatch.setattr(trappm.store.db.migrate, "_run_alembic", migrate)
+    monkeypatch.setattr(trappm.store.db.migrate, "REVISIONS", (OLDER, NEWER))
+    monkeypatch.setattr("trappm.store.maintenance.upgrade.REVISIONS", (OLDER, NEWER))
+    return path
+
+
+def test_an_upgrade_keeps_a_copy_of_the_store(older):
+    before = contents(f"sqlite:///{older}")
+    with pytest.raises(StoreAccessError, match="trappm store upgrade"):
+        Store.open(f"sqlite:///{older}")  # which would keep no copy of it
+    done = upgrade_store(f"sqlite:///{older}")
+    assert (done.before, done.after) == (OLDER, NEWER)
+    assert Path(done.backup).parent == older.parent
+    assert f"schema-{OLDER}" in Path(done.backup).name
+    assert contents(f"sqlite:///{done.backup}") == before
+    again = upgrade_store(f"sqlite:///{older}")
+    assert (again.before, again.after, again.backup) == (NEWER, NEWER, None)
+
+
+def test_without_room_for_the_copy_nothing_is_upgraded(older, monkeypatch):
+    before = contents(f"sqlite:///{older}")
+    link = older.parent / "elsewhere"
+    link.symlink_to("/proc")
+    monkeypatch.setattr(Path, "with_name", lambda _path, name: link / name)
+    with pytest.raises(InputError, match="cannot be written"):
+        upgrade_store(f"sqlite:///{older}")
+    assert contents(f"sqlite:///{older}") == before
+
+
+@pytest.mark.parametrize("schema", ["0001", "0012"])
+def test_a_store_of_0_2_0_is_refused_with_the_way_to_export_it(store, database_url, schema):
+    engine = create_engine(database_url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = :old"), {"old": schema})
+    engine.dispose()
+    with pytest.raises(StoreAccessError, match=r"0\.2\.0.*labels export.*labels import"):
+        Store.open(database_url)
+    with pytest.raises(StoreAccessError, match=r"0\.2\.0.*labels export.*labels import"):
+        upgrade_store(database_url)
 
 
 def test_an_empty_database_becomes_a_store(empty_database_url, tmp_path):
@@ -115,15 +80,3 @@ def test_where_there_is_no_store_none_is_made(tmp_path):
     with pytest.raises(InputError, match="no label store at"):
         upgrade_store(f"sqlite:///{tmp_path / 'labels.db'}")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_without_room_for_the_copy_nothing_is_upgraded(tmp_path, monkeypatch):
-    path = tmp_path / "labels.db"
-    load(f"sqlite:///{path}", "0001")
-    before = rows_of(f"sqlite:///{path}")
-    link = tmp_path / "elsewhere"
-    link.symlink_to("/proc")
-    monkeypatch.setattr(Path, "with_name", lambda _path, name: link / name)
-    with pytest.raises(InputError, match="cannot be written"):
-        upgrade_store(f"sqlite:///{path}")
-    assert rows_of(f"sqlite:///{path}") == before

@@ -8,7 +8,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import store_workers
@@ -19,7 +18,6 @@ from trappm.profiler.errors import InputError, StoreError
 from trappm.profiler.files.whole_file import made_whole
 from trappm.store import Store
 from trappm.store.maintenance.backup import back_up
-from trappm.store.maintenance.upgrade import upgrade_store
 
 PATIENCE_S = 120
 context = multiprocessing.get_context("spawn")
@@ -165,17 +163,3 @@ def test_a_copy_that_is_still_being_made_is_not_cleared(whole_url, tmp_path):
         first.write_text("somebody was quicker")
     assert first.read_text() == "somebody was quicker"
     assert not part.exists()
-
-
-def test_a_killed_upgrade_leaves_no_copy_that_is_none(tmp_path):
-    file = tmp_path / "labels.db"
-    with sqlite3.connect(file) as connection:
-        connection.executescript(
-            (Path(__file__).parents[1] / "db/schemas/0005.sqlite.sql").read_text()
-        )
-    connection.close()
-    killed("upgrade", f"sqlite:///{file}", "-")
-    assert not list(tmp_path.glob("labels.db.schema-*"))
-    done = upgrade_store(f"sqlite:///{file}")
-    left = [path for path in tmp_path.iterdir() if not path.name.endswith(("-wal", "-shm"))]
-    assert {*left} == {file, Path(str(done.backup))}

@@ -1,0 +1,184 @@
+"""Recorded behavior that a refactoring must not change, and the functions that record it.
+
+Each file next to this module is what one function below returned. Write all of them again, after a
+change that is meant to change them, with:
+
+    PYTHONPATH=.:tests:tests/cluster python tests/golden/golden.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import itertools
+import json
+import lzma
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
+DEVICES = ("a100-40gb", "v100-16gb", "rtx3090", "h100")
+METRICS = ("step_time_ms", "memory_mib", "power_w")
+BATCH_SIZE = 16
+ARCHITECTURES = 200
+TRANSFORMERS = 30
+LABELS = ROOT / "examples/data/h100/sweeps/first.jsonl.xz"
+
+
+def architectures() -> list[str]:
+    """Return evenly spaced names of timm's list."""
+    import timm
+
+    names = timm.list_models()
+    return [names[i * len(names) // ARCHITECTURES] for i in range(ARCHITECTURES)]
+
+
+def transformers() -> list[str]:
+    """Return the names of transformers that ship with TraPPM."""
+    from trappm.profiler.transformers.names import builtin_shapes
+
+    return [f"hf:{name}" for name in sorted(builtin_shapes())[:TRANSFORMERS]]
+
+
+def predictions(models: Sequence[str]) -> list[dict[str, Any]]:
+    """Return median and 90 % interval of each metric for each model and device."""
+    import trappm
+
+    rows = []
+    for model in models:
+        sizes = {"sequence_length": 128} if model.startswith("hf:") else {}
+        try:
+            answers = trappm.predict(
+                model, devices=DEVICES, batch_size=BATCH_SIZE, snapshot="default", **sizes
+            )
+        except trappm.TrappmError as error:
+            rows.append({"model": model, "error": type(error).__name__})
+            continue
+        rows += [
+            {"model": model, "device": answer.device}
+            | {m: [getattr(answer, m), *(answer.intervals.get(m) or ())] for m in METRICS}
+            for answer in answers
+        ]
+    return rows
+
+
+def campaign_events() -> list[dict[str, Any]]:
+    """Return the events, rounds and measurements of a rehearsed campaign, without ids and times."""
+    from campaign_crew import FakeWorkers, campaign
+
+    from trappm.store import Store
+
+    with tempfile.TemporaryDirectory() as folder, Store.open(f"sqlite:///{folder}/s.db") as store:
+        workers = FakeWorkers(faults={2: "error", 5: "unstable", 7: "oom"})
+        run = campaign(store, workers)
+        run.run()
+        events = [{"event": event.kind} for event in store.campaigns.events(run.id)]
+        rounds = [
+            {"round": record.number, "purpose": record.purpose}
+            for record in store.rounds.all(run.id)
+        ]
+        started = [{"device": device, "configuration": what} for device, what in workers.starts]
+    return [*events, *rounds, *started]
+
+
+def label_export() -> list[list[str]]:
+    """Return the CSV export of a store that holds the first labels of our H100."""
+    with _home() as folder:
+        _first_labels(folder / "labels.jsonl")
+        _run("labels", "import", str(folder / "labels.jsonl"))
+        _run("labels", "export", str(folder / "labels.csv"))
+        with (folder / "labels.csv").open(newline="") as file:
+            return [*csv.reader(file)]
+
+
+def json_shapes() -> dict[str, Any]:
+    """Return the keys and types of `--json` by command."""
+    with _home() as folder:
+        _first_labels(folder / "labels.jsonl")
+        resnet = ("resnet18", "--batch-size", "4")
+        commands = [
+            ("predict", *resnet, "--device", "v100"),
+            ("compare", *resnet, "--device", "v100", "--device", "a100"),
+            ("devices",),
+            ("labels", "import", str(folder / "labels.jsonl")),
+            ("labels", "query", "--limit", "3"),
+            ("snapshot", "list"),
+            ("snapshot", "show", "default"),
+            ("campaign", "list"),
+            ("store", "upgrade"),
+        ]
+        shapes = {}
+        for command in commands:
+            words = [word for word in command if not word.startswith(("/", "--"))]
+            shapes[" ".join(words[:2])] = _shape(json.loads(_run(*command, "--json")))
+        return shapes
+
+
+def _first_labels(path: Path) -> None:
+    """Write the first 20 labels of our H100 as JSON lines."""
+    with lzma.open(LABELS, "rt") as file:
+        path.write_text("".join(itertools.islice(file, 20)))
+
+
+def _shape(value: Any) -> Any:
+    """Return a value's keys and types; of a list, those of its first element."""
+    if isinstance(value, dict):
+        return {key: _shape(part) for key, part in sorted(value.items())}
+    if isinstance(value, list):
+        return [_shape(value[0])] if value else []
+    return type(value).__name__
+
+
+@contextlib.contextmanager
+def _home() -> Iterator[Path]:
+    """Provide an empty data folder, which `TRAPPM_HOME` names meanwhile."""
+    before = os.environ.get("TRAPPM_HOME")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TRAPPM_HOME"] = str(Path(folder) / "home")
+        try:
+            yield Path(folder)
+        finally:
+            os.environ.pop("TRAPPM_HOME")
+            if before is not None:
+                os.environ["TRAPPM_HOME"] = before
+
+
+def _run(*arguments: str) -> str:
+    """Return what a command prints.
+
+    Raises:
+        RuntimeError: The command failed.
+    """
+    from trappm import cli
+
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        status = cli.run(list(arguments))
+    if status:
+        raise RuntimeError(f"trappm {' '.join(arguments)} ended with status {status}")
+    return output.getvalue()
+
+
+def write(name: str, value: Any) -> None:
+    """Write a recording, one element per line."""
+    if isinstance(value, list):
+        text = "[\n" + ",\n".join(json.dumps(part) for part in value) + "\n]\n"
+    else:
+        text = json.dumps(value, indent=1) + "\n"
+    (FOLDER / name).write_text(text)
+
+
+def read(name: str) -> Any:
+    return json.loads((FOLDER / name).read_text())
+
+
+if __name__ == "__main__":
+    write("campaign_events.json", campaign_events())
+    write("label_export.json", label_export())
+    write("json_shapes.json", json_shapes())
+    write("predictions.json", predictions([*architectures(), *transformers()]))
