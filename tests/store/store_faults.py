@@ -27,7 +27,7 @@ def lost_reply(store):
             error = sqlite3.OperationalError("disk I/O is away")
             error.sqlite_errorname = "SQLITE_CANTOPEN"
             raise error
-        connection.close()
+        connection.driver_connection.close()
         raise dialect.loaded_dbapi.OperationalError("consuming input failed")
 
     dialect.do_commit = commit
