@@ -211,6 +211,7 @@ def test_a_finished_campaign_reports_what_could_not_be_measured(page, server, bu
     canary = page.locator(".scroll", has_text="Canary").locator("tbody tr").first
     assert canary.locator("td[data-label=Readings]").inner_text() == "4"
     assert canary.locator("td[data-label=Failed]").inner_text() == "3"
+    assert canary.locator("td[data-label=Decision]").inner_text() == "unstable"
 
 
 def test_measured_configurations_that_are_held_out_stay_held_out_on_the_map(server, home):

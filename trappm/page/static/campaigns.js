@@ -259,7 +259,7 @@ function workers(data) {
         { name: "failed", label: "Failed", numeric: true, cell: (r) => { const failed = r.step_times_ms.filter((ms) => ms === null).length; return failed ? h("span", { class: "bad" }, number(failed)) : number(failed); } },
         { name: "reference_ms", label: "Reference, ms", numeric: true }, { name: "last_ms", label: "Last, ms", numeric: true },
         { name: "last_drift", label: "Drift", numeric: true, cell: (r) => (r.last_drift === null ? NOTHING : percent(100 * r.last_drift)) },
-        { name: "decision", label: "Decision", cell: (r) => pill(r.decision) }, { name: "taken_at", label: "Taken", cell: (r) => time(r.taken_at) },
+        { name: "decision", label: "Decision", cell: (r) => pill(r.last_ms === null && r.decision === "ok" ? "unstable" : r.decision) }, { name: "taken_at", label: "Taken", cell: (r) => time(r.taken_at) },
       ], data.canary, { note: (r) => r.message })
     : h("p", { class: "muted" }, "No canary was measured. Configure it under canary in the campaign file.");
   const outcomes = Object.entries(data.outcomes).flatMap(([device, by]) => Object.entries(by).map(([outcome, count]) => ({ device, outcome, count })));

@@ -124,10 +124,10 @@ function devicePicker({ devices, catalogue }, given) {
   return {
     add,
     chosen: () => (chosen.length ? chosen : [DEFAULT_DEVICE]),
-    element: h("div", { class: "field wide devices-field" },
+    element: h("div", { class: "field devices-field" },
       h("label", { for: "device" }, "Devices"),
-      h("div", { class: "picker" }, chips, input, h("datalist", { id: "devices" }, listed.map((key) => h("option", { value: key })))),
-      gpus.length > 1 && h("button", { type: "button", class: "link", onclick: () => { chosen = gpus; draw(); } }, `Compare all ${gpus.length} measured GPUs`)),
+      h("div", { class: "picker" }, chips, input, h("datalist", { id: "devices" }, listed.map((key) => h("option", { value: key }))),
+        gpus.length > 1 && h("button", { type: "button", class: "link", onclick: () => { chosen = gpus; draw(); } }, `Compare all ${gpus.length} measured GPUs`))),
   };
 }
 
