@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
+
+from trappm.call_arguments import checked_call, unknown_argument
+from trappm.profiler.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -11,11 +15,12 @@ if TYPE_CHECKING:
     from trappm.store import Home, Store
 
 
+@checked_call
 def labels(
     *,
-    by: Sequence[str] = (),
-    statistics: Sequence[str] = (),
-    columns: Sequence[str] | None = None,
+    by: str | Sequence[str] = (),
+    statistics: str | Sequence[str] = (),
+    columns: str | Sequence[str] | None = None,
     sort: str | None = None,
     limit: int | None = None,
     **filters: Any,
@@ -27,7 +32,7 @@ def labels(
     >>> trappm.labels(outcome="oom", since="7d", columns=["architecture", "batch_size", "message"])
 
     Args:
-        by: columns whose values make a group, for statistics.
+        by: columns whose values make a group, for statistics; one name, or several.
         statistics: count, mean, std, min, median, max, p1 to p99; count and mean by default.
         columns: which; of statistics, the metrics that they are of.
         sort: a column; with a leading `-` the largest first, missing values last.
@@ -47,6 +52,14 @@ def labels(
     from trappm.store import LabelFilter
     from trappm.store.query.tables import check_columns, check_statistics
 
+    known = [field.name for field in fields(LabelFilter)]
+    for name in filters:
+        if name not in known:
+            raise unknown_argument(labels, name, known)
+    if limit is not None and (not isinstance(limit, int) or limit < 0):
+        raise InputError(f"limit is {limit!r}; give a number of rows, such as 10")
+    by, statistics = _names(by), _names(statistics)
+    columns = None if columns is None else _names(columns)
     wanted = LabelFilter(**filters)
     if by or statistics:
         statistics = statistics or ("count", "mean")
@@ -59,6 +72,11 @@ def labels(
     check_columns(wanted, columns, sort)
     with store_to_read() as store:
         return store.labels.query(wanted, columns=columns, sort=sort, limit=limit)
+
+
+def _names(value: str | Sequence[str]) -> Sequence[str]:
+    """Return the names of a list, or of a single one."""
+    return (value,) if isinstance(value, str) else value
 
 
 def store_to_read(home: Home | None = None) -> Store:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trappm.call_arguments import checked_call
 from trappm.prediction.estimate import beside_step_mib, capacity_of
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import MemoryFormat, Phase, Precision, member
@@ -83,6 +84,7 @@ class Generation:
         )
 
 
+@checked_call
 def generate(
     model: str,
     *,

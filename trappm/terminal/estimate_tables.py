@@ -20,6 +20,8 @@ def print_estimate(estimate: Estimate, devices: Sequence[str], depth: int) -> No
     out = console()
     for device in devices:
         out.print(_answer(estimate, device), markup=False)
+    for remark in estimate.remarks:
+        out.print(remark, style="dim", markup=False)
     breakdown = estimate.breakdown(devices[0])
     total_mib = breakdown.total_mib
     out.print(f"\nat its peak, on {devices[0]}", style="bold", markup=False)
@@ -54,12 +56,14 @@ def _answer(estimate: Estimate, device: str) -> str:
     step = "A training step" if estimate.phase == "train" else "An inference step"
     verdict = "fits" if estimate.fits(device) else "does not fit"
     memory_gib = estimate.memory_mib(device) / _GIB
-    return (
+    sentence = (
         f"{step} of {estimate.name} at batch {estimate.batch_size:,} {verdict} {device}: "
         f"{memory_gib:,.1f} of {estimate.capacity_mib(device) / _GIB:,.1f} GiB, of which "
-        f"{1 - USABLE_SHARE:.0%} must stay free; the largest batch that fits is "
-        f"{estimate.largest_batch(device):,}"
+        f"{1 - USABLE_SHARE:.0%} must stay free"
     )
+    if estimate.only_batch is not None:
+        return sentence
+    return f"{sentence}; the largest batch that fits is {estimate.largest_batch(device):,}"
 
 
 def _bar(share: float) -> str:

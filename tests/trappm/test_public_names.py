@@ -1,0 +1,95 @@
+"""The names of `trappm`: what `dir` and `help` show, and what wrong arguments raise."""
+
+from __future__ import annotations
+
+import pydoc
+
+import pytest
+import torch
+from torch import nn
+
+import trappm
+from trappm.profiler.errors import InputError
+
+FUNCTIONS = ("estimate", "generate", "labels", "lookup", "predict", "predict_parallel")
+
+
+def test_dir_has_the_public_names_alone():
+    assert {name for name in dir(trappm) if not name.startswith("_")} == {
+        name for name in trappm.__all__ if not name.startswith("_")
+    }
+
+
+def test_help_describes_every_function():
+    text = pydoc.render_doc(trappm, renderer=pydoc.plaintext)
+    for name in FUNCTIONS:
+        assert f"    {name}(" in text
+        assert getattr(trappm, name).__doc__.splitlines()[0] in text
+
+
+IMAGES = torch.empty(2, 3, 8, 8)
+NET = nn.Flatten()
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "options", "message"),
+    [
+        ("predict", (), {}, "missing a required argument: 'model'"),
+        ("predict", ("resnet18", "a100"), {}, "give options by name, such as device='a100'"),
+        ("predict", ("resnet18", IMAGES), {}, "give options by name"),
+        ("predict", (NET, IMAGES, IMAGES), {}, r"call trappm.estimate\(module, \*inputs, targets="),
+        ("predict", (NET, [IMAGES]), {}, "takes a module and one tensor"),
+        ("predict", (NET, IMAGES), {"loss": torch.sum}, r"but trappm.estimate\(\) has"),
+        ("predict", (NET,), {}, "such as example_input=torch.empty"),
+        ("predict", ("resnet18",), {"batchsize": 2}, "did you mean 'batch_size'"),
+        ("predict", ("resnet18",), {"optimizer": torch.optim.RMSprop}, "optimizer is RMSprop"),
+        ("lookup", ("resnet18",), {}, r"missing a required argument: 'device'; see help\(trappm"),
+        ("lookup", ("resnet18",), {"device": "a100", "batchsize": 2}, "mean 'batch_size'"),
+        ("lookup", (NET,), {"device": "a100"}, r"call trappm.predict\(module"),
+        ("lookup", ("resnet18",), {"device": "a100", "batch_size": "8"}, "batch size is '8'"),
+        ("labels", ("resnet18",), {}, "too many positional arguments"),
+        ("labels", (), {"architectur": "resnet18"}, "did you mean 'architecture'"),
+        ("labels", (), {"where": "batch_size > 2"}, "no argument 'where'"),
+        ("labels", (), {"batch_size": "8"}, "batch_size is '8'"),
+        ("labels", (), {"limit": "x"}, "limit is 'x'"),
+        ("generate", (), {}, "missing a required argument: 'model'"),
+        ("generate", ("hf:gpt2",), {"promt": 3}, "did you mean 'prompt'"),
+        ("predict_parallel", (), {}, "missing a required argument: 'model'"),
+        ("predict_parallel", ("resnet18",), {"precison": "bf16"}, "did you mean 'precision'"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_a_line(function, arguments, options, message):
+    with pytest.raises(InputError, match=message) as refusal:
+        getattr(trappm, function)(*arguments, **options)
+    assert "\n" not in str(refusal.value)
+
+
+def test_one_column_needs_no_list(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+    with pytest.raises(InputError, match="cannot group by 'famly'"):
+        trappm.labels(by="famly")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("llama-2-7b", "did you mean 'hf:llama-2-7b'"),
+        ("meta-llama/Llama-2-7b-hf", "did you mean 'hf:llama-2-7b'"),
+        ("org/model", "cannot be read.*for a transformer of the Hub write hf:org/model"),
+        ("hf:Llama-2-7b-hf", "did you mean 'llama-2-7b'"),
+        ("hf:somebody/Llama-2-7b-hf", "or try hf:llama-2-7b"),
+        ("model.pt", "holds weights, not a step; export"),
+        ("resnet50.pth", "holds weights, not a step; export"),
+        ("folder/model.safetensors", "holds weights, not a step; export"),
+        ("torchvision.models.resnet50", r"call trappm.estimate\(torchvision.models.resnet50\(\), "),
+        ("torchvision.models.resnet50()", "or give a name: did you mean 'resnet50'"),
+    ],
+)
+@pytest.mark.parametrize("function", ["predict", "estimate"])
+def test_names_that_are_none_get_a_line_that_helps(function, name, message, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+    if name.startswith("hf:somebody"):
+        pytest.importorskip("transformers")
+    with pytest.raises(InputError, match=message) as refusal:
+        getattr(trappm, function)(name)
+    assert "\n" not in str(refusal.value)
