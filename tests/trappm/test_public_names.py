@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pydoc
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,11 @@ from torch import nn
 
 import trappm
 from trappm.profiler.errors import InputError
+from trappm.profiler.files.yaml_text import load_yaml
+from trappm.profiler.transformers import names
+from trappm.profiler.transformers.names import TransformerName, builtin_shapes
 
+HUB_IDS = Path(names.__file__).with_name("hub_ids.yaml")
 FUNCTIONS = ("estimate", "generate", "labels", "lookup", "predict", "predict_parallel")
 
 
@@ -68,6 +73,27 @@ def test_one_column_needs_no_list(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
     with pytest.raises(InputError, match="cannot group by 'famly'"):
         trappm.labels(by="famly")
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "shape"),
+    [
+        ("hf:EleutherAI/pythia-14m", "hf:pythia-14m"),
+        ("hf:eleutherai/Pythia-14M,checkpointing", "hf:pythia-14m,checkpointing"),
+    ],
+)
+def test_an_id_of_the_hub_answers_where_its_shape_ships(hub_id, shape):
+    pytest.importorskip("transformers")
+    by_id, by_shape = (trappm.estimate(name, sequence_length=32) for name in (hub_id, shape))
+    assert by_id.memory_mib("a100") == by_shape.memory_mib("a100")
+
+
+def test_the_ids_of_the_hub_are_of_shapes_that_ship():
+    assert (
+        str(TransformerName.parse("hf:meta-llama/Llama-2-7b-hf,lora=8")) == "hf:llama-2-7b,lora=8"
+    )
+    ids = load_yaml(HUB_IDS.read_bytes(), str(HUB_IDS))
+    assert ids.keys() <= builtin_shapes().keys()
 
 
 @pytest.mark.parametrize(
