@@ -208,9 +208,10 @@ def _remark(graph: GraphTemplate, restored_norms: int) -> str | None:
 
 _NO_NORM = (
     "no BatchNormalization in the file; if the exporter folded it into convolutions, training "
-    "needs more memory than this: export again with torch.onnx.export(..., optimize=False)"
+    "needs more memory than this: export again with torch.onnx.export(..., dynamo=True, "
+    "optimize=False), or by the older exporter with dynamo=False, do_constant_folding=False"
 )
-"""PyTorch's exporter folds whatever else it is called with."""
+"""Each exporter of PyTorch 2.13 has an option of its own that keeps the norms."""
 
 
 def _without_step(graph: GraphTemplate, error: TrappmError) -> StaticProfile:

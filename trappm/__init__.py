@@ -50,6 +50,11 @@ _HOMES = {
 }
 
 
+def __dir__() -> list[str]:
+    """Return the public names, which `help(trappm)` describes."""
+    return [*__all__, "__all__", "__doc__", "__file__", "__name__", "__path__"]
+
+
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version

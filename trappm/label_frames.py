@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from trappm.call_arguments import checked_call, unknown_argument
 from trappm.profiler.errors import InputError
-from trappm.profiler.nearest import nearest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trappm.store import Home, Store
 
 
+@checked_call
 def labels(
     *,
     by: str | Sequence[str] = (),
@@ -52,9 +53,11 @@ def labels(
     from trappm.store.query.tables import check_columns, check_statistics
 
     known = [field.name for field in fields(LabelFilter)]
-    unknown = next((name for name in filters if name not in known), None)
-    if unknown is not None:
-        raise InputError(f"unknown filter {unknown!r}; {nearest(unknown, known)}")
+    for name in filters:
+        if name not in known:
+            raise unknown_argument(labels, name, known)
+    if limit is not None and (not isinstance(limit, int) or limit < 0):
+        raise InputError(f"limit is {limit!r}; give a number of rows, such as 10")
     wanted = LabelFilter(**filters)
     by, statistics = _names(by), _names(statistics)
     columns = None if columns is None else _names(columns)

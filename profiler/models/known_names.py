@@ -16,16 +16,37 @@ from pathlib import Path
 
 from trappm.profiler.errors import UnknownArchitectureError
 from trappm.profiler.nearest import nearest
-from trappm.profiler.transformers.names import content_of, is_transformer
+from trappm.profiler.transformers.names import PREFIX, content_of, is_transformer, shape_like
 
 WILD = "*?["
 """Marks of a glob."""
+_WEIGHTS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
+"""Ends of files that hold weights, or Python objects."""
+_OF_PYTHON = ("torchvision.", "models.", "torch.", "timm.", "transformers.")
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _REGISTERED = re.compile(r"^@register_model\n(?:@.*\n)*def (\w+)\(", re.MULTILINE)
 
 
 def is_file(model: str) -> bool:
-    """Whether this is the path of an ONNX file, and no architecture's name."""
-    return not is_transformer(model) and (model.endswith(".onnx") or os.sep in model)
+    """Return whether this is the path of an ONNX file, not the name of an architecture."""
+    if is_transformer(model) or (is_hub_id(model) and shape_like(model)):
+        return False
+    return model.endswith(".onnx") or os.sep in model
+
+
+def is_hub_id(name: str) -> bool:
+    """Return whether a name has the form of an id of the Hub, such as `org/model`."""
+    return bool(_HUB_ID.fullmatch(name)) and not name.endswith(".onnx")
+
+
+def refuse_weights(name: str) -> None:
+    """Raise UnknownArchitectureError for a file of weights; with what to give instead."""
+    if name.endswith(_WEIGHTS):
+        raise UnknownArchitectureError(
+            f"{name} holds weights, not a step; export the model with torch.onnx.export(model, "
+            "images, 'model.onnx') and give that file, or call trappm.estimate(module, images) in "
+            "Python"
+        )
 
 
 def refuse_unknown(name: str) -> None:
@@ -33,6 +54,7 @@ def refuse_unknown(name: str) -> None:
     if is_transformer(name):
         content_of(name)
         return
+    refuse_weights(name)
     sources = () if "timm" in sys.modules else _sources()
     if not sources:
         return  # it answers quickly itself, or not at all
@@ -63,5 +85,14 @@ def _sources() -> tuple[str, ...]:
 
 def unknown_architecture(name: str, names: Iterable[str]) -> UnknownArchitectureError:
     """The error for a name that is none of timm's, with the nearest of these."""
-    hint = nearest(name, sorted(names), otherwise="timm.list_models() lists them all")
+    known = sorted(names)
+    like = shape_like(name)
+    hint = nearest(name, known, otherwise="timm.list_models() lists them all")
+    if name.startswith(_OF_PYTHON):
+        called = name.removesuffix("()")
+        hint = f"call trappm.estimate({called}(), images) in Python"
+        if near := nearest(called.rpartition(".")[2], known, otherwise=""):
+            hint += f", or give a name: {near}"
+    elif like is not None:
+        hint = f"did you mean '{PREFIX}{like}'?"
     return UnknownArchitectureError(f"timm has no architecture {name!r}; {hint}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from trappm.profiler.errors import InputError, one_line
@@ -13,6 +13,9 @@ from trappm.profiler.records import MemoryFormat, Phase
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+TARGETS = "targets of the loss"
+"""The keyword of tensors that the loss alone takes; no argument of a module has such a name."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class ExampleInputs:
 
     The first axis of the first tensor is the batch; each tensor with as many entries there has the
     same batch. Where the first argument is a list of samples, as torchvision's detectors want it,
-    the length of the lists is the batch.
+    the length of the lists is the batch. The keyword `TARGETS` is for the loss, not the module.
     """
 
     args: tuple[Any, ...]
@@ -199,9 +202,12 @@ class ExampleInputs:
         kwargs = {name: repeated(value) for name, value in self.kwargs.items()}
         return tuple(map(repeated, self.args)), kwargs
 
-    def in_phase(self, _phase: Phase) -> Self:
-        """The same in both."""
-        return self
+    def in_phase(self, phase: Phase) -> Self:
+        """Return the inputs of a phase: inference has no targets."""
+        if phase is Phase.TRAIN:
+            return self
+        kwargs = {name: value for name, value in self.kwargs.items() if name != TARGETS}
+        return replace(self, kwargs=kwargs)
 
     def __str__(self) -> str:
         return f"inputs of batch {self.batch_size}"

@@ -13,6 +13,23 @@ from trappm.profiler.errors import InputError, UnsupportedModelError, one_line
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import MemoryFormat, Precision
 
+EAGER = "torch.compile is left out: this is the step in eager mode"
+"""What an answer about a compiled module says."""
+
+
+def eager(module: nn.Module) -> nn.Module:
+    """Return the module that `torch.compile` wrapped, or the module itself."""
+    while isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
+        module = inner
+    return module
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether the module or a part of it is compiled."""
+    return any(
+        part._compiled_call_impl is not None or eager(part) is not part for part in module.modules()
+    )
+
 
 def on_meta(
     model: str | nn.Module,
@@ -23,7 +40,8 @@ def on_meta(
     """The model of this name, or a copy of this module, on the meta device.
 
     Args:
-        model: an architecture's name, or a module on any device; it stays as it is.
+        model: an architecture's name, or a module on any device; it stays as it is. What is
+            compiled in it is copied as it was before.
         input_size: of an architecture, in pixels or tokens.
         memory_format: of the weights.
         precision: of the step; `bf16` is the weights' own.
@@ -80,7 +98,10 @@ def _made(model: str | nn.Module, input_size: object) -> nn.Module:
         id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in model.parameters()
     }
     try:
-        return copy.deepcopy(model, weights)
+        for part in reversed(list(model.modules())):  # the innermost first
+            if eager(part) is not part:
+                weights[id(part)] = copy.deepcopy(eager(part), weights)
+        return copy.deepcopy(eager(model), weights)
     except Exception as error:
         raise UnsupportedModelError(
             f"{type(model).__name__} cannot be copied to be traced: {one_line(error)}"

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from trappm.profiler.graphs.graph_log import GraphLog
 from trappm.profiler.simulation.step_trace import Pass
@@ -59,6 +60,8 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The first operator that raised, the innermost one."""
         self._inside: Any = None
         """An operator whose result is being made by others."""
+        self._from_outside: dict[int, tuple[Tensor, Tensor]] = {}
+        """Tensors with values, by their ids, and what stands in their place."""
         self._last = _references_to_the_last()
 
     def end_forward(self) -> None:
@@ -76,10 +79,28 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             # Without this, each shape that is read here goes through the mode of `functions`.
             with torch._C.DisableTorchFunction():
-                return self._watched(func, args, kwargs or {})
+                try:
+                    return self._watched(func, args, kwargs or {})
+                except RuntimeError as error:
+                    if "not on the expected device" not in str(error):
+                        raise
+                    return self._watched(func, *tree_map(self._on_meta, (args, kwargs or {})))
         except Exception:
             self.failed = self.failed or func
             raise
+
+    def _on_meta(self, value: Any) -> Any:
+        """Return a tensor from outside the model, such as labels of a closure, without values."""
+        if not isinstance(value, Tensor) or value.is_meta:
+            return value
+        if id(value) not in self._from_outside:
+            tensor = torch.empty_like(value, device="meta")
+            if not (value.is_floating_point() or value.is_complex()):
+                self._values.set(tensor, value.cpu())
+            self._allocations.operator = None  # an input
+            self._allocations.see(tensor)
+            self._from_outside[id(value)] = value, tensor
+        return self._from_outside[id(value)][1]
 
     def _watched(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs an operator, and adds it to the graph if one is made."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from trappm.profiler.errors import BatchOrderError, UnsupportedModelError, one_line
+from trappm.profiler.errors import BatchOrderError, TrappmError, UnsupportedModelError, one_line
 from trappm.profiler.graphs.graph_log import GraphLog, needs_values
-from trappm.profiler.models.model_input import Inputs
+from trappm.profiler.models.model_input import TARGETS, Inputs
 from trappm.profiler.records import (
     Graph,
     GraphTemplate,
@@ -252,6 +253,13 @@ def _storage_bytes(tensors: Sequence[Tensor]) -> IntArray:
     return np.array([t.untyped_storage().nbytes() for t in tensors], dtype=np.int64)
 
 
+def _eager() -> contextlib.AbstractContextManager[object]:
+    """Run what `torch.compile` made as plain Python; nothing is compiled before dynamo is there."""
+    if "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()
+    return torch.compiler.set_stance("force_eager")
+
+
 @contextlib.contextmanager
 def _no_collector() -> Iterator[None]:
     """Keeps Python's collector from running, which takes a tenth of the time and frees at random.
@@ -303,13 +311,13 @@ def _record(
             values.set(tensor, known)
     recorder = StepRecorder(allocations, kernels, functions, graph, values)
     try:
-        with grad, following, _no_collector(), warnings.catch_warnings():
+        with grad, following, _no_collector(), _eager(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of sizes read while tracing, for instance
             for tensor in tensors:
                 allocations.see(tensor)
             with recorder, functions:
                 with keeping if training else contextlib.nullcontext():
-                    output = model(*args, **kwargs)
+                    output = model(*args, **{k: v for k, v in kwargs.items() if k != TARGETS})
                 made = None if graph is None else graph.graph(output, batch_size)
                 if not training:
                     allocations.end_forward()
@@ -322,7 +330,7 @@ def _record(
                 allocations.note_gradients(parameters)
                 del loss
         return _Recorded(allocations, kernels, None)
-    except UnsupportedModelError:
+    except TrappmError:
         raise
     except Exception as error:
         raise _refusal(phase, error, recorder.failed) from error

@@ -24,7 +24,13 @@ from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.host.extras import from_extra
 from trappm.profiler.records import Phase
 from trappm.profiler.transformers.named_inputs import Field, NamedInputs
-from trappm.profiler.transformers.names import Frozen, TransformerName, builtin_shapes
+from trappm.profiler.transformers.names import (
+    PREFIX,
+    Frozen,
+    TransformerName,
+    builtin_shapes,
+    shape_like,
+)
 
 with from_extra("transformers", "a transformer"):
     import transformers
@@ -251,9 +257,11 @@ def _reasons(model: str) -> Iterator[None]:
     except TrappmError:
         raise
     except OSError as error:
+        like = shape_like(TransformerName.parse(model).name)
         raise InputError(
             f"transformers finds no configuration of {model} on this machine, and nothing is "
             "downloaded; give the path of its config.json, as hf:./config.json"
+            + (f", or try {PREFIX}{like}" if like else "")
         ) from error
     except Exception as error:
         reason = " ".join(str(error).split())[:_LONGEST_REASON]

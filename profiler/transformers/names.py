@@ -1,7 +1,8 @@
 """Names of transformers: `hf:NAME`, then options, such as `hf:gpt2,lora=8,checkpointing,eager`.
 
-NAME is a shape of our own (`shapes.yaml`), the path of a config.json, or a model id whose
-configuration `transformers` has on this machine. Read without torch and without transformers.
+NAME is a shape of our own (`shapes.yaml`), an id of the Hub that has such a shape
+(`hub_ids.yaml`), the path of a config.json, or a model id whose configuration `transformers` has on
+this machine. Read without torch and without transformers.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class TransformerName:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The name that a text such as `hf:llama-2-7b,lora=16` means.
+        """Return the name of a text such as `hf:llama-2-7b,lora=16`; ids of shapes become these.
 
         Raises:
             InputError: not such a text; with the options that there are.
@@ -94,7 +95,7 @@ class TransformerName:
             if field in fields:
                 raise InputError(f"{text} has {option!r} beside another {field}; leave one out")
             fields[field] = value
-        return cls(name=name, **fields)
+        return cls(name=_hub_ids().get(name.lower(), name), **fields)
 
     def __str__(self) -> str:
         options = [
@@ -128,7 +129,7 @@ class TransformerName:
         if self.is_file:
             return _config_of(Path(self.name))
         if "/" not in self.name:
-            hint = nearest(self.name, builtin_shapes())
+            hint = nearest(shape_like(self.name) or self.name, builtin_shapes())
             raise UnknownArchitectureError(
                 f"no transformer is named {self.name!r}; {hint} (or the path of a config.json, or "
                 "a model id such as org/model)"
@@ -158,6 +159,22 @@ def builtin_shapes() -> Mapping[str, Mapping[str, Any]]:
     """The configurations of common models by our names for them."""
     file = Path(__file__).with_name("shapes.yaml")
     return cast(Mapping[str, Mapping[str, Any]], load_yaml(file.read_bytes(), str(file)))
+
+
+@cache
+def _hub_ids() -> Mapping[str, str]:
+    """Return our names of shapes by ids of the Hub in lower case."""
+    file = Path(__file__).with_name("hub_ids.yaml")
+    ids = cast(Mapping[str, list[str]], load_yaml(file.read_bytes(), str(file)))
+    return {hub_id.lower(): name for name, own in ids.items() for hub_id in own}
+
+
+def shape_like(name: str) -> str | None:
+    """Return our name of the shape that a model of this name has, whoever publishes it, if any."""
+    last = name.lower().rpartition("/")[2]
+    if last in builtin_shapes():
+        return last
+    return next((own for i, own in _hub_ids().items() if i.rpartition("/")[2] == last), None)
 
 
 def _config_of(path: Path) -> Mapping[str, Any]:

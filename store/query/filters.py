@@ -89,8 +89,8 @@ class LabelFilter:
                 raise InputError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
         for name in ("batch_size", "input_size"):
             size = getattr(self, name)
-            if size is not None and not 1 <= size <= MAX_SIZE:
-                raise InputError(f"{name} is {size}; it must be from 1 to {MAX_SIZE:,}")
+            if size is not None and not (isinstance(size, int) and 1 <= size <= MAX_SIZE):
+                raise InputError(f"{name} is {size!r}; it must be from 1 to {MAX_SIZE:,}")
         for text in (self.since, self.until):
             if text is not None:
                 point_in_time(text)

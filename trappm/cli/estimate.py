@@ -8,16 +8,8 @@ from typing import Annotated
 import typer
 
 from trappm.cli import options, shell
-from trappm.cli.options import AsJson, InputSize, Model, SequenceLength, print_json
+from trappm.cli.options import AsJson, BatchSize, InputSize, Model, SequenceLength, print_json
 from trappm.profiler.errors import InputError
-
-Architecture = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL", help="A timm architecture, or hf: name.", autocompletion=shell.models
-    ),
-]
-
 
 Cards = Annotated[
     list[str] | None,
@@ -28,8 +20,8 @@ Cards = Annotated[
 
 
 def estimate(
-    model: Architecture,
-    batch_size: Annotated[int, typer.Option(help="Samples per step.")] = 1,
+    model: Model,
+    batch_size: BatchSize = None,
     input_size: InputSize = None,
     sequence_length: SequenceLength = None,
     device: Cards = None,

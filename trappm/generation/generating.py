@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trappm.call_arguments import checked_call
 from trappm.prediction.device_names import DEFAULT_DEVICE, device_title, refuse_precision
 from trappm.prediction.estimate import beside_step_mib, capacity_of
 from trappm.prediction.fitting import MemoryInterval, Verdict, simulated_interval
@@ -99,6 +100,7 @@ class Generation:
         )
 
 
+@checked_call
 def generate(
     model: str,
     *,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trappm.prediction.device_names import device_title
-from trappm.prediction.estimate import estimate
+from trappm.prediction.estimate import estimate, loop_of
 from trappm.prediction.fitting import MemoryInterval, Verdict, room_text, simulated_interval
 from trappm.prediction.models.sizes import size_kind
 from trappm.prediction.predict import predict
@@ -21,8 +21,8 @@ from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError, TrappmError, one_line
 from trappm.profiler.host import procfs
 from trappm.profiler.measuring.sweep import duration
-from trappm.profiler.records import Optimizer, Precision, is_cpu_device
-from trappm.profiler.simulation.training_loop import Implementation, TrainingLoop
+from trappm.profiler.records import Precision, is_cpu_device
+from trappm.profiler.simulation.training_loop import TrainingLoop
 
 if TYPE_CHECKING:
     import torch
@@ -49,34 +49,11 @@ class FirstStep:
     device: torch.device
 
     @property
-    def algorithm(self) -> Optimizer:
-        """The optimizer by what it keeps.
-
-        Raises:
-            InputError: nothing is known of it.
-        """
-        kind = type(self.optimizer).__name__
-        if kind == "SGD" and any(group["momentum"] for group in self.optimizer.param_groups):
-            return Optimizer.MOMENTUM
-        if kind.lower() not in {"sgd", "adam", "adamw"}:
-            raise InputError(f"the optimizer is {kind}; known are SGD, Adam and AdamW")
-        return Optimizer(kind.lower())
-
-    @property
     def loop(self) -> TrainingLoop:
-        """What happens around the step; raises as `algorithm`."""
-        groups = self.optimizer.param_groups
-        implementation = Implementation.FOREACH
-        if groups[0].get("fused"):
-            implementation = Implementation.FUSED
-        elif groups[0].get("foreach") is False:
-            implementation = Implementation.PLAIN
-        return TrainingLoop(
-            optimizer=self.algorithm,
-            implementation=implementation,
-            weight_decay=any(group.get("weight_decay", 0) > 0 for group in groups),
+        """What happens around the step; raises InputError where the optimizer is unknown."""
+        return replace(
+            loop_of(self.optimizer, self.precision),
             accumulation_steps=self.accumulation_steps,
-            gradient_scaler=self.precision is Precision.AMP_FP16,
             clip_gradients=self.clips_gradients,
         )
 
@@ -166,7 +143,7 @@ def forecast(first: FirstStep, device: str | None = None) -> Forecast:
     capacity_mib = procfs.allowed_memory_mib() if on_cores else made.capacity_mib(name)
     times_ms, why = _step_time_ms(first, name)
     return Forecast(
-        model=first.name or type(first.model).__name__,
+        model=first.name or made.name,
         device=name,
         batch_size=batch_size,
         precision=first.precision,
@@ -196,7 +173,7 @@ def _step_time_ms(
                 "batch_size": tensor.shape[0],
                 size: tensor.shape[-1],
                 "precision": first.precision,
-                "optimizer": first.algorithm,
+                "optimizer": first.loop.optimizer,
             },
             device=device,
         )

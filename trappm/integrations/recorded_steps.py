@@ -131,7 +131,7 @@ def configuration_of(first: FirstStep) -> Configuration:
         batch_size=tensor.shape[0],
         input_size=tensor.shape[-1],
         precision=first.precision,
-        optimizer=first.algorithm,
+        optimizer=first.loop.optimizer,
     )
     named = on_meta(what.architecture, what.input_size)
     ours, theirs = _shapes(first.model), _shapes(named)

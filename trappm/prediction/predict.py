@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeGuard, Unpack, overload
 
+from trappm.call_arguments import checked_call, unknown_argument
+from trappm.prediction.estimate import loop_of
 from trappm.prediction.kept_answers import kept_answers
 from trappm.prediction.models.profile_cache import content_key
 from trappm.prediction.models.sizes import check_size, size_kind, size_of
@@ -13,7 +15,7 @@ from trappm.prediction.prediction import Prediction
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.known_names import is_file, refuse_unknown
-from trappm.profiler.records import Phase
+from trappm.profiler.records import Phase, Precision
 from trappm.profiler.transformers.names import content_of
 
 if TYPE_CHECKING:
@@ -73,10 +75,11 @@ def predict(
     devices: Literal["all"] | Sequence[str],
     **options: Unpack[Options],
 ) -> list[Prediction]: ...
+@checked_call
 def predict(
     model: Any,
-    config: Mapping[str, Any] | None = None,
-    *,
+    config: Any = None,
+    *others: Any,
     device: str | None = None,
     devices: Literal["all"] | Sequence[str] | None = None,
     **options: Any,
@@ -89,7 +92,8 @@ def predict(
     Args:
         model: a timm name, a transformer such as `hf:gpt2`, the path of an ONNX file, a module
             whose forward takes one tensor (it stays as it is), or a list of these.
-        config: further arguments by name.
+        config: further arguments by name; or the example input of a module.
+        others: none; a module of several inputs, or with targets, is for `trappm.estimate`.
         device: by any of its names; by default the snapshot's source device.
         devices: several instead, or "all" that heads of this phase exist for.
         **options: of the step and the answer:
@@ -102,7 +106,7 @@ def predict(
               takes, up to 2,048.
             - `phase`: `train` (by default) or `infer`.
             - `precision`, `memory_format`, `optimizer`: by default as most labels of the device
-              had them.
+              had them. An optimizer is a name, or a class or an object of `torch.optim`.
             - `snapshot`: an id, an alias, or a folder; by default the latest one here, for
               devices that it does not know those before it, and the one that ships with trappm
               at last.
@@ -123,6 +127,8 @@ def predict(
         UnsupportedModelError: no graph can be made of the model; with the reason.
     """
     given = {"device": device, "devices": devices, **options}
+    if config is not None and not isinstance(config, Mapping):
+        given["example_input"], config = _example(model, config, others), None
     arguments = _arguments(model, config, given)
     model = arguments.pop("model")
     device, devices = arguments.pop("device", None), arguments.pop("devices", None)
@@ -193,6 +199,25 @@ def _answers(
     return answers([(question, subject, key) for subject in subjects for key in keys])
 
 
+def _example(model: Any, value: Any, others: Sequence[Any]) -> Any:
+    """Return the example input of a module where one is given without its name.
+
+    Raises:
+        InputError: there is more than one, or the model is no module.
+    """
+    if not hasattr(model, "forward"):
+        raise InputError(
+            f"the second argument of predict() is a {type(value).__name__}; give options by name, "
+            "such as device='a100'"
+        )
+    if others or not hasattr(value, "shape"):
+        raise InputError(
+            "predict() takes a module and one tensor; for several inputs, targets or a loss call "
+            "trappm.estimate(module, *inputs, targets=labels), which gives the memory"
+        )
+    return value
+
+
 def _sizes(
     models: Sequence[Any], input_size: int | None, sequence_length: int | None
 ) -> list[int | None]:
@@ -227,8 +252,14 @@ def _arguments(
     arguments.update({name: value for name, value in given.items() if value is not None})
     unknown = sorted(set(arguments) - _ARGUMENTS)
     if unknown:
-        known = ", ".join(sorted(_ARGUMENTS - {"model"}))
-        raise InputError(f"there is no argument {unknown[0]!r}; there are: {known}")
+        if unknown[0] in {"loss", "targets"}:
+            raise InputError(
+                f"predict() has no argument {unknown[0]!r}, but trappm.estimate() has; it gives "
+                "the memory"
+            )
+        raise unknown_argument(predict, unknown[0], known=Options.__annotations__)
+    if arguments.get("optimizer") is not None:
+        arguments["optimizer"] = loop_of(arguments["optimizer"], Precision.FP32).optimizer.value
     for name in ("batch_size", "input_size", "sequence_length"):
         check_size(name.replace("_", " "), arguments.get(name))
     return arguments

@@ -32,8 +32,8 @@ def print_estimate(
     for device in devices:
         name = f"{device_title(device)} (default)" if is_default else device_title(device)
         print_line(_answer(estimate, device, name))
-    for gap in gaps.values():
-        print_line(f"Left out: {gap}", style="dim")
+    for note in [*(f"Left out: {gap}" for gap in gaps.values()), *estimate.remarks]:
+        print_line(note, style="dim")
     breakdown = estimate.breakdown(devices[0])
     total_mib = breakdown.total_mib
     out.print(f"\nat its peak, on {device_title(devices[0])}", style="bold", markup=False)

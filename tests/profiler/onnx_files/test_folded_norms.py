@@ -103,7 +103,21 @@ def plain_classifier():
 def test_where_it_is_not_clear_nothing_is_put_back_and_the_answer_says_what_to_do(tmp_path, make):
     file = file_profile(older(make().eval(), 32, tmp_path / "m.onnx"))
     assert "BatchNormalization" not in file.graph.operators
-    assert "torch.onnx.export(..., optimize=False)" in file.step_remark
+    assert "dynamo=True, optimize=False" in file.step_remark
+    assert "dynamo=False, do_constant_folding=False" in file.step_remark
+
+
+def test_the_older_exporter_keeps_norms_by_the_option_that_the_remark_names(tmp_path):
+    own = static_profile("test_resnet", 64).memory(32).live_mib
+    for way, options in {
+        "folded": {"optimize": False},
+        "kept": {"do_constant_folding": False},
+    }.items():
+        path = older(trained("test_resnet", 64), 64, tmp_path / f"{way}.onnx", **options)
+        assert ("BatchNormalization" in operators(path)) == (way == "kept"), way
+        file = file_profile(path)
+        assert file.memory(32).live_mib == pytest.approx(own, rel=0.02), way
+        assert (file.step_remark is None) == (way == "kept"), way
 
 
 @pytest.mark.slow

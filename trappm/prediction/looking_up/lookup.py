@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trappm.call_arguments import checked_call
 from trappm.label_frames import store_to_read
 from trappm.prediction.device_names import DEFAULT_DEVICE
 from trappm.prediction.kept_answers import kept_answers
 from trappm.prediction.looking_up.answer import Answer
 from trappm.prediction.models.profile_cache import content_key
-from trappm.prediction.models.sizes import size_kind, size_of
+from trappm.prediction.models.sizes import check_size, size_kind, size_of
 from trappm.profiler.errors import InputError, SnapshotError, TrappmError
 from trappm.profiler.models.known_names import is_file, refuse_unknown
 from trappm.profiler.records import Configuration, Pair, Protocol, Provenance
@@ -43,6 +44,7 @@ _NEAREST = 3
 _SETTINGS = ("precision", "memory_format", "optimizer", "phase")
 
 
+@checked_call
 def lookup(
     model: str | Path,
     *,
@@ -53,7 +55,10 @@ def lookup(
     snapshot: str | Path | None = None,
     measure: bool = False,
     protocol: str | Protocol | None = None,
-    **settings: str,
+    precision: str | None = None,
+    memory_format: str | None = None,
+    optimizer: str | None = None,
+    phase: str | None = None,
 ) -> Answer:
     """What a step of a model costs: measured if the label store has it, predicted otherwise.
 
@@ -67,8 +72,7 @@ def lookup(
         measure: where there is no label, measure a timm architecture on this machine and keep the
             result; instead of predicting.
         protocol: for that, or its name; by default `quick` on CPU devices and `paper` on others.
-        settings: precision, memory_format, optimizer, phase; by default as `Configuration` has
-            them.
+        precision, memory_format, optimizer, phase: by default as `Configuration` has them.
 
     Raises:
         UnknownArchitectureError: no such timm architecture.
@@ -78,7 +82,14 @@ def lookup(
         InputError: a size or setting that cannot be, or a file that is to be measured.
         TrappmError: it was measured, and that gave no label.
     """
+    if not isinstance(model, str | Path):
+        raise InputError(
+            f"the model is a {type(model).__name__}; labels are of names and files: for a module "
+            "call trappm.predict(module, example_input=images)"
+        )
     size = size_of(str(model), input_size, sequence_length)
+    given = dict(zip(_SETTINGS, (precision, memory_format, optimizer, phase), strict=True))
+    settings = {name: value for name, value in given.items() if value is not None}
 
     def look() -> Answer:
         inquiry = _Inquiry.about(model, batch_size, size, settings)
@@ -129,11 +140,8 @@ class _Inquiry:
     def about(
         cls, model: str | Path, batch_size: int | None, input_size: int | None, settings: Any
     ) -> _Inquiry:
-        from trappm.profiler.records import MAX_SIZE
-
-        for name, value in (("batch size", batch_size), ("input size", input_size)):
-            if value is not None and not 1 <= value <= MAX_SIZE:
-                raise InputError(f"{name} is {value}; it must be from 1 to {MAX_SIZE:,}")
+        check_size("batch size", batch_size)
+        check_size("input size", input_size)
         name = str(model)
         if isinstance(model, Path) or is_file(name):
             from trappm.prediction.models.subjects import subject_of

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from trappm.profiler.errors import InputError, ModelFileError, TrappmError
 from trappm.profiler.files.whole_file import made_whole
+from trappm.profiler.models.known_names import is_hub_id, refuse_weights
 from trappm.profiler.records import GraphTemplate
 
 if TYPE_CHECKING:
@@ -94,12 +95,15 @@ def content_key(path: Path) -> str:
 
     Raises:
         ModelFileError: it cannot be read.
+        UnknownArchitectureError: it holds weights, not a model.
     """
+    refuse_weights(str(path))
     try:
         status = path.stat()
         return _content_hash(path, status.st_size, status.st_mtime_ns, status.st_ino)
     except OSError as error:
-        raise ModelFileError(f"{path} cannot be read: {error.strerror}") from error
+        hub = f"; for a transformer of the Hub write hf:{path}" if is_hub_id(str(path)) else ""
+        raise ModelFileError(f"{path} cannot be read: {error.strerror}{hub}") from error
 
 
 @lru_cache(maxsize=4096)

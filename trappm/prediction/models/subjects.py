@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,11 +81,16 @@ def subject_of(
             "or a list of these"
         )
     if example_input is None or input_size is not None:
-        raise InputError(f"{type(model).__name__} is a module; give example_input, no input size")
+        raise InputError(
+            f"{type(model).__name__} is a module; give an example of its input and no input size, "
+            "such as example_input=torch.empty(8, 3, 224, 224)"
+        )
     from trappm.profiler.models.model_input import Sample
+    from trappm.profiler.models.on_meta import EAGER, eager, is_compiled
 
-    sample = Sample.from_example(model, example_input)
-    return _Module(model, sample, example_input.shape[0])
+    sample = Sample.from_example(eager(model), example_input)
+    remark = EAGER if is_compiled(model) else None
+    return _Module(eager(model), sample, example_input.shape[0], remark)
 
 
 def input_size_of(name: str, input_size: int | None) -> int:
@@ -174,8 +180,11 @@ class _Kept(Subject):
 class _Module(Subject):
     """A module of the caller's own; nothing of it is kept."""
 
-    def __init__(self, module: nn.Module, sample: Sample, batch_size: int) -> None:
+    def __init__(
+        self, module: nn.Module, sample: Sample, batch_size: int, remark: str | None
+    ) -> None:
         self.name = type(module).__name__
+        self._remark = remark
         self.batch_size = batch_size
         self._module = module
         self._sample = sample
@@ -184,7 +193,7 @@ class _Module(Subject):
     def _profile(self) -> StaticProfile:
         from trappm.profiler.static_profile import static_profile
 
-        return static_profile(self._module, self._sample)
+        return replace(static_profile(self._module, self._sample), step_remark=self._remark)
 
     def profile(self) -> StaticProfile:
         return self._profile

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trappm.learner.heads.predictions import StepSettings
-from trappm.prediction.estimate import EstimateRequest
+from trappm.prediction.estimate import EstimateRequest, traced_step
 from trappm.prediction.models.profile_cache import profile_from_bytes, profile_to_bytes
 from trappm.profiler import errors
 from trappm.profiler.errors import ModelFileError, TrappmError, one_line
 from trappm.profiler.host.forks import ForkServer, ForkServerError
-from trappm.profiler.records import MemoryFormat, Optimizer, Precision
+from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
 
 if TYPE_CHECKING:
     from trappm.profiler.profile_record import StaticProfile
@@ -149,6 +149,21 @@ class FileTracer(Tracer):
         batch_sizes = (batch_size, batch_size) if batch_size else TRACED_BATCH_SIZES
         return step_profile(module, sample, _options(settings), batch_sizes)
 
+    def step_with_origins(self, settings: StepSettings, batch_size: int, phase: Phase) -> bytes:
+        """Trace one step with the origins of its tensors; in bytes.
+
+        Raises:
+            TrappmError: It cannot be traced.
+        """
+        from trappm.profiler.models.on_meta import on_meta
+        from trappm.profiler.static_profile import rebuilt
+
+        module, sample, only = rebuilt(Path(self.model), self.input_size)
+        copied = on_meta(module, None, settings.memory_format, settings.precision)
+        why = "the file has this one only; export it with a dynamic batch axis" if only else ""
+        step = traced_step(copied, sample, _options(settings), phase, only or batch_size, why)
+        return step.to_bytes()
+
 
 @dataclass(frozen=True)
 class OutsideTracer(Tracer):
@@ -192,7 +207,9 @@ class TracingRequest:
     settings: StepSettings | None = None
     """Those of the steps that are wanted; None where the profile is."""
     batch_size: int | None = None
-    """That of a file that has but one, for its steps."""
+    """That of a file that has but one, for its steps; or that of the step of `phase`."""
+    phase: str | None = None
+    """Of the step that is wanted with the origins of its tensors, of a file."""
     estimate: Mapping[str, Any] | None = None
     """Fields of an `EstimateRequest`, whose answer is wanted instead of profiles."""
 
@@ -349,6 +366,8 @@ def _result(request: TracingRequest) -> bytes:
         return profile_to_bytes(*tracer.profile())
     precision, memory_format, optimizer = request.settings  # JSON has plain strings
     settings = StepSettings(Precision(precision), MemoryFormat(memory_format), Optimizer(optimizer))
+    if request.phase is not None and isinstance(tracer, FileTracer):
+        return tracer.step_with_origins(settings, request.batch_size or 1, Phase(request.phase))
     return tracer.step(settings, request.batch_size).to_bytes()
 
 

@@ -12,6 +12,7 @@ from math import exp, hypot, log
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
+from trappm.call_arguments import checked_call, unknown_argument
 from trappm.learner.physics.parallel.collectives import Group
 from trappm.learner.physics.parallel.links import Node
 from trappm.learner.physics.parallel.strategy import Parallelism, Strategy
@@ -37,10 +38,12 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 SPREAD_90 = NormalDist().inv_cdf(0.95)
 """Standard deviations on either side, within which 90 % lie."""
+_SETTINGS = ("precision", "memory_format", "optimizer", "snapshot")
 BESIDE = "allocator_and_libraries"
 """Key of the memory of a GPU that tensors of the step do not use."""
 
 
+@checked_call
 def predict_parallel(
     model: str,
     *,
@@ -74,6 +77,9 @@ def predict_parallel(
         InputError: sizes that do not divide each other, or a model that cannot be shared so.
         TrappmError: as `predict`.
     """
+    for name in settings:
+        if name not in _SETTINGS:
+            raise unknown_argument(predict_parallel, name, _SETTINGS)
     chosen = Parallelism(
         strategy=member("strategy", Strategy, strategy),
         gpus=gpus,
