@@ -257,7 +257,8 @@ def _eager() -> contextlib.AbstractContextManager[object]:
     """Run what `torch.compile` made as plain Python; nothing is compiled before dynamo is there."""
     if "torch._dynamo" not in sys.modules:
         return contextlib.nullcontext()
-    return torch.compiler.set_stance("force_eager")
+    stance: contextlib.AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 @contextlib.contextmanager

@@ -137,4 +137,4 @@ def fits(
         return
     for row in rows:
         print_line(str(row))
-    print_notes(dict.fromkeys(text for row in rows for text in row.remarks), explain=explain)
+    print_notes([*dict.fromkeys(text for row in rows for text in row.remarks)], explain=explain)

@@ -134,7 +134,7 @@ def forecast(first: FirstStep, device: str | None = None) -> Forecast:
         precision=first.precision if autocast else Precision.FP32,
     )
     if first.name is not None:  # then its memory is the one that `trappm.predict` returns
-        question = Question(precision=made.precision, optimizer=first.algorithm)
+        question = Question(precision=made.precision, optimizer=first.loop.optimizer)
         size = first.first_tensor.shape[-1]
         made = replace(made, name=first.name, input_size=size, question=question)
     on_cores = is_cpu_device(name)

@@ -94,7 +94,8 @@ def rooms(
         return predict(model, device=device, batch_size=size, **options)
 
     rows = []
-    for device in devices or [None]:
+    named: Sequence[str | None] = devices or [None]
+    for device in named:
         first = ask(device, batch_size)
         largest = first.largest_batch if batch_size is None else None
         answer = first if largest is None else ask(device, max(largest, 1))

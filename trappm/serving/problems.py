@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trappm.profiler.errors import (
@@ -127,5 +127,5 @@ def headers_of(status: int) -> Mapping[str, str]:
     return {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else {}
 
 
-def body(value: Mapping[str, Any]) -> bytes:
+def body(value: Mapping[str, Any] | Sequence[Any]) -> bytes:
     return json.dumps(value).encode()
