@@ -105,12 +105,19 @@ def listed(capsys, *words):
 
 
 def test_commands_stand_in_the_order_of_use_and_flags_without_a_type(capsys):
-    first = ["predict", "compare", "scale", "fits", "estimate", "generate", "devices"]
+    first = ["predict", "fits", "compare", "estimate", "scale", "generate", "devices"]
     assert listed(capsys)[:7] == first
     assert listed(capsys, "campaign")[:3] == ["launch", "watch", "status"]
     assert listed(capsys, "predict") == []
     assert listed(capsys, "campaign", "status") == []
     assert listed(capsys, "device", "show") == []
+
+
+def test_every_command_is_in_a_group_named_by_its_task(capsys):
+    assert run(["--help"]) == 0
+    panels = re.findall(r"^╭─ (.+?) ─+╮", capsys.readouterr().out, re.MULTILINE)
+    tasks = ["Predict", "Measure", "Labels and snapshots", "Serve", "Research"]
+    assert panels == ["Options", *tasks]  # a command without a group stands under "Commands"
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,8 @@ def test_every_surface_gives_one_answer(capsys, device, precision, size):
     }  # fmt: skip
     for command in ("predict", "fits", "compare", "estimate", "labels lookup"):
         row = from_json(capsys, *command.split(), "test_resnet", "--device", device, *options)
-        for key in ("predictions", "prediction", "devices"):
-            row = row.get(key, row)
+        inner = (row[key] for key in ("predictions", "prediction", "devices") if row.get(key))
+        row = next(inner, row)
         row = row[0] if isinstance(row, list) else row.get(device, row)
         found[command] = row["memory_mib"], row["verdict"], row["largest_batch"]
         assert row["fits"] == (predicted.verdict is Verdict.FITS)
