@@ -43,9 +43,7 @@ def turn(store, campaign_id):
     lease = lease_next(store, campaign_id)
     result = measurement(lease.configuration, attempt_key=lease.attempt_key)
     following = store.assignments.of_campaign(campaign_id, state="open")[0]
-    return lambda: store.measurements.record_and_lease(
-        [(result, lease.id)], [(following.id, "w")]
-    )
+    return lambda: store.measurements.record_and_lease([(result, lease.id)], [(following.id, "w")])
 
 
 def failed_turn(store, campaign_id):
@@ -135,8 +133,10 @@ CASES = {
     "canaries.save": lambda s, c: lambda: s.canaries.save(reading(), campaign_id=c),
     "kernels.record": lambda s, c: lambda: s.kernels.record_many([kernel("ok", time_ms=0.5)]),
     "pools.save": lambda s, c: lambda: s.pools.save("p", {"name": "p"}, [configuration(32)]),
-    "workloads.save_graph": lambda s, c: lambda: s.workloads.save_graph(
-        "resnet18", 64, template().to_bytes(), None, step=step_profile()
+    "workloads.save_graph": lambda s, c: (
+        lambda: s.workloads.save_graph(
+            "resnet18", 64, template().to_bytes(), None, step=step_profile()
+        )
     ),
     "owners.begin_campaign": lambda s, c: lambda: s.owners.begin_campaign(c),
     "owners.claim_campaign": lambda s, c: (
@@ -145,9 +145,7 @@ CASES = {
     )[1],
     "owners.renew": lambda s, c: running(s, c, lambda: s.owners.renew(c, "o")),
     "owners.release": lambda s, c: running(s, c, lambda: s.owners.release(c, "o")),
-    "owners.stop_campaign": lambda s, c: running(
-        s, c, lambda: s.owners.stop_campaign(c, "paused")
-    ),
+    "owners.stop_campaign": lambda s, c: running(s, c, lambda: s.owners.stop_campaign(c, "paused")),
     "owners.stop_campaign for ever": lambda s, c: running(
         s, c, lambda: s.owners.stop_campaign(c, "cancelled")
     ),
@@ -159,7 +157,7 @@ CASES = {
     ),
     "maintenance.relabel": relabelled,
 }
-"""What prepares a store with a campaign of four assignments, and returns the call, by its method."""
+"""By method, what prepares a store with a campaign of four assignments and returns the call."""
 
 
 def writing_methods(store):
