@@ -83,8 +83,9 @@ def test_labels_are_flat_with_what_they_are_of(filled_store, database_url):
             ) == [["resnet18", 3, DEVICE, 3.0], ["resnet18", 2, DEVICE, 2.0]]
             assert rows(
                 store,
-                "WITH labels AS (SELECT family FROM labels) SELECT DISTINCT family FROM labels",
-            ) == [["resnet"]]  # a name of one's own for less of it
+                "WITH labels AS (SELECT family FROM configurations)"
+                " SELECT DISTINCT family FROM labels",
+            ) == [["resnet"]]  # a name of their own comes first
             frame, _ = store.query_sql("SELECT * FROM labels")
             assert list(frame.columns) == list(FLAT_COLUMNS)
             by_query = store.labels.query(LabelFilter())
@@ -207,7 +208,7 @@ POSTGRESQL_WRITES = [
     "SELECT pg_reload_conf()",
     "SELECT pg_switch_wal()",
     "SELECT pg_create_logical_replication_slot('a', 'pgoutput')",
-    "SELECT * FROM labels FOR UPDATE",
+    "SELECT * FROM public.labels FOR UPDATE",
     "SELECT * INTO mine FROM labels",
     "COPY labels TO '{file}'",
     "COPY labels TO PROGRAM 'cat > {file}'",
