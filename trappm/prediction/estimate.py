@@ -125,22 +125,21 @@ def estimate(
     layout = member("memory_format", MemoryFormat, memory_format)
     loop = loop_of(optimizer, arithmetic)
     check_size("batch size", batch_size)
-    is_named = isinstance(model, str | Path)
     input_size = size_of(model, input_size, sequence_length)
     check_size("input size", input_size)
-    if is_named:
+    if isinstance(model, str) and is_file(model):
+        model = Path(model)
+    if isinstance(model, str | Path):
         _check_no_inputs(model, inputs, targets, keywords)
-        if isinstance(model, str) and not is_file(model):
-            refuse_unknown(model)
+    if isinstance(model, str):
+        refuse_unknown(model)
     # Errors in the arguments are raised before torch is imported, which takes a second.
     remarks: list[str] = []
-    if isinstance(model, Path) or (isinstance(model, str) and is_file(model)):
+    if isinstance(model, Path):
         if loss is not None:
             raise InputError(f"a loss for {model}; a file has cross-entropy of its scores")
-        name, batch_size, traced, remark = _traced_file(
-            Path(model), input_size, batch_size, StepSettings(arithmetic, layout, loop.optimizer),
-            which,
-        )  # fmt: skip
+        name, settings = str(model), StepSettings(arithmetic, layout, loop.optimizer)
+        traced, batch_size, remark = _traced_file(model, input_size, batch_size, settings, which)
         remarks += [remark] if remark else []
     else:
         from trappm.profiler.models.on_meta import EAGER, eager, is_compiled, on_meta
@@ -218,6 +217,7 @@ class Estimate:
     """The only batch size that the step is known at; None if it is known at all of them."""
     only_batch_reason: str = ""
     remarks: tuple[str, ...] = ()
+    """What the answer leaves out, such as what `torch.compile` does."""
 
     def memory(self, device: str = DEFAULT_DEVICE, batch_size: int | None = None) -> MemoryInterval:
         """Return the memory of the step on a device: PyTorch's allocator and CUDA's context.
@@ -559,8 +559,8 @@ def traced_step(
         reason = "other operators run at every batch size, as where it loops over its samples"
     except TrappmError as error:
         reason = (
-            f"at batch {TRACED_BATCH_SIZES[0]} {error}; if the loss has labels of a fixed batch, "
-            "give them as targets=labels"
+            f"at batch {TRACED_BATCH_SIZES[0]} {str(error).rstrip('.')}; if the loss has labels of "
+            "a fixed batch, give them as targets=labels"
         )
     tracer = Tracer(module, inputs, options, (batch_size, batch_size), with_origins=True)
     trace, _ = tracer.phase(phase)
@@ -573,17 +573,19 @@ def _traced_file(
     batch_size: int | None,
     settings: StepSettings,
     phase: Phase,
-) -> tuple[str, int, TracedStep, str | None]:
+) -> tuple[TracedStep, int, str | None]:
     """Trace an ONNX file's step in a process of its own.
 
     Returns:
-        Name, batch size and step of the file, and what it does not say.
+        The step, the batch size, and a remark on what the file does not say.
+
+    Raises:
+        TrappmError: The file cannot be read or traced, or has another batch size only.
     """
     from trappm.prediction.models.subjects import subject_of
     from trappm.prediction.models.tracing import TracingRequest, own_process
 
-    subject = subject_of(path, input_size=input_size)
-    profile = subject.profile()
+    profile = subject_of(path, input_size=input_size).profile()
     only = profile.graph.fixed_batch_size
     if only is not None and batch_size not in (None, only):
         raise InputError(f"{path} has one batch size only, {only}, not {batch_size}; leave it out")
@@ -592,7 +594,7 @@ def _traced_file(
         str(path.absolute()), True, input_size, settings, batch_size=size, phase=phase.value
     )
     data = own_process().look(request, str(path), None)
-    return subject.name, size, TracedStep.from_bytes(data), profile.step_remark
+    return TracedStep.from_bytes(data), size, profile.step_remark
 
 
 def _check_no_inputs(
