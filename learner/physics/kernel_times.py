@@ -175,7 +175,7 @@ class Times:
             self._by(products.owner, products.base, PRODUCTS * PASSES, self.products),
             self._by(streams.owner, streams.kind * 2 + streams.backward, STREAMS * 2, self.streams),
             self.optimizer[:, None],
-            self._by(products.owner, products.detail // PASSES, DETAIL_COUNT, self.products),
+            self._by(products.owner, products.detail, DETAIL_COUNT, self.products),
         ]
         shares = torch.cat(parts, dim=1) / self.device[:, None]
         sizes = [self.device, self.host, terms.dispatches.sum(1), terms.optimizer_bytes + 1e6]

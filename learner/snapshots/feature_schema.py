@@ -1,7 +1,7 @@
 """Hashes of the features that heads see: a snapshot of other features must not predict.
 
-Constants and trees know their features by place only, so a kind of operator or kernel that came
-between would silently change their predictions.
+Constants and trees identify features by their place only. A feature that is added, or computed
+differently, would silently change their predictions.
 """
 
 from __future__ import annotations
@@ -15,14 +15,19 @@ from trappm.learner.residual import graph_features
 from trappm.profiler.graphs import features
 from trappm.profiler.simulation.kernel_profile import KernelKind, Size
 
+VERSIONS = {"graph": 1, "memory": 1, "kernels": 2}
+"""Raised whenever code computes other values for the same features, even if their names and shapes
+stay: `tests/learner/physics/test_features.py` has the values of each version."""
+
 
 @cache
 def feature_schema() -> dict[str, str]:
-    """A short hash by what is described: graphs, memory, kernels."""
+    """Return a short hash of the features of each part: graphs, memory, kernels."""
     schema = {
-        "graph": (features.OPERATORS, graph_features.OPERATORS),
-        "memory": (FEATURE_GROUPS, graph_features.CONVOLUTION_FEATURES),
+        "graph": (VERSIONS["graph"], features.OPERATORS, graph_features.OPERATORS),
+        "memory": (VERSIONS["memory"], FEATURE_GROUPS, graph_features.CONVOLUTION_FEATURES),
         "kernels": (
+            VERSIONS["kernels"],
             [kind.name for kind in KernelKind],
             [size.name for size in Size],
             [(group.name, group.shape) for group in GROUPS],

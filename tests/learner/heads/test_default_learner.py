@@ -1,0 +1,83 @@
+"""The default learner on workloads with kernels: prior, residual and interval together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from kernel_samples import networks
+from workload_samples import mape, targets
+
+from trappm.learner.heads.metric_head import Ours
+from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.physics.kernel_terms import PRODUCTS
+from trappm.learner.physics.starting_prior import starting_prior
+from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.profiler.simulation.kernel_profile import KernelKind, Size
+
+torch.set_num_threads(1)
+
+SPEC = spec_of("rtx3090")
+EFFICIENCY = {KernelKind.POINTWISE: 0.5, KernelKind.DENSE: 0.7, KernelKind.LINEAR: 0.8}
+"""Share of the peak that kernels of a kind reach."""
+SHARE_OF_BANDWIDTH = {KernelKind.BATCH_NORM: 0.6, KernelKind.ELEMENTWISE: 0.9, KernelKind.COPY: 0.4}
+NOISE = 0.03
+
+
+def measured_ms(workload, random) -> float:
+    """A step time that is not of the prior's form.
+
+    Each kernel runs at a fixed share of a peak. The step is then shortened or lengthened by how
+    much of it normalizes and copies, as if kernels ran side by side and a cache were shared. The
+    prior is a sum over kernels and has no such interaction.
+    """
+    kernels = workload.kernels.at(workload.batch_size, workload.phase)
+    table, sizes = kernels.table, kernels.sizes
+    bytes_ = sizes[:, Size.READ_BYTES] + sizes[:, Size.WRITTEN_BYTES]
+    kinds = [KernelKind(kind) for kind in table.kinds]
+    multiplies = table.kinds < PRODUCTS
+    of_peak = np.array([EFFICIENCY.get(kind, 1.0) for kind in kinds])
+    of_bandwidth = np.array([SHARE_OF_BANDWIDTH.get(kind, 0.8) for kind in kinds])
+    arithmetic = multiplies * sizes[:, Size.FLOPS] / (SPEC.half_tflops * 1e9 * of_peak)
+    traffic = bytes_ / (SPEC.bandwidth_gbs * 1e6 * of_bandwidth)
+    each = table.counts * (np.hypot(arithmetic, traffic) + 0.004)
+    share = {kind: each[table.kinds == kind].sum() / each.sum() for kind in set(kinds)}
+    normalizes, copies, linear = (
+        share.get(kind, 0.0) for kind in (KernelKind.BATCH_NORM, KernelKind.COPY, KernelKind.LINEAR)
+    )
+    interaction = 1.5 * normalizes * copies - 0.8 * linear * normalizes + 0.3 * (linear > 0.4)
+    return float(each.sum() * np.exp(interaction + NOISE * random.normal()))
+
+
+@pytest.fixture(scope="module")
+def judged():
+    """The default learner, fitted to 240 networks, with 160 others and the labels of both."""
+    random = np.random.default_rng(7)
+    workloads = networks(400, seed=11)
+    values = np.array([measured_ms(workload, random) for workload in workloads])
+    names = [f"network {number}" for number in range(len(workloads))]
+    start = starting_prior("step_time_ms", SPEC, kernels=True)
+    assert isinstance(start, StepTimePrior)
+    head = Ours(start).fit(workloads[:240], targets(values[:240], names[:240]), random)
+    return start, head, workloads[240:], values[240:]
+
+
+def test_a_trained_head_predicts_new_architectures_better_than_its_prior(judged):
+    start, head, workloads, values = judged
+
+    def error(logs) -> float:
+        return float(np.mean(np.abs(np.exp(logs) / values - 1)))
+
+    untrained = error(start.log_values(workloads))
+    prior = error(head.prior.log_values(workloads))
+    trained = mape(head, workloads, values)
+    assert prior < untrained / 2
+    assert trained < 0.9 * prior
+
+
+def test_intervals_hold_about_the_share_of_new_architectures_that_they_promise(judged):
+    _, head, workloads, values = judged
+    estimate = head.predict(workloads)
+    inside = np.mean((estimate.low <= values) & (values <= estimate.high))
+    assert 0.83 <= inside <= 0.97
+    assert np.median(estimate.high / estimate.low) < 1.6

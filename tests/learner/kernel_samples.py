@@ -1,0 +1,79 @@
+"""Workloads of made-up kernels, without a model."""
+
+import numpy as np
+
+from trappm.learner.workload import Workload
+from trappm.profiler.records import Graph, MemoryFormat, Precision
+from trappm.profiler.simulation.kernel_profile import (
+    KernelKind,
+    KernelProfile,
+    KernelTable,
+    Pass,
+    Size,
+)
+
+
+def graph(batch_size):
+    none, shapes = np.zeros(0, dtype=np.int64), np.zeros((0, 6), dtype=np.int64)
+    return Graph(
+        operators=(), edges=np.zeros((0, 2), dtype=np.int64), input_shapes=shapes,
+        output_shapes=shapes, macs=none, parameters=none, memory_bytes=none,
+        batch_size=batch_size,
+    )  # fmt: skip
+
+
+def table(rows):
+    """Of (kind, pass, bytes per sample, rows per sample, columns, depth)."""
+    sizes = np.zeros((len(rows), len(Size), 2), dtype=np.int64)
+    for i, (kind, which, size, high, columns, depth) in enumerate(rows):
+        sizes[i, Size.READ_BYTES] = sizes[i, Size.WRITTEN_BYTES] = 0, size // 2
+        if kind <= KernelKind.ATTENTION:
+            across, along = (Size.DEPTH, Size.ROWS)
+            if which != Pass.WEIGHT_GRADIENT:
+                across, along = along, across
+            sizes[i, across], sizes[i, along] = (0, high), (depth, 0)
+            sizes[i, Size.COLUMNS], sizes[i, Size.PRODUCTS] = (columns, 0), (1, 0)
+            sizes[i, Size.FLOPS] = 0, 2 * high * columns * depth
+    ones = np.ones(len(rows), dtype=np.int32)
+    return KernelTable(
+        kinds=np.array([r[0] for r in rows], dtype=np.int8),
+        passes=np.array([r[1] for r in rows], dtype=np.int8),
+        counts=ones,
+        half=np.ones(len(rows), dtype=np.bool_),
+        channels_last=np.zeros(len(rows), dtype=np.bool_),
+        sizes=sizes,
+        windows=ones,
+        strides=ones,
+        pixels=ones * 196,
+    )
+
+
+def workload(rows, batch_size=32, parameters=10**6):
+    profile = KernelProfile(
+        train=table(rows),
+        infer=table([r for r in rows if r[1] == Pass.FORWARD]),
+        parameter_tensors=20,
+        parameters=parameters,
+        precision=Precision.AMP_FP16,
+        memory_format=MemoryFormat.CONTIGUOUS,
+    )
+    return Workload(graph=graph(batch_size), precision=Precision.AMP_FP16, kernels=profile)
+
+
+def network(random):
+    """A network of made-up widths: convolutions, products, norms and activations."""
+    rows = []
+    for _ in range(int(random.integers(4, 20))):
+        kind = random.choice([KernelKind.POINTWISE, KernelKind.LINEAR, KernelKind.DENSE])
+        high, columns, depth = 196, *(8 * random.integers(2, 100, 2)).tolist()
+        size = 2 * high * (columns + depth)
+        rows += [(kind, which, size, high, columns, depth) for which in Pass]
+        other = random.choice([KernelKind.BATCH_NORM, KernelKind.ELEMENTWISE, KernelKind.COPY])
+        rows += [(other, w, 4 * high * columns, 0, 0, 0) for w in (Pass.FORWARD, Pass(1))]
+    batch_size = int(random.choice([16, 64, 256]))
+    return workload(rows, batch_size, int(random.integers(10**5, 10**8)))
+
+
+def networks(count, seed=0):
+    random = np.random.default_rng(seed)
+    return [network(random) for _ in range(count)]

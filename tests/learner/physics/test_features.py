@@ -1,0 +1,235 @@
+"""Every feature can differ from 0, no two kinds share one, and what they mean has a version."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import network
+from feature_zoo import Convolutions, OneConvolution, OtherOperators, in_all_settings
+
+from trappm.learner.physics.cpu.cpu_memory_prior import CpuMemoryPrior
+from trappm.learner.physics.cpu.cpu_time_prior import CpuTimePrior
+from trappm.learner.physics.device_specs import DeviceSpec
+from trappm.learner.physics.graph_prior import GraphPrior
+from trappm.learner.physics.kernel_times import SHARE_GROUPS, starting_constants
+from trappm.learner.physics.memory_prior import MemoryPrior
+from trappm.learner.physics.power.power_prior import PowerPrior
+from trappm.learner.physics.step_memory import SCRATCH_KINDS, step_memory
+from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.residual.graph_features import OPERATORS, operator_shares
+from trappm.learner.snapshots.feature_schema import VERSIONS
+from trappm.learner.workload import Workload
+from trappm.profiler.records import Graph, MemoryFormat, Precision
+from trappm.profiler.simulation.kernel_profile import (
+    KernelKind,
+    KernelProfile,
+    KernelTable,
+    Pass,
+    Size,
+)
+from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
+from trappm.profiler.simulation.step_trace import ConvolutionKind, Event, StepTrace
+
+torch.set_num_threads(1)
+
+SPEC = DeviceSpec(300.0, 20.0, 1500.0, 40.0, 100, tf32_tflops=150.0)
+STEP_TIMES = StepTimePrior(SPEC, torch.zeros_like(starting_constants()))
+POWER = PowerPrior(STEP_TIMES, np.ones(6))
+PRIORS = {
+    "graph": [GraphPrior(metric) for metric in ("step_time_ms", "power_w", "energy_j")],
+    "memory": [MemoryPrior(), CpuMemoryPrior()],
+    "kernels": [STEP_TIMES, CpuTimePrior(), POWER],
+}
+"""Priors of fixed constants by the part of the schema that their features belong to."""
+GOLDEN = Path(__file__).with_name("golden_features.json")
+
+# Only linear layers and convolutions have weights, so other products have no gradient of them.
+WITHOUT_WEIGHTS = {
+    KernelKind.MATMUL * len(Pass) + Pass.WEIGHT_GRADIENT,
+    KernelKind.ATTENTION * len(Pass) + Pass.WEIGHT_GRADIENT,
+}
+# The graph of a traced module has these in parts, as an ONNX export of opset 17 does.
+NEVER_TRACED = {"Attention", "GroupNormalization", "Gelu"}
+
+
+@pytest.fixture(scope="module")
+def zoo():
+    modules = [Convolutions(), OtherOperators(), *map(OneConvolution, ConvolutionKind)]
+    return [workload for module in modules for workload in in_all_settings(module)]
+
+
+def silent_features(prior) -> set[int]:
+    """Features that are 0 for every network, with the reason above."""
+    if isinstance(prior, StepTimePrior):
+        return WITHOUT_WEIGHTS
+    if isinstance(prior, PowerPrior):
+        before = sum(prior.feature_groups) - sum(SHARE_GROUPS)
+        return {before + column for column in WITHOUT_WEIGHTS}
+    groups = prior.feature_groups
+    first = sum(groups[: groups.index(len(OPERATORS))])
+    return {first + OPERATORS.index(operator) for operator in NEVER_TRACED}
+
+
+@pytest.mark.parametrize("prior", [prior for priors in PRIORS.values() for prior in priors])
+def test_every_feature_is_non_zero_for_some_network(zoo, prior):
+    features = prior.features(zoo)
+    assert features.shape[1] == sum(prior.feature_groups)
+    zero = np.flatnonzero((features == 0).all(axis=0))
+    assert set(zero.tolist()) == silent_features(prior)
+
+
+def single_kernels(zoo):
+    """Workloads of a single kernel, with the kind and pass of it."""
+    for workload in zoo:
+        table = workload.kernels.table(workload.phase)
+        for row in range(len(table)):
+            columns = {name: getattr(table, name)[row : row + 1] for name in vars(table)}
+            alone = replace(
+                workload.kernels,
+                train=KernelTable(**columns),
+                infer=KernelTable(**columns),
+                parameters=0,
+                parameter_tensors=0,
+            )
+            kind, which = KernelKind(table.kinds[row]), Pass(table.passes[row])
+            yield replace(workload, kernels=alone), kind, which
+
+
+def test_no_two_kinds_of_kernels_share_a_feature(zoo):
+    """A kernel alone fills the feature of its kind and pass, and that of its class of shapes."""
+    alone = list(single_kernels(zoo))
+    features = STEP_TIMES.features([workload for workload, *_ in alone])
+    products, streams, optimizer, classes, _ = np.split(features, np.cumsum(SHARE_GROUPS)[:-1], 1)
+    assert not optimizer.any()
+    owners: dict[tuple[str, int], set[tuple[KernelKind, bool | Pass]]] = defaultdict(set)
+    for (_, kind, which), *parts in zip(alone, products, streams, classes, strict=True):
+        filled = {
+            (name, int(column))
+            for name, part in zip(("products", "streams", "classes"), parts, strict=True)
+            for column in np.flatnonzero(part)
+        }
+        names = {name for name, _ in filled}
+        multiplies = kind <= KernelKind.ATTENTION
+        assert names == ({"products", "classes"} if multiplies else {"streams"})
+        assert len(filled) == len(names)
+        for name, column in filled:
+            owner = {
+                "products": (kind, which),
+                "streams": (kind, which is not Pass.FORWARD),
+                "classes": (kind, True),
+            }[name]
+            owners[name, column].add(owner)
+    assert all(len(of_column) == 1 for of_column in owners.values())
+    assert len({column for name, column in owners if name == "classes"}) == SHARE_GROUPS[3]
+
+
+def test_no_two_kinds_of_convolutions_share_a_feature_of_memory():
+    stem = ConvolutionKind.DENSE
+    for kind in ConvolutionKind:
+        training, inference, *_ = in_all_settings(OneConvolution(kind))
+        for memory in (step_memory(training), step_memory(inference)):
+            present = {int(k) for k in np.flatnonzero(memory.convolutions)}
+            assert present == {int(kind), int(stem)}
+            assert {int(k) for k in np.flatnonzero(memory.touched)} == present
+            for scratch in (memory.scratch_lift, memory.scratch_largest):
+                kinds = np.flatnonzero(scratch) // len(Pass)
+                assert set(kinds.tolist()) <= present
+        largest = step_memory(training).scratch_largest.reshape(-1, len(Pass))
+        assert (largest[kind] > 0).all()
+    assert largest.size == SCRATCH_KINDS
+
+
+def test_no_two_operators_share_a_feature():
+    for place, operator in enumerate(OPERATORS):
+        graph = replace(network("plain", 8, 2, 1), operators=(operator,) * 9)
+        assert np.flatnonzero(operator_shares(graph)).tolist() == [place]
+
+
+def made_up_workload() -> Workload:
+    """Kernels of all kinds, passes and shapes, and allocations with all kinds of scratch memory.
+
+    It depends on no traced model, so its features change only with the code that computes them.
+    """
+    rows = [
+        (kind, which, window, stride)
+        for kind in KernelKind
+        for which in (Pass if kind <= KernelKind.LINEAR else (Pass.FORWARD, Pass.DATA_GRADIENT))
+        for window, stride in (((1, 1), (9, 1), (9, 2), (49, 4)) if kind <= 3 else ((1, 1),))
+    ]
+    count = len(rows)
+    kinds, passes, windows, strides = np.array(rows).T
+    number = np.arange(1, count + 1)
+    sizes = np.zeros((count, len(Size), 2), dtype=np.int64)
+    sizes[:, : Size.FLOPS, 1] = 1000 * number[:, None]
+    sizes[:, Size.FLOPS, 1] = 10_000 * number
+    sizes[:, Size.ROWS, 1] = 196
+    sizes[:, Size.COLUMNS, 0] = 8 * number
+    sizes[:, Size.DEPTH, 0] = 16 * windows
+    sizes[:, Size.PRODUCTS, 0] = np.where(kinds == KernelKind.GROUPED, 32, 1)
+    table = KernelTable(
+        kinds=kinds.astype(np.int8),
+        passes=passes.astype(np.int8),
+        counts=(1 + number % 3).astype(np.int32),
+        half=number % 2 == 0,
+        channels_last=number % 5 == 0,
+        sizes=sizes,
+        windows=windows.astype(np.int32),
+        strides=strides.astype(np.int32),
+        pixels=np.full(count, 196, dtype=np.int32),
+    )
+    kernels = KernelProfile(
+        train=table,
+        infer=table,
+        parameter_tensors=20,
+        parameters=10**6,
+        precision=Precision.AMP_FP16,
+        memory_format=MemoryFormat.CONTIGUOUS,
+    )
+    events = [
+        *((Event.ALLOCATE, block, 10**5 * (block + 1)) for block in range(6)),
+        *((Event.WORKSPACE, kind, 10**6 * (kind + 1)) for kind in range(SCRATCH_KINDS)),
+        (Event.END_OF_FORWARD, 0, 0),
+        (Event.FREE, 2, 3 * 10**5),
+        *((Event.ALLOCATE, block, 2 * 10**5) for block in range(6, 9)),
+        *((Event.WORKSPACE, kind, 10**6 * (kind + 2)) for kind in range(SCRATCH_KINDS)),
+    ]
+    kind, blocks, event_sizes = np.array(events).T
+    trace = StepTrace(
+        kinds=kind.astype(np.int8),
+        blocks=blocks.astype(np.int32),
+        sizes=np.stack([event_sizes, 4 * event_sizes], axis=1),
+        gradients=np.array([7, 8], dtype=np.int32),
+        parameter_bytes=np.array([400_000, 800_000]),
+        buffer_bytes=np.array([4_000]),
+    )
+    graph: Graph = network("depthwise", 24, 3, 16)
+    step = StepProfile(
+        trace=trace,
+        saved_bytes=SavedBytes(0, 10**6),
+        trainable_parameters=10**6,
+        frozen_parameters=0,
+        kernels=kernels,
+    )
+    return Workload(graph=graph, step=step, kernels=kernels)
+
+
+@pytest.mark.parametrize("part", PRIORS)
+def test_features_keep_their_meaning_unless_their_version_is_raised(part):
+    """A snapshot of features with another meaning would load and predict wrong values.
+
+    Where this fails on purpose, raise the part's number in `feature_schema.VERSIONS`, and add the
+    values that are printed under the new version to golden_features.json.
+    """
+    workload = made_up_workload()
+    values = [v for prior in PRIORS[part] for v in prior.features([workload])[0].tolist()]
+    expected = json.loads(GOLDEN.read_text()).get(f"{part} {VERSIONS[part]}")
+    message = f"{part}: {json.dumps([float(f'{value:.8g}') for value in values])}"
+    assert expected is not None, message
+    assert len(values) == len(expected), message
+    np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-9, err_msg=message)
