@@ -18,8 +18,13 @@ import numpy.typing as npt
 
 from trappm.call_arguments import checked_call
 from trappm.prediction.device_names import DEFAULT_DEVICE, device_title, refuse_precision
-from trappm.prediction.estimate import beside_step_mib, capacity_of
-from trappm.prediction.fitting import MemoryInterval, Verdict, simulated_interval
+from trappm.prediction.fitting import (
+    MemoryInterval,
+    Verdict,
+    beside_step_mib,
+    capacity_of,
+    simulated_interval,
+)
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import MemoryFormat, Phase, Precision, member
 

@@ -136,7 +136,9 @@ def forecast(first: FirstStep, device: str | None = None) -> Forecast:
     if first.name is not None:  # then its memory is the one that `trappm.predict` returns
         question = Question(precision=made.precision, optimizer=first.loop.optimizer)
         size = first.first_tensor.shape[-1]
-        made = replace(made, name=first.name, input_size=size, question=question)
+        made = replace(
+            made, name=first.name, predicted_as=first.name, input_size=size, question=question
+        )
     on_cores = is_cpu_device(name)
     # The simulated allocator is CUDA's; a CPU device needs about as much for its tensors.
     memory = simulated_interval(made.breakdown().total_mib) if on_cores else made.memory(name)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from trappm.prediction.device_names import precision_gap
-from trappm.prediction.estimate import capacity_of
-from trappm.prediction.fitting import Verdict
+from trappm.prediction.fitting import Verdict, capacity_of
 from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import InputError
 

@@ -16,8 +16,7 @@ from trappm.learner.heads.predictions import Predictions
 from trappm.learner.workload import Workload
 from trappm.prediction import costs
 from trappm.prediction.device_names import device_title, refuse_precision
-from trappm.prediction.estimate import beside_step_mib
-from trappm.prediction.fitting import MemoryInterval, largest_batch
+from trappm.prediction.fitting import MemoryInterval, beside_step_mib, largest_batch
 from trappm.prediction.models.sizes import size_kind
 from trappm.prediction.models.subjects import input_size_of
 from trappm.prediction.prediction import (

@@ -13,14 +13,11 @@ model needs by its name is what `trappm.predict` returns, so that both give one 
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from trappm.call_arguments import checked_call, unknown_argument
 from trappm.learner.heads.predictions import StepSettings
@@ -28,35 +25,30 @@ from trappm.prediction.device_names import (
     DEFAULT_DEVICE,
     precision_gap,
     refuse_precision,
-    refuse_unnamed,
-    unknown_device,
 )
 from trappm.prediction.fitting import (
     MemoryInterval,
     Verdict,
+    beside_step_mib,
+    capacity_of,
     largest_batch,
     simulated_interval,
 )
 from trappm.prediction.models.sizes import check_size, size_of
+from trappm.prediction.models.traced_step import TracedStep, traced_step
 from trappm.prediction.question import Question
-from trappm.profiler.devices.capacity import memory_mib
-from trappm.profiler.devices.catalogue import CONTEXT_MIB, card_of
+from trappm.profiler.devices.catalogue import CONTEXT_MIB
 from trappm.profiler.errors import (
-    BatchOrderError,
     InputError,
     SnapshotError,
-    TrappmError,
     UnsupportedModelError,
 )
-from trappm.profiler.files.array_archive import pack, unpack
 from trappm.profiler.models.known_names import is_file, refuse_unknown
 from trappm.profiler.models.model_input import TARGETS, ExampleInputs, Inputs
-from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision, is_cpu_device, member
+from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision, member
 from trappm.profiler.simulation.memory_breakdown import MemoryBreakdown, Part, break_down
 from trappm.profiler.simulation.memory_simulation import SimulatedMemory, simulate_memory
 from trappm.profiler.simulation.step_trace import (
-    MAX_EVENTS,
-    TRACED_BATCH_SIZES,
     Origin,
     StepTrace,
 )
@@ -66,7 +58,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from trappm.profiler.tracing.tracer import StepOptions
+    from trappm.prediction.models.tracing import Deadline, TracingProcess
 
 
 @checked_call
@@ -171,18 +163,16 @@ def estimate(
         traced = traced_step(module, example, options, which, batch_size)
     if traced.only_batch is not None:
         remarks.append(f"the step is known at batch {traced.only_batch} only: {traced.reason}")
-    is_known = isinstance(model, str) and not is_file(model)
     return Estimate(
         name=name,
+        predicted_as=model if isinstance(model, str | Path) else None,
         question=Question(
             phase=which,
             precision=arithmetic,
             memory_format=layout,
             optimizer=loop.optimizer,
             snapshot=snapshot,
-        )
-        if is_known
-        else None,
+        ),
         input_size=input_size,
         precision=arithmetic,
         batch_size=batch_size,
@@ -201,8 +191,10 @@ class Estimate:
     """The simulated memory of a step, for every batch size."""
 
     name: str
-    question: Question | None
-    """What `trappm.predict` is asked about a model by its name; None for a module."""
+    predicted_as: str | Path | None
+    """Name or file whose memory `trappm.predict` predicts; None for a module."""
+    question: Question
+    """Settings of that prediction."""
     input_size: int | None
     """Input size of a model by its name."""
     precision: Precision
@@ -351,14 +343,14 @@ class Estimate:
 
     def _predicted(self, device: str) -> Callable[[int], MemoryInterval] | None:
         """Return what predicts the memory of a model by its name at a batch size, if anything."""
-        if self.question is None:
+        if self.predicted_as is None:
             return None
         from trappm.prediction.answering import memory_of
         from trappm.prediction.models.subjects import subject_of
 
         if device not in self._predictors:
             try:
-                subject = subject_of(self.name, input_size=self.input_size)
+                subject = subject_of(self.predicted_as, input_size=self.input_size)
                 [key] = self.question.device_keys(device, None)
                 self._predictors[device] = memory_of(self.question, subject, key)
             except (SnapshotError, UnsupportedModelError):
@@ -416,6 +408,13 @@ class EstimateRequest:
         if all(precision_gap(device, precision) for device in self.devices):
             refuse_precision(self.devices[0], precision)
 
+    def answered_by(self, process: TracingProcess, deadline: Deadline) -> bytes:
+        """Return the answer as JSON, made in another process; raises as its `look` does."""
+        from trappm.prediction.models.tracing import TracingRequest
+
+        traced = TracingRequest(self.model, False, self.input_size, estimate=asdict(self))
+        return process.look(traced, self.model, deadline)
+
     def answer(self) -> dict[str, Any]:
         """The estimate for JSON; raises as `estimate` does."""
         made = estimate(
@@ -429,26 +428,6 @@ class EstimateRequest:
             snapshot=self.snapshot,
         )
         return made.to_dict(self.devices, self.depth)
-
-
-def capacity_of(device: str) -> float:
-    """Return the memory of a card in MiB; raises InputError if no such card is known."""
-    refuse_unnamed(device)
-    if is_cpu_device(device):
-        raise InputError(
-            f"the memory of {device} depends on its host, so what fits is unknown; name a GPU, "
-            "such as a100"
-        )
-    capacity = memory_mib(device)
-    if capacity is None:
-        raise InputError(unknown_device(device))
-    return capacity
-
-
-def beside_step_mib(device: str, phase: Phase) -> float:
-    """What a process takes of a card beside the step: CUDA's context, and cuBLAS's workspaces."""
-    card = card_of(device)
-    return CONTEXT_MIB[phase] + (0.0 if card is None else card.library_workspace_mib(phase))
 
 
 def loop_of(optimizer: object, precision: Precision) -> TrainingLoop:
@@ -489,82 +468,6 @@ def loop_of(optimizer: object, precision: Precision) -> TrainingLoop:
         weight_decay=any(decays) if groups else which is Optimizer.ADAMW,
         gradient_scaler=precision is Precision.AMP_FP16,
     )
-
-
-class TracedStep(NamedTuple):
-    """Allocations of a step, and who makes them."""
-
-    trace: StepTrace
-    origins: Sequence[Origin]
-    """Of each block of the trace."""
-    only_batch: int | None
-    """The only batch size that it holds for, if there is only one."""
-    reason: str
-    """Why there is only one."""
-
-    def to_bytes(self) -> bytes:
-        """Return the step as a compressed archive."""
-        arrays = {name: np.asarray(getattr(self.trace, name)) for name in _ARRAYS}
-        rest = json.dumps([self.origins, self.only_batch, self.reason]).encode()
-        return pack({**arrays, "rest": np.frombuffer(rest, dtype=np.uint8)})
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Return the step that `to_bytes` wrote."""
-        arrays = unpack(data, {**_ARRAYS, "rest": np.uint8}, 64 * MAX_EVENTS)
-        origins, only_batch, reason = json.loads(arrays.pop("rest").tobytes())
-        sizes = arrays.pop("batch_sizes").tolist()
-        trace = StepTrace(batch_sizes=tuple(sizes), **arrays)
-        return cls(trace, [Origin(*origin) for origin in origins], only_batch, reason)
-
-
-_ARRAYS = {
-    "kinds": np.int8, "blocks": np.int32, "sizes": np.int64, "gradients": np.int32,
-    "parameter_bytes": np.int64, "buffer_bytes": np.int64, "batch_sizes": np.int64,
-}  # fmt: skip
-
-
-def traced_step(
-    module: nn.Module,
-    inputs: Inputs,
-    options: StepOptions,
-    phase: Phase,
-    batch_size: int,
-    only_because: str = "",
-) -> TracedStep:
-    """Trace a step for all batch sizes, or for a single one where it is no line over them.
-
-    Args:
-        module: On the meta device.
-        inputs: What it is called with.
-        options: How the step is run.
-        phase: Training or inference.
-        batch_size: The single one.
-        only_because: Why no other one can be traced, if that is known.
-
-    Raises:
-        TrappmError: It cannot be traced at that batch size either.
-    """
-    from trappm.profiler.tracing.tracer import Tracer
-
-    reason = only_because
-    try:
-        if not only_because:
-            tracer = Tracer(module, inputs, options, with_origins=True)
-            trace, _ = tracer.phase(phase)
-            if tracer.is_affine(phase):
-                return TracedStep(trace, tracer.origins[phase], None, "")
-            reason = "some tensors grow faster than the batch, as where all samples are compared"
-    except BatchOrderError:
-        reason = "other operators run at every batch size, as where it loops over its samples"
-    except TrappmError as error:
-        reason = (
-            f"at batch {TRACED_BATCH_SIZES[0]} {str(error).rstrip('.')}; if the loss has labels of "
-            "a fixed batch, give them as targets=labels"
-        )
-    tracer = Tracer(module, inputs, options, (batch_size, batch_size), with_origins=True)
-    trace, _ = tracer.phase(phase)
-    return TracedStep(trace, tracer.origins[phase], batch_size, reason)
 
 
 def _traced_file(

@@ -16,7 +16,11 @@ from functools import cache
 from math import exp
 from typing import NamedTuple, Self
 
-from trappm.profiler.devices.capacity import USABLE_SHARE
+from trappm.prediction.device_names import refuse_unnamed, unknown_device
+from trappm.profiler.devices.capacity import USABLE_SHARE, memory_mib
+from trappm.profiler.devices.catalogue import CONTEXT_MIB, card_of
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Phase, is_cpu_device
 
 LARGEST_BATCH = 65_536
 """Upper end of the search for the largest batch."""
@@ -104,3 +108,23 @@ def _errors_of_simulation() -> tuple[float, float]:
     from trappm.learner.heads.other_devices import known_of_others
 
     return known_of_others()[0].memory.interval()
+
+
+def capacity_of(device: str) -> float:
+    """Return the memory of a card in MiB; raises InputError if no such card is known."""
+    refuse_unnamed(device)
+    if is_cpu_device(device):
+        raise InputError(
+            f"the memory of {device} depends on its host, so what fits is unknown; name a GPU, "
+            "such as a100"
+        )
+    capacity = memory_mib(device)
+    if capacity is None:
+        raise InputError(unknown_device(device))
+    return capacity
+
+
+def beside_step_mib(device: str, phase: Phase) -> float:
+    """Return the memory of a process besides its step: CUDA's context, cuBLAS's workspaces."""
+    card = card_of(device)
+    return CONTEXT_MIB[phase] + (0.0 if card is None else card.library_workspace_mib(phase))

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trappm.prediction.device_names import DEFAULT_DEVICE
-from trappm.prediction.estimate import capacity_of
-from trappm.prediction.fitting import MemoryInterval, Verdict, room_text
+from trappm.prediction.fitting import MemoryInterval, Verdict, capacity_of, room_text
 from trappm.prediction.predict import predict
 from trappm.prediction.prediction import Prediction
 from trappm.profiler.errors import UnsupportedModelError

@@ -290,7 +290,7 @@ def test_what_compares_all_samples_is_known_at_its_own_batch_only():
     foreign = BY_NAME["Hugging Face CLIP, contrastive loss"]
     answer = estimate(foreign, batch_size=2048)
     assert answer.only_batch == 2048
-    with pytest.raises(InputError, match="compares all of them"):
+    with pytest.raises(InputError, match="where all samples are compared"):
         answer.largest_batch("a100")
     args, kwargs = foreign.call()
     line = Tracer(on_meta(foreign.build(), None), ExampleInputs.of(*args, **kwargs)).phase(

@@ -89,7 +89,7 @@ def test_labels_go_out_and_come_in_once(store, database_url, tmp_path, suffix):
     before = contents(database_url)
     report = import_file(store, path)
     assert (report.rows, report.new) == (2, 0)
-    assert report.counts == {"imported": 1, "censored": 1}
+    assert report.counts == {"known": 2}
     assert contents(database_url) == before
     assert export_file(store.measurements.each(LabelFilter(outcome="any")), path) == 3
 

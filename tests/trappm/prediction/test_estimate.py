@@ -268,7 +268,7 @@ def test_labels_of_a_closure_fix_the_batch_and_the_reason_is_given(loss):
     with pytest.raises(InputError, match="known at batch 12 only, not 3"):
         estimate.fits("v100", 3)
     answer = estimate.to_dict()
-    assert answer["devices"]["a100"]["largest_batch"] is None
+    assert answer["devices"]["a100-40gb"]["largest_batch"] is None
     assert "targets=labels" in answer["remarks"][0]
 
 
@@ -358,7 +358,7 @@ def test_a_file_has_the_estimate_of_its_model(tmp_path, monkeypatch, run_cli):
     assert "convolution" in {tensor.origin.operator for tensor in estimate.breakdown().largest}
     status, out, err = run_cli("estimate", str(file), "--device", "v100")
     assert (status, err) == (0, "")
-    assert "fits v100" in " ".join(out.split())
+    assert out.startswith("Fits V100 16 GB")
     export_onnx("resnet10t", 64, tmp_path / "fixed.onnx", batch_size=2)
     status, out, err = run_cli("estimate", str(tmp_path / "fixed.onnx"), "--device", "v100")
     assert (status, err) == (0, "")
@@ -369,12 +369,12 @@ def test_a_file_has_the_estimate_of_its_model(tmp_path, monkeypatch, run_cli):
 
 
 def test_an_estimate_shows_the_sum_and_needs_no_arguments_for_json(resnet):
-    assert f"{resnet.memory_mib('a100'):,.0f} MiB on a100" in repr(resnet)
-    assert list(resnet.to_dict()["devices"]) == ["a100"]
+    assert f"{resnet.memory_mib('a100'):,.0f} MiB on a100-40gb" in repr(resnet)
+    assert list(resnet.to_dict()["devices"]) == ["a100-40gb"]
 
 
 def test_unknown_cards_and_steps_that_need_values_are_refused(resnet):
-    with pytest.raises(InputError, match="no card is known as 'b9000'"):
+    with pytest.raises(InputError, match="unknown device 'b9000'"):
         resnet.fits("b9000")
 
     class Choosy(Siamese):
@@ -401,16 +401,16 @@ def test_the_command_answers_first_and_fits_a_terminal(run_cli):
     command = ("estimate", "resnet10t", "--batch-size", "16", "--input-size", "64")
     status, out, err = run_cli(*command, "--device", "a100", "--device", "v100")
     assert (status, err) == (0, "")
-    assert out.startswith("A training step of resnet10t at batch 16 fits a100: ")
+    assert out.startswith("Fits A100 40 GB: ")
     assert max(map(len, out.splitlines())) <= 80
     _, tensors = out.split("the largest tensors\n")
     for row in tensors.splitlines()[2:]:  # no name is cut, nor goes on below
         assert re.fullmatch(r" *\d+  \S* +[a-z]\w+ *(resnet\.py:\d+ *)?", row), row
     status, out, _ = run_cli(*command, "--json")
     answer = json.loads(out)
-    assert answer["devices"]["a100"]["fits"] is True
-    assert answer["devices"]["a100"]["largest_batch"] > 16
-    on_card = answer["devices"]["a100"]
+    on_card = answer["devices"]["a100-40gb"]
+    assert on_card["fits"] is True
+    assert on_card["largest_batch"] > 16
     assert sum(on_card["parts_mib"].values()) == pytest.approx(on_card["memory_mib"], rel=0.01)
     status, _, err = run_cli("estimate", "resnet10x")
     assert status == 2
@@ -423,7 +423,7 @@ def test_the_loop_around_the_step_is_the_commands_as_well(run_cli):
     for options in ((), ("--implementation", "fused"), ("--accumulation", "4")):
         status, out, _ = run_cli(*command, *options)
         assert status == 0
-        parts[options] = json.loads(out)["devices"]["a100"]["parts_mib"]
+        parts[options] = json.loads(out)["devices"]["a100-40gb"]["parts_mib"]
     plain, fused, often = parts.values()
     assert "optimizer step" in plain
     assert plain["optimizer step"] > fused.get("optimizer step", 0.0)

@@ -8,25 +8,23 @@ server has no profiles of. The result is bytes: profiles, or one line about what
 from __future__ import annotations
 
 import base64
-import json
 import os
-import resource
 import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trappm.learner.heads.predictions import StepSettings
-from trappm.prediction.estimate import EstimateRequest, traced_step
-from trappm.prediction.models.profile_cache import profile_from_bytes, profile_to_bytes
+from trappm.prediction.models.profile_cache import profile_from_bytes
+from trappm.prediction.models.traced_step import traced_step
 from trappm.profiler import errors
-from trappm.profiler.errors import ModelFileError, TrappmError, one_line
+from trappm.profiler.errors import ModelFileError, TrappmError
 from trappm.profiler.host.forks import ForkServer, ForkServerError
-from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
+from trappm.profiler.records import Phase
 
 if TYPE_CHECKING:
     from trappm.profiler.profile_record import StaticProfile
@@ -34,8 +32,9 @@ if TYPE_CHECKING:
     from trappm.profiler.tracing.tracer import StepOptions
 
 FOR_FILES = (
-    "onnx", "torch._dynamo", "trappm.prediction.models.tracing", "trappm.profiler.static_profile",
-    "trappm.profiler.onnx_files.module", "trappm.profiler.simulation.step_profile",
+    "onnx", "torch._dynamo", "trappm.prediction.models.tracing_child",
+    "trappm.profiler.static_profile", "trappm.profiler.onnx_files.module",
+    "trappm.profiler.simulation.step_profile",
 )  # fmt: skip
 """Imported by the warm process, since tracing a file needs them."""
 FOR_NAMES = ("trappm.profiler.models.zoo",)
@@ -46,8 +45,6 @@ _FILE_MEMORY_MIB = 1024
 """Of a file, at most: it has shapes only, while a model of timm has its weights."""
 _COPIES = 3
 """Of a file's bytes that reading it may make, beside the memory above."""
-_MAX_WRITTEN_BYTES = 1 << 20
-_MAX_OPEN_FILES = 64
 _ENVIRONMENT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "VIRTUAL_ENV")
 
 
@@ -218,12 +215,6 @@ class TracingRequest:
         return (FileTracer if self.is_file else NameTracer)(self.model, self.input_size)
 
 
-def estimated(process: TracingProcess, request: EstimateRequest, deadline: Deadline) -> bytes:
-    """The answer to a request as JSON, made in a process of its own; raises as its `look` does."""
-    traced = TracingRequest(request.model, False, request.input_size, estimate=asdict(request))
-    return process.look(traced, request.model, deadline)
-
-
 @dataclass(frozen=True)
 class TracingLimits:
     """What a tracing process may use beside what it has when it begins."""
@@ -302,7 +293,7 @@ class TracingProcess:
         reply: Mapping[str, Any] = {}
         limits = self._limits(request)
         message = {"request": asdict(request), "limits": asdict(limits)}
-        child = self._server.fork("trappm.prediction.models.tracing:look", message)
+        child = self._server.fork("trappm.prediction.models.tracing_child:look", message)
         try:
             for reply in child.messages(lambda: until.at_s):  # noqa: B007  # the last one counts
                 pass
@@ -323,57 +314,6 @@ class TracingProcess:
                 f"{limits.memory_bytes >> 20:,} MiB, or breaks a library"
             )
         return base64.b64decode(reply["result"])
-
-
-def look(message: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) -> None:
-    """Profiles the model of a request, in a process of its own, and sends the result."""
-    import torch
-
-    request, limits = TracingRequest(**message["request"]), TracingLimits(**message["limits"])
-    confine(limits)
-    torch.set_num_threads(1)
-    try:
-        result = _result(request)
-    except TrappmError as error:
-        send({"error": type(error).__name__, "message": str(error)})
-    except MemoryError:
-        needs = f"{request.model} needs more than {limits.memory_bytes >> 20:,} MiB"
-        send({"error": "ModelFileError", "message": needs})
-    except Exception as error:  # a file may hold anything
-        unexpected = f"unexpected {type(error).__name__} ({one_line(error)})"
-        reason = f"{request.model} cannot be read: {unexpected}; please report it"
-        send({"error": "UnsupportedModelError", "message": reason})
-    else:
-        send({"result": base64.b64encode(result).decode()})
-
-
-def confine(limits: TracingLimits) -> None:
-    """Limits this process: memory beside what it has, CPU time, what it writes and opens."""
-    from trappm.profiler.host.procfs import memory_status_kib
-
-    _limit(resource.RLIMIT_AS, (memory_status_kib()["VmSize"] << 10) + limits.memory_bytes)
-    _limit(resource.RLIMIT_CPU, limits.cpu_s)
-    _limit(resource.RLIMIT_FSIZE, _MAX_WRITTEN_BYTES)
-    _limit(resource.RLIMIT_NOFILE, _MAX_OPEN_FILES)
-    _limit(resource.RLIMIT_CORE, 0)
-
-
-def _result(request: TracingRequest) -> bytes:
-    if request.estimate is not None:
-        return json.dumps(EstimateRequest(**request.estimate).answer()).encode()
-    tracer = request.tracer()
-    if request.settings is None:
-        return profile_to_bytes(*tracer.profile())
-    precision, memory_format, optimizer = request.settings  # JSON has plain strings
-    settings = StepSettings(Precision(precision), MemoryFormat(memory_format), Optimizer(optimizer))
-    if request.phase is not None and isinstance(tracer, FileTracer):
-        return tracer.step_with_origins(settings, request.batch_size or 1, Phase(request.phase))
-    return tracer.step(settings, request.batch_size).to_bytes()
-
-
-def _limit(kind: int, most: int) -> None:
-    _, hard = resource.getrlimit(kind)
-    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 _OWN: dict[int, TracingProcess] = {}

@@ -27,7 +27,6 @@ from trappm.prediction.models.tracing import (
     OutsideTracer,
     TracingProcess,
     TracingTimeoutError,
-    estimated,
 )
 from trappm.profiler.host.forks import ForkServerError
 from trappm.serving.answers.turns import Result, Shared, Turns
@@ -103,7 +102,7 @@ class Tracers:
         """The answer to a request, as JSON; raises as `trace` does."""
 
         def work(process: TracingProcess, deadline: Deadline) -> bytes:
-            return estimated(process, request, deadline)
+            return request.answered_by(process, deadline)
 
         return await self._in_turn(request.model, work, client)
 
