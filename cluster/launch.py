@@ -43,7 +43,18 @@ from trappm.store import (
 POLL_S = 0.3
 
 MAX_RESTARTS = 100
-"""How often Ray starts a campaign on a cluster again, when its process or node dies."""
+"""Number of times that Ray restarts a campaign on a cluster after its process has ended.
+
+If its node is gone, it restarts on another one, provided that the label store is PostgreSQL.
+"""
+
+ANSWER_S = 10.0
+"""Seconds that a call to a campaign's process may take before it is repeated."""
+
+SILENT_S = 300.0
+"""Seconds after which a campaign's process that does not answer is not waited for any longer."""
+
+ENDS_WITH_NODE = "a campaign with its labels in SQLite ends with its node"
 
 
 class End(enum.Enum):
@@ -193,10 +204,15 @@ def _run(
 
     from trappm.cluster.actors.campaign_actor import CampaignActor
 
-    options = {**here(), "max_concurrency": 4}
+    access = StoreAccess.of(home)
+    is_bound = access.url.startswith("sqlite")
+    options = {**here(or_elsewhere=not is_bound), "max_concurrency": 4}
     if address is None:
         require_nodes(spec.devices.keys)  # a cluster may still scale up; this machine will not
     else:
+        if is_bound:
+            line = f"{ENDS_WITH_NODE}; with PostgreSQL it goes on on another"
+            watch(Progress(lines=(line,), line_count=1))
         _make_way(home, campaign_id, watch)
         options |= {
             "name": f"{CAMPAIGN_ACTOR}{campaign_id}",
@@ -207,24 +223,42 @@ def _run(
     actor = (
         ray.remote(CampaignActor)
         .options(**options)
-        .remote(home.path, StoreAccess.of(home), campaign_id, spec, address is not None)
+        .remote(home.path, access, campaign_id, spec, address is not None)
     )
-    return _follow(actor, campaign_id, watch, is_detached=address is not None, leave=detach)
+    return _follow(
+        actor,
+        campaign_id,
+        watch,
+        is_detached=address is not None,
+        leave=detach,
+        is_bound=is_bound and address is not None,
+    )
 
 
-def _make_way(home: Home, campaign_id: str, watch: Callable[[Progress], None]) -> None:
-    """Has an actor that ran this campaign before make room for the next one, unless it runs.
+def _make_way(
+    home: Home, campaign_id: str, watch: Callable[[Progress], None], silent_s: float = SILENT_S
+) -> None:
+    """Make room for the next actor of this campaign, unless the one that is there runs it.
 
-    One that has ended answers watchers for a while, and one that was asked to stop needs a moment:
-    neither goes on by being asked again. The campaign counts as running from now on, so that an
-    order to stop holds even if it comes before the next actor begins.
+    An actor that has ended answers watchers for a while, and one that was asked to stop needs a
+    moment. One that does not answer is killed: the store lets no two of them write. The campaign
+    counts as running from now on, so that an order to stop holds even if it comes before the next
+    actor begins.
+
+    Args:
+        home: the data folder.
+        campaign_id: which campaign.
+        watch: called with what is waited for.
+        silent_s: how long an actor may take to answer, and one that was stopped to end.
 
     Raises:
         OwnedError: it runs elsewhere, on another cluster.
+        CampaignError: its earlier process does not end.
     """
     import ray
-    from ray.exceptions import RayActorError
+    from ray.exceptions import RayError
 
+    begun_at = heard_at = time.monotonic()
     with _opened(home) as store:
         while True:
             try:
@@ -232,14 +266,38 @@ def _make_way(home: Home, campaign_id: str, watch: Callable[[Progress], None]) -
             except ValueError:  # there is none
                 begin(store, campaign_id)
                 return
-            with contextlib.suppress(RayActorError):  # it goes just now, or is started again
-                if ray.get(actor.progress.remote("", 0))["ended"]:
+            with contextlib.suppress(RayError):  # it goes just now
+                status = _status(actor, "", 0)
+                now = time.monotonic()
+                if status is None:
+                    watch(Progress(stage="waiting for its process to answer"))
+                    if now - heard_at > silent_s:
+                        ray.kill(actor)
+                elif status["ended"]:
                     ray.kill(actor)
                 elif store.campaigns.state(campaign_id) is CampaignState.RUNNING:
                     return
                 else:
+                    heard_at = now
                     watch(Progress(stage="waiting for it to stop"))
+            if time.monotonic() - begun_at > 2 * silent_s:
+                raise CampaignError(
+                    f"an earlier process of campaign {campaign_id} has not ended for "
+                    f"{2 * silent_s:.0f} s; see it with: trappm campaign status {campaign_id}; "
+                    f"once it has stopped: trappm campaign resume {campaign_id}"
+                )
             time.sleep(POLL_S)
+
+
+def _status(actor: Any, life: str, seen: int) -> dict[str, Any] | None:
+    """Return what a campaign's actor reports, or None while Ray starts it again."""
+    from ray.exceptions import ActorUnavailableError, GetTimeoutError
+
+    try:
+        status: dict[str, Any] = answer(actor.progress.remote(life, seen), ANSWER_S)
+    except (ActorUnavailableError, GetTimeoutError):
+        return None
+    return status
 
 
 def _follow(
@@ -249,25 +307,48 @@ def _follow(
     *,
     is_detached: bool,
     leave: bool,
+    is_bound: bool = False,
+    silent_s: float = SILENT_S,
 ) -> End:
-    """Watches a campaign until it ends, or until Ctrl-C.
+    """Watch a campaign until it ends, or until Ctrl-C.
 
     Args:
+        actor: the campaign's.
+        campaign_id: which campaign.
+        watch: called with its progress.
+        is_detached: it goes on without this process.
         leave: only see that it has begun, or why it cannot.
-    """
-    from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+        is_bound: it ends with its node, as its label store does.
+        silent_s: how long it may take to answer, such as while Ray starts it again.
 
+    Raises:
+        CampaignError: it failed, or its process is gone.
+    """
+    from ray.exceptions import ActorUnschedulableError, RayError, RayTaskError
+
+    node = f"{ENDS_WITH_NODE}; " if is_bound else ""
+    advice = f"nothing recorded is lost, go on with: trappm campaign resume {campaign_id}"
     life, seen = "", 0
     stopping = False
+    heard_at = time.monotonic()
     while True:
         try:
-            status: dict[str, Any] = answer(actor.progress.remote(life, seen))
-            life, seen = status["life"], status["lines_seen"]
-            watch(Progress(**status["progress"]))
-            if status["ended"]:
-                return End.FINISHED if answer(actor.result.remote()) else End.STOPPED
-            if leave and status["begun"]:
-                return End.LEFT
+            status = _status(actor, life, seen)
+            now = time.monotonic()
+            if status is not None:
+                heard_at = now
+                life, seen = status["life"], status["lines_seen"]
+                watch(Progress(**status["progress"]))
+                if status["ended"]:
+                    return End.FINISHED if answer(actor.result.remote()) else End.STOPPED
+                if leave and status["begun"]:
+                    return End.LEFT
+            elif now - heard_at > silent_s:
+                raise CampaignError(
+                    f"the campaign's process has not answered for {silent_s:.0f} s; {node}{advice}"
+                )
+            else:
+                watch(Progress(stage="waiting for its process to answer"))
             time.sleep(POLL_S)
         except KeyboardInterrupt:
             if is_detached:
@@ -281,16 +362,12 @@ def _follow(
             if isinstance(error.cause, TrappmError):
                 raise error.cause from error
             raise CampaignError(
-                f"campaign {campaign_id} failed: {error.cause!r}; nothing recorded is lost, "
-                f"go on with: trappm campaign resume {campaign_id}"
+                f"campaign {campaign_id} failed: {error.cause!r}; {advice}"
             ) from error
-        except ActorUnavailableError:  # Ray is starting it again
-            time.sleep(POLL_S)
-        except (RayActorError, RayDiedError) as error:
-            raise CampaignError(
-                f"the campaign's process died ({last_line(error)}); nothing recorded is lost, "
-                f"go on with: trappm campaign resume {campaign_id}"
-            ) from error
+        except (RayError, RayDiedError) as error:
+            is_node_gone = isinstance(error, ActorUnschedulableError)
+            why = "its node is gone" if is_node_gone else last_line(error)
+            raise CampaignError(f"the campaign's process died ({why}); {node}{advice}") from error
 
 
 def _same_work(first: CampaignSpec, second: CampaignSpec) -> bool:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import secrets
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,14 +70,31 @@ def placement(device: str) -> Placement:
     return Placement({ACCELERATOR_LABEL: ray_labels(key.member)}, gpus=key.ranks)
 
 
-def here() -> dict[str, Any]:
-    """Ray options that keep an actor on the caller's node, where the label store is."""
-    return on_node(_this_node())
+def here(*, or_elsewhere: bool = False) -> dict[str, Any]:
+    """Return Ray options that put an actor on the caller's node.
+
+    Args:
+        or_elsewhere: Ray may start it again on any node once this one is gone.
+    """
+    return on_node(_this_node(), or_elsewhere=or_elsewhere)
 
 
-def on_node(node_id: str) -> dict[str, Any]:
-    """Ray options that put an actor on this node, whatever runs there."""
-    return {"num_cpus": 0, "label_selector": {NODE_LABEL: node_id}}
+def on_node(node_id: str, *, or_elsewhere: bool = False) -> dict[str, Any]:
+    """Return Ray options that put an actor or a task on a node, whatever runs there.
+
+    Once the node is gone it fails. With a label selector it would wait forever, and `ray status`
+    would show its demand.
+    """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    strategy = NodeAffinitySchedulingStrategy(node_id, soft=or_elsewhere)
+    return {"num_cpus": 0, "scheduling_strategy": strategy}
+
+
+def memory_here(wanted_bytes: int) -> int:
+    """Return how much memory an actor on the caller's node may request: no more than it offers."""
+    (node,) = [node for node in _nodes() if node["NodeID"] == _this_node()]
+    return min(wanted_bytes, int(node["Resources"].get("memory", wanted_bytes)))
 
 
 def off_measuring_nodes() -> dict[str, Any]:
@@ -103,21 +122,24 @@ def last_line(error: BaseException) -> str:
     return lines[-1].strip().removesuffix(".")
 
 
-def answer(reference: Any) -> Any:
-    """What `ray.get` gives; where the private Ray has lost a process, an error instead of a wait.
+def answer(reference: Any, timeout_s: float = math.inf) -> Any:
+    """Return what `ray.get` does, unless the private Ray has lost a process.
 
     Raises:
         RayDiedError: one has died.
+        GetTimeoutError: there is no result after `timeout_s`.
     """
     import ray
     from ray.exceptions import GetTimeoutError, RayError
 
+    deadline = time.monotonic() + timeout_s
     while True:
         _check_own_processes()
         try:
             return ray.get(reference, timeout=_CHECK_S)
         except GetTimeoutError:
-            continue
+            if time.monotonic() > deadline:
+                raise
         except RayError:
             _check_own_processes()  # it may be why
             raise
@@ -143,8 +165,11 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _end_quickly(folder: str) -> None:
-    """Ends a private Ray that has lost processes, which would wait for them for a minute or two."""
-    for process in (*psutil.Process().children(recursive=True), *_holders(Path(folder))):
+    """End a private Ray that has lost processes, which would wait for them for a minute or two.
+
+    The caller's other children, such as the data loaders of a notebook, go on.
+    """
+    for process in _holders(Path(folder)):
         with contextlib.suppress(psutil.Error):
             process.kill()
 
@@ -247,8 +272,11 @@ def _set_environment(*, is_private: bool) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray's workers would give way to everything else on the machine, and so would measurements.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    # Running out of memory is an outcome of a measurement, not a reason to kill the profiler.
-    os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
+    if is_private:
+        # This machine measures, and running out of memory is an outcome of a measurement: Ray's
+        # memory monitor would kill the profiler for it. Without it the kernel chooses, and Ray has
+        # the kernel take its workers (oom_score_adj 1000) before the services it cannot do without.
+        os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
     if is_private and "ray" not in sys.modules:
         # The private Ray answers to this process tree only, and leaves no token file behind.
         os.environ["RAY_AUTH_MODE"] = "token"
@@ -313,9 +341,13 @@ def _is_own(folder: Path) -> bool:
 
 
 def _holders(folder: Path) -> Iterator[psutil.Process]:
-    """Processes, but this one, that hold files open in a folder."""
+    """Yield the processes that hold files open in a folder, except this one.
+
+    A fork of this process has inherited its open files, which therefore do not count.
+    """
+    own = {file.path for file in psutil.Process().open_files()}
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # gone meanwhile, or not ours to look into
-            files = process.open_files() if process.pid != os.getpid() else []
-            if any(file.path.startswith(f"{folder}/") for file in files):
+        with contextlib.suppress(psutil.Error):  # gone, or not ours to look into
+            held = {file.path for file in process.open_files()} - own
+            if any(path.startswith(f"{folder}/") for path in held):
                 yield process

@@ -6,6 +6,7 @@ A plain class; who starts one makes an actor of it with `ray.remote`. Import thi
 
 from __future__ import annotations
 
+import platform
 import threading
 import time
 import uuid
@@ -35,7 +36,8 @@ LINGER_S = 60.0
 class CampaignActor:
     """Runs a campaign in a thread of its own, from the moment that it is there.
 
-    So a detached one needs nobody: when Ray starts it again after it was killed, it goes on.
+    So a detached one needs nobody: when Ray starts it again after it was killed, it goes on. If its
+    node is gone, that may be on another one.
 
     Args:
         home: the data folder.
@@ -58,6 +60,7 @@ class CampaignActor:
         self._campaign: Campaign | None = None
         self._stop = threading.Event()
         self._life = uuid.uuid4().hex
+        self._is_restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._ended: Future[bool] = Future()
         threading.Thread(target=self._live, name="campaign", daemon=True).start()
 
@@ -99,9 +102,15 @@ class CampaignActor:
     def _run(self) -> bool:
         patience = Patience(tell=self._note_store)
         open_store = partial(Store.open, self._access.take_over(), patience)
-        with patience(open_store) as opened, ownership(opened, self._campaign_id) as store:
+        with (
+            patience(open_store) as opened,
+            ownership(opened, self._campaign_id, outlasts=self._is_restarted) as store,
+        ):
             if store is None:  # it was stopped before it began, or ended while this was not there
                 return opened.campaigns.state(self._campaign_id) is CampaignState.FINISHED
+            folder = self._home.campaigns / self._campaign_id
+            is_elsewhere = self._is_restarted and not folder.is_dir()
+            folder.mkdir(parents=True, exist_ok=True)
             self._campaign = Campaign(
                 store=store,
                 campaign_id=self._campaign_id,
@@ -112,6 +121,13 @@ class CampaignActor:
                 steps=StepCache(self._home.step_profiles),
                 watch=self._watch,
             )
+            if is_elsewhere:
+                self._campaign.note(
+                    "resumed",
+                    f"its node is gone, and it goes on on host {platform.node()}: encoder and step "
+                    "profiles are made again, and its snapshot will be in that host's folder "
+                    f"{self._home.snapshots}",
+                )
             if self._stop.is_set():
                 self._campaign.stop()
             try:
@@ -131,6 +147,7 @@ class CampaignActor:
     def _learner(self) -> Learner:
         return LearnerProxy(
             tell=self._note_learner,
+            labels=self._spec.total,
             preset=self._spec.learner,
             strategy=self._spec.strategy,
             source=self._spec.devices.source,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from trappm.cluster.actors.learner_actor import LearnerActor
 from trappm.cluster.profiles.step_profiles import StepKey
-from trappm.cluster.ray_runtime import first_line, here
+from trappm.cluster.ray_runtime import first_line, here, memory_here
 from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.cluster.workers.interfaces import (
     Choice,
@@ -26,8 +27,16 @@ from trappm.profiler.records import Configuration
 
 POLL_S = 0.2
 
+START_S = 60.0
+"""Seconds after which a learner that has not started is waiting for memory."""
+
 LIVES = 3
 """A learner that dies, such as of too little memory, may die so many times less one in one call."""
+
+BASE_BYTES, LABEL_BYTES = 1 << 30, 160 << 10
+"""Memory that a learner requests, and the part for each label of the campaign. Measured peaks are
+0.7 GiB with 600 labels, 1.4 GiB with 5,000 and 6.8 GiB with 50,000 (docs/studies/learner_speed.md).
+"""
 
 THREADS_THAT_SLEEP = {"OMP_WAIT_POLICY": "passive"}
 """Of OpenMP, while they wait for each other: fits are thousands of small operations, and where
@@ -44,6 +53,8 @@ class LearnerProxy:
 
     Args:
         tell: called with a line of news when it died.
+        labels: how many the campaign is to have, which says how much memory it requests. Learners
+            that do not fit into their node's memory together start one after the other.
         learner: the class of the actor.
         arguments: of that class.
     """
@@ -52,12 +63,14 @@ class LearnerProxy:
         self,
         *,
         tell: Callable[[str], None],
+        labels: int,
         learner: type[Any] = LearnerActor,
         **arguments: Any,
     ) -> None:
         self._class = ray.remote(learner)
         self._arguments = arguments
         self._tell = tell
+        self._memory_bytes = memory_here(BASE_BYTES + LABEL_BYTES * labels)
         self._pool: Sequence[tuple[Configuration, bytes]] = ()
         self._profiles: Mapping[str, Any] = {}
         self._taught: Mapping[str, Any] | None = None
@@ -98,7 +111,12 @@ class LearnerProxy:
         return kept
 
     def _start(self) -> Any:
-        options = {**here(), "max_concurrency": 2, "runtime_env": {"env_vars": THREADS_THAT_SLEEP}}
+        options = {
+            **here(),
+            "memory": self._memory_bytes,
+            "max_concurrency": 2,
+            "runtime_env": {"env_vars": THREADS_THAT_SLEEP},
+        }
         return self._class.options(**options).remote(**self._arguments)
 
     def _call(
@@ -136,6 +154,7 @@ class LearnerProxy:
         on_progress: OnProgress | None = None,
     ) -> Any:
         try:
+            self._wait_for_start(on_progress)
             reference = self._actor.call.remote(method, arguments, keywords)
             while not ray.wait([reference], timeout=POLL_S)[0]:
                 if on_progress is not None:
@@ -149,6 +168,20 @@ class LearnerProxy:
             if isinstance(error.cause, MemoryError) or TORCH_OUT_OF_MEMORY in str(error.cause):
                 raise _DiedError("out of memory") from error
             raise CampaignError(f"the learner failed: {error.cause}") from error
+
+    def _wait_for_start(self, on_progress: OnProgress | None) -> None:
+        begin, is_told = time.monotonic(), False
+        started = [self._actor.progress.remote()]
+        while not ray.wait(started, timeout=POLL_S)[0]:
+            if on_progress is not None:
+                on_progress(0, 0)  # which raises if the campaign is to stop
+            if not is_told and time.monotonic() - begin > START_S:
+                is_told = True
+                self._tell(
+                    "the learner has not started yet: it waits for "
+                    f"{self._memory_bytes / (1 << 30):.1f} GiB of its node's memory, which other "
+                    "campaigns may have"
+                )
 
 
 class _DiedError(Exception):

@@ -14,6 +14,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import (
+    ActorUnschedulableError,
     RayActorError,
     RayError,
     RayTaskError,
@@ -77,8 +78,10 @@ class _Profiler:
 class ProfilerPool:
     """A profiler actor for each GPU of the campaign's kinds, and for each host of its CPU devices.
 
-    On nodes that come, profilers start within a second or so. Where the cluster may grow, one more
-    profiler of each kind that has work waits for a GPU, which is what an autoscaler acts upon.
+    The first call of `joined` recruits: GPUs that wait for profiles of the pool would cost money.
+    From then on, profilers start within a second or so on nodes that join. Where the cluster may
+    grow, one more profiler of each kind that has work waits for a GPU, which is what an autoscaler
+    acts upon.
 
     Args:
         devices: what to measure on.
@@ -117,7 +120,6 @@ class ProfilerPool:
         self._not_begun: list[Finished] = []
         """What was given to workers that were found to be gone a moment before."""
         self._recruited_at = -RECRUIT_S
-        self._recruit()
 
     def profile(self, pairs: Sequence[tuple[str, int]]) -> Iterator[ProfiledGraph]:
         return profile_on_ray(pairs)
@@ -247,7 +249,7 @@ class ProfilerPool:
         profiler = self._joining[reference]
         try:
             facts = _result(reference)
-        except RayActorError as error:  # it died before it had joined
+        except (RayActorError, ActorUnschedulableError) as error:  # it died before it had joined
             self._note_failed_start(reference, error)
             return
         except (TrappmError, RayTaskError) as error:
@@ -272,7 +274,7 @@ class ProfilerPool:
         why = error.cause if isinstance(error, RayTaskError) else error
         self._tell(f"{profiler.device}: a node cannot measure; it is tried again later: {why}")
 
-    def _note_failed_start(self, reference: Any, error: RayActorError) -> None:
+    def _note_failed_start(self, reference: Any, error: RayError) -> None:
         """Waits longer and longer for the next one: what is not installed will not be in a second.
 
         Raises:

@@ -86,10 +86,15 @@ def begin(store: Store, campaign_id: str) -> None:
 
 
 @contextlib.contextmanager
-def ownership(store: Store, campaign_id: str) -> Iterator[Store | None]:
+def ownership(store: Store, campaign_id: str, *, outlasts: bool = False) -> Iterator[Store | None]:
     """Runs a campaign that was begun: its store, with a heartbeat; None if it was stopped since.
 
     Once another process has the campaign, that store raises NotOwnerError.
+
+    Args:
+        store: that knows the campaign.
+        campaign_id: which campaign.
+        outlasts: wait until an owner on another machine is silent, since this process replaces it.
 
     Raises:
         OwnedError: somebody else runs it.
@@ -99,7 +104,7 @@ def ownership(store: Store, campaign_id: str) -> Iterator[Store | None]:
     def claim(gone: str | None) -> bool:
         return store.owners.claim_campaign(campaign_id, owner_id, process, gone=gone)
 
-    if not _patiently(store, campaign_id, claim):
+    if not _patiently(store, campaign_id, claim, outlasts=outlasts):
         yield None
         return
     over = threading.Event()
@@ -127,14 +132,16 @@ def _beat(store: Store, campaign_id: str, owner_id: str, over: threading.Event) 
             continue  # it is away: others cannot reach it either
 
 
-def _patiently(store: Store, campaign_id: str, do: Callable[[str | None], _Result]) -> _Result:
+def _patiently(
+    store: Store, campaign_id: str, do: Callable[[str | None], _Result], outlasts: bool = False
+) -> _Result:
     """Does it, knowing who is gone; waits for a while for an owner that is about to end."""
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + WAIT_S + (in_store.SILENT_S if outlasts else 0.0)
     while True:
         try:
             return do(_known_to_be_gone(store, campaign_id))
         except OwnedError as error:
-            may_end = error.is_stopping or is_here(error.owner)
+            may_end = outlasts or error.is_stopping or is_here(error.owner)
             if not may_end or time.monotonic() > deadline:
                 raise
         time.sleep(POLL_S)

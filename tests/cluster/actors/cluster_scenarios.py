@@ -20,6 +20,7 @@ from collections import Counter
 from pathlib import Path
 from unittest import mock
 
+import emulated_cluster
 import psutil
 import ray
 from autoscaled_cluster import Watched, autoscaled, workers
@@ -29,6 +30,7 @@ from emulated_cluster import (
     POISON,
     V100,
     MadeUpLearner,
+    MadeUpPool,
     add,
     attempts,
     emulated,
@@ -47,6 +49,7 @@ from ownership_scenarios import (
     cancelled_while_publishing,
     database_away,
     mixed_stacks,
+    postgresql,
     profilers_that_cannot_start,
     restarted_during_an_outage,
     two_hosts,
@@ -58,7 +61,9 @@ from trappm.cluster.actors import profile_tasks
 from trappm.cluster.actors.learner_proxy import LearnerProxy
 from trappm.cluster.campaign.orders import order_stop
 from trappm.cluster.campaign.ownership import runs
+from trappm.cluster.launch import _follow
 from trappm.cluster.scheduler.stop_rules import StopRules
+from trappm.profiler.errors import TrappmError
 from trappm.reports.campaign_facts import live_state
 from trappm.store import CampaignState, Store
 
@@ -199,7 +204,7 @@ def node_frozen(url):
 def learner_killed(url):
     with emulated(NODES), tempfile.TemporaryDirectory() as folder:
         flag = Path(folder, "died")
-        learner = LearnerProxy(tell=print, learner=MadeUpLearner, dies_once=str(flag))
+        learner = LearnerProxy(tell=print, labels=60, learner=MadeUpLearner, dies_once=str(flag))
         report = play(url, spec(60), learner=learner)
         return report | {"died": flag.exists()}
 
@@ -220,6 +225,55 @@ def campaign_killed(url):
             recovery_s.append(time.monotonic() - moment)
         wait_until(lambda: store.campaigns.state(record.id) == "finished")
         return summary(store, record.id, plan) | {"recovery_s": max(recovery_s)}
+
+
+def campaign_node_lost(url):
+    """The campaign's own node is lost, and the head lives; then a user resumes on the head."""
+    plan = spec(100)
+    with emulated(NODES) as made, Store.open(url) as store:
+        node = add(made, None, 0)
+        where = ray.remote(num_cpus=0)(lambda: ray.get_runtime_context().get_node_id())
+        on_it = where.options(**ray_runtime.on_node(node.node_id, or_elsewhere=True))
+        wait_until(lambda: ray.get(on_it.remote()) == node.node_id)  # once every raylet knows it
+        record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
+        with mock.patch.dict(vars(ray_runtime), _this_node=lambda: node.node_id):
+            launch(url, record.id, plan)
+        wait_until(lambda: attempts(store, record.id) >= 20)
+        actor = ray.get_actor(f"{ray_runtime.CAMPAIGN_ACTOR}{record.id}")
+        (pid,) = processes("ray::MadeUpCampaignActor")
+        assert pid in {process.pid for process in family(node)}
+        made.remove_node(node, allow_graceful=False)
+        report = {"error": None}
+        try:
+            _follow(
+                actor, record.id, lambda progress: None,
+                is_detached=True, leave=False, is_bound=url.startswith("sqlite"),
+            )  # fmt: skip
+        except TrappmError as error:
+            report["error"] = str(error)
+            launch(url, record.id, plan)
+        wait_until(lambda: store.campaigns.state(record.id) == "finished")
+        return summary(store, record.id, plan) | report
+
+
+def campaign_node_lost_with_postgresql(_url):
+    os.environ["NODES_ARE_MACHINES"] = "yes"
+    with postgresql() as (_, url):
+        return campaign_node_lost(url)
+
+
+def gpus_while_profiling(url):
+    """How many GPUs are free while the pool is profiled and its steps are traced."""
+    free = []
+
+    class Pool(MadeUpPool):
+        def profile(self, pairs):
+            yield from super().profile(pairs)
+            time.sleep(3.0)
+            free.append(ray.available_resources().get("GPU", 0))
+
+    with emulated(NODES), mock.patch.dict(vars(emulated_cluster), MadeUpPool=Pool):
+        return play(url, spec(60)) | {"free": free}
 
 
 def paused_and_resumed_at_once(url):
@@ -367,6 +421,7 @@ SCENARIOS = {f.__name__: f for f in (
     calm, budget, busy, profiles_made, node_comes_late, autoscaled_from_nothing,
     node_out_of_order, node_lost,
     node_frozen, worker_killed, worker_frozen, poisoned, learner_killed, campaign_killed,
+    campaign_node_lost, campaign_node_lost_with_postgresql, gpus_while_profiling,
     paused_and_resumed_at_once, head_restarted, database_away, restarted_during_an_outage,
     two_hosts, profilers_that_cannot_start, mixed_stacks, cancelled_while_publishing,
     side_by_side, soak,

@@ -39,7 +39,9 @@ from ray.cluster_utils import Cluster  # noqa: E402
 
 import trappm.cluster.actors.campaign_actor  # noqa: E402
 import trappm.cluster.campaign.loop  # noqa: E402
+import trappm.cluster.campaign.ownership  # noqa: E402
 import trappm.cluster.launch  # noqa: E402
+import trappm.store.repositories.owners  # noqa: E402
 from trappm.cluster.actors.campaign_actor import CampaignActor  # noqa: E402
 from trappm.cluster.actors.learner_proxy import LearnerProxy  # noqa: E402
 from trappm.cluster.actors.profiler_actor import this_process  # noqa: E402
@@ -148,18 +150,35 @@ class MadeUpLearner:
 
 
 class MadeUpCampaignActor(CampaignActor):
-    """The campaign of the real actor, with workers and a learner that make everything up."""
+    """The campaign of the real actor, with workers and a learner that make everything up.
+
+    With `NODES_ARE_MACHINES`, no node finds processes or files of another one.
+    """
+
+    def __init__(self, home, *arguments):
+        if os.environ.get("NODES_ARE_MACHINES"):
+            node_id = ray.get_runtime_context().get_node_id()
+            home /= f"home of {node_id}"
+            trappm.cluster.campaign.ownership.machine = lambda: node_id
+            trappm.store.repositories.owners.SILENT_S = 20.0
+        super().__init__(home, *arguments)
 
     def _workers(self):
         fair_share.LOOK_S, fair_share.SLICE_S = 1.0, 5.0  # nobody waits minutes for a turn here
         trappm.cluster.campaign.loop.LEASE_S = float(os.environ.get("LEASE_S", "180"))
         devices = self._spec.devices.keys
         return MadeUpPool(
-            devices, may_grow=True, campaign_id=self._campaign_id, profiler=MadeUpProfiler
+            devices,
+            may_grow=True,
+            campaign_id=self._campaign_id,
+            tell=self._note_worker,
+            profiler=MadeUpProfiler,
         )
 
     def _learner(self):
-        return LearnerProxy(tell=self._note_learner, learner=MadeUpLearner, dies_once=None)
+        return LearnerProxy(
+            tell=self._note_learner, labels=self._spec.total, learner=MadeUpLearner, dies_once=None
+        )
 
 
 class MadeUpPool(ProfilerPool):
@@ -200,7 +219,9 @@ def emulated(nodes):
         os.environ["RAY_TMPDIR"] = folder  # where it notes its address, which others would join
         Path(folder, "ray").mkdir()
         shared = {"object_store_memory": 80 << 20, "memory": 1 << 30, "include_dashboard": False}
-        made = head({**shared, "num_cpus": 2, "no_monitor": True, "temp_dir": folder})
+        made = head({
+            **shared, "num_cpus": 2, "memory": 4 << 30, "no_monitor": True, "temp_dir": folder,
+        })  # fmt: skip
         made.shared = shared
         try:
             ray.init(address=made.address, namespace=NAMESPACE, logging_level="ERROR",
@@ -233,8 +254,8 @@ def add(made, label, gpus, tries=4):
     try:
         with contextlib.nullcontext() if in_main_thread() else silent:
             return made.add_node(
-                num_cpus=1, num_gpus=gpus, labels={ACCELERATOR_LABEL: label}, wait=False,
-                **made.shared,
+                num_cpus=1, num_gpus=gpus, wait=False,
+                labels={ACCELERATOR_LABEL: label} if label else {}, **made.shared,
             )  # fmt: skip
     except Exception:  # Ray has no class of its own for it
         if tries == 1:

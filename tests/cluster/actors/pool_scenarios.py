@@ -16,6 +16,7 @@ from pathlib import Path
 
 import ray
 from emulated_cluster import A100, MadeUpProfiler, emulated, mark, wait_until
+from ray.autoscaler.v2.sdk import get_cluster_status
 
 from trappm.cluster.actors import profiler_pool
 from trappm.cluster.actors.profiler_pool import ProfilerPool
@@ -42,6 +43,19 @@ def gone_already():
             "losses": [finished.loss for finished in pool.wait(timeout_s=0)],
             "again": [finished.loss for finished in pool.wait(timeout_s=0)],
         }
+
+
+def dismissed_after_its_node():
+    with emulated([("A100", 1)]) as made:
+        pool = ProfilerPool([A100], may_grow=False, profiler=MadeUpProfiler)
+        wait_until(lambda: has_joined(pool, 1))
+        (worker,) = pool.joined()
+        made.remove_node(made.measuring[0], allow_graceful=False)
+        wait_until(lambda: not any(node["Alive"] for node in ray.nodes()[1:]))
+        pool.dismiss(worker)
+        time.sleep(10.0)  # until demands are reported
+        demands = get_cluster_status(made.address).resource_demands
+        return {"demands": [str(demand) for demand in demands.ray_task_actor_demand]}
 
 
 def given_back():
@@ -111,7 +125,15 @@ def ranks_alone():
 
 
 if __name__ == "__main__":
-    scenarios = (gone_already, given_back, mended, broken_here, ranks_first, ranks_alone)
+    scenarios = (
+        dismissed_after_its_node,
+        gone_already,
+        given_back,
+        mended,
+        broken_here,
+        ranks_first,
+        ranks_alone,
+    )
     result = {f.__name__: f for f in scenarios}[sys.argv[1]]()
     sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()

@@ -42,6 +42,11 @@ def test_what_is_given_to_a_worker_that_has_just_gone_comes_back_as_lost(play):
 
 
 @pytest.mark.slow
+def test_dismissing_a_worker_of_a_lost_node_leaves_no_demand_behind(play):
+    assert play("dismissed_after_its_node") == {"demands": []}
+
+
+@pytest.mark.slow
 def test_a_gpu_is_given_back_once_nothing_has_been_left_for_it_for_a_while(play):
     assert play("given_back") == {"while_work_waits": 2, "free_then": 0, "free_at_last": 2}
 

