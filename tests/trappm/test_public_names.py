@@ -48,7 +48,6 @@ NET = nn.Flatten()
         ("predict", (NET,), {}, "such as example_input=torch.empty"),
         ("predict", ("resnet18",), {"batchsize": 2}, "did you mean 'batch_size'"),
         ("predict", ("resnet18",), {"optimizer": torch.optim.RMSprop}, "optimizer is RMSprop"),
-        ("lookup", ("resnet18",), {}, r"missing a required argument: 'device'; see help\(trappm"),
         ("lookup", ("resnet18",), {"device": "a100", "batchsize": 2}, "mean 'batch_size'"),
         ("lookup", (NET,), {"device": "a100"}, r"call trappm.predict\(module"),
         ("lookup", ("resnet18",), {"device": "a100", "batch_size": "8"}, "batch size is '8'"),

@@ -29,17 +29,29 @@ def verdicts(predictions: Sequence[Prediction]) -> dict[str, dict[str, str | Non
     return best
 
 
+FAR = 20.0
+"""A prediction this many times above the largest measurement, or below the smallest, is left out of
+comparisons."""
+
+
+def _is_far(prediction: Prediction) -> bool:
+    ends = prediction.beyond_labels.items()
+    ratios = [getattr(prediction, metric) / end for metric, end in ends]
+    return any(ratio > FAR or ratio < 1 / FAR for ratio in ratios)
+
+
 def without_extrapolations(
     predictions: Sequence[Prediction],
 ) -> tuple[list[Prediction], list[dict[str, str]]]:
     """Return the predictions near measurements, and a record of each that is far from them.
 
-    All are near if otherwise none would be left.
+    A prediction is far if a metric is `FAR` times beyond the measurements of its device. All are
+    near if otherwise none would be left.
     """
-    near = [p for p in predictions if not p.beyond_labels]
+    near = [p for p in predictions if not _is_far(p)]
     if not near:
         return list(predictions), []
-    far = [p for p in predictions if p.beyond_labels]
+    far = [p for p in predictions if _is_far(p)]
     reason = "far from all measurements of this device"
     return near, [{"model": p.model, "device": p.device, "reason": reason} for p in far]
 

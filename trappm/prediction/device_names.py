@@ -103,8 +103,9 @@ def refuse_unnamed(name: str) -> None:
 def unknown_device(name: str, keys: Iterable[str] = ()) -> str:
     """Return the error message about a device that no snapshot and no data sheet covers."""
     covered = "TraPPM covers NVIDIA cards, and CPU devices such as cpu-4t"
-    hint = nearest(name, {*keys, *card_keys()}, otherwise=covered)
-    return f"unknown device {name!r}; {hint.removesuffix('?')}; list devices with: trappm devices"
+    hint = nearest(name, {*keys, *card_keys()}, otherwise="")
+    parts = [f"unknown device {name!r}", hint.removesuffix("?"), covered]
+    return "; ".join([*filter(None, parts), "list devices with: trappm devices"])
 
 
 @dataclass(frozen=True)

@@ -200,10 +200,17 @@ def test_an_initial_draw_without_labels_fails_the_campaign_and_resume_measures_i
 
 
 def test_what_failed_waits_until_the_rest_of_its_round_is_measured(store):
-    workers = FakeWorkers(faults={1: "unstable"})
+    workers = FakeWorkers(faults={1: "error"})
     campaign(store, workers).run()
     again = [i for i, start in enumerate(workers.starts) if start == workers.starts[0]]
     assert again == [0, SPEC["evaluation"]["source"]]
+
+
+def test_what_was_unstable_waits_for_the_next_round(store):
+    workers = FakeWorkers(faults={1: "unstable"})
+    campaign(store, workers).run()
+    _, again = [i for i, start in enumerate(workers.starts) if start == workers.starts[0]]
+    assert again >= SPEC["evaluation"]["source"] + SPEC["initial"]["source"]
 
 
 def test_out_of_memory_is_kept_as_an_outcome_and_not_tried_again(store):

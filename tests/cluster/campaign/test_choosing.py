@@ -385,7 +385,8 @@ class Forgiving(Listening):
 
 def test_what_was_given_up_as_unstable_can_be_chosen_and_measured_again(store):
     workers, learner = Unlucky("unstable"), Forgiving()
-    run = campaign(store, workers, learner)
+    rounds = {"count": 3, "source": 1, "target": 1}
+    run = campaign(store, workers, learner, rounds=rounds)
     run.run()
     assert [r.unsteady for r in learner.requests if r.unsteady] == [{workers.victim: 3}]
     assert not store.assignments.of_campaign(run.id, state="failed")
