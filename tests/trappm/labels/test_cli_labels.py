@@ -227,7 +227,7 @@ WRONG = [
     (["show"], "ID"),
     (["lookup", "resnet18", "--device", DEVICE, "--batch-size", "0"], "batch size is 0"),
     (["lookup", "none.onnx", "--device", DEVICE], "none.onnx"),
-    (["lookup", "resnet18"], "--device"),
+    (["lookup", "resnet18", "--device", "cuda:0"], "does not say which model it is"),
     (["lookup", "resnet18", "--device", DEVICE, "--protocol", "papr"], "did you mean 'paper'"),
     (["show", str(2**63 - 1)], "no label has the id 9223372036854775807"),
     (["show", str(2**63)], "less than or equal to 9223372036854775807"),
@@ -269,5 +269,9 @@ def test_labels_come_as_a_frame(filled):
     assert len(trappm.labels(outcome="any")) == 8
     with pytest.raises(InputError, match="did you mean 'vgg'"):
         trappm.labels(family="vggs")
-    with pytest.raises(TypeError, match="colour"):
+    with pytest.raises(InputError, match="unknown filter 'colour'; there are: architecture"):
         trappm.labels(colour="red")
+    with pytest.raises(InputError, match=r"by is 'family'; give a list, such as by=\['family'\]"):
+        trappm.labels(by="family")
+    with pytest.raises(InputError, match="statistics is 'mean'; give a list"):
+        trappm.labels(by=["family"], statistics="mean")

@@ -88,10 +88,7 @@ def test_a_new_user_is_answered_and_told_what_it_rests_on(answer):
     assert answer.snapshot == read_whole(SHIPPED)[0].id
     low, high = answer.intervals["memory_mib"]
     assert 1000 < low < answer.memory_mib < high < 10_000
-    assert any(
-        "on the step time of A100 40 GB; it" in remark
-        for remark in answer.remarks
-    )
+    assert any("on the step time of A100 40 GB; it" in remark for remark in answer.remarks)
     assert "no label of its power" in answer.power_source
     assert answer.out_of_memory < 0.01
     assert answer.precision == "fp32"
@@ -111,9 +108,7 @@ def test_the_headline_has_medians_and_intervals_of_memory_and_time(answer):
     assert str(known) == text
     assert (known.fits, known.verdict) == (True, "fits")
     small = replace(known, capacity_mib=9000.0)
-    assert str(small).startswith(
-        "May not fit A100 40 GB: 8.0 GiB (7.7 to 8.6) of 8.8. A"
-    )
+    assert str(small).startswith("May not fit A100 40 GB: 8.0 GiB (7.7 to 8.6) of 8.8. A")
     assert (small.fits, small.verdict) == (False, "may not fit")
     smaller = replace(known, capacity_mib=8000.0)
     assert str(smaller).startswith("Does not fit A100 40 GB: ")

@@ -146,7 +146,7 @@ def test_bad_input_is_refused_in_a_line(arguments, options, message):
 
 
 def test_unknown_cards_and_steps_that_need_values_are_refused(resnet):
-    with pytest.raises(InputError, match="no card is known as 'b9000'"):
+    with pytest.raises(InputError, match="unknown device 'b9000'"):
         resnet.fits("b9000")
 
     class Choosy(Siamese):
