@@ -45,7 +45,7 @@ def test_work_of_a_token_grows_evenly_with_its_context(attention):
         (["hf:bert-tiny"], "no decoder"),
         (["hf:llama-tiny", "--prompt", "500", "--tokens", "20"], "takes at most 512"),
         (["hf:llama-tiny", "--batch-size", "0"], "batch size is 0"),
-        (["hf:llama-tiny", "--device", "nothing"], "no card is known"),
+        (["hf:llama-tiny", "--device", "nothing"], "unknown device 'nothing'"),
     ],
 )
 def test_what_cannot_be_is_one_line(words, message, capsys):

@@ -221,7 +221,7 @@ def test_the_client_of_kubernetes_reads_the_pod(folder, command):
 def test_cards_are_those_that_the_step_fits():
     assert [product for product in PRODUCTS if memory_mib(product) is None] == []
     made = trappm.estimate("resnet10t", batch_size=8, input_size=64)
-    with pytest.raises(InputError, match="no card is known as 'a1000'"):
+    with pytest.raises(InputError, match="unknown device 'a1000'; did you mean 'a100'"):
         pod(made, ["a1000"])
     with pytest.raises(InputError, match="no product of Kubernetes is known for titan-v"):
         pod(made, ["titan-v"])

@@ -316,7 +316,7 @@ class Two(nn.Module):
         ([], {}, "list of models is empty"),
         ({"device": "a100"}, {}, "names no model"),
         ("resnet18", {"colour": "red"}, "no argument 'colour'"),
-        (nn.Flatten(), {}, "give example_input"),
+        (nn.Flatten(), {}, "such as example_input="),
         (nn.Flatten(), {"example_input": torch.empty(1, 3), "input_size": 3}, "no input size"),
         (nn.Flatten(), {"example_input": (torch.empty(1, 3),)}, "is a tuple"),
         (nn.Flatten(), {"example_input": torch.tensor(1.0)}, "first axis must be the batch"),

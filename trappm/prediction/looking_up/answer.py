@@ -49,7 +49,8 @@ class Answer:
         parts = [quantity(name, value) for name, value, _ in self.figures()]
         if not parts:
             return f"Nothing is known about this step on {self.device}."
-        return f"A step on {self.device} at batch {self.batch_size:,} takes {', '.join(parts)}."
+        how = f"in {self.labels[0].configuration.precision} at batch {self.batch_size:,}"
+        return f"A step on {self.device} takes {', '.join(parts)} {how}."
 
     def figures(self) -> list[tuple[str, float, str]]:
         """Name, value and unit of each metric that is known."""
