@@ -153,6 +153,7 @@ STEP = "predict?model=test_resnet&batch_size=8&input_size=64&epochs=2&samples=12
 
 
 def test_a_phone_cuts_no_number_on_any_view(page, server, home):
+    page.set_default_timeout(4 * WAIT_MS)  # models are traced
     page.set_viewport_size({"width": 390, "height": 844})
     for view in (
         *VIEWS,
@@ -168,7 +169,7 @@ def test_a_phone_cuts_no_number_on_any_view(page, server, home):
         page.evaluate("document.querySelectorAll('details').forEach((e) => (e.open = true))")
         if view.startswith((STEP, "roofline?")):  # neither an error nor still on its way
             page.locator("figure svg").first.wait_for()
-        expect(page.locator(".waiting")).to_have_count(0)
+        expect(page.locator(".waiting")).to_have_count(0, timeout=4 * WAIT_MS)
         page.wait_for_timeout(300)  # charts are drawn once their boxes have a width
         assert page.evaluate(CUT_NUMBERS) == [], view
 
