@@ -100,14 +100,14 @@ def test_a_device_of_unknown_power_has_no_limit_to_set(tmp_path, monkeypatch):
     ).folder  # fmt: skip
     answer = ask("cpu-2t", snapshot=folder)
     assert answer.power_w is answer.power_source is None
-    assert "no power_w head" in answer.missing["power_w"]
+    assert "no model was trained on the power" in answer.missing["power_w"]
     with pytest.raises(InputError, match="nothing is known of the power of cpu-2t"):
         ask("cpu-2t", snapshot=folder, power_limit_w=100)
 
 
 def test_the_command_line_tells_power_its_source_and_the_thriftiest_limit(capsys):
     command = ["predict", MODEL, "--batch-size", str(BATCH), "--device", "v100"]
-    assert run([*command, "--power-limit", "200"]) == 0
+    assert run([*command, "--power-limit", "200", "--explain"]) == 0
     shown = capsys.readouterr().out
     assert "under a limit of 200 W" in shown
     assert "Zeus" in shown

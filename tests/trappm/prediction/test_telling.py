@@ -45,7 +45,7 @@ def test_three_lines_of_remarks_are_shown_unless_all_are_asked_for(prediction, c
     def remarks(show, **options):
         show(**options)
         lines = capsys.readouterr().out.splitlines()
-        return [line for line in lines if re.match(r"remark \d|\d+ more remarks", line)]
+        return [line for line in lines if re.search(r"remark \d|\d+ more remarks", line)]
 
     for show in (
         lambda **o: print_prediction(talkative, **o),
