@@ -1,21 +1,25 @@
 """How far off answers are for a card that nobody has labelled, and what the snapshot ships of it.
 
     PYTHONPATH=. python benchmarks/learner/other_devices.py ../shared/data --traces FOLDER [--write]
+    PYTHONPATH=. python benchmarks/learner/other_devices.py ../shared/data --only memory [--write]
 
 Each card with labels is held out as a whole: its step times are predicted from its data sheet and
 the other cards' labels, and once more with kernels of its own, where somebody timed some; then, by
 architectures held out, from its own steps and all others'. Memory is predicted for an A100
-(GPUMemNet, software of 2023) and an H100 (our own labels) from simulated steps alone. With --write
-all cards' labels go into `learner/physics/devices/`, with the quantiles of these errors.
+(GPUMemNet, software of 2023) and an H100 (our own labels) from simulated steps alone; static
+profiles that are missing are made and kept in TRAPPM_HOME. With --write all cards' labels go into
+`learner/physics/devices/`, with the quantiles of these errors; with `--only memory` those of memory
+take the place of the old ones, and the rest of the file stays.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -38,14 +42,17 @@ from benchmarks.learner.step_time_nodes import (
     timm_steps,
     traced,
 )
-from trappm.experiments.label_files import read_labels
+from trappm.experiments.label_files import read_labels, read_usable
 from trappm.experiments.shipped_sheets import SHEETS
+from trappm.experiments.workbench import opened_workbench
 from trappm.learner.heads.other_devices import (
     FILE,
     OTHERS,
     Basis,
     OtherDevices,
     errors_of_devices,
+    known_of_others,
+    pooled_errors,
     write,
 )
 from trappm.learner.physics.device_specs import spec_of
@@ -54,16 +61,14 @@ from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.stats.calibration import Calibration
 from trappm.learner.stats.folds import grouped_folds
-from trappm.learner.workload import Workload
-from trappm.profiler.errors import TrappmError
 from trappm.profiler.records import Measurement, MemoryFormat, Outcome, Phase
-from trappm.profiler.static_profile import static_profile
+from trappm.profiler.simulation.training_loop import Loop
 
 Array = npt.NDArray[np.float64]
+Usable = Mapping[tuple[str, int], bool] | None
 
 INFER_STEPS = 120
 OTHER_KERNEL_CARDS = ("v100-pcie-32gb", "t4", "h100-sxm-80gb")
-A100_ARCHITECTURES = 60
 FOLDS = 4
 """Of architectures, by which cards with steps are judged."""
 STEP_MS, MEMORY = "step time", "memory"
@@ -200,58 +205,47 @@ def new_architecture_errors(
 
 
 def memory_errors(data: Path) -> Iterator[Errors]:
-    """Of simulated steps alone."""
+    """Yield the errors of simulated steps alone, which no label of the card has adjusted.
+
+    Two things belong to the software that ran and not to the card, so they are given for the A100,
+    whose sheet is of 2023: what its process took beside the allocator (`PROCESS_MIB`), and the
+    training loop. The H100 ran today's software, which users have.
+    """
     a100 = read_labels(data / "a100_40gb_train_memory.csv")
-    a100 = [label for label in a100 if label.outcome is Outcome.OK]
-    names = sorted({label.configuration.architecture for label in a100})
-    chosen = set(np.random.default_rng(0).permutation(names)[:A100_ARCHITECTURES].tolist())
-    sheets = {
-        "a100": [label for label in a100 if label.configuration.architecture in chosen],
-        "h100": h100_labels(),
-    }
-    for device, labels in sheets.items():
-        prior = MemoryPrior.on(spec_of(device))
-        logs: dict[Phase, list[float]] = defaultdict(list)
-        for label, workload in _simulated(labels):
-            if label.memory_mib is not None:
-                predicted = float(prior.log_values([workload])[0])
-                logs[workload.phase].append(float(np.log(label.memory_mib)) - predicted)
-        for phase, values in logs.items():
-            yield Errors(MEMORY, device, Basis.SPECIFICATION, phase, np.array(values))
+    usable = read_usable(data / "a100_40gb_train_memory_quality.csv")
+    judged: list[tuple[str, list[Measurement], Usable, MemoryPrior]] = [
+        ("a100", a100, usable, MemoryPrior(loop=Loop.TUNED)),
+        ("h100", h100_labels(), None, MemoryPrior.on(spec_of("h100"))),
+    ]
+    for device, labels, rows, prior in judged:
+        with opened_workbench(
+            "memory_mib", processes=os.cpu_count() or 1, usable=rows, watch=_show
+        ) as bench:
+            samples = bench.prepared(labels).samples
+        logs = np.log(samples.values) - prior.log_values(samples.workloads)
+        phases = np.array([workload.phase for workload in samples.workloads])
+        for phase in Phase:
+            chosen = samples.judged & (phases == phase)
+            if chosen.any():
+                yield Errors(MEMORY, device, Basis.SPECIFICATION, phase, logs[chosen])
 
 
-def _simulated(labels: Sequence[Measurement]) -> Iterator[tuple[Measurement, Workload]]:
-    """Those in fp32 and contiguous, which static profiles are of."""
-    profiles = {}
-    for label in labels:
-        what = label.configuration
-        if (what.precision, what.memory_format) != ("fp32", "contiguous"):
-            continue
-        key = what.architecture, what.input_size
-        if key not in profiles:
-            try:
-                profiles[key] = static_profile(*key)
-            except TrappmError as error:
-                sys.stderr.write(f"left out: {error}\n")
-                profiles[key] = None
-        profile = profiles[key]
-        if profile is not None and profile.step is not None:
-            yield (
-                label,
-                Workload(
-                    graph=profile.graph.at(what.batch_size),
-                    precision=what.precision,
-                    memory_format=what.memory_format,
-                    optimizer=what.optimizer,
-                    phase=what.phase,
-                    step=profile.step,
-                ),
-            )
+def _show(done: int, total: int, what: str) -> None:
+    sys.stderr.write(f"{done}/{total} {what}\n")
 
 
-def quantiles(errors: Sequence[Errors], metric: str, basis: Basis, phase: Phase) -> Calibration:
-    """Of the cards with this basis; for those that have none of it, their data sheet stands in."""
-    parts = [e for e in errors if (e.metric, e.phase) == (metric, phase)]
+def memory_quantiles(errors: Sequence[Errors]) -> Calibration:
+    """Return those of training; of inference only the card is known that the process was measured
+    on."""
+    rows = [e for e in errors if (e.metric, e.phase) == (MEMORY, Phase.TRAIN)]
+    logs = np.concatenate([e.logs for e in rows])
+    return pooled_errors(logs, [e.device for e in rows for _ in e.logs])
+
+
+def quantiles(errors: Sequence[Errors], basis: Basis, phase: Phase) -> Calibration:
+    """Return those of step times of the cards with this basis; the data sheet replaces a missing
+    one."""
+    parts = [e for e in errors if (e.metric, e.phase) == (STEP_MS, phase)]
     has = {e.device for e in parts if e.basis is basis}
     parts = [e for e in parts if e.basis is (basis if e.device in has else Basis.SPECIFICATION)]
     logs = np.concatenate([e.logs for e in parts])
@@ -259,17 +253,34 @@ def quantiles(errors: Sequence[Errors], metric: str, basis: Basis, phase: Phase)
 
 
 def coverage(errors: Sequence[Errors]) -> str:
-    """Of the intervals, each card's from the other cards' errors."""
+    """Describe how many rows of each card lie in intervals made of the other cards' errors."""
     shares: dict[tuple[Basis, Phase], list[float]] = defaultdict(list)
-    for row in (e for e in errors if e.metric == STEP_MS):
+    lines = []
+    for row in errors:
         others = [e for e in errors if e.device != row.device]
-        low, high = quantiles(others, STEP_MS, row.basis, row.phase).interval()
-        shares[row.basis, row.phase].append(float(np.mean((low <= row.logs) & (row.logs <= high))))
-    return "\n".join(
+        if row.metric == STEP_MS:
+            inside = _share_within(row, quantiles(others, row.basis, row.phase))
+            shares[row.basis, row.phase].append(inside)
+        else:
+            inside = _share_within(row, memory_quantiles(others))
+            lines.append(
+                f"memory of {row.device}, {row.phase}, in the 90 % interval of the other card: "
+                f"{100 * inside:.1f} %"
+            )
+    memory = [e for e in errors if e.metric == MEMORY]
+    low, high = np.exp(memory_quantiles(memory).interval())
+    lines.append(f"90 % interval of memory from both cards: {low:.3f} to {high:.3f}")
+    lines += [
         f"in the 90 % interval of other cards, mean of {len(s)} cards, {basis}, {phase}: "
         f"{100 * np.mean(s):.0f} % (least {100 * min(s):.0f})"
         for (basis, phase), s in shares.items()
-    )
+    ]
+    return "\n".join(lines)
+
+
+def _share_within(row: Errors, calibration: Calibration) -> float:
+    low, high = calibration.interval()
+    return float(np.mean((low <= row.logs) & (row.logs <= high)))
 
 
 def shipped(
@@ -289,9 +300,8 @@ def shipped(
     return OtherDevices(
         common.centre,
         of_cards,
-        {(b, p): quantiles(errors, STEP_MS, b, p) for b in Basis for p in Phase},
-        # Of inference one card is known, whose process the prior was measured on.
-        quantiles(errors, MEMORY, Basis.SPECIFICATION, Phase.TRAIN),
+        {(b, p): quantiles(errors, b, p) for b in Basis for p in Phase},
+        memory_quantiles(errors),
     )
 
 
@@ -337,33 +347,52 @@ FILES: dict[str, tuple[str | Callable[[Evidence], str], str]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path, help="the folder with the published labels")
-    parser.add_argument("--traces", type=Path, required=True, help="where kernels are kept")
+    parser.add_argument("--traces", type=Path, help="where kernels are kept; memory needs none")
+    parser.add_argument("--only", choices=["memory"], help="leave step times as they are")
     parser.add_argument("--write", action="store_true", help="what is known, into the package")
     parser.add_argument(
         "--v100", type=int, nargs="+", help="with these seeds, as step_time_nodes.py judges it"
     )
     options = parser.parse_args()
-    known, kernels = evidence_of_all(options.data, options.traces)
+    if options.only == "memory":
+        errors = _printed(memory_errors(options.data))
+        if options.write:
+            known, sources = known_of_others()
+            write(replace(known, memory=memory_quantiles(errors)), sources)
+            sys.stdout.write(f"{FILE}\n")
+        return
+    if options.traces is None:
+        parser.error("step times need --traces; or give --only memory")
+    known_steps, kernels = evidence_of_all(options.data, options.traces)
     if options.v100 is not None:
         of_v100 = next(part for part in kernels if part.device == "v100")
         others = [part for part in kernels if part.device != "v100"]
-        sys.stdout.write(f"{medians(judge_v100(known, others, of_v100, options.v100))}\n")
+        judged = judge_v100(known_steps, others, of_v100, options.v100)
+        sys.stdout.write(f"{medians(judged)}\n")
         return
+    errors = _printed(
+        chain(
+            memory_errors(options.data),
+            step_time_errors(known_steps, kernels),
+            new_architecture_errors(known_steps, kernels),
+        )
+    )
+    if options.write:
+        evidence = [*(steps.evidence for steps in known_steps), *kernels]
+        write(shipped(known_steps, kernels, errors), [source_of(part) for part in evidence])
+        sys.stdout.write(f"{FILE}\n")
+
+
+def _printed(errors: Iterable[Errors]) -> list[Errors]:
+    """Print the errors as they come, and then what intervals of them hold."""
     sys.stdout.write(f"{HEADING}\n")
-    errors = []
-    for row in chain(
-        memory_errors(options.data),
-        step_time_errors(known, kernels),
-        new_architecture_errors(known, kernels),
-    ):
-        errors.append(row)
+    rows = []
+    for row in errors:
+        rows.append(row)
         sys.stdout.write(f"{row.told()}\n")
         sys.stdout.flush()
-    sys.stdout.write(f"{coverage(errors)}\n")
-    if options.write:
-        evidence = [*(steps.evidence for steps in known), *kernels]
-        write(shipped(known, kernels, errors), [source_of(part) for part in evidence])
-        sys.stdout.write(f"{FILE}\n")
+    sys.stdout.write(f"{coverage(rows)}\n")
+    return rows
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@
                 kernels alone, or steps too few for a head
     memory      simulated allocations, and what a process of today's software takes beside them
 
-How wide their intervals are, cards held out as a whole have shown, or architectures held out where
-the card has steps (docs/studies/step_time_constants.md).
+Their intervals are quantiles of the errors on cards held out as a whole, or on architectures held
+out where the card has steps (docs/studies/step_time_constants.md). Memory was measured on two cards
+only, so its interval is indicative: how far a third card is from both is unknown.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.residual.residual import Residual
-from trappm.learner.stats.calibration import Calibration
+from trappm.learner.stats.calibration import LEVELS, Calibration
 from trappm.learner.tensors import with_prefix
 from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
@@ -71,7 +72,7 @@ class OtherDevices:
     step_time: Mapping[tuple[Basis, Phase], Calibration]
     """Quantiles of log(measured / predicted), by what an answer rests on."""
     memory: Calibration
-    """The same of memory in training."""
+    """The same of memory in training, of two cards."""
 
     def basis(self, device: str) -> Basis | None:
         """What step times of this device would rest on; None for what is no card of the
@@ -176,6 +177,24 @@ def errors_of_devices(errors: Array, devices: Sequence[str]) -> Calibration:
     deviation = max(ROBUST * middle, 1e-3)
     fitted = Calibration.fit(errors, np.full(len(errors), deviation), devices)
     return Calibration(fitted.quantiles * deviation)
+
+
+def pooled_errors(errors: Array, devices: Sequence[str]) -> Calibration:
+    """Return quantiles of log(measured / predicted) on cards held out, of all cards together.
+
+    Every card has the same weight. Unlike `errors_of_devices`, no errors are added for cards that
+    nobody measured. This suits memory, where models differ by more than cards do: a simulated step
+    allocates the same on each. It is indicative with two cards.
+
+    Args:
+        errors: of each label (n).
+        devices: the card of each label (n).
+    """
+    _, number, count = np.unique(np.array(devices), return_inverse=True, return_counts=True)
+    order = np.argsort(errors)
+    weights = (1.0 / count[number] / len(count))[order]
+    levels = np.cumsum(weights) - weights / 2
+    return Calibration(np.interp(LEVELS, levels, errors[order]))
 
 
 def head_of(prior: Prior, errors: Calibration) -> Head[Prior]:

@@ -51,15 +51,15 @@ def measured_ms(workload, random) -> float:
 
 @pytest.fixture(scope="module")
 def judged():
-    """The default learner, fitted to 240 networks, with 160 others and the labels of both."""
+    """The default learner, fitted to 150 networks, with 150 others and the labels of both."""
     random = np.random.default_rng(7)
-    workloads = networks(400, seed=11)
+    workloads = networks(300, seed=11)
     values = np.array([measured_ms(workload, random) for workload in workloads])
     names = [f"network {number}" for number in range(len(workloads))]
     start = starting_prior("step_time_ms", SPEC, kernels=True)
     assert isinstance(start, StepTimePrior)
-    head = Ours(start).fit(workloads[:240], targets(values[:240], names[:240]), random)
-    return start, head, workloads[240:], values[240:]
+    head = Ours(start).fit(workloads[:150], targets(values[:150], names[:150]), random)
+    return start, head, workloads[150:], values[150:]
 
 
 def test_a_trained_head_predicts_new_architectures_better_than_its_prior(judged):

@@ -9,12 +9,15 @@ from trappm.learner.heads.other_devices import (
     OtherDevices,
     errors_of_devices,
     known_of_others,
+    pooled_errors,
 )
 from trappm.learner.heads.predictions import TrainedHeads
 from trappm.learner.stats.calibration import LEVELS
 from trappm.learner.workload import Workload
+from trappm.profiler.devices.capacity import USABLE_SHARE, memory_mib
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
-from trappm.profiler.static_profile import static_profile
+from trappm.profiler.static_profile import static_profile, step_profile
+from trappm.profiler.tracing.tracer import StepOptions
 
 
 @pytest.fixture(scope="module")
@@ -154,3 +157,39 @@ def test_quantiles_are_of_cards_and_not_of_labels():
     inside = np.mean([low <= off[0] <= high for off in errors])
     assert 0.8 <= inside <= 0.97
     assert len(fitted.quantiles) == len(LEVELS)
+
+
+def test_an_interval_of_pooled_errors_is_no_wider_than_errors_are():
+    """Two cards say too little of a third one to add errors that nobody saw."""
+    generator = np.random.default_rng(4)
+    errors = np.concatenate([generator.normal(0.02, 0.03, 3000), generator.normal(0.03, 0.05, 100)])
+    cards = ["many labels"] * 3000 + ["few labels"] * 100
+    low, high = pooled_errors(errors, cards).interval()
+    assert -0.07 < low < -0.02
+    assert 0.07 < high < 0.13
+    inside = [
+        np.mean((low <= of_card) & (of_card <= high)) for of_card in (errors[:3000], errors[3000:])
+    ]
+    assert np.mean(inside) == pytest.approx(0.9, abs=0.01)
+
+
+def test_memory_of_a_card_without_labels_is_nearly_as_sure_as_the_simulation(others):
+    low, high = np.exp(others.memory.interval())
+    assert 0.9 < low < 1
+    assert 1 < high < 1.2
+
+
+@pytest.mark.parametrize(
+    ("precision", "batch_size"), [(Precision.FP32, 128), (Precision.AMP_FP16, 256)]
+)
+def test_what_nvidia_trained_on_a_v100_fits(others, precision, batch_size):
+    """DeepLearningExamples trains ResNet-50 at these batch sizes on a V100 of 16 GB."""
+    step = step_profile("resnet50", 224, StepOptions(precision=precision))
+    workload = Workload(
+        graph=static_profile("resnet50", 224).graph.at(batch_size),
+        precision=precision,
+        optimizer=Optimizer.MOMENTUM,
+        step=step,
+    )
+    memory = others.heads("v100-16gb", Phase.TRAIN).heads.heads["memory_mib"].predict([workload])
+    assert memory.high[0] < USABLE_SHARE * memory_mib("v100-16gb")

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import network
 from feature_zoo import Convolutions, OneConvolution, OtherOperators, in_all_settings
 
 from trappm.learner.physics.cpu.cpu_memory_prior import CpuMemoryPrior
@@ -145,13 +144,13 @@ def test_no_two_kinds_of_convolutions_share_a_feature_of_memory():
     assert largest.size == SCRATCH_KINDS
 
 
-def test_no_two_operators_share_a_feature():
+def test_no_two_operators_share_a_feature(build_network):
     for place, operator in enumerate(OPERATORS):
-        graph = replace(network("plain", 8, 2, 1), operators=(operator,) * 9)
+        graph = replace(build_network("plain", 8, 2, 1), operators=(operator,) * 9)
         assert np.flatnonzero(operator_shares(graph)).tolist() == [place]
 
 
-def made_up_workload() -> Workload:
+def made_up_workload(graph: Graph) -> Workload:
     """Kernels of all kinds, passes and shapes, and allocations with all kinds of scratch memory.
 
     It depends on no traced model, so its features change only with the code that computes them.
@@ -208,7 +207,6 @@ def made_up_workload() -> Workload:
         parameter_bytes=np.array([400_000, 800_000]),
         buffer_bytes=np.array([4_000]),
     )
-    graph: Graph = network("depthwise", 24, 3, 16)
     step = StepProfile(
         trace=trace,
         saved_bytes=SavedBytes(0, 10**6),
@@ -220,13 +218,13 @@ def made_up_workload() -> Workload:
 
 
 @pytest.mark.parametrize("part", PRIORS)
-def test_features_keep_their_meaning_unless_their_version_is_raised(part):
+def test_features_keep_their_meaning_unless_their_version_is_raised(build_network, part):
     """A snapshot of features with another meaning would load and predict wrong values.
 
     Where this fails on purpose, raise the part's number in `feature_schema.VERSIONS`, and add the
     values that are printed under the new version to golden_features.json.
     """
-    workload = made_up_workload()
+    workload = made_up_workload(build_network("depthwise", 24, 3, 16))
     values = [v for prior in PRIORS[part] for v in prior.features([workload])[0].tolist()]
     expected = json.loads(GOLDEN.read_text()).get(f"{part} {VERSIONS[part]}")
     message = f"{part}: {json.dumps([float(f'{value:.8g}') for value in values])}"
