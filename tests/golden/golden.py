@@ -16,55 +16,13 @@ import json
 import lzma
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
-DEVICES = ("a100-40gb", "v100-16gb", "rtx3090", "h100")
-METRICS = ("step_time_ms", "memory_mib", "power_w")
-BATCH_SIZE = 16
-ARCHITECTURES = 200
-TRANSFORMERS = 30
 LABELS = ROOT / "examples/data/h100/sweeps/first.jsonl.xz"
-
-
-def architectures() -> list[str]:
-    """Return evenly spaced names of timm's list."""
-    import timm
-
-    names = timm.list_models()
-    return [names[i * len(names) // ARCHITECTURES] for i in range(ARCHITECTURES)]
-
-
-def transformers() -> list[str]:
-    """Return the names of transformers that ship with TraPPM."""
-    from trappm.profiler.transformers.names import builtin_shapes
-
-    return [f"hf:{name}" for name in sorted(builtin_shapes())[:TRANSFORMERS]]
-
-
-def predictions(models: Sequence[str]) -> list[dict[str, Any]]:
-    """Return median and 90 % interval of each metric for each model and device."""
-    import trappm
-
-    rows = []
-    for model in models:
-        sizes = {"sequence_length": 128} if model.startswith("hf:") else {}
-        try:
-            answers = trappm.predict(
-                model, devices=DEVICES, batch_size=BATCH_SIZE, snapshot="default", **sizes
-            )
-        except trappm.TrappmError as error:
-            rows.append({"model": model, "error": type(error).__name__})
-            continue
-        rows += [
-            {"model": model, "device": answer.device}
-            | {m: [getattr(answer, m), *(answer.intervals.get(m) or ())] for m in METRICS}
-            for answer in answers
-        ]
-    return rows
 
 
 def campaign_events() -> list[dict[str, Any]]:
@@ -181,4 +139,3 @@ if __name__ == "__main__":
     write("campaign_events.json", campaign_events())
     write("label_export.json", label_export())
     write("json_shapes.json", json_shapes())
-    write("predictions.json", predictions([*architectures(), *transformers()]))
