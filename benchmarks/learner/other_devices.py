@@ -83,6 +83,8 @@ class Errors:
     basis: Basis
     phase: Phase
     logs: Array
+    architectures: Sequence[str] = ()
+    """Of each row; of memory only."""
 
     def told(self) -> str:
         share = 100 * np.abs(np.exp(-self.logs) - 1)
@@ -222,12 +224,14 @@ def memory_errors(data: Path) -> Iterator[Errors]:
             "memory_mib", processes=os.cpu_count() or 1, usable=rows, watch=_show
         ) as bench:
             samples = bench.prepared(labels).samples
+        groups = samples.groups
         logs = np.log(samples.values) - prior.log_values(samples.workloads)
         phases = np.array([workload.phase for workload in samples.workloads])
         for phase in Phase:
             chosen = samples.judged & (phases == phase)
             if chosen.any():
-                yield Errors(MEMORY, device, Basis.SPECIFICATION, phase, logs[chosen])
+                names = [groups[i] for i in np.flatnonzero(chosen)]
+                yield Errors(MEMORY, device, Basis.SPECIFICATION, phase, logs[chosen], names)
 
 
 def _show(done: int, total: int, what: str) -> None:
@@ -239,7 +243,8 @@ def memory_quantiles(errors: Sequence[Errors]) -> Calibration:
     on."""
     rows = [e for e in errors if (e.metric, e.phase) == (MEMORY, Phase.TRAIN)]
     logs = np.concatenate([e.logs for e in rows])
-    return pooled_errors(logs, [e.device for e in rows for _ in e.logs])
+    names = [name for e in rows for name in e.architectures]
+    return pooled_errors(logs, [e.device for e in rows for _ in e.logs], names)
 
 
 def quantiles(errors: Sequence[Errors], basis: Basis, phase: Phase) -> Calibration:

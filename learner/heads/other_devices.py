@@ -179,20 +179,27 @@ def errors_of_devices(errors: Array, devices: Sequence[str]) -> Calibration:
     return Calibration(fitted.quantiles * deviation)
 
 
-def pooled_errors(errors: Array, devices: Sequence[str]) -> Calibration:
+def pooled_errors(
+    errors: Array, devices: Sequence[str], architectures: Sequence[str]
+) -> Calibration:
     """Return quantiles of log(measured / predicted) on cards held out, of all cards together.
 
-    Every card has the same weight. Unlike `errors_of_devices`, no errors are added for cards that
-    nobody measured. This suits memory, where models differ by more than cards do: a simulated step
-    allocates the same on each. It is indicative with two cards.
+    Every card has the same weight, shared by its architectures. Unlike in `errors_of_devices`, no
+    errors are added for cards that nobody measured: a simulated step allocates the same on each, so
+    models differ by more than cards do. With two cards the quantiles are indicative.
 
     Args:
         errors: of each label (n).
         devices: the card of each label (n).
+        architectures: of each label (n).
     """
-    _, number, count = np.unique(np.array(devices), return_inverse=True, return_counts=True)
+    weights = np.ones(len(errors))
+    models = [f"{card} {name}" for card, name in zip(devices, architectures, strict=True)]
+    for groups in (models, devices):
+        _, number = np.unique(np.array(groups), return_inverse=True)
+        weights /= np.bincount(number, weights)[number]
     order = np.argsort(errors)
-    weights = (1.0 / count[number] / len(count))[order]
+    weights = weights[order] / weights.sum()
     levels = np.cumsum(weights) - weights / 2
     return Calibration(np.interp(LEVELS, levels, errors[order]))
 

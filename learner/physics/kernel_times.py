@@ -145,7 +145,7 @@ def group_rows() -> list[tuple[Group, slice]]:
 
 
 SHARE_GROUPS = (PRODUCTS * PASSES, STREAMS * 2, 1, DETAIL_COUNT, 4)
-"""Columns of `Times.shares`: the first three groups sum to 1, the last has sizes."""
+"""Columns of `Times.shares`: the squares of the first three groups sum to 1, the last has sizes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +170,11 @@ class Times:
         return (both.logsumexp(0) / SHARPNESS).exp() + self.step
 
     def shares(self, terms: Terms) -> Tensor:
+        """Return features of n workloads: square roots of shares of the device's time, and sizes.
+
+        Square roots tell workloads apart by rare kernels, too. In folds of architectures of the
+        three RTX sheets they were better than shares (docs/studies/step_time_constants.md).
+        """
         products, streams = terms.products, terms.streams
         parts = [
             self._by(products.owner, products.base, PRODUCTS * PASSES, self.products),
@@ -177,7 +182,7 @@ class Times:
             self.optimizer[:, None],
             self._by(products.owner, products.detail, DETAIL_COUNT, self.products),
         ]
-        shares = torch.cat(parts, dim=1) / self.device[:, None]
+        shares = (torch.cat(parts, dim=1) / self.device[:, None]).sqrt()
         sizes = [self.device, self.host, terms.dispatches.sum(1), terms.optimizer_bytes + 1e6]
         return torch.cat([shares, torch.stack(sizes, dim=1).log()], dim=1)
 

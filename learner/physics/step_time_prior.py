@@ -122,7 +122,7 @@ class StepTimePrior:
         return result
 
     def features(self, workloads: Sequence[Workload]) -> Array:
-        """Shares of the step by kind and direction of its kernels, and its size (n, f)."""
+        """Return what kernels of each kind take of the step, and its size (n, f)."""
         return self.logs_and_features(workloads)[1]
 
     def logs_and_features(self, workloads: Sequence[Workload]) -> tuple[Array, Array]:

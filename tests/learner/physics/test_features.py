@@ -24,7 +24,7 @@ from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.residual.graph_features import OPERATORS, operator_shares
 from trappm.learner.snapshots.feature_schema import VERSIONS
 from trappm.learner.workload import Workload
-from trappm.profiler.records import Graph, MemoryFormat, Precision
+from trappm.profiler.records import Graph, MemoryFormat, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import (
     KernelKind,
     KernelProfile,
@@ -85,7 +85,8 @@ def test_every_feature_is_non_zero_for_some_network(zoo, prior):
 
 def single_kernels(zoo):
     """Workloads of a single kernel, with the kind and pass of it."""
-    for workload in zoo:
+    steps = {id(w.kernels): w for w in zoo if w.phase is Phase.TRAIN}
+    for workload in steps.values():
         table = workload.kernels.table(workload.phase)
         for row in range(len(table)):
             columns = {name: getattr(table, name)[row : row + 1] for name in vars(table)}

@@ -196,7 +196,7 @@ def test_features_are_finite_and_hold_shares_of_the_step():
     assert features.shape[0] == 5
     assert np.isfinite(features).all()
     assert features.shape[1] == sum(prior.feature_groups)
-    shares = features[:, : sum(prior.feature_groups[:3])]
+    shares = features[:, : sum(prior.feature_groups[:3])] ** 2
     np.testing.assert_allclose(shares.sum(axis=1), 1, rtol=1e-9)
     assert prior.features(some[:1]).shape == (1, features.shape[1])
     assert prior.features([]).shape == (0, features.shape[1])
