@@ -94,10 +94,10 @@ def rooms(
 
     rows = []
     named: Sequence[str | None] = devices or [None]
-    for device in named:
-        first = ask(device, batch_size)
+    for name in named:
+        first = ask(name, batch_size)
         largest = first.largest_batch if batch_size is None else None
-        answer = first if largest is None else ask(device, max(largest, 1))
+        answer = first if largest is None else ask(name, max(largest, 1))
         if answer.memory is None or answer.capacity_mib is None or answer.verdict is None:
             raise UnsupportedModelError("; ".join(answer.gaps()))
         rows.append(

@@ -418,7 +418,7 @@ def _canary(readings: Iterable[CanaryReading]) -> list[CanarySeries]:
             failed=failed,
             decision=UNKNOWN if 2 * failed >= len(taken) else str(taken[-1].decision),
             taken_at=taken[-1].taken_at,
-            message=taken[-1].message or (_failed_text(failed, len(taken)) if failed else None),
+            message=_failed_text(failed, len(taken)) if failed else taken[-1].message,
         )
         for taken in series.values()
         for failed in [sum(reading.step_time_ms is None for reading in taken)]

@@ -81,7 +81,7 @@ def test_a_postgresql_store_of_an_older_schema_is_told(databases, database_url, 
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
     engine.dispose()
-    with pytest.raises(StoreError, match="trappm store upgrade"):
+    with pytest.raises(StoreError, match="trappm labels export"):
         back_up(database_url, tmp_path / "copy.db")
     assert list(tmp_path.iterdir()) == []
 
