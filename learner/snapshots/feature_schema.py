@@ -17,7 +17,7 @@ from trappm.profiler.simulation.kernel_profile import KernelKind, Size
 
 VERSIONS = {"graph": 1, "memory": 1, "kernels": 3}
 """Raised whenever code computes other values for the same features, even if their names and shapes
-stay: `tests/learner/physics/test_features.py` has the values of each version."""
+stay: `tests/learner/physics/test_kernel_features.py` has the values of each version."""
 
 
 @cache

@@ -186,7 +186,7 @@ def test_without_any_extra_it_predicts(light):
     process = light("-c", COMMANDS, json.dumps(PREDICTING))
     out, err = process.communicate(timeout=1000)
     assert json.loads(out.splitlines()[-1]) == [0] * len(PREDICTING), err
-    assert "Fits a100-40gb" in out
+    assert "Fits A100 40 GB" in out
 
 
 def test_without_any_extra_the_rest_is_one_line_that_names_it(light):

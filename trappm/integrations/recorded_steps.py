@@ -18,7 +18,7 @@ from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import InputError
 from trappm.profiler.files.json_lines import JsonLines
 from trappm.profiler.host.environment import host_facts, utc_now
-from trappm.profiler.models.on_meta import on_meta
+from trappm.profiler.models.on_meta import is_compiled, on_meta
 from trappm.profiler.records import (
     Configuration,
     Measurement,
@@ -85,6 +85,8 @@ class RecordedSteps:
             raise InputError(f"{self._count} steps were timed; a label takes {needed} or more")
         if first.processes > 1 or first.accumulation_steps > 1:
             raise InputError("only steps of one process without accumulation are comparable")
+        if is_compiled(first.model):
+            raise InputError("the model is compiled, and labels are of steps in eager mode")
         device = first.device_name
         key = device if is_cpu_device(device) else read_name(device).key
         samples_ms = tuple(self.samples_ms)

@@ -98,6 +98,33 @@ def test_the_trainer_of_transformers_says_what_it_takes_and_records_it(folder, c
     )
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_steps_of_a_compiled_model_are_not_labels_of_eager_ones(folder, compiled):
+    import torch
+
+    from trappm.integrations.forecast import FirstStep
+    from trappm.integrations.recorded_steps import PROTOCOL, RecordedSteps
+    from trappm.profiler.models import zoo
+    from trappm.profiler.records import Precision
+
+    model = zoo.create_model("test_resnet", 64)
+    first = FirstStep(
+        model=torch.compile(model) if compiled else model, name="test_resnet",
+        args=(torch.empty(2, 3, 64, 64),), optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        precision=Precision.FP32, epoch_batches=None, device=torch.device("cpu"),
+    )  # fmt: skip
+    steps = RecordedSteps(framework="a test")
+    for _ in range(PROTOCOL.warmup_steps + PROTOCOL.min_steps):
+        steps.begin()
+        steps.end(first)
+    if compiled:
+        with pytest.raises(InputError, match="the model is compiled"):
+            steps.write(first, folder / "steps.jsonl")
+        assert list(folder.glob("*.jsonl")) == []
+    else:
+        assert steps.write(first, folder / "steps.jsonl").outcome == "ok"
+
+
 def test_a_module_without_a_name_is_timed_and_not_recorded(folder, capsys):
     lightning = pytest.importorskip("lightning", reason="the extra integrations is not installed")
     import torch

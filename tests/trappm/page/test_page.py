@@ -214,7 +214,7 @@ def test_a_finished_campaign_reports_what_could_not_be_measured(page, server, bu
     canary = page.locator(".scroll", has_text="Canary").locator("tbody tr").first
     assert canary.locator("td[data-label=Readings]").inner_text() == "4"
     assert canary.locator("td[data-label=Failed]").inner_text() == "3"
-    assert canary.locator("td[data-label=Decision]").inner_text() == "unstable"
+    assert canary.locator("td[data-label=Decision]").inner_text() == "unknown"
 
 
 def test_measured_configurations_that_are_held_out_stay_held_out_on_the_map(server, home):
@@ -416,7 +416,7 @@ def test_a_file_that_is_no_model_is_told(page, server, tmp_path):
 
 def test_predict_is_about_one_gpu_until_devices_are_added(page, server):
     show(page, server, "predict?model=test_resnet&batch_size=8&input_size=64")
-    page.get_by_text("Fits a100-40gb").first.wait_for()
+    page.get_by_text("Fits A100 40 GB").first.wait_for()
     assert "cpu-" not in page.locator(".result").inner_text()
     expect(page.locator("#devices option[value=cpu-2t]")).to_be_attached()
     page.get_by_label("Devices").fill("t4")
@@ -426,7 +426,7 @@ def test_predict_is_about_one_gpu_until_devices_are_added(page, server):
     assert "devices=a100-40gb%2Ct4" in page.url
     page.get_by_role("button", name="Remove a100-40gb").click()
     page.get_by_role("button", name="Predict").click()
-    page.get_by_text("Fits t4").first.wait_for()
+    page.get_by_text("Fits T4 16 GB").first.wait_for()
 
 
 def test_a_language_model_is_predicted_at_a_sequence_length(page, server):

@@ -51,9 +51,15 @@ def lookup(
     batch_size: options.BatchSize = None,
     input_size: options.InputSize = None,
     sequence_length: options.SequenceLength = None,
-    precision: Annotated[str, typer.Option(help="fp32, amp-fp16, amp-bf16 or bf16.")] = "fp32",
-    memory_format: Annotated[str, typer.Option(help="contiguous or channels-last.")] = "contiguous",
-    optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")] = "sgd",
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, amp-fp16, amp-bf16 or bf16 (default: fp32).")
+    ] = None,
+    memory_format: Annotated[
+        str | None, typer.Option(help="contiguous or channels-last (default: contiguous).")
+    ] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="sgd, momentum, adam or adamw (default: sgd).")
+    ] = None,
     phase: Annotated[str, typer.Option(help="train or infer.")] = "train",
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure here where there is no label, and keep it.")

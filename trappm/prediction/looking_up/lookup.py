@@ -12,6 +12,7 @@ whether another database did, so that is always asked.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,10 +136,16 @@ class _Inquiry:
     """In pixels, as the caller gave it."""
     what: Configuration
     """To measure, of an architecture; of a file only batch size and settings count."""
+    settings: Mapping[str, str]
+    """The settings that the question names."""
 
     @classmethod
     def about(
-        cls, model: str | Path, batch_size: int | None, input_size: int | None, settings: Any
+        cls,
+        model: str | Path,
+        batch_size: int | None,
+        input_size: int | None,
+        settings: Mapping[str, str],
     ) -> _Inquiry:
         check_size("batch size", batch_size)
         check_size("input size", input_size)
@@ -155,8 +162,9 @@ class _Inquiry:
             from trappm.prediction.models.subjects import input_size_of
 
             file, batch, size = None, batch_size or 1, input_size_of(name, input_size)
-        what = Configuration(architecture=name, batch_size=batch, input_size=size, **settings)
-        return cls(model=name, file=file, input_size=input_size, what=what)
+        values: Any = settings
+        what = Configuration(architecture=name, batch_size=batch, input_size=size, **values)
+        return cls(model=name, file=file, input_size=input_size, what=what, settings=settings)
 
     def labels(self, device: str) -> list[LabelRecord]:
         """The labels that answer, the best first."""
@@ -305,10 +313,7 @@ class _Inquiry:
         reasons = "".join(f" ({hint})" for hint in hints)
         size = "sequence_length" if size_kind(self.model) == "tokens" else "input_size"
         # What is left at its default is predicted as most labels of the device had it.
-        settings: Any = {size: self.input_size} | {
-            name: str(getattr(self.what, name)) for name in _SETTINGS
-            if getattr(self.what, name) != getattr(Configuration, name)
-        }  # fmt: skip
+        settings: Any = {size: self.input_size, **self.settings}
         try:
             prediction = predict(
                 self.model if self.file is None else Path(self.model),
