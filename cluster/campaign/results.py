@@ -31,21 +31,28 @@ from trappm.profiler.records import (
     Measurement,
     Outcome,
     Protocol,
-    is_cpu_device,
 )
+from trappm.profiler.steps.stability import is_contended
 from trappm.store import Assignment, RefusedRowError, Store
 from trappm.store.records import is_final
 from trappm.store.repositories.label_rows import makes_label
 from trappm.store.validation import recordable, unrecordable
 
 _LOST = "the worker was lost"
+_LEAST_SHARE = 0.005
+"""Smaller shares are not counted: the message about a pause would report them as 0 %."""
 
 
 def others_share(measurement: Measurement) -> float | None:
-    """Return the share of the host's cores that other programs used, if they made it unstable."""
+    """Return the share of the host's cores that other programs used, if they made it unstable.
+
+    None if it was unstable for another reason, or if other programs of this host used no visible
+    share, such as under contention by another virtual machine.
+    """
     share = measurement.environment.get("others_cpu_share")
-    is_on_cores = is_cpu_device(measurement.device)
-    return share if is_on_cores and measurement.outcome is Outcome.UNSTABLE else None
+    if share is None or share < _LEAST_SHARE or not is_contended(measurement):
+        return None
+    return float(share)
 
 
 class Results:

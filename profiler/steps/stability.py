@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trappm.profiler.records import Outcome, Protocol
+from trappm.profiler.records import Measurement, Outcome, Protocol, is_cpu_device
 from trappm.profiler.steps.meter import Findings, Window
 from trappm.profiler.steps.sampling import summarize
 
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 
 CONTENTION = "contention"
 """First word of the reason that other programs used the cores."""
+NOISE = "noise"
+"""First word of the reason that the interquartile range was too large."""
+DRIFT = "drift"
+"""First word of the reason that the two halves differed."""
+
+_CONTENDED_SHARE = 0.05
+"""Noise and drift are caused by other programs if these used more than this share of the cores."""
 
 _MOST_LOST_SHARE = 0.5
 """What a step has lost is estimated, so a step that lost more than this share does not count."""
@@ -76,14 +83,14 @@ def unstable_reasons(
     low, median, high = np.percentile(samples_ms, (25, 50, 75))
     bound = protocol.unstable_relative_iqr
     if high - low > bound * median:
-        reasons.append(f"noise: the interquartile range is {(high - low) / median:.0%} of a step")
+        reasons.append(f"{NOISE}: the interquartile range is {(high - low) / median:.0%} of a step")
     if len(samples_ms) >= 8:
         half = len(samples_ms) // 2
         drift = (np.median(samples_ms[half:]) - np.median(samples_ms[:half])) / median
         if abs(drift) > bound * _DRIFT_SHARE:
             longer = "longer" if drift > 0 else "shorter"
             reasons.append(
-                f"drift: steps of the second half were {longer} by {abs(drift):.0%} of the median"
+                f"{DRIFT}: steps of the second half were {longer} by {abs(drift):.0%} of the median"
             )
     lost = window.lost_share
     if lost is not None and lost > protocol.unstable_lost_share:
@@ -91,3 +98,19 @@ def unstable_reasons(
     if lost_step_share > max(_MOST_LOST_SHARE, protocol.unstable_lost_share):
         reasons.append(f"{CONTENTION}: others had its cores for {lost_step_share:.0%} of a step")
     return reasons
+
+
+def is_contended(measurement: Measurement) -> bool:
+    """Return whether a run on CPU cores was unstable because other programs used the cores.
+
+    The run reported contention, or its steps were noisy or drifted while other programs used more
+    than 5 % of the host's cores. Other reasons, such as skipped optimizer steps, do not count.
+    """
+    if measurement.outcome is not Outcome.UNSTABLE or not is_cpu_device(measurement.device):
+        return False
+    reasons = measurement.message or ""
+    if f"{CONTENTION}:" in reasons:
+        return True
+    share = measurement.environment.get("others_cpu_share")
+    is_unsteady = f"{NOISE}:" in reasons or f"{DRIFT}:" in reasons
+    return is_unsteady and share is not None and share > _CONTENDED_SHARE

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -19,18 +19,17 @@ from trappm.cluster.campaign.stop_check import CampaignEnd, end_of, rule_held
 from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.cluster.spec import CampaignBudget, budget_of
 from trappm.cluster.workers.rehearsal import runs_nothing
+from trappm.profiler.measuring.canary import CanaryDecision, CanaryReading
 from trappm.profiler.records import Outcome, is_cpu_device
+from trappm.profiler.steps.stability import is_contended
 from trappm.reports.setbacks import Setback, setbacks
-from trappm.store import AssignmentState, CampaignRecord, CampaignState, Store
+from trappm.store import AssignmentState, CampaignRecord, CampaignState, LabelFilter, Store
 from trappm.store.records import EventRecord, Purpose, RoundState
-
-if TYPE_CHECKING:
-    from trappm.profiler.measuring.canary import CanaryReading
 
 WINDOW_MIN = 10.0
 """Rates are those of the last so many minutes."""
 UNKNOWN = "unknown"
-"""Decision about a device on which half of the canary's readings failed."""
+"""Decision about a device whose last reading was `ok`, but half of whose readings failed."""
 INTERRUPTED = "interrupted"
 """The state of a campaign that the store calls running, but whose process is gone."""
 
@@ -132,9 +131,10 @@ class CanarySeries:
     failed: int
     """Number of readings without a step time."""
     decision: str
-    """Of the last reading; `unknown` if half of all readings failed."""
+    """Of the last reading; `unknown` if that is `ok` and at least half of all readings failed."""
     taken_at: str
     message: str | None
+    """Reason for the decision, and the number of failed readings if there are any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,9 +319,10 @@ def _missing(store: Store, campaign: CampaignRecord) -> Missing | None:
             f"trappm campaign retry {campaign.id}{only} && trappm campaign resume {campaign.id}"
         )
     if 2 * unstable >= count and all(map(is_cpu_device, counts)):
-        text = f"{count} of {planned} configurations could not be measured: other programs used "
-        text += "the cores."
-        advice = " When it is quiet: "
+        is_busy = 2 * _contended(store, campaign.id) >= count
+        reason = "other programs used the cores" if is_busy else "their steps were not steady"
+        text = f"{count} of {planned} configurations could not be measured: {reason}."
+        advice = " When it is quiet: " if is_busy else " Try them again with: "
     else:
         parts = ", ".join(f"{n} {outcome}" for outcome, n in sorted(outcomes.items()))
         text = f"{count} of {planned} configurations have no label (last attempts: {parts})."
@@ -333,6 +334,16 @@ def _missing(store: Store, campaign: CampaignRecord) -> Missing | None:
         command=command,
         text=text if command is None else text + advice + command,
     )
+
+
+def _contended(store: Store, campaign_id: str) -> int:
+    """Return the number of failed assignments whose last unstable attempt was contended."""
+    unstable = LabelFilter(campaign=campaign_id, outcome=Outcome.UNSTABLE)
+    contended: dict[tuple[str, str], bool] = {}
+    for attempt in store.measurements.each(unstable):  # in the order in which they were recorded
+        contended[attempt.device, attempt.configuration.id] = is_contended(attempt)
+    failed = store.assignments.of_campaign(campaign_id, state=AssignmentState.FAILED)
+    return sum(contended.get((a.device, a.configuration.id), False) for a in failed)
 
 
 def _by_state(
@@ -416,14 +427,22 @@ def _canary(readings: Iterable[CanaryReading]) -> list[CanarySeries]:
             last_ms=taken[-1].step_time_ms,
             last_drift=taken[-1].relative_drift,
             failed=failed,
-            decision=UNKNOWN if 2 * failed >= len(taken) else str(taken[-1].decision),
+            decision=_decision(taken[-1], failed, len(taken)),
             taken_at=taken[-1].taken_at,
-            message=_failed_text(failed, len(taken)) if failed else taken[-1].message,
+            message=_message(taken[-1], failed, len(taken)),
         )
         for taken in series.values()
         for failed in [sum(reading.step_time_ms is None for reading in taken)]
     ]
 
 
-def _failed_text(failed: int, readings: int) -> str:
-    return f"{failed} of {readings} readings of the canary gave no step time"
+def _decision(last: CanaryReading, failed: int, readings: int) -> str:
+    is_unknown = last.decision is CanaryDecision.OK and 2 * failed >= readings
+    return UNKNOWN if is_unknown else str(last.decision)
+
+
+def _message(last: CanaryReading, failed: int, readings: int) -> str | None:
+    if not failed:
+        return last.message
+    count = f"{failed} of {readings} readings of the canary gave no step time"
+    return count if last.message is None else f"{last.message}; {count}"

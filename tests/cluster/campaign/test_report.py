@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
-from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign
+from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign, made_up
 from test_campaign_canary import CANARY
 
 from trappm.cluster.campaign.news import CampaignStopped
@@ -13,6 +14,8 @@ from trappm.cluster.campaign.orders import order_retry
 from trappm.cluster.scheduler.stop_rules import result_of
 from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.profiler.errors import CampaignError
+from trappm.profiler.measuring.canary import CanaryPlan, read_canary
+from trappm.profiler.records import Configuration, Outcome, Protocol
 from trappm.reports import live_campaign
 from trappm.reports.campaign_facts import campaign_facts, campaign_rows
 from trappm.reports.campaign_report import (
@@ -50,9 +53,41 @@ def test_people_see_its_last_drift_and_how_it_went(store, finished, tmp_path, ca
     assert row.split()[-4:] == ["10", "10.2", "2", "ok"]
 
 
+class BusyWorkers(FakeWorkers):
+    """Workers whose unstable runs have a reason, and other programs' share of the cores."""
+
+    def __init__(self, message, share=None):
+        super().__init__(poison="unstable")
+        self._found = message, {"others_cpu_share": share}
+
+    def _measure(self, *task):
+        measurement = super()._measure(*task)
+        if measurement.outcome is not Outcome.UNSTABLE:
+            return measurement
+        message, facts = self._found
+        return replace(measurement, message=message, environment=measurement.environment | facts)
+
+
+NOISE = "noise: the interquartile range is 31% of a step"
+
+
+@pytest.mark.parametrize(
+    ("message", "share", "reason"),
+    [
+        (NOISE, 0.3, "other programs used the cores. When it is quiet:"),
+        (NOISE, 0.004, "their steps were not steady. Try them again with:"),
+        ("3 optimizer steps were left out", 0.3, "their steps were not steady. Try them again"),
+    ],
+)
+def test_other_programs_are_blamed_only_if_they_used_the_cores(store, message, share, reason):
+    run = campaign(store, BusyWorkers(message, share))
+    run.run()
+    assert f"could not be measured: {reason}" in campaign_facts(store, run.id).missing.text
+
+
 def test_the_end_says_what_is_missing_and_what_helps(store, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
-    run = campaign(store, FakeWorkers(poison="unstable"))
+    run = campaign(store, BusyWorkers("contention: others had its cores for 26% of the time"))
     run.run()
     facts, planned = campaign_facts(store, run.id), sum(BUDGET.values())
     again = f"trappm campaign retry {run.id} && trappm campaign resume {run.id}"
@@ -90,9 +125,42 @@ def test_a_canary_that_mostly_failed_is_not_ok(store):
     run.run()
     by_device = {series.device: series for series in campaign_facts(store, run.id).canary}
     assert by_device["cpu-2t"].failed == 3
-    assert by_device["cpu-2t"].decision == "unknown"
+    assert by_device["cpu-2t"].decision == "drifting"
     assert "3 of 3 readings" in by_device["cpu-2t"].message
     assert (by_device["cpu-1t"].failed, by_device["cpu-1t"].decision) == (0, "ok")
+
+
+FAILED = "the canary could not be measured: error: made to end as error"
+
+
+@pytest.mark.parametrize(
+    ("readings", "decision", "message"),
+    [
+        ([10.0, "error", 12.0, 12.0], "stop", "+20.0% off its reference"),
+        ([10.0, "error", "error"], "stop", FAILED),
+        ([10.0, "error", "unstable", 10.0], "unknown", ""),
+        ([10.0, "error", 10.0], "ok", ""),
+    ],
+)
+def test_failed_readings_of_a_canary_do_not_hide_its_decision(store, readings, decision, message):
+    plan = CanaryPlan(reference_readings=1)
+    history = []
+    what = Configuration(architecture="resnet18", batch_size=4, input_size=224)
+    for number, reading in enumerate(readings):
+        outcome, ms = (reading, 10.0) if isinstance(reading, str) else ("ok", reading)
+        measured = made_up(
+            what, "cpu-2t", Protocol(name="quick"), f"key {number}", step_ms=ms, outcome=outcome
+        )
+        history.append(read_canary(measured, history, plan))
+    run = campaign(store, FakeWorkers())
+    for reading in history:
+        store.canaries.save(reading, campaign_id=run.id)
+    (series,) = campaign_facts(store, run.id).canary
+    failed = sum(isinstance(reading, str) for reading in readings)
+    count = f"{failed} of {len(readings)} readings of the canary gave no step time"
+    assert series.decision == decision
+    assert message in series.message
+    assert series.message.endswith(count)
 
 
 def test_campaigns_are_listed_with_their_labels(store, finished, tmp_path):

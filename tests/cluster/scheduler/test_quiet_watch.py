@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from campaign_crew import made_up
 from virtual_cluster import Ledger, VirtualCluster, Weather
 
 from trappm.cluster.campaign.progress import quiet_line
+from trappm.cluster.campaign.results import others_share
 from trappm.cluster.scheduler.messages import (
     AwaitQuiet,
     Course,
@@ -24,7 +27,7 @@ from trappm.cluster.scheduler.messages import (
 )
 from trappm.cluster.scheduler.quiet_watch import QuietWatch
 from trappm.cluster.scheduler.state_machine import Machine
-from trappm.profiler.records import Outcome
+from trappm.profiler.records import Configuration, Outcome, Protocol
 
 WORKER = Worker("w", "cpu-2t", "host", "stack")
 OTHER = Worker("v", "cpu-2t", "another host", "stack")
@@ -66,6 +69,39 @@ def test_nothing_begins_on_a_host_in_its_pause() -> None:
     assert watch.is_paused("host", 119.0)
     assert not watch.is_paused("host", 120.0)
     assert not watch.is_paused("another host", 110.0)
+
+
+NOISY = "noise: the interquartile range is 31% of a step"
+CONTENDED = "contention: others had its cores for 26% of the time"
+OVERFLOWED = "3 optimizer steps were left out, as gradients overflowed"
+
+
+@pytest.mark.parametrize(
+    ("device", "message", "share", "counted"),
+    [
+        ("cpu-2t", CONTENDED, 0.03, 0.03),
+        ("cpu-2t", f"{NOISY}; {CONTENDED}", 0.48, 0.48),
+        ("cpu-2t", NOISY, 0.3, 0.3),
+        ("cpu-2t", "drift: steps of the second half were longer by 22% of the median", 0.3, 0.3),
+        ("cpu-2t", OVERFLOWED, 0.004, None),
+        ("cpu-2t", OVERFLOWED, 0.3, None),
+        ("cpu-2t", NOISY, 0.004, None),  # another virtual machine or hyperthread
+        ("cpu-2t", CONTENDED, 0.004, None),  # the pause would report 0 %
+        ("cpu-2t", CONTENDED, None, None),
+        ("cpu-2t", None, 0.3, None),
+        ("a100", CONTENDED, 0.3, None),
+    ],
+)
+def test_only_runs_that_other_programs_made_unstable_start_a_pause(
+    device: str, message: str | None, share: float | None, counted: float | None
+) -> None:
+    what = Configuration(architecture="resnet18", batch_size=1, input_size=64)
+    unstable = made_up(what, device, Protocol(name="quick"), "key", outcome="unstable")
+    environment = {**unstable.environment, "others_cpu_share": share}
+    unstable = replace(unstable, message=message, environment=environment)
+    assert others_share(unstable) == counted
+    assert any(pauses_of([others_share(unstable)] * 6)) == (counted is not None)
+    assert others_share(replace(unstable, outcome=Outcome.OK)) is None
 
 
 def test_a_pause_is_one_sentence_with_the_share_of_the_cores() -> None:
