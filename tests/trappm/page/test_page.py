@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from playwright.sync_api import expect, sync_playwright
 
 from trappm.cluster.campaign.ownership import ownership
+from trappm.cluster.campaign.stop_check import ENOUGH
 from trappm.learner.networks.presets import LAPTOP, PRESETS
 from trappm.page import maps
 from trappm.page.mounting import FILES
@@ -27,6 +28,7 @@ from trappm.profiler.measuring import attempt
 from trappm.profiler.records import Configuration
 from trappm.profiler.simulation.memory_breakdown import Part
 from trappm.store import CampaignState, Home, LabelFilter, Store
+from trappm.store.db.models import CampaignRow
 
 VIEWS = ("campaigns", "map", "labels", "snapshots", "predict", "roofline")
 TOKEN = "0123456789abcdef-token"  # noqa: S105
@@ -204,8 +206,9 @@ def test_a_finished_campaign_reports_what_could_not_be_measured(page, server, bu
     show(page, server, f"campaigns/{busy}")
     result = page.locator("section.card", has=page.get_by_role("heading", name="Result"))
     text = result.inner_text()
-    assert "Finished. 7 of 8 configurations were measured; 1 could not be (unstable)." in text
-    assert f"trappm campaign retry {busy} && trappm campaign resume {busy}" in text
+    assert "Finished. 7 of 8 configurations were measured." in text
+    assert "1 of 8 configurations could not be measured: other programs used the cores." in text
+    assert text.count(f"trappm campaign retry {busy} && trappm campaign resume {busy}") == 1
     bar = page.get_by_role("progressbar")
     assert (bar.get_attribute("aria-valuenow"), bar.get_attribute("aria-valuemax")) == ("7", "8")
     main = page.locator("main").inner_text()
@@ -215,6 +218,21 @@ def test_a_finished_campaign_reports_what_could_not_be_measured(page, server, bu
     assert canary.locator("td[data-label=Readings]").inner_text() == "4"
     assert canary.locator("td[data-label=Failed]").inner_text() == "3"
     assert canary.locator("td[data-label=Decision]").inner_text() == "unknown"
+
+
+@pytest.mark.parametrize("end", ["cancelled", "by a stop rule"])
+def test_an_ended_campaign_that_cannot_be_retried_has_no_command(page, server, busy, end):
+    with Store.open(Home.open().database_url) as store:
+        if end == "cancelled":
+            with store.database.writing() as session:
+                session.get(CampaignRow, busy).state = CampaignState.CANCELLED
+        else:
+            event = {"message": "enough", "rule": "max_labels", "told": "7 labels"}
+            store.campaigns.log_event(busy, ENOUGH, event)
+    show(page, server, f"campaigns/{busy}")
+    result = page.locator("section.card", has=page.get_by_role("heading", name="Result"))
+    assert "1 of 8 configurations could not be measured" in result.inner_text()
+    assert "campaign retry" not in page.locator("main").inner_text()
 
 
 def test_measured_configurations_that_are_held_out_stay_held_out_on_the_map(server, home):

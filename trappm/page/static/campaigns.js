@@ -77,7 +77,7 @@ async function one(id, values, signal, main) {
 
   function draw() {
     put("head", [data.state, data.next_command, data.rehearsal_on, data.snapshot], () => heading(data));
-    put("summary", [data.devices, data.minutes_to_go, data.cost, data.end, data.state, why(data)], () => summary(data));
+    put("summary", [data.devices, data.minutes_to_go, data.cost, data.end, data.state, data.missing, why(data)], () => summary(data));
     put("errors", [data.errors, data.targets, chosen], () => errors(data, chosen, (metric) => { chosen = metric; draw(); }));
     put("pace", [data.pace, data.devices, data.outcomes, data.state], () => pace(data));
     put("predicted", [data.predicted, chosen], () => predicted(data, chosen));
@@ -147,19 +147,18 @@ function summary(data) {
     card(ended ? "Result" : data.state === "failed" ? "Why it failed" : data.end?.holds ? "Why it ends" : "Expected end", ended && ending(data), outlook(data, ended)));
 }
 
-/** How much of the plan a campaign measured, and the command that measures the rest. */
+/** How much of the plan a campaign measured, what is missing, and the command for it if there is one. */
 function ending(data) {
   const devices = Object.entries(data.devices);
   const total = (name) => devices.reduce((sum, [, n]) => sum + n[name], 0);
-  const [done, failed, planned] = ["done", "failed", "budget"].map(total);
+  const [done, planned] = ["done", "budget"].map(total);
   const measured = done === planned ? `All ${number(planned)} configurations were measured` : `${number(done)} of ${number(planned)} configurations were measured`;
   const text = `${data.state === "finished" ? "Finished" : "Cancelled; its labels are kept"}. ${measured}`;
-  if (!failed) return h("p", {}, `${text}.`);
-  const reasons = new Set(devices.filter(([, n]) => n.failed).flatMap(([device]) => Object.keys(data.outcomes[device] ?? {})).filter((outcome) => !["ok", "oom"].includes(outcome)));
-  const why = reasons.size ? ` (${[...reasons].join(", ")})` : "";
+  if (!data.missing) return h("p", {}, `${text}.`);
+  const { text: missing, command: retry } = data.missing;
   return [
-    h("p", {}, `${text}; ${number(failed)} could not be${why}. Measure them with:`),
-    command(`trappm campaign retry ${data.id} && trappm campaign resume ${data.id}`),
+    h("p", {}, `${text}. ${retry ? missing.replace(retry, "").trim() : missing}`),
+    retry && command(retry),
   ];
 }
 
