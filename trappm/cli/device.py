@@ -118,7 +118,8 @@ def show(
 
     if png is not None:
         require_matplotlib("--png")
-    devices = devices or ([DEFAULT_DEVICE] if model is not None else None)
+    is_default = not devices and model is not None
+    devices = [DEFAULT_DEVICE] if is_default else devices
     of_ranks = [name for name in devices or () if rank_key(name).ranks > 1]
     if of_ranks and of_ranks == devices and (png is not None or model is not None):
         raise InputError(
@@ -166,7 +167,7 @@ def show(
         answer += devices_json(known, steps)
         print_json(answer if len(answer) > 1 else answer[0])
     else:
-        print_rooflines(known, steps)
+        print_rooflines(known, steps, is_default=is_default)
 
 
 @app.command(name="import", epilog="Example: trappm device import kernels.csv.gz --source neusight")

@@ -23,15 +23,21 @@ _ROWS = 10
 _KINDS = {"compute": "compute in", "bandwidth": "bandwidth in", "launch": "launch"}
 
 
-def sentence(step: RoofedStep) -> str:
-    """What bounds the step, and what twice the batch would do, in two sentences."""
+def sentence(step: RoofedStep, *, is_default: bool = False) -> str:
+    """Return what bounds the step, and what twice the batch would do, in two sentences.
+
+    Args:
+        step: A step of a model on a device.
+        is_default: Whether the question named no device.
+    """
+    device = f"{step.device.key} (default)" if is_default else step.device.key
     shares = sorted(step.kernels.shares.items(), key=lambda item: -item[1])
     (most, share), *others = ((_WORDS[bound], value) for bound, value in shares)
     rest = ", ".join(f"{name} {value:.0%}" for name, value in others)
     what = "a training" if step.phase is Phase.TRAIN else "an inference"
     text = (
         f"{most.capitalize()} most bounds {what} step of {step.model} at batch "
-        f"{step.batch_size:,} on {step.device.key}: {share:.0%} of "
+        f"{step.batch_size:,} on {device}: {share:.0%} of "
         f"{number_text(step.step_time_ms, 3)} ms ({rest})."
     )
     if step.doubled is None:
@@ -72,10 +78,18 @@ def to_json(step: RoofedStep) -> dict[str, Any]:
     }
 
 
-def print_rooflines(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep]) -> None:
-    """What is known of devices, and of a step on each of them if there is one."""
+def print_rooflines(
+    devices: Sequence[KnownDevice], steps: Sequence[RoofedStep], *, is_default: bool = False
+) -> None:
+    """Print what is known of devices, and of a step on each of them if there is one.
+
+    Args:
+        devices: Devices with their ceilings.
+        steps: One step per device, or none.
+        is_default: Whether the question named no device.
+    """
     for step in steps:
-        print_line(f"{sentence(step)} Times are based on {step.source}.")
+        print_line(f"{sentence(step, is_default=is_default)} Times are based on {step.source}.")
     for device in devices:
         name = "" if device.name == device.key else f" ({device.name})"
         print_line(f"{device.key}{name}: {_ceilings(device)}.")

@@ -124,16 +124,28 @@ def test_tables_fit_a_terminal_and_one_device_has_a_curve(capsys):
         run(["scale", "resnet18", "--batch-size", "32", "--device", "a100", "--gpus", "1,2,4"]) == 0
     )
     shown = capsys.readouterr().out
-    assert shown.startswith("Fastest: ")
+    question, answer, *_ = shown.splitlines()
+    assert question == "resnet18 on A100 40 GB, fp32, batch 32 per GPU."
+    assert answer.startswith("Fastest: ")
     assert "times as fast as one GPU" in shown
     assert (
         run(["compare", "resnet18", "--gpus", "1,2", "--device", "a100", "--device", "v100"]) == 0
     )
     shown = capsys.readouterr().out
+    assert shown.startswith("resnet18, fp32, batch 1 per GPU.\nFastest: ")
     assert "times as fast" not in shown
     assert (
         max(len(line) for line in shown.splitlines() if line.startswith(("device", "a100"))) <= 80
     )
+
+
+def test_scaling_of_several_models_names_each_and_the_default_device(capsys):
+    words = "scale resnet18 vgg11 --gpus 1,2 --accumulation 4 --strategy ddp"
+    assert run(words.split()) == 0
+    shown = capsys.readouterr().out
+    for model in ("resnet18", "vgg11"):
+        question = f"{model} on A100 40 GB (default), fp32, batch 1 per GPU, 4 passes.\n"
+        assert f"{question}Fastest: " in shown
 
 
 def test_one_gpu_of_a_step_is_that_of_predict():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from store_whole import kernel
 
+from trappm.cli import run
 from trappm.learner.heads.other_devices import Basis, OtherDevices, errors_of_devices
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.prediction.answering import answers
@@ -123,6 +124,14 @@ def test_ceilings_say_what_bounds_a_kernel(store, phase):
         assert sum(answer.kernels.shares.values()) == pytest.approx(1)
         assert answer.kernels.points[0].time_ms == max(p.time_ms for p in answer.kernels.points)
     assert sentence(second).startswith(("Compute most bounds", "Launching most bounds"))
+
+
+@pytest.mark.parametrize(("named", "device"), [([], "a100-40gb (default)"), (["a100"], "a100")])
+def test_device_show_marks_the_default_device(capsys, tmp_path, monkeypatch, named, device):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+    assert run(["device", "show", *named, "--model", "test_resnet", "--input-size", "64"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert f" step of test_resnet at batch 1 on {device}: " in first
 
 
 def test_points_have_the_operations_and_bytes_of_their_kernels(store):

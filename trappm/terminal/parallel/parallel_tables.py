@@ -44,12 +44,13 @@ def print_parallel(prediction: ParallelPrediction, *, explain: bool = False) -> 
 def print_scaling(
     predictions: Sequence[ParallelPrediction], refusals: Sequence[str], *, explain: bool = False
 ) -> None:
-    """For each model which is fastest and cheapest, all of them, and a curve where they scale."""
+    """Print for each model the question, which is fastest and cheapest, a table and a curve."""
     models = dict.fromkeys(p.model for p in predictions)
     for model in models:
         own = [p for p in predictions if p.model == model]
         several = len({p.device for p in own}) > 1
-        _print_best(own, f"{model}: " if len(models) > 1 else "", several=several)
+        print_line(_question(own[0], several=several))
+        _print_best(own, several=several)
         columns = ["strategy", "GPUs", "step, ms", "samples/s", "times one", "GiB", "fits"]
         rows = [
             [
@@ -72,16 +73,25 @@ def print_scaling(
     print_notes([*refusals, *remarks], explain=explain)
 
 
-def _print_best(predictions: Sequence[ParallelPrediction], model: str, *, several: bool) -> None:
+def _question(p: ParallelPrediction, *, several: bool) -> str:
+    """Return what was predicted; without the device if there are several."""
+    device = f"{p.device_name} (default)" if p.device_is_default else p.device_name
+    subject = p.model if several else f"{p.model} on {device}"
+    tokens = "" if p.sequence_length is None else f" and {p.sequence_length:,} tokens"
+    passes = f", {p.accumulation} passes" if p.accumulation > 1 else ""
+    return f"{subject}, {p.precision}, batch {p.batch_size:,}{tokens} per GPU{passes}."
+
+
+def _print_best(predictions: Sequence[ParallelPrediction], *, several: bool) -> None:
     chosen = best(predictions)
     if not chosen:
-        print_line(f"{model}None of these fits.")
+        print_line("None of these fits.")
     for what, p in chosen.items():
         cards = f" {p.device}" if several else " GPU" if p.ranks == 1 else " GPUs"
         figure = f"{p.samples_per_s:,.0f} samples/s"
         if what == "cheapest":
             figure = f"{p.usd_per_million:.2f} USD a million samples"
-        print_line(f"{model}{what.capitalize()}: {p.strategy} on {p.ranks}{cards}, {figure}.")
+        print_line(f"{what.capitalize()}: {p.strategy} on {p.ranks}{cards}, {figure}.")
 
 
 def _curve(predictions: Sequence[ParallelPrediction]) -> str:
