@@ -47,7 +47,9 @@ def loss_of(loss: object, *, has_targets: bool) -> Loss:
             f"loss is {name}; give a function or an object, such as "
             "loss=torch.nn.CrossEntropyLoss()"
         )
-    kind = type(loss).__name__ if isinstance(loss, nn.Module) else getattr(loss, "__name__", "")
+    kind = type(loss).__name__
+    if not isinstance(loss, nn.Module):
+        kind = getattr(loss, "__name__", kind)
     called = on_meta(loss, None) if isinstance(loss, nn.Module) else loss
     needed = _needed(loss)
     if has_targets:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trappm.prediction.device_names import device_title
-from trappm.prediction.estimate import estimate, loop_of
+from trappm.prediction.estimate import Predicted, estimate, loop_of
 from trappm.prediction.fitting import MemoryInterval, Verdict, room_text, simulated_interval
 from trappm.prediction.models.sizes import size_kind
 from trappm.prediction.predict import predict
@@ -136,9 +136,8 @@ def forecast(first: FirstStep, device: str | None = None) -> Forecast:
     if first.name is not None:  # then its memory is the one that `trappm.predict` returns
         question = Question(precision=made.precision, optimizer=first.loop.optimizer)
         size = first.first_tensor.shape[-1]
-        made = replace(
-            made, name=first.name, predicted_as=first.name, input_size=size, question=question
-        )
+        predicted_as = Predicted(first.name, input_size=size)
+        made = replace(made, name=first.name, predicted_as=predicted_as, question=question)
     on_cores = is_cpu_device(name)
     # The simulated allocator is CUDA's; a CPU device needs about as much for its tensors.
     memory = simulated_interval(made.breakdown().total_mib) if on_cores else made.memory(name)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from trappm.call_arguments import checked_call, unknown_argument
 from trappm.learner.heads.predictions import StepSettings
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from trappm.prediction.models.subjects import Subject
     from trappm.prediction.models.tracing import Deadline, TracingProcess
 
 
@@ -165,7 +166,9 @@ def estimate(
         remarks.append(f"the step is known at batch {traced.only_batch} only: {traced.reason}")
     return Estimate(
         name=name,
-        predicted_as=model if isinstance(model, str | Path) else None,
+        predicted_as=Predicted.of(
+            model, input_size, inputs, is_alone=loss is None and targets is None and not keywords
+        ),
         question=Question(
             phase=which,
             precision=arithmetic,
@@ -173,7 +176,6 @@ def estimate(
             optimizer=loop.optimizer,
             snapshot=snapshot,
         ),
-        input_size=input_size,
         precision=arithmetic,
         batch_size=batch_size,
         loop=loop,
@@ -186,17 +188,61 @@ def estimate(
     )
 
 
+@dataclass(frozen=True)
+class Predicted:
+    """A model whose memory `trappm.predict` predicts."""
+
+    model: str | Path | nn.Module
+    input_size: int | None = None
+    example_input: Any = None
+
+    @classmethod
+    def of(
+        cls,
+        model: str | Path | nn.Module,
+        input_size: int | None,
+        inputs: Sequence[Any],
+        *,
+        is_alone: bool,
+    ) -> Self | None:
+        """Return the model as `trappm.predict` takes it; None if it does not.
+
+        Args:
+            model: Name, file or module.
+            input_size: Of a name or file.
+            inputs: Of a module; predictions take one.
+            is_alone: Whether the step has neither a loss of its own nor further inputs.
+        """
+        if isinstance(model, str | Path):
+            return cls(model, input_size=input_size)
+        return cls(model, example_input=inputs[0]) if is_alone and len(inputs) == 1 else None
+
+    def subject(self) -> Subject:
+        """Return the model as predictions take it.
+
+        Raises:
+            UnsupportedModelError: It is a module whose input is not that of a prediction.
+        """
+        from trappm.prediction.models.subjects import subject_of
+
+        try:
+            return subject_of(
+                self.model, input_size=self.input_size, example_input=self.example_input
+            )
+        except InputError as error:
+            raise UnsupportedModelError(str(error)) from error
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Estimate:
     """The simulated memory of a step, for every batch size."""
 
     name: str
-    predicted_as: str | Path | None
-    """Name or file whose memory `trappm.predict` predicts; None for a module."""
+    predicted_as: Predicted | None
+    """What `trappm.predict` predicts the memory of; None for a step that it cannot be asked for,
+    such as one with a loss of its own."""
     question: Question
     """Settings of that prediction."""
-    input_size: int | None
-    """Input size of a model by its name."""
     precision: Precision
     batch_size: int
     loop: TrainingLoop
@@ -342,19 +388,26 @@ class Estimate:
         return {}
 
     def _predicted(self, device: str) -> Callable[[int], MemoryInterval] | None:
-        """Return what predicts the memory of a model by its name at a batch size, if anything."""
+        """Return what predicts the memory of the step at a batch size, if anything does.
+
+        Raises:
+            SnapshotError: The snapshot that the question names is not there, or damaged.
+        """
         if self.predicted_as is None:
             return None
         from trappm.prediction.answering import memory_of
-        from trappm.prediction.models.subjects import subject_of
 
         if device not in self._predictors:
+            self._predictors[device] = None
             try:
-                subject = subject_of(self.predicted_as, input_size=self.input_size)
+                subject = self.predicted_as.subject()
                 [key] = self.question.device_keys(device, None)
                 self._predictors[device] = memory_of(self.question, subject, key)
-            except (SnapshotError, UnsupportedModelError):
-                self._predictors[device] = None
+            except UnsupportedModelError:
+                pass
+            except SnapshotError:
+                if self.question.names_snapshot:
+                    raise
         return self._predictors[device]
 
     @cached_property
@@ -454,6 +507,11 @@ def loop_of(optimizer: object, precision: Precision) -> TrainingLoop:
         )
     which = Optimizer(known[0])
     groups: Sequence[Mapping[str, Any]] = getattr(optimizer, "param_groups", ())
+    if any(group.get("amsgrad") for group in groups):
+        raise InputError(
+            f"{kind.__name__} has amsgrad=True, which keeps a third tensor per parameter; "
+            "it is not simulated: leave amsgrad out, and add one size of the parameters"
+        )
     if which is Optimizer.SGD and any(group["momentum"] for group in groups):
         which = Optimizer.MOMENTUM
     implementation = Implementation.FOREACH

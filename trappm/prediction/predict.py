@@ -94,8 +94,8 @@ def predict(
             whose forward takes one tensor (it stays as it is), or a list of these.
         config: further arguments by name; or the example input of a module.
         others: none; a module of several inputs, or with targets, is for `trappm.estimate`.
-        device: by any of its names; by default the snapshot's source device.
-        devices: several instead, or "all" that heads of this phase exist for.
+        device: by any of its names; `DEFAULT_DEVICE` by default.
+        devices: several instead, or "all" GPUs that a model was trained on for this phase.
         **options: of the step and the answer:
 
             - `example_input`: for modules (those of a list, too), a tensor as `forward` takes it,

@@ -83,6 +83,11 @@ class Question:
         self.device_is_default = False
         """Whether the last `device_keys` got no device."""
 
+    @property
+    def names_snapshot(self) -> bool:
+        """Whether the question names the snapshot that answers."""
+        return self._snapshot is not None
+
     @cached_property
     def snapshots(self) -> Sequence[Snapshot]:
         return self._snapshots or snapshots_that_answer(self._snapshot)

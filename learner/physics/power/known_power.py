@@ -65,7 +65,7 @@ def power_of(card: Card | None) -> CardPower | None:
         return CardPower(Sheet.of(measured), constants, noise, card.power_w, labels)
     constants, noise = known[UNKNOWN]
     others = ", ".join(model.upper() for model in MEASURED)
-    why = f"no label of its power: its limit of {card.power_w:g} W, and labels of {others}"
+    why = f"this card's limit of {card.power_w:g} W, and labels of {others}"
     return CardPower(Sheet.of(card), constants, noise, card.power_w, why)
 
 

@@ -279,10 +279,10 @@ def play(url, plan, faults=lambda recorded: None, learner=None):
             tell=lambda message: campaign.note("node", message),
         )  # fmt: skip
         recorded, cpu_s, lost_at = [], [], []
-        keep = Results._keep
+        keep = Results._recorded
 
         def note(self, finished):
-            keep(self, finished)
+            kept = keep(self, finished)
             for result in finished:
                 if result.measurement is not None:
                     host = result.measurement.environment["host"]
@@ -290,8 +290,9 @@ def play(url, plan, faults=lambda recorded: None, learner=None):
                     cpu_s.append(time.process_time())
                 else:
                     lost_at.append(time.monotonic())
+            return kept
 
-        Results._keep = note
+        Results._recorded = note
         campaign = Campaign(
             store=owned(store, record.id), campaign_id=record.id, spec=plan, workers=workers,
             snapshots=Path("unused"), learner=learner or FakeLearner(),
@@ -304,7 +305,7 @@ def play(url, plan, faults=lambda recorded: None, learner=None):
         campaign.run()
         seconds = time.monotonic() - begin
         beside.result(timeout=60)
-        Results._keep = keep
+        Results._recorded = keep
         return summary(store, record.id, plan) | {
             "workers": len({host for _, _, host in recorded}),
             "hosts": len({host.split()[0] for _, _, host in recorded}),

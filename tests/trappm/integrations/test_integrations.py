@@ -154,8 +154,8 @@ def test_a_module_without_a_name_is_timed_and_not_recorded(folder, capsys):
         return sentences(capsys)
 
     before, after = fit(TrappmCallback(device="a100"))
-    assert before.startswith("TraPPM: Fits A100 40 GB: 779 MiB (")
-    assert ") of 39.6 GiB for Line in fp32 at batch 2" in before
+    assert before.startswith("TraPPM: Fits A100 40 GB: 1.7 GiB (")
+    assert ") of 39.6 for Line in fp32 at batch 2" in before
     assert before.endswith("once steps are measured: the model has no name of timm or hf:")
     assert re.search(r"a step takes [\d.]+ ms, an epoch about 0 s, by 10 measured steps", after)
     assert list(folder.glob("*.jsonl")) == []

@@ -89,7 +89,7 @@ def test_a_new_user_is_answered_and_told_what_it_rests_on(answer):
     low, high = answer.intervals["memory_mib"]
     assert 1000 < low < answer.memory_mib < high < 10_000
     assert any("on the step time of A100 40 GB; it" in remark for remark in answer.remarks)
-    assert "no label of its power" in answer.power_source
+    assert "this card's limit of" in answer.power_source
     assert answer.out_of_memory < 0.01
     assert answer.precision == "fp32"
     every = (*METRICS, "energy_j", "samples_per_s", "out_of_memory", "largest_batch")

@@ -433,3 +433,10 @@ def test_the_loop_around_the_step_is_the_commands_as_well(run_cli):
         status, _, err = run_cli(*command, *options)
         assert status == 2
         assert err.count("\n") == 1
+
+
+def test_a_third_state_of_adamw_is_refused():
+    module = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(module.parameters(), amsgrad=True)
+    with pytest.raises(InputError, match="amsgrad=True, which keeps a third tensor"):
+        trappm.estimate(module, torch.empty(2, 8), optimizer=optimizer)

@@ -25,6 +25,7 @@ from trappm.prediction.fitting import LARGEST_BATCH, MemoryInterval, Verdict, la
 from trappm.prediction.room import rooms
 from trappm.prediction.snapshot_choice import snapshots_that_answer
 from trappm.profiler.devices.capacity import USABLE_SHARE
+from trappm.profiler.errors import SnapshotError
 from trappm.profiler.models import zoo
 from trappm.profiler.records import Phase, Precision
 from trappm.profiler.static_profile import graph_template
@@ -127,6 +128,25 @@ def test_a_callback_says_of_a_named_model_what_predict_does():
     )  # fmt: skip
     assert said.memory == pytest.approx(predicted.memory)
     assert (said.verdict, said.largest_batch) == (predicted.verdict, predicted.largest_batch)
+
+
+@pytest.mark.parametrize("device", ["a100", "v100"])
+def test_a_module_needs_what_predict_says_of_it(device):
+    import torch
+
+    module, images = zoo.create_model("test_resnet", 160), torch.empty(16, 3, 160, 160)
+    estimate = trappm.estimate(module, images)
+    predicted = trappm.predict(module, images, device=device, precision="fp32", optimizer="sgd")
+    assert estimate.memory(device) == pytest.approx(predicted.memory)
+    assert estimate.largest_batch(device) == predicted.largest_batch
+    named = trappm.estimate("test_resnet", batch_size=16, input_size=160)
+    assert estimate.memory(device) == pytest.approx(named.memory(device), rel=0.01)
+
+
+def test_a_snapshot_that_is_named_answers_or_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+    with pytest.raises(SnapshotError, match="no snapshot 'nosuch'"):
+        trappm.estimate("test_resnet", input_size=64, snapshot="nosuch").memory("a100")
 
 
 def test_a_module_fits_by_the_same_rule():

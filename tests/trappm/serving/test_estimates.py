@@ -7,6 +7,9 @@ import pytest
 from serving_samples import Asker
 
 import trappm
+from trappm import cli
+from trappm.prediction.estimate import EstimateRequest
+from trappm.prediction.models.tracing import Deadline, TracingProcess
 from trappm.serving.answers import estimates
 
 QUESTION = {"model": "test_resnet", "input_size": 64, "batch_size": 4, "devices": ["a100", "v100"]}
@@ -34,6 +37,21 @@ def test_the_answer_is_that_of_trappm_estimate(server):
     on_cards = response.json["devices"]
     assert on_cards["a100"]["parts_mib"]["optimizer_state"] > 0
     assert on_cards["v100"]["largest_batch"] < on_cards["a100"]["largest_batch"]
+
+
+def test_the_process_that_traces_finds_the_snapshots_of_this_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+    here = str(tmp_path / "snapshots")
+    assert cli.run(["snapshot", "push", "default", "--registry", here, "--alias", "stable"]) == 0
+    request = EstimateRequest(
+        model="test_resnet", batch_size=4, input_size=64, phase="train", precision="fp32",
+        memory_format="contiguous", optimizer="sgd", devices=["a100"], depth=1, snapshot="stable",
+    )  # fmt: skip
+    process = TracingProcess()
+    answer = json.loads(request.answered_by(process, Deadline(120)))
+    process.stop()
+    expected = trappm.predict("test_resnet", batch_size=4, input_size=64, device="a100")
+    assert answer["devices"]["a100"]["memory_mib"] == pytest.approx(expected.memory_mib)
 
 
 def test_equal_questions_are_traced_once_and_remembered(server, monkeypatch):

@@ -45,7 +45,9 @@ _FILE_MEMORY_MIB = 1024
 """Of a file, at most: it has shapes only, while a model of timm has its weights."""
 _COPIES = 3
 """Of a file's bytes that reading it may make, beside the memory above."""
-_ENVIRONMENT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "VIRTUAL_ENV")
+_ENVIRONMENT = (
+    "HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TRAPPM_HOME", "VIRTUAL_ENV",
+)  # fmt: skip
 
 
 class TracingTimeoutError(ModelFileError):

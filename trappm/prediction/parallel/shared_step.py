@@ -62,7 +62,7 @@ def predict_parallel(
 
     Args:
         model: a timm name, a transformer such as `hf:gpt2`, or the path of an ONNX file.
-        device: by any of its names; by default the snapshot's source device.
+        device: by any of its names; `DEFAULT_DEVICE` by default.
         gpus: of each node.
         nodes: how many.
         strategy: `ddp`, `fsdp` or `tp`.
