@@ -42,6 +42,8 @@ NAMESPACE = "trappm"
 CAMPAIGN_ACTOR = "campaign-"
 """Begins the names of campaigns' actors on a cluster; the campaign's id follows."""
 
+_SLIVER = 0.001
+"""Of a core."""
 START_TRIES = 3
 
 _FOLDER_PREFIX = "trappm-ray-"
@@ -88,7 +90,10 @@ def on_node(node_id: str, *, or_elsewhere: bool = False) -> dict[str, Any]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     strategy = NodeAffinitySchedulingStrategy(node_id, soft=or_elsewhere)
-    return {"num_cpus": 0, "scheduling_strategy": strategy}
+    num_cpus = 0.0
+    if or_elsewhere and any(n["NodeID"] == node_id and n["Resources"].get("CPU") for n in _nodes()):
+        num_cpus = _SLIVER  # an actor that needs nothing may start on a random node
+    return {"num_cpus": num_cpus, "scheduling_strategy": strategy}
 
 
 def memory_here(wanted_bytes: int) -> int:
