@@ -320,7 +320,8 @@ def test_a_device_without_a_head_and_a_damaged_snapshot_are_told(campaign, tmp_p
     to = tmp_path / "snapshot"
     campaign.trappm("snapshot", "pull", "--to", str(to))
     (to / "encoder.safetensors").write_bytes(b"")
-    result = campaign.trappm("predict", "resnet10t", "--input-size", "64", "--snapshot", str(to))
+    ask = ["predict", "resnet10t", "--input-size", "64", "--device", "cpu-2t"]
+    result = campaign.trappm(*ask, "--snapshot", str(to))
     assert result.returncode == 2
     assert "damaged" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
