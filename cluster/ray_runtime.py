@@ -42,8 +42,8 @@ NAMESPACE = "trappm"
 CAMPAIGN_ACTOR = "campaign-"
 """Begins the names of campaigns' actors on a cluster; the campaign's id follows."""
 
-_SLIVER = 0.001
-"""Of a core."""
+_CORE_SHARE = 0.001
+"""Share of a core that an actor requests if it must request something."""
 START_TRIES = 3
 
 _FOLDER_PREFIX = "trappm-ray-"
@@ -82,7 +82,7 @@ def here(*, or_elsewhere: bool = False) -> dict[str, Any]:
 
 
 def on_node(node_id: str, *, or_elsewhere: bool = False) -> dict[str, Any]:
-    """Return Ray options that put an actor or a task on a node, whatever runs there.
+    """Return Ray options that put an actor or a task on a node, even if it is busy.
 
     Once the node is gone it fails. With a label selector it would wait forever, and `ray status`
     would show its demand.
@@ -92,7 +92,7 @@ def on_node(node_id: str, *, or_elsewhere: bool = False) -> dict[str, Any]:
     strategy = NodeAffinitySchedulingStrategy(node_id, soft=or_elsewhere)
     num_cpus = 0.0
     if or_elsewhere and any(n["NodeID"] == node_id and n["Resources"].get("CPU") for n in _nodes()):
-        num_cpus = _SLIVER  # an actor that needs nothing may start on a random node
+        num_cpus = _CORE_SHARE  # an actor that needs nothing may start on a random node
     return {"num_cpus": num_cpus, "scheduling_strategy": strategy}
 
 

@@ -1,4 +1,4 @@
-"""Runs pip with one line of progress; all that it says is shown only if it fails.
+"""Run pip with one line of progress; its output is shown only if it fails.
 
     python3 deploy/quiet_pip.py .venv/bin/python -m pip install -e .
 
@@ -12,20 +12,20 @@ import sys
 from collections.abc import Iterable
 from typing import TextIO
 
-LINES_IN_A_FILE = 4
-"""A file gets a line when the number of packages has doubled, from this one on."""
+FIRST_REPORT = 4
+"""A file gets a line at this number of packages, and each time it has doubled."""
 
 
-def follow(said: Iterable[str], out: TextIO) -> list[str]:
-    """Show how far pip is, and return all that it said.
+def follow(lines: Iterable[str], out: TextIO) -> list[str]:
+    """Show the progress of pip, and return its output.
 
     Args:
-        said: Lines of pip's output.
+        lines: Lines of pip's output.
         out: A terminal has one line that is rewritten; a file gets a few lines.
     """
-    kept, packages, told = [], 0, LINES_IN_A_FILE
-    for line in said:
-        kept.append(line)
+    output, packages, next_report = [], 0, FIRST_REPORT
+    for line in lines:
+        output.append(line)
         words = line.split()
         if words[:1] == ["Collecting"]:
             packages += 1
@@ -41,13 +41,13 @@ def follow(said: Iterable[str], out: TextIO) -> list[str]:
             continue
         if out.isatty():
             out.write(f"\r\x1b[K  {text}")
-        elif not text.endswith("found") or packages >= told:
-            told = 2 * packages
+        elif not text.endswith("found") or packages >= next_report:
+            next_report = 2 * packages
             out.write(f"  {text}\n")
         out.flush()
     if out.isatty() and packages:
         out.write("\n")
-    return kept
+    return output
 
 
 def main(command: list[str]) -> int:
@@ -56,10 +56,10 @@ def main(command: list[str]) -> int:
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
     assert process.stdout is not None  # noqa: S101
-    said = follow(process.stdout, sys.stdout)
+    output = follow(process.stdout, sys.stdout)
     status = process.wait()
     if status:
-        sys.stderr.writelines(said)
+        sys.stderr.writelines(output)
     return status
 
 

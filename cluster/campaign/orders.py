@@ -17,7 +17,7 @@ LOST = "lost"
 """Instead of an outcome: no attempt came to an end."""
 
 RETRIED = (Outcome.UNSTABLE, Outcome.ERROR, LOST)
-"""What is retried by default. Other outcomes, such as oom, would be the same again."""
+"""Outcomes that are retried by default. Others, such as oom, would be the same again."""
 
 
 def order_stop(store: Store, campaign_id: str | None, state: CampaignState) -> CampaignRecord:

@@ -220,7 +220,7 @@ class Quarantine:
     failures: int
     hosts: tuple[str, ...]
     outcome: Outcome | None = None
-    """Of the last attempt; None if its worker was lost."""
+    """Outcome of the last attempt; None if its worker was lost."""
 
 
 @dataclass(frozen=True)

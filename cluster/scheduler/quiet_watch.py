@@ -10,7 +10,7 @@ from statistics import fmean
 from trappm.cluster.scheduler.messages import AwaitQuiet, Worker
 
 LATEST = 20
-"""Attempts of a host that are looked at."""
+"""Recent attempts of a host that count."""
 _BETWEEN_PAUSES = 6
 """Attempts of a host before its first pause, and between two."""
 
@@ -18,10 +18,10 @@ _BETWEEN_PAUSES = 6
 @dataclass
 class _Host:
     attempts: deque[float | None] = field(default_factory=lambda: deque(maxlen=LATEST))
-    """Of each of the latest, the share of the cores that others used if it was unstable."""
+    """The share of the cores that others used, for each recent attempt that was unstable for it."""
     since_pause: int = 0
     pauses: int = 0
-    """In succession."""
+    """Pauses since the host was last quiet."""
     paused_until: float = 0.0
 
 

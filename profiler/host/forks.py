@@ -81,7 +81,7 @@ class ForkServer:
         environment: Mapping[str, str] | None = None,
         folder: str | None = None,
     ) -> None:
-        """With `environment` and `folder`: those of the server, instead of the worker's own.
+        """`environment` and `folder` are those of the server, instead of the worker's own.
 
         The server gets no secrets from either environment.
         """

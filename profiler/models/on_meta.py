@@ -14,7 +14,7 @@ from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import MemoryFormat, Precision
 
 EAGER = "torch.compile is left out: this is the step in eager mode"
-"""What an answer about a compiled module says."""
+"""Remark of an answer about a compiled module."""
 
 
 def eager(module: nn.Module) -> nn.Module:

@@ -192,8 +192,8 @@ class Protocol:
     """A run whose interquartile range exceeds this share of its median is `unstable`."""
     unstable_lost_share: float = 0.1
     """A step on cores of a host that lost a larger share of its time to other programs is rejected,
-    unless too few lost less in twice `max_seconds`. A run whose steps cannot be told apart, as on a
-    GPU, is `unstable`."""
+    unless too few lost less in twice `max_seconds`. A run whose steps are not judged one by one, as
+    on a GPU, is `unstable`."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_steps <= self.max_steps or self.warmup_steps < 0:

@@ -28,7 +28,7 @@ _CONTENDED_SHARE = 0.05
 """Noise and drift are caused by other programs if these used more than this share of the cores."""
 
 _MOST_LOST_SHARE = 0.5
-"""What a step has lost is estimated, so a step that lost more than this share does not count."""
+"""A step that lost more than this share does not count, since the loss is an estimate."""
 
 _DRIFT_SHARE = 0.5
 """Drift between the two halves may reach this share of the bound on the interquartile range."""

@@ -80,7 +80,7 @@ def _needed(loss: object) -> int | None:
 
 
 def _takes(loss: object, count: int) -> bool:
-    """Return whether a loss can be called with so many arguments."""
+    """Return whether a loss can be called with this number of arguments."""
     try:
         _signature(loss).bind(*range(count))
     except TypeError:

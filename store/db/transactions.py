@@ -39,7 +39,7 @@ class Call:
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     at: str = field(default_factory=utc_now)
-    """When the method was called, in UTC."""
+    """Time of the call, in UTC."""
 
 
 def call_of(session: Session) -> Call:
@@ -106,7 +106,7 @@ def reading(
 def writing(
     method: _Method[_Part, _Parameters, _Result],
 ) -> _Transaction[_Part, _Parameters, _Result]:
-    """As `reading`, of a transaction that writes: all of it is kept, or nothing.
+    """Like `reading`, for a transaction that writes: all of it is kept, or nothing.
 
     If the reply to its commit is lost, it is repeated although it was done. So a second attempt of
     the same call must change nothing more, and give the same answer.

@@ -81,7 +81,7 @@ class Generation:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether it fits (`trappm.prediction.fitting`)."""
+        """Verdict on the memory (`trappm.prediction.fitting`)."""
         return self.memory.verdict(self.capacity_mib)
 
     @property
