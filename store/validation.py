@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from sqlalchemy import String
@@ -80,60 +80,45 @@ def with_possible_metrics(measurement: Measurement) -> Measurement:
     return measurement
 
 
-def recordable(
-    measurement: Measurement,
-    configuration: Configuration,
-    device: str,
-    protocol: Protocol,
-    attempt_key: str,
-    fingerprint: str,
-) -> Measurement:
-    """The measurement, if it is the one wanted and can be kept; else a failed attempt saying why.
+class Wanted(NamedTuple):
+    """A measurement that a worker was to take."""
 
-    Args:
-        measurement: as a worker handed it in.
-        configuration, device, protocol, attempt_key, fingerprint: as of `unrecordable`.
-    """
+    configuration: Configuration
+    device: str
+    protocol: Protocol
+    attempt_key: str
+    fingerprint: str
+    """Fingerprint of the worker's stack."""
+
+
+def recordable(measurement: Measurement, wanted: Wanted) -> Measurement:
+    """Return the measurement if it can be kept and is the one wanted; else a failed attempt."""
     try:
         given = (measurement.configuration, measurement.device, measurement.attempt_key)
-        if (*given, measurement.protocol) == (configuration, device, attempt_key, protocol):
+        if (*given, measurement.protocol) == (
+            wanted.configuration, wanted.device, wanted.attempt_key, wanted.protocol
+        ):  # fmt: skip
             return with_possible_metrics(measurement)
         reason = f"it is of {given}, which is not what was wanted"
     except (StoreError, TypeError, ValueError, AttributeError) as error:
         reason = one_line(error)
-    return unrecordable(reason, configuration, device, protocol, attempt_key, fingerprint)
+    return unrecordable(reason, wanted)
 
 
-def unrecordable(
-    reason: str,
-    configuration: Configuration,
-    device: str,
-    protocol: Protocol,
-    attempt_key: str,
-    fingerprint: str,
-) -> Measurement:
-    """Return the failed attempt that is recorded instead of a measurement that cannot be.
-
-    Args:
-        reason: why it cannot be recorded.
-        configuration: what the worker was to measure.
-        device: on which device, by its key.
-        protocol: by which protocol.
-        attempt_key: under which name.
-        fingerprint: of the worker's stack.
-    """
+def unrecordable(reason: str, wanted: Wanted) -> Measurement:
+    """Return the failed attempt that is recorded instead of a measurement that cannot be."""
     return Measurement(
-        configuration=configuration,
-        device=device,
+        configuration=wanted.configuration,
+        device=wanted.device,
         outcome=Outcome.ERROR,
-        protocol=protocol,
+        protocol=wanted.protocol,
         started_at=utc_now(),
         duration_s=0.0,
-        attempt_key=attempt_key,
+        attempt_key=wanted.attempt_key,
         missing=dict.fromkeys((*METRICS, "energy_j"), "no result"),
         failed_in="record",
         message=f"what was measured cannot be recorded: {ascii(reason)[1:-1]}",
-        environment={"stack_fingerprint": fingerprint},
+        environment={"stack_fingerprint": wanted.fingerprint},
     )
 
 

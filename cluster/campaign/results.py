@@ -27,16 +27,14 @@ from trappm.cluster.workers.canary_gate import CanaryGate
 from trappm.cluster.workers.interfaces import CanaryCheck, Finished, KernelRun, Workers
 from trappm.cluster.workers.kernel_gate import KernelGate
 from trappm.profiler.records import (
-    Configuration,
     Measurement,
     Outcome,
-    Protocol,
 )
 from trappm.profiler.steps.stability import is_contended
 from trappm.store import Assignment, RefusedRowError, Store
 from trappm.store.records import is_final
 from trappm.store.repositories.label_rows import makes_label
-from trappm.store.validation import recordable, unrecordable
+from trappm.store.validation import Wanted, recordable, unrecordable
 
 _LOST = "the worker was lost"
 _LEAST_SHARE = 0.005
@@ -82,7 +80,7 @@ class Results:
         self._tell = news.tell
         self._leases: dict[str, Assignment] = {}
         self._unwritten: list[Finished] = []
-        """What came back and is not recorded yet."""
+        """Results that are not recorded yet."""
 
     def start(self, commands: Sequence[Measure]) -> None:
         """Lease and start what is to be measured."""
@@ -135,7 +133,7 @@ class Results:
         try:
             self._record([entry])
         except RefusedRowError as error:
-            entry = replace(entry, measurement=unrecordable(str(error), *self._wanted(entry)))
+            entry = replace(entry, measurement=unrecordable(str(error), self._wanted(entry)))
             self._record([entry])
         return entry
 
@@ -151,14 +149,14 @@ class Results:
     def _checked(self, entry: Finished) -> Finished:
         if entry.measurement is None or isinstance(entry.task, KernelRun):
             return entry
-        return replace(entry, measurement=recordable(entry.measurement, *self._wanted(entry)))
+        return replace(entry, measurement=recordable(entry.measurement, self._wanted(entry)))
 
-    def _wanted(self, entry: Finished) -> tuple[Configuration, str, Protocol, str, str]:
-        """Return what a worker was to measure, as `unrecordable` takes it."""
+    def _wanted(self, entry: Finished) -> Wanted:
+        """Return the measurement that a worker was to take."""
         task, worker = entry.task, entry.worker
         assert not isinstance(task, KernelRun)  # noqa: S101  (which is no single measurement)
         key = task.attempt_key
-        return task.configuration, worker.device, self._protocol, key, worker.fingerprint
+        return Wanted(task.configuration, worker.device, self._protocol, key, worker.fingerprint)
 
     def events(self, finished: Finished) -> Iterator[Event]:
         """What a result means for the campaign."""

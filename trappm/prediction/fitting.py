@@ -11,7 +11,7 @@ comes from its simulated memory and the errors of the simulation on cards withou
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from math import exp
 from typing import NamedTuple, Self
@@ -69,6 +69,34 @@ class MemoryInterval(NamedTuple):
         """Such as `8.3 GiB (8.0 to 8.6) of 39.6`."""
         unit = " GiB" if self.median_mib < _MIB_PER_GIB else ""
         return f"{self} of {capacity_mib / _MIB_PER_GIB:,.1f}{unit}"
+
+
+class MemoryAnswer:
+    """An answer about memory: `memory_mib` and its interval, and the capacity of the device."""
+
+    memory_mib: float | None
+    capacity_mib: float | None
+    intervals: Mapping[str, tuple[float, float]]
+
+    @property
+    def memory(self) -> MemoryInterval | None:
+        """Memory of the step with its interval; None if it is not predicted."""
+        if self.memory_mib is None:
+            return None
+        return MemoryInterval(self.memory_mib, *self.intervals["memory_mib"])
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether the step fits, may not fit or does not; None if memory or capacity is unknown."""
+        memory = self.memory
+        if memory is None or self.capacity_mib is None:
+            return None
+        return memory.verdict(self.capacity_mib)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the verdict is that the step fits."""
+        return None if self.verdict is None else self.verdict is Verdict.FITS
 
 
 def largest_batch(memory: Callable[[int], MemoryInterval], capacity_mib: float) -> int:

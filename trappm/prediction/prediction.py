@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from trappm.learner.physics.power.thrift import Thrift
 from trappm.notebook_cards import card
 from trappm.prediction.costs import Offer, Power, Run
-from trappm.prediction.fitting import MemoryInterval, Verdict, room_text
+from trappm.prediction.fitting import MemoryAnswer, Verdict, room_text
 from trappm.profiler.number_text import number_text
 from trappm.profiler.profile_record import StepSource
 from trappm.profiler.records import METRICS, is_cpu_device
@@ -83,7 +83,7 @@ METRIC_NAMES = {
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Prediction:
+class Prediction(MemoryAnswer):
     """What one step costs; iterating gives step time, memory, power."""
 
     model: str
@@ -146,26 +146,6 @@ class Prediction:
 
     def __iter__(self) -> Iterator[float | None]:
         return iter((self.step_time_ms, self.memory_mib, self.power_w))
-
-    @property
-    def memory(self) -> MemoryInterval | None:
-        """Memory of the step with its interval; None if it is not predicted."""
-        if self.memory_mib is None:
-            return None
-        return MemoryInterval(self.memory_mib, *self.intervals["memory_mib"])
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """Whether the step fits, may not fit or does not; None if memory or capacity is unknown."""
-        memory = self.memory
-        if memory is None or self.capacity_mib is None:
-            return None
-        return memory.verdict(self.capacity_mib)
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether the verdict is that the step fits."""
-        return None if self.verdict is None else self.verdict is Verdict.FITS
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -55,7 +55,7 @@ class Room:
         tokens = "" if p.sequence_length is None else f" of {p.sequence_length:,} tokens"
         if self.is_largest and self.verdict is Verdict.FITS:
             return (
-                f"{p.model} {'trains' if training else 'infers'} on {device} with up to "
+                f"{p.model} {'trains' if training else 'runs inference'} on {device} with up to "
                 f"{p.batch_size:,} samples{tokens} per step {how}: "
                 f"{self.memory.of(self.capacity_mib)}."
             )

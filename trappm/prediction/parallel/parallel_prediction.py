@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trappm.prediction.fitting import MemoryInterval, Verdict, room_text
+from trappm.prediction.fitting import MemoryAnswer, Verdict, room_text
 from trappm.profiler.number_text import number_text
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParallelPrediction:
-    """A training step on many GPUs."""
+class ParallelPrediction(MemoryAnswer):
+    """A training step on many GPUs; the memory is that of the fullest one."""
 
     model: str
     device: str
@@ -59,26 +59,6 @@ class ParallelPrediction:
     @property
     def ranks(self) -> int:
         return self.gpus * self.nodes
-
-    @property
-    def memory(self) -> MemoryInterval | None:
-        """Memory of the fullest GPU with its interval; None if it is not predicted."""
-        if self.memory_mib is None:
-            return None
-        return MemoryInterval(self.memory_mib, *self.intervals["memory_mib"])
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """Whether the step fits (`trappm.prediction.fitting`); None if that is unknown."""
-        memory = self.memory
-        if memory is None or self.capacity_mib is None:
-            return None
-        return memory.verdict(self.capacity_mib)
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether the verdict is that the step fits."""
-        return None if self.verdict is None else self.verdict is Verdict.FITS
 
     def to_dict(self) -> dict[str, Any]:
         return {
