@@ -249,7 +249,7 @@ def test_the_report_tells_outcomes_errors_transfer_and_what_to_do_next(campaign)
         "predicted against measured",
         "trappm labels query",
         "trappm snapshot pull",
-        "trappm predict",
+        "trappm predict resnet18 --batch-size 4 --input-size 96 --device cpu-2t",
     ):
         assert phrase in campaign.output
     assert campaign.trappm("campaign", "report").stdout.strip()[:40] in campaign.output

@@ -78,6 +78,7 @@ def pull(
 
     A name that is pulled means the same snapshot here from then on.
     """
+    from trappm.learner.snapshots.manifest import read_manifest
     from trappm.learner.snapshots.snapshot import copy_snapshot
     from trappm.prediction.snapshot_choice import folder_of, local_registry
 
@@ -101,7 +102,8 @@ def pull(
             local.set_alias(name, snapshot_id, f"pulled from {shared.location}")
         typer.echo(f"snapshot {snapshot_id} pulled to {place}")
     used = str(to) if to is not None else name
-    typer.echo(f"use it with: trappm predict resnet18 --batch-size 4 --snapshot {used}")
+    device = read_manifest(folder_of(used)).source_device
+    typer.echo(f"Use it with: trappm predict resnet18 --device {device} --snapshot {used}")
 
 
 @app.command(epilog="Example: trappm snapshot push latest --registry s3://bucket/snapshots")

@@ -77,11 +77,11 @@ def print_report(facts: CampaignFacts) -> None:
         out.print("\nNext:")
         out.print(f"  trappm labels query --device {facts.source} --limit 10")
         out.print("  trappm snapshot pull --to my-snapshot")
-        print_line(f"  trappm predict {_example(facts.spec)}")
+        print_line(f"  trappm predict {_example(facts.spec)} --device {facts.source}")
 
 
 def _example(spec: Mapping[str, Any]) -> str:
-    """What its snapshot could be asked: of a transformer, where the pool begins with one."""
+    """Return a question for its snapshot: about a transformer if the pool begins with one."""
     groups = spec["pool"]["groups"] if isinstance(spec["pool"], Mapping) else []
     first = {key: values[0] for key, values in groups[0].items() if values} if groups else {}
     name = str(first.get("architectures", ""))

@@ -206,3 +206,10 @@ def test_empty_lists_say_what_to_do_next(trappm, home):
     assert json.loads(trappm("campaign", "list", "--json", home=home).stdout) == []
     (shipped,) = json.loads(trappm("snapshot", "list", "--json", home=home).stdout)
     assert shipped["aliases"] == ["default"]
+
+
+def test_a_pulled_snapshot_comes_with_a_question_that_it_answers(capsys, tmp_path):
+    assert cli.run(["snapshot", "pull", "default", "--to", str(tmp_path / "copy")]) == 0
+    command = capsys.readouterr().out.partition("Use it with: trappm ")[2]
+    assert cli.run(command.split()) == 0
+    assert capsys.readouterr().out.startswith("Fits A100 40 GB: ")
