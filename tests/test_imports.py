@@ -52,10 +52,10 @@ HOMES = {
 
 # Within a room: the folders that know a library.
 FOLDERS = {
-    "fastapi": {"trappm/serving", "trappm/page"},
-    "starlette": {"trappm/serving", "trappm/page"},
-    "uvicorn": {"trappm/serving"},
-    "prometheus_client": {"trappm/serving"},
+    "fastapi": {"trappm/extensions/web", "trappm/extensions/web/page"},
+    "starlette": {"trappm/extensions/web", "trappm/extensions/web/page"},
+    "uvicorn": {"trappm/extensions/web"},
+    "prometheus_client": {"trappm/extensions/web"},
 }
 
 # What could run code out of a file that it reads.
@@ -137,6 +137,16 @@ def test_the_web_stays_in_its_folders():
             for name in _imported(node):
                 homes = FOLDERS.get(name.split(".")[0], {folder})
                 assert folder in homes, f"{path}: {name} belongs to {sorted(homes)}"
+
+
+def test_the_core_does_not_import_extensions():
+    """Only the command line knows their folder, and registers what it finds there."""
+    for path in _sources():
+        if path.is_relative_to(ROOT / "trappm/extensions"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = {name for name in _imported(node) if name.startswith("trappm.extensions")}
+            assert names <= {"trappm.extensions.register_all"}, path
 
 
 def _module(path: Path) -> str:

@@ -29,7 +29,7 @@ PAGES = sorted(
 ELSEWHERE = {
     "campaign launch": "test_main_job and test_installed_wheel launch campaigns",
     "ui": "a server, which test_page opens in a browser",
-    "serve": "a server, which tests/trappm/serving asks",
+    "serve": "a server, which tests/trappm/extensions/web asks",
     "pool build": "makes the graphs of 800 architectures; test_cli_pool builds small ones",
 }
 """Commands that are not run here, by their beginning, and why."""

@@ -127,7 +127,6 @@ def test_it_shows_its_page(campaign, installed):
 
 NEEDS = {
     "campaign explain --png p.png": "evaluate",
-    "serve --replicas 1 --port 0": "serve",
 }
 
 

@@ -20,15 +20,14 @@ from trappm.cli import (
     estimate,
     pool,
     predict,
-    serve,
     shell,
     snapshot,
     store,
-    ui,
 )
 from trappm.cli.campaign import commands as campaign
 from trappm.cli.generation import commands as generate
 from trappm.cli.labels import commands as labels
+from trappm.extensions import register_all
 from trappm.extras import advice
 from trappm.profiler.errors import TrappmError
 
@@ -44,7 +43,6 @@ app = typer.Typer(
 )
 shell.flags_without_type()
 PREDICT, MEASURE, DATA = "Predict", "Measure", "Labels and snapshots"
-SERVE = "Serve"
 app.command(name="predict", rich_help_panel=PREDICT)(predict.predict)
 app.command(name="fits", rich_help_panel=PREDICT)(estimate.fits)
 app.command(name="compare", rich_help_panel=PREDICT)(predict.compare)
@@ -58,8 +56,7 @@ app.add_typer(device.app, name="device", rich_help_panel=MEASURE)
 app.add_typer(labels.app, name="labels", rich_help_panel=DATA)
 app.add_typer(snapshot.app, name="snapshot", rich_help_panel=DATA)
 app.add_typer(store.app, name="store", rich_help_panel=DATA)
-app.command(name="serve", rich_help_panel=SERVE)(serve.serve)
-app.command(name="ui", rich_help_panel=SERVE)(ui.ui)
+register_all(app)
 
 
 _MOVED = ("evaluate", "tune", "replay")

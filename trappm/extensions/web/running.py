@@ -1,7 +1,6 @@
-"""Running the application in this process: one event loop, one thread for the numbers.
+"""Running the application: one process, one event loop, one thread for the numbers.
 
-That is what a laptop and a small team need, and it starts in two seconds. `deployment` spreads the
-same application over the replicas of a Ray cluster.
+For more load, several such processes run behind a reverse proxy (docs/serving.md).
 """
 
 from __future__ import annotations
@@ -13,14 +12,10 @@ import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from trappm.extensions.web.settings import ServingSettings
 from trappm.profiler.errors import InputError
 from trappm.profiler.files.plain_files import read_plain
-from trappm.serving.settings import ServingSettings
-
-if TYPE_CHECKING:
-    pass
 
 TOKEN_VARIABLE = "TRAPPM_TOKEN"  # noqa: S105  (its name)
 LEAST_TOKEN = 16
@@ -53,8 +48,7 @@ def serve(
     """
     import uvicorn
 
-    from trappm.serving.app import create_app
-    from trappm.serving.connections import protocol
+    from trappm.extensions.web.app import create_app
 
     place = _listen(host, port)
     with place:
@@ -62,7 +56,8 @@ def serve(
         sys.setswitchinterval(_SWITCH_S)
         config = uvicorn.Config(
             app,
-            http=protocol(settings.max_requests),
+            http="h11",
+            limit_concurrency=2 * settings.max_requests + 64,
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -94,15 +89,13 @@ def token_for(host: str, file: Path | None) -> str | None:
         except (InputError, OSError, UnicodeDecodeError) as error:
             raise InputError(f"the token file {file} cannot be read: {error}") from error
         if writable:
-            raise InputError(
-                f"anybody may write the token file {file}; take that from them: chmod o-w"
-            )
+            raise InputError(f"the token file {file} is world-writable; run: chmod o-w {file}")
     else:
         token = os.environ.get(TOKEN_VARIABLE, "").strip()
     if not token and (file is not None or not is_loopback(host)):
         raise InputError(
-            f"whoever reaches {host} could ask; set {TOKEN_VARIABLE} or give --token-file, or "
-            "listen at 127.0.0.1"
+            f"refusing to listen at {host} without a token; set {TOKEN_VARIABLE} or give "
+            "--token-file, or listen at 127.0.0.1"
         )
     if token and (len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable()):
         raise InputError(

@@ -8,9 +8,9 @@ from serving_samples import Asker
 
 import trappm
 from trappm import cli
+from trappm.extensions.web import answerer
 from trappm.prediction.estimate import EstimateRequest
 from trappm.prediction.models.tracing import Deadline, TracingProcess
-from trappm.serving.answers import estimates
 
 QUESTION = {"model": "test_resnet", "input_size": 64, "batch_size": 4, "devices": ["a100", "v100"]}
 
@@ -68,7 +68,7 @@ def test_equal_questions_are_traced_once_and_remembered(server, monkeypatch):
     assert first.status == 200
     assert first.json == second.json == server.post("/v1/estimate", questions[0]).json
     assert traces(server) == before + 1
-    monkeypatch.setattr(estimates, "MAX_KNOWN", 1)
+    monkeypatch.setattr(answerer, "MAX_ESTIMATES", 1)
     for batch_size in (5, 6, 5):  # the first is forgotten for the second
         server.post("/v1/estimate", QUESTION | {"batch_size": batch_size})
     assert traces(server) == before + 4
@@ -121,6 +121,14 @@ def test_an_estimate_has_the_limits_of_a_trace():
         assert response.status == 422, response.body
         # By where memory ends: in torch's allocator, or where the process is looked at.
         assert any(words in response.json["detail"] for words in ("memory", "more than 1 MiB"))
+    with Asker(max_waiting=0) as asker:
+        questions = [json.dumps(QUESTION | {"batch_size": size}).encode() for size in (6, 7)]
+
+        async def both():
+            asked = (asker.ask("POST", "/v1/estimate", [question]) for question in questions)
+            return sorted(response.status for response in await asyncio.gather(*asked))
+
+        assert asker.run(both()) == [200, 503]
     with Asker(timeout_s=0.05) as asker:
         assert asker.post("/v1/estimate", QUESTION).status == 504
         assert traces(asker) == 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from starlette.staticfiles import StaticFiles
 
-from trappm.page.api import router
+from trappm.extensions.web.page.api import router
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

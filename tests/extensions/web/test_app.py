@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from serving_samples import QUESTION, Asker, other_snapshot
 
 import trappm
+from trappm.extensions.web.running import address_of, hosts_for, token_for
+from trappm.extensions.web.settings import ServingSettings
 from trappm.learner.snapshots.registry import Registry
 from trappm.profiler.errors import InputError, SnapshotError
-from trappm.serving.running import address_of, hosts_for, token_for
-from trappm.serving.settings import ServingSettings
 
 TOKEN = "0123456789abcdef0123"  # noqa: S105
 ELSEWHERE = "0.0.0.0"  # noqa: S104
@@ -214,7 +214,7 @@ def test_a_token_file_that_anybody_may_write_is_refused(tmp_path):
     path = tmp_path / "token"
     path.write_text(TOKEN)
     path.chmod(0o666)
-    with pytest.raises(InputError, match=r"anybody may write .* chmod o-w"):
+    with pytest.raises(InputError, match=r"world-writable; run: chmod o-w"):
         token_for(ELSEWHERE, path)
     path.chmod(0o644)
     assert token_for(ELSEWHERE, path) == TOKEN

@@ -4,6 +4,8 @@ import asyncio
 import json
 from dataclasses import dataclass
 
+from trappm.extensions.web.app import create_app
+from trappm.extensions.web.settings import ServingSettings
 from trappm.learner.snapshots.manifest import (
     MANIFEST,
     manifest_bytes,
@@ -12,8 +14,6 @@ from trappm.learner.snapshots.manifest import (
     write_folder,
 )
 from trappm.prediction.snapshot_choice import SHIPPED
-from trappm.serving.app import create_app
-from trappm.serving.settings import ServingSettings
 
 QUESTION = {"model": "test_resnet", "input_size": 64, "device": "a100", "batch_size": 4}
 

@@ -14,22 +14,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from trappm.extensions.web.batching import Batcher
+from trappm.extensions.web.loaded_snapshots import LoadedSnapshots
+from trappm.extensions.web.metrics import Metrics
+from trappm.extensions.web.schemas import Settings
+from trappm.extensions.web.settings import ServingSettings
+from trappm.extensions.web.traced_answers import TracedAnswers
+from trappm.extensions.web.tracing import Model, Shared, Tracer
 from trappm.prediction.answering import answers
 from trappm.prediction.costs import prices_version
 from trappm.prediction.estimate import EstimateRequest
 from trappm.prediction.models.subjects import UnprofiledError, known_subject, name_key
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError, TrappmError
-from trappm.serving.answers.batching import Batcher
-from trappm.serving.answers.estimates import Estimates
-from trappm.serving.answers.rooflines import Rooflines
-from trappm.serving.answers.scalings import Scalings
-from trappm.serving.answers.snapshots import LoadedSnapshots
-from trappm.serving.answers.tracing import Model, Tracers
-from trappm.serving.answers.turns import Shared
-from trappm.serving.metrics import Metrics
-from trappm.serving.schemas import Settings
-from trappm.serving.settings import ServingSettings
 
 if TYPE_CHECKING:
     from trappm.learner.heads.predictions import StepSettings
@@ -37,6 +34,8 @@ if TYPE_CHECKING:
 
 MAX_KNOWN = 4096
 """Answers that are remembered, about 10 kB each."""
+MAX_ESTIMATES = 256
+"""Estimates that are remembered, 5 to 100 kB each."""
 MAX_BATCH = 32
 _AT_ONCE = 16
 """Predictions of one request under way, so that others get a turn in between."""
@@ -49,8 +48,6 @@ class _Job:
     question: Question
     model: Model
     device: str
-    client: str
-    """Its address: clients take turns."""
 
 
 class Answer(NamedTuple):
@@ -70,18 +67,14 @@ class Answerer:
         self.metrics = metrics
         self._known: OrderedDict[tuple[object, ...], Answer] = OrderedDict()
         self._under_way: Shared[Answer] = Shared()
+        self._estimates: OrderedDict[tuple[object, ...], bytes] = OrderedDict()
+        self._estimates_under_way: Shared[bytes] = Shared()
         self._batcher: Batcher[_Job, Answer] = Batcher(self._work, MAX_BATCH)
-        self._tracers = Tracers(
-            settings.trace_processes, settings.timeout_s, settings.trace_memory_mib
-        )
-        self.estimates = Estimates(self._tracers, metrics)
-        self.rooflines = Rooflines(self.snapshots, self._tracers, metrics)
-        self.scalings = Scalings(self.snapshots, self._tracers, metrics)
+        self._tracer = Tracer(settings)
+        self.traced = TracedAnswers(self.snapshots, self._tracer, metrics)
 
-    async def predict(
-        self, settings: Settings, models: Sequence[Model], client: str
-    ) -> list[Answer]:
-        """All devices of the first model, then those of the next; `client` is the caller's address.
+    async def predict(self, settings: Settings, models: Sequence[Model]) -> list[Answer]:
+        """Return the answers for all devices of the first model, then those of the next.
 
         Raises:
             TrappmError: as `trappm.predict`, and those of `tracing`.
@@ -96,7 +89,7 @@ class Answerer:
             question.device_is_default,
         )
         prices = prices_version() if settings.epochs is not None else None
-        jobs = [_Job(question, model, device, client) for model in models for device in devices]
+        jobs = [_Job(question, model, device) for model in models for device in devices]
         answers: list[Answer] = []
         for start in range(0, len(jobs), _AT_ONCE):
             together = jobs[start : start + _AT_ONCE]
@@ -114,17 +107,26 @@ class Answerer:
         unable = Question(**settings.for_question(), snapshots=snapshots).unable_devices()
         return [{"device": key, "reason": reason} for key, reason in unable.items()]
 
-    async def estimate(self, request: EstimateRequest, client: str) -> bytes:
-        """Return an estimate as JSON, by the snapshots in force; raises as `Estimates.answer`."""
-        return await self.estimates.answer(
-            replace(request, snapshot=self._snapshot), tuple(self.snapshots.ids), client
-        )
+    async def estimate(self, request: EstimateRequest) -> bytes:
+        """Return an estimate as JSON; raises as `trappm.estimate`, and those of `tracing`."""
+        key = ("estimate", request, *self.snapshots.ids)
+        if key in self._estimates:
+            self.metrics.known.inc()
+            return self._estimates[key]
+
+        async def trace() -> bytes:
+            with self.metrics.trace():
+                return await self._tracer.estimate(replace(request, snapshot=self._snapshot))
+
+        answer = self._estimates[key] = await self._estimates_under_way.wait(key, trace)
+        while len(self._estimates) > MAX_ESTIMATES:
+            self._estimates.popitem(last=False)
+        return answer
 
     def close(self) -> None:
         self._batcher.close()
-        self.rooflines.close()
-        self.scalings.close()
-        self._tracers.close()
+        self.traced.close()
+        self._tracer.close()
 
     async def _answer(
         self, about: tuple[object, ...], job: _Job, traced: Sequence[StepSettings]
@@ -144,7 +146,7 @@ class Answerer:
             answer = await self._batcher.submit(job)
         except UnprofiledError:
             with self.metrics.trace():
-                await self._tracers.trace(job.model, traced, job.client)
+                await self._tracer.trace(job.model, traced)
             try:
                 answer = await self._batcher.submit(job)
             except UnprofiledError:

@@ -11,15 +11,15 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from trappm.extensions.web.metrics import Metrics, ReloadOutcome
 from trappm.learner.snapshots.manifest import NAME
 from trappm.prediction.snapshot_choice import DEFAULT, local_registry, snapshots_that_answer
 from trappm.profiler.errors import SnapshotError, TrappmError
-from trappm.serving.metrics import Metrics, ReloadOutcome
 
 if TYPE_CHECKING:
     from trappm.learner.snapshots.snapshot import Snapshot
 
-_log = logging.getLogger("trappm.serving")
+_log = logging.getLogger("trappm.web")
 
 
 class LoadedSnapshots:

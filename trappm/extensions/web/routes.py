@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, File, Form, Request, Response, UploadFile
 from pydantic import Json
 
-from trappm.prediction.comparison import verdicts, without_extrapolations
-from trappm.prediction.device_names import DEFAULT_DEVICE, catalogue_keys
-from trappm.profiler.errors import InputError
-from trappm.serving.answers.answerer import Answer, Answerer, named_model
-from trappm.serving.answers.tracing import Model
-from trappm.serving.answers.uploads import Upload
-from trappm.serving.gate import client_of
-from trappm.serving.problems import body
-from trappm.serving.schemas import (
+from trappm.extensions.web.answerer import Answer, Answerer, named_model
+from trappm.extensions.web.schemas import (
     MAX_LIST,
     EstimateQuestion,
     Questions,
@@ -25,6 +19,11 @@ from trappm.serving.schemas import (
     ScalingQuestion,
     Settings,
 )
+from trappm.extensions.web.tracing import Model
+from trappm.extensions.web.uploads import Upload
+from trappm.prediction.comparison import verdicts, without_extrapolations
+from trappm.prediction.device_names import DEFAULT_DEVICE, catalogue_keys
+from trappm.profiler.errors import InputError
 
 router = APIRouter()
 
@@ -94,56 +93,55 @@ async def metrics(answerer: Service) -> Response:
 
 
 @router.post("/v1/predict")
-async def predict(inquiry: JsonInquiry, answerer: Service, request: Request) -> Response:
+async def predict(inquiry: JsonInquiry, answerer: Service) -> Response:
     """What a step costs: the answer of `trappm predict --json`, a list for a list of questions."""
-    return await _predictions(inquiry, answerer, request)
+    return await _predictions(inquiry, answerer)
 
 
 @router.post("/v1/predict/upload", form_limits={"max_files": 1, "max_fields": 4})
-async def predict_upload(inquiry: UploadInquiry, answerer: Service, request: Request) -> Response:
+async def predict_upload(inquiry: UploadInquiry, answerer: Service) -> Response:
     """What a step of an uploaded ONNX file costs."""
-    return await _predictions(inquiry, answerer, request)
+    return await _predictions(inquiry, answerer)
 
 
 @router.post("/v1/compare")
-async def compare(inquiry: JsonInquiry, answerer: Service, request: Request) -> Response:
+async def compare(inquiry: JsonInquiry, answerer: Service) -> Response:
     """Compare devices, all GPUs by default: the answer of `trappm compare --json`."""
-    return await _comparisons(inquiry, answerer, request)
+    return await _comparisons(inquiry, answerer)
 
 
 @router.post("/v1/compare/upload", form_limits={"max_files": 1, "max_fields": 4})
-async def compare_upload(inquiry: UploadInquiry, answerer: Service, request: Request) -> Response:
+async def compare_upload(inquiry: UploadInquiry, answerer: Service) -> Response:
     """Compare devices, all GPUs by default, for an uploaded ONNX file."""
-    return await _comparisons(inquiry, answerer, request)
+    return await _comparisons(inquiry, answerer)
 
 
 @router.post("/v1/estimate")
-async def estimate(question: EstimateQuestion, answerer: Service, request: Request) -> Response:
+async def estimate(question: EstimateQuestion, answerer: Service) -> Response:
     """The memory of a step and what it is made of: the answer of `trappm estimate --json`."""
-    client = client_of(request.scope)
-    return _json(await answerer.estimate(question.request(), client))
+    return _json(await answerer.estimate(question.request()))
 
 
 @router.post("/v1/roofline")
-async def roofline(question: RooflineQuestion, answerer: Service, request: Request) -> Response:
+async def roofline(question: RooflineQuestion, answerer: Service) -> Response:
     """What devices reach, and what bounds a step on them: the answers of `trappm device show`."""
     name = question.model
     model = None if name is None else named_model(name, question.input_size)
-    return _json(await answerer.rooflines.answer(question, model, client_of(request.scope)))
+    return _json(await answerer.traced.rooflines(question, model))
 
 
 @router.post("/v1/scale")
-async def scale(question: ScalingQuestion, answerer: Service, request: Request) -> Response:
+async def scale(question: ScalingQuestion, answerer: Service) -> Response:
     """Return a training step on several GPUs, as `trappm scale --json` does."""
     model = named_model(question.model, question.input_size)
-    return _json(await answerer.scalings.answer(question, model, client_of(request.scope)))
+    return _json(await answerer.traced.scalings(question, model))
 
 
 @router.get("/v1/snapshot")
 async def snapshot(answerer: Service, name: str | None = None) -> Response:
     """The manifest of the snapshot in force, or of another one by id or alias."""
     snapshots = await answerer.snapshots.named(name)
-    return _json(body(snapshots[0].manifest.to_json()))
+    return _json(_dump(snapshots[0].manifest.to_json()))
 
 
 @router.get("/v1/devices")
@@ -165,30 +163,30 @@ async def reload(answerer: Service) -> dict[str, Any]:
     return {"changed": changed, "snapshots": answerer.snapshots.ids}
 
 
-async def _predictions(inquiry: Inquiry, answerer: Answerer, request: Request) -> Response:
+async def _predictions(inquiry: Inquiry, answerer: Answerer) -> Response:
     replies = []
     for question, models in inquiry.questions:
-        answers = await answerer.predict(question, models, client_of(request.scope))
+        answers = await answerer.predict(question, models)
         several = question.devices is not None or isinstance(getattr(question, "model", ""), list)
         replies.append(_list(answers) if several else answers[0].json)
     return _reply(inquiry, replies)
 
 
-async def _comparisons(inquiry: Inquiry, answerer: Answerer, request: Request) -> Response:
+async def _comparisons(inquiry: Inquiry, answerer: Answerer) -> Response:
     replies = []
     for question, models in inquiry.questions:
         everywhere = question.device is None and question.devices in (None, "all")
         wanted = question.model_copy(update={"devices": "all"}) if everywhere else question
-        answers = await answerer.predict(wanted, models, client_of(request.scope))
+        answers = await answerer.predict(wanted, models)
         left_out: list[dict[str, str]] = []
         if everywhere:
             kept, left_out = without_extrapolations([answer.prediction for answer in answers])
             answers = [answer for answer in answers if answer.prediction in kept]
             left_out += await answerer.unable_devices(question)
-        best = body(verdicts([answer.prediction for answer in answers]))
+        best = _dump(verdicts([answer.prediction for answer in answers]))
         replies.append(
             b'{"predictions": %b, "best": %b, "left_out": %b}'
-            % (_list(answers), best, body(left_out))
+            % (_list(answers), best, _dump(left_out))
         )
     return _reply(inquiry, replies)
 
@@ -203,3 +201,7 @@ def _list(answers: list[Answer]) -> bytes:
 
 def _json(data: bytes) -> Response:
     return Response(data, media_type="application/json")
+
+
+def _dump(value: Any) -> bytes:
+    return json.dumps(value).encode()

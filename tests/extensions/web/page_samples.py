@@ -210,8 +210,8 @@ def served(**settings: object):
     """The application at a free port of this process; its address."""
     import uvicorn
 
-    from trappm.serving.app import create_app
-    from trappm.serving.settings import ServingSettings
+    from trappm.extensions.web.app import create_app
+    from trappm.extensions.web.settings import ServingSettings
 
     place = socket.create_server(("127.0.0.1", 0))
     app = create_app(replace(ServingSettings(hosts=("127.0.0.1",)), **settings))

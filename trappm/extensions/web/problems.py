@@ -7,9 +7,9 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from trappm.profiler.errors import (
@@ -39,12 +39,6 @@ class TimeoutExceededError(ServingError):
     """The work took longer than a request may."""
 
     status = 504
-
-
-class SlowBodyError(ServingError):
-    """A body that comes too slowly, or not at all."""
-
-    status = 408
 
 
 class TooLargeError(ServingError):
@@ -77,19 +71,6 @@ _STATUS: tuple[tuple[type[TrappmError], int], ...] = (
 """The first one that fits."""
 
 RETRY_AFTER_S = 1
-_TITLES = {
-    400: "The question cannot be right",
-    401: "A token is needed",
-    403: "Other sites may not ask",
-    404: "There is no such thing",
-    405: "Not that way",
-    408: "Too slow",
-    413: "Too large",
-    422: "It cannot be answered",
-    500: "Something went wrong here",
-    503: "Not now",
-    504: "It took too long",
-}
 
 
 def status_of(error: TrappmError) -> int:
@@ -112,7 +93,7 @@ def details(
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
     return {
         "type": f"urn:trappm:problem:{words}" if words else "about:blank",
-        "title": _TITLES.get(status, "It cannot be done"),
+        "title": HTTPStatus(status).phrase,
         "status": status,
         "detail": detail,
         "hint": hint,
@@ -122,10 +103,4 @@ def details(
 def headers_of(status: int) -> Mapping[str, str]:
     if status == 401:
         return {"WWW-Authenticate": "Bearer"}
-    if status == 408:
-        return {"Connection": "close"}
     return {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else {}
-
-
-def body(value: Mapping[str, Any] | Sequence[Any]) -> bytes:
-    return json.dumps(value).encode()

@@ -1,4 +1,4 @@
-"""The web application, one object for a single process and for Ray Serve: routes, gate, errors."""
+"""The web application: routes, checks, errors, and the page."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import JSONResponse
 
 from trappm import __version__
-from trappm.page.mounting import mount
+from trappm.extensions.web.answerer import Answerer
+from trappm.extensions.web.gate import Gate
+from trappm.extensions.web.metrics import Metrics
+from trappm.extensions.web.page.mounting import mount
+from trappm.extensions.web.problems import MEDIA_TYPE, details, headers_of, problem
+from trappm.extensions.web.routes import router
+from trappm.extensions.web.settings import ServingSettings
 from trappm.profiler.errors import InputError, TrappmError
-from trappm.serving.answers.answerer import Answerer
-from trappm.serving.body_kinds import JsonBodies
-from trappm.serving.gate import Gate
-from trappm.serving.metrics import Metrics
-from trappm.serving.problems import MEDIA_TYPE, details, headers_of, problem
-from trappm.serving.routes import router
-from trappm.serving.settings import ServingSettings
 
 _DESCRIPTION = """What a deep-learning training step costs: time, memory, power, and what follows.
 The fields mean what the arguments of `trappm.predict` mean, and the answers are the same."""
@@ -54,7 +53,6 @@ def create_app(settings: ServingSettings) -> FastAPI:
     )  # fmt: skip
     app.state.settings = settings
     app.state.answerer = answerer
-    app.add_middleware(JsonBodies)
     if settings.hosts is not None:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=settings.hosts)
     app.add_middleware(Gate, settings=settings, metrics=metrics)  # what is added last is outermost

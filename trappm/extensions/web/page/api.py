@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import JSONResponse, Response
 
-from trappm.page import campaigns, label_pages, snapshots
-from trappm.page.maps import Maps
+from trappm.extensions.web.page import campaigns, label_pages, snapshots
+from trappm.extensions.web.page.maps import Maps
 from trappm.profiler.devices.catalogue import card_keys
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.known_names import registered_names

@@ -21,9 +21,9 @@ from playwright.sync_api import expect, sync_playwright
 
 from trappm.cluster.campaign.ownership import ownership
 from trappm.cluster.campaign.stop_check import ENOUGH
+from trappm.extensions.web.page import maps
+from trappm.extensions.web.page.mounting import FILES
 from trappm.learner.networks.presets import LAPTOP, PRESETS
-from trappm.page import maps
-from trappm.page.mounting import FILES
 from trappm.profiler.measuring import attempt
 from trappm.profiler.records import Configuration
 from trappm.profiler.simulation.memory_breakdown import Part

@@ -10,10 +10,10 @@ import weakref
 from pathlib import Path
 from typing import BinaryIO
 
+from trappm.extensions.web.problems import TooLargeError
+from trappm.extensions.web.tracing import Model
 from trappm.prediction.models.subjects import file_key
 from trappm.profiler.errors import ModelFileError
-from trappm.serving.answers.tracing import Model
-from trappm.serving.problems import TooLargeError
 
 _CHUNK_BYTES = 1 << 20
 _MAX_NAME = 128

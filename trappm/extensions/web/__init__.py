@@ -1,0 +1,1 @@
+"""HTTP server and web page: predictions, campaigns, labels and snapshots in a browser."""

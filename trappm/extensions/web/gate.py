@@ -1,0 +1,151 @@
+"""Checks that every request passes before its route: caller, size, number and time.
+
+Plain ASGI, so that it holds for every route, files included. Slow clients, fairness between clients
+and TLS are the task of a reverse proxy (docs/serving.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.datastructures import MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trappm.extensions.web.metrics import Metrics
+from trappm.extensions.web.problems import (
+    MEDIA_TYPE,
+    BusyError,
+    ForbiddenError,
+    TimeoutExceededError,
+    TooLargeError,
+    UnauthorizedError,
+    details,
+    headers_of,
+    problem,
+)
+from trappm.extensions.web.settings import ServingSettings
+from trappm.profiler.errors import TrappmError
+
+HEALTH = frozenset({"/healthz", "/readyz"})
+"""Paths that need no token and are served however busy the server is."""
+DATA = ("/v1/", "/api/", "/metrics", "/openapi.json")
+"""Paths that a token guards; the rest is the page, which shows nothing without them."""
+_FORM_BYTES = 1 << 20
+"""Allowance for a form around its file."""
+
+_log = logging.getLogger("trappm.web")
+
+
+class Gate:
+    """Middleware around the whole application."""
+
+    def __init__(self, app: ASGIApp, settings: ServingSettings, metrics: Metrics) -> None:
+        self._app = app
+        self._settings = settings
+        self._metrics = metrics
+        self._requests = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begin = time.perf_counter()
+        status = 0
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-content-type-options"] = "nosniff"
+            await send(message)
+
+        async def fail(code: int, fields: dict[str, Any]) -> None:
+            if not status:  # else a part of another response has been sent
+                headers = dict(headers_of(code))
+                response = JSONResponse(fields, code, headers=headers, media_type=MEDIA_TYPE)
+                await response(scope, receive, watched)
+
+        self._metrics.in_flight.inc()
+        try:
+            await self._checked(scope, receive, watched)
+        except TrappmError as error:
+            await fail(*problem(error))
+        except Exception:  # the last resort; callers get no detail of it
+            _log.exception("%s %s failed", scope["method"], scope["path"])
+            await fail(500, details(500, "an unexpected error; see the server's log"))
+        finally:
+            self._metrics.in_flight.dec()
+            route = getattr(scope.get("route"), "path", "other")
+            self._metrics.requests.labels(route, str(status or 499)).inc()
+            self._metrics.seconds.labels(route).observe(time.perf_counter() - begin)
+
+    async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] in HEALTH:
+            await self._app(scope, receive, send)
+            return
+        headers = MutableHeaders(raw=list(scope["headers"]))
+        self._check_caller(scope["path"], headers)
+        is_upload = headers.get("content-type", "").startswith("multipart/")
+        if not is_upload:  # `curl -d` calls its JSON a form, and FastAPI goes by the type
+            headers["content-type"] = "application/json"
+        scope["headers"] = headers.raw
+        most = self._max_bytes(is_upload, headers.get("content-length", ""))
+        taken = 0
+
+        async def limited() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > most:
+                raise _too_large(most)
+            return message
+
+        if self._requests >= self._settings.max_requests:
+            raise BusyError(f"{self._requests} requests are in flight; retry in a moment")
+        self._requests += 1
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                await self._app(scope, limited, send)
+        except TimeoutError:
+            raise TimeoutExceededError(
+                f"the request took more than {self._settings.timeout_s:g} s; ask for less at once"
+            ) from None
+        finally:
+            self._requests -= 1
+
+    def _check_caller(self, path: str, headers: Mapping[str, str]) -> None:
+        """Raise ForbiddenError for other sites' pages, UnauthorizedError without the token."""
+        settings = self._settings
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if origin is not None and origin.lower().partition("//")[2] != host.lower():
+            raise ForbiddenError(f"cross-origin request from {origin[:100]} refused")
+        # Browsers send this header with what other sites' pages load; links to the page may pass.
+        site = headers.get("sec-fetch-site", "none")
+        if site not in {"none", "same-origin"} and path.startswith(DATA):
+            raise ForbiddenError(f"cross-site request ({site[:20]!r}) refused")
+        if settings.token is None or not path.startswith(DATA):
+            return
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        right = hmac.compare_digest(given.strip().encode(), settings.token.encode())
+        if kind.lower() != "bearer" or not right:
+            raise UnauthorizedError(
+                "missing or wrong token; send the header 'Authorization: Bearer TOKEN'"
+            )
+
+    def _max_bytes(self, is_upload: bool, declared: str) -> int:
+        """Return the limit of the body; raise TooLargeError if a larger one is declared."""
+        settings = self._settings
+        most = settings.max_upload_bytes + _FORM_BYTES if is_upload else settings.max_body_bytes
+        if declared.isdigit() and int(declared[:20]) > most:
+            raise _too_large(most)
+        return most
+
+
+def _too_large(most: int) -> TooLargeError:
+    return TooLargeError(f"the body has more than {most:,} bytes; send less at once")
