@@ -7,11 +7,14 @@ revision, change `store.db.models`, add a file there, and add its name to REVISI
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy.exc import DatabaseError
 
 from trappm.profiler.errors import StoreAccessError
-from trappm.store.db.engine import address, store_errors, writer_of
-from trappm.store.db.read_only import NoLabelStoreError
+from trappm.store.db.engine import address, make_engine, store_errors, writer_of
+from trappm.store.db.read_only import NoLabelStoreError, engine_to_read
 
 REVISIONS = ("0013",)
 """Schemas that this version can read or upgrade, the newest last."""
@@ -39,6 +42,63 @@ def upgrade(engine: Engine) -> None:
                 connection.execute(text(f"SELECT pg_advisory_xact_lock({_POSTGRESQL_LOCK})"))
             if _revision(connection) != REVISIONS[-1]:  # nobody was quicker
                 _run_alembic(connection)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upgrade:
+    """The result of an upgrade."""
+
+    address: str
+    """Address of the database, without a password."""
+    before: str | None
+    """Schema before the upgrade; None if the database was empty."""
+    after: str
+    """Schema after it; the same if there was nothing to do."""
+
+
+def upgrade_store(url: str) -> Upgrade:
+    """Upgrade the label store at an SQLAlchemy URL to the newest schema, in one transaction.
+
+    Raises:
+        InputError: There is no such SQLite file, or it is not a label store that this version
+            can upgrade.
+        StoreError: The database refused; it is unchanged.
+    """
+    reader = engine_to_read(url)  # which makes no file
+    try:
+        before = schema_of(reader)
+        where = address(reader)
+    finally:
+        reader.dispose()
+    if before != REVISIONS[-1]:
+        engine = make_engine(url)
+        try:
+            upgrade(engine)
+        finally:
+            engine.dispose()
+    return Upgrade(address=where, before=before, after=REVISIONS[-1])
+
+
+def find_damage(engine: Engine) -> list[str]:
+    """Return what SQLite reports of its file and its foreign keys; empty if nothing is wrong.
+
+    PostgreSQL enforces its constraints at all times. Its files are checked by `pg_amcheck`.
+    """
+    if engine.dialect.name != "sqlite":
+        return []
+    with store_errors(engine), engine.connect() as connection:
+        try:
+            lines = connection.exec_driver_sql("PRAGMA integrity_check").scalars().all()
+            orphans = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
+        except DatabaseError as error:  # the damage stops the check itself
+            if getattr(error.orig, "sqlite_errorname", "") != "SQLITE_CORRUPT":
+                raise
+            return [str(error.orig)]
+    damage = [" ".join(line.split()) for line in lines if line != "ok"]
+    return damage + [
+        f"row {row} of {table} refers to a row of {parent} that does not exist"
+        for table, row, parent, _ in orphans
+    ]
 
 
 def schema_of(engine: Engine) -> str | None:

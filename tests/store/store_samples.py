@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import contextmanager
 
 import numpy as np
 from sqlalchemy import create_engine, select
@@ -156,3 +158,30 @@ def snapshot(snapshot_id, campaign_id=None, day="01", location="there"):
 def publish(store, snapshot):
     with store.database.writing() as session:
         register(session, snapshot)
+
+
+@contextmanager
+def lost_reply(store):
+    """Let the next commit succeed, and lose the connection before its reply arrives."""
+    dialect = store.database.engine.dialect
+    do_commit = dialect.do_commit
+    lost = []
+
+    def commit(connection):
+        do_commit(connection)
+        if lost:
+            return
+        lost.append(connection)
+        if dialect.name == "sqlite":
+            error = sqlite3.OperationalError("disk I/O is away")
+            error.sqlite_errorname = "SQLITE_CANTOPEN"
+            raise error
+        connection.driver_connection.close()
+        raise dialect.loaded_dbapi.OperationalError("consuming input failed")
+
+    dialect.do_commit = commit
+    try:
+        yield
+    finally:
+        dialect.do_commit = do_commit
+    assert lost

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_device
-from store_faults import lost_reply
+from store_samples import lost_reply
 
 import trappm.cluster.campaign.loop
 import trappm.cluster.campaign.results

@@ -8,12 +8,12 @@ import re
 
 import pytest
 from sqlalchemy import create_engine, select
-from store_faults import lost_reply
 from store_samples import (
     DEVICE,
     campaign_with,
     configuration,
     lease_next,
+    lost_reply,
     measure_next,
     measurement,
     planned,

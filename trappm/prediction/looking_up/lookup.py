@@ -270,7 +270,7 @@ class _Inquiry:
             if self.file is not None and (unprofiled := store.workloads.pairs_to_profile(alike)):
                 hints.append(
                     f"{len(unprofiled):,} architectures with such labels there have no graph "
-                    f"to compare the file with; make them: trappm store profile --device {device}"
+                    "to compare the file with; build a pool that contains them: trappm pool build"
                 )
         return hints
 

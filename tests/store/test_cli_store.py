@@ -1,4 +1,4 @@
-"""`trappm store ...`: what it says, its exit status, and that no password is ever told."""
+"""`trappm store`: output, exit status, and that no password is ever shown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trappm.store import Home, Store
 from trappm.store.db.migrate import REVISIONS
 
 SECRET = "hunter2secret"  # noqa: S105
-COMMANDS = (["upgrade"], ["check"], ["stats"], ["backup"])
+COMMANDS = (["upgrade"], ["check"])
 
 
 @pytest.fixture
@@ -47,55 +47,37 @@ def run(capfd, caplog, tmp_path):
     return run
 
 
-def break_it(home):
-    with closing(sqlite3.connect(home / "labels.db", isolation_level=None)) as connection:
-        connection.execute("DELETE FROM measurements WHERE id = 2")
-
-
-def test_a_whole_store_is_told_as_such(home, run):
+def test_check_finds_no_damage_in_a_sound_store(home, run):
     status, out, err, _ = run("check")
     assert (status, err) == (0, "")
-    assert out == f"sqlite:///{home}/labels.db: nothing is wrong\n"
+    assert out == f"sqlite:///{home}/labels.db: no damage found\n"
     assert json.loads(run("check", "--json")[1]) == []
 
 
-def test_what_is_wrong_is_told_with_how_to_mend_it_and_status_1(home, run):
-    with sqlite3.connect(home / "labels.db") as connection:
-        connection.execute("UPDATE labels SET memory_mib = 322.5 WHERE id = 2")
+def test_check_reports_rows_without_the_row_that_they_refer_to(home, run):
+    with closing(sqlite3.connect(home / "labels.db", isolation_level=None)) as connection:
+        connection.execute("DELETE FROM measurements WHERE id = 2")
     status, out, err, _ = run("check")
     assert (status, err) == (1, "")
-    assert "1 labels whose values differ from their measurement; such as: 2" in out
-    assert "mend: trust the measurements" in out
-    assert "all of them: SELECT labels.id FROM labels" in out
+    finding = "row 2 of labels refers to a row of measurements that does not exist"
+    assert finding in out.splitlines()
+    assert "restore a backup" in out
     status, out, _, _ = run("check", "--json")
-    (finding,) = json.loads(out)
-    assert (status, finding["count"], finding["example"]) == (1, 1, "2")
-    assert set(finding) == {"what", "count", "example", "mend", "sql"}
+    assert (status, finding in json.loads(out)) == (1, True)
 
 
-def test_the_sql_that_lists_them_can_be_asked(home, run, capfd):
-    with sqlite3.connect(home / "labels.db") as connection:
-        connection.execute("UPDATE labels SET memory_mib = 322.5 WHERE id = 2")
-    (finding,) = json.loads(run("check", "--json")[1])
-    assert cli.run(["labels", "query", "--csv", "--sql", finding["sql"]]) == 0
-    assert capfd.readouterr().out.split() == ["id", "2"]
-
-
-def test_stats_count_what_is_there(home, run):
-    facts = json.loads(run("stats", "--json")[1])
-    assert facts["schema"] == REVISIONS[-1]
-    assert (facts["rows"]["labels"], facts["rows"]["measurements"]) == (3, 4)
-    assert facts["labels"] == [
-        {"device": "cpu-2t", "provenance": "measured", "protocol": "quick", "labels": 3,
-         "censored": 1},
-    ]  # fmt: skip
-    assert facts["bytes_per_label"] == facts["size_bytes"] / 3
-    assert facts["oldest_measurement"].startswith("2026-01-02T03:04:05")
-    status, out, err, _ = run("stats")
-    assert (status, err) == (0, "")
-    assert "assignment_labels" in out
-    assert "2026-01-02 03:04:05 UTC" in out
-    assert "cpu-2t" in out
+def test_check_reports_a_damaged_file(home, run):
+    path = home / "labels.db"
+    with closing(sqlite3.connect(path)) as connection:
+        query = "SELECT rootpage FROM sqlite_schema WHERE name = 'ix_labels_device_id'"
+        ((page,),) = connection.execute(query)
+        ((size,),) = connection.execute("PRAGMA page_size")
+    with path.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+    status, out, err, _ = run("check")
+    assert (status, err) == (1, "")
+    assert "is damaged" in out
 
 
 def test_upgrade_of_a_current_store_has_nothing_to_do(home, run):
@@ -103,7 +85,7 @@ def test_upgrade_of_a_current_store_has_nothing_to_do(home, run):
     assert (status, err) == (0, "")
     assert "nothing to do" in out
     done = json.loads(run("upgrade", "--json")[1])
-    assert (done["before"], done["backup"]) == (REVISIONS[-1], None)
+    assert done["before"] == done["after"] == REVISIONS[-1]
 
 
 def test_upgrade_makes_profiles_of_an_earlier_version_anew(home, run):
@@ -125,7 +107,7 @@ def test_upgrade_makes_profiles_of_an_earlier_version_anew(home, run):
         outdated = len(store.workloads.outdated())
     status, out, _, _ = run("upgrade")
     assert status == 0
-    assert f"{outdated} profiles of an earlier version were made anew" in out
+    assert f"{outdated} step profiles of an earlier version were replaced" in out
     with Store.open(f"sqlite:///{home / 'labels.db'}") as store:
         (data,) = store.workloads.step_profiles([("test_resnet", 64)]).values()
         assert not store.workloads.outdated()
@@ -134,37 +116,10 @@ def test_upgrade_makes_profiles_of_an_earlier_version_anew(home, run):
     assert "nothing to do" in run("upgrade")[1]
 
 
-def test_backup_says_what_it_made_and_never_overwrites(home, run, tmp_path):
-    file = tmp_path / "copy.db"
-    status, out, err, _ = run("backup", file)
-    assert (status, err) == (0, "")
-    assert str(file) in out
-    status, out, err, _ = run("backup", file)
-    assert (status, out) == (2, "")
-    assert err.count("\n") == 1
-    assert "is there already" in err
-    done = json.loads(run("backup", tmp_path / "other.db", "--json")[1])
-    assert done["size_bytes"] == (tmp_path / "other.db").stat().st_size
-    assert run("check", "--database", f"sqlite:///{file}")[0] == 0
-
-
-def test_restore_brings_a_backup_into_a_new_data_folder(home, run, tmp_path, monkeypatch):
-    file = tmp_path / "copy.db"
-    run("backup", file)
-    status, out, err, _ = run("restore", file)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert "nothing is merged" in err
-    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "another"))
-    done = json.loads(run("restore", file, "--json")[1])
-    assert done["rows"] == sum(json.loads(run("stats", "--json")[1])["rows"].values())
-    assert run("check")[0] == 0
-
-
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_without_a_store_one_line_says_so_and_none_is_made(tmp_path, monkeypatch, run, command):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
-    file = [tmp_path / "copy.db"] if command == ["backup"] else []
-    status, out, err, _ = run(*command, *file)
+    status, out, err, _ = run(*command)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "there is no label store at" in err
     assert list(tmp_path.iterdir()) == []
@@ -189,10 +144,9 @@ ADDRESSES = {
 
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_no_password_is_told_whatever_is_wrong_with_the_address(run, tmp_path, address):
-    for command in (*COMMANDS, ["restore", __file__]):
+    for command in COMMANDS:
         for debug in (False, True):
-            file = [tmp_path / "copy.db"] if command == ["backup"] else []
-            arguments = [*command, *file, "--database", ADDRESSES[address]]
+            arguments = [*command, "--database", ADDRESSES[address]]
             status, out, err, logged = run(*arguments, debug=debug)
             assert SECRET not in out + err + logged
             assert (status, out) == (2, "")
@@ -225,13 +179,12 @@ def closed(postgresql_server):
     engine.dispose()
 
 
-def test_no_password_is_told_when_all_goes_well_or_the_password_is_wrong(run, closed, tmp_path):
+def test_no_password_is_told_when_all_goes_well_or_the_password_is_wrong(run, closed):
     right = closed.render_as_string(hide_password=False)
     output = ""
-    for command in (["upgrade"], *COMMANDS[:3], ["backup", tmp_path / "copy.db"]):
+    for command in COMMANDS:
         for more in ([], ["--json"]):
-            target = [*command[:-1], f"{command[-1]}{len(more)}"] if len(command) > 1 else command
-            status, out, err, logged = run(*target, *more, "--database", right)
+            status, out, err, logged = run(*command, *more, "--database", right)
             assert (status, err) == (0, "")
             output += out + logged
     assert "closed" in output
@@ -243,50 +196,6 @@ def test_no_password_is_told_when_all_goes_well_or_the_password_is_wrong(run, cl
         assert (status, out) == (2, "")
         assert "password authentication failed" in err
         assert wrong not in err + logged
-
-
-def test_a_backup_is_restored_into_an_empty_store_only(home, run, tmp_path, monkeypatch):
-    assert run("backup", tmp_path / "copy.db")[0] == 0
-    status, out, err, _ = run("restore", tmp_path / "copy.db")
-    assert (status, out) == (2, "")
-    assert "nothing is merged" in err
-    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "other"))
-    status, out, err, _ = run("restore", tmp_path / "copy.db")
-    assert (status, err) == (0, "")
-    assert out.startswith(f"sqlite:///{tmp_path}/other/labels.db: schema {REVISIONS[-1]}, ")
-    assert run("check")[0] == 0
-    there = f"sqlite:///{tmp_path / 'third.db'}"
-    done = json.loads(run("restore", tmp_path / "copy.db", "--database", there, "--json")[1])
-    with Store.open_to_read(there) as store:
-        assert done["rows"] == sum(store.maintenance.stats().rows.values())
-    status, _, err, _ = run("restore", tmp_path / "none.db")
-    assert (status, "there is no backup" in err) == (2, True)
-
-
-def test_mending_is_no_success_where_something_stays_wrong(home, run):
-    with closing(sqlite3.connect(home / "labels.db", isolation_level=None)) as connection:
-        connection.execute("UPDATE measurements SET step_p95_ms = step_median_ms / 2 WHERE id = 1")
-    status, out, err, _ = run("mend")
-    assert (status, err.count("\n")) == (1, 1)
-    assert "0 labels were wrong" in out
-    assert "1 faults are left" in err
-    assert "trappm store check" in err
-    assert run("check")[0] == 1
-
-
-def test_mending_tells_what_it_did(home, run, tmp_path, monkeypatch):
-    with closing(sqlite3.connect(home / "labels.db", isolation_level=None)) as connection:
-        connection.execute("UPDATE labels SET memory_mib = 1 WHERE id = 1")
-    status, out, err, _ = run("mend")
-    assert (status, err) == (0, "")
-    assert out.endswith("1 labels were wrong, 1 are made again\n")
-    assert json.loads(run("mend", "--json")[1]) == {"wrong": 0, "made": 0}
-    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "nowhere"))
-    for command in ("mend", "profile", "check", "stats"):
-        status, out, err, _ = run(command)
-        assert (status, out, err.count("\n")) == (2, "", 1), command
-        assert "no label store at" in err
-    assert not (tmp_path / "nowhere").exists()
 
 
 def test_help_says_where_the_password_belongs():
