@@ -37,9 +37,9 @@ from trappm.profiler.records import (
     StepSummary,
 )
 from trappm.store import LabelFilter, Store
-from trappm.store.db.engine import insert_new
-from trappm.store.db.models import ArchitectureGraphRow, GraphRow
-from trappm.store.repositories.measurements import BATCH
+from trappm.store.engine import insert_new
+from trappm.store.measurements import BATCH
+from trappm.store.schema import ArchitectureGraphRow, GraphRow
 
 FAMILIES = (
     "resnet", "vgg", "vit", "swin", "convnext", "densenet", "mobilenetv3", "efficientnet",

@@ -20,8 +20,8 @@ from trappm.profiler.records import (
 from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
 from trappm.profiler.simulation.step_trace import Event, StepTrace
 from trappm.store import OwnerProcess, PlannedAssignment, SnapshotRecord
-from trappm.store.db.models import METADATA
-from trappm.store.repositories.snapshots import register
+from trappm.store.campaigns import register
+from trappm.store.schema import METADATA
 
 DEVICE = "cpu-2t"
 ENVIRONMENT = {"device": DEVICE, "torch": "2.13.0", "host": "here", "load_average_before": 0.25}

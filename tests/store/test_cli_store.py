@@ -17,7 +17,7 @@ from sqlalchemy import create_engine
 
 from trappm import cli
 from trappm.store import Home, Store
-from trappm.store.db.migrate import REVISIONS
+from trappm.store.migrate import REVISIONS
 
 SECRET = "hunter2secret"  # noqa: S105
 COMMANDS = (["upgrade"], ["check"])

@@ -42,7 +42,7 @@ def upgrade(
     command continues.
     """
     from trappm.store import Store
-    from trappm.store.db.migrate import upgrade_store
+    from trappm.store.migrate import upgrade_store
 
     done = upgrade_store(_url(database))
     with Store.open(_url(database)) as store:

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 from trappm.profiler.errors import InputError
-from trappm.store.exchange.files import ImportReport, Tally, Verdict, read_file
 from trappm.store.exchange.importers import gpumemnet, in_training, node_steps, timm_results, zeus
-from trappm.store.repositories.measurements import BATCH
+from trappm.store.files import ImportReport, Verdict, import_verdicts, read_file
 from trappm.store.store import Store
 
 SOURCES = ("gpumemnet", "timm", zeus.SOURCE, in_training.SOURCE, *node_steps.SOURCES)
-_KNOWN = Verdict(kind="known", reason="recorded before")
-_CONFLICT = Verdict(kind="rejected", reason="conflicts with what is there under its attempt key")
 
 
 def import_file(
@@ -29,7 +25,7 @@ def import_file(
 
     Args:
         store: where to.
-        path: a file of `store.exchange.files.export_file`, JSON lines of the profiler, or a sheet
+        path: a file of `store.files.export_file`, JSON lines of the profiler, or a sheet
         of the
             source. Sheets of timm keep their names, which tell what was measured.
         source: of a published sheet, one of SOURCES.
@@ -55,16 +51,4 @@ def import_file(
         read = partial(iter, in_training.verdicts(path))
     elif source is not None:
         read = partial(iter, node_steps.verdicts(path, source))
-    tally = Tally()
-    verdicts = iter(read())
-    while batch := [*islice(verdicts, BATCH)]:
-        before = store.measurements.recorded_before(
-            [v.measurement for v in batch if v.measurement is not None]
-        )
-        for verdict in batch:
-            differs = None
-            if verdict.measurement is not None:
-                differs = before.get(verdict.measurement.attempt_key)
-            tally.add(verdict if differs is None else _CONFLICT if differs else _KNOWN)
-    new = store.measurements.record_many(v.measurement for v in read() if v.measurement is not None)
-    return tally.report(path.name, source or "TraPPM", new)
+    return import_verdicts(store, read, path.name, source or "TraPPM")

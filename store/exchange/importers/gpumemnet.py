@@ -16,8 +16,8 @@ from pathlib import Path
 
 from trappm.profiler.errors import TrappmError, one_line
 from trappm.profiler.records import Configuration, Outcome, Protocol
-from trappm.store.exchange.files import Verdict
 from trappm.store.exchange.importers.sheets import known_input_size, published, read_sheet
+from trappm.store.files import Verdict
 
 DEVICE = "a100-40gb"
 CAPACITY_MIB = 40_536.0

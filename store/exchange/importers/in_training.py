@@ -13,8 +13,8 @@ from trappm.profiler.records import Measurement, Outcome, Provenance
 from trappm.profiler.records.step_scope import IN_TRAINING, RECORDED
 from trappm.profiler.steps.sampling import summarize
 from trappm.profiler.transformers.names import content_of, is_transformer
-from trappm.store.exchange.files import Verdict, checked_size, read_file
 from trappm.store.exchange.importers.sheets import known_input_size
+from trappm.store.files import Verdict, checked_size, read_file
 
 SOURCE = IN_TRAINING
 MAX_FILE_BYTES = 64 << 20

@@ -23,7 +23,6 @@ from trappm.profiler.records import (
     member,
 )
 from trappm.profiler.records.step_scope import KEY, WHOLE_STEP, StepScope
-from trappm.store.exchange.files import Verdict
 from trappm.store.exchange.importers.sheets import (
     current_name,
     known_input_size,
@@ -32,6 +31,7 @@ from trappm.store.exchange.importers.sheets import (
     read_cells,
     whole_in,
 )
+from trappm.store.files import Verdict
 
 Cells = Mapping[str, str]
 

@@ -21,13 +21,13 @@ from trappm.profiler.records import (
     Precision,
     Protocol,
 )
-from trappm.store.exchange.files import Verdict
 from trappm.store.exchange.importers.sheets import (
     current_name,
     known_input_size,
     published,
     read_sheet,
 )
+from trappm.store.files import Verdict
 
 DEVICES = {"rtx3090": "NVIDIA GeForce RTX 3090", "rtx4090": "NVIDIA GeForce RTX 4090"}
 STACKS = {

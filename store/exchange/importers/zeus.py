@@ -16,7 +16,6 @@ from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Configuration, Measurement, Optimizer, Protocol
 from trappm.profiler.records.step_scope import KEY, StepScope
-from trappm.store.exchange.files import Verdict
 from trappm.store.exchange.importers.sheets import (
     current_name,
     known_input_size,
@@ -25,6 +24,7 @@ from trappm.store.exchange.importers.sheets import (
     read_cells,
     whole_in,
 )
+from trappm.store.files import Verdict
 
 SOURCE = "zeus"
 LICENCE = "Apache-2.0"

@@ -6,12 +6,12 @@ import pytest
 from sqlalchemy import create_engine, text
 from store_samples import measurement
 
-import trappm.store.db.migrate
+import trappm.store.migrate
 from trappm.profiler.errors import InputError, StoreAccessError
 from trappm.store import Store
-from trappm.store.db.migrate import upgrade_store
+from trappm.store.migrate import upgrade_store
 
-OLDER, NEWER = trappm.store.db.migrate.REVISIONS[-1], "9000"
+OLDER, NEWER = trappm.store.migrate.REVISIONS[-1], "9000"
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def older(tmp_path, monkeypatch):
     def migrate(connection):
         connection.execute(text("UPDATE alembic_version SET version_num = :new"), {"new": NEWER})
 
-    monkeypatch.setattr(trappm.store.db.migrate, "_run_alembic", migrate)
-    monkeypatch.setattr(trappm.store.db.migrate, "REVISIONS", (OLDER, NEWER))
+    monkeypatch.setattr(trappm.store.migrate, "_run_alembic", migrate)
+    monkeypatch.setattr(trappm.store.migrate, "REVISIONS", (OLDER, NEWER))
     return path
 
 

@@ -9,7 +9,8 @@ import pytest
 from trappm.experiments.label_files import read_labels
 from trappm.profiler.errors import InputError
 from trappm.profiler.records.step_scope import KEY, WHOLE_STEP, StepScope
-from trappm.store.exchange.importers import import_file, node_steps
+from trappm.store.exchange.importers import node_steps
+from trappm.store.files import import_file
 
 DATA = Path(__file__).parents[4] / "shared" / "data" / "nodes"
 

@@ -19,9 +19,8 @@ from trappm.experiments.label_files import read_usable
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Measurement, Provenance, StepSummary
 from trappm.store import LabelFilter
-from trappm.store.exchange.files import export_file, read_file
-from trappm.store.exchange.importers import import_file
 from trappm.store.exchange.importers.sheets import read_sheet
+from trappm.store.files import export_file, import_file, read_file
 
 FORMATS = ("parquet", "jsonl")
 
@@ -234,7 +233,7 @@ MEASURED = r"""
 import re, resource, sys
 from pathlib import Path
 from trappm.profiler.errors import InputError
-from trappm.store.exchange.files import read_file
+from trappm.store.files import read_file
 try:
     next(read_file(Path(sys.argv[1])))
 except InputError as error:

@@ -9,7 +9,8 @@ from store_samples import contents
 
 from trappm.profiler.errors import InputError
 from trappm.store import LabelFilter
-from trappm.store.exchange.importers import gpumemnet, import_file, timm_results
+from trappm.store.exchange.importers import gpumemnet, timm_results
+from trappm.store.files import import_file
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 CAPACITY = gpumemnet.CAPACITY_MIB

@@ -10,7 +10,8 @@ from trappm.prediction.looking_up.lookup import lookup
 from trappm.profiler.errors import InputError, SnapshotError
 from trappm.profiler.records.step_scope import StepScope
 from trappm.store import Home, Store
-from trappm.store.exchange.importers import import_file, zeus
+from trappm.store.exchange.importers import zeus
+from trappm.store.files import import_file
 
 DATA = Path(__file__).parents[4] / "shared" / "data" / "nodes" / "zeus_train_power.csv"
 SHEET = """device,dataset,network,timm_name,batch_size,optimizer,power_limit_w,avg_power_w,\

@@ -9,7 +9,7 @@ from store_whole import kernel
 from trappm.profiler.errors import InputError, StoreError
 from trappm.profiler.kernels.kernel_call import KernelCall, Operator
 from trappm.profiler.records import Outcome, Provenance
-from trappm.store.kernels.files import export_kernels, read_kernels
+from trappm.store.kernel_measurements import export_kernels, read_kernels
 
 SOME = [
     kernel("ok", batch=1, time_ms=0.5, iqr_ms=0.125, samples_ms=(0.5, 0.25), power_w=50.0),

@@ -13,7 +13,7 @@ from store_samples import DEVICE, configuration, contents, measurement
 from trappm.profiler.errors import InputError
 from trappm.profiler.host.procfs import memory_status_kib
 from trappm.store import LabelFilter, Store
-from trappm.store.query.sql import FLAT_COLUMNS
+from trappm.store.sql import FLAT_COLUMNS
 
 TIMEOUT_S = 20.0
 

@@ -22,8 +22,8 @@ def export(
     ],
 ) -> None:
     """Write labels into a file, each with its whole measurement."""
-    from trappm.label_frames import store_to_read
-    from trappm.store.exchange.files import export_file
+    from trappm.label_store import store_to_read
+    from trappm.store.files import export_file
 
     with store_to_read() as store:
         store.labels.query(wanted, columns=["id"], sort="id", limit=1)  # refuses unknown names
@@ -68,8 +68,7 @@ def add(
 
 def _imported(file: Path, source: str | None, check_models: bool, as_json: bool) -> None:
     from trappm.store import Home, Store
-    from trappm.store.exchange.files import checked_size
-    from trappm.store.exchange.importers import import_file
+    from trappm.store.files import checked_size, import_file
     from trappm.terminal.tables import print_table
 
     checked_size(file)  # before a store is made

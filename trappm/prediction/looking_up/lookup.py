@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trappm.call_arguments import checked_call
-from trappm.label_frames import store_to_read
+from trappm.label_store import store_to_read
 from trappm.prediction.device_names import DEFAULT_DEVICE
 from trappm.prediction.kept_answers import kept_answers
 from trappm.prediction.looking_up.answer import Answer

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
-from trappm.label_frames import store_or_none_yet
+from trappm.label_store import store_or_none_yet
 from trappm.prediction.models.subjects import UnprofiledError, known_subject
 from trappm.prediction.question import Question
 from trappm.roofline.report import devices_json

@@ -1,7 +1,7 @@
-"""The connection to SQLite or PostgreSQL: how it is opened, and what its errors become.
+"""Opening SQLite or PostgreSQL, and turning its errors into those of the store.
 
-Commits are synced to disk (synchronous=FULL): a label cost seconds to measure, so it survives even
-a power cut.
+Commits are synced to disk (synchronous=FULL), because a label takes seconds to measure and must
+survive a power cut.
 """
 
 from __future__ import annotations
@@ -11,39 +11,38 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError, StatementError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    OperationalError,
+    SQLAlchemyError,
+    StatementError,
+)
 from sqlalchemy.orm import Session
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from trappm.profiler.errors import InputError, StoreAccessError, StoreError, one_line
 from trappm.profiler.host.extras import from_extra
-from trappm.store.db.column_types import Base
-from trappm.store.db.retry import (
-    RefusedRowError,
-    StoreAwayError,
-    StoreNotUpError,
-    StoreUnreachableError,
-)
+from trappm.store.schema import Base
 
 BUSY_TIMEOUT_S = 60.0
-"""How long a writer waits for others before it gives up; a transaction takes milliseconds."""
+"""How long a writer waits for other writers; a transaction takes milliseconds."""
 
 _BEGIN = "sqlite_begin"
-"""The execution option of an engine that says how its transactions begin on SQLite."""
+"""Execution option of an engine: the statement that begins a transaction on SQLite."""
 
-_AWAY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CANTOPEN", "SQLITE_FULL")
-"""SQLite's errors while others hold the database, its disk is away, or there is no room."""
-
-_JSON_ENCODER = json.JSONEncoder(allow_nan=False)
+_SQLITE_AWAY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CANTOPEN", "SQLITE_FULL")
+"""SQLite's errors for a locked database, a missing disk and a full one."""
 
 _TRANSIENT = ("08", "40", "53", "57P01", "57P02", "57P03")
-"""PostgreSQL's SQLSTATEs, or their classes, after which the same may succeed later: connection
-lost, transaction rolled back, no resources left, server shut down, crashed or starting."""
+"""SQLSTATEs, or their classes, after which the same may succeed later: connection lost,
+transaction rolled back, no resources left, server shut down, crashed or starting."""
 
 _POSTGRESQL_OPTIONS = {
     "connect_timeout": 10,
@@ -54,26 +53,48 @@ _POSTGRESQL_OPTIONS = {
     "tcp_user_timeout": 60_000,
 }
 
+_JSON_ENCODER = json.JSONEncoder(allow_nan=False)
+
 _UNFIT = ValueError | TypeError | LookupError | OverflowError
-"""Raised for values that are turned into none that the database can store."""
+"""Errors of values that cannot be converted for the database."""
 
 Insert = sqlite.Insert | postgresql.Insert
 
 
+class NoLabelStoreError(StoreAccessError):
+    """There is no label store to read: no file, or an empty database."""
+
+
+class StoreAwayError(StoreError):
+    """The database cannot be reached now, or is busy; the same may succeed later."""
+
+
+class StoreUnreachableError(StoreAwayError, StoreAccessError):
+    """The same while a store is opened; its address may be wrong."""
+
+
+class StoreNotUpError(StoreUnreachableError):
+    """No server accepts connections at the address; it may start soon."""
+
+
+class RefusedRowError(StoreError):
+    """A constraint or a column's type refuses a row; it would be refused again."""
+
+
 def make_engine(url: str, *, read_only: bool = False) -> Engine:
-    """An engine for this SQLAlchemy URL; nothing is connected yet.
+    """Return an engine for an SQLAlchemy URL, without connecting.
 
     Args:
-        url: of the database.
-        read_only: the database refuses every write.
+        url: URL of the database.
+        read_only: Whether the database refuses every write.
 
     Raises:
-        StoreAccessError: the URL cannot be read, is of another database system, or its driver is
-            missing.
+        StoreAccessError: The URL is malformed, its database system is not supported, or its
+            driver is missing.
     """
     try:
         parsed = make_url(url)
-    except (ArgumentError, ValueError):  # no trace of it: parts of a password may stand in there
+    except (ArgumentError, ValueError):  # the error would repeat the URL, with its password
         raise StoreAccessError(
             "the database's address is not an SQLAlchemy URL, such as sqlite:////data/labels.db or "
             "postgresql+psycopg://user@host:5432/labels"
@@ -89,15 +110,12 @@ def make_engine(url: str, *, read_only: bool = False) -> Engine:
         raise StoreAccessError(
             f"the label store knows no driver {parsed.drivername!r}; write {system}:// alone"
         )
-    options: dict[str, Any] = {"json_serializer": _to_json}
-    if system == "sqlite":
-        options["connect_args"] = {"timeout": BUSY_TIMEOUT_S}
-    else:
-        named = parsed.query
-        options["connect_args"] = {k: v for k, v in _POSTGRESQL_OPTIONS.items() if k not in named}
+    connect_args: dict[str, Any] = {"timeout": BUSY_TIMEOUT_S}
+    if system == "postgresql":
+        connect_args = {k: v for k, v in _POSTGRESQL_OPTIONS.items() if k not in parsed.query}
     try:
         with from_extra("postgresql", f"the database {_without_password(parsed)}"):
-            engine = create_engine(parsed, **options)
+            engine = create_engine(parsed, json_serializer=_to_json, connect_args=connect_args)
     except InputError as error:
         raise StoreAccessError(str(error)) from error
     except SQLAlchemyError as error:
@@ -112,17 +130,57 @@ def make_engine(url: str, *, read_only: bool = False) -> Engine:
     return engine
 
 
+def engine_to_read(url: str) -> Engine:
+    """Return an engine that cannot write, and creates nothing.
+
+    A SQLite database in WAL mode needs two files next to it, even for reading. If they are missing
+    and cannot be created (a read-only folder), nobody has the database open. It is read as an
+    immutable file then.
+
+    Raises:
+        NoLabelStoreError: There is no such SQLite file.
+        InputError: The folder of the file cannot be accessed.
+        StoreAccessError: The URL is malformed, or the file cannot be read.
+    """
+    path = _sqlite_file(url)
+    if path is None:
+        return make_engine(url, read_only=True)
+    try:
+        is_there = path.is_file()
+        log = path.with_name(f"{path.name}-wal")
+        has_log = log.exists() and log.stat().st_size > 0
+    except OSError as error:
+        raise InputError(f"the label store {path} cannot be read: {error.strerror}") from error
+    if not is_there:
+        raise NoLabelStoreError(
+            f"there is no label store at {path}; fill one with: trappm campaign launch, "
+            "or set TRAPPM_HOME to the folder that holds one"
+        )
+    engine = make_engine(_read_only_url(path), read_only=True)
+    with store_errors(engine, StoreAccessError):
+        try:
+            with engine.connect() as connection:
+                connection.exec_driver_sql("SELECT 1 FROM sqlite_schema LIMIT 1")
+        except OperationalError:
+            if has_log:  # it holds the latest labels, so it must be readable
+                raise
+            engine.dispose()
+            return make_engine(_read_only_url(path, immutable="1"), read_only=True)
+    return engine
+
+
 def writer_of(engine: Engine) -> Engine:
-    """The same engine, whose transactions on SQLite take the write lock when they begin."""
+    """Return the same engine, whose transactions take SQLite's write lock when they begin."""
     return engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
 
 
 @contextmanager
 def store_errors(engine: Engine, kind: type[StoreError] = StoreError) -> Iterator[None]:
-    """Errors of the database become ours, of this kind: without SQL, values or passwords in them.
+    """Turn errors of the database into a StoreError of one line without SQL, values or passwords.
 
-    Whatever the kind, a database that is busy is nobody's mistake, and one that cannot be written
-    is the user's to mend.
+    Args:
+        engine: Engine of the database.
+        kind: Class of the error, unless the database is away or cannot be written.
     """
     try:
         yield
@@ -132,35 +190,35 @@ def store_errors(engine: Engine, kind: type[StoreError] = StoreError) -> Iterato
             cause = error.orig
         raise _store_error(engine, cause, kind) from error
     except (engine.dialect.loaded_dbapi.Error, UnicodeEncodeError, OverflowError) as error:
-        # From the driver itself, when it connects or turns a value into what it can store.
+        # From the driver itself, when it connects or converts a value.
         raise _store_error(engine, error, kind) from error
 
 
 def insert_new(session: Session, table: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Inserts the rows whose unique values are not there yet; leaves the others as they are."""
+    """Insert the rows whose unique values are new; leave the others as they are."""
     if rows:
         session.connection().execute(new_row(session, table), list(rows))
 
 
 def new_row(session: Session, table: type[Base]) -> Insert:
-    """An INSERT that does nothing where a unique value is there already."""
+    """Return an INSERT that does nothing where a unique value exists."""
     return insert(back_end(session), table).on_conflict_do_nothing()
 
 
 def back_end(session: Session) -> str:
-    """The name of the database system: sqlite or postgresql."""
+    """Return the name of the database system: sqlite or postgresql."""
     return session.get_bind().dialect.name
 
 
 def insert(name: str, table: type[Base]) -> Insert:
-    """An INSERT of the back end of this name, which can say what to do where a value is there."""
+    """Return an INSERT of a back end that supports ON CONFLICT."""
     return sqlite.insert(table) if name == "sqlite" else postgresql.insert(table)
 
 
 def database_time(connection: Connection) -> datetime:
-    """Now in UTC, by the one clock that all who use this database share."""
+    """Return the time in UTC by the clock that all users of this database share."""
     if connection.dialect.name == "sqlite":
-        return datetime.now(UTC)  # they are all on one host
+        return datetime.now(UTC)  # its users are on one host
     now: datetime = connection.execute(select(func.clock_timestamp())).scalar_one()
     return now.astimezone(UTC)
 
@@ -170,7 +228,7 @@ def utc_now() -> str:
 
 
 def address(engine: Engine) -> str:
-    """Where the database is, for a message: without a password, a SQLite file by its path."""
+    """Return the address of the database for messages, without a password."""
     url = engine.url
     if url.get_backend_name() == "sqlite" and (url.database or "").startswith("file:"):
         url = url.set(database=str(unquote(urlsplit(url.database).path)))
@@ -178,15 +236,35 @@ def address(engine: Engine) -> str:
 
 
 def _without_password(url: URL) -> str:
-    """A URL without what nobody else is to know: a password, which may stand in its query too."""
+    """Return a URL without its password and its query, which may hold one, too."""
     return url.set(query={}).render_as_string(hide_password=True)
 
 
+def _sqlite_file(url: str) -> Path | None:
+    """Return the file of a SQLite URL; None for another database or one in memory."""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        return None  # `make_engine` reports what is wrong
+    name = parsed.database
+    if parsed.get_backend_name() != "sqlite" or not name or parsed.query.get("mode") == "memory":
+        return None
+    if name.startswith("file:"):
+        name = unquote(urlsplit(name).path)
+    return None if name == ":memory:" else Path(name).absolute()
+
+
+def _read_only_url(path: Path, **options: str) -> str:
+    query = {"mode": "ro", "uri": "true", **options}
+    return URL.create("sqlite", database=path.as_uri(), query=query).render_as_string()
+
+
 def _store_error(engine: Engine, cause: BaseException, kind: type[StoreError]) -> StoreError:
+    """Return the error to raise for an error of the driver."""
     driver, name = engine.dialect.loaded_dbapi, _sqlite_name(cause)
     if name.startswith("SQLITE_READONLY"):
         kind = StoreAccessError
-    elif _is_away(engine, cause) and (kind is StoreError or name.startswith(_AWAY[:2])):
+    elif _is_away(engine, cause) and (kind is StoreError or name.startswith(_SQLITE_AWAY[:2])):
         kind = StoreAwayError
     elif _is_away(engine, cause) and kind is StoreAccessError:
         if name or _sqlstate(cause):
@@ -201,13 +279,13 @@ def _store_error(engine: Engine, cause: BaseException, kind: type[StoreError]) -
 
 
 def _is_away(engine: Engine, cause: BaseException) -> bool:
-    """Return whether the same may succeed later: the database is busy or cannot be reached.
+    """Return whether the database is busy or unreachable, so that the same may succeed later.
 
-    A connection that cannot be made, or that breaks, has no SQLSTATE: libpq gives it to the results
-    of statements only.
+    libpq gives an SQLSTATE to the results of statements only. A connection that cannot be made, or
+    that breaks, has none.
     """
     if engine.dialect.name == "sqlite":
-        return _sqlite_name(cause).startswith(_AWAY)
+        return _sqlite_name(cause).startswith(_SQLITE_AWAY)
     if code := _sqlstate(cause):
         return code.startswith(_TRANSIENT)
     driver = engine.dialect.loaded_dbapi
@@ -215,16 +293,16 @@ def _is_away(engine: Engine, cause: BaseException) -> bool:
 
 
 def _is_not_up(engine: Engine) -> bool:
-    """Return whether no PostgreSQL server takes connections at the engine's address yet.
+    """Return whether no PostgreSQL server accepts connections at the engine's address.
 
-    A failed connection states its reason only in the server's language. So libpq is asked whether a
-    server is up there: if it is, it refuses our user, password or database, and would do so again.
+    A failed connection gives its reason in the server's language only. So libpq's ping decides: a
+    server that is up refuses the user, the password or the database, and would do so again.
     """
     from psycopg.conninfo import make_conninfo
     from psycopg.pq import PGconn, Ping
 
     _, options = engine.dialect.create_connect_args(engine.url)
-    # A server that encrypts otherwise than we ask is up, so the ping does without.
+    # A server with other settings for encryption is up, too.
     options = {name: value for name, value in options.items() if name != "context"}
     server = make_conninfo(**(options | {"sslmode": "prefer"}))
     try:
@@ -232,29 +310,38 @@ def _is_not_up(engine: Engine) -> bool:
             socket.getaddrinfo(engine.url.host, None)
         if PGconn.ping(server.encode()) in {Ping.REJECT, Ping.NO_RESPONSE}:
             return True
-        engine.connect().close()  # it may have come up just now
+        engine.connect().close()  # it may have started just now
     except (OSError, SQLAlchemyError):
         return False
     return True
 
 
 def _to_json(value: object) -> str:
-    # NaN is no JSON: PostgreSQL refuses it, and SQLite would hand it on to readers that do.
+    # NaN is not JSON: PostgreSQL refuses it, and SQLite would store it.
     try:
         return _JSON_ENCODER.encode(value)
-    except ValueError as error:  # which the driver of PostgreSQL would pass on as it is
-        raise StoreError(f"the label store keeps JSON, and this is none: {error}") from error
+    except ValueError as error:
+        raise StoreError(f"the label store cannot keep this as JSON: {error}") from error
 
 
 def _set_up_sqlite(connection: Any, _record: Any) -> None:
-    connection.isolation_level = None  # the driver begins nothing by itself; `_begin_sqlite` does
+    connection.isolation_level = None  # `_begin_sqlite` begins transactions
     cursor = connection.cursor()
     if cursor.execute("PRAGMA journal_mode").fetchone() != ("wal",):
-        # Of two that make the same file at once, SQLite refuses one here without any wait.
+        # SQLite does not wait here if two processes create the same file.
         _while_busy(lambda: cursor.execute("PRAGMA journal_mode = WAL"))
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()
+
+
+def _set_up_sqlite_to_read(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None
+    connection.execute("PRAGMA query_only = ON").close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN"))
 
 
 def _while_busy(do: Callable[[], object]) -> None:
@@ -269,12 +356,3 @@ def _sqlite_name(error: BaseException) -> str:
 
 def _sqlstate(error: BaseException) -> str:
     return getattr(error, "sqlstate", None) or ""
-
-
-def _set_up_sqlite_to_read(connection: Any, _record: Any) -> None:
-    connection.isolation_level = None
-    connection.execute("PRAGMA query_only = ON").close()
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN"))

@@ -1,8 +1,8 @@
-"""Runs migrations on the connection that `store.db.migrate` hands over, inside its transaction."""
+"""Runs migrations on the connection that `store.migrate` hands over, inside its transaction."""
 
 from alembic import context
 
-from trappm.store.db.models import METADATA
+from trappm.store.schema import METADATA
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -1,41 +1,115 @@
-"""The tables, as typed models, with everything that must be true of them as constraints.
+"""The tables as typed models, with their constraints.
 
-    graphs <- architecture_graphs                        what a network is made of
-    step_profiles                                        what its training step does to memory
-    configurations                                       the workload: what can be measured
-    pools <- pool_members                                selections of it, by name
+    graphs <- architecture_graphs                        graph of each architecture
+    step_profiles                                        memory events of its training step
+    configurations                                       workloads
+    pools <- pool_members                                named selections of configurations
     devices                                              hardware under one software stack
-    campaigns <- campaign_pool, rounds <- assignments    what is to be measured, why, and by whom
-    assignments <- measurements (every attempt)          the record: what came out
-    measurements <- labels <- assignment_labels          what is learned from
-    canaries                                             whether a device is still itself
-    campaigns <- snapshots, events                       what it published, what happened
-    devices <- kernel_measurements                       see `kernel_models`
+    campaigns <- campaign_pool, rounds <- assignments    what to measure
+    assignments <- measurements (every attempt)          results
+    measurements <- labels <- assignment_labels          accepted results, for training
+    canaries                                             repeated readings of one step
+    campaigns <- snapshots, events                       published snapshots, log
+    devices <- kernel_measurements -> kernel_conditions  timed kernels
 
-Names of columns carry units. Whatever changes here needs a migration too; a test compares the two.
+Times, JSON, enumerations and large numbers are stored in the same way on both back ends. Names of
+columns carry units. A change here needs a migration; a test compares the two.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import enum
+from datetime import UTC, datetime
+from typing import Any, ClassVar
 
 from sqlalchemy import (
+    JSON,
+    BigInteger,
     CheckConstraint,
+    DateTime,
+    Dialect,
+    Enum,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
+    Integer,
     LargeBinary,
+    MetaData,
     String,
     Text,
+    TypeDecorator,
     UniqueConstraint,
 )
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from trappm.profiler.measuring.canary import CanaryDecision
 from trappm.profiler.records import Outcome, Provenance
-from trappm.store.db import kernel_models  # noqa: F401  # further tables
-from trappm.store.db.column_types import BIG, JSON_, Base, UtcTime, positive, together
 from trappm.store.records import AssignmentState, CampaignState, Purpose, Role, RoundState
+
+
+class UtcTime(TypeDecorator[str]):
+    """Timestamp in the database, ISO 8601 string in UTC in Python."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        time = datetime.fromisoformat(value)
+        if time.tzinfo is None:
+            raise ValueError(f"the time {value!r} has no time zone; give it in UTC")
+        return time.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> str | None:
+        if value is None:
+            return None
+        time = value.replace(tzinfo=UTC) if value.tzinfo is None else value  # SQLite keeps no zone
+        return time.astimezone(UTC).isoformat()
+
+
+def _values(kind: type[enum.Enum]) -> list[str]:
+    return [member.value for member in kind]
+
+
+def _enum(kind: type[enum.Enum]) -> Enum:
+    """Return a text column with a CHECK, which a small migration can extend."""
+    return Enum(kind, native_enum=False, create_constraint=True, length=16, values_callable=_values)
+
+
+JSON_ = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+BIG = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows only by INTEGER
+
+_ENUMS = (
+    Outcome, Provenance, CampaignState, RoundState, Purpose, AssignmentState, Role, CanaryDecision,
+)  # fmt: skip
+
+
+class Base(DeclarativeBase):
+    """Root of the models."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map: ClassVar = {dict[str, Any]: JSON_} | {e: _enum(e) for e in _ENUMS}
+
+
+def together(name: str, first: str, *others: str) -> CheckConstraint:
+    """Return a constraint: all of these columns are NULL, or none of them is."""
+    rule = " AND ".join(f"({first} IS NULL) = ({other} IS NULL)" for other in others)
+    return CheckConstraint(rule, name=name)
+
+
+def positive(*columns: str) -> tuple[CheckConstraint, ...]:
+    """Return a constraint per column: its values are above 0; a missing value is NULL."""
+    return tuple(CheckConstraint(f"{column} > 0", name=f"{column}_positive") for column in columns)
 
 
 class GraphRow(Base):
@@ -45,14 +119,14 @@ class GraphRow(Base):
 
     content_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
     template: Mapped[bytes] = mapped_column(LargeBinary)
-    """As `GraphTemplate.to_bytes` gives it."""
+    """Bytes of `GraphTemplate.to_bytes`."""
     node_count: Mapped[int] = mapped_column(index=True)
 
     __table_args__ = positive("node_count")
 
 
 class ArchitectureGraphRow(Base):
-    """Which graph an architecture has at an input size, or why it has none."""
+    """Graph of an architecture at an input size, or the reason why it has none."""
 
     __tablename__ = "architecture_graphs"
 
@@ -67,9 +141,9 @@ class ArchitectureGraphRow(Base):
 
 
 class StepProfileRow(Base):
-    """What a training step of an architecture does to memory, or why that is not known.
+    """Memory events of a training step, or the reason why it cannot be traced.
 
-    An architecture whose graph was refused has no row here.
+    An architecture without a graph has no row here.
     """
 
     __tablename__ = "step_profiles"
@@ -77,14 +151,14 @@ class StepProfileRow(Base):
     architecture: Mapped[str] = mapped_column(String(200), primary_key=True)
     input_size: Mapped[int] = mapped_column(primary_key=True)
     profile: Mapped[bytes | None] = mapped_column(LargeBinary)
-    """As `profiler.simulation.step_profile.StepProfile.to_bytes` gives it."""
+    """Bytes of `profiler.simulation.step_profile.StepProfile.to_bytes`."""
     saved_bytes_constant: Mapped[int | None] = mapped_column(BIG)
     saved_bytes_per_sample: Mapped[int | None] = mapped_column(BIG)
     trainable_parameters: Mapped[int | None] = mapped_column(BIG)
     frozen_parameters: Mapped[int | None] = mapped_column(BIG)
     refusal: Mapped[str | None] = mapped_column(Text)
     trace_version: Mapped[int] = mapped_column(server_default="1")
-    """`profiler.simulation.step_profile.TRACE_VERSION` of when it was made."""
+    """`profiler.simulation.step_profile.TRACE_VERSION` at the time of tracing."""
 
     __table_args__ = (
         CheckConstraint("(profile IS NULL) <> (refusal IS NULL)", name="profile_or_refusal"),
@@ -101,7 +175,7 @@ class StepProfileRow(Base):
 
 
 class ConfigurationRow(Base):
-    """A `Configuration`, stored once however often it is measured, and its family."""
+    """A `Configuration` and its family; stored once, however often it is measured."""
 
     __tablename__ = "configurations"
 
@@ -117,13 +191,13 @@ class ConfigurationRow(Base):
 
     __table_args__ = (
         *positive("batch_size", "input_size"),
-        # A family's labels in the order of a query, and without reading those of other sizes.
+        # A family's labels in the order of a query.
         Index(None, "family", "architecture", "batch_size", "input_size"),
     )
 
 
 class NamedPoolRow(Base):
-    """A pool under its name, with the spec that it was built from."""
+    """A named pool and the spec that it was built from."""
 
     __tablename__ = "pools"
 
@@ -143,7 +217,7 @@ class PoolMemberRow(Base):
 
 
 class DeviceRow(Base):
-    """Hardware under one software stack: the same key on another stack is another device."""
+    """Hardware under one software stack; the same key on another stack is another device."""
 
     __tablename__ = "devices"
 
@@ -151,13 +225,13 @@ class DeviceRow(Base):
     key: Mapped[str] = mapped_column(String(64))
     fingerprint: Mapped[str] = mapped_column(String(64))
     environment: Mapped[dict[str, Any]]
-    """The environment of its first measurement."""
+    """Environment of its first measurement."""
 
     __table_args__ = (UniqueConstraint("key", "fingerprint"),)
 
 
 class CampaignRow(Base):
-    """A campaign, with the spec that it was launched from."""
+    """A campaign and the spec that it was launched from."""
 
     __tablename__ = "campaigns"
 
@@ -169,12 +243,12 @@ class CampaignRow(Base):
     created_at: Mapped[str] = mapped_column(UtcTime)
     finished_at: Mapped[str | None] = mapped_column(UtcTime)
     owner_id: Mapped[str | None] = mapped_column(String(32))
-    """Of the process that runs it, and alone may write for it; see `owners`."""
+    """Id of the process that runs it and alone may write for it; see `owners`."""
     owner_process: Mapped[dict[str, Any] | None] = mapped_column(JSON_)
     """A `records.OwnerProcess`."""
     owned_since: Mapped[str | None] = mapped_column(UtcTime)
     owner_seen_at: Mapped[str | None] = mapped_column(UtcTime)
-    """Its last heartbeat, by the clock of the database."""
+    """Last heartbeat, by the clock of the database."""
 
     __table_args__ = (
         CheckConstraint(
@@ -192,11 +266,11 @@ class PoolRow(Base):
     campaign_id: Mapped[str] = mapped_column(ForeignKey("campaigns.id"), primary_key=True)
     configuration_id: Mapped[str] = mapped_column(ForeignKey("configurations.id"), primary_key=True)
     held_out: Mapped[bool]
-    """Its architecture belongs to the evaluation set."""
+    """Whether its architecture belongs to the evaluation set."""
 
 
 class RoundRow(Base):
-    """One acquisition and its measurements."""
+    """A round of a campaign: one acquisition and its measurements."""
 
     __tablename__ = "rounds"
 
@@ -213,7 +287,7 @@ class RoundRow(Base):
 
 
 class AssignmentRow(Base):
-    """One configuration of a campaign to be measured on one device."""
+    """A configuration of a campaign to be measured on a device."""
 
     __tablename__ = "assignments"
 
@@ -246,7 +320,7 @@ class AssignmentRow(Base):
 
 
 class MeasurementRow(Base):
-    """One attempt, however it ended."""
+    """One attempt with any outcome."""
 
     __tablename__ = "measurements"
 
@@ -265,7 +339,7 @@ class MeasurementRow(Base):
     started_at: Mapped[str] = mapped_column(UtcTime, index=True)
     duration_s: Mapped[float]
     step_samples_ms: Mapped[bytes] = mapped_column(LargeBinary)
-    """Every timed step as little-endian float32: a fifth of the room of JSON."""
+    """Every timed step as little-endian float32; JSON takes five times the space."""
     step_median_ms: Mapped[float | None]
     step_mean_ms: Mapped[float | None]
     step_iqr_ms: Mapped[float | None]
@@ -287,12 +361,12 @@ class MeasurementRow(Base):
         together("step_summary", "step_median_ms", "step_mean_ms", "step_iqr_ms", "step_p95_ms"),
         CheckConstraint("duration_s >= 0", name="duration_s"),
         Index(None, "configuration_id", "device_id"),
-        Index(None, "outcome", "id", unique=True),  # what labels refer to
+        Index(None, "outcome", "id", unique=True),  # target of the foreign key of labels
     )
 
 
 class LabelRow(Base):
-    """What training uses: one for a configuration, device (with its stack) and protocol."""
+    """Accepted result of a configuration on a device (with its stack) under a protocol."""
 
     __tablename__ = "labels"
 
@@ -302,12 +376,12 @@ class LabelRow(Base):
     protocol_name: Mapped[str] = mapped_column(String(64))
     measurement_id: Mapped[int] = mapped_column(BIG, unique=True)
     outcome: Mapped[Outcome]
-    """Of its measurement: with it the label refers there, so none can stand on one that failed."""
+    """Outcome of its measurement; part of the foreign key, so a failed attempt has no label."""
     provenance: Mapped[Provenance]
     step_time_ms: Mapped[float | None]
     memory_mib: Mapped[float | None]
     memory_above_mib: Mapped[float | None]
-    """Memory ran out: it needs at least so much. The label is censored then."""
+    """Lower bound if memory ran out (a censored label)."""
     power_w: Mapped[float | None]
     energy_j: Mapped[float | None]
     created_at: Mapped[str] = mapped_column(UtcTime, index=True)
@@ -333,7 +407,7 @@ class LabelRow(Base):
 
 
 class AssignmentLabelRow(Base):
-    """The label that an assignment ended with: from its own measurement or from an earlier one."""
+    """Label of an assignment, from its own measurement or from an earlier one."""
 
     __tablename__ = "assignment_labels"
 
@@ -342,7 +416,7 @@ class AssignmentLabelRow(Base):
 
 
 class CanaryRow(Base):
-    """One reading of the canary: a `profiler.measuring.canary.CanaryReading`."""
+    """A `profiler.measuring.canary.CanaryReading`."""
 
     __tablename__ = "canaries"
 
@@ -351,7 +425,7 @@ class CanaryRow(Base):
     taken_at: Mapped[str] = mapped_column(UtcTime)
     host: Mapped[str] = mapped_column(String(255))
     device: Mapped[str] = mapped_column(String(64))
-    """Its key: a device may have readings before it has a measurement, and so a row."""
+    """Key of the device, which may have readings before its first measurement."""
     stack_fingerprint: Mapped[str] = mapped_column(String(64))
     configuration_id: Mapped[str] = mapped_column(ForeignKey("configurations.id"))
     protocol: Mapped[str] = mapped_column(String(64))
@@ -374,7 +448,7 @@ class CanaryRow(Base):
 
 
 class SnapshotRow(Base):
-    """A published snapshot; the files stand in the data folder."""
+    """A published snapshot; its files are in the data folder."""
 
     __tablename__ = "snapshots"
 
@@ -386,7 +460,7 @@ class SnapshotRow(Base):
 
 
 class EventRow(Base):
-    """Something that happened to a campaign."""
+    """An event of a campaign."""
 
     __tablename__ = "events"
 
@@ -397,4 +471,56 @@ class EventRow(Base):
     message: Mapped[dict[str, Any]]
 
 
-METADATA = Base.metadata  # all of these tables
+class KernelConditionsRow(Base):
+    """Protocol and environment that the kernels of a run share."""
+
+    __tablename__ = "kernel_conditions"
+
+    content_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
+    protocol: Mapped[dict[str, Any]]
+    environment: Mapped[dict[str, Any]]
+
+
+class KernelMeasurementRow(Base):
+    """A `profiler.kernels.kernel_measurement.KernelMeasurement`."""
+
+    __tablename__ = "kernel_measurements"
+
+    id: Mapped[int] = mapped_column(BIG, primary_key=True)
+    attempt_key: Mapped[str] = mapped_column(String(64), unique=True)
+    device_id: Mapped[int] = mapped_column(ForeignKey("devices.id"))
+    conditions_hash: Mapped[str] = mapped_column(
+        ForeignKey("kernel_conditions.content_hash"), index=True
+    )
+    call: Mapped[str] = mapped_column(String(300), index=True)
+    """Text of its `KernelCall`: operator, named sizes, and the columns that follow."""
+    operator: Mapped[str] = mapped_column(String(32))
+    data_type: Mapped[str] = mapped_column(String(8))
+    memory_format: Mapped[str] = mapped_column(String(16))
+    direction: Mapped[str] = mapped_column(String(16))
+    tf32: Mapped[bool]
+    provenance: Mapped[Provenance]
+    outcome: Mapped[Outcome]
+    failed_in: Mapped[str | None] = mapped_column(String(16))
+    message: Mapped[str | None] = mapped_column(Text)
+    started_at: Mapped[str] = mapped_column(UtcTime)
+    duration_s: Mapped[float]
+    samples_ms: Mapped[bytes] = mapped_column(LargeBinary)
+    """Little-endian float32."""
+    time_ms: Mapped[float | None]
+    iqr_ms: Mapped[float | None]
+    power_w: Mapped[float | None]
+    energy_j: Mapped[float | None]
+    missing: Mapped[dict[str, Any]]
+    facts: Mapped[dict[str, Any]]
+
+    __table_args__ = (
+        *positive("time_ms", "power_w", "energy_j"),
+        CheckConstraint("iqr_ms >= 0", name="iqr_ms"),
+        CheckConstraint("duration_s >= 0", name="duration_s"),
+        CheckConstraint("outcome <> 'ok' OR time_ms IS NOT NULL", name="ok_has_a_time"),
+        Index(None, "device_id", "operator", "outcome"),
+    )
+
+
+METADATA = Base.metadata

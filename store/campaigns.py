@@ -1,4 +1,7 @@
-"""Campaigns: the spec of each, its pool, its rounds, and what happened to it."""
+"""Campaigns: spec, pool, rounds, events, and published snapshots.
+
+Aliases of snapshots, such as `latest`, belong to the registry (`learner.snapshots.registry`).
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,9 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from trappm.profiler.errors import CampaignError, InputError
+from trappm.profiler.errors import CampaignError, InputError, SnapshotError
 from trappm.profiler.records import Configuration
-from trappm.store.db.engine import database_time
-from trappm.store.db.models import (
-    AssignmentLabelRow,
-    AssignmentRow,
-    CampaignRow,
-    ConfigurationRow,
-    DeviceRow,
-    EventRow,
-    MeasurementRow,
-    PoolRow,
-    RoundRow,
-)
-from trappm.store.db.transactions import Repository, call_of, reading, writing
+from trappm.store.engine import database_time
 from trappm.store.records import (
     AssignmentState,
     CampaignRecord,
@@ -37,8 +28,22 @@ from trappm.store.records import (
     Role,
     RoundRecord,
     RoundState,
+    SnapshotRecord,
 )
-from trappm.store.repositories.workloads import configuration_of, insert_configurations
+from trappm.store.schema import (
+    AssignmentLabelRow,
+    AssignmentRow,
+    CampaignRow,
+    ConfigurationRow,
+    DeviceRow,
+    EventRow,
+    MeasurementRow,
+    PoolRow,
+    RoundRow,
+    SnapshotRow,
+)
+from trappm.store.transactions import Repository, call_of, reading, writing
+from trappm.store.workloads import configuration_of, insert_configurations
 
 ENDED = frozenset({CampaignState.FINISHED, CampaignState.CANCELLED})
 """Nobody runs these ever again."""
@@ -378,4 +383,51 @@ def _new_assignment(campaign_id: str, assignment: PlannedAssignment) -> Assignme
         configuration_id=assignment.configuration.id,
         device_key=assignment.device,
         role=Role(assignment.role),
+    )
+
+
+class Snapshots(Repository):
+    """The list of published snapshots."""
+
+    @reading
+    def all(self, session: Session) -> list[SnapshotRecord]:
+        """All snapshots, the latest first."""
+        rows = session.scalars(
+            select(SnapshotRow).order_by(SnapshotRow.created_at.desc(), SnapshotRow.id)
+        )
+        return [_snapshot(row) for row in rows]
+
+
+def register(session: Session, snapshot: SnapshotRecord) -> None:
+    """Adds a published snapshot, within a transaction; the same again changes nothing.
+
+    Raises:
+        SnapshotError: the id is taken by another one.
+    """
+    row = session.get(SnapshotRow, snapshot.id, with_for_update=True)
+    manifest = dict(snapshot.manifest)
+    if row is None:
+        session.add(
+            SnapshotRow(
+                id=snapshot.id,
+                campaign_id=snapshot.campaign_id,
+                location=snapshot.location,
+                manifest=manifest,
+                created_at=snapshot.created_at,
+            )
+        )
+    elif (row.location, row.manifest) != (snapshot.location, manifest):
+        raise SnapshotError(
+            f"snapshot {snapshot.id!r} is published already and never changes; "
+            "publish under another id"
+        )
+
+
+def _snapshot(row: SnapshotRow) -> SnapshotRecord:
+    return SnapshotRecord(
+        id=row.id,
+        campaign_id=row.campaign_id,
+        location=row.location,
+        manifest=row.manifest,
+        created_at=row.created_at,
     )

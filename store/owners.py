@@ -20,19 +20,12 @@ from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import CampaignError, InputError
-from trappm.store.db.engine import database_time
-from trappm.store.db.models import CampaignRow
-from trappm.store.db.transactions import Repository, call_of, writing
+from trappm.store.assignments import release
+from trappm.store.campaigns import ENDED, add_event, event_of_call, existing, owner_of, register
+from trappm.store.engine import database_time
 from trappm.store.records import CampaignState, Owner, OwnerProcess, SnapshotRecord
-from trappm.store.repositories.assignments import release
-from trappm.store.repositories.campaigns import (
-    ENDED,
-    add_event,
-    event_of_call,
-    existing,
-    owner_of,
-)
-from trappm.store.repositories.snapshots import register
+from trappm.store.schema import CampaignRow
+from trappm.store.transactions import Repository, call_of, writing
 
 BEAT_S = 10.0
 """Between two heartbeats of an owner."""

@@ -1,4 +1,4 @@
-"""The schema of TraPPM 0.3, made from `store.db.models`.
+"""The schema of TraPPM 0.3, made from `store.schema`.
 
 Revision ID: 0013
 """

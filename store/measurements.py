@@ -1,25 +1,28 @@
-"""Recording measurements: every attempt once, and the label that an accepted one makes."""
+"""Measurements: every attempt is stored once, and an accepted one makes a label.
+
+Readings of the canary are stored here, too.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import bindparam, select
+import numpy as np
+from sqlalchemy import Select, and_, bindparam, or_, select
 from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import InputError, StoreError
-from trappm.profiler.host.environment import stack_fingerprint
-from trappm.profiler.records import Measurement
-from trappm.store.db.engine import insert_new, new_row
-from trappm.store.db.models import DeviceRow, LabelRow, MeasurementRow
-from trappm.store.db.retry import StoreAwayError
-from trappm.store.db.transactions import Repository, reading, writing
-from trappm.store.query.filters import LabelFilter, restricted
-from trappm.store.records import Assignment, AssignmentState, Recorded, attempts_allowed, is_final
-from trappm.store.repositories.assignment_rows import (
+from trappm.profiler.measuring.canary import CanaryReading
+from trappm.profiler.records import Measurement, Outcome, Protocol, Provenance, StepSummary
+from trappm.store.assignments import (
+    MAX_ATTEMPTS,
     ended,
     failed,
     lease_named,
@@ -27,11 +30,152 @@ from trappm.store.repositories.assignment_rows import (
     write,
     write_labels,
 )
-from trappm.store.repositories.assignments import MAX_ATTEMPTS
-from trappm.store.repositories.label_rows import label_place, label_upsert, label_values
-from trappm.store.repositories.measurement_rows import WHOLE, measurement_of_row, row_values
-from trappm.store.repositories.workloads import insert_configurations
-from trappm.store.validation import with_possible_metrics
+from trappm.store.engine import (
+    Insert,
+    StoreAwayError,
+    back_end,
+    insert,
+    insert_new,
+    new_row,
+    utc_now,
+)
+from trappm.store.labels import LabelFilter, restricted
+from trappm.store.records import Assignment, AssignmentState, Recorded, attempts_allowed, is_final
+from trappm.store.rows import fingerprint_of, with_possible_metrics
+from trappm.store.schema import CanaryRow, ConfigurationRow, DeviceRow, LabelRow, MeasurementRow
+from trappm.store.transactions import Repository, reading, writing
+from trappm.store.workloads import configuration_of, insert_configurations
+
+
+def label_place(measurement: Measurement, device_id: int) -> dict[str, Any]:
+    """The columns that identify a label: each combination has one label."""
+    return {
+        "configuration_id": measurement.configuration.id,
+        "device_id": device_id,
+        "protocol_name": measurement.protocol.name,
+    }
+
+
+def label_values(measurement: Measurement) -> dict[str, Any] | None:
+    """The columns of the label that this measurement makes; None if it makes none."""
+    bound = None
+    if measurement.outcome is Outcome.OOM:
+        bound = measurement.memory_detail_mib.get("capacity")
+    if measurement.outcome is not Outcome.OK and not (bound and 0 < bound < math.inf):
+        return None
+    ok = measurement.outcome is Outcome.OK
+    return {
+        "outcome": measurement.outcome,
+        "provenance": measurement.provenance,
+        "step_time_ms": measurement.step_time_ms if ok else None,
+        "memory_mib": measurement.memory_mib if ok else None,
+        "memory_above_mib": bound,
+        "power_w": measurement.power_w if ok else None,
+        "energy_j": measurement.energy_j if ok else None,
+        "created_at": utc_now(),
+    }
+
+
+def makes_label(measurement: Measurement) -> bool:
+    """Whether its configuration has a label once it is recorded."""
+    return label_values(measurement) is not None
+
+
+def label_upsert(session: Session) -> Insert:
+    """Makes a label, or replaces the one that is there if the new one is worth more."""
+    return _label_upsert(back_end(session))
+
+
+@cache
+def _label_upsert(name: str) -> Insert:
+    query = insert(name, LabelRow)
+    offered = query.excluded
+    measured_instead = and_(
+        offered.provenance == Provenance.MEASURED, LabelRow.provenance != Provenance.MEASURED
+    )
+    value_for_bound = and_(
+        offered.provenance == LabelRow.provenance,
+        offered.memory_above_mib.is_(None),
+        LabelRow.memory_above_mib.is_not(None),
+    )
+    place = ("configuration_id", "device_id", "protocol_name")
+    return query.on_conflict_do_update(
+        index_elements=place,
+        set_={c.name: c for c in offered if c.name not in {"id", *place}},
+        where=or_(measured_instead, value_for_bound),
+    )
+
+
+_SAMPLES = np.dtype("<f4")
+_NO_STEP = dict.fromkeys((f.name for f in fields(StepSummary)), None)
+
+WHOLE: Select[*tuple[Any, ...]] = (
+    select(MeasurementRow, ConfigurationRow, DeviceRow.key)
+    .join(ConfigurationRow, ConfigurationRow.id == MeasurementRow.configuration_id)
+    .join(DeviceRow, DeviceRow.id == MeasurementRow.device_id)
+)
+"""Measurements with what `measurement_of_row` needs."""
+
+
+def row_values(
+    measurement: Measurement, device_id: int, assignment: Assignment | None
+) -> dict[str, Any]:
+    step = measurement.step
+    return {
+        "attempt_key": measurement.attempt_key,
+        "configuration_id": measurement.configuration.id,
+        "device_id": device_id,
+        "protocol_name": measurement.protocol.name,
+        "protocol": vars(measurement.protocol),
+        "campaign_id": None if assignment is None else assignment.campaign_id,
+        "assignment_id": None if assignment is None else assignment.id,
+        "provenance": measurement.provenance,
+        "outcome": measurement.outcome,
+        "failed_in": measurement.failed_in,
+        "message": measurement.message,
+        "started_at": measurement.started_at,
+        "duration_s": measurement.duration_s,
+        "step_samples_ms": np.asarray(measurement.step_samples_ms, dtype=_SAMPLES).tobytes(),
+        **{f"step_{k}": v for k, v in (_NO_STEP if step is None else vars(step)).items()},
+        "memory_mib": measurement.memory_mib,
+        "power_w": measurement.power_w,
+        "energy_j": measurement.energy_j,
+        "memory_detail_mib": dict(measurement.memory_detail_mib),
+        "missing": dict(measurement.missing),
+        "environment": dict(measurement.environment),
+    }
+
+
+def measurement_of_row(
+    row: MeasurementRow, configuration: ConfigurationRow, device: str
+) -> Measurement:
+    return Measurement(
+        configuration=configuration_of(configuration),
+        device=device,
+        outcome=row.outcome,
+        protocol=Protocol(**row.protocol),
+        started_at=row.started_at,
+        duration_s=row.duration_s,
+        attempt_key=row.attempt_key,
+        provenance=row.provenance,
+        step_samples_ms=tuple(np.frombuffer(row.step_samples_ms, dtype=_SAMPLES).tolist()),
+        step=_step(row),
+        memory_mib=row.memory_mib,
+        power_w=row.power_w,
+        energy_j=row.energy_j,
+        memory_detail_mib=row.memory_detail_mib,
+        missing=row.missing,
+        failed_in=row.failed_in,
+        message=row.message,
+        environment=row.environment,
+    )
+
+
+def _step(row: MeasurementRow) -> StepSummary | None:
+    """The summary; a constraint keeps its four times together."""
+    values = {name: getattr(row, f"step_{name}") for name in _NO_STEP}
+    return None if row.step_median_ms is None else StepSummary(**values)
+
 
 BATCH = 2000
 """So many measurements are recorded in one transaction, which takes less than a second."""
@@ -277,11 +421,6 @@ def device_id(session: Session, key: str, fingerprint: str, environment: Mapping
     return known
 
 
-def fingerprint_of(environment: Mapping[str, Any]) -> str:
-    """The stack that a measurement belongs to: the one that it names, or else its facts'."""
-    return str(environment.get("stack_fingerprint") or stack_fingerprint(environment))
-
-
 def _insert(
     session: Session,
     measurements: Sequence[Measurement],
@@ -376,3 +515,55 @@ def _settled(assignment: Assignment, measurement: Measurement, max_attempts: int
     if is_of_lease and assignment.state is AssignmentState.LEASED:
         return failed(assignment, attempts_allowed(measurement.outcome, max_attempts))
     return assignment
+
+
+_PLAIN = tuple(
+    field.name for field in dataclasses.fields(CanaryReading) if field.name != "configuration"
+)
+"""What a column of the same name holds."""
+
+
+class Canaries(Repository):
+    """Readings of the canary, of every device and host."""
+
+    @writing
+    def save(
+        self, session: Session, reading: CanaryReading, *, campaign_id: str | None = None
+    ) -> None:
+        """Keeps a reading; the same attempt key twice changes nothing.
+
+        Args:
+            campaign_id: the campaign whose worker took it; must be there.
+
+        Raises:
+            StoreError: the store cannot be written, or there is no such campaign.
+        """
+        values = {name: getattr(reading, name) for name in _PLAIN}
+        insert_configurations(session, [reading.configuration])
+        row = values | {
+            "configuration_id": reading.configuration.id,
+            "campaign_id": campaign_id,
+        }
+        insert_new(session, CanaryRow, [row])
+
+    @reading
+    def all(
+        self, session: Session, *, device: str | None = None, campaign_id: str | None = None
+    ) -> list[CanaryReading]:
+        """Readings of a device (on any host, under any stack), or of a campaign, oldest first."""
+        query = (
+            select(CanaryRow, ConfigurationRow)
+            .join(ConfigurationRow, ConfigurationRow.id == CanaryRow.configuration_id)
+            .order_by(CanaryRow.taken_at, CanaryRow.id)
+        )
+        if device is not None:
+            query = query.where(CanaryRow.device == device)
+        if campaign_id is not None:
+            query = query.where(CanaryRow.campaign_id == campaign_id)
+        return [
+            CanaryReading(
+                configuration=configuration_of(what),
+                **{name: getattr(row, name) for name in _PLAIN},
+            )
+            for row, what in session.execute(query)
+        ]

@@ -1,17 +1,17 @@
-"""The part of the store that keeps kernel measurements: `store.kernels`."""
+"""Measurements of kernels: in the store, and in files of JSON lines."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import json
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Self
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
@@ -19,22 +19,68 @@ from trappm.profiler.errors import InputError, StoreError
 from trappm.profiler.host.environment import utc_now
 from trappm.profiler.kernels.kernel_call import KernelCall, Operator
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
-from trappm.profiler.records import Outcome, Protocol
-from trappm.store.db.engine import insert_new
-from trappm.store.db.kernel_models import KernelConditionsRow, KernelMeasurementRow
-from trappm.store.db.models import DeviceRow
-from trappm.store.db.transactions import Repository, reading, writing
-from trappm.store.repositories.measurements import device_id, fingerprint_of
-from trappm.store.validation import are_possible_samples, unfit
+from trappm.profiler.records import Outcome, Protocol, Provenance
+from trappm.store.engine import insert_new
+from trappm.store.files import checked_size, numbered, read_jsonl, write_jsonl, write_whole
+from trappm.store.measurements import device_id
+from trappm.store.rows import (
+    Amount,
+    Name,
+    Phase,
+    Positive,
+    ProtocolColumn,
+    Samples,
+    Time,
+    check_texts,
+    fingerprint_of,
+    first_fault,
+    unfit,
+)
+from trappm.store.schema import DeviceRow, KernelConditionsRow, KernelMeasurementRow
+from trappm.store.transactions import Repository, reading, writing
 
 BATCH = 5000
-"""So many are recorded in one transaction where there may be more of them than memory holds."""
+"""Kernels per transaction where there may be more than memory holds."""
 
 LONGEST_CALL = 300
 """Letters of a call's text."""
-_FREE = ("device", "attempt_key", "failed_in", "message", "missing", "facts")
+LONGEST_FINGERPRINT = 64
+_MAX_LINE_BYTES = 1 << 20
+_MAX_SAMPLES = 10_000
 _SAMPLES = np.dtype("<f4")
 _Whole = Select[*tuple[Any, ...]]
+
+
+class KernelRow(BaseModel):
+    """A line of a file of kernel measurements, and what one must be to be stored."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    call: Annotated[str, Field(max_length=LONGEST_CALL)]
+    device: Name
+    outcome: Outcome
+    protocol: ProtocolColumn
+    started_at: Time
+    duration_s: Amount
+    attempt_key: Name
+    provenance: Provenance
+    samples_ms: Annotated[Samples, Field(max_length=_MAX_SAMPLES)]
+    time_ms: Positive | None
+    iqr_ms: Amount | None
+    power_w: Positive | None
+    energy_j: Positive | None
+    missing: dict[str, str]
+    failed_in: Phase | None
+    message: str | None
+    facts: dict[str, Any]
+    environment: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_texts(self)
+        if self.outcome is Outcome.OK and self.time_ms is None:
+            raise ValueError("its outcome is ok, but there is no time")
+        return self
 
 
 @dataclass(frozen=True)
@@ -209,18 +255,18 @@ class Kernels(Repository):
 
 
 def why_environment_not_kept(environment: Mapping[str, Any]) -> str | None:
-    """Why an environment cannot be kept on one of the back ends; None if it can."""
+    """Return why an environment cannot be stored, or None if it can."""
     if reason := unfit(environment):
         return f"environment has {reason}"
-    if len(fingerprint_of(environment)) > 64:
-        return "its stack's fingerprint is longer than 64 letters"
+    if len(fingerprint_of(environment)) > LONGEST_FINGERPRINT:
+        return f"its stack's fingerprint is longer than {LONGEST_FINGERPRINT} letters"
     return None
 
 
 def recordable(measurement: KernelMeasurement) -> KernelMeasurement:
-    """The measurement, if it can be kept; else a failed attempt of its call that says why.
+    """Return the measurement if it can be stored, else a failed attempt with the reason.
 
-    So that one kernel of a run costs itself only; its environment is the whole run's.
+    One invalid kernel does not refuse its run. The environment is that of the whole run.
     """
     fault = why_not_kept(measurement)
     if fault is None:
@@ -240,24 +286,11 @@ def recordable(measurement: KernelMeasurement) -> KernelMeasurement:
 
 
 def why_not_kept(measurement: KernelMeasurement) -> str | None:
-    """Why this, but for its environment, cannot be kept on one of the back ends; None if it can."""
-    if len(measurement.call.text) > LONGEST_CALL:
-        return f"its text is longer than {LONGEST_CALL} letters"
-    for name in _FREE:
-        if reason := unfit(getattr(measurement, name)):
-            return f"{name} has {reason}"
-    if max(len(measurement.device), len(measurement.attempt_key)) > 64:
-        return "its device or attempt key is longer than 64 letters"
-    if datetime.fromisoformat(measurement.started_at).tzinfo is None:
-        return f"its time {measurement.started_at!r} names no time zone"
-    if not are_possible_samples(measurement.samples_ms):
-        return "a sample is not above 0 and finite as a float32"
-    for name in ("time_ms", "power_w", "energy_j"):
-        value = getattr(measurement, name)
-        if value is not None and not 0 < value < math.inf:
-            return f"{name} is {value}"
-    if measurement.outcome is Outcome.OK and measurement.time_ms is None:
-        return "its outcome is ok, but there is no time"
+    """Return why a measurement cannot be stored, except for its environment, or None."""
+    try:
+        KernelRow.model_validate({**measurement.to_dict(), "environment": {}})
+    except ValidationError as error:
+        return first_fault(error)
     return None
 
 
@@ -336,3 +369,38 @@ def _measurement(
         facts=row.facts,
         environment=conditions.environment,
     )
+
+
+def export_kernels(measurements: Iterable[KernelMeasurement], path: Path) -> int:
+    """Write kernel measurements as JSON lines, and return their number.
+
+    Raises:
+        InputError: The file cannot be written.
+    """
+    return write_whole(path, measurements, KernelMeasurement.to_dict, write_jsonl)
+
+
+def read_kernels(path: Path) -> Iterator[KernelMeasurement]:
+    """Return the kernel measurements of a file of JSON lines.
+
+    A measurement becomes `imported` unless its environment was written by a measuring process.
+
+    Raises:
+        InputError: The file or a line is invalid; the message has the line's number.
+    """
+    lines = read_jsonl(checked_size(path), _MAX_LINE_BYTES)
+    return numbered(path, "line", lines, _measurement_of_line)
+
+
+def _measurement_of_line(line: dict[str, Any]) -> KernelMeasurement:
+    try:
+        given = KernelRow.model_validate(line)
+    except ValidationError as error:
+        raise InputError(first_fault(error)) from error
+    values = {name: getattr(given, name) for name in KernelRow.model_fields}
+    values |= {"call": KernelCall.from_text(given.call), "samples_ms": tuple(given.samples_ms)}
+    if given.provenance is Provenance.MEASURED and "measuring_version" not in given.environment:
+        values["provenance"] = Provenance.IMPORTED
+    if reason := why_environment_not_kept(given.environment):
+        raise InputError(reason)
+    return KernelMeasurement(**values)
