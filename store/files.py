@@ -82,19 +82,23 @@ def import_file(store: Store, path: Path) -> ImportReport:
         InputError: The file or one of its rows is invalid; nothing was recorded.
         StoreError: The store cannot be written; importing again completes it.
     """
-    return import_verdicts(store, lambda: read_file(path), path.name, "TraPPM")
+    return record_verdicts(store, path.name, "TraPPM", lambda: read_file(path))
 
 
-def import_verdicts(
-    store: Store, read: Callable[[], Iterable[Verdict]], file: str, source: str
+def record_verdicts(
+    store: Store, file: str, source: str, read: Callable[[], Iterable[Verdict]]
 ) -> ImportReport:
     """Record the measurements of verdicts, all of which are checked first.
 
     Args:
         store: Where to record them.
-        read: Returns the verdicts; it is called twice.
         file: Name of the file, for the report.
         source: Name of the source, for the report.
+        read: Returns the verdicts; it is called twice.
+
+    Raises:
+        InputError: A row is invalid; nothing was recorded.
+        StoreError: The store cannot be written; importing again completes it.
     """
     reasons: Counter[tuple[str, str]] = Counter()
     counts: Counter[str] = Counter()
