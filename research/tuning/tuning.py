@@ -2,8 +2,8 @@
 
 A trial's error is the mean over folds of whole architectures, and only architectures that the
 first honest split (`research.evaluation.benchmark`, seed 1337) trains on take part: what is
-held out there stays unseen. After each fold a trial that is worse than the median of
-the others so far is given up. The first trial is what we ship, so that a study shows how much better its best is.
+held out there stays unseen. After each fold a trial that is worse than the median of the others so
+far is given up. The first trial is what we ship, so that a study shows how much better its best is.
 
 Ours has nothing to tune here: it weighs its parts by cross-validation in every fit.
 """

@@ -122,7 +122,9 @@ def test_values_and_results_are_bounded(filled_store):
         ("hex(zeroblob(9000000))", "too big"),
     ]:
         with pytest.raises(InputError, match=reason):
-            filled_store.query_sql(f"{MANY} SELECT {expression} FROM n", timeout_s=TIMEOUT_S)
+            filled_store.query_sql(
+                " ".join([MANY, "SELECT", expression, "FROM n"]), timeout_s=TIMEOUT_S
+            )
 
 
 WRITES = [
