@@ -306,5 +306,8 @@ _READERS = {".parquet": _read_parquet, ".jsonl": _read_rows}
 
 def _by_suffix(path: Path, formats: Mapping[str, _Function]) -> _Function:
     if path.suffix not in formats:
-        raise InputError(f"{path.name} must end in one of {', '.join(formats)}")
+        raise InputError(
+            f"{path.name} must end in one of {', '.join(formats)} (published sheets: "
+            "python -m research import)"
+        )
     return formats[path.suffix]

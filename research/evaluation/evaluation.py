@@ -1,4 +1,4 @@
-"""`trappm evaluate` without its options: prepares labels, trains, judges and reports.
+"""`python -m research evaluate` without its options: prepares labels, trains, judges and reports.
 
 Reports are plain values, ready for JSON; the runs beside them are for plots.
 """

@@ -1,4 +1,4 @@
-"""`trappm campaign replay` without its options: many campaigns at once, kept as they end.
+"""`python -m research replay` without its options: many campaigns at once, kept as they end.
 
 Each process prepares the labels for itself, from the profiles that the store keeps, so nothing
 large is sent between processes. A campaign's points are appended to the results file when it ends;

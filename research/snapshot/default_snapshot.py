@@ -7,8 +7,8 @@ RTX 3090 and inference steps on an RTX 3090 and 4090 (timm's own results), both 
 (pycls, pytorch-gpu-benchmark, with NeuSight's kernels), our own labels of an H100 and of CPU cores
 of two hosts. Heads are judged on
 architectures held out, then trained on all labels. Profiles that are missing are made once and
-kept in TRAPPM_HOME, as `trappm evaluate` does; the labels themselves are never kept. The same
-labels, versions and seed give the same heads.
+kept in TRAPPM_HOME, as `python -m research evaluate` does; the labels themselves are never kept.
+The same labels, versions and seed give the same heads.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from trappm.profiler.records import Measurement, Outcome
 
 Check = Callable[..., tuple[int, str, str]]
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 LIST = """
 - {architecture: test_resnet, batch_size: 64, input_size: 160}
 - {architecture: test_resnet, batch_size: 4, input_size: 160, precision: amp-bf16}

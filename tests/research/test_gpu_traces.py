@@ -12,7 +12,7 @@ import pytest
 
 from trappm.profiler.records import Configuration
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 STEP = Configuration(architecture="resnet18", batch_size=2, input_size=64)
 
 

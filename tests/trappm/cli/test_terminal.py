@@ -23,6 +23,8 @@ from trappm.terminal.campaign_display import Display
 from trappm.terminal.progress_bar import LiveBar
 
 TRAPPM = Path(sys.executable).with_name("trappm")
+RESEARCH = [sys.executable, "-m", "research"]
+ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -54,8 +56,7 @@ def folder(tmp_path_factory):
             "2 trials completed",
         ),
         (
-            "campaign replay --labels sheet.csv --metric memory --strategy random --budget 5 "
-            "--seeds 1",
+            "replay --labels sheet.csv --metric memory --strategy random --budget 5 --seeds 1",
             r"\d+/\d+ +\d:\d\d:\d\d to go",
             "random",
         ),
@@ -64,8 +65,9 @@ def folder(tmp_path_factory):
 )
 def test_a_command_with_a_bar_runs_in_a_terminal(folder, command, bar, answer):
     terminal = Terminal(
-        [TRAPPM, *command.split()],
-        env={**os.environ, "TRAPPM_HOME": str(folder / "home")}, cwd=folder,
+        [*([TRAPPM] if command.startswith("pool") else RESEARCH), *command.split()],
+        env={**os.environ, "TRAPPM_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)},
+        cwd=folder,
     )  # fmt: skip
     assert terminal.wait(600) == 0, terminal.raw
     assert "display failed" not in terminal.raw
