@@ -109,7 +109,7 @@ def test_many_are_recorded_as_one_after_the_other(store, database_url, monkeypat
     ]
     assert store.measurements.record_many(iter(given)) == len(given)
     kept = {m.attempt_key: m for m in map(store.measurements.get, range(1, len(given) + 1))}
-    assert kept[given[5].attempt_key].missing["memory_mib"] == "measured as 0.0, which cannot be"
+    assert kept[given[5].attempt_key].missing["memory_mib"] == "measured as 0.0, which is impossible"
     assert [kept[m.attempt_key] for m in given[:5]] == given[:5]
     many = [dataclasses.replace(x, id=0, created_at="") for x in store.labels.matching()]
     assert len(many) == 4
@@ -158,6 +158,6 @@ def test_an_attempt_key_is_of_one_measurement(store):
 )
 def test_what_one_back_end_cannot_keep_neither_does(store, fields):
     """SQLite takes most of it, and could then never be restored into PostgreSQL."""
-    with pytest.raises(StoreError, match="cannot be kept: "):
+    with pytest.raises(StoreError, match="cannot be stored: "):
         store.measurements.record(measurement(**fields))
     assert store.labels.query(LabelFilter(outcome="any")).empty
