@@ -1,10 +1,8 @@
-"""The label store: everything a campaign knows, in SQL, and the data folder that it stands in.
+"""The label store: what campaigns plan and measure, in SQL, and the data folder.
 
-This is the only room with SQL in it. What comes out of it is frozen records or tables, never rows.
-`store.Store` is the door to parts: `repositories` (one subject each), `query` (filters, tables,
-SQL), `exchange` (files of measurements), `maintenance` (check, repair, backups, upgrades). `db`
-holds the engine, transactions, tables and migrations. Importing this is quick: SQLAlchemy loads
-when a part is asked for that needs it.
+All SQL is in this package. It returns frozen records or tables, never rows. `Store` opens a
+database and gives access to its parts, one for each subject (`store.campaigns`, `store.labels`
+...). SQLAlchemy is imported when a name that needs it is used.
 """
 
 from __future__ import annotations
@@ -13,11 +11,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trappm.store.access import StoreAccess
-    from trappm.store.db.read_only import NoLabelStoreError
-    from trappm.store.db.retry import Patience, RefusedRowError, StoreNotUpError
-    from trappm.store.home import Home
-    from trappm.store.query.filters import LabelFilter
+    from trappm.store.engine import NoLabelStoreError, RefusedRowError, StoreNotUpError
+    from trappm.store.home import Home, StoreAccess
+    from trappm.store.labels import LabelFilter
+    from trappm.store.owners import NotOwnerError
     from trappm.store.records import (
         Assignment,
         AssignmentState,
@@ -38,8 +35,8 @@ if TYPE_CHECKING:
         RoundState,
         SnapshotRecord,
     )
-    from trappm.store.repositories.owners import NotOwnerError
     from trappm.store.store import Store
+    from trappm.store.transactions import Patience
 
 __all__ = [
     "Assignment",
@@ -71,21 +68,21 @@ __all__ = [
     "StoreNotUpError",
 ]
 
-_ELSEWHERE = {
-    "Home": "trappm.store.home",
-    "LabelFilter": "trappm.store.query.filters",
-    "NoLabelStoreError": "trappm.store.db.read_only",
-    "NotOwnerError": "trappm.store.repositories.owners",
-    "Patience": "trappm.store.db.retry",
-    "RefusedRowError": "trappm.store.db.retry",
-    "Store": "trappm.store.store",
-    "StoreAccess": "trappm.store.access",
-    "StoreNotUpError": "trappm.store.db.retry",
+_MODULES = {
+    "Home": "home",
+    "LabelFilter": "labels",
+    "NoLabelStoreError": "engine",
+    "NotOwnerError": "owners",
+    "Patience": "transactions",
+    "RefusedRowError": "engine",
+    "Store": "store",
+    "StoreAccess": "home",
+    "StoreNotUpError": "engine",
 }
-"""Where those of `__all__` live that are no records."""
+"""Modules of the names in `__all__` that are not records."""
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(import_module(_ELSEWHERE.get(name, "trappm.store.records")), name)
+        return getattr(import_module(f"trappm.store.{_MODULES.get(name, 'records')}"), name)
     raise AttributeError(f"module 'trappm.store' has no attribute {name!r}")

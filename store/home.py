@@ -1,13 +1,14 @@
-"""The data folder: where the label store, snapshots and campaigns' own files live.
+"""The data folder, and the address of the label store.
 
-The label store is a SQLite file in it, unless another database is named: one that many machines
-share is PostgreSQL.
+The label store is a SQLite file in the data folder unless another database is named. Several
+machines share a PostgreSQL database.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -22,7 +23,7 @@ _LONGEST_URL = 4096
 
 @dataclass(frozen=True)
 class Home:
-    """One data folder, by its absolute path; `open` finds and makes it."""
+    """A data folder by its absolute path."""
 
     path: Path
 
@@ -32,13 +33,13 @@ class Home:
 
     @property
     def database_url(self) -> str:
-        """The label store's SQLAlchemy URL.
+        """SQLAlchemy URL of the label store.
 
-        TRAPPM_DATABASE comes first, then the line in the folder's file `database_url`; without
-        either it is `labels.db` in the folder, escaped so that any path can stand in it.
+        TRAPPM_DATABASE comes first, then the line in the folder's file `database_url`, then
+        `labels.db` in the folder.
 
         Raises:
-            InputError: that file cannot be read, or holds more or less than one line.
+            InputError: The file cannot be read, or does not hold exactly one line.
         """
         if (named := self._named_url()) is not None:
             return named
@@ -48,26 +49,25 @@ class Home:
 
     @property
     def database_files(self) -> tuple[Path, ...] | None:
-        """The files that the label store is, which change with it; None where it is elsewhere.
+        """Files of a SQLite store, which change whenever it changes; None for another database.
 
-        SQLite writes what is new into the log beside the database first, which is left out while
-        it is empty: then reading alone makes it and takes it away.
+        The write-ahead log is omitted while it is empty, because readers create and delete it.
 
         Raises:
-            InputError: as `database_url`.
-            OSError: the log cannot be looked at.
+            InputError: As `database_url`.
+            OSError: The log cannot be accessed.
         """
         if self._named_url() is not None:
             return None
         log = self.database_path.with_name(self.database_path.name + "-wal")
         try:
             is_used = log.stat().st_size > 0
-        except FileNotFoundError:  # whoever wrote last takes it away
+        except FileNotFoundError:
             is_used = False
         return (self.database_path, log) if is_used else (self.database_path,)
 
     def _named_url(self) -> str | None:
-        """Of a database other than the file in the folder; None where there is none."""
+        """URL of a database other than the file in the folder, if one is named."""
         return os.environ.get(DATABASE_VARIABLE) or self._url_in_folder()
 
     def _url_in_folder(self) -> str | None:
@@ -78,9 +78,9 @@ class Home:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is no text"
+            reason = getattr(error, "strerror", None) or "it is not text"
             raise InputError(f"{path} cannot be read: {reason}") from error
-        if len(lines) != 1 or len(lines[0]) > _LONGEST_URL:  # not repeated: it may hold a password
+        if len(lines) != 1 or len(lines[0]) > _LONGEST_URL:  # it may hold a password
             raise InputError(
                 f"{path} must hold one line, the SQLAlchemy URL of the label store, such as "
                 "postgresql+psycopg://user@host/labels"
@@ -93,31 +93,31 @@ class Home:
 
     @property
     def step_profiles(self) -> Path:
-        """Steps that were traced once; deleting it loses nothing but time."""
+        """Cache of traced steps; it can be deleted."""
         return self.path / "step_profiles"
 
     @property
     def campaigns(self) -> Path:
-        """Holds one folder for each campaign, named by its id."""
+        """Folder with one folder per campaign, named by its id."""
         return self.path / "campaigns"
 
     @classmethod
     def find(cls) -> Self:
-        """The folder that TRAPPM_HOME names, else the user's data folder; maybe not there yet."""
+        """Return the folder that TRAPPM_HOME names, or the user's data folder; it may not exist."""
         return cls(data_folder())
 
     @classmethod
     def open(cls) -> Self:
-        """As `find`; made where missing.
+        """Return the same folder, and create it if it is missing.
 
         Raises:
-            InputError: it is not a folder, or cannot be made or written to.
+            InputError: It is not a folder, or cannot be created or written to.
         """
         home = cls.find()
         try:
             for folder in (home.path, home.snapshots, home.campaigns):
                 folder.mkdir(parents=True, exist_ok=True)
-            # Only writing shows it: permission bits say nothing about root or read-only mounts.
+            # Permission bits do not show read-only mounts, so a file is written.
             tempfile.TemporaryFile(dir=home.path).close()
         except (FileExistsError, NotADirectoryError) as error:
             raise InputError(
@@ -130,3 +130,33 @@ class Home:
                 f"set {VARIABLE} to a folder you may write to"
             ) from error
         return home
+
+
+@dataclass(frozen=True, repr=False)
+class StoreAccess:
+    """The URL of a label store and libpq's environment variables, for a process elsewhere.
+
+    Both may hold a password. Ray shows the environments of actors, but not their arguments. So an
+    instance travels as an argument, and its `repr` shows nothing.
+    """
+
+    url: str
+    variables: Mapping[str, str]
+
+    @classmethod
+    def of(cls, home: Home) -> Self:
+        """Return how this process reaches the store of a data folder."""
+        url = home.database_url
+        return cls(url, _libpq_variables() if url.startswith("postgresql") else {})
+
+    def take_over(self) -> str:
+        """Replace libpq's variables of this process, and return the URL."""
+        for name in _libpq_variables():
+            del os.environ[name]
+        os.environ.update(self.variables)
+        return self.url
+
+
+def _libpq_variables() -> dict[str, str]:
+    """Return the variables that libpq reads, such as PGPASSWORD and PGPASSFILE."""
+    return {name: value for name, value in os.environ.items() if name.startswith("PG")}

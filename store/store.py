@@ -5,23 +5,17 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from trappm.store.db.engine import address, make_engine
-from trappm.store.db.migrate import require_newest, schema_of, upgrade
-from trappm.store.db.read_only import engine_to_read
-from trappm.store.db.retry import IMPATIENT, Patience
-from trappm.store.db.transactions import Database
-from trappm.store.kernels.measurements import Kernels
-from trappm.store.maintenance.maintenance import Maintenance
-from trappm.store.query import sql
-from trappm.store.repositories.assignments import Assignments
-from trappm.store.repositories.campaigns import Campaigns, Rounds
-from trappm.store.repositories.canaries import Canaries
-from trappm.store.repositories.labels import Labels
-from trappm.store.repositories.measurements import Measurements
-from trappm.store.repositories.owners import Owners, owner_guard
-from trappm.store.repositories.pools import Pools
-from trappm.store.repositories.snapshots import Snapshots
-from trappm.store.repositories.workloads import Workloads
+from trappm.store import sql
+from trappm.store.assignments import Assignments
+from trappm.store.campaigns import Campaigns, Rounds, Snapshots
+from trappm.store.engine import address, engine_to_read, make_engine
+from trappm.store.kernel_measurements import Kernels
+from trappm.store.labels import Labels
+from trappm.store.measurements import Canaries, Measurements
+from trappm.store.migrate import find_damage, require_newest, schema_of, upgrade
+from trappm.store.owners import Owners, owner_guard
+from trappm.store.transactions import IMPATIENT, Database, Patience
+from trappm.store.workloads import Pools, Workloads
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,14 +42,12 @@ class Store:
         self.canaries = Canaries(database)
         self.kernels = Kernels(database)
         self.snapshots = Snapshots(database)
-        self.maintenance = Maintenance(database)
 
     @classmethod
     def open(cls, url: str, patience: Patience | None = None) -> Self:
         """Opens the label store at an SQLAlchemy URL, and makes one in an empty database.
 
-        One of an older schema is not upgraded here:
-        `store.maintenance.upgrade.upgrade_store` does that, and keeps a copy.
+        A store of an older schema is not upgraded here; see `store.migrate.upgrade_store`.
 
         Args:
             url: of the database.
@@ -123,6 +115,16 @@ class Store:
         """
         url = self.database.engine.url
         return sql.query_sql(url, statement, limit=limit, timeout_s=timeout_s)
+
+    def check(self) -> list[str]:
+        """Return what the database reports of its own integrity; empty if nothing is wrong.
+
+        Opening the store has checked its schema.
+
+        Raises:
+            StoreError: The database cannot be read.
+        """
+        return find_damage(self.database.engine)
 
     @property
     def address(self) -> str:

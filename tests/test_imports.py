@@ -237,7 +237,7 @@ def test_every_room_has_sources():
         ("profiler", "def late():\n    from trappm.cluster.spec import CampaignSpec"),
         ("profiler", "from pydantic import BaseModel"),
         ("store", "from trappm.learner.snapshots.snapshot import Snapshot"),
-        ("learner", "import trappm.store.db.models as s"),
+        ("learner", "import trappm.store.schema as s"),
         ("learner", "import importlib\nimportlib.import_module('trappm.store')"),
         ("learner", "import timm.models"),
         ("cluster", "from trappm.prediction.predict import predict"),

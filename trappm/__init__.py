@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trappm.generation.generating import Generation, generate
-    from trappm.label_frames import labels
+    from trappm.label_store import LabelStore
     from trappm.prediction.estimate import Estimate, estimate
     from trappm.prediction.looking_up.answer import Answer
     from trappm.prediction.looking_up.lookup import lookup
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "Answer", "Estimate", "Generation", "ParallelPrediction", "Prediction", "TrainingLoop",
-    "TrappmError", "__version__", "estimate", "generate", "labels", "lookup", "predict",
+    "Answer", "Estimate", "Generation", "LabelStore", "ParallelPrediction", "Prediction",
+    "TrainingLoop", "TrappmError", "__version__", "estimate", "generate", "lookup", "predict",
     "predict_parallel",
 ]  # fmt: skip
 
@@ -37,13 +37,13 @@ _HOMES = {
     "Answer": "trappm.prediction.looking_up.answer",
     "Estimate": "trappm.prediction.estimate",
     "Generation": "trappm.generation.generating",
+    "LabelStore": "trappm.label_store",
     "ParallelPrediction": "trappm.prediction.parallel.parallel_prediction",
     "Prediction": "trappm.prediction.prediction",
     "TrainingLoop": "trappm.profiler.simulation.training_loop",
     "TrappmError": "trappm.profiler.errors",
     "estimate": "trappm.prediction.estimate",
     "generate": "trappm.generation.generating",
-    "labels": "trappm.label_frames",
     "lookup": "trappm.prediction.looking_up.lookup",
     "predict": "trappm.prediction.predict",
     "predict_parallel": "trappm.prediction.parallel.shared_step",

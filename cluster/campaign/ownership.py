@@ -1,6 +1,6 @@
 """Has one process at a time run a campaign, and keeps it the campaign's owner while it does.
 
-Who that is stands in the label store (`store.repositories.owners`), with a heartbeat. On the
+Who that is stands in the label store (`store.owners`), with a heartbeat. On the
 owner's own machine its process is looked for instead, so that a campaign whose process was killed
 goes on at once; on any other machine the heartbeat decides.
 """
@@ -19,8 +19,8 @@ from typing import TypeVar
 
 from trappm.profiler.errors import StoreError
 from trappm.store import CampaignRecord, CampaignState, NotOwnerError, Owner, OwnerProcess, Store
-from trappm.store.repositories import owners as in_store
-from trappm.store.repositories.owners import OwnedError
+from trappm.store import owners as in_store
+from trappm.store.owners import OwnedError
 
 WAIT_S = 20.0
 """How long the process of a driver that was killed, or one that is stopping, may take to end."""

@@ -32,9 +32,9 @@ from trappm.profiler.records import (
 )
 from trappm.profiler.steps.stability import is_contended
 from trappm.store import Assignment, RefusedRowError, Store
+from trappm.store.measurements import makes_label
 from trappm.store.records import is_final
-from trappm.store.repositories.label_rows import makes_label
-from trappm.store.validation import Wanted, recordable, unrecordable
+from trappm.store.rows import Wanted, recordable, unrecordable
 
 _LOST = "the worker was lost"
 _LEAST_SHARE = 0.005

@@ -21,7 +21,7 @@ from trappm.profiler.errors import StoreError
 from trappm.profiler.kernels.ceilings import ceilings, sentence
 from trappm.profiler.records import Outcome, is_cpu_device
 from trappm.store import Store
-from trappm.store.kernels.measurements import recordable
+from trappm.store.kernel_measurements import recordable
 
 _MOST_LOSSES = 2
 """So many workers may be lost on the kernels of a device, which then is measured without."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from research.importers import gpumemnet, node_steps, timm_results
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Measurement, Outcome
-from trappm.store.exchange.files import check_columns, checked_size, read_file
+from trappm.store.files import check_columns, checked_size, read_file
 
 METRICS = {
     "memory": "memory_mib",

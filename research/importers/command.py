@@ -12,7 +12,7 @@ from research.importers.neusight import read_neusight
 from trappm.cli.labels.exchange import print_import
 from trappm.cli.options import AsJson, print_json
 from trappm.store import Home, Store
-from trappm.store.exchange.files import checked_size
+from trappm.store.files import checked_size
 
 
 def import_(

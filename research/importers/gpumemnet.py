@@ -17,7 +17,7 @@ from pathlib import Path
 from research.importers.sheets import known_input_size, published, read_sheet
 from trappm.profiler.errors import TrappmError, one_line
 from trappm.profiler.records import Configuration, Outcome, Protocol
-from trappm.store.exchange.files import Verdict
+from trappm.store.files import Verdict
 
 DEVICE = "a100-40gb"
 CAPACITY_MIB = 40_536.0

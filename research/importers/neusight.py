@@ -22,7 +22,7 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.kernels.kernel_call import KernelCall, Operator
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.profiler.records import Outcome, Protocol, Provenance
-from trappm.store.exchange.files import check_columns, checked_size
+from trappm.store.files import check_columns, checked_size
 
 SOURCE = "NeuSight, published kernels"
 PROTOCOL = Protocol(name="neusight", warmup_steps=0, min_steps=25, max_steps=25)

@@ -31,7 +31,7 @@ from trappm.profiler.records import (
     member,
 )
 from trappm.profiler.records.step_scope import KEY, WHOLE_STEP, StepScope
-from trappm.store.exchange.files import Verdict
+from trappm.store.files import Verdict
 
 Cells = Mapping[str, str]
 

@@ -18,7 +18,7 @@ from trappm.profiler.records import (
     Provenance,
     StepSummary,
 )
-from trappm.store.exchange.files import check_columns, checked_size
+from trappm.store.files import check_columns, checked_size
 
 MAX_SHEET_BYTES = 64 << 20
 UNTOLD_TIME = "1970-01-01T00:00:00+00:00"

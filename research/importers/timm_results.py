@@ -27,7 +27,7 @@ from trappm.profiler.records import (
     Precision,
     Protocol,
 )
-from trappm.store.exchange.files import Verdict
+from trappm.store.files import Verdict
 
 DEVICES = {"rtx3090": "NVIDIA GeForce RTX 3090", "rtx4090": "NVIDIA GeForce RTX 4090"}
 STACKS = {

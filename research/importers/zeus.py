@@ -24,7 +24,7 @@ from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Configuration, Measurement, Optimizer, Protocol
 from trappm.profiler.records.step_scope import KEY, StepScope
-from trappm.store.exchange.files import Verdict
+from trappm.store.files import Verdict
 
 SOURCE = "zeus"
 LICENCE = "Apache-2.0"

@@ -41,7 +41,7 @@ from trappm.learner.stats.folds import content_groups
 from trappm.learner.workload import Workload
 from trappm.profiler.records import Configuration, Measurement, Outcome
 from trappm.profiler.static_profile import static_profile
-from trappm.store.exchange.files import read_file
+from trappm.store.files import read_file
 
 Array = npt.NDArray[np.float64]
 

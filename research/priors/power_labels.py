@@ -34,7 +34,7 @@ from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import Graph, Measurement, Optimizer, Phase
 from trappm.profiler.simulation.kernel_profile import KernelProfile
 from trappm.profiler.static_profile import kernel_profile
-from trappm.store.exchange.files import read_file
+from trappm.store.files import read_file
 
 NETWORKS = {
     ("resnet50", "imagenet"): 1_281_167,

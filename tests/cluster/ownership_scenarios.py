@@ -127,7 +127,7 @@ def two_hosts(_url):
 
 SECOND_HOST = """
 import platform, sys
-import trappm.cluster.campaign.ownership, trappm.store.repositories.owners
+import trappm.cluster.campaign.ownership, trappm.store.owners
 from trappm.cli import run
 trappm.cluster.campaign.ownership.machine = lambda: "the second host"
 platform.node = lambda: "second"
@@ -152,14 +152,14 @@ def second_host_runs(url, campaign_id):
         SECOND_HOST
         + """
 import time
-trappm.store.repositories.owners.SILENT_S = 20.0
+trappm.store.owners.SILENT_S = 20.0
 from trappm.store import Store
 with Store.open(sys.argv[1]) as store:
     while True:
         try:
             trappm.cluster.campaign.ownership.begin(store, sys.argv[2])
             break
-        except trappm.store.repositories.owners.OwnedError:
+        except trappm.store.owners.OwnedError:
             time.sleep(1.0)
     with trappm.cluster.campaign.ownership.ownership(store, sys.argv[2]) as mine:
         mine.assignments.release_leases(sys.argv[2])

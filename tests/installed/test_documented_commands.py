@@ -196,7 +196,6 @@ JSON_COMMANDS = (
     "snapshot list",
     "snapshot show default",
     "snapshot diff default latest",
-    "store stats",
     "store check",
     "campaign list",
     "campaign status",

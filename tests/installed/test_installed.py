@@ -168,7 +168,7 @@ NEEDS_CAMPAIGN = (
     "pool status",
     "labels query",
     "labels lookup test_resnet --device cpu-2t",
-    "store stats",
+    "store check",
     "device show a100",
 )
 

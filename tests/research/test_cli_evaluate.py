@@ -19,7 +19,7 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.models.zoo import native_input_size
 from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.store import Home, Store
-from trappm.store.exchange.files import export_file
+from trappm.store.files import export_file
 
 ARCHITECTURES = [
     "test_resnet", "test_vit", "test_efficientnet", "test_convnext", "test_vit2", "resnet10t",

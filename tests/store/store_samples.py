@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import contextmanager
 
 import numpy as np
 from sqlalchemy import create_engine, select
@@ -18,8 +20,8 @@ from trappm.profiler.records import (
 from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
 from trappm.profiler.simulation.step_trace import Event, StepTrace
 from trappm.store import OwnerProcess, PlannedAssignment, SnapshotRecord
-from trappm.store.db.models import METADATA
-from trappm.store.repositories.snapshots import register
+from trappm.store.campaigns import register
+from trappm.store.schema import METADATA
 
 DEVICE = "cpu-2t"
 ENVIRONMENT = {"device": DEVICE, "torch": "2.13.0", "host": "here", "load_average_before": 0.25}
@@ -156,3 +158,30 @@ def snapshot(snapshot_id, campaign_id=None, day="01", location="there"):
 def publish(store, snapshot):
     with store.database.writing() as session:
         register(session, snapshot)
+
+
+@contextmanager
+def lost_reply(store):
+    """Let the next commit succeed, and lose the connection before its reply arrives."""
+    dialect = store.database.engine.dialect
+    do_commit = dialect.do_commit
+    lost = []
+
+    def commit(connection):
+        do_commit(connection)
+        if lost:
+            return
+        lost.append(connection)
+        if dialect.name == "sqlite":
+            error = sqlite3.OperationalError("disk I/O is away")
+            error.sqlite_errorname = "SQLITE_CANTOPEN"
+            raise error
+        connection.driver_connection.close()
+        raise dialect.loaded_dbapi.OperationalError("consuming input failed")
+
+    dialect.do_commit = commit
+    try:
+        yield
+    finally:
+        dialect.do_commit = do_commit
+    assert lost

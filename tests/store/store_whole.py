@@ -19,7 +19,7 @@ from trappm.profiler.kernels.kernel_call import KernelCall, Operator
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.profiler.measuring.canary import CanaryReading
 from trappm.profiler.records import Outcome, Protocol
-from trappm.store.db.models import CampaignRow
+from trappm.store.schema import CampaignRow
 
 
 def fill(store):

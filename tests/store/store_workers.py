@@ -10,7 +10,7 @@ import time
 from store_samples import configuration, measurement, process
 
 from trappm.store import NotOwnerError, Store
-from trappm.store.repositories.owners import OwnedError
+from trappm.store.owners import OwnedError
 
 
 def open_store(url, barrier, results):

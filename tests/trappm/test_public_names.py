@@ -16,7 +16,7 @@ from trappm.profiler.transformers import names
 from trappm.profiler.transformers.names import TransformerName, builtin_shapes
 
 HUB_IDS = Path(names.__file__).with_name("hub_ids.yaml")
-FUNCTIONS = ("estimate", "generate", "labels", "lookup", "predict", "predict_parallel")
+FUNCTIONS = ("estimate", "generate", "lookup", "predict", "predict_parallel")
 
 
 def test_dir_has_the_public_names_alone():
@@ -51,11 +51,6 @@ NET = nn.Flatten()
         ("lookup", ("resnet18",), {"device": "a100", "batchsize": 2}, "mean 'batch_size'"),
         ("lookup", (NET,), {"device": "a100"}, r"call trappm.predict\(module"),
         ("lookup", ("resnet18",), {"device": "a100", "batch_size": "8"}, "batch size is '8'"),
-        ("labels", ("resnet18",), {}, "too many positional arguments"),
-        ("labels", (), {"architectur": "resnet18"}, "did you mean 'architecture'"),
-        ("labels", (), {"where": "batch_size > 2"}, "no argument 'where'"),
-        ("labels", (), {"batch_size": "8"}, "batch_size is '8'"),
-        ("labels", (), {"limit": "x"}, "limit is 'x'"),
         ("generate", (), {}, "missing a required argument: 'model'"),
         ("generate", ("hf:gpt2",), {"promt": 3}, "did you mean 'prompt'"),
         ("predict_parallel", (), {}, "missing a required argument: 'model'"),
@@ -66,12 +61,6 @@ def test_wrong_arguments_are_refused_in_a_line(function, arguments, options, mes
     with pytest.raises(InputError, match=message) as refusal:
         getattr(trappm, function)(*arguments, **options)
     assert "\n" not in str(refusal.value)
-
-
-def test_one_column_needs_no_list(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
-    with pytest.raises(InputError, match="cannot group by 'famly'"):
-        trappm.labels(by="famly")
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def characterise(
     from trappm.profiler.kernels.characterising import BUDGET_S, Characteriser
     from trappm.profiler.kernels.command import Progress, report
     from trappm.store import Home, Store
-    from trappm.store.kernels.measurements import recordable
+    from trappm.store.kernel_measurements import recordable
 
     results: list[KernelMeasurement] = []
     progress, begin = Progress(), time.monotonic()
@@ -106,7 +106,7 @@ def show(
 
     Ceilings are those that kernels reached where they were timed, else of the card's data sheet.
     """
-    from trappm.label_frames import store_or_none_yet
+    from trappm.label_store import store_or_none_yet
     from trappm.prediction.parallel.known_links import link_of, link_sentence
     from trappm.roofline.drawing import draw_png
     from trappm.roofline.report import devices_json, print_rooflines
@@ -179,8 +179,8 @@ def import_(
     NeuSight's published table: python -m research import FILE --source neusight
     """
     from trappm.store import Home, Store
-    from trappm.store.exchange.files import checked_size
-    from trappm.store.kernels.files import read_kernels
+    from trappm.store.files import checked_size
+    from trappm.store.kernel_measurements import read_kernels
 
     count = sum(1 for _ in read_kernels(checked_size(file)))  # all of it, before a store is made
     with Store.open(Home.open().database_url) as store:
@@ -197,8 +197,8 @@ def export(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file for JSON lines; replaced.")],
 ) -> None:
     """Write every attempt to time a kernel on a device into a file of JSON lines."""
-    from trappm.label_frames import store_to_read
-    from trappm.store.kernels.files import export_kernels
+    from trappm.label_store import store_to_read
+    from trappm.store.kernel_measurements import export_kernels
 
     with store_to_read() as store:
         store.kernels.latest(device)  # refuses a device of which nothing is known

@@ -64,7 +64,7 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Count a pool by family, and list refusals by reason."""
-    from trappm.label_frames import store_or_none_yet
+    from trappm.label_store import store_or_none_yet
     from trappm.reports.pools import pool_facts, print_pool
     from trappm.store import Home
 

@@ -66,7 +66,7 @@ def devices(_incomplete: str) -> Iterable[str]:
 
 @_completing
 def campaigns(_incomplete: str) -> Iterable[str]:
-    from trappm.label_frames import store_to_read
+    from trappm.label_store import store_to_read
 
     with store_to_read() as store:
         return [campaign.id for campaign in store.campaigns.all()]

@@ -41,7 +41,7 @@ import trappm.cluster.actors.campaign_actor  # noqa: E402
 import trappm.cluster.campaign.loop  # noqa: E402
 import trappm.cluster.campaign.ownership  # noqa: E402
 import trappm.cluster.launch  # noqa: E402
-import trappm.store.repositories.owners  # noqa: E402
+import trappm.store.owners  # noqa: E402
 from trappm.cluster.actors.campaign_actor import CampaignActor  # noqa: E402
 from trappm.cluster.actors.learner_proxy import LearnerProxy  # noqa: E402
 from trappm.cluster.actors.profiler_actor import this_process  # noqa: E402
@@ -160,7 +160,7 @@ class MadeUpCampaignActor(CampaignActor):
             node_id = ray.get_runtime_context().get_node_id()
             home /= f"home of {node_id}"
             trappm.cluster.campaign.ownership.machine = lambda: node_id
-            trappm.store.repositories.owners.SILENT_S = 20.0
+            trappm.store.owners.SILENT_S = 20.0
         super().__init__(home, *arguments)
 
     def _workers(self):

@@ -13,12 +13,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_device
-from store_faults import lost_reply
+from store_samples import lost_reply
 
 import trappm.cluster.campaign.loop
 import trappm.cluster.campaign.results
-import trappm.store.db.engine
-import trappm.store.repositories.owners
+import trappm.store.engine
+import trappm.store.owners
 from trappm.cluster.campaign.news import CampaignStopped
 from trappm.cluster.campaign.resume import course_so_far
 from trappm.cluster.campaign.stop_check import StopCheck
@@ -26,7 +26,7 @@ from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.profiler.records import Configuration, StepSummary
 from trappm.reports.campaign_facts import campaign_facts, campaign_rows
 from trappm.store import Assignment, Patience, Store
-from trappm.store.repositories.labels import Labels
+from trappm.store.labels import Labels
 
 AWAY_S = 1.0
 
@@ -72,7 +72,7 @@ def fill_the_disk(opened):
 
 @pytest.mark.parametrize("fault", [lock, fill_the_disk])
 def test_a_store_that_is_away_for_a_while_costs_no_label_and_is_told(new_store, monkeypatch, fault):
-    monkeypatch.setattr(trappm.store.db.engine, "BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(trappm.store.engine, "BUSY_TIMEOUT_S", 0.05)
     url = new_store()
     mends = []
     workers = FaultyAfter(4, lambda: mends.append(fault(opened)))
@@ -103,8 +103,8 @@ def test_clocks_that_jump_cost_no_label(new_store, monkeypatch):
     def wall(connection):
         return datetime.now(UTC) + timedelta(seconds=next(jumps))
 
-    monkeypatch.setattr(trappm.store.repositories.owners, "database_time", wall)
-    monkeypatch.setattr(trappm.store.repositories.campaigns, "database_time", wall)
+    monkeypatch.setattr(trappm.store.owners, "database_time", wall)
+    monkeypatch.setattr(trappm.store.campaigns, "database_time", wall)
     workers = FakeWorkers()
     with Store.open(new_store()) as opened:
         run = campaign(opened, workers)
@@ -173,7 +173,7 @@ def test_what_cannot_be_recorded_is_an_error_with_its_reason_and_takes_nothing_a
     messages, _ = store.query_sql("SELECT message FROM measurements WHERE outcome = 'error'")
     assert all("cannot be recorded: " in message for message in messages.message)
     assert store.campaigns.state(run.id) == "finished"
-    assert store.maintenance.check() == []
+    assert store.check() == []
 
 
 class Refused(FakeWorkers):
@@ -221,7 +221,7 @@ def test_a_result_that_a_constraint_refuses_is_an_error_and_the_others_are_kept(
     assert labels_by_device(store, run.id).total() == sum(BUDGET.values()) - len(refused)
     messages, _ = store.query_sql("SELECT message FROM measurements WHERE outcome = 'error'")
     assert all("CHECK constraint failed: unlucky" in message for message in messages.message)
-    assert store.maintenance.check() == []
+    assert store.check() == []
 
 
 def test_a_lost_reply_while_labels_are_adopted_costs_nothing(new_store):

@@ -118,7 +118,7 @@ def test_a_budget_of_labels_is_met_exactly_and_what_is_left_is_told(
     print_status(facts)
     output = capsys.readouterr().out
     assert (f"{left} configurations that were planned are left unmeasured" in output) == (left > 0)
-    assert store.maintenance.check() == []
+    assert store.check() == []
 
 
 def test_labels_that_failed_are_made_up_for(store):

@@ -21,7 +21,7 @@ from trappm.cluster import launch
 from trappm.cluster.spec import load_preset
 from trappm.profiler.errors import CampaignError
 from trappm.store import CampaignState, Home, Patience, Store
-from trappm.store.db import retry
+from trappm.store import transactions as retry
 
 
 @pytest.mark.parametrize("address", [None, "127.0.0.1:1"])

@@ -14,12 +14,12 @@ import pytest
 from campaign_crew import BUDGET, FakeWorkers, campaign, labels_by_device, spec
 
 import trappm.cluster.campaign.news
-import trappm.store.repositories.owners
+import trappm.store.owners
 from trappm.cluster.campaign import ownership
 from trappm.cluster.campaign.news import CampaignStopped
 from trappm.cluster.campaign.ownership import begin, machine, runs, this_process
 from trappm.store import CampaignState, NotOwnerError, OwnerProcess, Store
-from trappm.store.repositories.owners import OwnedError
+from trappm.store.owners import OwnedError
 
 RUN = """
 import sys, time
@@ -56,9 +56,7 @@ def test_a_campaign_that_runs_here_is_run_by_nobody_else(store, campaign_id, run
     monkeypatch.setattr(ownership, "WAIT_S", 0.5)
     assert runs(store.campaigns.get(campaign_id))
     assert store.campaigns.get(campaign_id).owner.process.pid == runner.pid
-    monkeypatch.setattr(
-        trappm.store.repositories.owners, "SILENT_S", -1.0
-    )  # whatever the clock says
+    monkeypatch.setattr(trappm.store.owners, "SILENT_S", -1.0)  # whatever the clock says
     with pytest.raises(OwnedError, match=rf"process {runner.pid}\) since"):
         begin(store, campaign_id)
     assert runs(store.campaigns.get(campaign_id))
@@ -68,9 +66,7 @@ def test_a_campaign_that_runs_here_is_run_by_nobody_else(store, campaign_id, run
 def test_a_campaign_whose_process_was_killed_here_goes_on_at_once(
     store, campaign_id, runner, monkeypatch, is_reaped
 ):
-    monkeypatch.setattr(
-        trappm.store.repositories.owners, "SILENT_S", 1e9
-    )  # no heartbeat is waited for
+    monkeypatch.setattr(trappm.store.owners, "SILENT_S", 1e9)  # no heartbeat is waited for
     os.kill(runner.pid, signal.SIGKILL)
     if is_reaped:
         runner.wait()
@@ -110,7 +106,7 @@ def test_of_another_machine_the_heartbeat_decides(store, campaign_id, monkeypatc
         assert runs(store.campaigns.get(campaign_id))
         with pytest.raises(OwnedError, match="runs on host far"):
             begin(store, campaign_id)
-    monkeypatch.setattr(trappm.store.repositories.owners, "SILENT_S", 0.0)
+    monkeypatch.setattr(trappm.store.owners, "SILENT_S", 0.0)
     assert not runs(store.campaigns.get(campaign_id))
     begin(store, campaign_id)
 
@@ -118,7 +114,7 @@ def test_of_another_machine_the_heartbeat_decides(store, campaign_id, monkeypatc
 def test_a_restarted_process_waits_until_its_predecessor_on_a_lost_machine_is_silent(
     store, campaign_id, monkeypatch
 ):
-    monkeypatch.setattr(trappm.store.repositories.owners, "SILENT_S", 2.0)
+    monkeypatch.setattr(trappm.store.owners, "SILENT_S", 2.0)
     lost = OwnerProcess(host="lost", machine=f"not {machine()}", pid=1, began=0)
     store.owners.begin_campaign(campaign_id)
     assert store.owners.claim_campaign(campaign_id, "lost", lost)
@@ -132,14 +128,14 @@ def test_a_restarted_process_waits_until_its_predecessor_on_a_lost_machine_is_si
 
 
 def test_an_owner_that_lives_is_heard_of(store, campaign_id, monkeypatch):
-    monkeypatch.setattr(trappm.store.repositories.owners, "BEAT_S", 0.05)
+    monkeypatch.setattr(trappm.store.owners, "BEAT_S", 0.05)
     begin(store, campaign_id)
     with ownership.ownership(store, campaign_id):
         first = store.campaigns.get(campaign_id).owner
         seen = set()
         while len(seen) < 3:
             with store.database.reading() as session:
-                row = session.get(trappm.store.db.models.CampaignRow, campaign_id)
+                row = session.get(trappm.store.schema.CampaignRow, campaign_id)
                 seen.add(row.owner_seen_at)
             time.sleep(0.02)
         assert store.campaigns.get(campaign_id).owner.since == first.since

@@ -24,7 +24,7 @@ from trappm.reports.campaign_report import (
     print_status,
     sparkline,
 )
-from trappm.store.db.models import CampaignRow
+from trappm.store.schema import CampaignRow
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from trappm.profiler.measuring import attempt
 from trappm.profiler.records import Configuration
 from trappm.profiler.simulation.memory_breakdown import Part
 from trappm.store import CampaignState, Home, LabelFilter, Store
-from trappm.store.db.models import CampaignRow
+from trappm.store.schema import CampaignRow
 
 VIEWS = ("campaigns", "map", "labels", "snapshots", "predict", "roofline")
 TOKEN = "0123456789abcdef-token"  # noqa: S105

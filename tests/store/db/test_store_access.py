@@ -11,7 +11,7 @@ from guarded_postgresql import PASSWORD, guard
 
 from trappm.profiler.errors import StoreError
 from trappm.store import Home, Patience, Store, StoreAccess
-from trappm.store.db.retry import IMPATIENT
+from trappm.store.transactions import IMPATIENT
 
 
 @pytest.fixture

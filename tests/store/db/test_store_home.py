@@ -8,7 +8,7 @@ from store_samples import measurement
 from trappm import cli
 from trappm.profiler.errors import InputError
 from trappm.store import Home, Store
-from trappm.store.exchange.files import export_file
+from trappm.store.files import export_file
 
 
 @pytest.fixture(autouse=True)

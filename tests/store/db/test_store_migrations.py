@@ -14,12 +14,12 @@ from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.exc import IntegrityError
 from store_samples import contents, measurement
 
-import trappm.store.db.migrate
+import trappm.store.migrate
 from trappm.profiler.errors import InputError, StoreAccessError, StoreError
 from trappm.store import Store
-from trappm.store.db.engine import make_engine
-from trappm.store.db.models import METADATA
-from trappm.store.db.retry import Patience
+from trappm.store.engine import make_engine
+from trappm.store.schema import METADATA
+from trappm.store.transactions import Patience
 
 
 @pytest.fixture
@@ -58,12 +58,12 @@ def test_migrations_make_exactly_the_schema(migrated):
 
 def test_every_revision_is_released_in_order():
     config = Config()
-    config.set_main_option("script_location", "trappm.store.db:migrations")
+    config.set_main_option("script_location", "trappm.store:migrations")
     config.set_main_option("path_separator", "os")
     scripts = ScriptDirectory.from_config(config)
-    assert scripts.get_heads() == [trappm.store.db.migrate.REVISIONS[-1]]
+    assert scripts.get_heads() == [trappm.store.migrate.REVISIONS[-1]]
     walked = [script.revision for script in scripts.walk_revisions()]
-    assert walked == list(reversed(trappm.store.db.migrate.REVISIONS))
+    assert walked == list(reversed(trappm.store.migrate.REVISIONS))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_migration_that_fails_leaves_nothing_behind(empty_database_url, monkey
         METADATA.create_all(connection)
         raise StoreError("power cut")
 
-    monkeypatch.setattr(trappm.store.db.migrate, "_run_alembic", fail)
+    monkeypatch.setattr(trappm.store.migrate, "_run_alembic", fail)
     with pytest.raises(StoreError, match="power cut"):
         Store.open(empty_database_url)
     monkeypatch.undo()
@@ -174,7 +174,7 @@ def test_an_address_that_cannot_be_is_told_without_its_password(url, message):
 def test_what_the_user_can_mend_is_bad_input_and_a_busy_database_is_not(tmp_path, monkeypatch):
     assert issubclass(StoreAccessError, InputError)
     assert StoreAccessError.exit_status == InputError.exit_status
-    monkeypatch.setattr("trappm.store.db.engine.BUSY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("trappm.store.engine.BUSY_TIMEOUT_S", 0.1)
     url = f"sqlite:///{tmp_path / 'labels.db'}"
     Store.open(url).close()
     engine = create_engine(url)
@@ -212,6 +212,6 @@ def test_sqlite_is_set_up_to_keep_what_it_acknowledged(tmp_path):
 
 
 def test_the_migrations_are_part_of_the_package():
-    folder = Path(trappm.store.db.migrate.__file__).parent / "migrations"
+    folder = Path(trappm.store.migrate.__file__).parent / "migrations"
     for package in (folder, folder / "versions"):
         assert (package / "__init__.py").is_file()

@@ -17,7 +17,7 @@ from sqlalchemy import create_engine, make_url
 from sqlalchemy.util import immutabledict
 from store_samples import campaign_with, configuration, lease_next, measurement, states
 
-import trappm.store.db.engine
+import trappm.store.engine
 from trappm.profiler.errors import StoreAccessError, StoreError
 from trappm.store import Patience, Store
 
@@ -55,7 +55,7 @@ def own_server():
 def outage(request, tmp_path, monkeypatch):
     """The URL of a database, a function that takes it away, and one that brings it back."""
     if request.param == "sqlite":
-        monkeypatch.setattr(trappm.store.db.engine, "BUSY_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(trappm.store.engine, "BUSY_TIMEOUT_S", 0.1)
         path = tmp_path / "labels.db"
         holder = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         yield (
@@ -140,7 +140,7 @@ def test_an_iterator_which_a_second_try_would_find_used_up_is_refused(tmp_path):
 
 
 def test_who_only_asks_does_not_wait(tmp_path, monkeypatch):
-    monkeypatch.setattr(trappm.store.db.engine, "BUSY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(trappm.store.engine, "BUSY_TIMEOUT_S", 0.1)
     path = tmp_path / "labels.db"
     Store.open(f"sqlite:///{path}").close()
     with Store.open_to_read(f"sqlite:///{path}") as opened:

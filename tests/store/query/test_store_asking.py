@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from store_samples import campaign_with, configuration, contents, measure_next, measurement
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Precision
 from trappm.store import LabelFilter
-from trappm.store.query.dates import point_in_time
+from trappm.store.labels import point_in_time
 
 
 @pytest.fixture
@@ -164,7 +161,7 @@ UNKNOWN = [
 
 def test_a_name_that_is_not_there_is_told_with_the_nearest(filled_store):
     for wanted, reason in UNKNOWN:
-        for ask in (filled_store.labels.query, filled_store.labels.summarize):
+        for ask in (filled_store.labels.query,):
             with pytest.raises(InputError) as caught:
                 ask(LabelFilter(**wanted))
             assert reason in str(caught.value)
@@ -190,103 +187,19 @@ def test_hostile_text_matches_nothing_and_does_nothing(filled_store, database_ur
     names = ["architecture", "family", "device", "campaign"]
     for name, hostile in itertools.product(names, HOSTILE):
         assert filled_store.labels.matching(LabelFilter(**{name: hostile})) == [], hostile
-        for ask in (filled_store.labels.query, filled_store.labels.summarize):
+        for ask in (filled_store.labels.query,):
             with pytest.raises(InputError):
                 ask(LabelFilter(**{name: hostile}))
             with pytest.raises(InputError):
                 ask(LabelFilter(), sort=hostile)
             with pytest.raises(InputError):
                 ask(LabelFilter(), columns=[hostile])
-        with pytest.raises(InputError):
-            filled_store.labels.summarize(LabelFilter(), by=[hostile])
-        with pytest.raises(InputError):
-            filled_store.labels.summarize(LabelFilter(), statistics=[hostile])
     assert contents(database_url) == before
 
 
 def test_a_percent_sign_in_a_glob_means_itself(filled_store):
     frame = filled_store.labels.query(LabelFilter(architecture="*%*"))
     assert frame.architecture.tolist() == ["odd%name"]
-
-
-# Statistics.
-
-
-def test_statistics_by_group(filled_store):
-    frame = filled_store.labels.summarize(
-        LabelFilter(), by=["family", "device"], statistics=["count", "mean", "p95"]
-    )
-    assert list(frame.columns) == [
-        "family", "device",
-        *(f"{m}_{s}" for m in ("step_time_ms", "memory_mib", "power_w")
-          for s in ("count", "mean", "p95")),
-    ]  # fmt: skip
-    assert frame.family.tolist() == ["odd", "resnet", "resnet", "vgg"]
-    assert frame.device.tolist() == ["cpu-2t", "a100", "cpu-2t", "cpu-2t"]
-    assert frame.step_time_ms_mean.tolist() == [12.5, 12.5, 4.5, 12.5]
-    assert frame.step_time_ms_p95.tolist() == [12.5, 12.5, 4.95, 12.5]
-    assert frame.power_w_count.tolist() == [0, 0, 1, 0]
-    assert frame.power_w_mean.isna().tolist() == [True, True, False, True]
-
-
-def test_statistics_of_all_are_one_row_and_of_attempts_too(filled_store):
-    frame = filled_store.labels.summarize(
-        LabelFilter(), statistics=["min", "median", "max", "std"], columns=["step_time_ms"]
-    )
-    assert frame.values.tolist() == [[4.0, 12.5, 12.5, np.std([5, 4, 12.5, 12.5, 12.5], ddof=1)]]
-    frame = filled_store.labels.summarize(
-        LabelFilter(outcome="any"), by=["outcome"], columns=["duration_s"], sort="-duration_s_count"
-    )
-    assert frame.outcome.tolist() == ["ok", "oom", "unstable"]
-    assert frame.duration_s_count.tolist() == [5, 1, 1]
-    assert frame.duration_s_mean.tolist() == [3.25] * 3
-    top = filled_store.labels.summarize(
-        LabelFilter(), by=["architecture"], sort="-memory_mib_count", limit=1
-    )
-    assert top.architecture.tolist() == ["resnet18"]
-
-
-WRONG = [
-    ({"by": ["prize"]}, "cannot group by 'prize'"),
-    ({"by": ["step_time_ms"]}, "cannot group by 'step_time_ms'"),
-    ({"by": ["family", "family"]}, "twice"),
-    ({"statistics": ["mode"]}, "no statistic 'mode'"),
-    ({"statistics": ["p0"]}, "no statistic 'p0'"),
-    ({"statistics": ["p100"]}, "p1 to p99"),
-    ({"columns": ["family"]}, "cannot summarize 'family'"),
-    ({"sort": "step_time_ms_max"}, "there is step_time_ms_count, step_time_ms_mean"),
-]
-
-
-def test_a_summary_that_cannot_be_is_told(filled_store):
-    for arguments, reason in WRONG:
-        with pytest.raises(InputError, match=reason):
-            filled_store.labels.summarize(LabelFilter(), **arguments)
-
-
-def test_statistics_are_those_of_numpy(store):
-    sizes = itertools.count(1)
-
-    @settings(
-        max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
-    )
-    @given(st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=12), st.integers(1, 99))
-    def check(values, percent):
-        size = next(sizes)  # a group that no other example has
-        for batch_size, value in enumerate(values, 1):
-            what = configuration(batch_size, input_size=size)
-            store.measurements.record(measurement(what, step_ms=value, memory_mib=value))
-        wanted = LabelFilter(input_size=size)
-        row = store.labels.summarize(
-            wanted, by=["input_size"], statistics=["count", "mean", f"p{percent}"],
-            columns=["memory_mib"],
-        )  # fmt: skip
-        assert row.values.tolist() == [
-            [size, len(values), pytest.approx(np.mean(values), rel=1e-12),
-             pytest.approx(np.percentile(values, percent), rel=1e-12)]
-        ]  # fmt: skip
-
-    check()
 
 
 @pytest.mark.parametrize("name", ["precision", "memory_format", "optimizer", "phase"])
@@ -299,15 +212,3 @@ def test_a_protocol_that_is_not_there_is_told_with_the_nearest(store):
     store.measurements.record(measurement(protocol="paper"))
     with pytest.raises(InputError, match="no protocol 'papper'; did you mean 'paper'"):
         store.labels.query(LabelFilter(protocol="papper"))
-
-
-def test_statistics_tell_what_is_censored_and_count_nothing_as_0(store):
-    store.measurements.record(measurement())
-    store.measurements.record(
-        measurement(configuration(2), "oom", memory_detail_mib={"capacity": 9.0})
-    )
-    table = store.labels.summarize(LabelFilter(), statistics=["count", "mean"])
-    assert (table.memory_mib_count[0], table.attrs["censored"]) == (1, 1)
-    none = store.labels.summarize(LabelFilter(since="2999-01-01"), statistics=["count", "mean"])
-    assert (none.memory_mib_count[0], none.attrs["censored"]) == (0, 0)
-    assert none.memory_mib_mean.isna().all()

@@ -8,12 +8,12 @@ import re
 
 import pytest
 from sqlalchemy import create_engine, select
-from store_faults import lost_reply
 from store_samples import (
     DEVICE,
     campaign_with,
     configuration,
     lease_next,
+    lost_reply,
     measure_next,
     measurement,
     planned,
@@ -26,7 +26,7 @@ from store_whole import kernel
 
 from trappm.profiler.measuring.canary import CanaryReading
 from trappm.store import Patience, Store
-from trappm.store.db.models import METADATA
+from trappm.store.schema import METADATA
 
 
 def reading():
@@ -88,14 +88,6 @@ def taken_back(store, campaign_id):
     return lambda: store.assignments.take_back(lease.id, "it left")
 
 
-def relabelled(store, campaign_id):
-    measure_next(store, campaign_id)
-    with store.database.writing() as session:
-        session.connection().exec_driver_sql("UPDATE labels SET memory_mib = 1")
-    # Its counts are those of the last attempt, so that they are not compared.
-    return lambda: store.maintenance.relabel() and None
-
-
 def planned_anew(store, _):
     new = store.campaigns.create("new", {}, 3).id
     store.campaigns.set_pool(new, [(configuration(1), False)])
@@ -155,7 +147,6 @@ CASES = {
     "owners.finish_campaign": lambda s, c: running(
         s, c, lambda: s.owners.finish_campaign(c, "done", snapshot("s1", c))
     ),
-    "maintenance.relabel": relabelled,
 }
 """Functions that prepare a store with a campaign and return the call to repeat, by method."""
 

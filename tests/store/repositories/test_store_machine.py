@@ -23,7 +23,7 @@ from store_samples import DEVICE, ENVIRONMENT, campaign_with, configuration, mea
 from trappm.profiler.errors import StoreError
 from trappm.profiler.records import Outcome
 from trappm.store import CampaignState, NotOwnerError
-from trappm.store.repositories.owners import OwnedError
+from trappm.store.owners import OwnedError
 
 MAX_ATTEMPTS = 3
 LIMIT = {"unstable": 3, "error": 3, "timeout": 2}

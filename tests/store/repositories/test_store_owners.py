@@ -18,11 +18,11 @@ from store_samples import (
     snapshot,
 )
 
-import trappm.store.repositories.owners
+import trappm.store.owners
 from trappm.profiler.errors import InputError, SnapshotError
 from trappm.store import CampaignState, NotOwnerError, Store
-from trappm.store.db.engine import database_time
-from trappm.store.repositories.owners import SILENT_S, OwnedError
+from trappm.store.engine import database_time
+from trappm.store.owners import SILENT_S, OwnedError
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def be_silent(store, monkeypatch, seconds):
     def later(connection):
         return database_time(connection) + timedelta(seconds=seconds)
 
-    monkeypatch.setattr(trappm.store.repositories.owners, "database_time", later)
-    monkeypatch.setattr(trappm.store.repositories.campaigns, "database_time", later)
+    monkeypatch.setattr(trappm.store.owners, "database_time", later)
+    monkeypatch.setattr(trappm.store.campaigns, "database_time", later)
 
 
 def test_who_runs_a_campaign_is_told_to_whoever_wants_to_run_it_too(store, campaign_id):

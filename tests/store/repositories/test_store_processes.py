@@ -91,7 +91,7 @@ def work_together(store, url, started, *, campaigns, assignments, processes, thr
         assert store.campaigns.label_counts(campaign_id) == {campaign_id: assignments}
         assert store.campaigns.events(campaign_id) == []
     assert len(store.labels.matching()) == assignments
-    assert store.maintenance.check() == []
+    assert store.check() == []
 
 
 def test_rivals_for_campaigns_lose_no_label_and_record_none_twice(store, database_url, started):
@@ -143,4 +143,4 @@ def kill_while_it_records(database_url, started, counts):
         with Store.open_to_read(database_url) as store:
             kept, _ = store.query_sql("SELECT attempt_key FROM measurements", limit=100_000)
             assert acknowledged <= set(kept.attempt_key)
-            assert store.maintenance.check() == []
+            assert store.check() == []

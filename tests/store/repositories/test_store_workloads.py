@@ -13,7 +13,7 @@ from store_samples import (
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.records import GraphTemplate
 from trappm.profiler.simulation.step_profile import TRACE_VERSION
-from trappm.store.db.models import METADATA
+from trappm.store.schema import METADATA
 
 
 def test_graphs_come_back_as_they_were_and_equal_ones_are_kept_once(store, database_url):

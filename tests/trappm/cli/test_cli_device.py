@@ -12,7 +12,7 @@ from trappm.profiler.kernels.characterising import Characteriser
 from trappm.profiler.kernels.kernel_call import KernelCall, Operator
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.store import Store
-from trappm.store.kernels.files import export_kernels
+from trappm.store.kernel_measurements import export_kernels
 
 SOME = [
     kernel(

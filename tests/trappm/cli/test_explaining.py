@@ -211,7 +211,7 @@ COMMANDS = (
     "predict test_resnet --input-size 64 --batch-size 4096 --epochs 90 --samples 1281167",
     "snapshot list",
     "snapshot show default",
-    "store stats",
+    "store check",
 )
 TABLES = f"""
 from trappm.cli import run

@@ -143,6 +143,19 @@ def test_statistics_by_group(filled, ask):
     (whole,) = rows_of(ask, "--agg", "median,max", "--columns", "step_time_ms")
     assert whole == {"step_time_ms_median": 20.0, "step_time_ms_max": 40.0}
     assert "36" in answer(ask, "query", "--by", "family", "--agg", "p90")
+    largest = rows_of(ask, "--outcome", "any", "--by", "outcome", "--sort", "-duration_s_count",
+                      "--columns", "duration_s", "--limit", "1")  # fmt: skip
+    assert [(row["outcome"], row["duration_s_count"]) for row in largest] == [("ok", 6)]
+
+
+def test_statistics_report_censored_labels(filled, ask):
+    with Store.open(Home.open().database_url) as store:
+        bound = {"capacity": 9.0}
+        store.measurements.record(measurement("vgg11", 99, "oom", memory_detail_mib=bound))
+    status, out, err = ask("query", "--by", "family", "--agg", "count", "--json")
+    counts = {row["family"]: row["memory_mib_count"] for row in json.loads(out)}
+    assert (status, counts) == (0, {"resnet": 3, "vgg": 3})
+    assert "1 labels are censored" in err
 
 
 def test_every_format_says_the_same_with_all_digits(filled, ask, tmp_path):
@@ -218,7 +231,12 @@ WRONG = [
     (["query", "--outcome", "good"], "outcome is 'good'"),
     (["query", "--columns", "prize"], "cannot show 'prize'"),
     (["query", "--by", "prize"], "cannot group by 'prize'"),
+    (["query", "--by", "family,family"], "cannot group by 'family' twice"),
+    (["query", "--by", "step_time_ms"], "cannot group by 'step_time_ms'"),
     (["query", "--agg", "mode"], "no statistic 'mode'"),
+    (["query", "--agg", "p100"], "p1 to p99"),
+    (["query", "--agg", "count", "--columns", "family"], "cannot summarize 'family'"),
+    (["query", "--by", "family", "--sort", "step_time_ms_max"], "there is family, step_time_ms_co"),
     (["query", "--json", "--csv"], "--json and --csv exclude each other"),
     (["query", "--parquet", "nowhere/x.parquet"], "no folder nowhere"),
     (["query", "--sql", "SELECT 1", "--device", "x"], "--device cannot stand beside it"),
@@ -271,15 +289,16 @@ def test_importing_again_says_that_everything_was_there(filled, ask, tmp_path):
 # From Python.
 
 
-def test_labels_come_as_a_frame(filled):
-    frame = trappm.labels(architecture="resnet*", sort="-batch_size", columns=["batch_size"])
+def test_label_store_returns_labels_as_a_frame(filled):
+    store = trappm.LabelStore()
+    frame = store.labels(architecture="resnet*", sort="-batch_size", columns="batch_size")
     assert frame.batch_size.tolist() == [4, 2, 1]
-    frame = trappm.labels(by="family", columns="step_time_ms", statistics=["count", "mean"])
-    assert frame.step_time_ms_mean.tolist() == [pytest.approx(70 / 3)] * 2
-    assert len(trappm.labels(outcome="any")) == 8
+    assert len(store.labels(outcome="any")) == 8
     with pytest.raises(InputError, match="did you mean 'vgg'"):
-        trappm.labels(family="vggs")
-    with pytest.raises(InputError, match="no argument 'colour'"):
-        trappm.labels(colour="red")
-    with pytest.raises(InputError, match="cannot group by 'familie'"):
-        trappm.labels(by="familie")
+        store.labels(family="vggs")
+    with pytest.raises(InputError, match="limit is -1"):
+        store.labels(limit=-1)
+    named = trappm.LabelStore(Home.open().database_url)
+    pd.testing.assert_frame_equal(named.labels(), store.labels())
+    with pytest.raises(InputError, match="no label store at"):
+        trappm.LabelStore(f"sqlite:///{filled}/none.db").labels()

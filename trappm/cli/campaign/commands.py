@@ -100,7 +100,7 @@ def watch(
     as_json: AsJson = False,
 ) -> None:
     """Follow a campaign that runs, on this machine or a cluster: rates, errors, time to go."""
-    from trappm.label_frames import store_to_read
+    from trappm.label_store import store_to_read
     from trappm.reports import live_campaign
     from trappm.reports.campaign_facts import campaign_facts
     from trappm.store import Home
@@ -171,7 +171,7 @@ def retry(
 @app.command("list", epilog="Example: trappm campaign list")
 def list_campaigns(as_json: AsJson = False) -> None:
     """List all campaigns, the latest first."""
-    from trappm.label_frames import store_or_none_yet
+    from trappm.label_store import store_or_none_yet
     from trappm.reports.campaign_facts import campaign_rows
     from trappm.reports.campaign_report import print_campaigns
     from trappm.store import Home
@@ -204,7 +204,7 @@ def show_report(campaign_id: CampaignId = None, as_json: AsJson = False) -> None
 def _show(
     campaign_id: str | None, as_json: bool, for_people: Callable[[CampaignFacts], None]
 ) -> None:
-    from trappm.label_frames import store_or_none_yet
+    from trappm.label_store import store_or_none_yet
     from trappm.reports.campaign_facts import campaign_facts
     from trappm.store import Home
 
@@ -229,7 +229,7 @@ def _run(
     home: Home, campaign_id: str, spec: CampaignSpec, address: str | None, detach: bool
 ) -> None:
     from trappm.cluster.launch import End, run_campaign
-    from trappm.label_frames import store_to_read
+    from trappm.label_store import store_to_read
     from trappm.reports.campaign_facts import campaign_facts
     from trappm.reports.campaign_report import print_report
     from trappm.terminal.campaign_display import Display

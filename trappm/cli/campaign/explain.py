@@ -33,7 +33,7 @@ def explain(
     """Tell why a campaign measured what it measured, and what it wants next, with a map."""
     from rich.console import Console
 
-    from trappm.label_frames import store_to_read
+    from trappm.label_store import store_to_read
     from trappm.reports.choices import draw_map, print_explanation
     from trappm.reports.choices import explain as explain_choices
     from trappm.store import Home

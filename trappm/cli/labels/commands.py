@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +12,7 @@ from trappm.cli.labels.filters import with_filter
 from trappm.cli.labels.formats import AsCsv, AsJsonLines, AsParquet, check_formats, print_frame
 from trappm.cli.options import AsJson
 from trappm.profiler.errors import InputError
+from trappm.profiler.records import METRICS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +29,7 @@ app.command(epilog="Example: trappm labels lookup resnet18 --batch-size 4 --devi
     single_label.lookup
 )
 app.command(epilog="Example: trappm labels export a100.parquet --device a100")(exchange.export)
-app.command("import", epilog="Example: trappm labels import labels.parquet")(exchange.import_)
+app.command("import", epilog="Example: trappm labels import a100.parquet")(exchange.import_)
 app.command(epilog="Example: trappm labels add steps.jsonl")(exchange.add)
 
 SHOWN = 200
@@ -66,21 +67,12 @@ def query(
 ) -> None:
     """List labels: what was measured, on which device, with which result."""
     for_machines = check_formats(as_json, as_jsonl, as_csv, parquet)
-    from trappm.label_frames import labels
-
+    most = limit or (None if for_machines else SHOWN)
     if sql is not None:
         shaping = {"columns": columns, "by": by, "agg": agg, "sort": sort}
         frame, more = _answer_to_sql(sql, limit, vars(wanted) | shaping)
     else:
-        most = limit or (None if for_machines else SHOWN)
-        frame = labels(
-            by=_names(by),
-            statistics=_names(agg),
-            columns=_names(columns) or None,
-            sort=sort,
-            limit=most and most + 1,  # to know whether there are more
-            **vars(wanted),
-        )
+        frame = _frame(wanted, _names(columns), _names(by), _names(agg), sort, most)
         more = most is not None and len(frame) > most
         frame = frame.head(most) if most else frame
     _warn(frame, more)
@@ -94,11 +86,34 @@ def query(
         (print_labels if whole else print_rows)(frame, what if whole else "rows")
 
 
+def _frame(
+    wanted: LabelFilter,
+    columns: Sequence[str],
+    by: Sequence[str],
+    statistics: Sequence[str],
+    sort: str | None,
+    most: int | None,
+) -> pd.DataFrame:
+    """Return the labels or their statistics, with one more row than `most` if there is one."""
+    from trappm.cli.labels.statistics import Statistics
+    from trappm.label_store import store_to_read
+
+    if by or statistics:
+        wish = Statistics(wanted, by, statistics or ("count", "mean"), columns or (*METRICS,), sort)
+        with store_to_read() as store:
+            rows = store.labels.query(wanted, columns=wish.needed, sort="id")
+        return wish.of(rows)
+    with store_to_read() as store:
+        return store.labels.query(
+            wanted, columns=columns or None, sort=sort or "architecture", limit=most and most + 1
+        )
+
+
 def _answer_to_sql(
     sql: str, limit: int | None, others: Mapping[str, object]
 ) -> tuple[pd.DataFrame, bool]:
     """The rows, and whether there are more; an InputError if any other option is given."""
-    from trappm.label_frames import store_to_read
+    from trappm.label_store import store_to_read
 
     if given := [name for name, value in others.items() if value is not None]:
         option = "--" + given[0].replace("_", "-")

@@ -1,4 +1,4 @@
-"""`trappm labels export`, `import` and `add`: labels to and from files, others' and trainings'."""
+"""`trappm labels export`, `import` and `add`: labels to and from files."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from trappm.cli.options import AsJson, print_json
 
 if TYPE_CHECKING:
     from trappm.store import LabelFilter
-    from trappm.store.exchange.files import ImportReport
+    from trappm.store.files import ImportReport
 
 
 @with_filter
 def export(
     wanted: LabelFilter,
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A .parquet, .csv or .jsonl file; replaced.")
+        Path, typer.Argument(metavar="FILE", help=".parquet, .csv or .jsonl file to replace.")
     ],
 ) -> None:
-    """Write labels into a file, each with its whole measurement."""
-    from trappm.label_frames import store_to_read
-    from trappm.store.exchange.files import export_file
+    """Write labels with their measurements into a file."""
+    from trappm.label_store import store_to_read
+    from trappm.store.files import export_file
 
     with store_to_read() as store:
         store.labels.query(wanted, columns=["id"], sort="id", limit=1)  # refuses unknown names
@@ -39,41 +39,41 @@ def import_(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Record what stands in a file; one bad row refuses it whole, and twice changes nothing.
+    """Record the measurements in a file; one bad row refuses the file.
 
-    Published sheets of others: python -m research import FILE --source NAME
+    Importing twice changes nothing. Published sheets: python -m research import FILE --source NAME
     """
-    _imported(file, None, as_json)
+    from trappm.store import Home, Store
+    from trappm.store.files import checked_size, import_file
+
+    checked_size(file)  # before a store is made
+    with Store.open(Home.open().database_url) as store:
+        report = import_file(store, file)
+    print_import(report, as_json)
 
 
 def add(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="JSON lines that a callback recorded.")
+        Path, typer.Argument(metavar="FILE", help="JSON lines that a training callback recorded.")
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Record what steps of your trainings took; one bad line refuses the file, twice is once.
+    """Record the step times of your trainings; one bad line refuses the file.
 
-    They stand apart from what was measured alone: no head learns from them.
+    No model learns from them, because other programs may have used the machine.
     """
-    from trappm.profiler.records.step_scope import IN_TRAINING
-
-    _imported(file, IN_TRAINING, as_json)
-
-
-def _imported(file: Path, source: str | None, as_json: bool) -> None:
     from trappm.store import Home, Store
-    from trappm.store.exchange.files import checked_size
-    from trappm.store.exchange.importing import import_file
+    from trappm.store.files import record_verdicts
+    from trappm.store.in_training import SOURCE, verdicts
 
-    checked_size(file)  # before a store is made
+    found = verdicts(file)
     with Store.open(Home.open().database_url) as store:
-        report = import_file(store, file, source=source)
+        report = record_verdicts(store, file.name, SOURCE, lambda: found)
     print_import(report, as_json)
 
 
 def print_import(report: ImportReport, as_json: bool) -> None:
-    """Print how many rows of an imported file became what."""
+    """Print the number of rows of an imported file by result and reason."""
     from trappm.terminal.tables import print_table
 
     rows = [(kind, count, reason) for (kind, reason), count in report.reasons.items()]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trappm.cli.options import print_json
-from trappm.label_frames import records
+from trappm.label_store import records
 from trappm.profiler.errors import InputError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show everything about a label: metrics, spread, attempts, environment, raw samples."""
-    from trappm.label_frames import store_to_read
+    from trappm.label_store import store_to_read
 
     with store_to_read() as store:
         label = store.labels.get(label_id)
@@ -26,7 +26,7 @@ def show(
     if as_json:
         from dataclasses import asdict
 
-        from trappm.label_frames import records
+        from trappm.label_store import records
 
         print_json(
             {

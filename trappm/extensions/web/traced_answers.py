@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from trappm.extensions.web.metrics import Metrics
-from trappm.label_frames import store_or_none_yet
+from trappm.label_store import store_or_none_yet
 from trappm.prediction.models.subjects import UnprofiledError, known_subject
 from trappm.prediction.parallel.scaling import scaling, scaling_json
 from trappm.prediction.question import Question

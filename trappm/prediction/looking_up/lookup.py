@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trappm.call_arguments import checked_call
-from trappm.label_frames import store_to_read
+from trappm.label_store import store_to_read
 from trappm.prediction.device_names import DEFAULT_DEVICE
 from trappm.prediction.kept_answers import kept_answers
 from trappm.prediction.looking_up.answer import Answer
@@ -270,7 +270,7 @@ class _Inquiry:
             if self.file is not None and (unprofiled := store.workloads.pairs_to_profile(alike)):
                 hints.append(
                     f"{len(unprofiled):,} architectures with such labels there have no graph "
-                    f"to compare the file with; make them: trappm store profile --device {device}"
+                    "to compare the file with; build a pool that contains them: trappm pool build"
                 )
         return hints
 

@@ -80,7 +80,7 @@ def _timed(device: str) -> list[KernelMeasurement]:
     """Collectives between ranks that each are such a device, of each the last good attempt."""
     if importlib.util.find_spec("sqlalchemy") is None:  # then there is no label store either
         return []
-    from trappm.label_frames import store_or_none_yet
+    from trappm.label_store import store_or_none_yet
     from trappm.store import Home
 
     with store_or_none_yet(Home.find()) as store:

@@ -30,7 +30,7 @@ Wanted = Annotated[LabelFilter, Depends(LabelFilter)]
 
 
 def _store(home: Home) -> Store:
-    from trappm.label_frames import store_or_none_yet
+    from trappm.label_store import store_or_none_yet
 
     return store_or_none_yet(home)
 

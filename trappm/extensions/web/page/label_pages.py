@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from trappm.label_frames import records
+from trappm.label_store import records
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import (
     METRICS,

@@ -77,7 +77,7 @@ class Maps:
 
 def _explained(home: Home, campaign_id: str, device: str | None) -> dict[str, Any]:
     """The explanation of a campaign, with each point's reason, thinned to what a page can draw."""
-    from trappm.label_frames import store_to_read
+    from trappm.label_store import store_to_read
     from trappm.reports.choices import PastChoice, WantedChoice, explain
 
     with store_to_read(home) as store, _nobody_measures_here():

@@ -1,0 +1,358 @@
+"""Opening SQLite or PostgreSQL, and turning its errors into those of the store.
+
+Commits are synced to disk (synchronous=FULL), because a label takes seconds to measure and must
+survive a power cut.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    OperationalError,
+    SQLAlchemyError,
+    StatementError,
+)
+from sqlalchemy.orm import Session
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+
+from trappm.profiler.errors import InputError, StoreAccessError, StoreError, one_line
+from trappm.profiler.host.extras import from_extra
+from trappm.store.schema import Base
+
+BUSY_TIMEOUT_S = 60.0
+"""How long a writer waits for other writers; a transaction takes milliseconds."""
+
+_BEGIN = "sqlite_begin"
+"""Execution option of an engine: the statement that begins a transaction on SQLite."""
+
+_SQLITE_AWAY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CANTOPEN", "SQLITE_FULL")
+"""SQLite's errors for a locked database, a missing disk and a full one."""
+
+_TRANSIENT = ("08", "40", "53", "57P01", "57P02", "57P03")
+"""SQLSTATEs, or their classes, after which the same may succeed later: connection lost,
+transaction rolled back, no resources left, server shut down, crashed or starting."""
+
+_POSTGRESQL_OPTIONS = {
+    "connect_timeout": 10,
+    # A server that vanished with its network is noticed within about a minute.
+    "keepalives_idle": 20,
+    "keepalives_interval": 10,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 60_000,
+}
+
+_JSON_ENCODER = json.JSONEncoder(allow_nan=False)
+
+_UNFIT = ValueError | TypeError | LookupError | OverflowError
+"""Errors of values that cannot be converted for the database."""
+
+Insert = sqlite.Insert | postgresql.Insert
+
+
+class NoLabelStoreError(StoreAccessError):
+    """There is no label store to read: no file, or an empty database."""
+
+
+class StoreAwayError(StoreError):
+    """The database cannot be reached now, or is busy; the same may succeed later."""
+
+
+class StoreUnreachableError(StoreAwayError, StoreAccessError):
+    """The same while a store is opened; its address may be wrong."""
+
+
+class StoreNotUpError(StoreUnreachableError):
+    """No server accepts connections at the address; it may start soon."""
+
+
+class RefusedRowError(StoreError):
+    """A constraint or a column's type refuses a row; it would be refused again."""
+
+
+def make_engine(url: str, *, read_only: bool = False) -> Engine:
+    """Return an engine for an SQLAlchemy URL, without connecting.
+
+    Args:
+        url: URL of the database.
+        read_only: Whether the database refuses every write.
+
+    Raises:
+        StoreAccessError: The URL is malformed, its database system is not supported, or its
+            driver is missing.
+    """
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):  # the error would repeat the URL, with its password
+        raise StoreAccessError(
+            "the database's address is not an SQLAlchemy URL, such as sqlite:////data/labels.db or "
+            "postgresql+psycopg://user@host:5432/labels"
+        ) from None
+    system = parsed.get_backend_name()
+    if system != "sqlite" and "@" in f"{parsed.host} {parsed.database}":
+        raise StoreAccessError(  # the rest of a password would be taken for host and database
+            "the database's address has more than one @; write one in a password as %40"
+        )
+    if system not in {"sqlite", "postgresql"}:
+        raise StoreAccessError(f"the label store runs on sqlite or postgresql, not on {system!r}")
+    if parsed.drivername not in {system, "postgresql+psycopg", "sqlite+pysqlite"}:
+        raise StoreAccessError(
+            f"the label store knows no driver {parsed.drivername!r}; write {system}:// alone"
+        )
+    connect_args: dict[str, Any] = {"timeout": BUSY_TIMEOUT_S}
+    if system == "postgresql":
+        connect_args = {k: v for k, v in _POSTGRESQL_OPTIONS.items() if k not in parsed.query}
+    try:
+        with from_extra("postgresql", f"the database {_without_password(parsed)}"):
+            engine = create_engine(parsed, json_serializer=_to_json, connect_args=connect_args)
+    except InputError as error:
+        raise StoreAccessError(str(error)) from error
+    except SQLAlchemyError as error:
+        raise StoreAccessError(
+            f"cannot use the database {_without_password(parsed)}: {one_line(error)}"
+        ) from error
+    if system == "sqlite":
+        event.listen(engine, "connect", _set_up_sqlite_to_read if read_only else _set_up_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+    elif read_only:
+        engine = engine.execution_options(postgresql_readonly=True)
+    return engine
+
+
+def engine_to_read(url: str) -> Engine:
+    """Return an engine that cannot write, and creates nothing.
+
+    A SQLite database in WAL mode needs two files next to it, even for reading. If they are missing
+    and cannot be created (a read-only folder), nobody has the database open. It is read as an
+    immutable file then.
+
+    Raises:
+        NoLabelStoreError: There is no such SQLite file.
+        InputError: The folder of the file cannot be accessed.
+        StoreAccessError: The URL is malformed, or the file cannot be read.
+    """
+    path = _sqlite_file(url)
+    if path is None:
+        return make_engine(url, read_only=True)
+    try:
+        is_there = path.is_file()
+        log = path.with_name(f"{path.name}-wal")
+        has_log = log.exists() and log.stat().st_size > 0
+    except OSError as error:
+        raise InputError(f"the label store {path} cannot be read: {error.strerror}") from error
+    if not is_there:
+        raise NoLabelStoreError(
+            f"there is no label store at {path}; fill one with: trappm campaign launch, "
+            "or set TRAPPM_HOME to the folder that holds one"
+        )
+    engine = make_engine(_read_only_url(path), read_only=True)
+    with store_errors(engine, StoreAccessError):
+        try:
+            with engine.connect() as connection:
+                connection.exec_driver_sql("SELECT 1 FROM sqlite_schema LIMIT 1")
+        except OperationalError:
+            if has_log:  # it holds the latest labels, so it must be readable
+                raise
+            engine.dispose()
+            return make_engine(_read_only_url(path, immutable="1"), read_only=True)
+    return engine
+
+
+def writer_of(engine: Engine) -> Engine:
+    """Return the same engine, whose transactions take SQLite's write lock when they begin."""
+    return engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
+
+
+@contextmanager
+def store_errors(engine: Engine, kind: type[StoreError] = StoreError) -> Iterator[None]:
+    """Turn errors of the database into a StoreError of one line without SQL, values or passwords.
+
+    Args:
+        engine: Engine of the database.
+        kind: Class of the error, unless the database is away or cannot be written.
+    """
+    try:
+        yield
+    except SQLAlchemyError as error:
+        cause: BaseException = error
+        if isinstance(error, DBAPIError | StatementError) and error.orig is not None:
+            cause = error.orig
+        raise _store_error(engine, cause, kind) from error
+    except (engine.dialect.loaded_dbapi.Error, UnicodeEncodeError, OverflowError) as error:
+        # From the driver itself, when it connects or converts a value.
+        raise _store_error(engine, error, kind) from error
+
+
+def insert_new(session: Session, table: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert the rows whose unique values are new; leave the others as they are."""
+    if rows:
+        session.connection().execute(new_row(session, table), list(rows))
+
+
+def new_row(session: Session, table: type[Base]) -> Insert:
+    """Return an INSERT that does nothing where a unique value exists."""
+    return insert(back_end(session), table).on_conflict_do_nothing()
+
+
+def back_end(session: Session) -> str:
+    """Return the name of the database system: sqlite or postgresql."""
+    return session.get_bind().dialect.name
+
+
+def insert(name: str, table: type[Base]) -> Insert:
+    """Return an INSERT of a back end that supports ON CONFLICT."""
+    return sqlite.insert(table) if name == "sqlite" else postgresql.insert(table)
+
+
+def database_time(connection: Connection) -> datetime:
+    """Return the time in UTC by the clock that all users of this database share."""
+    if connection.dialect.name == "sqlite":
+        return datetime.now(UTC)  # its users are on one host
+    now: datetime = connection.execute(select(func.clock_timestamp())).scalar_one()
+    return now.astimezone(UTC)
+
+
+def utc_now() -> str:
+    return datetime.now(UTC).isoformat()
+
+
+def address(engine: Engine) -> str:
+    """Return the address of the database for messages, without a password."""
+    url = engine.url
+    if url.get_backend_name() == "sqlite" and (url.database or "").startswith("file:"):
+        url = url.set(database=str(unquote(urlsplit(url.database).path)))
+    return _without_password(url)
+
+
+def _without_password(url: URL) -> str:
+    """Return a URL without its password and its query, which may hold one, too."""
+    return url.set(query={}).render_as_string(hide_password=True)
+
+
+def _sqlite_file(url: str) -> Path | None:
+    """Return the file of a SQLite URL; None for another database or one in memory."""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        return None  # `make_engine` reports what is wrong
+    name = parsed.database
+    if parsed.get_backend_name() != "sqlite" or not name or parsed.query.get("mode") == "memory":
+        return None
+    if name.startswith("file:"):
+        name = unquote(urlsplit(name).path)
+    return None if name == ":memory:" else Path(name).absolute()
+
+
+def _read_only_url(path: Path, **options: str) -> str:
+    query = {"mode": "ro", "uri": "true", **options}
+    return URL.create("sqlite", database=path.as_uri(), query=query).render_as_string()
+
+
+def _store_error(engine: Engine, cause: BaseException, kind: type[StoreError]) -> StoreError:
+    """Return the error to raise for an error of the driver."""
+    driver, name = engine.dialect.loaded_dbapi, _sqlite_name(cause)
+    if name.startswith("SQLITE_READONLY"):
+        kind = StoreAccessError
+    elif _is_away(engine, cause) and (kind is StoreError or name.startswith(_SQLITE_AWAY[:2])):
+        kind = StoreAwayError
+    elif _is_away(engine, cause) and kind is StoreAccessError:
+        if name or _sqlstate(cause):
+            kind = StoreUnreachableError
+        elif _is_not_up(engine):
+            kind = StoreNotUpError
+    elif kind is StoreError and isinstance(
+        cause, driver.IntegrityError | driver.DataError | _UNFIT
+    ):
+        kind = RefusedRowError
+    return kind(f"the label store {address(engine)} refused: {one_line(cause)}")
+
+
+def _is_away(engine: Engine, cause: BaseException) -> bool:
+    """Return whether the database is busy or unreachable, so that the same may succeed later.
+
+    libpq gives an SQLSTATE to the results of statements only. A connection that cannot be made, or
+    that breaks, has none.
+    """
+    if engine.dialect.name == "sqlite":
+        return _sqlite_name(cause).startswith(_SQLITE_AWAY)
+    if code := _sqlstate(cause):
+        return code.startswith(_TRANSIENT)
+    driver = engine.dialect.loaded_dbapi
+    return isinstance(cause, driver.OperationalError | driver.InterfaceError)
+
+
+def _is_not_up(engine: Engine) -> bool:
+    """Return whether no PostgreSQL server accepts connections at the engine's address.
+
+    A failed connection gives its reason in the server's language only. So libpq's ping decides: a
+    server that is up refuses the user, the password or the database, and would do so again.
+    """
+    from psycopg.conninfo import make_conninfo
+    from psycopg.pq import PGconn, Ping
+
+    _, options = engine.dialect.create_connect_args(engine.url)
+    # A server with other settings for encryption is up, too.
+    options = {name: value for name, value in options.items() if name != "context"}
+    server = make_conninfo(**(options | {"sslmode": "prefer"}))
+    try:
+        if engine.url.host is not None:
+            socket.getaddrinfo(engine.url.host, None)
+        if PGconn.ping(server.encode()) in {Ping.REJECT, Ping.NO_RESPONSE}:
+            return True
+        engine.connect().close()  # it may have started just now
+    except (OSError, SQLAlchemyError):
+        return False
+    return True
+
+
+def _to_json(value: object) -> str:
+    # NaN is not JSON: PostgreSQL refuses it, and SQLite would store it.
+    try:
+        return _JSON_ENCODER.encode(value)
+    except ValueError as error:
+        raise StoreError(f"the label store cannot keep this as JSON: {error}") from error
+
+
+def _set_up_sqlite(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # `_begin_sqlite` begins transactions
+    cursor = connection.cursor()
+    if cursor.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+        # SQLite does not wait here if two processes create the same file.
+        _while_busy(lambda: cursor.execute("PRAGMA journal_mode = WAL"))
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.execute("PRAGMA foreign_keys = ON")
+    cursor.close()
+
+
+def _set_up_sqlite_to_read(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None
+    connection.execute("PRAGMA query_only = ON").close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN"))
+
+
+def _while_busy(do: Callable[[], object]) -> None:
+    busy = retry_if_exception(lambda error: _sqlite_name(error).startswith("SQLITE_BUSY"))
+    pause, stop = wait_random_exponential(0.01, max=1.0), stop_after_delay(BUSY_TIMEOUT_S)
+    Retrying(retry=busy, wait=pause, stop=stop, reraise=True)(do)
+
+
+def _sqlite_name(error: BaseException) -> str:
+    return getattr(error, "sqlite_errorname", "")
+
+
+def _sqlstate(error: BaseException) -> str:
+    return getattr(error, "sqlstate", None) or ""

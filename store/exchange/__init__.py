@@ -1,1 +1,0 @@
-"""Measurements to and from files, and what others published."""

@@ -1,1 +1,0 @@
-"""Kernel measurements, kept beside labels: the part of the store, files, what others published."""

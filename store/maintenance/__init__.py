@@ -1,1 +1,0 @@
-"""Keeping a store whole: checks, repairs, backups, upgrades."""

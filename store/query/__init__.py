@@ -1,1 +1,0 @@
-"""Questions about labels: filters, tables, SQL."""

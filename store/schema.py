@@ -1,0 +1,526 @@
+"""The tables as typed models, with their constraints.
+
+    graphs <- architecture_graphs                        graph of each architecture
+    step_profiles                                        memory events of its training step
+    configurations                                       workloads
+    pools <- pool_members                                named selections of configurations
+    devices                                              hardware under one software stack
+    campaigns <- campaign_pool, rounds <- assignments    what to measure
+    assignments <- measurements (every attempt)          results
+    measurements <- labels <- assignment_labels          accepted results, for training
+    canaries                                             repeated readings of one step
+    campaigns <- snapshots, events                       published snapshots, log
+    devices <- kernel_measurements -> kernel_conditions  timed kernels
+
+Times, JSON, enumerations and large numbers are stored in the same way on both back ends. Names of
+columns carry units. A change here needs a migration; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import enum
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    Dialect,
+    Enum,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from trappm.profiler.measuring.canary import CanaryDecision
+from trappm.profiler.records import Outcome, Provenance
+from trappm.store.records import AssignmentState, CampaignState, Purpose, Role, RoundState
+
+
+class UtcTime(TypeDecorator[str]):
+    """Timestamp in the database, ISO 8601 string in UTC in Python."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        time = datetime.fromisoformat(value)
+        if time.tzinfo is None:
+            raise ValueError(f"the time {value!r} has no time zone; give it in UTC")
+        return time.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> str | None:
+        if value is None:
+            return None
+        time = value.replace(tzinfo=UTC) if value.tzinfo is None else value  # SQLite keeps no zone
+        return time.astimezone(UTC).isoformat()
+
+
+def _values(kind: type[enum.Enum]) -> list[str]:
+    return [member.value for member in kind]
+
+
+def _enum(kind: type[enum.Enum]) -> Enum:
+    """Return a text column with a CHECK, which a small migration can extend."""
+    return Enum(kind, native_enum=False, create_constraint=True, length=16, values_callable=_values)
+
+
+JSON_ = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+BIG = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows only by INTEGER
+
+_ENUMS = (
+    Outcome, Provenance, CampaignState, RoundState, Purpose, AssignmentState, Role, CanaryDecision,
+)  # fmt: skip
+
+
+class Base(DeclarativeBase):
+    """Root of the models."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map: ClassVar = {dict[str, Any]: JSON_} | {e: _enum(e) for e in _ENUMS}
+
+
+def together(name: str, first: str, *others: str) -> CheckConstraint:
+    """Return a constraint: all of these columns are NULL, or none of them is."""
+    rule = " AND ".join(f"({first} IS NULL) = ({other} IS NULL)" for other in others)
+    return CheckConstraint(rule, name=name)
+
+
+def positive(*columns: str) -> tuple[CheckConstraint, ...]:
+    """Return a constraint per column: its values are above 0; a missing value is NULL."""
+    return tuple(CheckConstraint(f"{column} > 0", name=f"{column}_positive") for column in columns)
+
+
+class GraphRow(Base):
+    """The graph template of one or more architectures."""
+
+    __tablename__ = "graphs"
+
+    content_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
+    template: Mapped[bytes] = mapped_column(LargeBinary)
+    """Bytes of `GraphTemplate.to_bytes`."""
+    node_count: Mapped[int] = mapped_column(index=True)
+
+    __table_args__ = positive("node_count")
+
+
+class ArchitectureGraphRow(Base):
+    """Graph of an architecture at an input size, or the reason why it has none."""
+
+    __tablename__ = "architecture_graphs"
+
+    architecture: Mapped[str] = mapped_column(String(200), primary_key=True)
+    input_size: Mapped[int] = mapped_column(primary_key=True)
+    graph_hash: Mapped[str | None] = mapped_column(ForeignKey("graphs.content_hash"), index=True)
+    refusal: Mapped[str | None] = mapped_column(Text)
+
+    __table_args__ = (
+        CheckConstraint("(graph_hash IS NULL) <> (refusal IS NULL)", name="graph_or_refusal"),
+    )
+
+
+class StepProfileRow(Base):
+    """Memory events of a training step, or the reason why it cannot be traced.
+
+    An architecture without a graph has no row here.
+    """
+
+    __tablename__ = "step_profiles"
+
+    architecture: Mapped[str] = mapped_column(String(200), primary_key=True)
+    input_size: Mapped[int] = mapped_column(primary_key=True)
+    profile: Mapped[bytes | None] = mapped_column(LargeBinary)
+    """Bytes of `profiler.simulation.step_profile.StepProfile.to_bytes`."""
+    saved_bytes_constant: Mapped[int | None] = mapped_column(BIG)
+    saved_bytes_per_sample: Mapped[int | None] = mapped_column(BIG)
+    trainable_parameters: Mapped[int | None] = mapped_column(BIG)
+    frozen_parameters: Mapped[int | None] = mapped_column(BIG)
+    refusal: Mapped[str | None] = mapped_column(Text)
+    trace_version: Mapped[int] = mapped_column(server_default="1")
+    """`profiler.simulation.step_profile.TRACE_VERSION` at the time of tracing."""
+
+    __table_args__ = (
+        CheckConstraint("(profile IS NULL) <> (refusal IS NULL)", name="profile_or_refusal"),
+        *(
+            CheckConstraint(f"({column} IS NULL) = (profile IS NULL)", name=column)
+            for column in (
+                "saved_bytes_constant",
+                "saved_bytes_per_sample",
+                "trainable_parameters",
+                "frozen_parameters",
+            )
+        ),
+    )
+
+
+class ConfigurationRow(Base):
+    """A `Configuration` and its family; stored once, however often it is measured."""
+
+    __tablename__ = "configurations"
+
+    id: Mapped[str] = mapped_column(String(20), primary_key=True)
+    architecture: Mapped[str] = mapped_column(String(200), index=True)
+    family: Mapped[str] = mapped_column(String(64))
+    batch_size: Mapped[int]
+    input_size: Mapped[int]
+    precision: Mapped[str] = mapped_column(String(16))
+    memory_format: Mapped[str] = mapped_column(String(16))
+    optimizer: Mapped[str] = mapped_column(String(16))
+    phase: Mapped[str] = mapped_column(String(16))
+
+    __table_args__ = (
+        *positive("batch_size", "input_size"),
+        # A family's labels in the order of a query.
+        Index(None, "family", "architecture", "batch_size", "input_size"),
+    )
+
+
+class NamedPoolRow(Base):
+    """A named pool and the spec that it was built from."""
+
+    __tablename__ = "pools"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), unique=True)
+    spec: Mapped[dict[str, Any]]
+    built_at: Mapped[str] = mapped_column(UtcTime)
+
+
+class PoolMemberRow(Base):
+    """A configuration in a named pool."""
+
+    __tablename__ = "pool_members"
+
+    pool_id: Mapped[int] = mapped_column(ForeignKey("pools.id"), primary_key=True)
+    configuration_id: Mapped[str] = mapped_column(ForeignKey("configurations.id"), primary_key=True)
+
+
+class DeviceRow(Base):
+    """Hardware under one software stack; the same key on another stack is another device."""
+
+    __tablename__ = "devices"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(String(64))
+    fingerprint: Mapped[str] = mapped_column(String(64))
+    environment: Mapped[dict[str, Any]]
+    """Environment of its first measurement."""
+
+    __table_args__ = (UniqueConstraint("key", "fingerprint"),)
+
+
+class CampaignRow(Base):
+    """A campaign and the spec that it was launched from."""
+
+    __tablename__ = "campaigns"
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    name: Mapped[str] = mapped_column(String(200))
+    spec: Mapped[dict[str, Any]]
+    seed: Mapped[int] = mapped_column(BIG)
+    state: Mapped[CampaignState]
+    created_at: Mapped[str] = mapped_column(UtcTime)
+    finished_at: Mapped[str | None] = mapped_column(UtcTime)
+    owner_id: Mapped[str | None] = mapped_column(String(32))
+    """Id of the process that runs it and alone may write for it; see `owners`."""
+    owner_process: Mapped[dict[str, Any] | None] = mapped_column(JSON_)
+    """A `records.OwnerProcess`."""
+    owned_since: Mapped[str | None] = mapped_column(UtcTime)
+    owner_seen_at: Mapped[str | None] = mapped_column(UtcTime)
+    """Last heartbeat, by the clock of the database."""
+
+    __table_args__ = (
+        CheckConstraint(
+            "(finished_at IS NOT NULL) = (state IN ('finished', 'cancelled'))", name="finished_at"
+        ),
+        together("owner", "owner_id", "owner_process", "owned_since", "owner_seen_at"),
+    )
+
+
+class PoolRow(Base):
+    """A configuration that a campaign may choose."""
+
+    __tablename__ = "campaign_pool"
+
+    campaign_id: Mapped[str] = mapped_column(ForeignKey("campaigns.id"), primary_key=True)
+    configuration_id: Mapped[str] = mapped_column(ForeignKey("configurations.id"), primary_key=True)
+    held_out: Mapped[bool]
+    """Whether its architecture belongs to the evaluation set."""
+
+
+class RoundRow(Base):
+    """A round of a campaign: one acquisition and its measurements."""
+
+    __tablename__ = "rounds"
+
+    campaign_id: Mapped[str] = mapped_column(ForeignKey("campaigns.id"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    purpose: Mapped[Purpose]
+    state: Mapped[RoundState]
+    report: Mapped[dict[str, Any] | None] = mapped_column(JSON_)
+
+    __table_args__ = (
+        CheckConstraint("number >= 0", name="number"),
+        CheckConstraint("(report IS NOT NULL) = (state = 'closed')", name="report"),
+    )
+
+
+class AssignmentRow(Base):
+    """A configuration of a campaign to be measured on a device."""
+
+    __tablename__ = "assignments"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    campaign_id: Mapped[str] = mapped_column(String(16))
+    round_number: Mapped[int]
+    configuration_id: Mapped[str] = mapped_column(String(20))
+    device_key: Mapped[str] = mapped_column(String(64))
+    role: Mapped[Role]
+    rank: Mapped[int]
+    reason: Mapped[dict[str, Any]]
+    state: Mapped[AssignmentState] = mapped_column(default=AssignmentState.OPEN)
+    attempts: Mapped[int] = mapped_column(default=0)
+    failures: Mapped[int] = mapped_column(default=0)
+    worker: Mapped[str | None] = mapped_column(String(200))
+
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["campaign_id", "round_number"], ["rounds.campaign_id", "rounds.number"]
+        ),
+        ForeignKeyConstraint(
+            ["campaign_id", "configuration_id"],
+            ["campaign_pool.campaign_id", "campaign_pool.configuration_id"],
+        ),
+        UniqueConstraint("campaign_id", "configuration_id", "device_key"),
+        CheckConstraint("(worker IS NOT NULL) = (state = 'leased')", name="worker"),
+        CheckConstraint("failures BETWEEN 0 AND attempts", name="attempts"),
+        Index(None, "campaign_id", "device_key", "state", "round_number", "rank"),
+    )
+
+
+class MeasurementRow(Base):
+    """One attempt with any outcome."""
+
+    __tablename__ = "measurements"
+
+    id: Mapped[int] = mapped_column(BIG, primary_key=True)
+    attempt_key: Mapped[str] = mapped_column(String(64), unique=True)
+    configuration_id: Mapped[str] = mapped_column(ForeignKey("configurations.id"))
+    device_id: Mapped[int] = mapped_column(ForeignKey("devices.id"))
+    protocol_name: Mapped[str] = mapped_column(String(64))
+    protocol: Mapped[dict[str, Any]]
+    campaign_id: Mapped[str | None] = mapped_column(ForeignKey("campaigns.id"), index=True)
+    assignment_id: Mapped[str | None] = mapped_column(ForeignKey("assignments.id"), index=True)
+    provenance: Mapped[Provenance]
+    outcome: Mapped[Outcome]
+    failed_in: Mapped[str | None] = mapped_column(String(16))
+    message: Mapped[str | None] = mapped_column(Text)
+    started_at: Mapped[str] = mapped_column(UtcTime, index=True)
+    duration_s: Mapped[float]
+    step_samples_ms: Mapped[bytes] = mapped_column(LargeBinary)
+    """Every timed step as little-endian float32; JSON takes five times the space."""
+    step_median_ms: Mapped[float | None]
+    step_mean_ms: Mapped[float | None]
+    step_iqr_ms: Mapped[float | None]
+    step_p95_ms: Mapped[float | None]
+    step_forward_share: Mapped[float | None]
+    step_backward_share: Mapped[float | None]
+    step_optimizer_share: Mapped[float | None]
+    memory_mib: Mapped[float | None]
+    power_w: Mapped[float | None]
+    energy_j: Mapped[float | None]
+    memory_detail_mib: Mapped[dict[str, Any]]
+    missing: Mapped[dict[str, Any]]
+    environment: Mapped[dict[str, Any]]
+
+    __table_args__ = (
+        *positive("step_median_ms", "step_mean_ms", "step_p95_ms"),
+        *positive("memory_mib", "power_w", "energy_j"),
+        CheckConstraint("step_iqr_ms >= 0", name="step_iqr_ms"),
+        together("step_summary", "step_median_ms", "step_mean_ms", "step_iqr_ms", "step_p95_ms"),
+        CheckConstraint("duration_s >= 0", name="duration_s"),
+        Index(None, "configuration_id", "device_id"),
+        Index(None, "outcome", "id", unique=True),  # target of the foreign key of labels
+    )
+
+
+class LabelRow(Base):
+    """Accepted result of a configuration on a device (with its stack) under a protocol."""
+
+    __tablename__ = "labels"
+
+    id: Mapped[int] = mapped_column(BIG, primary_key=True)
+    configuration_id: Mapped[str] = mapped_column(ForeignKey("configurations.id"))
+    device_id: Mapped[int] = mapped_column(ForeignKey("devices.id"), index=True)
+    protocol_name: Mapped[str] = mapped_column(String(64))
+    measurement_id: Mapped[int] = mapped_column(BIG, unique=True)
+    outcome: Mapped[Outcome]
+    """Outcome of its measurement; part of the foreign key, so a failed attempt has no label."""
+    provenance: Mapped[Provenance]
+    step_time_ms: Mapped[float | None]
+    memory_mib: Mapped[float | None]
+    memory_above_mib: Mapped[float | None]
+    """Lower bound if memory ran out (a censored label)."""
+    power_w: Mapped[float | None]
+    energy_j: Mapped[float | None]
+    created_at: Mapped[str] = mapped_column(UtcTime, index=True)
+
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["measurement_id", "outcome"], ["measurements.id", "measurements.outcome"]
+        ),
+        UniqueConstraint("configuration_id", "device_id", "protocol_name"),
+        *positive("step_time_ms", "memory_mib", "memory_above_mib", "power_w", "energy_j"),
+        CheckConstraint(
+            "step_time_ms IS NOT NULL OR memory_mib IS NOT NULL"
+            " OR power_w IS NOT NULL OR memory_above_mib IS NOT NULL",
+            name="some_metric",
+        ),
+        CheckConstraint("memory_mib IS NULL OR memory_above_mib IS NULL", name="value_or_bound"),
+        CheckConstraint(
+            "(outcome = 'ok' AND memory_above_mib IS NULL)"
+            " OR (outcome = 'oom' AND memory_above_mib IS NOT NULL)",
+            name="ok_or_censored",
+        ),
+    )
+
+
+class AssignmentLabelRow(Base):
+    """Label of an assignment, from its own measurement or from an earlier one."""
+
+    __tablename__ = "assignment_labels"
+
+    assignment_id: Mapped[str] = mapped_column(ForeignKey("assignments.id"), primary_key=True)
+    label_id: Mapped[int] = mapped_column(ForeignKey("labels.id"), index=True)
+
+
+class CanaryRow(Base):
+    """A `profiler.measuring.canary.CanaryReading`."""
+
+    __tablename__ = "canaries"
+
+    id: Mapped[int] = mapped_column(BIG, primary_key=True)
+    attempt_key: Mapped[str] = mapped_column(String(64), unique=True)
+    taken_at: Mapped[str] = mapped_column(UtcTime)
+    host: Mapped[str] = mapped_column(String(255))
+    device: Mapped[str] = mapped_column(String(64))
+    """Key of the device, which may have readings before its first measurement."""
+    stack_fingerprint: Mapped[str] = mapped_column(String(64))
+    configuration_id: Mapped[str] = mapped_column(ForeignKey("configurations.id"))
+    protocol: Mapped[str] = mapped_column(String(64))
+    campaign_id: Mapped[str | None] = mapped_column(ForeignKey("campaigns.id"), index=True)
+    outcome: Mapped[Outcome]
+    step_time_ms: Mapped[float | None]
+    memory_mib: Mapped[float | None]
+    power_w: Mapped[float | None]
+    reference_ms: Mapped[float | None]
+    relative_drift: Mapped[float | None]
+    decision: Mapped[CanaryDecision]
+    message: Mapped[str | None] = mapped_column(Text)
+
+    __table_args__ = (
+        *positive("step_time_ms", "memory_mib", "power_w", "reference_ms"),
+        CheckConstraint("step_time_ms IS NULL OR outcome = 'ok'", name="step_time"),
+        CheckConstraint("(message IS NULL) = (decision = 'ok')", name="message"),
+        Index(None, "device", "stack_fingerprint", "host", "taken_at"),
+    )
+
+
+class SnapshotRow(Base):
+    """A published snapshot; its files are in the data folder."""
+
+    __tablename__ = "snapshots"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    campaign_id: Mapped[str | None] = mapped_column(ForeignKey("campaigns.id"), index=True)
+    location: Mapped[str] = mapped_column(String(1000))
+    manifest: Mapped[dict[str, Any]]
+    created_at: Mapped[str] = mapped_column(UtcTime)
+
+
+class EventRow(Base):
+    """An event of a campaign."""
+
+    __tablename__ = "events"
+
+    id: Mapped[int] = mapped_column(BIG, primary_key=True)
+    campaign_id: Mapped[str] = mapped_column(ForeignKey("campaigns.id"), index=True)
+    at: Mapped[str] = mapped_column(UtcTime)
+    kind: Mapped[str] = mapped_column(String(64))
+    message: Mapped[dict[str, Any]]
+
+
+class KernelConditionsRow(Base):
+    """Protocol and environment that the kernels of a run share."""
+
+    __tablename__ = "kernel_conditions"
+
+    content_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
+    protocol: Mapped[dict[str, Any]]
+    environment: Mapped[dict[str, Any]]
+
+
+class KernelMeasurementRow(Base):
+    """A `profiler.kernels.kernel_measurement.KernelMeasurement`."""
+
+    __tablename__ = "kernel_measurements"
+
+    id: Mapped[int] = mapped_column(BIG, primary_key=True)
+    attempt_key: Mapped[str] = mapped_column(String(64), unique=True)
+    device_id: Mapped[int] = mapped_column(ForeignKey("devices.id"))
+    conditions_hash: Mapped[str] = mapped_column(
+        ForeignKey("kernel_conditions.content_hash"), index=True
+    )
+    call: Mapped[str] = mapped_column(String(300), index=True)
+    """Text of its `KernelCall`: operator, named sizes, and the columns that follow."""
+    operator: Mapped[str] = mapped_column(String(32))
+    data_type: Mapped[str] = mapped_column(String(8))
+    memory_format: Mapped[str] = mapped_column(String(16))
+    direction: Mapped[str] = mapped_column(String(16))
+    tf32: Mapped[bool]
+    provenance: Mapped[Provenance]
+    outcome: Mapped[Outcome]
+    failed_in: Mapped[str | None] = mapped_column(String(16))
+    message: Mapped[str | None] = mapped_column(Text)
+    started_at: Mapped[str] = mapped_column(UtcTime)
+    duration_s: Mapped[float]
+    samples_ms: Mapped[bytes] = mapped_column(LargeBinary)
+    """Little-endian float32."""
+    time_ms: Mapped[float | None]
+    iqr_ms: Mapped[float | None]
+    power_w: Mapped[float | None]
+    energy_j: Mapped[float | None]
+    missing: Mapped[dict[str, Any]]
+    facts: Mapped[dict[str, Any]]
+
+    __table_args__ = (
+        *positive("time_ms", "power_w", "energy_j"),
+        CheckConstraint("iqr_ms >= 0", name="iqr_ms"),
+        CheckConstraint("duration_s >= 0", name="duration_s"),
+        CheckConstraint("outcome <> 'ok' OR time_ms IS NOT NULL", name="ok_has_a_time"),
+        Index(None, "device_id", "operator", "outcome"),
+    )
+
+
+METADATA = Base.metadata

@@ -1,0 +1,208 @@
+"""One SQL statement on a connection that can only read, with limits of time, rows and bytes.
+
+A statement sees `labels` as a flat view: labels with their configurations and devices, in the
+columns of `trappm labels query`. On SQLite it is a temporary view of the connection. On PostgreSQL,
+where a reader cannot create one, it is a common table expression around the statement.
+
+SQLite: The file is opened with mode=ro and `PRAGMA query_only`, no database can be attached, and an
+authorizer allows only reading. A progress handler stops the statement when its time is up. A single
+call of an SQL function is not interrupted; its values are limited in size.
+
+PostgreSQL: A READ ONLY transaction with a statement timeout, as the role `pg_read_all_data` if the
+connection may become it. The statement is a subquery of ours with a row limit. Functions that the
+role may call are available to it, such as those that read settings.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from trappm.profiler.errors import InputError, one_line
+from trappm.store.engine import engine_to_read, store_errors
+from trappm.store.labels import LABEL_COLUMNS, Columns, joined
+from trappm.store.schema import LabelRow
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from sqlalchemy import URL, Engine
+
+TIMEOUT_S = 30.0
+MAX_ROWS = 10_000
+"""Default; further rows are not fetched."""
+MAX_RESULT_BYTES = 64 << 20
+_MAX_VALUE_BYTES = 16 << 20
+_INSTRUCTIONS = 1000
+"""SQLite's instructions between two looks at the clock."""
+
+FLAT_COLUMNS: Columns = {
+    **LABEL_COLUMNS,
+    **{
+        name: getattr(LabelRow, name)
+        for name in LabelRow.__table__.columns.keys()  # noqa: SIM118
+        if name not in LABEL_COLUMNS
+    },
+}
+"""Columns of `labels`: those of `trappm labels query`, then the others of the table."""
+
+_ALLOWED = {
+    sqlite3.SQLITE_SELECT,
+    sqlite3.SQLITE_READ,
+    sqlite3.SQLITE_FUNCTION,
+    sqlite3.SQLITE_RECURSIVE,
+}
+
+_Result = tuple[list[str], list[Sequence[Any]]]
+
+
+def query_sql(
+    url: URL, statement: str, *, limit: int = MAX_ROWS, timeout_s: float = TIMEOUT_S
+) -> tuple[pd.DataFrame, bool]:
+    """Return the rows of one reading SQL statement; see `store.Store.query_sql`."""
+    if "\0" in statement:  # SQLite and PostgreSQL would take it for the end
+        raise _refused("it contains a NUL character")
+    engine = engine_to_read(url.render_as_string(hide_password=False))
+    query = _query_sqlite if engine.dialect.name == "sqlite" else _query_postgresql
+    try:
+        names, rows = query(engine, statement, limit + 1, timeout_s)
+    finally:
+        engine.dispose()
+    return _frame(names, rows[:limit]), len(rows) > limit
+
+
+def _query_sqlite(engine: Engine, statement: str, max_rows: int, timeout_s: float) -> _Result:
+    (file,), _ = engine.dialect.create_connect_args(engine.url)
+    deadline = time.monotonic() + timeout_s
+    with closing(sqlite3.connect(file, uri=True, isolation_level=None)) as connection:
+        connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
+        connection.execute("PRAGMA temp_store = MEMORY")
+        # A temporary view belongs to the connection, not to the file.
+        connection.execute(f"CREATE TEMP VIEW labels AS {_flat_labels(engine, schema='main')}")
+        connection.execute("PRAGMA query_only = ON")
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.set_authorizer(_authorize)
+        connection.set_progress_handler(lambda: time.monotonic() > deadline, _INSTRUCTIONS)
+        try:
+            cursor = connection.execute(statement)
+            if cursor.description is None:
+                raise _refused("it returns no rows")
+            return [column[0] for column in cursor.description], _bounded(cursor, max_rows)
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorname", "") == "SQLITE_INTERRUPT":
+                raise _took_too_long(timeout_s) from error
+            raise _refused(one_line(error)) from error
+        except (sqlite3.Warning, OverflowError, ValueError) as error:  # such as two statements
+            raise _refused(one_line(error)) from error
+
+
+def _authorize(action: int, _first: str | None, second: str | None, *_: str | None) -> int:
+    allowed = action in _ALLOWED and second != "load_extension"
+    return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+
+
+def _query_postgresql(engine: Engine, statement: str, max_rows: int, timeout_s: float) -> _Result:
+    import psycopg
+
+    inner = statement.rstrip().rstrip(";")
+    # As a subquery the statement can have a WITH of its own, and it cannot be followed by another.
+    query = (
+        f"WITH labels AS ({_flat_labels(engine)}) "  # noqa: S608
+        f"SELECT * FROM (\n{inner}\n) AS result LIMIT {max_rows}"
+    )
+    with store_errors(engine), closing(engine.raw_connection()) as connection:
+        driver: Any = connection.driver_connection
+        try:
+            driver.read_only = True
+            driver.execute(f"SET LOCAL statement_timeout = {max(1, round(timeout_s * 1000))}")
+            try:
+                with driver.transaction():
+                    driver.execute("SET LOCAL ROLE pg_read_all_data")
+            except psycopg.errors.InsufficientPrivilege:
+                pass  # only a superuser or a member of the role can become it
+            # A server-side cursor accepts one SELECT, and fetches a few rows at a time.
+            with psycopg.ServerCursor(driver, "result") as cursor:
+                cursor.itersize = 100
+                cursor.execute(query)
+                names = [column.name for column in cursor.description or ()]
+                return names, _bounded(cursor, max_rows)
+        except psycopg.errors.QueryCanceled as error:
+            raise _took_too_long(timeout_s) from error
+        except psycopg.errors.UndefinedColumn as error:
+            raise _refused(f"no such column: {one_line(error)}") from error
+        except psycopg.OperationalError as error:
+            if error.sqlstate is None:  # the connection is lost
+                raise
+            raise _refused(one_line(error)) from error
+        except (psycopg.DatabaseError, ValueError) as error:
+            raise _refused(one_line(error)) from error
+        finally:
+            driver.rollback()
+
+
+def _flat_labels(engine: Engine, schema: str | None = None) -> str:
+    """Return the SELECT of the flat view; a schema keeps it from referring to itself."""
+    query = joined(LabelRow, [column.label(name) for name, column in FLAT_COLUMNS.items()])
+    options: dict[str, Any] = {}
+    if schema is not None:
+        options = {"schema_translate_map": {None: schema}, "render_schema_translate": True}
+    return str(query.compile(engine, **options))
+
+
+def _bounded(rows: Iterator[Sequence[Any]], max_rows: int) -> list[Sequence[Any]]:
+    """Return the first rows, unless they take more than MAX_RESULT_BYTES."""
+    result: list[Sequence[Any]] = []
+    size = 0
+    for row in rows:
+        result.append(row)
+        size += sum(map(_size, row))
+        if size > MAX_RESULT_BYTES:
+            raise _refused(f"it returns more than {MAX_RESULT_BYTES >> 20} MiB")
+        if len(result) == max_rows:
+            break
+    return result
+
+
+def _size(value: Any) -> int:
+    """Return the least number of bytes of a value."""
+    if isinstance(value, str | bytes | memoryview):
+        return len(value)
+    return len(str(value)) if isinstance(value, dict | list) else 8
+
+
+def _refused(reason: str) -> InputError:
+    hint = "give one SELECT or VALUES that only reads"
+    if reason.startswith("no such column"):
+        hint = f"labels has the columns {', '.join(FLAT_COLUMNS)}"
+    return InputError(f"the SQL is refused: {reason}; {hint}")
+
+
+def _took_too_long(timeout_s: float) -> InputError:
+    return InputError(f"the SQL was stopped after {timeout_s:g} s; ask for less")
+
+
+def _frame(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> pd.DataFrame:
+    import pandas as pd
+
+    seen: Counter[str] = Counter()
+    columns = []
+    for name in names:
+        seen[name] += 1
+        columns.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+    data = [[_plain(value) for value in row] for row in rows]
+    return pd.DataFrame(data, columns=columns, dtype=object)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that can be printed: the length of bytes, JSON as text."""
+    if isinstance(value, bytes | memoryview):
+        return f"<{len(value)} bytes>"
+    if isinstance(value, dict | list):
+        return json.dumps(value)
+    return float(value) if isinstance(value, Decimal) else value

@@ -1,0 +1,191 @@
+"""Transactions of the store: all or nothing, and repeated while the database is away.
+
+A part of the store (`store.campaigns`, `store.labels` ...) is a `Repository`. Each of its methods
+with `@reading` or `@writing` is one transaction, which provides its session. A transaction that
+fails leaves nothing behind and is repeated with growing, random pauses. If the reply to a commit is
+lost, the commit may have succeeded. So every writing method can be repeated: it takes new ids and
+times from `Call`, and recognizes what an earlier attempt has written.
+
+On SQLite a writing transaction takes the write lock when it begins, so that it waits at the start
+and never fails because another process wrote after it had read.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+from trappm.profiler.errors import StoreError
+from trappm.store.engine import StoreAwayError, store_errors, utc_now, writer_of
+
+WAIT_S = 600.0
+"""How long to wait for a database: time to restart it, or its machine."""
+
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 15.0
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+_Part = TypeVar("_Part", bound="Repository")
+
+Guard = Callable[[Session], None]
+"""Raises an error once the store's holder may no longer write."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a store waits for its database, and where it reports that."""
+
+    wait_s: float = WAIT_S
+    tell: Callable[[str], None] = logging.getLogger("trappm.store").warning
+    of: type[StoreAwayError] = StoreAwayError
+    """Errors after which it waits."""
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+    def __call__(self, attempt: Callable[[], _Result]) -> _Result:
+        """Make the attempt, and repeat it while the database is away.
+
+        Raises:
+            StoreError: The database did not come back in time.
+        """
+        began, longest_s, attempts = self.clock(), _FIRST_PAUSE_S, 0
+        while True:
+            attempts += 1
+            try:
+                result = attempt()
+            except self.of as error:
+                pause_s = random.uniform(0.0, longest_s)  # noqa: S311
+                waited_s = self.clock() - began
+                if waited_s + pause_s >= self.wait_s:
+                    if attempts == 1:
+                        raise  # it does not wait at all
+                    raise StoreError(
+                        f"{error}; waited {waited_s:.0f} s for it in vain. What was recorded is "
+                        "safe: see that the database runs, can be reached and has room, then go on "
+                        "(a campaign with: trappm campaign resume)"
+                    ) from error
+                if attempts == 1:
+                    self.tell(f"{error}; trying again for up to {self.wait_s:.0f} s")
+            else:
+                if attempts > 1:
+                    waited_s = self.clock() - began
+                    self.tell(f"the label store answers again, after {waited_s:.0f} s")
+                return result
+            self.sleep(pause_s)
+            longest_s = min(2 * longest_s, _LONGEST_PAUSE_S)
+
+
+IMPATIENT = Patience(wait_s=0.0)
+"""Does not wait; for readers, who can repeat a command."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a writing method; all of its attempts share the id and the time."""
+
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    at: str = field(default_factory=utc_now)
+    """Time of the call, in UTC."""
+
+
+def call_of(session: Session) -> Call:
+    """Return the call that this session's transaction is an attempt of."""
+    call: Call = session.info["call"]
+    return call
+
+
+class Database:
+    """An opened database and how its transactions begin."""
+
+    def __init__(self, engine: Engine, patience: Patience, guard: Guard | None = None) -> None:
+        self.engine = engine
+        self.patience = patience
+        self.guard = guard
+        self._writer = writer_of(engine)
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """Provide a transaction that only reads, without a retry."""
+        with store_errors(self.engine), Session(self.engine) as session:
+            yield session
+
+    @contextmanager
+    def writing(self, call: Call | None = None) -> Iterator[Session]:
+        """Provide a transaction that commits at the end, without a retry; the guard comes first."""
+        info = {"call": call or Call()}
+        with (
+            store_errors(self.engine),
+            Session(self._writer, info=info) as session,
+            session.begin(),
+        ):
+            self.check_guard(session)
+            yield session
+
+    def check_guard(self, session: Session) -> None:
+        """Call the guard, if there is one."""
+        if self.guard is not None:
+            self.guard(session)
+
+
+class Repository:
+    """A part of the store, for one subject."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+
+_Method = Callable[Concatenate[_Part, Session, _Parameters], _Result]
+_Transaction = Callable[Concatenate[_Part, _Parameters], _Result]
+
+
+def reading(
+    method: _Method[_Part, _Parameters, _Result],
+) -> _Transaction[_Part, _Parameters, _Result]:
+    """Make a method one reading transaction, which is repeated while the database is away.
+
+    No argument may be an iterator, because a second attempt would find it exhausted.
+    """
+    return _transaction(method, lambda database, _: database.reading())
+
+
+def writing(
+    method: _Method[_Part, _Parameters, _Result],
+) -> _Transaction[_Part, _Parameters, _Result]:
+    """Make a method one writing transaction, which is repeated while the database is away.
+
+    A second attempt after a lost reply must change nothing more, and return the same.
+    """
+    return _transaction(method, Database.writing)
+
+
+def _transaction(
+    method: _Method[_Part, _Parameters, _Result],
+    begin: Callable[[Database, Call], AbstractContextManager[Session]],
+) -> _Transaction[_Part, _Parameters, _Result]:
+    @functools.wraps(method)
+    def transaction(
+        self: _Part, /, *arguments: _Parameters.args, **keywords: _Parameters.kwargs
+    ) -> _Result:
+        values: tuple[Any, ...] = (*arguments, *keywords.values())
+        if any(isinstance(value, Iterator) for value in values):
+            raise TypeError(f"{method.__qualname__} may be tried again; give it no iterator")
+        call = Call()
+
+        def attempt() -> _Result:
+            with begin(self._database, call) as session:
+                return method(self, session, *arguments, **keywords)
+
+        return self._database.patience(attempt)
+
+    return transaction

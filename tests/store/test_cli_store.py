@@ -1,0 +1,239 @@
+"""`trappm store`: output, exit status, and that no password is ever shown."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import store_whole
+from sqlalchemy import create_engine
+
+from trappm import cli
+from trappm.store import Home, Store
+from trappm.store.migrate import REVISIONS
+
+SECRET = "hunter2secret"  # noqa: S105
+COMMANDS = (["upgrade"], ["check"])
+
+
+@pytest.fixture
+def home(sqlite_databases, tmp_path, monkeypatch):
+    """A data folder with a whole store."""
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "100")
+    Home.open()
+    with sqlite_databases.copy(tmp_path / "home", store_whole.fill):
+        return tmp_path / "home"
+
+
+@pytest.fixture
+def run(capfd, caplog, tmp_path):
+    caplog.set_level(logging.INFO)
+
+    def run(*arguments, debug=False):
+        """Exit status, standard output, standard error of `trappm store ...`, and what it logs."""
+        caplog.clear()
+        status = cli.run(["store", *map(str, arguments)], debug=debug)
+        captured = capfd.readouterr()
+        return status, captured.out, captured.err, caplog.text
+
+    return run
+
+
+def test_check_finds_no_damage_in_a_sound_store(home, run):
+    status, out, err, _ = run("check")
+    assert (status, err) == (0, "")
+    assert out == f"sqlite:///{home}/labels.db: no damage found\n"
+    assert json.loads(run("check", "--json")[1]) == []
+
+
+def test_check_reports_rows_without_the_row_that_they_refer_to(home, run):
+    with closing(sqlite3.connect(home / "labels.db", isolation_level=None)) as connection:
+        connection.execute("DELETE FROM measurements WHERE id = 2")
+    status, out, err, _ = run("check")
+    assert (status, err) == (1, "")
+    finding = "row 2 of labels refers to a row of measurements that does not exist"
+    assert finding in out.splitlines()
+    assert "restore a backup" in out
+    status, out, _, _ = run("check", "--json")
+    assert (status, finding in json.loads(out)) == (1, True)
+
+
+def test_check_reports_a_damaged_file(home, run):
+    path = home / "labels.db"
+    with closing(sqlite3.connect(path)) as connection:
+        query = "SELECT rootpage FROM sqlite_schema WHERE name = 'ix_labels_device_id'"
+        ((page,),) = connection.execute(query)
+        ((size,),) = connection.execute("PRAGMA page_size")
+    with path.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+    status, out, err, _ = run("check")
+    assert (status, err) == (1, "")
+    assert "is damaged" in out
+
+
+def test_upgrade_of_a_current_store_has_nothing_to_do(home, run):
+    status, out, err, _ = run("upgrade")
+    assert (status, err) == (0, "")
+    assert "nothing to do" in out
+    done = json.loads(run("upgrade", "--json")[1])
+    assert done["before"] == done["after"] == REVISIONS[-1]
+
+
+def test_upgrade_makes_profiles_of_an_earlier_version_anew(home, run):
+    from trappm.profiler.simulation.step_profile import StepProfile
+    from trappm.profiler.static_profile import static_profile
+    from trappm.store import Store
+
+    made = static_profile("test_resnet", 64)
+    earlier = replace(made.step, infer_trace=None, kernels=None)
+    with Store.open(f"sqlite:///{home / 'labels.db'}") as store:
+        store.workloads.save_graph(
+            "test_resnet", 64, made.graph.to_bytes(), None, step=earlier.to_bytes()
+        )
+    with closing(sqlite3.connect(home / "labels.db")) as connection:
+        connection.execute("UPDATE step_profiles SET trace_version = 1")
+        connection.commit()
+    with Store.open(f"sqlite:///{home / 'labels.db'}") as store:
+        assert ("test_resnet", 64) in store.workloads.pairs_to_profile([("test_resnet", 64)])
+        outdated = len(store.workloads.outdated())
+    status, out, _, _ = run("upgrade")
+    assert status == 0
+    assert f"{outdated} step profiles of an earlier version were replaced" in out
+    with Store.open(f"sqlite:///{home / 'labels.db'}") as store:
+        (data,) = store.workloads.step_profiles([("test_resnet", 64)]).values()
+        assert not store.workloads.outdated()
+    assert data == made.step.to_bytes()
+    assert StepProfile.from_bytes(data).kernels is not None
+    assert "nothing to do" in run("upgrade")[1]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_without_a_store_one_line_says_so_and_none_is_made(tmp_path, monkeypatch, run, command):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
+    status, out, err, _ = run(*command)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "there is no label store at" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+ADDRESSES = {
+    "a port nobody listens on": f"postgresql+psycopg://user:{SECRET}@127.0.0.1:1/labels",
+    "a port beyond all": f"postgresql+psycopg://user:{SECRET}@127.0.0.1:99999/labels",
+    "a port that is no number": f"postgresql+psycopg://user:{SECRET}@127.0.0.1:port/labels",
+    "a password for a port": f"postgresql+psycopg://user@127.0.0.1:{SECRET}/labels",
+    "a host that does not exist": f"postgresql+psycopg://user:{SECRET}@nowhere.invalid/labels",
+    "in the query": f"postgresql+psycopg://127.0.0.1:1/labels?user=me&password={SECRET}",
+    "in the query, wrong": f"postgresql+psycopg://127.0.0.1:1/l?password={SECRET}&passwort=a",
+    "with an @ in it": f"postgresql+psycopg://user:a@{SECRET}@127.0.0.1:1/labels",
+    "with a / in it": f"postgresql+psycopg://user:a/{SECRET}@127.0.0.1:1/labels",
+    "with a bracket": f"postgresql+psycopg://user:{SECRET}@[::1/labels",
+    "a driver that is not there": f"postgresql+nodriver://user:{SECRET}@127.0.0.1/labels",
+    "another system": f"mysql://user:{SECRET}@127.0.0.1/labels",
+    "no address": f"user:{SECRET}@127.0.0.1",
+}
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_no_password_is_told_whatever_is_wrong_with_the_address(run, tmp_path, address):
+    for command in COMMANDS:
+        for debug in (False, True):
+            arguments = [*command, "--database", ADDRESSES[address]]
+            status, out, err, logged = run(*arguments, debug=debug)
+            assert SECRET not in out + err + logged
+            assert (status, out) == (2, "")
+            assert debug or err.count("\n") == 1
+            assert ("Traceback" in err) == debug
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def closed(postgresql_server):
+    """The URL, with its password, of a store whose server asks for it."""
+    engine = create_engine(postgresql_server, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        rules = Path(connection.exec_driver_sql("SHOW hba_file").scalar())
+        before = rules.read_text()
+        rules.write_text(f"local all closed scram-sha-256\n{before}")
+        connection.exec_driver_sql("SELECT pg_reload_conf()")
+        for statement in (
+            "DROP DATABASE IF EXISTS closed",
+            "DROP ROLE IF EXISTS closed",
+            f"CREATE ROLE closed LOGIN PASSWORD '{SECRET}'",
+            "CREATE DATABASE closed OWNER closed",
+        ):
+            connection.exec_driver_sql(statement)
+        yield postgresql_server.set(username="closed", password=SECRET, database="closed")
+        connection.exec_driver_sql("DROP DATABASE closed WITH (FORCE)")
+        connection.exec_driver_sql("DROP ROLE closed")
+        rules.write_text(before)
+        connection.exec_driver_sql("SELECT pg_reload_conf()")
+    engine.dispose()
+
+
+def test_no_password_is_told_when_all_goes_well_or_the_password_is_wrong(run, closed):
+    right = closed.render_as_string(hide_password=False)
+    output = ""
+    for command in COMMANDS:
+        for more in ([], ["--json"]):
+            status, out, err, logged = run(*command, *more, "--database", right)
+            assert (status, err) == (0, "")
+            output += out + logged
+    assert "closed" in output
+    assert SECRET not in output
+    wrong = SECRET[::-1]
+    url = closed.set(password=wrong).render_as_string(hide_password=False)
+    for debug in (False, True):
+        status, out, err, logged = run("check", "--database", url, debug=debug)
+        assert (status, out) == (2, "")
+        assert "password authentication failed" in err
+        assert wrong not in err + logged
+
+
+def test_help_says_where_the_password_belongs():
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("trappm")), "store", "check", "--help"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "PGPASSWORD" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["campaign", "list"], ["campaign", "status"], ["campaign", "report"], ["pool", "status"]],
+    ids=" ".join,
+)
+def test_who_only_asks_makes_and_changes_nothing(tmp_path, monkeypatch, capfd, command):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
+    cli.run(command)
+    output = capfd.readouterr()
+    assert "trappm campaign launch" in output.out + output.err or command[0] == "pool"
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "home").mkdir()
+    Store.open(f"sqlite:///{tmp_path / 'home' / 'labels.db'}").close()
+    with closing(sqlite3.connect(tmp_path / "home" / "labels.db")) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '0012'")
+        connection.commit()
+    assert cli.run(command) == 2
+    assert "trappm labels export" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["list"], ["pull", "--to", "there"]], ids=" ".join)
+def test_who_asks_for_snapshots_makes_no_data_folder(tmp_path, monkeypatch, capfd, command):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
+    cli.run(["snapshot", *command])
+    output = capfd.readouterr()
+    assert "default" in output.out + output.err  # the one that ships with us
+    assert list(tmp_path.iterdir()) == []
