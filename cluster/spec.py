@@ -97,8 +97,6 @@ class CampaignBudget(BaseModel):
     rounds: Rounds
     stop: StopRules | None = None
     """What ends the campaign before its last round."""
-    priority: int = Field(default=1, ge=1, le=100)
-    """Campaigns side by side on a cluster share its GPUs in proportion to it."""
 
     def shares(self, device: str) -> list[int]:
         """How many configurations each round measures on this device: evaluation, initial, ..."""

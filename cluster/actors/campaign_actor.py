@@ -140,7 +140,6 @@ class CampaignActor:
         return ProfilerPool(
             self._spec.devices.keys,
             may_grow=self._may_grow,
-            campaign_id=self._campaign_id,
             tell=self._note_worker,
         )
 

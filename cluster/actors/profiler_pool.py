@@ -26,14 +26,12 @@ from trappm.cluster.placement import Placement, no_room, room_for
 from trappm.cluster.profiles.static_profiles import ProfiledGraph
 from trappm.cluster.profiles.step_profiles import StepKey, TracedStep
 from trappm.cluster.ray_runtime import (
-    CAMPAIGN_ACTOR,
     first_line,
     last_line,
     on_node,
     placement,
 )
 from trappm.cluster.scheduler.messages import Worker
-from trappm.cluster.workers.fair_share import Claim, fair_shares, in_turn
 from trappm.cluster.workers.interfaces import Finished, KernelRun, Task
 from trappm.profiler.errors import DeviceError, TrappmError
 from trappm.profiler.records import Protocol as MeasuringProtocol
@@ -70,7 +68,6 @@ class _Profiler:
     worker: Worker | None = None
     checked_at: float = 0.0
     """When it was last checked."""
-    is_leaving: bool = False
     process: tuple[int, float] = (0, 0.0)
     """Its id on its node, and when it began."""
 
@@ -86,7 +83,6 @@ class ProfilerPool:
     Args:
         devices: what to measure on.
         may_grow: nodes that nobody sees yet may join.
-        campaign_id: of the campaign that it works for.
         tell: called with a line of news for each node that cannot measure.
         profiler: the class of the actors.
     """
@@ -96,17 +92,14 @@ class ProfilerPool:
         devices: Sequence[str],
         *,
         may_grow: bool,
-        campaign_id: str = "",
         tell: Callable[[str], None] = lambda message: None,
         profiler: type[Any] = ProfilerActor,
     ) -> None:
         self._devices = devices
         self._may_grow = may_grow
-        self._campaign_id = campaign_id
         self._tell = tell
         self._refused_until: dict[str, float] = {}
         self._failed_starts: Counter[str] = Counter()
-        self._claims: Mapping[str, Mapping[str, Claim]] = {}
         self._offered: Counter[str] = Counter()
         self._without_room: set[str] = set()
         """Devices of which was told that others have all GPUs of their kind."""
@@ -168,14 +161,12 @@ class ProfilerPool:
         """Ray finds the GPUs: as many profilers wait as there may be free ones for."""
         there = self._count(device)
         joining = [r for r, profiler in self._joining.items() if profiler.device == device]
-        claims = self._claims.get(device, {})
-        is_next = not claims or in_turn(claims)[0] == self._campaign_id
-        wanted = self._share_of(device) - there
+        wanted = self._offered[device] - there
         suited = [node for node in nodes if where.suits(node)]
         rivals = {d: place for d, place in at_work.items() if any(map(place.suits, suited))}
         waited_for = [d for d in rivals if d != device and self._is_to_come(d)]
         if not waited_for:
-            wanted = max(wanted, int(self._may_grow and is_next))
+            wanted = max(wanted, int(self._may_grow))
         elif any(rivals[d].gpus > where.gpus for d in waited_for):
             wanted = 0  # or single GPUs would be taken of every node that ranks need whole
         wanted = max(min(wanted, self._to_come.get(device, 0)), 0)
@@ -194,9 +185,7 @@ class ProfilerPool:
 
     def _is_to_come(self, device: str) -> bool:
         """Whether there is room for profilers of this device, but none yet."""
-        return bool(self._share_of(device)) and not (
-            self._count(device) or self._is_refused(device)
-        )
+        return bool(self._offered[device]) and not (self._count(device) or self._is_refused(device))
 
     def _release_idle(self, device: str) -> None:
         """Gives GPUs back that nothing is left for: their nodes may go while others measure on."""
@@ -206,30 +195,6 @@ class ProfilerPool:
             if name not in busy:
                 del self._profilers[name]
                 ray.kill(profiler.actor)
-
-    def _share_of(self, device: str) -> int:
-        """How many of the GPUs of this kind are for this campaign."""
-        offered, claims = self._offered[device], self._claims.get(device)
-        return fair_shares(offered, claims)[self._campaign_id] if claims else offered
-
-    def campaigns(self) -> Sequence[str]:
-        if not self._may_grow:
-            return []
-        names = ray.util.list_named_actors()
-        return [x.removeprefix(CAMPAIGN_ACTOR) for x in names if x.startswith(CAMPAIGN_ACTOR)]
-
-    def share(self, claims: Mapping[str, Mapping[str, Claim]]) -> Sequence[Worker]:
-        self._claims = claims
-        busy = {worker.name for worker, _ in self._running.values()}
-        leaving: list[Worker] = []
-        for device in [device for device in claims if device in self._offered]:  # of GPUs
-            staying = [p for p in self._profilers.values() if p.device == device and p.worker]
-            staying = [p for p in staying if not p.is_leaving]
-            staying.sort(key=lambda p: p.worker is None or p.worker.name not in busy)
-            for profiler in staying[self._share_of(device) :]:
-                profiler.is_leaving = True
-                leaving += [profiler.worker] if profiler.worker else []
-        return leaving
 
     def _recruit_on_hosts(self, device: str, where: Placement, nodes: Sequence[Any]) -> None:
         everybody = [*self._profilers.values(), *self._joining.values()]

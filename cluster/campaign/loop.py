@@ -228,7 +228,6 @@ class Campaign:
         self._next_tick = time.monotonic() + TICK_S
         self._write_notes()
         self.workers.want(self._machine.to_come)
-        self._follow(self._membership.share())
         self._handle(Seen(self.workers.answering()))
         self._handle(Tick())
         if line := self._stop_check.check_clock():

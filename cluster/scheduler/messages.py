@@ -88,13 +88,6 @@ class Stopped:
 
 
 @dataclass(frozen=True)
-class Leaving:
-    """A worker is to begin nothing more, and is lost when it has ended what it does."""
-
-    worker: Worker
-
-
-@dataclass(frozen=True)
 class Seen:
     """These workers have just answered, busy or not."""
 
@@ -165,7 +158,6 @@ Event = (
     Joined
     | Lost
     | Stopped
-    | Leaving
     | Seen
     | Measured
     | DeviceChecked

@@ -1,6 +1,6 @@
 """The campaign as a state machine: events in, commands out; no Ray, no SQL, no clock of its own.
 
-    Joined, Lost, Leaving, Seen    -->  workers    --> Measure, CheckDevice, Dismiss
+    Joined, Lost, Seen             -->  workers    --> Measure, CheckDevice, Dismiss
     Measured, Planned, Settled     -->  queues     --> GiveUp, Quarantine
     Learned                        -->  learner    --> Plan, Learn, Close, Publish
 
@@ -35,7 +35,6 @@ from trappm.cluster.scheduler.messages import (
     Joined,
     Learn,
     Learned,
-    Leaving,
     Lost,
     Measure,
     Measured,
@@ -173,8 +172,6 @@ class Machine:
                 self._lose(worker, why)
             case Stopped(worker):
                 self._workers.stop(worker)
-            case Leaving(worker):
-                self._workers.retire(worker)
             case Seen(workers):
                 self._workers.see(workers, self._time)
             case Measured():

@@ -22,7 +22,6 @@ class Seat:
     seen_at: float
     running: Waiting | None = None
     on_check: bool = False
-    is_leaving: bool = False
     lease: int = 0
     """Of what it is doing; no two are ever equal."""
 
@@ -67,7 +66,7 @@ class WorkerTable:
             return None
         running = seat.running
         self.free(worker)
-        could_measure = not seat.is_leaving and worker not in self._stopped
+        could_measure = worker not in self._stopped
         self._let_measure(worker, False)
         del self._seats[worker.name]
         hosts = self.hosts[worker.device]
@@ -88,13 +87,6 @@ class WorkerTable:
         self._let_measure(worker, False)
         self._stopped.add(worker)
 
-    def retire(self, worker: Worker) -> None:
-        """A worker that is to begin nothing more until it leaves; it may join again."""
-        self._let_measure(worker, False)
-        seat = self._seats.get(worker.name)
-        if seat is not None:
-            seat.is_leaving = True
-
     def begin(self, seat: Seat, running: Waiting | None) -> None:
         """An idle worker measures an assignment from now on, or a check if there is none."""
         seat.running, seat.on_check = running, running is None
@@ -110,7 +102,7 @@ class WorkerTable:
             seat.running, seat.on_check = None, False
             self.busy[worker.host] -= 1
             self.at_work -= 1
-            if worker not in self._stopped and not seat.is_leaving:
+            if worker not in self._stopped:
                 self.idle[worker.device][worker.name] = seat
 
     def running(self, worker: Worker) -> Waiting | None:
@@ -145,7 +137,7 @@ class WorkerTable:
     def _let_measure(self, worker: Worker, may_measure: bool) -> None:
         """Counts a worker among those that may measure, or takes it out of them."""
         seat = self._seats.get(worker.name)
-        if seat is None or seat.is_leaving or worker in self._stopped:
+        if seat is None or worker in self._stopped:
             return
         self.able[worker.device] += 1 if may_measure else -1
         self.hosts[worker.device][worker.host] += 1 if may_measure else -1

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from trappm.cluster.scheduler.messages import Worker
 from trappm.cluster.scheduler.training_report import TrainingReport
-from trappm.cluster.workers.fair_share import Claim
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import Configuration, Measurement
@@ -93,21 +92,6 @@ class Workers(Protocol):
 
     def want(self, to_come: Mapping[str, int]) -> None:
         """Announces how much is to be measured on each device; at 0, no worker need join."""
-        ...
-
-    def campaigns(self) -> Sequence[str]:
-        """Ids of the campaigns that use the same cluster, this one among them; none if none can."""
-        ...
-
-    def share(self, claims: Mapping[str, Mapping[str, Claim]]) -> Sequence[Worker]:
-        """Keeps to this campaign's share of the GPUs from now on.
-
-        Args:
-            claims: by device and campaign; nothing, if all is for this one.
-
-        Returns:
-            Workers that are to leave, since their GPU is due to others; each is named once.
-        """
         ...
 
     def start(self, worker: Worker, task: Task, protocol: MeasuringProtocol) -> None: ...

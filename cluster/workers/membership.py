@@ -1,4 +1,4 @@
-"""Which workers belong to a campaign: they come, go, and give GPUs to other campaigns.
+"""Which workers belong to a campaign: they come and go.
 
 What that means for the campaign comes out as events, in order; whoever asks hands them on one by
 one, since each may change what the next one finds.
@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from trappm.cluster.scheduler.messages import Event, Joined, Leaving, Lost, Settled, Worker
+from trappm.cluster.scheduler.messages import Event, Joined, Lost, Settled, Worker
 from trappm.cluster.workers.canary_gate import CanaryGate
-from trappm.cluster.workers.fair_share import Claims
 from trappm.cluster.workers.interfaces import Workers
 from trappm.cluster.workers.kernel_gate import KernelGate
 from trappm.profiler.errors import CampaignError
@@ -58,8 +57,6 @@ class Membership:
         self._is_over = is_over
         self._on_taken = on_taken
         self._known: dict[str, Worker] = {}
-        self._leaving: set[Worker] = set()
-        self._claims = Claims(store, campaign_id)
         self._adopted: set[tuple[str, str]] = set()
         """Devices and stacks whose earlier labels have been taken over."""
 
@@ -81,21 +78,9 @@ class Membership:
                 yield from self._adopt(worker)
                 yield Joined(worker)
 
-    def share(self) -> Iterator[Event]:
-        """Gives GPUs back that are due to other campaigns on the cluster; interrupts nothing."""
-        leaving = self._workers.share(self._claims.of(self._workers.campaigns()))
-        self._leaving.update(leaving)
-        yield from map(Leaving, leaving)
-        busy = {worker.name for worker, _ in self._workers.running()}
-        for worker in [worker for worker in self._leaving if worker.name not in busy]:
-            self._workers.dismiss(worker)
-            self.forget(worker)
-            yield Lost(worker, "its GPU goes to another campaign")
-
     def forget(self, worker: Worker) -> None:
         """It is gone, whatever the reason."""
         self._known.pop(worker.name, None)
-        self._leaving.discard(worker)
         self._canary_gate.forget(worker)
         self._kernel_gate.forget(worker)
 

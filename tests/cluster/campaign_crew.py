@@ -131,12 +131,6 @@ class FakeWorkers:
     def answering(self):
         return self.joined()
 
-    def campaigns(self):
-        return []
-
-    def share(self, claims):
-        return []
-
     def dismiss(self, worker):
         raise AssertionError("everybody answers")
 

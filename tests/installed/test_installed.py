@@ -133,7 +133,6 @@ NEEDS = {
     f"tune --estimator xgboost --trials 1 {LABELS}": "evaluate",
     f"campaign replay --seeds 1 --png p.png {LABELS}": "evaluate",
     "campaign explain --png p.png": "evaluate",
-    "serve --replicas 1 --port 0": "serve",
 }
 
 

@@ -23,13 +23,6 @@ def serve(
     max_requests: Annotated[
         int, typer.Option(min=1, max=10_000, help="At once; more are refused for now.")
     ] = 64,
-    replicas: Annotated[
-        int,
-        typer.Option(min=0, max=1000, help="Processes, run by Ray Serve; 0: this one, without."),
-    ] = 0,
-    address: Annotated[
-        str | None, typer.Option(help="Of a Ray cluster; by default a private Ray here.")
-    ] = None,
 ) -> None:
     """Answer predictions over HTTP, the same as trappm predict gives.
 
@@ -52,10 +45,4 @@ def serve(
     def listening(url: str) -> None:
         typer.echo(f"Serving at {url} (Ctrl-C ends it); try: curl {url}/readyz")
 
-    if replicas or address:
-        from trappm.serving.deployment import deploy
-
-        deploy(settings, host=host, port=port, replicas=max(replicas, 1), address=address,
-               listening=listening)  # fmt: skip
-    else:
-        run(settings, host=host, port=port, listening=listening)
+    run(settings, host=host, port=port, listening=listening)

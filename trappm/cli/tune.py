@@ -27,12 +27,6 @@ def tune(
     study: Annotated[
         str | None, typer.Option(help="Its name; by default estimator and metric.")
     ] = None,
-    workers: Annotated[
-        int, typer.Option(min=1, max=1024, help="At once, on Ray if more than one.")
-    ] = 1,
-    address: Annotated[
-        str | None, typer.Option(help="A running Ray cluster, such as auto.")
-    ] = None,
     processes: GraphProcesses = None,
     as_json: AsJson = False,
 ) -> None:
@@ -55,8 +49,6 @@ def tune(
                 metric=column,
                 trials=trials,
                 study=study or f"{estimator} {column}",
-                workers=workers,
-                address=address,
                 processes=processes or len(os.sched_getaffinity(0)),
                 watch=display.show,
             )

@@ -19,8 +19,6 @@ def tune(
     metric: str,
     trials: int,
     study: str,
-    workers: int,
-    address: str | None,
     processes: int,
     watch: Watch,
 ) -> StudyReport:
@@ -29,7 +27,6 @@ def tune(
     Raises:
         InputError: the labels cannot be read, or the study is about something else.
         StoreError: the label store cannot be used.
-        CampaignError: Ray cannot be used.
     """
     with opened_workbench(metric, processes=processes, watch=watch) as bench:
         samples = bench.prepared(read_labels(labels)).samples
@@ -44,8 +41,4 @@ def tune(
             done, total, "trials" if lowest is None else f"trials, best {number_text(lowest, 3)} %"
         )
 
-    if workers == 1 and address is None:
-        return run_trials(tuning, trials, on_trial)
-    from trappm.cluster.ray_tuning import tune_on_ray
-
-    return tune_on_ray(tuning, trials, workers=workers, address=address, on_trial=on_trial)
+    return run_trials(tuning, trials, on_trial)

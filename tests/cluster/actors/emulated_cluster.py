@@ -52,7 +52,6 @@ from trappm.cluster.profiles.static_profiles import ProfiledGraph  # noqa: E402
 from trappm.cluster.profiles.step_profiles import StepCache, TracedStep  # noqa: E402
 from trappm.cluster.ray_runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
 from trappm.cluster.spec import CampaignSpec  # noqa: E402
-from trappm.cluster.workers import fair_share  # noqa: E402
 from trappm.profiler.errors import DeviceError  # noqa: E402
 from trappm.store import Home, Patience, Store  # noqa: E402
 
@@ -164,13 +163,11 @@ class MadeUpCampaignActor(CampaignActor):
         super().__init__(home, *arguments)
 
     def _workers(self):
-        fair_share.LOOK_S, fair_share.SLICE_S = 1.0, 5.0  # nobody waits minutes for a turn here
         trappm.cluster.campaign.loop.LEASE_S = float(os.environ.get("LEASE_S", "180"))
         devices = self._spec.devices.keys
         return MadeUpPool(
             devices,
             may_grow=True,
-            campaign_id=self._campaign_id,
             tell=self._note_worker,
             profiler=MadeUpProfiler,
         )

@@ -23,7 +23,6 @@ from trappm.cluster.scheduler.messages import (
     Joined,
     Learn,
     Learned,
-    Leaving,
     Lost,
     Measure,
     Measured,
@@ -453,20 +452,6 @@ def test_a_worker_that_joins_gets_work_at_once():
     desk = Desk(only([1, 9]), [worker("one")])
     late = worker("late")
     assert of(desk.tell(Joined(late), 1.0), Measure) == [Measure(late, "a100/1/0")]
-
-
-def test_a_worker_that_is_to_leave_ends_what_it_does_and_begins_nothing_more():
-    desk = Desk(only([1, 9]), [worker("going"), worker("staying")])
-    going = desk.workers["going"]
-    for _ in range(2):  # to be told twice changes nothing
-        assert not desk.tell(Leaving(going))
-    assert desk.doing()["going"] == "a100/0/0"
-    desk.measured("going")
-    assert set(desk.doing()) == {"staying"}
-    assert not of(desk.tell(Lost(going, "its GPU goes to another campaign")), GiveUp)
-    assert set(desk.doing()) == {"staying"}
-    desk.tell(Joined(going))
-    assert set(desk.doing()) == {"going", "staying"}
 
 
 def test_what_failed_waits_for_a_host_whose_worker_is_starting_again_but_not_for_ever():
