@@ -41,7 +41,7 @@ def main() -> None:
     share = arguments.labels // (len(DEVICES) * (ROUNDS + 2))
     course = Course(
         devices=DEVICES, shares={device: [share] * (ROUNDS + 2) for device in DEVICES},
-        max_attempts=3, keeps_host_quiet=False, lease_s=180.0,
+        max_attempts=3, keeps_host_quiet=False,
     )  # fmt: skip
     hosts = arguments.workers // (len(DEVICES) * 8)
     workers = dict.fromkeys(DEVICES, (hosts, 8))

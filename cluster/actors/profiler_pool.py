@@ -22,6 +22,7 @@ from ray.exceptions import (
 
 from trappm.cluster.actors.profile_tasks import profile_on_ray, trace_on_ray
 from trappm.cluster.actors.profiler_actor import ProfilerActor, kill_process
+from trappm.cluster.interfaces import Finished, KernelRun, Task
 from trappm.cluster.placement import Placement, no_room, room_for
 from trappm.cluster.profiles.static_profiles import ProfiledGraph
 from trappm.cluster.profiles.step_profiles import StepKey, TracedStep
@@ -32,7 +33,6 @@ from trappm.cluster.ray_runtime import (
     placement,
 )
 from trappm.cluster.scheduler.messages import Worker
-from trappm.cluster.workers.interfaces import Finished, KernelRun, Task
 from trappm.profiler.errors import DeviceError, TrappmError
 from trappm.profiler.records import Protocol as MeasuringProtocol
 
@@ -41,8 +41,11 @@ POLL_S = 0.2
 RECRUIT_S = 1.0
 """How often the cluster is looked at for nodes that came."""
 
-ASK_S = 10.0
-"""How often a profiler has to prove that it is alive."""
+SILENT_S = 180.0
+"""Seconds beyond a task's own time limit after which its profiler counts as hung."""
+
+KERNELS_FACTOR = 3.0
+"""A run of kernels may take this many times the seconds that it is given."""
 
 RELEASE_S = 10.0
 """So long nothing must be left to do on a kind of GPU before idle ones are given back."""
@@ -66,8 +69,6 @@ class _Profiler:
     node_id: str | None
     """Where it was put; None: wherever Ray finds a GPU of its kind."""
     worker: Worker | None = None
-    checked_at: float = 0.0
-    """When it was last checked."""
     process: tuple[int, float] = (0, 0.0)
     """Its id on its node, and when it began."""
 
@@ -109,7 +110,10 @@ class ProfilerPool:
         self._profilers: dict[str, _Profiler] = {}
         self._joining: dict[Any, _Profiler] = {}
         self._running: dict[Any, tuple[Worker, Task]] = {}
-        self._checks: dict[Any, _Profiler] = {}
+        self._deadlines: dict[Any, float] = {}
+        """When a running task counts as hung."""
+        self._alive: dict[Any, _Profiler] = {}
+        """Calls that end with an error when their profiler does, and never otherwise."""
         self._not_begun: list[Finished] = []
         """What was given to workers that were found to be gone a moment before."""
         self._recruited_at = -RECRUIT_S
@@ -205,9 +209,9 @@ class ProfilerPool:
                 self._start_profiler(device, on_node(node_id), node_id)
 
     def _start_profiler(self, device: str, options: dict[str, Any], node_id: str | None) -> None:
-        # A second thread answers while the first measures.
+        # A second thread holds the call that ends with the actor.
         actor = self._class.options(max_concurrency=2, **options).remote(device)
-        profiler = _Profiler(actor, device, node_id, checked_at=time.monotonic())
+        profiler = _Profiler(actor, device, node_id)
         self._joining[actor.describe.remote()] = profiler
 
     def _welcome(self, reference: Any) -> None:
@@ -230,6 +234,7 @@ class ProfilerPool:
         profiler.node_id, profiler.process = facts["host"], facts["process"]
         profiler.worker = Worker(name, profiler.device, facts["host"], facts["fingerprint"])
         self._profilers[name] = profiler
+        self._alive[profiler.actor.stay.remote()] = profiler
 
     def _refuse(self, reference: Any, error: Exception) -> None:
         """One node that is out of order, such as by its driver, does not end what others do."""
@@ -262,37 +267,14 @@ class ProfilerPool:
     def _is_refused(self, device: str) -> bool:
         return time.monotonic() < self._refused_until.get(device, 0.0)
 
-    def answering(self) -> Sequence[Worker]:
-        """Asks everybody now and then; who is gone though it had nothing to do is found so."""
-        seen = []
-        if self._checks:
-            answered, _ = ray.wait(list(self._checks), num_returns=len(self._checks), timeout=0)
-            for reference in answered:
-                profiler = self._checks.pop(reference)
-                worker = profiler.worker
-                assert worker is not None  # noqa: S101  (it has joined)
-                try:
-                    ray.get(reference)
-                    seen.append(worker)
-                except RayError:
-                    is_busy = any(worker is busy for busy, _ in self._running.values())
-                    if not is_busy and self._profilers.get(worker.name) is profiler:
-                        del self._profilers[worker.name]
-        now, waiting = time.monotonic(), set(self._checks.values())
-        for profiler in self._profilers.values():
-            if profiler not in waiting and now - profiler.checked_at > ASK_S:
-                profiler.checked_at = now
-                self._checks[profiler.actor.is_there.remote()] = profiler
-        return seen
-
     def dismiss(self, worker: Worker) -> None:
+        """End a worker that does not answer, and what it does; another may join for it."""
         profiler = self._profilers.pop(worker.name, None)
         if profiler is not None:
             ray.kill(profiler.actor)
             # Ray waits for ever for the end of a process that stands still, and keeps its GPU.
             kill = ray.remote(kill_process).options(**on_node(worker.host), max_retries=0)
             kill.remote(*profiler.process)
-        self._checks = {r: p for r, p in self._checks.items() if p is not profiler}
         self._running = {r: what for r, what in self._running.items() if what[0] is not worker}
 
     # What they measure.
@@ -303,10 +285,13 @@ class ProfilerPool:
             return
         actor = self._profilers[worker.name].actor
         if isinstance(task, KernelRun):
-            reference = actor.characterise.remote(task.seconds)
+            reference, limit_s = actor.characterise.remote(task.seconds), task.seconds
+            limit_s *= KERNELS_FACTOR
         else:
             reference = actor.measure.remote(task.configuration, protocol, task.attempt_key)
+            limit_s = protocol.timeout_s
         self._running[reference] = (worker, task)
+        self._deadlines[reference] = time.monotonic() + limit_s + SILENT_S
 
     def running(self) -> Sequence[tuple[Worker, Task]]:
         return list(self._running.values())
@@ -315,7 +300,7 @@ class ProfilerPool:
         if self._not_begun:
             finished, self._not_begun = self._not_begun, []
             return finished
-        awaited = [*self._running, *self._joining]
+        awaited = [*self._running, *self._joining, *self._alive]
         if not awaited:
             time.sleep(min(timeout_s, POLL_S))
             return []
@@ -326,10 +311,36 @@ class ProfilerPool:
         for reference in ready:
             if reference in self._joining:
                 self._welcome(reference)
-        return [self._collect(reference) for reference in ready if reference in self._running]
+        finished = [self._collect(reference) for reference in ready if reference in self._running]
+        for reference in ready:
+            if reference in self._alive:
+                self._remove(self._alive.pop(reference))
+        return finished + self._dismiss_hung()
+
+    def _remove(self, profiler: _Profiler) -> None:
+        """Remove a profiler whose process has ended while it had nothing to do."""
+        worker = profiler.worker
+        is_busy = any(worker is busy for busy, _ in self._running.values())
+        if worker is not None and not is_busy and self._profilers.get(worker.name) is profiler:
+            del self._profilers[worker.name]
+
+    def _dismiss_hung(self) -> list[Finished]:
+        """Dismiss the profilers whose task is beyond its time limit."""
+        now = time.monotonic()
+        hung = [r for r in self._running if now > self._deadlines[r]]
+        finished = []
+        for reference in hung:
+            worker, task = self._running[reference]
+            del self._deadlines[reference]
+            self.dismiss(worker)
+            self._tell(f"{worker.device}  {worker.name} was dismissed: it does not answer")
+            why = "the profiler has not answered within its time limit"
+            finished.append(Finished(worker, task, None, why))
+        return finished
 
     def _collect(self, reference: Any) -> Finished:
         worker, task = self._running.pop(reference)
+        del self._deadlines[reference]
         try:
             if isinstance(task, KernelRun):
                 kernels, why = ray.get(reference)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from scipy import stats
 
 from trappm.cluster.scheduler.training_report import Spent, TrainingReport
 from trappm.profiler.errors import InputError
@@ -27,8 +28,6 @@ from trappm.profiler.records import METRICS
 SMALLEST_ERROR = 1e-3
 """Percent; less counts as this."""
 RESAMPLES = 1_000
-DRAWS_OF_T = 50_000
-"""Enough for its quantiles to a percent."""
 
 Series = tuple[str, str]
 """A device and a metric."""
@@ -47,21 +46,23 @@ class StopRules:
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "allow_inf_nan": False}
 
     target_mape: Mapping[str, float] | None = None
-    """By metric, in percent; on every device of the campaign all of them have to be reached."""
+    """Target error by metric in percent; all must be reached on every device."""
     confidence: float = 0.9
-    """With which each mean error is below its target."""
+    """Confidence with which each mean error is below its target."""
     plateau_rounds: int | None = None
-    """So many rounds in a row have to improve every error by less than `plateau_share`."""
+    """Number of rounds in a row that improve every error by less than `plateau_share`."""
     plateau_share: float = 0.02
+    """Relative improvement that counts as progress."""
     labels: int | None = None
-    """On all devices, the evaluation set included."""
+    """Number of labels on all devices, the evaluation set included."""
     gpu_hours: float | None = None
-    """Of measuring, on whatever devices, failed attempts included."""
+    """Hours of measuring on all devices, failed attempts included."""
     money: float | None = None
-    """In the currency of `price_per_gpu_hour`."""
+    """Budget in the currency of `price_per_gpu_hour`."""
     price_per_gpu_hour: float | None = None
+    """Price of a GPU for an hour, in any currency."""
     ends_at: datetime.datetime | None = None
-    """The clock, with a time zone."""
+    """Time at which the campaign ends, with a time zone."""
 
     def __post_init__(self) -> None:
         for name in ("plateau_rounds", "labels", "gpu_hours", "money", "price_per_gpu_hour"):
@@ -230,8 +231,8 @@ def upper_bound(judged: Judged, confidence: float, generator: np.random.Generato
     logs = np.log(np.maximum(sums / counts, SMALLEST_ERROR))
     spread, free = float(np.var(logs, ddof=1)), len(names) - 1
     error = np.sqrt(spread / len(names) + spread**2 / (2 * free))
-    t = np.quantile(generator.standard_t(free, DRAWS_OF_T), confidence)
-    log_normal = logs.mean() + spread / 2 + t * error
+    quantile = float(stats.t.ppf(confidence, free))
+    log_normal = logs.mean() + spread / 2 + quantile * error
     return float(max(np.quantile(means, confidence), np.exp(min(log_normal, 50.0))))
 
 

@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 
 from trappm.cluster.profiles.step_profiles import StepCache
-from trappm.cluster.workers.interfaces import TrainingLabel
 from trappm.experiments.label_files import read_usable
 from trappm.experiments.labelled_workloads import step_keys
 from trappm.experiments.shipped_sheets import (
@@ -55,6 +54,7 @@ from trappm.learner.physics.starting_prior import starting_prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.snapshots.manifest import MANIFEST
 from trappm.learner.snapshots.snapshot import Snapshot, SnapshotInfo, load_snapshot, save_snapshot
+from trappm.learner.training_label import TrainingLabel
 from trappm.learner.workload import Workload
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.devices.catalogue import card_name

@@ -19,7 +19,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from trappm import __version__
-from trappm.cluster.profiles.worker_processes import submit, worker_pool
+from trappm.experiments.worker_processes import submit, worker_pool
 from trappm.learner.bench.peers import check_installed
 from trappm.learner.bench.replay import Bench, Point, replay
 from trappm.profiler.errors import InputError, TrappmError

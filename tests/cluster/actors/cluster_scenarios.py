@@ -54,15 +54,16 @@ from ownership_scenarios import (
     two_hosts,
 )
 
-import trappm.cluster.campaign.loop
+import trappm.cluster.actors.profiler_pool
 from trappm.cluster import ray_runtime
 from trappm.cluster.actors import profile_tasks
-from trappm.cluster.actors.learner_proxy import LearnerProxy
+from trappm.cluster.actors.learner import LearnerHandle
 from trappm.cluster.campaign.orders import order_stop
 from trappm.cluster.campaign.ownership import runs
 from trappm.cluster.launch import _follow
 from trappm.cluster.scheduler.stop_rules import StopRules
 from trappm.profiler.errors import TrappmError
+from trappm.profiler.measuring.protocols import QUICK
 from trappm.reports.campaign_facts import live_state
 from trappm.store import CampaignState, Store
 
@@ -167,7 +168,7 @@ def worker_killed(url):
 
 def worker_frozen(url):
     report = {}
-    trappm.cluster.campaign.loop.LEASE_S = 30.0
+    trappm.cluster.actors.profiler_pool.SILENT_S = 30.0 - QUICK.timeout_s
     with emulated(NODES):
 
         def faults(recorded):
@@ -203,7 +204,7 @@ def node_frozen(url):
 def learner_killed(url):
     with emulated(NODES), tempfile.TemporaryDirectory() as folder:
         flag = Path(folder, "died")
-        learner = LearnerProxy(tell=print, labels=60, learner=MadeUpLearner, dies_once=str(flag))
+        learner = LearnerHandle(tell=print, labels=60, learner=MadeUpLearner, dies_once=str(flag))
         report = play(url, spec(60), learner=learner)
         return report | {"died": flag.exists()}
 

@@ -19,9 +19,9 @@ from campaign_crew import (
     spec,
 )
 
-import trappm.cluster.campaign.news
+import trappm.cluster.campaign.loop
 import trappm.cluster.launch
-from trappm.cluster.campaign.news import CampaignStopped
+from trappm.cluster.campaign.loop import CampaignStopped
 from trappm.cluster.campaign.orders import order_retry, order_stop
 from trappm.cluster.launch import check_spec, start_or_continue, to_resume
 from trappm.cluster.profiles.step_profiles import StepCache, TracedStep
@@ -272,7 +272,7 @@ class OrderedAbout(FakeWorkers):
 
 @pytest.mark.parametrize("state", [CampaignState.PAUSED, CampaignState.CANCELLED])
 def test_an_order_from_another_shell_stops_a_campaign(store, monkeypatch, state):
-    monkeypatch.setattr(trappm.cluster.campaign.news, "LOOK_S", 0.0)
+    monkeypatch.setattr(trappm.cluster.campaign.loop, "LOOK_S", 0.0)
     workers = OrderedAbout(5, lambda: order_stop(store, None, state))
     run = campaign(store, workers)
     with pytest.raises(CampaignStopped):
@@ -301,7 +301,7 @@ def test_an_order_from_another_shell_holds_while_graphs_are_made(store, monkeypa
                 yield graph
                 order_stop(store, None, state)
 
-    monkeypatch.setattr(trappm.cluster.campaign.news, "LOOK_S", 0.0)
+    monkeypatch.setattr(trappm.cluster.campaign.loop, "LOOK_S", 0.0)
     asked_for = []
     run = campaign(store, workers := OrderedAboutGraphs())
     with pytest.raises(CampaignStopped):
@@ -364,7 +364,7 @@ def test_an_order_from_another_shell_holds_while_the_encoder_is_trained(store, m
             on_progress(2, 3)
             raise AssertionError("it goes on")
 
-    monkeypatch.setattr(trappm.cluster.campaign.news, "LOOK_S", 0.0)
+    monkeypatch.setattr(trappm.cluster.campaign.loop, "LOOK_S", 0.0)
     run = campaign(store, FakeWorkers(), OrderedAboutEncoder())
     with pytest.raises(CampaignStopped):
         run.run()

@@ -19,9 +19,8 @@ import trappm.cluster.campaign.loop
 import trappm.cluster.campaign.results
 import trappm.store.db.engine
 import trappm.store.repositories.owners
-from trappm.cluster.campaign.news import CampaignStopped
-from trappm.cluster.campaign.resume import course_so_far
-from trappm.cluster.campaign.stop_check import StopCheck
+from trappm.cluster.campaign.history import StopCheck, course_so_far
+from trappm.cluster.campaign.loop import CampaignStopped
 from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.profiler.records import Configuration, StepSummary
 from trappm.reports.campaign_facts import campaign_facts, campaign_rows
@@ -256,5 +255,5 @@ def test_who_only_counts_loads_no_label(store, monkeypatch):
     assert sum(d.done for d in campaign_facts(store, run.id).devices.values()) == 9
     report, _ = StopCheck(store, run.id, run.spec).check_errors(TrainingReport())
     assert report.spent.labels == 9
-    known = course_so_far(store, run.id, run.spec, lease_s=60.0)
+    known = course_so_far(store, run.id, run.spec)
     assert known.spend.labels == 9

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_device
 
+import trappm.cluster.campaign.history
 import trappm.cluster.campaign.loop
-import trappm.cluster.campaign.stop_check
-from trappm.cluster.campaign.news import CampaignStopped
+from trappm.cluster.campaign.loop import CampaignStopped
 from trappm.cluster.campaign.orders import order_retry
 from trappm.cluster.scheduler.training_report import Judgement
 from trappm.profiler.errors import InputError
@@ -162,7 +162,7 @@ class LateAfter(FakeWorkers):
 @pytest.mark.parametrize("count", [6, 9, 13])
 def test_when_the_time_is_up_what_runs_is_kept_and_nothing_more_begins(store, monkeypatch, count):
     monkeypatch.setattr(trappm.cluster.campaign.loop, "TICK_S", 0.0)
-    monkeypatch.setattr(trappm.cluster.campaign.stop_check, "datetime", Clock)
+    monkeypatch.setattr(trappm.cluster.campaign.history, "datetime", Clock)
     monkeypatch.setattr(Clock, "is_late", False)
     workers = LateAfter(count)
     run = gpu_campaign(store, workers, ends_at="2030-01-01T00:00:00+00:00")

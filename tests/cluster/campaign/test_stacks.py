@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from campaign_crew import FakeLearner, FakeWorkers, campaign, labels_by_device
 
-from trappm.cluster.campaign.learner_thread import training_labels
+from trappm.cluster.campaign.history import training_labels
 from trappm.reports.campaign_facts import campaign_facts
 from trappm.reports.campaign_report import print_report
 

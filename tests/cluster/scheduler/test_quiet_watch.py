@@ -36,7 +36,6 @@ COURSE = Course(
     shares={"cpu-2t": [4, 4, 2, 2]},
     max_attempts=3,
     keeps_host_quiet=True,
-    lease_s=1e9,
 )
 
 

@@ -169,7 +169,7 @@ def test_only_usable_rows_are_judged(say, sheets, tmp_path):
 
 def test_graphs_are_made_once_and_kept(say, sheets, home, monkeypatch):
     assert say("--labels", sheets[2], "--estimator", "mlp", "--seeds", 1)[0] == 0
-    monkeypatch.setattr("trappm.experiments.labelled_workloads.profile_in_processes", _refuse_work)
+    monkeypatch.setattr("trappm.cluster.pool_file._profiled", _refuse_work)
     assert say("--labels", sheets[2], "--estimator", "mlp", "--seeds", 1)[0] == 0
     with Store.open(Home(home).database_url) as store:
         kept = store.workloads.step_profiles(

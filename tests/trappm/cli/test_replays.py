@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from trappm.cli import run
-from trappm.cluster.profiles.worker_processes import submit, worker_pool
 from trappm.experiments.replays import Job, Plan, Results
+from trappm.experiments.worker_processes import submit, worker_pool
 from trappm.learner.bench.replay import Point
 from trappm.profiler.errors import InputError
 from trappm.terminal.replay_tables import (
