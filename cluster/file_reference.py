@@ -1,43 +1,26 @@
-"""The keys of a campaign file, as a page for people and as a JSON schema for editors."""
+"""The keys of a campaign file, as a JSON schema for editors and as a page for people."""
 
 from __future__ import annotations
 
-import ast
-import dataclasses
-import inspect
-import textwrap
-from collections.abc import Iterator
-from itertools import pairwise
+import sys
+from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
+from trappm.cluster.spec import CampaignSpec
 
-from trappm.cluster.scheduler.stop_rules import StopRules
-from trappm.cluster.spec import (
-    CampaignSpec,
-    Characterisation,
-    Devices,
-    Evaluation,
-    Rounds,
-    Share,
-)
-from trappm.profiler.measuring.canary import CanaryPlan
-from trappm.profiler.models.pool import PoolGroup
-from trappm.profiler.records import Protocol as MeasuringProtocol
+SECTIONS = {
+    "devices": "Devices",
+    "evaluation": "Evaluation",
+    "initial": "Share",
+    "rounds": "Rounds",
+    "stop": "StopRules",
+    "canary": "CanaryPlan",
+    "characterise": "Characterisation",
+    "protocol": "Protocol",
+    "pool.groups": "PoolGroup",
+}
+"""Models in the JSON schema by the key where they stand in a file."""
 
-SECTIONS: tuple[tuple[str, type[Any]], ...] = (
-    ("The file", CampaignSpec),
-    ("devices", Devices),
-    ("evaluation", Evaluation),
-    ("initial", Share),
-    ("rounds", Rounds),
-    ("stop", StopRules),
-    ("canary", CanaryPlan),
-    ("characterise", Characterisation),
-    ("protocol", MeasuringProtocol),
-    ("pool.groups", PoolGroup),
-)
 HEAD = """# Keys of a campaign file
 
 These are all keys of a campaign file. `trappm campaign validate FILE` checks a file, and
@@ -56,86 +39,40 @@ def json_schema() -> dict[str, Any]:
 
 def page() -> str:
     """Return the reference page in Markdown."""
-    parts = [HEAD]
-    for title, model in SECTIONS:
-        name = title if model is CampaignSpec else f"`{title}`"
-        rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
-        rows += ["| " + " | ".join(row) + " |" for row in _rows(model)]
-        parts.append(f"\n## {name}\n\n{_first_sentence(model)}\n\n" + "\n".join(rows) + "\n")
-    return "".join(parts)
+    schema = json_schema()
+    parts = [HEAD, _table("The file", schema)]
+    parts += [_table(f"`{key}`", schema["$defs"][name]) for key, name in SECTIONS.items()]
+    return "\n".join(parts)
 
 
-def _rows(model: type[Any]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield key, type, default and meaning of each field."""
-    texts = _docstrings(model)
-    for name, annotation, default in _fields(model):
-        kind = annotation.replace("datetime.", "").replace("|", "or")
-        kind = kind.replace("MeasuringProtocol", "mapping")
-        yield f"`{name}`", kind, default, texts.get(name, "")
+def _table(title: str, schema: Mapping[str, Any]) -> str:
+    """Return the section of a model: key, type, default and meaning of each field."""
+    rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for key, field in schema["properties"].items():
+        default = "required" if key in schema.get("required", ()) else _shown(field.get("default"))
+        meaning = " ".join(field.get("description", "").split()).replace("|", "or")
+        rows.append(f"| `{key}` | {_type(field)} | {default} | {meaning} |")
+    text = schema.get("description", "").split("\n\n")[0].replace("\n", " ")
+    return "\n".join([f"## {title}", "", *([text, ""] if text else []), *rows, ""])
 
 
-def _fields(model: type[Any]) -> Iterator[tuple[str, str, str]]:
-    annotations = {
-        name: text for part in reversed(model.__mro__) for name, text in _annotations(part).items()
-    }
-    if issubclass(model, BaseModel):
-        for name, field in model.model_fields.items():
-            default = field.default
-            if field.default_factory is not None:
-                default = "the defaults below"
-            yield name, annotations[name], _shown(default, is_missing=field.is_required())
-        return
-    for entry in dataclasses.fields(model):
-        is_missing = entry.default is dataclasses.MISSING
-        yield entry.name, annotations[entry.name], _shown(entry.default, is_missing=is_missing)
+def _type(field: Mapping[str, Any]) -> str:
+    if "anyOf" in field:
+        return " or ".join(dict.fromkeys(map(_type, field["anyOf"])))
+    if "$ref" in field:
+        return f"{field['$ref'].rpartition('/')[2]}"
+    if "const" in field:
+        return f"`{str(field['const']).lower()}`"
+    if "items" in field:
+        return f"list of {_type(field['items'])}"
+    return str(field.get("format", field.get("type", "any")))
 
 
-def _shown(default: Any, *, is_missing: bool) -> str:
-    if is_missing or default is PydanticUndefined:
-        return "required"
-    if default is None:
-        return ""
-    if isinstance(default, tuple):
-        return ", ".join(map(str, default))
-    return str(default)
-
-
-def _body(model: type[Any]) -> list[ast.stmt]:
-    if model.__module__ == "builtins" or issubclass(BaseModel, model):
-        return []
-    tree = ast.parse(textwrap.dedent(inspect.getsource(model)))
-    (definition,) = tree.body
-    return definition.body if isinstance(definition, ast.ClassDef) else []
-
-
-def _annotations(model: type[Any]) -> dict[str, str]:
-    return {
-        statement.target.id: ast.unparse(statement.annotation)
-        for statement in _body(model)
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-    }
-
-
-def _docstrings(model: type[Any]) -> dict[str, str]:
-    """Return the texts below the fields of a class and of its bases."""
-    texts = {}
-    for part in reversed(model.__mro__):
-        body = _body(part)
-        for statement, below in pairwise(body):
-            if (
-                isinstance(statement, ast.AnnAssign)
-                and isinstance(statement.target, ast.Name)
-                and isinstance(below, ast.Expr)
-                and isinstance(below.value, ast.Constant)
-            ):
-                text = " ".join(str(below.value.value).split())
-                texts[statement.target.id] = text.replace("|", "or")
-    return texts
-
-
-def _first_sentence(model: type[Any]) -> str:
-    return (inspect.getdoc(model) or "").split("\n\n")[0].replace("\n", " ")
+def _shown(default: Any) -> str:
+    if isinstance(default, list):
+        return ", ".join(map(_shown, default))
+    return "" if default is None else str(default)
 
 
 if __name__ == "__main__":
-    print(page(), end="")  # noqa: T201
+    sys.stdout.write(page())

@@ -30,7 +30,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 DeviceKey = Annotated[str, Field(min_length=1, max_length=64)]
@@ -95,7 +95,7 @@ class CampaignBudget(BaseModel):
     Reading this alone from a stored file needs neither torch nor the version that wrote it.
     """
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
     devices: Devices
     """Devices to measure on."""

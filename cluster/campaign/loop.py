@@ -25,8 +25,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from trappm.cluster.campaign.history import (
     ENOUGH,
     course_so_far,
@@ -679,9 +677,8 @@ class Campaign:
         self._report = replace(report, left_out=self._left_out, spent=spent)
         if not self._rule_holds and self.spec.stop is not None:
             reports = [*training_reports(self.store, self.id), self._report]
-            generator = np.random.default_rng([self.spec.seed, labels])
             results = [result_of(known) for known in reports]
-            stop = stopped(self.spec.stop, results, self.spec.devices.keys, generator)
+            stop = stopped(self.spec.stop, results, self.spec.devices.keys)
             if stop is not None:
                 self._record_stop(stop)
         self._handle(Learned(has_heads, self._rule_holds))

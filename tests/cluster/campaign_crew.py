@@ -234,11 +234,18 @@ class InlineCall:
         self._work = work
 
     def wait(self, timeout_s):
-        self._result = self._work()
+        try:
+            self._result = self._work()
+        except UnfinishedError:
+            return False
         return True
 
     def result(self):
         return self._result
+
+
+class UnfinishedError(Exception):
+    """What a learner raises to be asked again later."""
 
 
 def no_progress(done, total):

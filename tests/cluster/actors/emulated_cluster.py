@@ -27,10 +27,10 @@ os.environ |= {
     "RAY_worker_niceness": "0",
 }
 os.environ.pop("TRAPPM_DATABASE", None)
-# TraPPM itself is the one that is installed, on the nodes as here.
+# The nodes run the same tree as this process.
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests" / "cluster"))
-os.environ["PYTHONPATH"] = sys.path[0]
+os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[0], str(ROOT)])
 
 import psutil  # noqa: E402
 import ray  # noqa: E402
@@ -96,8 +96,8 @@ class MadeUpProfiler:
         self._device = device
         self._fingerprint = "another stack" if marked("another stack") else "stack"
 
-    def is_there(self):
-        pass
+    def stay(self):
+        threading.Event().wait()
 
     def describe(self):
         host = ray.get_runtime_context().get_node_id()

@@ -16,7 +16,6 @@ from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_
 from store_faults import lost_reply
 
 import trappm.cluster.campaign.loop
-import trappm.cluster.campaign.results
 import trappm.store.db.engine
 import trappm.store.repositories.owners
 from trappm.cluster.campaign.history import StopCheck, course_so_far
@@ -114,7 +113,7 @@ def test_clocks_that_jump_cost_no_label(new_store, monkeypatch):
 
 
 def test_what_came_back_is_recorded_though_the_loop_fails_over_it(store, monkeypatch):
-    listen = trappm.cluster.campaign.results.Results.events
+    listen = trappm.cluster.campaign.loop.Campaign._result_events
 
     def fail(results, finished):
         if isinstance(finished.task, Assignment):
@@ -122,7 +121,7 @@ def test_what_came_back_is_recorded_though_the_loop_fails_over_it(store, monkeyp
         return listen(results, finished)
 
     run = campaign(store, FakeWorkers())
-    monkeypatch.setattr(trappm.cluster.campaign.results.Results, "events", fail)
+    monkeypatch.setattr(trappm.cluster.campaign.loop.Campaign, "_result_events", fail)
     with pytest.raises(ZeroDivisionError):
         run.run()
     counts = store.campaigns.outcome_counts(run.id)
