@@ -9,8 +9,8 @@ import numpy as np
 from trappm.cluster.interfaces import Choice, ChoiceRequest
 from trappm.cluster.profiles.step_profiles import StepCache, StepKey
 from trappm.cluster.spec import CampaignSpec
-from trappm.learner.bench.errors import split_architectures
 from trappm.learner.physics.device_specs import has_kernels
+from trappm.learner.stats.errors import split_architectures
 from trappm.learner.stats.folds import content_groups
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.capacity import expected_memory_mib

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from trappm.cluster.scheduler.training_report import Judgement
-from trappm.learner.bench.errors import Accuracy, accuracy
 from trappm.learner.heads.predictions import DeviceHeads
+from trappm.learner.stats.errors import Accuracy, accuracy
 from trappm.learner.training_label import TrainingLabel, targets_of
 from trappm.learner.workload import Workload
 from trappm.profiler.records import METRICS

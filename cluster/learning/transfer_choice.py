@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from trappm.cluster.scheduler.training_report import TransferErrors
-from trappm.learner.bench.errors import Accuracy
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.predictions import DeviceHeads
+from trappm.learner.stats.errors import Accuracy
 from trappm.learner.training_label import TrainingLabel
 
 FOLDS = 3

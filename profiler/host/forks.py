@@ -42,7 +42,9 @@ _STOP_TIMEOUT_S = 5.0
 
 
 _SECRET_NAME = re.compile(
-    r"PASSW|PASSPHRASE|_PWD|TOKEN|SECRET|CREDENTIAL|_KEY|^PG|^TRAPPM_DATABASE$", re.IGNORECASE
+    r"PASSW|PASSPHRASE|_PWD|TOKEN|SECRET|CREDENTIAL|_KEY|APIKEY|CONNECTION_?STRING|^PG"
+    r"|^TRAPPM_DATABASE$",
+    re.IGNORECASE,
 )
 """Names of variables with secrets; `PG` begins those that libpq reads."""
 _URL_WITH_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]*@")

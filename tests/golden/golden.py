@@ -16,12 +16,13 @@ import json
 import lzma
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
+DEVICE_KEYS = ("a100-40gb", "v100-16gb", "rtx3090", "cpu-2t")
 LABELS = ROOT / "examples/data/h100/sweeps/first.jsonl.xz"
 
 
@@ -75,6 +76,40 @@ def json_shapes() -> dict[str, Any]:
             words = [word for word in command if not word.startswith(("/", "--"))]
             shapes[" ".join(words[:2])] = _shape(json.loads(_run(*command, "--json")))
         return shapes
+
+
+def subjects() -> list[str]:
+    """Return the models of `predictions`: 200 timm architectures and 30 transformers."""
+    from trappm.profiler.models.zoo import architectures
+    from trappm.profiler.transformers.names import builtin_shapes
+
+    names = architectures(["*"])
+    shapes = sorted(builtin_shapes())
+    return [
+        *(names[len(names) * place // 200] for place in range(200)),
+        *(f"hf:{shapes[len(shapes) * place // 30]}" for place in range(30)),
+    ]
+
+
+def predictions(models: Sequence[str]) -> list[dict[str, Any]]:
+    """Return what the shipped snapshot predicts of a training step with 8 samples.
+
+    Per model and device: step time in ms, memory in MiB and power in W; null where it has none.
+    A model that cannot be traced has the name of the error instead.
+    """
+    import trappm
+
+    answers: list[dict[str, Any]] = []
+    with _home():
+        for model in models:
+            tokens = {"sequence_length": 128} if model.startswith("hf:") else {}
+            try:
+                of_devices = trappm.predict([model], devices=DEVICE_KEYS, batch_size=8, **tokens)
+            except trappm.TrappmError as error:
+                answers.append({"model": model, "error": type(error).__name__})
+            else:
+                answers.append({"model": model} | {one.device: [*one] for one in of_devices})
+    return answers
 
 
 def _first_labels(path: Path) -> None:
@@ -139,3 +174,4 @@ if __name__ == "__main__":
     write("campaign_events.json", campaign_events())
     write("label_export.json", label_export())
     write("json_shapes.json", json_shapes())
+    write("predictions.json", predictions(subjects()))

@@ -1,6 +1,10 @@
 """Behavior that a refactoring must not change; see golden.py for how to record it again."""
 
 import golden
+import pytest
+
+EVERY = 20
+"""The fast test repeats one in so many predictions, the slow test all."""
 
 
 def test_a_rehearsed_campaign_has_the_recorded_events():
@@ -13,3 +17,23 @@ def test_the_label_export_is_as_recorded():
 
 def test_the_json_of_commands_has_the_recorded_keys():
     assert golden.json_shapes() == golden.read("json_shapes.json")
+
+
+def test_one_in_twenty_predictions_is_as_recorded():
+    assert_as_recorded(golden.read("predictions.json")[::EVERY])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_all_predictions_are_as_recorded():
+    assert_as_recorded(golden.read("predictions.json"))
+
+
+def assert_as_recorded(recorded):
+    predicted = golden.predictions([answer["model"] for answer in recorded])
+    for then, now in zip(recorded, predicted, strict=True):
+        assert now.keys() == then.keys(), then["model"]
+        assert now.get("error") == then.get("error")
+        for device in now.keys() & {*golden.DEVICE_KEYS}:
+            expected = [None if x is None else pytest.approx(x, rel=1e-6) for x in then[device]]
+            assert now[device] == expected, (then["model"], device)

@@ -226,7 +226,7 @@ def test_kuberay_gets_fields_that_it_knows(ray_cluster):
     for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
         (container,) = group["template"]["spec"]["containers"]
         assert set(container) <= CONTAINER
-        assert container["image"] == "REGISTRY/trappm:0.2.0"
+        assert container["image"] == "REGISTRY/trappm:0.3.0"
         requested, limits = container["resources"]["requests"], container["resources"]["limits"]
         assert requested == limits  # nobody else's load beside a measurement
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())

@@ -253,6 +253,8 @@ SECRETS = {
     "TRAPPM_TOKEN": "hidden",
     "AWS_SECRET_ACCESS_KEY": "hidden",
     "registry_password": "hidden",
+    "OPENAI_APIKEY": "hidden",
+    "AZURE_STORAGE_CONNECTION_STRING": "AccountName=a;AccountKey=hidden",
     "SOME_DATABASE": "postgresql://somebody:hidden@host/labels",
 }
 

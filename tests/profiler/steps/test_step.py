@@ -113,11 +113,20 @@ def test_a_small_loss_is_subtracted() -> None:
     assert set(found.times_ms) == {10.0}
 
 
-def test_undisturbed_sampling_is_as_it_was_without_rejection() -> None:
-    for times in ([7.0], [5.0, 9.0], [10.0, 10.1, 9.9, 10.05]):
-        steady = itertools.cycle(times)
-        expected = sample(lambda n, s=steady: list(itertools.islice(s, n)), QUICK)  # type: ignore[misc]
-        assert sampled([StepTime(ms) for ms in times]).times_ms == expected
+@pytest.mark.parametrize(
+    ("cycle_ms", "steps"),
+    [((7.0,), QUICK.min_steps), ((5.0, 9.0), QUICK.max_steps), ((10.0, 10.1, 9.9, 10.05), None)],
+)
+def test_undisturbed_steps_all_count(cycle_ms: tuple[float, ...], steps: int | None) -> None:
+    """Equal steps end at the first look, noisy ones at the protocol's limit."""
+    found = sampled([StepTime(ms) for ms in cycle_ms])
+    assert (found.rejected, found.lost_share) == (0, 0.0)
+    assert list(found.times_ms) == list(
+        itertools.islice(itertools.cycle(cycle_ms), len(found.times_ms))
+    )
+    assert QUICK.min_steps <= len(found.times_ms) <= QUICK.max_steps
+    if steps is not None:
+        assert len(found.times_ms) == steps
 
 
 def test_without_clean_steps_the_least_disturbed_ones_count_once_the_time_is_up() -> None:
