@@ -92,7 +92,7 @@ def test_what_is_lost_is_measured_elsewhere(play, scenario):
     assert is_whole(report)
     lost = [message for kind, message in report["events"] if kind == "lost"]
     if scenario == "worker_frozen":
-        assert any("has not answered" in message for message in lost)
+        assert any("has not answered within its time limit" in message for message in lost)
     else:
         assert lost
 
