@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from trappm.cluster.campaign.candidates import check_budget, check_stop, pool_of, without_refused
 from trappm.cluster.campaign.ownership import ENDED, begin
+from trappm.cluster.campaign.planner import check_budget, check_stop, pool_of, without_refused
 from trappm.cluster.campaign.progress import Progress
 from trappm.cluster.ray_runtime import (
     ACCELERATOR_LABEL,
@@ -25,9 +25,9 @@ from trappm.cluster.ray_runtime import (
     ray_runtime,
     require_nodes,
 )
+from trappm.cluster.rehearsal import runs_nothing
 from trappm.cluster.scheduler.stop_rules import past
 from trappm.cluster.spec import CampaignSpec, spec_of
-from trappm.cluster.workers.rehearsal import runs_nothing
 from trappm.profiler.devices import meant_device, open_device
 from trappm.profiler.errors import CampaignError, InputError, TrappmError
 from trappm.store import (
@@ -93,32 +93,80 @@ def start_or_continue(store: Store, spec: CampaignSpec) -> tuple[CampaignRecord,
 
 
 def check_spec(store: Store, spec: CampaignSpec, address: str | None) -> None:
-    """Raises InputError for what can be seen to fail before anything is started or stored."""
-    _check_devices(spec, address)
-    check_stop(spec)
-    check_budget(spec, without_refused(pool_of(spec, store), store))
-    if spec.canary is not None:
-        from trappm.profiler.models.sources import source_of  # brings in torch and timm
+    """Check what can be seen to fail before anything is started or stored.
 
-        for key in spec.devices.keys:
-            reference = spec.canary.reference_on(key).architecture
-            source_of(reference).architectures([reference])
+    Raises:
+        InputError: The first fault.
+    """
+    for check in _checks(store, spec, address):
+        check()
 
 
-def _check_devices(spec: CampaignSpec, address: str | None) -> None:
-    """Raises InputError for a device that is not on this machine; on a cluster, for a misspelt one.
+def spec_faults(store: Store, spec: CampaignSpec, address: str | None) -> list[str]:
+    """Return what `check_spec` would raise, one line per fault."""
+    faults = []
+    for check in _checks(store, spec, address):
+        try:
+            check()
+        except TrappmError as error:
+            faults.append(str(error))
+    return faults
+
+
+def _checks(
+    store: Store, spec: CampaignSpec, address: str | None
+) -> Iterator[Callable[[], object]]:
+    for device in spec.devices.keys:
+        yield partial(_check_device, device, address)
+    yield partial(check_stop, spec)
+    yield lambda: check_budget(spec, without_refused(pool_of(spec, store), store))
+    for device in spec.devices.keys:
+        yield partial(_check_canary, spec, device)
+
+
+def _check_device(device: str, address: str | None) -> None:
+    """Raise InputError for a device that is not on this machine; on a cluster, for a misspelt one.
 
     A cluster may still start a node of any kind, so a name is refused only if it is much like a
     known one; the cluster is asked only about names that are not in our own catalogue.
     """
+    if address is None or runs_nothing(device):
+        open_device(device)
+    elif meant_device(device) and (meant := meant_device(device, gpus_known_to(address))):
+        raise InputError(
+            f"no device {device!r}; did you mean {meant!r}? If it is a GPU of its own, first "
+            f"start a node with the label {ACCELERATOR_LABEL}={device.upper()}"
+        )
+
+
+def _check_canary(spec: CampaignSpec, device: str) -> None:
+    if spec.canary is not None:
+        from trappm.profiler.models.sources import source_of  # imports torch and timm
+
+        reference = spec.canary.reference_on(device).architecture
+        source_of(reference).architectures([reference])
+
+
+def plan_lines(spec: CampaignSpec, store: Store) -> list[str]:
+    """Return what a campaign of this file would run, for people."""
+    pool = without_refused(pool_of(spec, store), store)
+    held_out = check_budget(spec, pool)
+    lines = [
+        f"campaign {spec.name}: {spec.total} measurements with protocol "
+        f"{spec.measuring_protocol.name}, learner {spec.learner}, strategy {spec.strategy}",
+        f"pool: {len(pool)} configurations of {len({c.architecture for c in pool})} architectures, "
+        f"{len(held_out)} of them held out",
+    ]
     for device in spec.devices.keys:
-        if address is None or runs_nothing(device):
-            open_device(device)
-        elif meant_device(device) and (meant := meant_device(device, gpus_known_to(address))):
-            raise InputError(
-                f"no device {device!r}; did you mean {meant!r}? If it is a GPU of its own, first "
-                f"start a node with the label {ACCELERATOR_LABEL}={device.upper()}"
-            )
+        evaluation, initial, *rounds = spec.shares(device)
+        lines.append(
+            f"{device}: {evaluation} evaluation, {initial} initial, {sum(rounds)} in "
+            f"{len(rounds)} rounds"
+        )
+    if spec.stop is not None:
+        given = {k: v for k, v in spec.stop.__dict__.items() if v is not None}
+        lines.append(f"stop: {', '.join(f'{key} {value}' for key, value in given.items())}")
+    return lines
 
 
 def to_resume(store: Store, campaign_id: str | None) -> CampaignRecord:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trappm.cluster.profiles.static_profiles import ProfiledGraph, profile_in_processes
+from trappm.cluster.profiles.static_profiles import ProfiledGraph
+from trappm.cluster.profiles.step_profiles import StepCache, StepKey, TracedStep
+from trappm.cluster.ray_runtime import ray_runtime
 from trappm.cluster.yaml_file import parse, read_text
 from trappm.profiler.models.pool import PoolGroup, PoolSpec, build_pool
 from trappm.profiler.records import Pair
@@ -45,7 +47,7 @@ def parse_pool_file(text: str, *, origin: str) -> PoolFile:
     Raises:
         InputError: not YAML, or not a pool; names the first fault and its key.
     """
-    return parse(text, PoolFile, origin=origin, kind="pool", parts=(PoolFile, PoolGroup))
+    return parse(text, PoolFile, origin=origin, kind="pool")
 
 
 def build(
@@ -62,8 +64,8 @@ def build(
     Args:
         store: where configurations, profiles and refusals go.
         file: what to build.
-        address: of a running Ray cluster that does the work; None for processes here.
-        processes: how many at once, without a cluster.
+        address: Address of a running Ray cluster that does the work; None: this machine.
+        processes: Number of profiles made at once on this machine.
         watch: called with the progress.
         retry_refused: try again what was refused, as a newer version may know it.
 
@@ -107,15 +109,25 @@ def make_profiles(
         watch(done, len(pairs), profile)
 
 
+def make_steps(
+    cache: StepCache, keys: Sequence[StepKey], *, processes: int
+) -> Iterator[TracedStep]:
+    """Trace steps on this machine and keep them; yield them in the order of completion."""
+    if not keys:
+        return
+    with ray_runtime(None):
+        from trappm.cluster.actors.profile_tasks import trace_on_ray
+
+        for traced in trace_on_ray(keys, processes):
+            if traced.is_final:
+                cache.put(traced)
+            yield traced
+
+
 def _profiled(
     pairs: Sequence[Pair], address: str | None, processes: int
 ) -> Iterator[ProfiledGraph]:
-    if address is None:
-        yield from profile_in_processes(pairs, processes)
-        return
-    from trappm.cluster.ray_runtime import ray_runtime
-
     with ray_runtime(address):
         from trappm.cluster.actors.profile_tasks import profile_on_ray
 
-        yield from profile_on_ray(pairs)
+        yield from profile_on_ray(pairs, processes if address is None else None)

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from trappm.cluster.placement import Placement, no_room, room_for
-from trappm.cluster.workers.rehearsal import runs_nothing
+from trappm.cluster.rehearsal import runs_nothing
 from trappm.profiler.devices import local_devices
 from trappm.profiler.devices.catalogue import ray_labels
 from trappm.profiler.devices.rank_keys import rank_key

@@ -20,8 +20,7 @@ from trappm.cluster.yaml_file import parse, read_text
 from trappm.profiler.errors import CampaignError, InputError, TrappmError
 from trappm.profiler.measuring.canary import CanaryPlan
 from trappm.profiler.measuring.protocols import PROTOCOLS, protocol_named
-from trappm.profiler.models.pool import PoolGroup, PoolSpec
-from trappm.profiler.records import Configuration
+from trappm.profiler.models.pool import PoolSpec
 from trappm.profiler.records import Protocol as MeasuringProtocol
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 DeviceKey = Annotated[str, Field(min_length=1, max_length=64)]
@@ -42,7 +41,9 @@ class Devices(_Part):
     """Where to measure: a source device and, if transfer is wanted, a target device."""
 
     source: DeviceKey
+    """Device that is measured most, such as `a100`, `simulated:a100` or `replay:FILE`."""
     target: DeviceKey | None = None
+    """Device whose heads start from those of the source."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -53,7 +54,9 @@ class Share(_Part):
     """A number of configurations to measure on each of the two devices."""
 
     source: int = Field(ge=0, le=1_000_000)
+    """Number of configurations on the source device."""
     target: int = Field(default=0, ge=0, le=1_000_000)
+    """Number of configurations on the target device."""
 
     def on(self, device: str, devices: Devices) -> int:
         return self.source if device == devices.source else self.target
@@ -63,24 +66,27 @@ class Evaluation(Share):
     """The evaluation set: drawn uniformly from architectures that training never sees."""
 
     source: int = Field(ge=2, le=1_000_000)
+    """Number of configurations on the source device, 2 or more."""
     architecture_share: float = Field(default=0.2, gt=0, lt=0.9)
+    """Share of the pool's architectures that are held out."""
 
 
 class Rounds(Share):
     """The rounds in which acquisition picks, and how much each device measures per round."""
 
     count: int = Field(ge=0, le=10_000)
+    """Number of rounds."""
 
 
 class Characterisation(_Part):
     """How devices are known by their kernels before anything is measured on them."""
 
     seconds: float = Field(default=60.0, gt=0, le=3600)
-    """For all kernels of a device."""
+    """Seconds for all kernels of a device."""
     again_after_days: float = Field(default=30.0, gt=0)
-    """Kernels of the same device and software stack that are younger do."""
+    """Days after which the kernels of a device and software stack are timed again."""
     cpus: bool = False
-    """CPU devices too, and not GPUs alone."""
+    """Whether CPU devices are characterised too."""
 
 
 class CampaignBudget(BaseModel):
@@ -89,16 +95,18 @@ class CampaignBudget(BaseModel):
     Reading this alone from a stored file needs neither torch nor the version that wrote it.
     """
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
     devices: Devices
+    """Devices to measure on."""
     evaluation: Evaluation
+    """The evaluation set."""
     initial: Share
+    """The first training set, chosen without labels; 4 or more on the source."""
     rounds: Rounds
+    """Further training sets, each chosen with the labels so far."""
     stop: StopRules | None = None
-    """What ends the campaign before its last round."""
-    priority: int = Field(default=1, ge=1, le=100)
-    """Campaigns side by side on a cluster share its GPUs in proportion to it."""
+    """Rules that end the campaign before its last round."""
 
     def shares(self, device: str) -> list[int]:
         """How many configurations each round measures on this device: evaluation, initial, ..."""
@@ -121,18 +129,23 @@ class CampaignSpec(CampaignBudget):
     model_config = ConfigDict(extra="forbid")
 
     name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    """Name of the campaign."""
     seed: int = Field(default=1337, ge=0, lt=2**32)
+    """Seed of everything random."""
     protocol: str | MeasuringProtocol = "quick"
-    """The name of a protocol of ours, or one of your own with a name of its own."""
+    """Name of a built-in protocol, or your own under another name."""
     learner: str = "laptop"
+    """Preset of encoder and heads."""
     strategy: str = "ours"
+    """Acquisition strategy."""
     max_attempts: int = Field(default=3, ge=1, le=10)
+    """Number of attempts at a configuration before it is given up."""
     canary: CanaryPlan | None = Field(default_factory=CanaryPlan)
-    """How the devices are watched while they measure; `false` or `null`: not at all."""
+    """Repeated reference measurement that detects drift; `false` or `null`: none."""
     characterise: Characterisation | None = Field(default_factory=Characterisation)
-    """Whether kernels are timed first; `false` or `null`: on no device."""
+    """Kernel measurements before the first label; `false` or `null`: none."""
     pool: str | PoolSpec
-    """The name of a pool that `trappm pool build` made, or the groups of one of its own."""
+    """Name of a built pool, or `groups` of architectures."""
 
     @field_validator("pool", mode="before")
     @classmethod
@@ -232,10 +245,6 @@ def parse_spec(text: str, *, origin: str) -> CampaignSpec:
     """The campaign spec that this YAML describes.
 
     Raises:
-        InputError: not YAML, or not a campaign; names the first fault and its key.
+        InputError: not YAML, or not a campaign; names its faults and their keys.
     """
-    parts = (
-        CampaignSpec, Devices, Share, Evaluation, Rounds, PoolSpec, PoolGroup, MeasuringProtocol,
-        CanaryPlan, Configuration, StopRules, Characterisation,
-    )  # fmt: skip
-    return parse(text, CampaignSpec, origin=origin, kind="campaign", parts=parts)
+    return parse(text, CampaignSpec, origin=origin, kind="campaign")

@@ -1,4 +1,4 @@
-"""Strict reading of the YAML files that users write, with errors of one line.
+"""Strict reading of the YAML files that users write, with one line per fault.
 
 Every file is a mapping that a pydantic model describes; the error for an unknown key
 suggests the nearest known one.
@@ -6,9 +6,8 @@ suggests the nearest known one.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,11 +24,25 @@ _MISSING_KEY = frozenset(["missing", "missing_argument", "missing_keyword_only_a
 Model = TypeVar("Model", bound=BaseModel)
 
 
+class FileFaultsError(InputError):
+    """A file that is not what its model says.
+
+    Args:
+        origin: Name of the file.
+        faults: One line per fault, beginning with its key; the most telling one first.
+    """
+
+    def __init__(self, origin: str, faults: Sequence[str]) -> None:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        super().__init__(f"{origin}: {faults[0]}{more}")
+        self.faults = tuple(faults)
+
+
 def read_text(path: Path, *, kind: str) -> str:
-    """The text of a file of a kind such as "campaign".
+    """Return the text of a file of a kind such as "campaign".
 
     Raises:
-        InputError: it cannot be read, or is too large to be such a file.
+        InputError: It cannot be read, or is too large to be such a file.
     """
     try:
         return read_plain(path, MAX_FILE_BYTES).decode("utf-8")
@@ -39,20 +52,18 @@ def read_text(path: Path, *, kind: str) -> str:
         raise InputError(f"cannot read the {kind} file {path}: {error}") from error
 
 
-def parse(
-    text: str, model: type[Model], *, origin: str, kind: str, parts: Sequence[type[Any]]
-) -> Model:
-    """The record that a YAML text describes.
+def parse(text: str, model: type[Model], *, origin: str, kind: str) -> Model:
+    """Return the record that a YAML text describes.
 
     Args:
-        text: the file.
-        model: what the file must be.
-        origin: names the file in errors.
-        kind: says what it should be, such as "campaign".
-        parts: the models and dataclasses in the file, whose fields are the keys that it may have.
+        text: Content of the file.
+        model: Model of the file.
+        origin: Name of the file in errors.
+        kind: Kind of the file in errors, such as "campaign".
 
     Raises:
-        InputError: not YAML, or not what the model says; names the first fault and its key.
+        InputError: Not YAML, or not a mapping.
+        FileFaultsError: Not what the model says.
     """
     data = load_yaml(text, origin)
     if not isinstance(data, dict):
@@ -60,31 +71,57 @@ def parse(
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise InputError(f"{origin}: {_first_fault(error, kind, parts)}") from error
+        raise FileFaultsError(origin, _faults(error, model, data, kind)) from error
     except InputError as error:
-        raise InputError(f"{origin}: {error}") from error
+        raise FileFaultsError(origin, [str(error)]) from error
 
 
-def _first_fault(error: ValidationError, kind: str, parts: Sequence[type[Any]]) -> str:
-    faults: list[Any] = list(error.errors())
-    # A misspelt key explains the one that is missing; of a union, the branch that came furthest.
-    fault = max(faults, key=lambda f: (f["type"] in _UNKNOWN_KEY, len(f["loc"])))
-    # Of a union, pydantic names the branch too, which is no key of the file.
-    branches = {"str", *(part.__name__ for part in parts)}
-    where = ".".join(str(part) for part in fault["loc"] if part not in branches) or kind
-    message = fault["msg"].removeprefix("Value error, ")
-    if fault["type"] in _UNKNOWN_KEY:
-        known = [key for part in parts for key in _keys(part)]
-        near = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1)
-        message = "unknown key" + (f"; did you mean {near[0]!r}?" if near else "")
-        if near:  # the key that is missing is this one
-            explained = (*fault["loc"][:-1], near[0])
-            faults = [f for f in faults if f["type"] not in _MISSING_KEY or f["loc"] != explained]
-    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    return f"{where}: {message}{more}"
+def _faults(
+    error: ValidationError, model: type[BaseModel], data: Mapping[str, Any], kind: str
+) -> list[str]:
+    """Return one line per fault; of a union's branches, the one that came furthest is first."""
+    faults: list[Any] = sorted(
+        error.errors(), key=lambda f: (f["type"] in _UNKNOWN_KEY, len(f["loc"])), reverse=True
+    )
+    known = sorted(set(_keys(model.model_json_schema())))
+    misspelt: set[tuple[Any, ...]] = set()
+    locations = [tuple(_keys_of_file(fault, data)) for fault in faults]
+    lines = []
+    for fault, location in zip(faults, locations, strict=True):
+        if any(location == deeper[: len(location)] != deeper for deeper in locations if location):
+            continue  # another branch of the union came further
+        message = fault["msg"].removeprefix("Value error, ")
+        if fault["type"] in _UNKNOWN_KEY:
+            near = difflib.get_close_matches(
+                str(location[-1]), [key for key in known if key != location[-1]], n=1
+            )
+            message = "unknown key" + (f"; did you mean {near[0]!r}?" if near else "")
+            misspelt |= {(*location[:-1], name) for name in near}
+        elif fault["type"] in _MISSING_KEY and location in misspelt:
+            continue  # the misspelt key explains it
+        lines.append(f"{'.'.join(map(str, location)) or kind}: {message}")
+    return lines
 
 
-def _keys(part: type[Any]) -> list[str]:
-    if issubclass(part, BaseModel):
-        return list(part.model_fields)
-    return [field.name for field in dataclasses.fields(part)]
+def _keys_of_file(fault: Mapping[str, Any], data: Any) -> Iterator[Any]:
+    """Yield the keys of a fault's location without the names of a union's branches."""
+    location, is_missing = fault["loc"], fault["type"] in _MISSING_KEY
+    for index, part in enumerate(location):
+        if (isinstance(data, list) and isinstance(part, int) and part < len(data)) or (
+            isinstance(data, dict) and part in data
+        ):
+            data = data[part]
+        elif not (is_missing and index == len(location) - 1):
+            continue  # the name of a branch
+        yield part
+
+
+def _keys(schema: Any) -> Iterator[str]:
+    """Yield the names of all properties in a JSON schema."""
+    if isinstance(schema, dict):
+        yield from schema.get("properties", {})
+        schema = schema.values()
+    elif not isinstance(schema, list):
+        return
+    for part in schema:
+        yield from _keys(part)

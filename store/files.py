@@ -1,8 +1,6 @@
 """Measurements in files: Parquet and JSON lines are written and read, CSV is only written.
 
-An export appears under its name when it is complete. An import reads the file twice: first every
-row is checked, and one bad row refuses the file; then the rows are recorded in batches. An import
-that was interrupted is completed by repeating it, because an attempt is recorded once.
+An export appears under its name when it is complete. `importing` records what a file holds.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from trappm.profiler.errors import InputError, one_line
 from trappm.profiler.files.whole_file import made_whole
@@ -30,9 +28,6 @@ from trappm.store.rows import (
     row_of,
     strict_json,
 )
-
-if TYPE_CHECKING:
-    from trappm.store.store import Store
 
 MAX_BYTES = 8 << 30
 MAX_PARQUET_ROWS = 10_000_000
@@ -69,60 +64,6 @@ class ImportReport:
     """Rows by the kind of their verdict."""
     reasons: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Rows by kind and reason."""
-
-
-_KNOWN = Verdict(kind="known", reason="recorded before")
-_CONFLICT = Verdict(kind="rejected", reason="conflicts with what is there under its attempt key")
-
-
-def import_file(store: Store, path: Path) -> ImportReport:
-    """Record the measurements in a file of `export_file` or in JSON lines of the profiler.
-
-    Raises:
-        InputError: The file or one of its rows is invalid; nothing was recorded.
-        StoreError: The store cannot be written; importing again completes it.
-    """
-    return record_verdicts(store, path.name, "TraPPM", lambda: read_file(path))
-
-
-def record_verdicts(
-    store: Store, file: str, source: str, read: Callable[[], Iterable[Verdict]]
-) -> ImportReport:
-    """Record the measurements of verdicts, all of which are checked first.
-
-    Args:
-        store: Where to record them.
-        file: Name of the file, for the report.
-        source: Name of the source, for the report.
-        read: Returns the verdicts; it is called twice.
-
-    Raises:
-        InputError: A row is invalid; nothing was recorded.
-        StoreError: The store cannot be written; importing again completes it.
-    """
-    reasons: Counter[tuple[str, str]] = Counter()
-    counts: Counter[str] = Counter()
-    verdicts = iter(read())
-    while batch := [*itertools.islice(verdicts, BATCH)]:
-        before = store.measurements.recorded_before(
-            [v.measurement for v in batch if v.measurement is not None]
-        )
-        for verdict in batch:
-            differs = None
-            if verdict.measurement is not None:
-                differs = before.get(verdict.measurement.attempt_key)
-            final = verdict if differs is None else _CONFLICT if differs else _KNOWN
-            reasons[final.kind, final.reason] += 1
-            counts[final.kind] += 1
-    new = store.measurements.record_many(v.measurement for v in read() if v.measurement is not None)
-    return ImportReport(
-        file=file,
-        source=source,
-        rows=counts.total(),
-        new=new,
-        counts=dict(counts),
-        reasons=dict(reasons.most_common()),
-    )
 
 
 def export_file(measurements: Iterable[Measurement], path: Path) -> int:

@@ -207,7 +207,7 @@ def test_no_circle_of_folders():
 def test_a_circle_of_folders_would_be_seen():
     imports = _imports()
     assert "cluster/scheduler" in _folder_imports(imports)["cluster/campaign"]
-    imports["trappm.cluster.scheduler.messages"].add("trappm.cluster.campaign.news")
+    imports["trappm.cluster.scheduler.messages"].add("trappm.cluster.campaign.loop")
     with pytest.raises(CycleError):
         TopologicalSorter(_folder_imports(imports)).prepare()
 

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trappm.campaigns import Campaign, CampaignResult
     from trappm.generation.generating import Generation, generate
     from trappm.label_store import LabelStore
     from trappm.prediction.estimate import Estimate, estimate
@@ -28,12 +29,15 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "Answer", "Estimate", "Generation", "LabelStore", "ParallelPrediction", "Prediction",
-    "TrainingLoop", "TrappmError", "__version__", "estimate", "generate", "lookup", "predict",
+    "Answer", "Campaign", "CampaignResult", "Estimate", "Generation", "LabelStore",
+    "ParallelPrediction", "Prediction", "TrainingLoop", "TrappmError", "__version__", "estimate",
+    "generate", "lookup", "predict",
     "predict_parallel",
 ]  # fmt: skip
 
 _HOMES = {
+    "Campaign": "trappm.campaigns",
+    "CampaignResult": "trappm.campaigns",
     "Answer": "trappm.prediction.looking_up.answer",
     "Estimate": "trappm.prediction.estimate",
     "Generation": "trappm.generation.generating",

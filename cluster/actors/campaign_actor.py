@@ -18,15 +18,14 @@ from typing import Any
 
 import ray
 
-from trappm.cluster.actors.learner_proxy import LearnerProxy
+from trappm.cluster.actors.learner import LearnerHandle
 from trappm.cluster.actors.profiler_pool import ProfilerPool
-from trappm.cluster.campaign.loop import Campaign
-from trappm.cluster.campaign.news import CampaignStopped
+from trappm.cluster.campaign.loop import Campaign, CampaignStopped
 from trappm.cluster.campaign.ownership import ownership
 from trappm.cluster.campaign.progress import Progress
+from trappm.cluster.interfaces import Learner, Workers
 from trappm.cluster.profiles.step_profiles import StepCache
 from trappm.cluster.spec import CampaignSpec
-from trappm.cluster.workers.interfaces import Learner, Workers
 from trappm.store import CampaignState, Home, Patience, Store, StoreAccess
 
 LINGER_S = 60.0
@@ -140,12 +139,11 @@ class CampaignActor:
         return ProfilerPool(
             self._spec.devices.keys,
             may_grow=self._may_grow,
-            campaign_id=self._campaign_id,
             tell=self._note_worker,
         )
 
     def _learner(self) -> Learner:
-        return LearnerProxy(
+        return LearnerHandle(
             tell=self._note_learner,
             labels=self._spec.total,
             preset=self._spec.learner,

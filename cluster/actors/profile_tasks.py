@@ -1,4 +1,6 @@
-"""Static and kernel profiles, made on a Ray cluster by nodes that do not measure, if there are any.
+"""Static profiles and traced steps, made by Ray tasks.
+
+On a cluster, nodes that do not measure make them, if there are any.
 
 A worker that a model takes down costs that model only: it is tried once more with less, and refused
 when it dies again.
@@ -6,6 +8,7 @@ when it dies again.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -26,8 +29,12 @@ Made = TypeVar("Made")
 POLL_S = 0.2
 
 
-def profile_on_ray(pairs: Sequence[Pair]) -> Iterator[ProfiledGraph]:
-    """Static profiles, in the order of completion.
+def profile_on_ray(pairs: Sequence[Pair], at_once: int | None = None) -> Iterator[ProfiledGraph]:
+    """Yield static profiles in the order of completion.
+
+    Args:
+        pairs: Architectures with their input sizes.
+        at_once: Number of tasks that run at once; None: as many as the cluster has cores for.
 
     Raises:
         CampaignError: the cluster does not make them, whatever the model.
@@ -42,11 +49,15 @@ def profile_on_ray(pairs: Sequence[Pair]) -> Iterator[ProfiledGraph]:
         ]
 
     jobs: list[_GraphJob] = [(*pair, None) for pair in pairs]
-    yield from _each(_profile, jobs, after_death)
+    yield from _each(_profile, jobs, after_death, at_once)
 
 
-def trace_on_ray(keys: Sequence[StepKey]) -> Iterator[TracedStep]:
-    """Kernel profiles, in the order of completion.
+def trace_on_ray(keys: Sequence[StepKey], at_once: int | None = None) -> Iterator[TracedStep]:
+    """Yield traced steps in the order of completion.
+
+    Args:
+        keys: The steps to trace.
+        at_once: Number of tasks that run at once; None: as many as the cluster has cores for.
 
     Raises:
         CampaignError: the cluster does not make them, whatever the model.
@@ -57,7 +68,7 @@ def trace_on_ray(keys: Sequence[StepKey]) -> Iterator[TracedStep]:
             return [[key] for key in job], []
         return [], [TracedStep(job[0], None, step_profiles.ENDED_ITS_PROCESS, is_final=False)]
 
-    yield from _each(trace_steps, alike(keys), after_death)
+    yield from _each(trace_steps, alike(keys), after_death, at_once)
 
 
 _GraphJob = tuple[str, int, str | None]
@@ -71,6 +82,7 @@ def _each(
     make: Callable[[Job], list[Made]],
     jobs: Sequence[Job],
     after_death: Callable[[Job], tuple[list[Job], list[Made]]],
+    at_once: int | None,
 ) -> Iterator[Made]:
     """All that the jobs make; `after_death` replaces a job that ended its worker."""
 
@@ -80,16 +92,19 @@ def _each(
 
     options = {"num_cpus": 1, "max_retries": 1, **off_measuring_nodes()}
     task: Any = ray.remote(**options)(make_without_secrets)
-    waiting: dict[Any, Job] = {task.remote(job): job for job in jobs}
-    while waiting:
-        ready, _ = ray.wait(list(waiting), timeout=POLL_S)
+    waiting, running = deque(jobs), dict[Any, Job]()
+    while waiting or running:
+        while waiting and (at_once is None or len(running) < at_once):
+            job = waiting.popleft()
+            running[task.remote(job)] = job
+        ready, _ = ray.wait(list(running), timeout=POLL_S)
         for reference in ready:
-            job = waiting.pop(reference)
+            job = running.pop(reference)
             try:
                 yield from ray.get(reference)
             except (WorkerCrashedError, OutOfMemoryError):  # known, not fatal
                 more, given_up = after_death(job)
-                waiting |= {task.remote(next_job): next_job for next_job in more}
+                waiting += more
                 yield from given_up
             except RayError as error:
                 raise CampaignError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import threading
 from typing import Any
 
 import psutil
@@ -43,8 +44,9 @@ class ProfilerActor:
         self._measurer = Measurer()
         self._measurer.__enter__()
 
-    def is_there(self) -> None:
-        """Answers, though a measurement may run in the other thread."""
+    def stay(self) -> None:
+        """Never return, in a thread of its own: the call fails when this process ends."""
+        threading.Event().wait()
 
     def describe(self) -> dict[str, Any]:
         """Host, GPUs that Ray gave to it, its software stack's fingerprint, and its process."""

@@ -22,19 +22,17 @@ from ray.exceptions import (
 
 from trappm.cluster.actors.profile_tasks import profile_on_ray, trace_on_ray
 from trappm.cluster.actors.profiler_actor import ProfilerActor, kill_process
+from trappm.cluster.interfaces import Finished, KernelRun, Task
 from trappm.cluster.placement import Placement, no_room, room_for
 from trappm.cluster.profiles.static_profiles import ProfiledGraph
 from trappm.cluster.profiles.step_profiles import StepKey, TracedStep
 from trappm.cluster.ray_runtime import (
-    CAMPAIGN_ACTOR,
     first_line,
     last_line,
     on_node,
     placement,
 )
 from trappm.cluster.scheduler.messages import Worker
-from trappm.cluster.workers.fair_share import Claim, fair_shares, in_turn
-from trappm.cluster.workers.interfaces import Finished, KernelRun, Task
 from trappm.profiler.errors import DeviceError, TrappmError
 from trappm.profiler.records import Protocol as MeasuringProtocol
 
@@ -43,8 +41,11 @@ POLL_S = 0.2
 RECRUIT_S = 1.0
 """How often the cluster is looked at for nodes that came."""
 
-ASK_S = 10.0
-"""How often a profiler has to prove that it is alive."""
+SILENT_S = 180.0
+"""Seconds beyond a task's own time limit after which its profiler counts as hung."""
+
+KERNELS_FACTOR = 3.0
+"""A run of kernels may take this many times the seconds that it is given."""
 
 RELEASE_S = 10.0
 """So long nothing must be left to do on a kind of GPU before idle ones are given back."""
@@ -68,9 +69,6 @@ class _Profiler:
     node_id: str | None
     """Where it was put; None: wherever Ray finds a GPU of its kind."""
     worker: Worker | None = None
-    checked_at: float = 0.0
-    """When it was last checked."""
-    is_leaving: bool = False
     process: tuple[int, float] = (0, 0.0)
     """Its id on its node, and when it began."""
 
@@ -86,7 +84,6 @@ class ProfilerPool:
     Args:
         devices: what to measure on.
         may_grow: nodes that nobody sees yet may join.
-        campaign_id: of the campaign that it works for.
         tell: called with a line of news for each node that cannot measure.
         profiler: the class of the actors.
     """
@@ -96,17 +93,14 @@ class ProfilerPool:
         devices: Sequence[str],
         *,
         may_grow: bool,
-        campaign_id: str = "",
         tell: Callable[[str], None] = lambda message: None,
         profiler: type[Any] = ProfilerActor,
     ) -> None:
         self._devices = devices
         self._may_grow = may_grow
-        self._campaign_id = campaign_id
         self._tell = tell
         self._refused_until: dict[str, float] = {}
         self._failed_starts: Counter[str] = Counter()
-        self._claims: Mapping[str, Mapping[str, Claim]] = {}
         self._offered: Counter[str] = Counter()
         self._without_room: set[str] = set()
         """Devices of which was told that others have all GPUs of their kind."""
@@ -116,7 +110,10 @@ class ProfilerPool:
         self._profilers: dict[str, _Profiler] = {}
         self._joining: dict[Any, _Profiler] = {}
         self._running: dict[Any, tuple[Worker, Task]] = {}
-        self._checks: dict[Any, _Profiler] = {}
+        self._deadlines: dict[Any, float] = {}
+        """When a running task counts as hung."""
+        self._alive: dict[Any, _Profiler] = {}
+        """Calls that end with an error when their profiler does, and never otherwise."""
         self._not_begun: list[Finished] = []
         """What was given to workers that were found to be gone a moment before."""
         self._recruited_at = -RECRUIT_S
@@ -168,14 +165,12 @@ class ProfilerPool:
         """Ray finds the GPUs: as many profilers wait as there may be free ones for."""
         there = self._count(device)
         joining = [r for r, profiler in self._joining.items() if profiler.device == device]
-        claims = self._claims.get(device, {})
-        is_next = not claims or in_turn(claims)[0] == self._campaign_id
-        wanted = self._share_of(device) - there
+        wanted = self._offered[device] - there
         suited = [node for node in nodes if where.suits(node)]
         rivals = {d: place for d, place in at_work.items() if any(map(place.suits, suited))}
         waited_for = [d for d in rivals if d != device and self._is_to_come(d)]
         if not waited_for:
-            wanted = max(wanted, int(self._may_grow and is_next))
+            wanted = max(wanted, int(self._may_grow))
         elif any(rivals[d].gpus > where.gpus for d in waited_for):
             wanted = 0  # or single GPUs would be taken of every node that ranks need whole
         wanted = max(min(wanted, self._to_come.get(device, 0)), 0)
@@ -194,9 +189,7 @@ class ProfilerPool:
 
     def _is_to_come(self, device: str) -> bool:
         """Whether there is room for profilers of this device, but none yet."""
-        return bool(self._share_of(device)) and not (
-            self._count(device) or self._is_refused(device)
-        )
+        return bool(self._offered[device]) and not (self._count(device) or self._is_refused(device))
 
     def _release_idle(self, device: str) -> None:
         """Gives GPUs back that nothing is left for: their nodes may go while others measure on."""
@@ -207,30 +200,6 @@ class ProfilerPool:
                 del self._profilers[name]
                 ray.kill(profiler.actor)
 
-    def _share_of(self, device: str) -> int:
-        """How many of the GPUs of this kind are for this campaign."""
-        offered, claims = self._offered[device], self._claims.get(device)
-        return fair_shares(offered, claims)[self._campaign_id] if claims else offered
-
-    def campaigns(self) -> Sequence[str]:
-        if not self._may_grow:
-            return []
-        names = ray.util.list_named_actors()
-        return [x.removeprefix(CAMPAIGN_ACTOR) for x in names if x.startswith(CAMPAIGN_ACTOR)]
-
-    def share(self, claims: Mapping[str, Mapping[str, Claim]]) -> Sequence[Worker]:
-        self._claims = claims
-        busy = {worker.name for worker, _ in self._running.values()}
-        leaving: list[Worker] = []
-        for device in [device for device in claims if device in self._offered]:  # of GPUs
-            staying = [p for p in self._profilers.values() if p.device == device and p.worker]
-            staying = [p for p in staying if not p.is_leaving]
-            staying.sort(key=lambda p: p.worker is None or p.worker.name not in busy)
-            for profiler in staying[self._share_of(device) :]:
-                profiler.is_leaving = True
-                leaving += [profiler.worker] if profiler.worker else []
-        return leaving
-
     def _recruit_on_hosts(self, device: str, where: Placement, nodes: Sequence[Any]) -> None:
         everybody = [*self._profilers.values(), *self._joining.values()]
         taken = {profiler.node_id for profiler in everybody if profiler.device == device}
@@ -240,9 +209,9 @@ class ProfilerPool:
                 self._start_profiler(device, on_node(node_id), node_id)
 
     def _start_profiler(self, device: str, options: dict[str, Any], node_id: str | None) -> None:
-        # A second thread answers while the first measures.
+        # A second thread holds the call that ends with the actor.
         actor = self._class.options(max_concurrency=2, **options).remote(device)
-        profiler = _Profiler(actor, device, node_id, checked_at=time.monotonic())
+        profiler = _Profiler(actor, device, node_id)
         self._joining[actor.describe.remote()] = profiler
 
     def _welcome(self, reference: Any) -> None:
@@ -265,6 +234,7 @@ class ProfilerPool:
         profiler.node_id, profiler.process = facts["host"], facts["process"]
         profiler.worker = Worker(name, profiler.device, facts["host"], facts["fingerprint"])
         self._profilers[name] = profiler
+        self._alive[profiler.actor.stay.remote()] = profiler
 
     def _refuse(self, reference: Any, error: Exception) -> None:
         """One node that is out of order, such as by its driver, does not end what others do."""
@@ -297,37 +267,14 @@ class ProfilerPool:
     def _is_refused(self, device: str) -> bool:
         return time.monotonic() < self._refused_until.get(device, 0.0)
 
-    def answering(self) -> Sequence[Worker]:
-        """Asks everybody now and then; who is gone though it had nothing to do is found so."""
-        seen = []
-        if self._checks:
-            answered, _ = ray.wait(list(self._checks), num_returns=len(self._checks), timeout=0)
-            for reference in answered:
-                profiler = self._checks.pop(reference)
-                worker = profiler.worker
-                assert worker is not None  # noqa: S101  (it has joined)
-                try:
-                    ray.get(reference)
-                    seen.append(worker)
-                except RayError:
-                    is_busy = any(worker is busy for busy, _ in self._running.values())
-                    if not is_busy and self._profilers.get(worker.name) is profiler:
-                        del self._profilers[worker.name]
-        now, waiting = time.monotonic(), set(self._checks.values())
-        for profiler in self._profilers.values():
-            if profiler not in waiting and now - profiler.checked_at > ASK_S:
-                profiler.checked_at = now
-                self._checks[profiler.actor.is_there.remote()] = profiler
-        return seen
-
     def dismiss(self, worker: Worker) -> None:
+        """End a worker that does not answer, and what it does; another may join for it."""
         profiler = self._profilers.pop(worker.name, None)
         if profiler is not None:
             ray.kill(profiler.actor)
             # Ray waits for ever for the end of a process that stands still, and keeps its GPU.
             kill = ray.remote(kill_process).options(**on_node(worker.host), max_retries=0)
             kill.remote(*profiler.process)
-        self._checks = {r: p for r, p in self._checks.items() if p is not profiler}
         self._running = {r: what for r, what in self._running.items() if what[0] is not worker}
 
     # What they measure.
@@ -338,10 +285,13 @@ class ProfilerPool:
             return
         actor = self._profilers[worker.name].actor
         if isinstance(task, KernelRun):
-            reference = actor.characterise.remote(task.seconds)
+            reference, limit_s = actor.characterise.remote(task.seconds), task.seconds
+            limit_s *= KERNELS_FACTOR
         else:
             reference = actor.measure.remote(task.configuration, protocol, task.attempt_key)
+            limit_s = protocol.timeout_s
         self._running[reference] = (worker, task)
+        self._deadlines[reference] = time.monotonic() + limit_s + SILENT_S
 
     def running(self) -> Sequence[tuple[Worker, Task]]:
         return list(self._running.values())
@@ -350,7 +300,7 @@ class ProfilerPool:
         if self._not_begun:
             finished, self._not_begun = self._not_begun, []
             return finished
-        awaited = [*self._running, *self._joining]
+        awaited = [*self._running, *self._joining, *self._alive]
         if not awaited:
             time.sleep(min(timeout_s, POLL_S))
             return []
@@ -361,10 +311,36 @@ class ProfilerPool:
         for reference in ready:
             if reference in self._joining:
                 self._welcome(reference)
-        return [self._collect(reference) for reference in ready if reference in self._running]
+        finished = [self._collect(reference) for reference in ready if reference in self._running]
+        for reference in ready:
+            if reference in self._alive:
+                self._remove(self._alive.pop(reference))
+        return finished + self._dismiss_hung()
+
+    def _remove(self, profiler: _Profiler) -> None:
+        """Remove a profiler whose process has ended while it had nothing to do."""
+        worker = profiler.worker
+        is_busy = any(worker is busy for busy, _ in self._running.values())
+        if worker is not None and not is_busy and self._profilers.get(worker.name) is profiler:
+            del self._profilers[worker.name]
+
+    def _dismiss_hung(self) -> list[Finished]:
+        """Dismiss the profilers whose task is beyond its time limit."""
+        now = time.monotonic()
+        hung = [r for r in self._running if now > self._deadlines[r]]
+        finished = []
+        for reference in hung:
+            worker, task = self._running[reference]
+            del self._deadlines[reference]
+            self.dismiss(worker)
+            self._tell(f"{worker.device}  {worker.name} was dismissed: it does not answer")
+            why = "the profiler has not answered within its time limit"
+            finished.append(Finished(worker, task, None, why))
+        return finished
 
     def _collect(self, reference: Any) -> Finished:
         worker, task = self._running.pop(reference)
+        del self._deadlines[reference]
         try:
             if isinstance(task, KernelRun):
                 kernels, why = ray.get(reference)

@@ -1,4 +1,4 @@
-"""The campaign loop: drives the state machine with real workers, a real learner and the store.
+"""The campaign: drives the scheduler with real workers, a learner and the label store.
 
     pool -> graphs -> encoder -> round 0: evaluation set     (uniform, architectures held out)
                               -> round 1: initial            (acquired, without labels)
@@ -6,84 +6,150 @@
                                  heads are trained on 1.. and judged on round 0
                               -> snapshot
 
-`scheduler.state_machine` decides what happens next; the loop carries its commands out and reports
-what came of them. SQL is the truth: nothing is kept in memory that could not be read
-back, so that a campaign killed at any moment goes on from the last recorded measurement. The loop
-knows no Ray: `Workers` measure, and a `Learner` learns in a thread beside it.
+`scheduler.state_machine` decides what happens next; the campaign carries its commands out and
+reports the results as events. Everything that must survive is in the label store, so that a
+campaign killed at any moment goes on from the last recorded measurement. The campaign knows no Ray:
+`interfaces.Workers` measure, and an `interfaces.Learner` learns.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, TypeVar
 
-from trappm.cluster.campaign.learner_thread import LearnerThread, training_labels
-from trappm.cluster.campaign.news import CampaignStopped, News
-from trappm.cluster.campaign.planner import PURPOSES, Planner
-from trappm.cluster.campaign.progress import Pace, Progress, quiet_line, round_line
-from trappm.cluster.campaign.publish import publish
-from trappm.cluster.campaign.results import Results
-from trappm.cluster.campaign.resume import course_so_far, waiting
-from trappm.cluster.campaign.stop_check import StopCheck
-from trappm.cluster.profiles.step_profiles import StepCache
+from trappm.cluster.campaign.history import (
+    ENOUGH,
+    course_so_far,
+    rule_held,
+    training_labels,
+    training_reports,
+    waiting,
+)
+from trappm.cluster.campaign.host_checks import HostChecks
+from trappm.cluster.campaign.planner import (
+    PURPOSES,
+    Planner,
+    check_budget,
+    pool_of,
+    twins_of,
+    without_refused,
+)
+from trappm.cluster.campaign.progress import (
+    LINES_KEPT,
+    Pace,
+    Progress,
+    measurement_line,
+    quiet_line,
+    round_line,
+)
+from trappm.cluster.interfaces import Call, Choice, Finished, KernelRun, Learner, Task, Workers
+from trappm.cluster.profiles.step_profiles import StepCache, StepKey
+from trappm.cluster.rehearsal import rehearsal_line, unfit_to_publish
 from trappm.cluster.scheduler.messages import (
     AwaitQuiet,
     BudgetSpent,
     CheckDevice,
     Close,
     Command,
-    Dismiss,
+    DeviceChecked,
     Enough,
     Event,
     GiveUp,
+    Joined,
     Learn,
     Learned,
+    Lost,
     Measure,
+    Measured,
     Plan,
     Planned,
     Quarantine,
-    Seen,
     Settled,
+    Stopped,
     Tick,
     Worker,
 )
-from trappm.cluster.scheduler.training_report import LeftOut, TrainingReport
+from trappm.cluster.scheduler.stop_rules import Stop, past, result_of, stopped
+from trappm.cluster.scheduler.training_report import LeftOut, Spent, TrainingReport
 from trappm.cluster.spec import CampaignSpec
-from trappm.cluster.workers.canary_gate import CanaryGate
-from trappm.cluster.workers.interfaces import (
-    CanaryCheck,
-    Choice,
-    Finished,
-    KernelRun,
-    Learner,
-    Task,
-    Workers,
+from trappm.learner.physics.device_specs import known_spec
+from trappm.profiler.errors import CampaignError, StoreError, TrappmError
+from trappm.profiler.host.environment import stack_fingerprint, utc_now
+from trappm.profiler.records import Measurement, Outcome
+from trappm.profiler.steps.stability import is_contended
+from trappm.store import (
+    Assignment,
+    AssignmentState,
+    CampaignState,
+    NotOwnerError,
+    PlannedAssignment,
+    RefusedRowError,
+    SnapshotRecord,
+    Store,
 )
-from trappm.cluster.workers.kernel_gate import KernelGate
-from trappm.cluster.workers.membership import CanaryStopError, Membership
-from trappm.cluster.workers.rehearsal import rehearsal_line
-from trappm.profiler.errors import CampaignError, StoreError
-from trappm.store import AssignmentState, CampaignState, NotOwnerError, PlannedAssignment, Store
-
-LEASE_S = 180.0
-"""How long a worker may be silent."""
+from trappm.store.measurements import makes_label
+from trappm.store.records import Role, is_final
+from trappm.store.rows import Wanted, recordable, unrecordable
 
 TICK_S = 1.0
+"""Period of what is done now and then: notes, demand for workers, the clock."""
+
+LOOK_S = 1.0
+"""Period of the checks for an order to stop."""
 
 LEARNER_POLL_S = 0.1
-"""So long measurements are waited for while the learner's answer may come."""
+"""Longest wait for measurements while the learner works."""
 
 SHOWN = 4
-"""How many of the running measurements are shown."""
+"""Number of running measurements that the progress names."""
+
+_LOST = "the worker was lost"
+_LEAST_SHARE = 0.005
+"""Smaller shares of the cores are not counted: a message would report them as 0 %."""
+
+Made = TypeVar("Made")
+
+
+class CampaignStopped(Exception):  # noqa: N818  (an order that was obeyed, not an error)
+    """The campaign was asked to stop and has put everything down where resume finds it."""
+
+
+class CanaryStopError(CampaignError):
+    """The canary stopped the last worker of a device that is still needed."""
+
+
+@dataclass(frozen=True)
+class _LearnerJob:
+    """Work that the learner does beside the measurements."""
+
+    call: Call[Any]
+    then: Callable[[Any], None]
+    """Called with the result."""
+    stage: str | None = None
+    """Stage under which its progress is shown, if nothing else goes on."""
 
 
 class Campaign:
-    """Runs one campaign, from its first measurement to its snapshot."""
+    """Runs one campaign, from its first measurement to its snapshot.
+
+    Args:
+        store: The label store, opened as the campaign's owner.
+        campaign_id: Id of the campaign in the store.
+        spec: The campaign file.
+        workers: Workers that profile and measure.
+        learner: Learner that trains and chooses.
+        snapshots: Folder of the snapshots.
+        steps: Cache of traced steps.
+        watch: Called with the progress whenever it changes.
+    """
 
     def __init__(
         self,
@@ -102,98 +168,85 @@ class Campaign:
         self.spec = spec
         self.workers = workers
         self.snapshots = snapshots
-        self._steps = steps
         self.protocol = spec.measuring_protocol
-        self._news = News(watch, self._is_ordered_to_stop)
-        self._tell = self._news.tell
-        self._pace = Pace(spec)
-        self._canary_gate = CanaryGate(store, campaign_id, spec.canary)
-        self._kernel_gate = KernelGate(store, spec.characterise)
+        self.progress = Progress()
+        self.ended: Counter[str] = Counter()
+        """Assignments that need no measurement any more, by device."""
+        self._learner = learner
+        self._job: _LearnerJob | None = None
+        self._steps = steps
+        self._watch = watch
         self._planner = Planner(store, campaign_id, spec)
-        self._learner = LearnerThread(learner, self._news, self._pace, self._chosen, self._learned)
-        self._stop_check = StopCheck(store, campaign_id, spec)
-        self._events: deque[Event] = deque()
-        self._membership = Membership(
-            store,
-            campaign_id,
-            self.protocol.name,
-            workers,
-            self._canary_gate,
-            self._kernel_gate,
-            lambda: self._stop_check.holds,
-            self._taken,
-        )
-        self._results = Results(
-            store,
-            campaign_id,
-            spec,
-            workers,
-            self._canary_gate,
-            self._kernel_gate,
-            self._pace,
-            self._news,
-        )
+        self._checks = HostChecks(store, campaign_id, spec.canary, spec.characterise)
+        self._pace = Pace(spec)
         self._report = TrainingReport()
         self._left_out: Sequence[LeftOut] = ()
+        self._rule_holds = False
+        self._workers_there: dict[str, Worker] = {}
+        self._adopted: set[tuple[str, str]] = set()
+        """Devices and software stacks whose earlier labels have been adopted."""
+        self._leases: dict[str, Assignment] = {}
+        self._unwritten: list[Finished] = []
+        self._events: deque[Event] = deque()
         self._notes: deque[tuple[str, str]] = deque()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
         self._next_tick = 0.0
+        self._next_look = 0.0
 
     def stop(self) -> None:
-        """Asks a running campaign to stop; what is being measured is measured again later."""
-        self._news.stop.set()
+        """Ask a running campaign to stop; what is being measured is measured again later."""
+        self._stop.set()
 
     def note(self, kind: str, message: str) -> None:
-        """Tells what happened, and has it written down within a second; from any thread."""
+        """Show a message, and record it within a second; from any thread."""
         self._tell(news=message)
         self._notes.append((kind, message))
 
     def run(self) -> str | None:
-        """Runs to the end.
+        """Run to the end.
 
         Returns:
             The snapshot's id; None if its labels are of no hardware, and nothing is published.
 
         Raises:
-            CampaignStopped: it was asked to stop, by `stop` or by its state in the store, which
+            CampaignStopped: It was asked to stop, by `stop` or by its state in the store, which
                 says then whether it is paused or cancelled.
-            CanaryStopError: no worker is left that may measure; the campaign is paused.
-            NotOwnerError: another process has taken the campaign over; nothing more is written.
-            TrappmError: the campaign cannot go on; its state says failed, and it can be resumed.
+            CanaryStopError: No worker is left that may measure; the campaign is paused.
+            NotOwnerError: Another process has taken the campaign over; nothing more is written.
+            TrappmError: The campaign cannot go on; its state says failed, and it can be resumed.
         """
         self._tell(news=rehearsal_line(self.spec.devices.keys))
         try:
-            with self._learner:
-                self._take_up()
-                self._planner.make_pool(self.workers, self._news)
-                traced = self._planner.make_steps(self._steps, self.workers, self._news)
-                self._learner.prepare(self.store, self._planner.pool, traced)
-                self._drive()
-                self._write_notes()
-                errors = self._report.devices
-                snapshot_id = publish(
-                    self.store, self._learner, self._news, self.id, self.snapshots, errors
-                )
+            self._take_back_leases()
+            self._make_pool()
+            self._prepare_learner(self._make_steps())
+            self._drive()
+            self._write_notes()
+            snapshot_id = self._publish()
         except NotOwnerError:
-            raise  # all that follows is the other's
+            raise  # everything that follows belongs to the other process
         except CampaignStopped:
-            self._results.wait(timeout_s=0)  # what has come back is not thrown away
+            self._wait(timeout_s=0)  # keep what has come back
             self._end(CampaignState.PAUSED, "stopped on request")
             raise
         except CanaryStopError as stop:
             self._end(CampaignState.PAUSED, str(stop))
             raise
         except Exception as error:
-            # If it is the store that fails, its first error is the one to tell.
+            # If the store fails, its first error is the one to report.
             with contextlib.suppress(StoreError):
-                self._results.write()  # what has come back is not thrown away here either
+                self._write_results()
             with contextlib.suppress(StoreError):
                 self._end(CampaignState.FAILED, str(error))
             raise
         self._tell(str(CampaignState.FINISHED), eta_s=None, current=())
         return snapshot_id
 
-    def _take_up(self) -> None:
-        """Takes back what a process that was killed had begun; nothing, in a new campaign."""
+    # Before the first measurement.
+
+    def _take_back_leases(self) -> None:
+        """Open what a killed process had begun; nothing, in a new campaign."""
         leased = self.store.assignments.of_campaign(self.id, state=AssignmentState.LEASED)
         self.store.assignments.release_leases(self.id)
         self.store.assignments.reopen_failed(self.id)
@@ -201,46 +254,121 @@ class Campaign:
             repeated = f"; {len(leased)} measurements were interrupted, and are repeated"
             self.note("resumed", f"it goes on{repeated if leased else ''}")
 
+    def _make_pool(self) -> None:
+        """Store the pool and the static profiles that are missing.
+
+        Raises:
+            InputError: The pool is too small for the budget.
+        """
+        if self._planner.pool:
+            return
+        configurations = pool_of(self.spec, self.store)
+        self._tell("pool", news=f"pool: {len(configurations)} configurations")
+        pairs = sorted({(c.architecture, c.input_size) for c in configurations})
+        missing = self.store.workloads.pairs_to_profile(pairs)
+        self._tell("graphs", done=len(pairs) - len(missing), total=len(pairs))
+        for graph in self._followed(self.workers.profile(missing), len(missing)):
+            graph.save(self.store)
+            if graph.refusal:
+                self._tell(news=f"no graph of {graph.architecture}: {graph.refusal}")
+        pool = without_refused(configurations, self.store)
+        held_out = check_budget(self.spec, pool, twins_of(pool, self.store))
+        self.store.campaigns.set_pool(self.id, [(c, c.architecture in held_out) for c in pool])
+
+    def _make_steps(self) -> dict[StepKey, bytes]:
+        """Return traced steps of the pool in other settings; trace those that are missing."""
+        for device in self.spec.devices.keys:
+            if known_spec(self._planner.card(device)) is None:
+                self._tell(
+                    news=f"{device} is not in profiler/devices/catalogue.csv: how long its steps "
+                    "take is learned from labels alone, without its data sheet"
+                )
+        keys = self._planner.step_keys()
+        profiles = self._planner.known_steps(self._steps)  # which removes what is damaged
+        missing = self._steps.missing(keys)
+        if missing:
+            self._tell("steps", done=len(keys) - len(missing), total=len(keys))
+        for traced in self._followed(self.workers.trace(missing), len(missing)):
+            if traced.is_final:
+                self._steps.put(traced)
+            if traced.profile is not None:
+                profiles[traced.key] = traced.profile
+            if traced.refusal:
+                self._tell(news=f"no step of {traced.key.architecture}: {traced.refusal}")
+        return profiles
+
+    def _followed(self, made: Iterable[Made], count: int) -> Iterator[Made]:
+        """Pass profiles on as they are made, and show their number and the time to go."""
+        begin = time.monotonic()
+        for number, one in enumerate(made, 1):
+            self._check_stop()
+            yield one
+            to_go_s = (time.monotonic() - begin) / number * (count - number)
+            self._tell(done=self.progress.done + 1, eta_s=to_go_s if number < count else None)
+
+    def _prepare_learner(self, traced: Mapping[StepKey, bytes]) -> None:
+        """Give the learner the pool, and wait until its encoder is ready."""
+        pool = self._planner.pool
+        pairs = {(c.architecture, c.input_size) for c, _ in pool}
+        templates = self.store.workloads.graph_templates(pairs)
+        self._tell("encoder", total=0)
+        self._wait_for(
+            self._learner.set_pool(
+                [(c, templates[c.architecture, c.input_size]) for c, _ in pool],
+                self.store.workloads.step_profiles(pairs),
+                traced,
+            ),
+            "encoder",
+        )
+        self._tell(news=f"encoder: ready, {len(pool)} configurations embedded")
+
     # The loop.
 
     def _drive(self) -> None:
-        self._stop_check.recall()
-        known = course_so_far(self.store, self.id, self.spec, LEASE_S)
-        self._results.ended = known.ended
+        """Measure and learn until the scheduler has nothing left to do."""
+        self._rule_holds = rule_held(self.store, self.id) is not None
+        known = course_so_far(self.store, self.id, self.spec)
+        self.ended = known.ended
         self._report = known.report
-        self._machine = known.machine(self._is_to_check)
+        self._machine = known.machine(self._checks.is_due)
         self._handle(Tick())
         while not self._machine.is_over:
-            self._obey()
-            self._follow(self._membership.follow())
+            self._check_stop()
+            self._tick()
+            for event in self._membership_events():
+                self._handle(event)
             if stalled := self._machine.stalled():
-                self._membership.require(stalled)
+                self._require_workers(stalled)
                 self._tell(f"waiting for a node with {', '.join(sorted(stalled))}", total=0)
-            patience_s = LEARNER_POLL_S if self._learner.is_busy else TICK_S
-            self._take(self._results.wait(patience_s))
-            self._learner.follow(patience_s=0.0 if self.workers.running() else TICK_S)
+            self._take(self._wait(LEARNER_POLL_S if self._job else TICK_S))
+            self._poll_learner(0.0 if self.workers.running() else TICK_S)
 
-    def _obey(self) -> None:
-        """Stops if it is to; once a second: looks who is alive."""
-        self._news.check_stop()
+    def _tick(self) -> None:
+        """Do what is due once a second."""
         if time.monotonic() < self._next_tick:
             return
         self._next_tick = time.monotonic() + TICK_S
         self._write_notes()
         self.workers.want(self._machine.to_come)
-        self._follow(self._membership.share())
-        self._handle(Seen(self.workers.answering()))
         self._handle(Tick())
-        if line := self._stop_check.check_clock():
-            self._tell(news=line)
+        rules = self.spec.stop
+        stop = None if self._rule_holds or rules is None else past(rules, datetime.now(UTC))
+        if stop is not None:
+            self._record_stop(stop)
             self._handle(Enough())
         self._show_counts()
 
-    def _is_ordered_to_stop(self) -> bool:
-        return self.store.campaigns.state(self.id) is not CampaignState.RUNNING
+    def _check_stop(self) -> None:
+        """Raise CampaignStopped if the campaign was asked to stop, by this process or another."""
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + LOOK_S
+            if self.store.campaigns.state(self.id) is not CampaignState.RUNNING:
+                self._stop.set()
+        if self._stop.is_set():
+            raise CampaignStopped
 
     def _handle(self, *events: Event) -> None:
-        """Tells the machine, and does what it commands; what follows from that comes after it.
+        """Hand events to the scheduler, and carry out its commands; events of these come next.
 
         Measurements that begin are leased in one transaction, unless another command comes between.
         """
@@ -254,28 +382,24 @@ class Campaign:
                 if isinstance(command, Measure):
                     to_start.append(command)
                 else:
-                    self._results.start(to_start)
+                    self._start(to_start)
                     to_start = []
                     self._do(command)
             self._events.popleft()
-        self._results.start(to_start)
+        self._start(to_start)
 
     def _do(self, command: Command) -> None:
         match command:
             case CheckDevice(worker):
-                self._check(worker)
-            case Dismiss(worker, why):
-                self._membership.forget(worker)
-                self.workers.dismiss(worker)
-                self._tell(news=f"{worker.device}  {worker.name} was dismissed: {why}")
+                self.workers.start(worker, self._checks.begin(worker), self.protocol)
             case GiveUp(assignment_id, why):
                 self.store.assignments.take_back(
                     assignment_id, why, max_attempts=self.spec.max_attempts
                 )
             case Quarantine():
-                self._results.quarantine(command)
+                self._quarantine(command)
             case AwaitQuiet():
-                are_several = self._membership.by_device[command.worker.device] > 1
+                are_several = self._worker_counts[command.worker.device] > 1
                 whose = f"{command.worker.name}'s" if are_several else "this machine's"
                 self.note("busy", quiet_line(command, whose))
             case Plan(device, number, count):
@@ -287,71 +411,257 @@ class Campaign:
                 if number:
                     self._tell(news=round_line(number, self._report))
             case BudgetSpent(stop):
-                self._tell(news=self._stop_check.record(stop))
+                self._record_stop(stop)
 
-    def _is_to_check(self, worker: Worker) -> bool:
-        return self._canary_gate.is_due(worker) or self._kernel_gate.is_due(worker)
+    # The workers: they come and go.
 
-    def _check(self, worker: Worker) -> None:
-        task: CanaryCheck | KernelRun
-        if self._canary_gate.is_due(worker):
-            task = self._canary_gate.check(worker)
-        else:
-            task = self._kernel_gate.begin(worker)
-        self.workers.start(worker, task, self.protocol)
+    @property
+    def _worker_counts(self) -> Counter[str]:
+        """Number of workers by device."""
+        return Counter(worker.device for worker in self._workers_there.values())
 
-    def _follow(self, events: Iterator[Event]) -> None:
-        for event in events:
-            self._handle(event)
+    def _membership_events(self) -> Iterator[Event]:
+        """Yield what workers that have come or gone mean; each event may change the next."""
+        there = {worker.name: worker for worker in self.workers.joined()}
+        for worker in list(self._workers_there.values()):
+            if there.get(worker.name) != worker:
+                self._forget(worker)
+                yield Lost(worker, "it left the cluster")
+        for worker in there.values():
+            if worker.name not in self._workers_there:
+                self._workers_there[worker.name] = worker
+                stack = worker.device, worker.fingerprint
+                if stack not in self._adopted and not self._rule_holds:
+                    yield Settled(self._adopt_labels(*stack))
+                    self._adopted.add(stack)
+                yield Joined(worker)
 
-    def _taken(self, device: str, count: int) -> None:
-        self._results.ended[device] += count
-        self._tell(news=f"{device}: {count} labels taken from earlier campaigns")
+    def _forget(self, worker: Worker) -> None:
+        self._workers_there.pop(worker.name, None)
+        self._checks.forget(worker)
+
+    def _adopt_labels(self, device: str, fingerprint: str) -> list[str]:
+        """Return the assignments that now have their labels from earlier campaigns."""
+        before = self._open_assignments(device)
+        # How memory is counted belongs to a stack, but shows only once something is measured.
+        stacks = {fingerprint}
+        for known, environment in self.store.measurements.device_environments(device).items():
+            if stack_fingerprint({**environment, "memory_method": None}) == fingerprint:
+                stacks.add(known)
+        for stack in sorted(stacks):
+            self.store.assignments.adopt_labels(self.id, device, stack, self.protocol.name)
+        adopted = sorted(before - self._open_assignments(device))
+        if adopted:
+            self.ended[device] += len(adopted)
+            self._tell(news=f"{device}: {len(adopted)} labels taken from earlier campaigns")
+        return adopted
+
+    def _open_assignments(self, device: str) -> set[str]:
+        assignments = self.store.assignments
+        open_ones = assignments.of_campaign(self.id, device=device, state=AssignmentState.OPEN)
+        return {assignment.id for assignment in open_ones}
+
+    def _require_workers(self, missing: set[str]) -> None:
+        """Check that workers may still come for devices that have none while nothing goes on.
+
+        Raises:
+            CanaryStopError: The canary stopped the last one.
+            CampaignError: None will come.
+        """
+        lost = sorted(missing - set(self.workers.awaited()))
+        stopped_here = [
+            f"{w.device}: {why}" for w, why in self._checks.stopped.items() if w.device in lost
+        ]
+        if stopped_here:
+            raise CanaryStopError(
+                f"the canary stopped the last worker of {'; '.join(stopped_here)}; see what became "
+                "of its host (other programs, clocks, cooling); go on, beginning with a fresh "
+                f"canary, with: trappm campaign resume {self.id}"
+            )
+        if lost:
+            raise CampaignError(
+                f"no worker is left for device {', '.join(lost)}; start a node with it "
+                f"and go on with: trappm campaign resume {self.id}"
+            )
+
+    # Measurements: started on workers, recorded as they come back.
+
+    def _start(self, commands: Sequence[Measure]) -> None:
+        """Lease assignments in one transaction, and start them on their workers."""
+        if not commands:
+            return
+        wanted = [(command.assignment_id, command.worker.name) for command in commands]
+        leases = self.store.measurements.record_and_lease([], wanted)
+        for command, lease in zip(commands, leases, strict=True):
+            self._leases[lease.id] = lease
+            self._checks.count_measurement(command.worker)
+            self.workers.start(command.worker, lease, self.protocol)
+
+    def _wait(self, timeout_s: float) -> Sequence[Finished]:
+        """Collect finished measurements and record them.
+
+        A measurement that cannot be recorded becomes an error with the reason.
+        """
+        self._unwritten += map(self._checked, self.workers.wait(timeout_s))
+        return self._write_results()
+
+    def _write_results(self) -> Sequence[Finished]:
+        """Record what has come back, and return it as it was recorded."""
+        finished = self._recorded(self._unwritten)
+        self._unwritten = []
+        for entry in finished:
+            if not isinstance(entry.task, Assignment):
+                self._tell(news=self._checks.take(entry))
+            elif entry.measurement is None:
+                loss = entry.loss or _LOST
+                self._tell(news=f"{entry.task.device}  {entry.task.configuration}  {loss}")
+            else:
+                self._pace.measured(entry.measurement.device, entry.measurement.duration_s)
+                self._tell(news=measurement_line(entry.measurement))
+        return finished
+
+    def _recorded(self, finished: Sequence[Finished]) -> list[Finished]:
+        """Record measurements together, or one by one if the store refuses one."""
+        try:
+            self._record(finished)
+        except RefusedRowError:
+            return [self._recorded_alone(entry) for entry in finished]
+        return [*finished]
+
+    def _recorded_alone(self, entry: Finished) -> Finished:
+        """Record one measurement, or an error with the reason if the store refuses it."""
+        try:
+            self._record([entry])
+        except RefusedRowError as error:
+            entry = replace(entry, measurement=unrecordable(str(error), self._wanted(entry)))
+            self._record([entry])
+        return entry
+
+    def _record(self, finished: Sequence[Finished]) -> None:
+        results = [
+            (entry.measurement, entry.task.id)
+            for entry in finished
+            if entry.measurement is not None and isinstance(entry.task, Assignment)
+        ]
+        if results:
+            self.store.measurements.record_and_lease(
+                results, [], max_attempts=self.spec.max_attempts
+            )
+
+    def _checked(self, entry: Finished) -> Finished:
+        if entry.measurement is None or isinstance(entry.task, KernelRun):
+            return entry
+        return replace(entry, measurement=recordable(entry.measurement, self._wanted(entry)))
+
+    def _wanted(self, entry: Finished) -> Wanted:
+        """Return the measurement that a worker was to take."""
+        task, worker = entry.task, entry.worker
+        assert not isinstance(task, KernelRun)  # noqa: S101  (which is no single measurement)
+        key = task.attempt_key
+        return Wanted(task.configuration, worker.device, self.protocol, key, worker.fingerprint)
 
     def _take(self, finished: Sequence[Finished]) -> None:
-        """Goes on after what has come back."""
+        """Hand recorded results to the scheduler."""
         if not finished:
             return
         for entry in finished:
             if entry.is_lost:
-                self._membership.forget(entry.worker)
-        self._handle(*itertools.chain.from_iterable(map(self._results.events, finished)))
+                self._forget(entry.worker)
+        self._handle(*itertools.chain.from_iterable(map(self._result_events, finished)))
         self._show_counts()
 
-    # The learner.
+    def _result_events(self, finished: Finished) -> Iterator[Event]:
+        """Yield what a result means for the scheduler."""
+        worker, task, measurement = finished.worker, finished.task, finished.measurement
+        if worker in self._checks.stopped:
+            yield Stopped(worker)
+        if finished.is_lost:
+            yield Lost(worker, finished.loss or _LOST)
+        elif measurement is None or not isinstance(task, Assignment):
+            yield DeviceChecked(worker)
+        else:
+            if is_final(measurement.outcome) and task.id in self._leases:
+                del self._leases[task.id]
+                self.ended[task.device] += 1
+            yield Measured(
+                worker, task.id, measurement.outcome, measurement.duration_s,
+                makes_label(measurement), others_share(measurement),
+            )  # fmt: skip
 
-    def _learn(self, initial_ended: bool) -> None:
-        known = training_labels(self.store, self.id)
-        for left_out in known.left_out:
-            if left_out not in self._left_out:
-                self.note("stack", str(left_out))
-        self._left_out = known.left_out
-        self._learner.learn(known, initial_ended, is_alone=not self._machine.measuring)
+    def _quarantine(self, command: Quarantine) -> None:
+        """Record that an assignment gets no label for now."""
+        configuration = self._leases.pop(command.assignment_id).configuration
+        hosts = len(set(command.hosts))
+        what = {None: "its worker was lost", Outcome.UNSTABLE: "steps not steady"}
+        reason = what.get(command.outcome, command.outcome)
+        message = (
+            f"{command.device}  {configuration}: no label after {command.failures} attempts on "
+            f"{hosts} {'host' if hosts == 1 else 'hosts'} ({reason}); "
+            f"try it again later with: trappm campaign retry {self.id}"
+        )
+        event = {"message": message, "id": command.assignment_id}
+        self.store.campaigns.log_event(self.id, "quarantined", event)
+        self.ended[command.device] += 1
+        self._tell(news=message)
+
+    # The learner: what to measure next, and what was learned.
 
     def _plan(self, device: str, number: int, count: int) -> None:
+        """Draw or choose a device's part of a round."""
         if number == 0:
             self._planned(device, number, self._planner.draw(device, count))
-        else:
-            self._learner.choose(self._planner.request(device, number, count), number)
+            return
+        request = self._planner.request(device, number, count)
 
-    def _chosen(self, device: str, number: int, choices: Sequence[Choice]) -> None:
-        self._planned(device, number, self._planner.chosen(device, choices))
+        def chosen(choices: Sequence[Choice]) -> None:
+            self._planned(device, number, self._planner.chosen(device, choices))
+
+        self._job = _LearnerJob(self._learner.choose(request), chosen)
 
     def _planned(self, device: str, number: int, assignments: Sequence[PlannedAssignment]) -> None:
-        if self._stop_check.holds:  # nobody will measure it
+        """Write a device's part of a round down; adopt labels that are there for it."""
+        if self._rule_holds:  # nothing of it will be measured
             self._handle(Planned(device, number, []))
             return
         self.store.rounds.plan(self.id, number, PURPOSES[min(number, 2)], assignments)
-        settled = self._membership.taken_over(device)
+        stacks = [fingerprint for known, fingerprint in self._adopted if known == device]
+        settled = [x for stack in stacks for x in self._adopt_labels(device, stack)]
         to_measure = self.store.assignments.of_campaign(
             self.id, device=device, state=AssignmentState.OPEN, round_number=number
         )
         self._handle(Settled(settled), Planned(device, number, [waiting(a) for a in to_measure]))
 
+    def _learn(self, initial_ended: bool) -> None:
+        """Begin to train on all labels that are there."""
+        known = training_labels(self.store, self.id)
+        for left_out in known.left_out:
+            if left_out not in self._left_out:
+                self.note("stack", str(left_out))
+        self._left_out = known.left_out
+        is_alone = not self._machine.measuring
+        if is_alone:
+            self._tell("learning", total=0)
+        begin = time.monotonic()
+
+        def learned(report: TrainingReport) -> None:
+            self._pace.learned(time.monotonic() - begin)
+            self._learned(report, initial_ended)
+
+        self._job = _LearnerJob(
+            self._learner.fit(known.labels, known.kernels),
+            learned,
+            "learning" if is_alone else None,
+        )
+
     def _learned(self, report: TrainingReport, initial_ended: bool) -> None:
+        """Take a training's report, and check the stop rules about errors.
+
+        Raises:
+            CampaignError: The initial draw has ended, and its labels are too few.
+        """
         source = self.spec.devices.source
         has_heads = source in report.devices
-        if initial_ended and not has_heads and not self._stop_check.holds:
+        if initial_ended and not has_heads and not self._rule_holds:
             outcomes = self.store.campaigns.outcome_counts(self.id).get(source, {})
             attempts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
             raise CampaignError(
@@ -361,18 +671,122 @@ class Campaign:
                 f"{max(outcomes, key=outcomes.__getitem__, default='error')}; "
                 f"trappm campaign resume {self.id}"
             )
-        report = replace(report, left_out=self._left_out)
-        self._report, line = self._stop_check.check_errors(report)
-        self._tell(news=line)
-        self._handle(Learned(has_heads, self._stop_check.holds))
+        labels = self.store.campaigns.label_counts(self.id).get(self.id, 0)
+        seconds = sum(self.store.campaigns.measuring_seconds_by_device(self.id).values())
+        spent = Spent(labels, seconds, datetime.now(UTC))
+        self._report = replace(report, left_out=self._left_out, spent=spent)
+        if not self._rule_holds and self.spec.stop is not None:
+            reports = [*training_reports(self.store, self.id), self._report]
+            results = [result_of(known) for known in reports]
+            stop = stopped(self.spec.stop, results, self.spec.devices.keys)
+            if stop is not None:
+                self._record_stop(stop)
+        self._handle(Learned(has_heads, self._rule_holds))
 
-    # Telling what happens.
+    def _record_stop(self, stop: Stop) -> None:
+        """Record that a stop rule holds, so that it still holds after a restart."""
+        line = f"enough ({stop.rule}): {stop.reason}"
+        event = {"message": line, "rule": stop.rule, "told": stop.reason}
+        self.store.campaigns.log_event(self.id, ENOUGH, event)
+        self._rule_holds = True
+        self._tell(news=line)
+
+    def _poll_learner(self, timeout_s: float) -> None:
+        """Go on after the learner's job, if it ends within the timeout."""
+        job = self._job
+        if job is None:
+            return
+        if job.call.wait(timeout_s):
+            self._job = None
+            job.then(job.call.result())
+        elif job.stage is not None:
+            done, total = job.call.progress
+            self._tell(job.stage, done=done, total=total)
+
+    def _wait_for(self, call: Call[Made], stage: str) -> Made:
+        """Wait for the learner while nothing is measured, and show its progress."""
+        while not call.wait(TICK_S):
+            self._check_stop()
+            done, total = call.progress
+            self._tell(stage, done=done, total=total)
+        return call.result()
+
+    # The end.
+
+    def _publish(self) -> str | None:
+        """Publish a snapshot and finish; make it the latest unless it is worse.
+
+        An order to stop may come until the last moment. So the files are written first, which
+        nobody sees; then the store ends the campaign and registers them, unless it was stopped;
+        then the alias moves.
+
+        Raises:
+            CampaignStopped: It was paused or cancelled meanwhile; no alias was moved.
+        """
+        labels = training_labels(self.store, self.id).labels
+        errors = self._report.devices
+        unfit = unfit_to_publish(labels) if errors else "there are too few labels to learn from"
+        if unfit:
+            self._tell(news=f"no snapshot is published: {unfit}")
+            self._finish(f"no snapshot: {unfit}", None)
+            return None
+        self._tell("publishing", total=0)
+        evaluated = Counter(label.device for label in labels if label.role == Role.EVALUATE)
+        fields = {
+            "campaign": self.id,
+            "errors": errors,
+            "split": "whole architectures held out, uniform draw",
+            "evaluation_labels": dict(evaluated),
+        }
+        published = self._wait_for(self._learner.publish(self.snapshots, fields), "publishing")
+        snapshot = SnapshotRecord(
+            id=published.id,
+            campaign_id=self.id,
+            location=published.folder,
+            manifest=published.manifest,
+            created_at=utc_now(),
+        )
+        self._finish(f"snapshot {snapshot.id}", snapshot)
+        for note in published.notes:
+            self._tell(news=note)
+            self.store.campaigns.log_event(self.id, "published", {"message": note})
+        try:
+            call = self._learner.promote(self.snapshots, snapshot.id)
+            while not call.wait(TICK_S):  # the campaign is finished: no order stops it now
+                pass
+            remark = call.result()
+        except TrappmError as error:
+            remark = (
+                f"snapshot {snapshot.id} is published, but not the latest ({error}); "
+                f"name it with: trappm snapshot alias latest {snapshot.id}"
+            )
+            self.store.campaigns.log_event(self.id, "published", {"message": remark})
+        self._tell(news=remark)
+        return snapshot.id
+
+    def _finish(self, message: str, snapshot: SnapshotRecord | None) -> None:
+        if not self.store.owners.finish_campaign(self.id, message, snapshot):
+            raise CampaignStopped
 
     def _end(self, state: CampaignState, message: str) -> None:
-        """In this state, unless an order has set another; nothing is with a worker any more."""
+        """End in this state, unless an order has set another."""
         self._write_notes()
         now = self.store.owners.end_campaign(self.id, state, message)
         self._tell(str(now), eta_s=None, current=())
+
+    # Progress.
+
+    def _tell(self, stage: str | None = None, *, news: str | None = None, **values: Any) -> None:
+        """Update the stage and its counts, and add a line of news."""
+        with self._lock:
+            before = self.progress
+            if news:
+                values["lines"] = (*before.lines, news)[-LINES_KEPT:]
+                values["line_count"] = before.line_count + 1
+            if stage is not None and stage != before.stage:
+                values = {"done": 0, "total": 0, "current": ()} | values
+            self.progress = replace(before, stage=stage or before.stage, **values)
+            self._watch(self.progress)
 
     def _write_notes(self) -> None:
         while self._notes:
@@ -382,21 +796,31 @@ class Campaign:
 
     def _show_counts(self) -> None:
         number = self._machine.round_number
-        workers = self._membership.by_device
         at_work = self.workers.running()
-        shown = [f"{w.device}: {_what(t)}" for w, t in at_work[:SHOWN]]
+        shown = [f"{worker.device}: {_described(task)}" for worker, task in at_work[:SHOWN]]
         more = [f"and {len(at_work) - SHOWN} more"] if len(at_work) > SHOWN else []
         self._tell(
             f"measuring, round {number} of {1 + self.spec.rounds.count}",
-            done=self._results.ended.total(),
-            total=sum(self.spec.budget(d) for d in self.spec.devices.keys),
-            eta_s=self._pace.eta_s(self._results.ended, number, workers),
+            done=self.ended.total(),
+            total=self.spec.total,
+            eta_s=self._pace.eta_s(self.ended, number, self._worker_counts),
             current=(*shown, *more),
         )
 
 
-def _what(task: Task) -> str:
-    """What a worker is at, in words."""
+def others_share(measurement: Measurement) -> float | None:
+    """Return the share of the host's cores that other programs used, if they made it unstable.
+
+    None if it was unstable for another reason, or if other programs of this host used no visible
+    share, such as under contention by another virtual machine.
+    """
+    share = measurement.environment.get("others_cpu_share")
+    if share is None or share < _LEAST_SHARE or not is_contended(measurement):
+        return None
+    return float(share)
+
+
+def _described(task: Task) -> str:
     if isinstance(task, KernelRun):
         return f"its kernels, for up to {task.seconds:.0f} s"
     return str(task.configuration)

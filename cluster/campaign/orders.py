@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trappm.cluster.campaign.stop_check import rule_held
+from trappm.cluster.campaign.history import rule_held
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Outcome
 from trappm.store import CampaignRecord, CampaignState, Store

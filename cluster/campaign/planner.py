@@ -1,32 +1,101 @@
-"""What a campaign may choose from, and what it draws or has chosen from that for a round."""
+"""The pool that a campaign chooses from, and what it draws or has chosen from it for a round."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from trappm.cluster.campaign.candidates import check_budget, pool_of, twins_of, without_refused
-from trappm.cluster.campaign.news import News
+from trappm.cluster.interfaces import Choice, ChoiceRequest
 from trappm.cluster.profiles.step_profiles import StepCache, StepKey
 from trappm.cluster.spec import CampaignSpec
-from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, Workers
-from trappm.learner.physics.device_specs import has_kernels, known_spec
+from trappm.learner.physics.device_specs import has_kernels
+from trappm.learner.stats.errors import split_architectures
+from trappm.learner.stats.folds import content_groups
+from trappm.learner.workload import Workload
 from trappm.profiler.devices.capacity import expected_memory_mib
 from trappm.profiler.devices.catalogue import card_name
-from trappm.profiler.records import Configuration, Outcome
+from trappm.profiler.errors import InputError
+from trappm.profiler.models.pool import build_pool
+from trappm.profiler.records import Configuration, Graph, GraphTemplate, Outcome
+from trappm.profiler.transformers.names import model_of
 from trappm.store import Assignment, AssignmentState, PlannedAssignment, Store
 from trappm.store.records import Purpose, Role
 
 PURPOSES = tuple(Purpose)
 
-Made = TypeVar("Made")
+
+def pool_of(spec: CampaignSpec, store: Store) -> list[Configuration]:
+    """The configurations that a campaign file describes, or that its named pool has now.
+
+    Raises:
+        UnknownArchitectureError: a name or glob in the file matches no timm architecture.
+        InputError: there is no pool of this name.
+    """
+    return store.pools.get(spec.pool) if isinstance(spec.pool, str) else build_pool(spec.pool)
+
+
+def without_refused(pool: Sequence[Configuration], store: Store) -> list[Configuration]:
+    """Those of which a graph can be made, as far as it has been tried."""
+    refused = {(r.architecture, r.input_size) for r in store.workloads.refusals()}
+    return [c for c in pool if (c.architecture, c.input_size) not in refused]
+
+
+def check_stop(spec: CampaignSpec) -> None:
+    """Raises InputError for a budget of labels that ends before anything can be learned from."""
+    budget = None if spec.stop is None else spec.stop.labels
+    first = sum(sum(spec.shares(device)[:2]) for device in spec.devices.keys)
+    if budget is not None and budget < first:
+        raise InputError(
+            f"the stop rule labels is {budget}, and evaluation and initial alone ask for {first}; "
+            "raise it or lower them"
+        )
+
+
+def twins_of(pool: Sequence[Configuration], store: Store) -> list[str]:
+    """With whom each configuration is held out: names of the same layers are one, once the store
+    has their graphs."""
+    templates = store.workloads.graph_templates([(c.architecture, c.input_size) for c in pool])
+    workload_of = {
+        architecture: Workload(graph=GraphTemplate.from_bytes(data).at(1))
+        for (architecture, _), data in templates.items()
+    }
+    unknown = Workload(graph=Graph.empty(1))
+    names = [c.architecture for c in pool]
+    return content_groups(names, [workload_of.get(name, unknown) for name in names])
+
+
+def check_budget(
+    spec: CampaignSpec, pool: Sequence[Configuration], twins: Sequence[str] | None = None
+) -> set[str]:
+    """The architectures to hold out of this pool.
+
+    Args:
+        spec: the campaign file.
+        pool: (n).
+        twins: with whom each configuration is held out (n); by default its model, however trained.
+
+    Raises:
+        InputError: the pool is too small for the budget.
+    """
+    generator = np.random.default_rng([spec.seed, 0])
+    groups = [model_of(c.architecture) for c in pool] if twins is None else twins
+    held_out = split_architectures(pool, spec.evaluation.architecture_share, generator, groups)
+    kept_back = sum(c.architecture in held_out for c in pool)
+    for device in spec.devices.keys:
+        wanted, *others = spec.shares(device)
+        training = sum(others)
+        if wanted > kept_back or training > len(pool) - kept_back:
+            raise InputError(
+                f"the budget for {device} cannot be met: it asks for {wanted} evaluation and "
+                f"{training} training configurations, and the pool has {kept_back} and "
+                f"{len(pool) - kept_back}; lower the budget or widen the pool"
+            )
+    return held_out
 
 
 class Planner:
-    """Makes the pool of a campaign, and the parts of its rounds from it."""
+    """Plans the parts of a campaign's rounds from its pool."""
 
     def __init__(self, store: Store, campaign_id: str, spec: CampaignSpec) -> None:
         self._store = store
@@ -41,64 +110,14 @@ class Planner:
             self._pool = self._store.campaigns.pool(self._id)
         return self._pool
 
-    def make_pool(self, workers: Workers, news: News) -> None:
-        """Stores the pool and the static profiles that are missing, unless that was done before.
-
-        Raises:
-            InputError: the pool is too small for the budget.
-        """
-        if self.pool:
-            return
-        configurations = pool_of(self._spec, self._store)
-        news.tell("pool", news=f"pool: {len(configurations)} configurations")
-        self._profile(configurations, workers, news)
-        pool = without_refused(configurations, self._store)
-        held_out = check_budget(self._spec, pool, twins_of(pool, self._store))
-        self._store.campaigns.set_pool(self._id, [(c, c.architecture in held_out) for c in pool])
-
-    def _profile(
-        self, configurations: Sequence[Configuration], workers: Workers, news: News
-    ) -> None:
-        pairs = sorted({(c.architecture, c.input_size) for c in configurations})
-        missing = self._store.workloads.pairs_to_profile(pairs)
-        news.tell("graphs", done=len(pairs) - len(missing), total=len(pairs))
-        for graph in _followed(workers.profile(missing), len(missing), news):
-            graph.save(self._store)
-            if graph.refusal:
-                news.tell(news=f"no graph of {graph.architecture}: {graph.refusal}")
-
-    def make_steps(self, kept: StepCache, workers: Workers, news: News) -> dict[StepKey, bytes]:
-        """Steps of the pool in settings of their own, traced where they are missing.
-
-        None without a device that is known: nothing says how fast another runs its kernels.
-        """
-        for device in self._spec.devices.keys:
-            if known_spec(self._card(device)) is None:
-                news.tell(
-                    news=f"{device} is not in profiler/devices/catalogue.csv: how long its steps "
-                    "take is learned from labels alone, without its data sheet"
-                )
-        keys = self._step_keys()
-        profiles = self.known_steps(kept)  # which removes what is damaged
-        missing = kept.missing(keys)
-        if missing:
-            news.tell("steps", done=len(keys) - len(missing), total=len(keys))
-        for traced in _followed(workers.trace(missing), len(missing), news):
-            if traced.is_final:
-                kept.put(traced)
-            if traced.profile is not None:
-                profiles[traced.key] = traced.profile
-            if traced.refusal:
-                news.tell(news=f"no step of {traced.key.architecture}: {traced.refusal}")
-        return profiles
-
     def known_steps(self, kept: StepCache) -> dict[StepKey, bytes]:
         """Those that were traced before."""
-        profiles = {key: kept.read(key) for key in self._step_keys()}
+        profiles = {key: kept.read(key) for key in self.step_keys()}
         return {key: profile for key, profile in profiles.items() if profile is not None}
 
-    def _step_keys(self) -> list[StepKey]:
-        if not any(has_kernels(self._card(device)) for device in self._spec.devices.keys):
+    def step_keys(self) -> list[StepKey]:
+        """Return the steps that the pool's configurations need and the store does not have."""
+        if not any(has_kernels(self.card(device)) for device in self._spec.devices.keys):
             return []
         keys = {StepKey.of(configuration) for configuration, _ in self.pool}
         plain = {key: (key.architecture, key.input_size) for key in keys if key.is_plain}
@@ -141,7 +160,7 @@ class Planner:
             unsteady=unsteady,
             capacity_mib=self._store.measurements.device_memory_mib(device)
             or expected_memory_mib(device),
-            card=self._card(device),
+            card=self.card(device),
             seed=(self._spec.seed, number, self._spec.devices.keys.index(device)),
         )
 
@@ -159,7 +178,8 @@ class Planner:
             for rank, choice in enumerate(choices)
         ]
 
-    def _card(self, device: str) -> str:
+    def card(self, device: str) -> str:
+        """Return the name of the card behind a device's key."""
         return card_name(device, self._store.measurements.device_environments(device).values())
 
     def _assigned(self, device: str) -> dict[str, Assignment]:
@@ -167,16 +187,6 @@ class Planner:
             a.configuration.id: a
             for a in self._store.assignments.of_campaign(self._id, device=device)
         }
-
-
-def _followed(made: Iterable[Made], count: int, news: News) -> Iterator[Made]:
-    """Pass profiles on as they are made, and show their number and the time to go."""
-    begin = time.monotonic()
-    for number, one in enumerate(made, 1):
-        news.check_stop()
-        yield one
-        to_go_s = (time.monotonic() - begin) / number * (count - number)
-        news.tell(done=news.progress.done + 1, eta_s=to_go_s if number < count else None)
 
 
 def _taught(assigned: Iterable[Assignment]) -> list[str]:

@@ -1,6 +1,6 @@
 """What the learner does for a campaign: encode its pool, train its heads, choose, publish.
 
-Plain Python without Ray: `actors.learner_actor` puts it into a process of its own. Everything that
+Plain Python without Ray: `actors.learner` puts it into a process of its own. Everything that
 is random comes from the campaign's seed, so the same labels give the same heads and choices.
 """
 
@@ -16,9 +16,13 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from trappm.cluster.interfaces import (
+    Choice,
+    ChoiceRequest,
+    PublishedSnapshot,
+)
 from trappm.cluster.learning.encoded_pool import EncodedPool
 from trappm.cluster.learning.judging import Errors, judged_by
-from trappm.cluster.learning.label_arrays import bounds_of, targets_of
 from trappm.cluster.learning.transfer_choice import (
     LEAST_TRAINING_LABELS,
     better_heads,
@@ -30,12 +34,6 @@ from trappm.cluster.scheduler.training_report import (
     TrainingReport,
     TransferErrors,
     difference_of,
-)
-from trappm.cluster.workers.interfaces import (
-    Choice,
-    ChoiceRequest,
-    PublishedSnapshot,
-    TrainingLabel,
 )
 from trappm.learner.acquisition import AcquisitionRequest, cold_start, strategy_named
 from trappm.learner.acquisition.gradient import NEED_GRADIENTS
@@ -50,6 +48,7 @@ from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.snapshots.registry import LATEST, Registry
 from trappm.learner.snapshots.regressions import promote
 from trappm.learner.snapshots.snapshot import save_snapshot
+from trappm.learner.training_label import TrainingLabel, bounds_of, targets_of
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.capacity import USABLE_SHARE
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement

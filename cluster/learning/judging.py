@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trappm.cluster.learning.label_arrays import targets_of
 from trappm.cluster.scheduler.training_report import Judgement
-from trappm.cluster.workers.interfaces import TrainingLabel
 from trappm.learner.heads.predictions import DeviceHeads
 from trappm.learner.stats.errors import Accuracy, accuracy
+from trappm.learner.training_label import TrainingLabel, targets_of
 from trappm.learner.workload import Workload
 from trappm.profiler.records import METRICS
 

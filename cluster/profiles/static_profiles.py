@@ -1,36 +1,26 @@
-"""Makes the static profiles of many architectures at once, in processes of this machine.
+"""The static profile of an architecture: graph and step profile, or why there is none.
 
-One profile is single-threaded work of seconds, mostly Python, so each worker process has one
-thread. A worker that a model takes down costs that model only: who was at work when it died is
-tried again, alone, and who dies alone is refused.
+One profile is single-threaded work of seconds, mostly Python; `actors.profile_tasks` makes many.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+import signal
+from collections.abc import Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING
 
-from trappm.cluster.profiles.worker_processes import (
-    TooLongError,
-    limited_cpu_time,
-    submit,
-    worker_pool,
-)
 from trappm.profiler.errors import TrappmError, one_line
-from trappm.profiler.host.forks import forget_secrets
-from trappm.profiler.records import Pair
 
 if TYPE_CHECKING:
     from trappm.store import Store
 
 ENDED_ITS_PROCESS = "the static profile ended its process"
 
-_TASKS_PER_WORKER = 200
-"""On average; then fresh workers go on, so that what libraries keep in memory cannot pile up."""
+CPU_LIMIT_S = 600
+"""CPU time after which a profile is abandoned; the slowest that we know takes a twentieth of it."""
 
 
 @dataclass(frozen=True)
@@ -98,44 +88,21 @@ def profile_graph(
     return ProfiledGraph(architecture, input_size, None, reason)
 
 
-def profile_in_processes(pairs: Sequence[Pair], processes: int) -> Iterator[ProfiledGraph]:
-    """Static profiles in the order of completion; a pair that ends its process is refused.
-
-    The workers end with this process, whatever ends it, and at once with a Ctrl-C.
-    """
-    suspects: list[Pair] = []
-    remaining = list(reversed(pairs))
-    while remaining:
-        batch = remaining[-processes * _TASKS_PER_WORKER :]
-        del remaining[-len(batch) :]
-        with worker_pool(min(processes, len(batch)), forget_secrets) as workers:
-            yield from _profile_all(workers, batch, suspects, processes)
-        remaining += batch  # what a dying worker has left over
-    for pair in suspects:
-        yield _profile_alone(pair)
+class TooLongError(BaseException):
+    """A profile took too much CPU time; passes through every `except Exception` of libraries."""
 
 
-def _profile_all(
-    workers: ProcessPoolExecutor, batch: list[Pair], suspects: list[Pair], processes: int
-) -> Iterator[ProfiledGraph]:
-    """Takes from the batch until nothing is left; if a worker dies, names suspects and returns."""
-    running: dict[Future[ProfiledGraph], Pair] = {}
+@contextlib.contextmanager
+def limited_cpu_time() -> Iterator[None]:
+    """Raises TooLongError in the block after `CPU_LIMIT_S`; for the main thread of a process."""
+    before = signal.signal(signal.SIGPROF, _give_up)
+    signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)
     try:
-        while batch or running:
-            # No more than are at work, so that the suspects of a death are few.
-            while batch and len(running) < processes:
-                running[submit(workers, profile_graph, *batch[-1])] = batch[-1]
-                batch.pop()
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                profiled = future.result()
-                del running[future]
-                yield profiled
-    except BrokenProcessPool:
-        suspects += running.values()
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
-def _profile_alone(pair: Pair) -> ProfiledGraph:
-    for step_refusal in (None, ENDED_ITS_PROCESS):
-        with worker_pool(1, forget_secrets) as workers, contextlib.suppress(BrokenProcessPool):
-            return submit(workers, profile_graph, *pair, step_refusal).result()
-    return ProfiledGraph(*pair, None, ENDED_ITS_PROCESS)
+def _give_up(_signal: int, _frame: FrameType | None) -> None:
+    raise TooLongError(f"it took more than {CPU_LIMIT_S} s of CPU time")

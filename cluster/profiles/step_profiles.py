@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -20,14 +18,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from trappm.cluster.profiles.worker_processes import (
-    TooLongError,
-    limited_cpu_time,
-    submit,
-    worker_pool,
-)
+from trappm.cluster.profiles.static_profiles import TooLongError, limited_cpu_time
 from trappm.profiler.errors import TrappmError, one_line
-from trappm.profiler.host.forks import forget_secrets
 from trappm.profiler.records import Configuration, MemoryFormat, Precision
 
 if TYPE_CHECKING:
@@ -125,24 +117,6 @@ class StepCache:
         part = self.folder / f".{traced.key.file_name}.{os.getpid()}.part"
         part.write_bytes(traced.profile or traced.refusal.encode())
         part.replace(self._path(traced.key, "npz" if traced.profile else "txt"))
-
-    def make(self, keys: Sequence[StepKey], processes: int) -> Iterator[TracedStep]:
-        """Traces and keeps them, in processes of this machine, in the order of completion.
-
-        Raises:
-            TrappmError: a trace ended its process; what was made until then is kept.
-        """
-        with worker_pool(processes, forget_secrets) as workers:
-            jobs = [submit(workers, trace_steps, part) for part in alike(keys)]
-            try:
-                for job in as_completed(jobs):
-                    for traced in job.result():
-                        self.put(traced)
-                        yield traced
-            except BrokenProcessPool as error:
-                raise TrappmError(
-                    "tracing steps ended its process; the same command goes on behind it"
-                ) from error
 
     def _path(self, key: StepKey, suffix: str) -> Path:
         return self.folder / f"{key.file_name}.{suffix}"

@@ -51,7 +51,6 @@ class Course:
     max_attempts: int
     keeps_host_quiet: bool
     """Measurements and the learner need the host's cores for themselves: one thing at a time."""
-    lease_s: float
 
     def __post_init__(self) -> None:
         if len({len(self.shares[device]) for device in self.devices}) != 1:
@@ -85,20 +84,6 @@ class Stopped:
     """By its canary a worker may measure no more, not even when it joins again."""
 
     worker: Worker
-
-
-@dataclass(frozen=True)
-class Leaving:
-    """A worker is to begin nothing more, and is lost when it has ended what it does."""
-
-    worker: Worker
-
-
-@dataclass(frozen=True)
-class Seen:
-    """These workers have just answered, busy or not."""
-
-    workers: Sequence[Worker]
 
 
 @dataclass(frozen=True)
@@ -162,18 +147,7 @@ class Tick:
 
 
 Event = (
-    Joined
-    | Lost
-    | Stopped
-    | Leaving
-    | Seen
-    | Measured
-    | DeviceChecked
-    | Planned
-    | Settled
-    | Learned
-    | Enough
-    | Tick
+    Joined | Lost | Stopped | Measured | DeviceChecked | Planned | Settled | Learned | Enough | Tick
 )
 
 
@@ -193,14 +167,6 @@ class CheckDevice:
     """Have this worker do what is due before assignments: the canary, or its device's kernels."""
 
     worker: Worker
-
-
-@dataclass(frozen=True)
-class Dismiss:
-    """A worker has been silent for the length of a lease: end it, and count it as lost."""
-
-    worker: Worker
-    why: str
 
 
 @dataclass(frozen=True)
@@ -275,7 +241,6 @@ class Publish:
 Command = (
     Measure
     | CheckDevice
-    | Dismiss
     | GiveUp
     | Quarantine
     | AwaitQuiet

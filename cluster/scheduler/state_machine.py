@@ -1,6 +1,6 @@
 """The campaign as a state machine: events in, commands out; no Ray, no SQL, no clock of its own.
 
-    Joined, Lost, Leaving, Seen    -->  workers    --> Measure, CheckDevice, Dismiss
+    Joined, Lost, Stopped          -->  workers    --> Measure, CheckDevice
     Measured, Planned, Settled     -->  queues     --> GiveUp, Quarantine
     Learned                        -->  learner    --> Plan, Learn, Close, Publish
 
@@ -28,14 +28,12 @@ from trappm.cluster.scheduler.messages import (
     Command,
     Course,
     DeviceChecked,
-    Dismiss,
     Enough,
     Event,
     GiveUp,
     Joined,
     Learn,
     Learned,
-    Leaving,
     Lost,
     Measure,
     Measured,
@@ -43,7 +41,6 @@ from trappm.cluster.scheduler.messages import (
     Planned,
     Publish,
     Quarantine,
-    Seen,
     Settled,
     Stopped,
     Waiting,
@@ -56,10 +53,6 @@ from trappm.cluster.scheduler.spend import Spend
 from trappm.cluster.scheduler.worker_table import Seat, WorkerTable
 from trappm.profiler.records import Outcome
 from trappm.store.records import attempts_allowed, is_final
-
-LONGEST_STEP_S = 30.0
-"""So much of the time between two events counts: a suspended machine, a clock that jumped or a
-database that was away for an hour must not look like workers that were silent for an hour."""
 
 _MARGIN = 2.0
 """The learner starts when what waits lasts so many times as long as the learner took last time."""
@@ -99,12 +92,9 @@ class Machine:
         self._to_close: list[int] = []
         self._learner = LearnerJobs()
         self._spend = spend or Spend()
-        self._settled_late: dict[str, bool] = {}
-        """What ended by a late result while another worker measured it; whether it has a label."""
         self._is_ending = False
         """A stop rule held: nothing more begins."""
         self._time = 0.0
-        self._now: float | None = None
         self._commands: list[Command] = []
         for assignment in waiting:
             self._add(assignment)
@@ -149,11 +139,9 @@ class Machine:
 
         Args:
             event: what happened.
-            now: seconds of a clock that should not, but may, jump.
+            now: Monotonic time in seconds.
         """
-        if self._now is not None:
-            self._time += min(max(now - self._now, 0.0), LONGEST_STEP_S)
-        self._now = now
+        self._time = now
         self._commands = []
         if not self.is_over:
             self._take(event)
@@ -168,15 +156,11 @@ class Machine:
             case Joined(worker):
                 if worker.device in self._queues:
                     self._lose(worker, "it has started anew")
-                    self._workers.join(worker, self._time)
+                    self._workers.join(worker)
             case Lost(worker, why):
                 self._lose(worker, why)
             case Stopped(worker):
                 self._workers.stop(worker)
-            case Leaving(worker):
-                self._workers.retire(worker)
-            case Seen(workers):
-                self._workers.see(workers, self._time)
             case Measured():
                 self._end(event)
             case DeviceChecked(worker):
@@ -207,7 +191,7 @@ class Machine:
             case Enough():
                 self._begin_no_more()
             case _:
-                self._look_at_leases()
+                self._workers.forget_hosts(self._time)
 
     def _add(self, assignment: Waiting) -> None:
         if assignment.round_number not in self._rounds.open:  # put off when its round was closed
@@ -219,13 +203,7 @@ class Machine:
         worker, running = event.worker, self._workers.running(event.worker)
         self._spend.spend(worker.device, event.seconds)
         if running is None or running.id != event.assignment_id:
-            # Late: its lease was lost before. The result is kept, and may settle the assignment.
-            if is_final(event.outcome):
-                waited = self._settle([event.assignment_id])
-                self._spend.labels += event.is_label * waited
-                if not waited:  # whoever measures it now need not succeed any more
-                    self._settled_late[event.assignment_id] = event.is_label
-            return
+            return  # its worker was lost before, and the assignment waits again
         self._workers.free(worker)
         self._spend.end(worker.device)
         self._spend.labels += event.is_label
@@ -247,10 +225,7 @@ class Machine:
 
     def _fail(self, assignment: Waiting, worker: Worker, outcome: Outcome | None) -> None:
         failures, hosts = assignment.failures + 1, (*assignment.hosts, worker.host)
-        if assignment.id in self._settled_late:
-            self._spend.labels += self._settled_late.pop(assignment.id)
-            self._ended(assignment.round_number, assignment.device)
-        elif failures >= attempts_allowed(outcome, self.course.max_attempts):
+        if failures >= attempts_allowed(outcome, self.course.max_attempts):
             self._commands.append(
                 Quarantine(assignment.id, assignment.device, failures, hosts, outcome)
             )
@@ -272,32 +247,17 @@ class Machine:
         self._rounds.end(number, device)
         return later
 
-    def _settle(self, assignment_ids: Iterable[str]) -> int:
-        """These need no measurement any more; how many of them were waiting for one."""
-        waited = 0
+    def _settle(self, assignment_ids: Iterable[str]) -> None:
+        """End assignments that need no measurement any more."""
         for assignment_id in assignment_ids:
             for device, queue in self._queues.items():
                 number = queue.remove(assignment_id)
                 if number is not None:
                     self._ended(number, device)
-                    waited += 1
-        return waited
 
     def _ended(self, number: int, device: str) -> None:
         self._rounds.end(number, device)
         self._learner.knows_all = False
-
-    def _look_at_leases(self) -> None:
-        """Dismisses who was silent for the length of a lease."""
-        self._workers.forget_hosts(self._time)
-        for seat in self._workers.due(self._time):
-            silent_s = self._time - seat.seen_at
-            if silent_s >= self.course.lease_s:
-                why = f"it has not answered for {silent_s:.0f} s"
-                self._commands.append(Dismiss(seat.worker, why))
-                self._lose(seat.worker, why)
-                continue
-            self._workers.look_at(seat, self._time + self.course.lease_s / 3)
 
     def _hand_out(self) -> None:
         for device in self._in_order():
@@ -331,9 +291,7 @@ class Machine:
                 return
             self._commands.append(Measure(worker, assignment.id))
             self._spend.begin(worker.device)
-        seat.seen_at = self._time
         self._workers.begin(seat, assignment)
-        self._workers.look_at(seat, self._time + self.course.lease_s / 3)
 
     # The learner: what to measure next, and what has been learned.
 

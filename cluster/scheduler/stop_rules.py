@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from scipy import stats  # type: ignore[import-untyped]
 
 from trappm.cluster.scheduler.training_report import Spent, TrainingReport
 from trappm.profiler.errors import InputError
@@ -26,9 +27,6 @@ from trappm.profiler.records import METRICS
 
 SMALLEST_ERROR = 1e-3
 """Percent; less counts as this."""
-RESAMPLES = 1_000
-DRAWS_OF_T = 50_000
-"""Enough for its quantiles to a percent."""
 
 Series = tuple[str, str]
 """A device and a metric."""
@@ -44,24 +42,30 @@ class StopRules:
         InputError: a limit that is not positive, an unknown metric, a confidence outside (0.5, 1).
     """
 
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "allow_inf_nan": False}
+    __pydantic_config__: ClassVar[Any] = {
+        "extra": "forbid",
+        "allow_inf_nan": False,
+        "use_attribute_docstrings": True,
+    }
 
     target_mape: Mapping[str, float] | None = None
-    """By metric, in percent; on every device of the campaign all of them have to be reached."""
+    """Target error by metric in percent; all must be reached on every device."""
     confidence: float = 0.9
-    """With which each mean error is below its target."""
+    """Confidence with which each mean error is below its target."""
     plateau_rounds: int | None = None
-    """So many rounds in a row have to improve every error by less than `plateau_share`."""
+    """Number of rounds in a row that improve every error by less than `plateau_share`."""
     plateau_share: float = 0.02
+    """Relative improvement that counts as progress."""
     labels: int | None = None
-    """On all devices, the evaluation set included."""
+    """Number of labels on all devices, the evaluation set included."""
     gpu_hours: float | None = None
-    """Of measuring, on whatever devices, failed attempts included."""
+    """Hours of measuring on all devices, failed attempts included."""
     money: float | None = None
-    """In the currency of `price_per_gpu_hour`."""
+    """Budget in the currency of `price_per_gpu_hour`."""
     price_per_gpu_hour: float | None = None
+    """Price of a GPU for an hour, in any currency."""
     ends_at: datetime.datetime | None = None
-    """The clock, with a time zone."""
+    """Time at which the campaign ends, with a time zone."""
 
     def __post_init__(self) -> None:
         for name in ("plateau_rounds", "labels", "gpu_hours", "money", "price_per_gpu_hour"):
@@ -138,16 +142,11 @@ class Forecast:
     at: datetime.datetime
 
 
-def stopped(
-    rules: StopRules,
-    results: Sequence[Result],
-    devices: Sequence[str],
-    generator: np.random.Generator,
-) -> Stop | None:
+def stopped(rules: StopRules, results: Sequence[Result], devices: Sequence[str]) -> Stop | None:
     """Whether errors end a campaign after its last training: their target, or their plateau."""
     if not results:
         return None
-    if reason := _reached(rules, results[-1], devices, generator):
+    if reason := _reached(rules, results[-1], devices):
         return Stop("target", reason)
     if reason := _stagnates(rules, results):
         return Stop("plateau", reason)
@@ -213,34 +212,25 @@ def forecast(rules: StopRules, begin: Spent, now: Spent, planned: int) -> Foreca
     return min(forecasts, key=lambda forecast: forecast.at, default=None)
 
 
-def upper_bound(judged: Judged, confidence: float, generator: np.random.Generator) -> float:
-    """The upper confidence bound of a mean error; infinite from one architecture alone.
+def upper_bound(judged: Judged, confidence: float) -> float:
+    """Return the upper confidence bound of a mean error; infinite from one architecture alone.
 
-    The larger of two bounds. Resampling architectures asks for no distribution, but is too sure
-    with few of them (eight: it held 70 % of the time instead of 90). For these the errors are taken
-    as log-normal, with Student's t for the mean (Cox's method; Zhou and Gao 1997).
+    The errors of architectures are taken as log-normal (Cox's method with Student's t; Zhou and
+    Gao 1997). Resampling needs no distribution, but its bound is too low with few architectures.
     """
     names, number = np.unique(np.array(judged.architectures), return_inverse=True)
     if len(names) == 1:
         return np.inf
     sums = np.bincount(number, np.asarray(judged.errors), len(names))
     counts = np.bincount(number, minlength=len(names))
-    drawn = generator.integers(len(names), size=(RESAMPLES, len(names)))
-    means = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
     logs = np.log(np.maximum(sums / counts, SMALLEST_ERROR))
     spread, free = float(np.var(logs, ddof=1)), len(names) - 1
     error = np.sqrt(spread / len(names) + spread**2 / (2 * free))
-    t = np.quantile(generator.standard_t(free, DRAWS_OF_T), confidence)
-    log_normal = logs.mean() + spread / 2 + t * error
-    return float(max(np.quantile(means, confidence), np.exp(min(log_normal, 50.0))))
+    bound = logs.mean() + spread / 2 + stats.t.ppf(confidence, free) * error
+    return float(np.exp(min(bound, 50.0)))
 
 
-def _reached(
-    rules: StopRules,
-    last: Result,
-    devices: Sequence[str],
-    generator: np.random.Generator,
-) -> str | None:
+def _reached(rules: StopRules, last: Result, devices: Sequence[str]) -> str | None:
     """That all targets are reached on all devices, for people; None as long as one is not."""
     reasons = []
     for metric, target in (rules.target_mape or {}).items():
@@ -248,7 +238,7 @@ def _reached(
             judged = last.get((device, metric))
             if judged is None:
                 return None
-            bound = upper_bound(judged, rules.confidence, generator)
+            bound = upper_bound(judged, rules.confidence)
             if bound > target:
                 return None
             reasons.append(

@@ -117,7 +117,7 @@ class TrainingReport:
     labels: Mapping[str, int] = field(default_factory=dict)
     """How many the heads learned from, by device."""
     devices: Mapping[str, Mapping[str, Mapping[str, float | None]]] = field(default_factory=dict)
-    """Errors on the evaluation set by device and metric, as `learner.bench.errors.Accuracy`."""
+    """Errors on the evaluation set by device and metric, as `learner.stats.errors.Accuracy`."""
     transfer: Mapping[str, Mapping[str, TransferErrors]] = field(default_factory=dict)
     """For devices other than the source, by metric."""
     evaluation: Sequence[Judgement] = ()

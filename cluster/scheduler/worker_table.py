@@ -1,11 +1,9 @@
-"""The workers of a campaign: who is there, who may measure, who does what, and who is silent."""
+"""The workers of a campaign: who is there, who may measure, and who does what."""
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from trappm.cluster.scheduler.messages import Waiting, Worker
@@ -19,12 +17,8 @@ class Seat:
     """A worker of the campaign, and the assignment that it measures."""
 
     worker: Worker
-    seen_at: float
     running: Waiting | None = None
     on_check: bool = False
-    is_leaving: bool = False
-    lease: int = 0
-    """Of what it is doing; no two are ever equal."""
 
     @property
     def is_busy(self) -> bool:
@@ -50,14 +44,12 @@ class WorkerTable:
         self._away: dict[tuple[str, str], float] = {}
         """Hosts, by device, that lost their last worker, and when."""
         self._stopped: set[Worker] = set()
-        self._leases: list[tuple[float, int, str]] = []
-        self._numbers = itertools.count(1)
 
-    def join(self, worker: Worker, time: float) -> None:
+    def join(self, worker: Worker) -> None:
         """A worker that is there already must have left before."""
         if self._away.pop((worker.device, worker.host), None) is not None:
             self.hosts[worker.device][worker.host] -= 1
-        self._seats[worker.name] = Seat(worker, time)
+        self._seats[worker.name] = Seat(worker)
         self._let_measure(worker, True)
 
     def leave(self, worker: Worker, time: float) -> Waiting | None:
@@ -67,7 +59,7 @@ class WorkerTable:
             return None
         running = seat.running
         self.free(worker)
-        could_measure = not seat.is_leaving and worker not in self._stopped
+        could_measure = worker not in self._stopped
         self._let_measure(worker, False)
         del self._seats[worker.name]
         hosts = self.hosts[worker.device]
@@ -88,17 +80,9 @@ class WorkerTable:
         self._let_measure(worker, False)
         self._stopped.add(worker)
 
-    def retire(self, worker: Worker) -> None:
-        """A worker that is to begin nothing more until it leaves; it may join again."""
-        self._let_measure(worker, False)
-        seat = self._seats.get(worker.name)
-        if seat is not None:
-            seat.is_leaving = True
-
     def begin(self, seat: Seat, running: Waiting | None) -> None:
         """An idle worker measures an assignment from now on, or a check if there is none."""
         seat.running, seat.on_check = running, running is None
-        seat.lease = next(self._numbers)
         self.busy[seat.worker.host] += 1
         self.at_work += 1
         del self.idle[seat.worker.device][seat.worker.name]
@@ -110,7 +94,7 @@ class WorkerTable:
             seat.running, seat.on_check = None, False
             self.busy[worker.host] -= 1
             self.at_work -= 1
-            if worker not in self._stopped and not seat.is_leaving:
+            if worker not in self._stopped:
                 self.idle[worker.device][worker.name] = seat
 
     def running(self, worker: Worker) -> Waiting | None:
@@ -123,29 +107,10 @@ class WorkerTable:
             if seat.running is not None:
                 yield seat.worker, seat.running
 
-    def see(self, workers: Iterable[Worker], time: float) -> None:
-        """Notes that these workers have just answered."""
-        for worker in workers:
-            seat = self._seats.get(worker.name)
-            if seat is not None:
-                seat.seen_at = time
-
-    def look_at(self, seat: Seat, at: float) -> None:
-        """Sets an alarm: `due` names the worker then, if it still has the same assignment."""
-        heapq.heappush(self._leases, (at, seat.lease, seat.worker.name))
-
-    def due(self, time: float) -> Iterator[Seat]:
-        """Workers that are to be looked at by now, each once."""
-        while self._leases and self._leases[0][0] <= time:
-            _, lease, name = heapq.heappop(self._leases)
-            seat = self._seats.get(name)
-            if seat is not None and seat.is_busy and seat.lease == lease:
-                yield seat
-
     def _let_measure(self, worker: Worker, may_measure: bool) -> None:
         """Counts a worker among those that may measure, or takes it out of them."""
         seat = self._seats.get(worker.name)
-        if seat is None or seat.is_leaving or worker in self._stopped:
+        if seat is None or worker in self._stopped:
             return
         self.able[worker.device] += 1 if may_measure else -1
         self.hosts[worker.device][worker.host] += 1 if may_measure else -1

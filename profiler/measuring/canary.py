@@ -57,7 +57,11 @@ class CanaryPlan:
         InputError: a bound or interval that is not above 0, or bounds in the wrong order.
     """
 
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "allow_inf_nan": False}
+    __pydantic_config__: ClassVar[Any] = {
+        "extra": "forbid",
+        "allow_inf_nan": False,
+        "use_attribute_docstrings": True,
+    }
 
     configuration: Configuration | None = None
     """None: what `default_reference` says for the device."""

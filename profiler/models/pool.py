@@ -38,7 +38,7 @@ class PoolGroup:
             not whole and from 1 to MAX_SIZE, or a method that there is not.
     """
 
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "use_attribute_docstrings": True}
 
     architectures: tuple[str, ...] = ()
     """timm names or globs, such as `resnet18` or `convnext_*`, or transformers: `hf:gpt2*`."""

@@ -176,7 +176,7 @@ class Protocol:
     noise.
     """
 
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "use_attribute_docstrings": True}
 
     name: str = "paper"
     warmup_steps: int = 5

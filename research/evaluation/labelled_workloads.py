@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from research.evaluation.benchmark import Samples
-from trappm.cluster.profiles.static_profiles import profile_in_processes
+from trappm.cluster.pool_file import make_profiles, make_steps
+from trappm.cluster.profiles.static_profiles import ProfiledGraph
 from trappm.cluster.profiles.step_profiles import StepCache, StepKey
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.capacity import USABLE_SHARE
@@ -98,10 +99,11 @@ def prepare(
 
 
 def _make_profiles(pairs: Sequence[Pair], store: Store, processes: int, watch: Watch) -> None:
-    missing = store.workloads.pairs_to_profile(pairs)
-    for done, profile in enumerate(profile_in_processes(missing, processes)):
-        watch(done, len(missing), f"static profile of {profile.architecture}")
-        profile.save(store)
+    def show(done: int, total: int, profile: ProfiledGraph | None) -> None:
+        if profile is not None:
+            watch(done, total, f"static profile of {profile.architecture}")
+
+    make_profiles(store, pairs, address=None, processes=processes, watch=show)
 
 
 def _only_device(
@@ -228,7 +230,7 @@ def step_keys(
     }
     missing = cache.missing(sorted(wanted))
     if missing:
-        for done, traced in enumerate(cache.make(missing, processes)):
+        for done, traced in enumerate(make_steps(cache, missing, processes=processes)):
             watch(done, len(missing), f"a step of {traced.key.architecture}")
     return keys
 

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from research.evaluation.worker_processes import submit, worker_pool
 from research.replay.peers import check_installed
 from research.replay.replay import Bench, Point, replay
 from trappm import __version__
-from trappm.cluster.profiles.worker_processes import submit, worker_pool
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.progress import Watch
 

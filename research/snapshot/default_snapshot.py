@@ -40,7 +40,6 @@ from research.snapshot.shipped_sheets import (
     neusight_kernels,
 )
 from trappm.cluster.profiles.step_profiles import StepCache
-from trappm.cluster.workers.interfaces import TrainingLabel
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.metric_head import Head, Ours
 from trappm.learner.heads.other_devices import OTHERS, known_of_others
@@ -56,6 +55,7 @@ from trappm.learner.physics.starting_prior import starting_prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.snapshots.manifest import MANIFEST
 from trappm.learner.snapshots.snapshot import Snapshot, SnapshotInfo, load_snapshot, save_snapshot
+from trappm.learner.training_label import TrainingLabel
 from trappm.learner.workload import Workload
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.devices.catalogue import card_name

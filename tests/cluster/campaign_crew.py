@@ -16,18 +16,18 @@ import yaml
 
 from trappm.cluster.campaign.loop import Campaign
 from trappm.cluster.campaign.ownership import this_process
-from trappm.cluster.profiles.static_profiles import ProfiledGraph
-from trappm.cluster.profiles.step_profiles import StepCache, StepKey, TracedStep
-from trappm.cluster.scheduler.messages import Worker
-from trappm.cluster.scheduler.training_report import TrainingReport
-from trappm.cluster.spec import CampaignSpec, parse_spec, spec_of
-from trappm.cluster.workers.interfaces import (
+from trappm.cluster.interfaces import (
     CanaryCheck,
     Choice,
     Finished,
     KernelRun,
     PublishedSnapshot,
 )
+from trappm.cluster.profiles.static_profiles import ProfiledGraph
+from trappm.cluster.profiles.step_profiles import StepCache, StepKey, TracedStep
+from trappm.cluster.scheduler.messages import Worker
+from trappm.cluster.scheduler.training_report import TrainingReport
+from trappm.cluster.spec import CampaignSpec, parse_spec, spec_of
 from trappm.profiler.host.environment import utc_now
 from trappm.profiler.records import (
     GraphTemplate,
@@ -128,18 +128,6 @@ class FakeWorkers:
     def want(self, waiting):
         pass
 
-    def answering(self):
-        return self.joined()
-
-    def campaigns(self):
-        return []
-
-    def share(self, claims):
-        return []
-
-    def dismiss(self, worker):
-        raise AssertionError("everybody answers")
-
     def running(self):
         return list(self._running)
 
@@ -217,6 +205,53 @@ def made_up(
     )
 
 
+class Inline:
+    """A learner that works while the campaign waits for it."""
+
+    def __init__(self, learner):
+        self.learner = learner
+
+    def set_pool(self, pool, steps, traced):
+        return InlineCall(lambda: self.learner.set_pool(pool, no_progress, steps, traced))
+
+    def fit(self, labels, kernels):
+        return InlineCall(lambda: self.learner.fit(labels, no_progress, kernels))
+
+    def choose(self, request):
+        return InlineCall(lambda: self.learner.choose(request))
+
+    def publish(self, registry, fields):
+        return InlineCall(lambda: self.learner.publish(registry, fields))
+
+    def promote(self, registry, snapshot_id):
+        return InlineCall(lambda: self.learner.promote(registry, snapshot_id))
+
+
+class InlineCall:
+    progress = (0, 0)
+
+    def __init__(self, work):
+        self._work = work
+
+    def wait(self, timeout_s):
+        try:
+            self._result = self._work()
+        except UnfinishedError:
+            return False
+        return True
+
+    def result(self):
+        return self._result
+
+
+class UnfinishedError(Exception):
+    """What a learner raises to be asked again later."""
+
+
+def no_progress(done, total):
+    pass
+
+
 class FakeLearner:
     """Picks the first candidates; remembers what it was given."""
 
@@ -271,7 +306,7 @@ def campaign(store, workers, learner=None, campaign_id=None, **changes):
         campaign_id=campaign_id,
         spec=spec_of(store.campaigns.get(campaign_id)),
         workers=workers,
-        learner=learner or FakeLearner(),
+        learner=Inline(learner or FakeLearner()),
         snapshots=Path("unused"),
         steps=StepCache(Path(workers.kernels.name)),
         watch=lambda progress: setattr(workers, "lines", progress.lines),

@@ -32,7 +32,7 @@ from emulated_cluster import (
     wait_until,
 )
 
-from trappm.cluster.campaign.learner_thread import training_labels
+from trappm.cluster.campaign.history import training_labels
 from trappm.cluster.campaign.orders import order_stop
 from trappm.cluster.campaign.ownership import runs
 from trappm.cluster.ray_runtime import CAMPAIGN_ACTOR

@@ -71,7 +71,7 @@ def main() -> None:
         )  # fmt: skip
         Campaign(
             store=campaign_crew.owned(store, record.id), campaign_id=record.id, spec=spec,
-            workers=Workers(), learner=learner,
+            workers=Workers(), learner=campaign_crew.Inline(learner),
             snapshots=home.snapshots, steps=StepCache(home.step_profiles),
         ).run()  # fmt: skip
         report = {

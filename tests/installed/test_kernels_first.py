@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trappm.cluster.campaign.learner_thread import training_labels
+from trappm.cluster.campaign.history import training_labels
 from trappm.store import Store
 
 SPEC = {

@@ -86,18 +86,16 @@ def test_one_file_trains_and_another_judges(say, sheets):
     status, out, err = say(
         "--train", sheets[0], "--test", sheets[1], "--metric", "memory", "--json",
         "--estimator", "faketensor", "--estimator", "xgboost", "--estimator", "ours",
-        "--estimator", "thesis-xgboost",
     )  # fmt: skip
     assert status == 0, err
     report = json.loads(out)
     assert report["device"] == "a100-40gb"
     assert report["train"]["count"] == 12
     assert report["test"]["architectures_in_training"] == 0
-    line, boosting, ours, thesis = report["results"]
+    line, boosting, ours = report["results"]
     assert line["estimator"] == "faketensor"
     assert line["accuracy"]["mape"] == pytest.approx(0, abs=0.1)
     assert boosting["accuracy"]["count"] == ours["accuracy"]["count"] == 6
-    assert thesis["accuracy"]["count"] == 6
     first = ours["predictions"][0]
     assert first["low"] < first["predicted"] < first["high"]
     assert {p["architecture"] for p in ours["predictions"]} == set(ARCHITECTURES[4:])
@@ -169,7 +167,7 @@ def test_only_usable_rows_are_judged(say, sheets, tmp_path):
 
 def test_graphs_are_made_once_and_kept(say, sheets, home, monkeypatch):
     assert say("--labels", sheets[2], "--estimator", "mlp", "--seeds", 1)[0] == 0
-    monkeypatch.setattr("research.evaluation.labelled_workloads.profile_in_processes", _refuse_work)
+    monkeypatch.setattr("trappm.cluster.pool_file._profiled", _refuse_work)
     assert say("--labels", sheets[2], "--estimator", "mlp", "--seeds", 1)[0] == 0
     with Store.open(Home(home).database_url) as store:
         kept = store.workloads.step_profiles(
@@ -251,10 +249,6 @@ def test_a_file_without_labels_says_what_it_has_instead(tmp_path):
         (["--train", "x.csv", "--test", "y.csv", "--suite", "paper"], "two files"),
         (["--labels", "nowhere.csv"], "nowhere.csv cannot be read"),
         (["--labels", "ALL", "--estimator", "nnlpq"], "did you mean 'nnlqp'"),
-        (
-            ["--labels", "ALL", "--estimator", "thesis-language-model", "--language-model", "none"],
-            "no language model 'none' on this machine",
-        ),
         (["--labels", "ALL", "--split", "people"], "no split 'people'"),
         (["--labels", "ALL", "--metric", "speed"], "no metric 'speed'"),
         (["--labels", "ALL", "--size", "huge"], "no size 'huge'"),

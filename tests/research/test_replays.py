@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from research.__main__ import main as run
+from research.evaluation.worker_processes import submit, worker_pool
 from research.replay.replay import Point
 from research.replay.replays import Job, Plan, Results
 from research.replay.tables import (
@@ -22,7 +23,6 @@ from research.replay.tables import (
     standard_error,
     summary,
 )
-from trappm.cluster.profiles.worker_processes import submit, worker_pool
 from trappm.profiler.errors import InputError
 
 
@@ -230,21 +230,21 @@ def test_the_command_replays_what_is_kept_without_preparing_anything(
     for strategy in ("random", "ours"):
         points = [Point(n, 5.0, 4.0, 1.0, 0) for n in (20, 30, 50)]
         results.add(Job(1337, "quick", strategy), points)
-    assert run([*command, "--json"], debug=True) == 0
+    assert run([*command, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["results"]) == 2
-    assert run([*command, "--strategy", "rndom"], debug=False) == 2
+    assert run([*command, "--strategy", "rndom"]) == 2
     assert "did you mean" in capsys.readouterr().err
-    assert run([*command, "--baseline", "ours", "--json"], debug=True) == 0
+    assert run([*command, "--baseline", "ours", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["baseline"] == "ours"
-    assert run([*command, "--strategy", "ours"], debug=False) == 2
+    assert run([*command, "--strategy", "ours"]) == 2
     assert "baseline 'random' is not replayed" in capsys.readouterr().err
 
 
 def test_files_that_are_not_there_are_told_before_anything_is_run(plan, tmp_path, capsys):
     command = ["replay", "--labels", str(plan.labels), "--metric", "step-time"]
-    assert run([*command, "--usable", str(tmp_path / "none.csv")], debug=False) == 2
+    assert run([*command, "--usable", str(tmp_path / "none.csv")]) == 2
     assert "there is no file" in capsys.readouterr().err
-    assert run([*command, "--results", str(tmp_path / "none" / "r.jsonl")], debug=False) == 2
+    assert run([*command, "--results", str(tmp_path / "none" / "r.jsonl")]) == 2
     assert "there is no folder" in capsys.readouterr().err
 
 
@@ -256,7 +256,7 @@ def test_a_peer_that_is_not_installed_is_told_before_anything_is_run(
     command = ["replay", "--labels", str(plan.labels), "--metric", "step-time",
                "--results", str(tmp_path / "r.jsonl")]  # fmt: skip
     for strategies in ("random,bmdal-lcmd", "all"):
-        assert run([*command, "--strategy", strategies], debug=False) == 2
+        assert run([*command, "--strategy", strategies]) == 2
         assert "pip install bmdal-reg" in capsys.readouterr().err
     assert not (tmp_path / "r.jsonl").exists()
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from trappm.cluster.campaign.history import CampaignEnd, end_of, rule_held
 from trappm.cluster.campaign.orders import LOST, RETRIED
 from trappm.cluster.campaign.ownership import ENDED, runs
-from trappm.cluster.campaign.stop_check import CampaignEnd, end_of, rule_held
+from trappm.cluster.rehearsal import runs_nothing
 from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.cluster.spec import CampaignBudget, budget_of
-from trappm.cluster.workers.rehearsal import runs_nothing
 from trappm.profiler.measuring.canary import CanaryDecision, CanaryReading
 from trappm.profiler.records import Outcome, is_cpu_device
 from trappm.profiler.steps.stability import is_contended

@@ -163,7 +163,7 @@ def _next(
     count: int,
 ) -> NextChoices:
     """What the strategy would pick now, and the two directions in which embeddings differ most."""
-    from trappm.cluster.campaign.learner_thread import training_labels
+    from trappm.cluster.campaign.history import training_labels
     from trappm.cluster.campaign.planner import Planner
     from trappm.cluster.learning.campaign_learner import CampaignLearner
     from trappm.cluster.profiles.step_profiles import StepCache

@@ -37,7 +37,6 @@ from emulated_cluster import (
     family,
     first_after,
     launch,
-    on,
     play,
     processes,
     spec,
@@ -55,15 +54,16 @@ from ownership_scenarios import (
     two_hosts,
 )
 
-import trappm.cluster.campaign.loop
+import trappm.cluster.actors.profiler_pool
 from trappm.cluster import ray_runtime
 from trappm.cluster.actors import profile_tasks
-from trappm.cluster.actors.learner_proxy import LearnerProxy
+from trappm.cluster.actors.learner import LearnerHandle
 from trappm.cluster.campaign.orders import order_stop
 from trappm.cluster.campaign.ownership import runs
 from trappm.cluster.launch import _follow
 from trappm.cluster.scheduler.stop_rules import StopRules
 from trappm.profiler.errors import TrappmError
+from trappm.profiler.measuring.protocols import QUICK
 from trappm.reports.campaign_facts import live_state
 from trappm.store import CampaignState, Store
 
@@ -168,7 +168,7 @@ def worker_killed(url):
 
 def worker_frozen(url):
     report = {}
-    trappm.cluster.campaign.loop.LEASE_S = 30.0
+    trappm.cluster.actors.profiler_pool.SILENT_S = 30.0 - QUICK.timeout_s
     with emulated(NODES):
 
         def faults(recorded):
@@ -204,7 +204,7 @@ def node_frozen(url):
 def learner_killed(url):
     with emulated(NODES), tempfile.TemporaryDirectory() as folder:
         flag = Path(folder, "died")
-        learner = LearnerProxy(tell=print, labels=60, learner=MadeUpLearner, dies_once=str(flag))
+        learner = LearnerHandle(tell=print, labels=60, learner=MadeUpLearner, dies_once=str(flag))
         report = play(url, spec(60), learner=learner)
         return report | {"died": flag.exists()}
 
@@ -295,29 +295,6 @@ def paused_and_resumed_at_once(url):
             launch(url, record.id, plan)
         wait_until(lambda: store.campaigns.state(record.id) == "finished")
         return summary(store, record.id, plan)
-
-
-def side_by_side(url):
-    """Two campaigns, of which the second has twice the priority, on two GPUs of a kind and one."""
-    plans = [spec(240).model_copy(update={"name": "first"}),
-             spec(150).model_copy(update={"name": "second", "priority": 2})]  # fmt: skip
-    with emulated([("A100", 3), ("V100", 1)]), Store.open(url) as store:
-        records = [store.campaigns.create(p.name, p.model_dump(mode="json"), p.seed) for p in plans]
-        launch(url, records[0].id, plans[0])
-        wait_until(lambda: attempts(store, records[0].id) >= 20)
-        launch(url, records[1].id, plans[1])
-        wait_until(lambda: on(store, records[1], A100) >= 10)
-        before = [on(store, record, A100) for record in records]
-        wait_until(lambda: on(store, records[1], A100) >= 80)
-        after = [on(store, record, A100) for record in records]
-        on_v100 = [on(store, record, V100) for record in records]
-        wait_until(lambda: store.campaigns.state(records[1].id) == "finished")
-        wait_until(lambda: store.campaigns.state(records[0].id) == "finished")
-        return {
-            "campaigns": [summary(store, r.id, p) for r, p in zip(records, plans, strict=True)],
-            "meanwhile_on_a100": [late - early for early, late in zip(before, after, strict=True)],
-            "by_then_on_v100": on_v100,
-        }
 
 
 def head_restarted(url):
@@ -424,7 +401,7 @@ SCENARIOS = {f.__name__: f for f in (
     campaign_node_lost, campaign_node_lost_with_postgresql, gpus_while_profiling,
     paused_and_resumed_at_once, head_restarted, database_away, restarted_during_an_outage,
     two_hosts, profilers_that_cannot_start, mixed_stacks, cancelled_while_publishing,
-    side_by_side, soak,
+    soak,
 )}  # fmt: skip
 
 

@@ -27,32 +27,31 @@ os.environ |= {
     "RAY_worker_niceness": "0",
 }
 os.environ.pop("TRAPPM_DATABASE", None)
-# TraPPM itself is the one that is installed, on the nodes as here.
+# The nodes run the same tree as this process.
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests" / "cluster"))
-os.environ["PYTHONPATH"] = sys.path[0]
+os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[0], str(ROOT)])
 
 import psutil  # noqa: E402
 import ray  # noqa: E402
-from campaign_crew import FakeLearner, made_up, owned, template  # noqa: E402
+from campaign_crew import FakeLearner, Inline, made_up, no_progress, owned, template  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
 import trappm.cluster.actors.campaign_actor  # noqa: E402
+import trappm.cluster.actors.profiler_pool  # noqa: E402
 import trappm.cluster.campaign.loop  # noqa: E402
 import trappm.cluster.campaign.ownership  # noqa: E402
 import trappm.cluster.launch  # noqa: E402
 import trappm.store.owners  # noqa: E402
 from trappm.cluster.actors.campaign_actor import CampaignActor  # noqa: E402
-from trappm.cluster.actors.learner_proxy import LearnerProxy  # noqa: E402
+from trappm.cluster.actors.learner import LearnerHandle  # noqa: E402
 from trappm.cluster.actors.profiler_actor import this_process  # noqa: E402
 from trappm.cluster.actors.profiler_pool import ProfilerPool  # noqa: E402
 from trappm.cluster.campaign.loop import Campaign  # noqa: E402
-from trappm.cluster.campaign.results import Results  # noqa: E402
 from trappm.cluster.profiles.static_profiles import ProfiledGraph  # noqa: E402
 from trappm.cluster.profiles.step_profiles import StepCache, TracedStep  # noqa: E402
 from trappm.cluster.ray_runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
 from trappm.cluster.spec import CampaignSpec  # noqa: E402
-from trappm.cluster.workers import fair_share  # noqa: E402
 from trappm.profiler.errors import DeviceError  # noqa: E402
 from trappm.store import Home, Patience, Store  # noqa: E402
 
@@ -97,8 +96,8 @@ class MadeUpProfiler:
         self._device = device
         self._fingerprint = "another stack" if marked("another stack") else "stack"
 
-    def is_there(self):
-        pass
+    def stay(self):
+        threading.Event().wait()
 
     def describe(self):
         host = ray.get_runtime_context().get_node_id()
@@ -137,16 +136,25 @@ class MadeUpLearner:
     def progress(self):
         return 0, 0
 
-    def call(self, method, arguments, keywords):
-        if method == "choose" and self._dies_once and not self._dies_once.exists():
+    def set_pool(self, pool, steps, traced):
+        self._learner.set_pool(pool, no_progress, steps, traced)
+
+    def fit(self, labels, kernels):
+        return self._learner.fit(labels, no_progress, kernels)
+
+    def choose(self, request):
+        if self._dies_once and not self._dies_once.exists():
             self._dies_once.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        if method == "publish":
-            Path(os.environ["TRAPPM_HOME"], "publishing").touch()
-            time.sleep(self._slow_s)
-        if method in {"set_pool", "fit"}:
-            keywords = {**keywords, "on_progress": lambda done, total: None}
-        return getattr(self._learner, method)(*arguments, **keywords)
+        return self._learner.choose(request)
+
+    def publish(self, registry, fields):
+        Path(os.environ["TRAPPM_HOME"], "publishing").touch()
+        time.sleep(self._slow_s)
+        return self._learner.publish(registry, fields)
+
+    def promote(self, registry, snapshot_id):
+        return self._learner.promote(registry, snapshot_id)
 
 
 class MadeUpCampaignActor(CampaignActor):
@@ -164,19 +172,18 @@ class MadeUpCampaignActor(CampaignActor):
         super().__init__(home, *arguments)
 
     def _workers(self):
-        fair_share.LOOK_S, fair_share.SLICE_S = 1.0, 5.0  # nobody waits minutes for a turn here
-        trappm.cluster.campaign.loop.LEASE_S = float(os.environ.get("LEASE_S", "180"))
+        silent_s = float(os.environ.get("SILENT_S", "180"))
+        trappm.cluster.actors.profiler_pool.SILENT_S = silent_s
         devices = self._spec.devices.keys
         return MadeUpPool(
             devices,
             may_grow=True,
-            campaign_id=self._campaign_id,
             tell=self._note_worker,
             profiler=MadeUpProfiler,
         )
 
     def _learner(self):
-        return LearnerProxy(
+        return LearnerHandle(
             tell=self._note_learner, labels=self._spec.total, learner=MadeUpLearner, dies_once=None
         )
 
@@ -279,7 +286,7 @@ def play(url, plan, faults=lambda recorded: None, learner=None):
             tell=lambda message: campaign.note("node", message),
         )  # fmt: skip
         recorded, cpu_s, lost_at = [], [], []
-        keep = Results._recorded
+        keep = Campaign._recorded
 
         def note(self, finished):
             kept = keep(self, finished)
@@ -292,20 +299,20 @@ def play(url, plan, faults=lambda recorded: None, learner=None):
                     lost_at.append(time.monotonic())
             return kept
 
-        Results._recorded = note
+        Campaign._recorded = note
         campaign = Campaign(
             store=owned(store, record.id), campaign_id=record.id, spec=plan, workers=workers,
-            snapshots=Path("unused"), learner=learner or FakeLearner(),
+            snapshots=Path("unused"), learner=learner or Inline(FakeLearner()),
             steps=StepCache(Home.find().step_profiles),
         )  # fmt: skip
-        if isinstance(learner, LearnerProxy):
-            learner._tell = lambda message: campaign.note("learner", message)
+        if isinstance(learner, LearnerHandle):
+            learner.tell = lambda message: campaign.note("learner", message)
         beside = ThreadPoolExecutor(1).submit(faults, recorded)
         begin = time.monotonic()
         campaign.run()
         seconds = time.monotonic() - begin
         beside.result(timeout=60)
-        Results._recorded = keep
+        Campaign._recorded = keep
         return summary(store, record.id, plan) | {
             "workers": len({host for _, _, host in recorded}),
             "hosts": len({host.split()[0] for _, _, host in recorded}),

@@ -92,7 +92,7 @@ def test_what_is_lost_is_measured_elsewhere(play, scenario):
     assert is_whole(report)
     lost = [message for kind, message in report["events"] if kind == "lost"]
     if scenario == "worker_frozen":
-        assert any("has not answered" in message for message in lost)
+        assert any("has not answered within its time limit" in message for message in lost)
     else:
         assert lost
 
@@ -162,14 +162,6 @@ def test_a_database_that_is_away_for_a_while_is_waited_for(play):
     away, back = [message for kind, message in report["events"] if kind == "store"]
     assert "trying again" in away
     assert "answers again" in back
-
-
-def test_campaigns_side_by_side_share_the_gpus_by_their_priorities(play):
-    report = play("side_by_side", measure_s=0.5)
-    assert all(is_whole(campaign) for campaign in report["campaigns"])
-    first, second = report["meanwhile_on_a100"]
-    assert second > 1.3 * first > 0
-    assert min(report["by_then_on_v100"]) > 0
 
 
 def test_a_campaign_whose_cluster_went_is_told_to_be_interrupted_and_goes_on_on_another(play):

@@ -8,9 +8,9 @@ import math
 import pytest
 from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_device, spec
 
+from trappm.cluster.campaign.host_checks import HostChecks
+from trappm.cluster.campaign.loop import CanaryStopError
 from trappm.cluster.spec import spec_of
-from trappm.cluster.workers.canary_gate import CanaryGate
-from trappm.cluster.workers.membership import CanaryStopError
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Provenance
 
@@ -75,9 +75,9 @@ def test_the_reference_is_the_median_of_the_first_readings_of_all_campaigns(stor
     worker, protocol = workers.joined()[0], spec().measuring_protocol
     for _ in range(5):
         of_this_campaign = store.campaigns.create("one of many", {}, 7).id
-        canaries = CanaryGate(store, of_this_campaign, plan)
+        canaries = HostChecks(store, of_this_campaign, plan, None)
         assert canaries.is_due(worker)
-        workers.start(worker, canaries.check(worker), protocol)
+        workers.start(worker, canaries.begin(worker), protocol)
         canaries.take(*workers.wait(0))
         assert not canaries.is_due(worker)
     references = [reading.reference_ms for reading in store.canaries.all()]

@@ -8,10 +8,9 @@ import pytest
 from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_device, spec
 from store_whole import kernel
 
+from trappm.cluster.campaign.host_checks import HostChecks
 from trappm.cluster.scheduler.messages import Worker
 from trappm.cluster.spec import Characterisation, load_preset
-from trappm.cluster.workers.interfaces import Finished
-from trappm.cluster.workers.kernel_gate import KernelGate
 from trappm.profiler.errors import InputError
 from trappm.profiler.host.environment import utc_now
 from trappm.profiler.records import Outcome
@@ -90,12 +89,12 @@ def test_cpus_are_left_alone_unless_the_file_says_so(store, off):
 
 def test_the_laptop_is_not_a_second_slower(store):
     laptop = load_preset("laptop")
-    gate = KernelGate(store, laptop.characterise)
+    gate = HostChecks(store, "", None, laptop.characterise)
     assert not any(gate.is_due(Worker("w", d, "host", "stack")) for d in laptop.devices.keys)
 
 
 def test_gpus_are_known_by_default_and_what_runs_nothing_never(store):
-    gate = KernelGate(store, spec().characterise)
+    gate = HostChecks(store, "", None, spec().characterise)
     assert gate.is_due(GPU)
     assert gate.begin(GPU).seconds == 60
     for device in ("simulated:a100", "replay:labels.csv"):
@@ -103,7 +102,10 @@ def test_gpus_are_known_by_default_and_what_runs_nothing_never(store):
 
 
 def test_one_worker_of_many_times_them(store):
-    gate, other = KernelGate(store, Characterisation()), Worker("two", "a100", "host", "stack")
+    gate, other = (
+        HostChecks(store, "", None, Characterisation()),
+        Worker("two", "a100", "host", "stack"),
+    )
     gate.begin(GPU)
     assert not gate.is_due(other)
     gate.forget(GPU)  # it was lost
@@ -128,7 +130,7 @@ def test_recent_kernels_of_the_same_device_and_stack_do(store, device, stack, ag
         kernels(device, started_at=at, environment=environment, outcome=Outcome(outcome),
                 time_ms=time_ms)
     )  # fmt: skip
-    assert KernelGate(store, Characterisation()).is_due(GPU) == is_due
+    assert HostChecks(store, "", None, Characterisation()).is_due(GPU) == is_due
 
 
 def test_a_device_that_drifts_is_timed_once_more(store):
@@ -146,15 +148,16 @@ def test_a_device_that_drifts_is_timed_once_more(store):
 
 
 def test_a_worker_that_drifts_and_dies_of_the_run_is_not_given_it_without_end(store):
-    store.kernels.record(kernels("a100"))
-    gate = KernelGate(store, Characterisation())
-    assert not gate.is_due(GPU)
-    gate.note_canary(GPU, is_drifting=True)
-    assert gate.is_due(GPU)
-    run = gate.begin(GPU)
-    gate.take(Finished(GPU, run, None, loss="the worker was lost"))
-    gate.note_canary(GPU, is_drifting=True)
-    assert not gate.is_due(GPU)
+    drift = {
+        "configuration": {"architecture": "resnet10t", "batch_size": 1, "input_size": 64},
+        "every_measurements": 3, "reference_readings": 1,
+    }  # fmt: skip
+    workers = crew(
+        canary={"w-cpu-2t": [10.0, *[11.2] * 9]},
+        kernels={"cpu-2t": [kernels("cpu-2t"), "lost", "lost"], "cpu-1t": [kernels("cpu-1t")]},
+    )
+    campaign(store, workers, **CPUS | {"canary": drift}).run()
+    assert done_by(workers, "w-cpu-2t").count("kernels") == 2
 
 
 def test_a_kernel_that_cannot_be_kept_costs_itself(store):

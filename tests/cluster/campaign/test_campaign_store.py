@@ -16,13 +16,10 @@ from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_
 from store_samples import lost_reply
 
 import trappm.cluster.campaign.loop
-import trappm.cluster.campaign.results
 import trappm.store.engine
 import trappm.store.owners
-from trappm.cluster.campaign.news import CampaignStopped
-from trappm.cluster.campaign.resume import course_so_far
-from trappm.cluster.campaign.stop_check import StopCheck
-from trappm.cluster.scheduler.training_report import TrainingReport
+from trappm.cluster.campaign.history import course_so_far
+from trappm.cluster.campaign.loop import CampaignStopped
 from trappm.profiler.records import Configuration, StepSummary
 from trappm.reports.campaign_facts import campaign_facts, campaign_rows
 from trappm.store import Assignment, Patience, Store
@@ -115,7 +112,7 @@ def test_clocks_that_jump_cost_no_label(new_store, monkeypatch):
 
 
 def test_what_came_back_is_recorded_though_the_loop_fails_over_it(store, monkeypatch):
-    listen = trappm.cluster.campaign.results.Results.events
+    listen = trappm.cluster.campaign.loop.Campaign._result_events
 
     def fail(results, finished):
         if isinstance(finished.task, Assignment):
@@ -123,7 +120,7 @@ def test_what_came_back_is_recorded_though_the_loop_fails_over_it(store, monkeyp
         return listen(results, finished)
 
     run = campaign(store, FakeWorkers())
-    monkeypatch.setattr(trappm.cluster.campaign.results.Results, "events", fail)
+    monkeypatch.setattr(trappm.cluster.campaign.loop.Campaign, "_result_events", fail)
     with pytest.raises(ZeroDivisionError):
         run.run()
     counts = store.campaigns.outcome_counts(run.id)
@@ -254,7 +251,5 @@ def test_who_only_counts_loads_no_label(store, monkeypatch):
     monkeypatch.setattr(Labels, "matching", labels_are_not_loaded)
     assert [row.labels for row in campaign_rows(store)] == [counted] == [9]
     assert sum(d.done for d in campaign_facts(store, run.id).devices.values()) == 9
-    report, _ = StopCheck(store, run.id, run.spec).check_errors(TrainingReport())
-    assert report.spent.labels == 9
-    known = course_so_far(store, run.id, run.spec, lease_s=60.0)
+    known = course_so_far(store, run.id, run.spec)
     assert known.spend.labels == 9

@@ -18,15 +18,16 @@ from campaign_crew import (
 )
 from store_whole import kernel
 
+from trappm.cluster.interfaces import Choice, ChoiceRequest
 from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.cluster.profiles.step_profiles import StepKey, trace_steps
-from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, TrainingLabel
 from trappm.learner.acquisition import STRATEGIES
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge
 from trappm.learner.networks.presets import LAPTOP, PRESETS
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.snapshots.snapshot import load_snapshot
+from trappm.learner.training_label import TrainingLabel
 from trappm.profiler.host import procfs
 from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
 from trappm.profiler.measuring.protocols import protocol_named

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_device
 
+import trappm.cluster.campaign.history
 import trappm.cluster.campaign.loop
-import trappm.cluster.campaign.stop_check
-from trappm.cluster.campaign.news import CampaignStopped
+from trappm.cluster.campaign.loop import CampaignStopped
 from trappm.cluster.campaign.orders import order_retry
 from trappm.cluster.scheduler.training_report import Judgement
 from trappm.profiler.errors import InputError
@@ -162,7 +162,7 @@ class LateAfter(FakeWorkers):
 @pytest.mark.parametrize("count", [6, 9, 13])
 def test_when_the_time_is_up_what_runs_is_kept_and_nothing_more_begins(store, monkeypatch, count):
     monkeypatch.setattr(trappm.cluster.campaign.loop, "TICK_S", 0.0)
-    monkeypatch.setattr(trappm.cluster.campaign.stop_check, "datetime", Clock)
+    monkeypatch.setattr(trappm.cluster.campaign.loop, "datetime", Clock)
     monkeypatch.setattr(Clock, "is_late", False)
     workers = LateAfter(count)
     run = gpu_campaign(store, workers, ends_at="2030-01-01T00:00:00+00:00")
@@ -190,14 +190,6 @@ def test_what_a_stop_rule_has_ended_is_not_tried_again(store):
     run.run()
     with pytest.raises(InputError, match=r"ended by its stop rule \(labels: 9 of 9 labels"):
         order_retry(store, run.id, ["error"])
-
-
-def test_what_an_earlier_version_wrote_of_the_end_still_holds(store):
-    run = campaign(store, FakeWorkers())
-    store.rounds.plan(run.id, 0, "evaluation", [])
-    store.rounds.close(run.id, 0, {"stop": {"rule": "target", "told": "it is reached"}})
-    end = campaign_facts(store, run.id).end
-    assert (end.rule, end.reason, end.holds) == ("target", "it is reached", True)
 
 
 def test_status_foretells_what_will_end_a_campaign_and_when(store, tmp_path, capsys):

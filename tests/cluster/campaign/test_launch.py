@@ -20,8 +20,7 @@ from sqlalchemy import make_url
 from trappm.cluster import launch
 from trappm.cluster.spec import load_preset
 from trappm.profiler.errors import CampaignError
-from trappm.store import CampaignState, Home, Patience, Store
-from trappm.store import transactions as retry
+from trappm.store import CampaignState, Home, Patience, Store, StoreNotUpError
 
 
 @pytest.mark.parametrize("address", [None, "127.0.0.1:1"])
@@ -38,7 +37,7 @@ def test_a_store_that_is_away_while_ray_starts_is_waited_for(tmp_path, monkeypat
     def away_once(*arguments):
         tries.append(arguments)
         if len(tries) == 1:
-            raise retry.StoreNotUpError("the label store refused: it is starting up")
+            raise StoreNotUpError("the label store refused: it is starting up")
         return opened(*arguments)
 
     monkeypatch.setattr(Store, "open", away_once)

@@ -13,10 +13,10 @@ from dataclasses import replace
 import pytest
 from campaign_crew import BUDGET, FakeWorkers, campaign, labels_by_device, spec
 
-import trappm.cluster.campaign.news
+import trappm.cluster.campaign.loop
 import trappm.store.owners
 from trappm.cluster.campaign import ownership
-from trappm.cluster.campaign.news import CampaignStopped
+from trappm.cluster.campaign.loop import CampaignStopped
 from trappm.cluster.campaign.ownership import begin, machine, runs, this_process
 from trappm.store import CampaignState, NotOwnerError, OwnerProcess, Store
 from trappm.store.owners import OwnedError
@@ -166,7 +166,7 @@ class TakenOver(FakeWorkers):
 @pytest.mark.parametrize("after", [1, 5, 9])
 def test_a_campaign_that_was_taken_over_stops_without_a_word(store, after, monkeypatch):
     monkeypatch.setattr(
-        trappm.cluster.campaign.news, "LOOK_S", 1e9
+        trappm.cluster.campaign.loop, "LOOK_S", 1e9
     )  # so only its writes are refused
     workers = TakenOver(store, after)
     run = campaign(store, workers)
@@ -184,7 +184,7 @@ def test_a_campaign_that_was_taken_over_stops_without_a_word(store, after, monke
 
 
 def test_a_campaign_that_was_taken_over_while_it_waits_stops_itself(store, monkeypatch):
-    monkeypatch.setattr(trappm.cluster.campaign.news, "LOOK_S", 0.0)
+    monkeypatch.setattr(trappm.cluster.campaign.loop, "LOOK_S", 0.0)
 
     class Waiting(FakeWorkers):
         def wait(self, timeout_s):

@@ -9,7 +9,7 @@ import pytest
 from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign, made_up
 from test_campaign_canary import CANARY
 
-from trappm.cluster.campaign.news import CampaignStopped
+from trappm.cluster.campaign.loop import CampaignStopped
 from trappm.cluster.campaign.orders import order_retry
 from trappm.cluster.scheduler.stop_rules import result_of
 from trappm.cluster.scheduler.training_report import TrainingReport

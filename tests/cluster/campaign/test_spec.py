@@ -6,14 +6,17 @@ from pathlib import Path
 import pytest
 import yaml
 
+from trappm.cluster.file_reference import SECTIONS, json_schema, page
 from trappm.cluster.pool_file import load_pool_file
 from trappm.cluster.spec import load_preset, load_spec, parse_spec, presets
+from trappm.cluster.yaml_file import FileFaultsError
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.families import FAMILIES, family_of
 from trappm.profiler.models.pool import build_pool
 from trappm.profiler.transformers.names import model_of
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+ROOT = Path(__file__).parents[3]
+EXAMPLES = ROOT / "examples"
 
 
 def small() -> dict:
@@ -161,3 +164,26 @@ def test_a_missing_file_and_a_missing_preset_are_told(tmp_path):
         load_spec(tmp_path / "none.yaml")
     with pytest.raises(InputError, match="laptop"):
         load_preset("desktop")
+
+
+def test_every_fault_of_a_file_is_one_line_with_its_key():
+    faulty = small() | {"sead": 3, "rounds": {"count": "many", "source": 2}}
+    faulty["pool"]["groups"][0]["batch_size"] = [1]
+    with pytest.raises(FileFaultsError) as caught:
+        parse(faulty)
+    assert sorted(line.partition(":")[0] for line in caught.value.faults) == [
+        "pool.groups.0.batch_size", "rounds.count", "sead",
+    ]  # fmt: skip
+
+
+def test_the_reference_page_is_current_and_has_every_key():
+    assert (ROOT / "docs/reference/campaign_file.md").read_text() == page()
+    assert {f"`{key}`" for key in small()} <= set(page().replace("|", " ").split())
+    assert len(SECTIONS) + 1 == page().count("\n## ")
+
+
+def test_the_schema_for_editors_accepts_a_preset_and_refuses_an_unknown_key():
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.validate(small() | {"canary": False}, json_schema())
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(small() | {"sead": 3}, json_schema())

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from campaign_crew import FakeLearner, FakeWorkers, campaign, labels_by_device
 
-from trappm.cluster.campaign.learner_thread import training_labels
+from trappm.cluster.campaign.history import training_labels
 from trappm.reports.campaign_facts import campaign_facts
 from trappm.reports.campaign_report import print_report
 
@@ -30,7 +30,9 @@ class Mixed(FakeWorkers):
         made = super()._measure(worker, task, cost, fault)
         other = len(self.starts) % self._every == 0
         environment = {"torch": "2.13.0" if other else "2.11.0", "cpu_model": "x"}
-        step = replace(made.step, median_ms=made.step.median_ms * (10 if other else 1))
+        factor = 10 if other else 1
+        median_ms, p95_ms = made.step.median_ms * factor, made.step.p95_ms * factor
+        step = replace(made.step, median_ms=median_ms, p95_ms=p95_ms)
         return replace(made, environment=environment, step=step)
 
 

@@ -48,7 +48,7 @@ class Two(BaseModel):
 
 def test_another_key_that_is_missing_still_counts():
     with pytest.raises(InputError, match=r"did you mean 'weight'\? \(and 1 more\)$"):
-        parse("{weigth: 1}", Two, origin="f", kind="test", parts=(Two,))
+        parse("{weigth: 1}", Two, origin="f", kind="test")
 
 
 def test_a_pipe_a_device_and_a_giant_are_not_read(tmp_path):

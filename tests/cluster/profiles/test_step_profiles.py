@@ -2,7 +2,7 @@
 
 import pytest
 
-from trappm.cluster.profiles.step_profiles import StepCache, StepKey
+from trappm.cluster.profiles.step_profiles import StepCache, StepKey, trace_steps
 from trappm.profiler.records import MemoryFormat, Precision
 from trappm.profiler.simulation.step_profile import StepProfile
 
@@ -20,7 +20,9 @@ def key(architecture="test_resnet", **changes):
 def test_what_was_traced_or_refused_is_not_made_again(tmp_path):
     cache, keys = StepCache(tmp_path / "steps"), [key(), key("no_such_model")]
     assert cache.missing(keys) == keys
-    made = {traced.key: traced.refusal for traced in cache.make(keys, 1)}
+    made = {traced.key: traced.refusal for traced in trace_steps(keys)}
+    for traced in trace_steps(keys):
+        cache.put(traced)
     assert made[keys[0]] == ""
     assert "no_such_model" in made[keys[1]]
     assert cache.missing([*keys, key(fused_attention=False)]) == [key(fused_attention=False)]

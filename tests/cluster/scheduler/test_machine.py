@@ -17,13 +17,11 @@ from trappm.cluster.scheduler.messages import (
     Close,
     Course,
     DeviceChecked,
-    Dismiss,
     Enough,
     GiveUp,
     Joined,
     Learn,
     Learned,
-    Leaving,
     Lost,
     Measure,
     Measured,
@@ -31,7 +29,6 @@ from trappm.cluster.scheduler.messages import (
     Planned,
     Publish,
     Quarantine,
-    Seen,
     Settled,
     Stopped,
     Tick,
@@ -39,7 +36,7 @@ from trappm.cluster.scheduler.messages import (
     Worker,
 )
 from trappm.cluster.scheduler.spend import Spend
-from trappm.cluster.scheduler.state_machine import LONGEST_STEP_S, Machine
+from trappm.cluster.scheduler.state_machine import Machine
 from trappm.cluster.scheduler.stop_rules import Stop, StopRules
 from trappm.cluster.scheduler.worker_table import RESTART_S
 from trappm.profiler.records import Outcome
@@ -47,11 +44,11 @@ from trappm.profiler.records import Outcome
 TWO = ("a100", "v100")
 
 
-def course(shares=None, *, devices=TWO, quiet=False, max_attempts=3, lease_s=120.0):
+def course(shares=None, *, devices=TWO, quiet=False, max_attempts=3):
     shares = shares or {device: [4, 6, 5, 5, 5] for device in devices}
     return Course(
         devices=tuple(devices), shares=shares, max_attempts=max_attempts,
-        keeps_host_quiet=quiet, lease_s=lease_s,
+        keeps_host_quiet=quiet,
     )  # fmt: skip
 
 
@@ -430,43 +427,10 @@ def test_what_would_end_the_same_way_is_not_tried_again(outcome):
     assert desk.doing() == {"one": "a100/1/0"}
 
 
-def test_a_worker_that_answers_keeps_its_lease_and_a_silent_one_is_dismissed():
-    desk = Desk(only([1, 9]), [worker("alive"), worker("silent")])
-    orders = []
-    for _ in range(13):
-        desk.tell(Seen([desk.workers["alive"]]), 5.0)
-        orders += desk.tell(Tick(), 5.0)
-    (dismissed,) = of(orders, Dismiss)
-    assert dismissed.worker.name == "silent"
-    assert [c.assignment_id for c in of(orders, GiveUp)] == ["a100/1/0"]
-    assert set(desk.doing()) == {"alive"}
-
-
-def test_a_clock_that_jumps_dismisses_nobody():
-    desk = Desk(only([1, 9], lease_s=10 * LONGEST_STEP_S), [worker("one")])
-    for jump_s in (3600.0, -7200.0, 1e6):
-        assert not of(desk.tell(Tick(), jump_s), Dismiss)
-    assert desk.doing() == {"one": "a100/0/0"}
-
-
 def test_a_worker_that_joins_gets_work_at_once():
     desk = Desk(only([1, 9]), [worker("one")])
     late = worker("late")
     assert of(desk.tell(Joined(late), 1.0), Measure) == [Measure(late, "a100/1/0")]
-
-
-def test_a_worker_that_is_to_leave_ends_what_it_does_and_begins_nothing_more():
-    desk = Desk(only([1, 9]), [worker("going"), worker("staying")])
-    going = desk.workers["going"]
-    for _ in range(2):  # to be told twice changes nothing
-        assert not desk.tell(Leaving(going))
-    assert desk.doing()["going"] == "a100/0/0"
-    desk.measured("going")
-    assert set(desk.doing()) == {"staying"}
-    assert not of(desk.tell(Lost(going, "its GPU goes to another campaign")), GiveUp)
-    assert set(desk.doing()) == {"staying"}
-    desk.tell(Joined(going))
-    assert set(desk.doing()) == {"going", "staying"}
 
 
 def test_what_failed_waits_for_a_host_whose_worker_is_starting_again_but_not_for_ever():
@@ -490,30 +454,6 @@ def test_a_worker_that_starts_anew_loses_what_it_was_measuring():
     orders = desk.tell(Joined(desk.workers["one"]))
     assert of(orders, GiveUp) == [GiveUp("a100/0/0", "it has started anew")]
     assert desk.doing() == {"one": "a100/0/0"}
-
-
-def test_a_late_result_settles_an_assignment_that_waits_again():
-    desk = Desk(only([1, 2]), [worker("one")])
-    sole_worker = desk.workers["one"]
-    desk.tell(Lost(sole_worker, "its network was away"))
-    desk.tell(Measured(sole_worker, "a100/0/0", Outcome.OK, 1.0, True))
-    desk.tell(Joined(sole_worker))
-    assert desk.doing() == {"one": "a100/1/0"}
-
-
-@pytest.mark.parametrize("lost", [False, True])
-def test_a_late_result_settles_an_assignment_that_another_measures_in_vain(lost):
-    limited = Spend(StopRules(labels=5))
-    desk = Desk(only([1, 0]), [worker("one")], spend=limited)
-    first, second = desk.workers["one"], worker("two")
-    desk.tell(Lost(first, "its network was away"))
-    assert of(desk.tell(Joined(second)), Measure) == [Measure(second, "a100/0/0")]
-    desk.tell(Measured(first, "a100/0/0", Outcome.OK, 1.0, True))
-    failed = Measured(second, "a100/0/0", Outcome.ERROR, 1.0, False)
-    orders = desk.tell(Lost(second, "killed") if lost else failed)
-    assert not of(orders, Measure) + of(orders, Quarantine)
-    assert limited.labels == 1
-    assert desk.machine.is_over
 
 
 def test_labels_of_before_need_no_measurement():

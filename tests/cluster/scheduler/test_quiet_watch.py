@@ -10,8 +10,8 @@ import pytest
 from campaign_crew import made_up
 from virtual_cluster import Ledger, VirtualCluster, Weather
 
+from trappm.cluster.campaign.loop import others_share
 from trappm.cluster.campaign.progress import quiet_line
-from trappm.cluster.campaign.results import others_share
 from trappm.cluster.scheduler.messages import (
     AwaitQuiet,
     Course,
@@ -36,7 +36,6 @@ COURSE = Course(
     shares={"cpu-2t": [4, 4, 2, 2]},
     max_attempts=3,
     keeps_host_quiet=True,
-    lease_s=1e9,
 )
 
 

@@ -18,7 +18,6 @@ from trappm.cluster.scheduler.messages import (
     BudgetSpent,
     Close,
     Course,
-    Dismiss,
     Enough,
     GiveUp,
     Joined,
@@ -31,7 +30,6 @@ from trappm.cluster.scheduler.messages import (
     Planned,
     Publish,
     Quarantine,
-    Seen,
     Tick,
     Waiting,
     Worker,
@@ -45,6 +43,8 @@ TICK_S = 10.0
 
 LIMIT_S = 600.0
 """What a measurement is expected to take at most, before one has ended."""
+
+SILENT_S = 180.0
 
 LONGEST_S = 3e6
 """No campaign that is played takes so long."""
@@ -64,7 +64,7 @@ class Weather:
     killing: float = 0.0
     """The worker is lost in the middle of it; another joins after `joining_s`."""
     freezing: float = 0.0
-    """The worker says nothing any more."""
+    """The worker does not answer any more, and is lost after `SILENT_S`."""
     joining_s: float = 60.0
     poisoned: float = 0.0
     """Share of assignments that kill every worker they meet."""
@@ -184,7 +184,6 @@ class VirtualCluster:
         self._doing: dict[str, tuple[str | None, float]] = {}
         self._at_work: Counter[str] = Counter()
         self._there: Counter[str] = Counter()
-        self._frozen: set[str] = set()
         self._job = False
         self._randoms = iter(())
         begun = Counter(id_.partition("/")[0] for id_ in self.ledger.ended)
@@ -235,9 +234,6 @@ class VirtualCluster:
             self._remove(event.worker)
         elif kind is Tick:
             self.at(self.time_s + TICK_S, event)
-            seen = [w for name, w in self._alive.items() if name not in self._frozen]
-            for command in self.machine.handle(Seen(seen), self.time_s):
-                self._do(command)
         elif kind is Enough:
             self.ledger.enough = self.ledger.enough or "clock"
         elif kind in {Learned, Planned}:
@@ -264,7 +260,6 @@ class VirtualCluster:
         if self._doing.pop(worker.name)[0] is not None:
             self._at_work[worker.device] -= 1
         self._there[worker.device] -= 1
-        self._frozen.discard(worker.name)
         self.losses += 1
         again = Worker(worker.name, worker.device, worker.host, worker.fingerprint)
         self.at(self.time_s + self.weather.joining_s, Joined(again))
@@ -282,8 +277,6 @@ class VirtualCluster:
             self.ledger.end(command.assignment_id, "failed")
             self.ledger.quarantined[command.assignment_id] = command.hosts
             self._left[command.assignment_id.partition("/")[0]] -= 1
-        elif kind is Dismiss:
-            self._remove(self._alive[command.worker.name])
         elif kind is Plan:
             ids = [f"{command.device}/{command.round_number}/{i}" for i in range(command.count)]
             planned = [
@@ -340,7 +333,7 @@ class VirtualCluster:
         elif chance < weather.failing + weather.killing:
             self.at(self.time_s + seconds / 2, Lost(worker, "killed"))
         else:
-            self._frozen.add(worker.name)
+            self.at(self.time_s + SILENT_S, Lost(worker, "it does not answer"))
 
     def _random(self) -> float:
         value = next(self._randoms, None)

@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from playwright.sync_api import expect, sync_playwright
 
+from trappm.cluster.campaign.history import ENOUGH
 from trappm.cluster.campaign.ownership import ownership
-from trappm.cluster.campaign.stop_check import ENOUGH
 from trappm.extensions.web.page import maps
 from trappm.extensions.web.page.mounting import FILES
 from trappm.learner.networks.presets import LAPTOP, PRESETS

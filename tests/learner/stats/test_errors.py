@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from research.evaluation.plots import projected
 from trappm.learner.stats.errors import (
     MAX_PAIRED,
     accuracy,
     kendall_tau,
-    projected,
     split_architectures,
 )
 from trappm.profiler.errors import InputError

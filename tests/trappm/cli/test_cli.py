@@ -184,6 +184,28 @@ def test_a_faulty_campaign_file_is_told_before_anything_is_measured(
     assert json.loads(trappm("campaign", "list", "--json", home=home).stdout) == []
 
 
+def test_validate_names_every_fault_of_a_campaign_file_and_starts_nothing(trappm, home, tmp_path):
+    faulty = {"sead": 1, "rounds": {"count": "many", "source": 2}}
+    result = trappm("campaign", "validate", _small_campaign(tmp_path, **faulty), home=home)
+    assert result.returncode == 2
+    assert sorted(line.split(": ")[1] for line in result.stderr.splitlines()) == [
+        "rounds.count", "sead",
+    ]  # fmt: skip
+    wrong = {"devices": {"source": "a100"}, "initial": {"source": 99}}
+    result = trappm("campaign", "validate", _small_campaign(tmp_path, **wrong), home=home)
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 2
+
+
+def test_validate_shows_what_a_campaign_would_measure(trappm, home, tmp_path):
+    result = trappm("campaign", "validate", _small_campaign(tmp_path), home=home)
+    assert result.returncode == 0, result.stderr
+    assert "pool: 8 configurations of 2 architectures" in result.stdout
+    assert "cpu-2t: 2 evaluation, 4 initial" in result.stdout
+    schema = json.loads(trappm("campaign", "validate", "--schema", home=home).stdout)
+    assert "devices" in schema["required"]
+
+
 def test_a_process_ends_with_the_status_and_one_line(home):
     result = in_a_process("predict", "resnet188", home=home)
     assert result.returncode == 2

@@ -107,8 +107,8 @@ def at_once(monkeypatch):
     """Builds that are typed here make profiles here: starting processes for them takes longer."""
     monkeypatch.setattr(
         trappm.cluster.pool_file,
-        "profile_in_processes",
-        lambda pairs, processes: (profile_graph(*pair) for pair in pairs),
+        "_profiled",
+        lambda pairs, address, processes: (profile_graph(*pair) for pair in pairs),
     )
 
 

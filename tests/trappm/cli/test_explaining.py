@@ -13,9 +13,9 @@ import pytest
 from terminal import Terminal
 
 from trappm.cli import run
+from trappm.cluster.interfaces import ChoiceRequest
 from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.cluster.spec import parse_spec
-from trappm.cluster.workers.interfaces import ChoiceRequest
 from trappm.learner.networks.presets import LAPTOP, PRESETS
 from trappm.profiler.errors import InputError
 from trappm.profiler.host.environment import utc_now

@@ -17,9 +17,9 @@ from trappm.cluster.scheduler.training_report import (
     difference_of,
 )
 from trappm.cluster.spec import parse_spec
-from trappm.cluster.workers.interfaces import TrainingLabel
 from trappm.learner.networks.presets import LAPTOP, PRESETS
 from trappm.learner.snapshots.snapshot import load_snapshot
+from trappm.learner.training_label import TrainingLabel
 from trappm.profiler.records import METRICS, Configuration
 from trappm.profiler.static_profile import graph_template
 from trappm.reports.setbacks import setbacks

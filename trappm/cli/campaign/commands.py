@@ -79,6 +79,45 @@ def launch(
     _run(home, campaign.id, spec, address, detach)
 
 
+@app.command(epilog="Example: trappm campaign validate my-campaign.yaml")
+def validate(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="A campaign file (YAML).")
+    ] = None,
+    address: Address = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of campaign files, and end.")
+    ] = False,
+) -> None:
+    """Check a campaign file and show what it would run; nothing is started."""
+    if schema:
+        from trappm.cluster.file_reference import json_schema
+
+        print_json(json_schema())
+        return
+    if file is None:
+        raise InputError("name a campaign file, or give --schema")
+    from trappm.cluster.launch import plan_lines, spec_faults
+    from trappm.cluster.spec import load_spec
+    from trappm.cluster.yaml_file import FileFaultsError
+    from trappm.label_store import store_or_none_yet
+    from trappm.store import Home
+
+    try:
+        spec = load_spec(file)
+        with store_or_none_yet(Home.find()) as store:
+            faults = spec_faults(store, spec, address)
+            lines = [] if faults else plan_lines(spec, store)
+    except FileFaultsError as error:
+        faults = list(error.faults)
+    for fault in faults:
+        typer.echo(f"{file}: {fault}", err=True)
+    if faults:
+        raise typer.Exit(2)
+    for line in lines:
+        typer.echo(line)
+
+
 @app.command(epilog="Example: trappm campaign resume")
 def resume(campaign_id: CampaignId = None, address: Address = None, detach: Detach = False) -> None:
     """Go on with a campaign that was stopped or killed; no label is lost or measured twice."""

@@ -44,7 +44,8 @@ def import_(
     Importing twice changes nothing. Published sheets: python -m research import FILE --source NAME
     """
     from trappm.store import Home, Store
-    from trappm.store.files import checked_size, import_file
+    from trappm.store.files import checked_size
+    from trappm.store.importing import import_file
 
     checked_size(file)  # before a store is made
     with Store.open(Home.open().database_url) as store:
@@ -63,8 +64,7 @@ def add(
     No model learns from them, because other programs may have used the machine.
     """
     from trappm.store import Home, Store
-    from trappm.store.files import record_verdicts
-    from trappm.store.in_training import SOURCE, verdicts
+    from trappm.store.importing import SOURCE, record_verdicts, verdicts
 
     found = verdicts(file)
     with Store.open(Home.open().database_url) as store:

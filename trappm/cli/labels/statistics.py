@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import METRICS
@@ -76,11 +76,14 @@ class Statistics:
         return result
 
 
-def _statistic(groups: pd.api.typing.SeriesGroupBy, name: str) -> pd.Series:
+def _statistic(groups: Any, name: str) -> pd.Series[Any]:
     percentile = _PERCENTILE.fullmatch(name)
+    result: pd.Series[Any]
     if percentile:
-        return groups.quantile(int(percentile[1]) / 100)
-    return getattr(groups, name)()
+        result = groups.quantile(int(percentile[1]) / 100)
+    else:
+        result = getattr(groups, name)()
+    return result
 
 
 def _check(doing: str, names: Iterable[str], known: Sequence[str]) -> None:

@@ -1,11 +1,15 @@
-"""What steps took in somebody's training, as a callback recorded it (`trappm/integrations/`).
+"""Import of measurements from files.
 
-Nobody kept the machine quiet, so what is no such record is refused here, and such a record makes a
-label by a protocol of its own, which heads do not learn from.
+A file is read twice: first every row is checked, and one bad row refuses the file; then the rows
+are recorded in batches. An import that was interrupted is completed by repeating it, because an
+attempt is recorded once.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from trappm.profiler.errors import InputError, UnknownArchitectureError
@@ -13,7 +17,63 @@ from trappm.profiler.records import Measurement, Outcome, Provenance
 from trappm.profiler.records.step_scope import IN_TRAINING, RECORDED
 from trappm.profiler.steps.sampling import summarize
 from trappm.profiler.transformers.names import content_of, is_transformer
-from trappm.store.files import Verdict, checked_size, read_file
+from trappm.store.files import ImportReport, Verdict, checked_size, read_file
+from trappm.store.measurements import BATCH
+from trappm.store.store import Store
+
+_KNOWN = Verdict(kind="known", reason="recorded before")
+_CONFLICT = Verdict(kind="rejected", reason="conflicts with what is there under its attempt key")
+
+
+def import_file(store: Store, path: Path) -> ImportReport:
+    """Record the measurements in a file of `export_file` or in JSON lines of the profiler.
+
+    Raises:
+        InputError: The file or one of its rows is invalid; nothing was recorded.
+        StoreError: The store cannot be written; importing again completes it.
+    """
+    return record_verdicts(store, path.name, "TraPPM", lambda: read_file(path))
+
+
+def record_verdicts(
+    store: Store, file: str, source: str, read: Callable[[], Iterable[Verdict]]
+) -> ImportReport:
+    """Record the measurements of verdicts, all of which are checked first.
+
+    Args:
+        store: Where to record them.
+        file: Name of the file, for the report.
+        source: Name of the source, for the report.
+        read: Returns the verdicts; it is called twice.
+
+    Raises:
+        InputError: A row is invalid; nothing was recorded.
+        StoreError: The store cannot be written; importing again completes it.
+    """
+    reasons: Counter[tuple[str, str]] = Counter()
+    counts: Counter[str] = Counter()
+    verdicts = iter(read())
+    while batch := [*itertools.islice(verdicts, BATCH)]:
+        before = store.measurements.recorded_before(
+            [v.measurement for v in batch if v.measurement is not None]
+        )
+        for verdict in batch:
+            differs = None
+            if verdict.measurement is not None:
+                differs = before.get(verdict.measurement.attempt_key)
+            final = verdict if differs is None else _CONFLICT if differs else _KNOWN
+            reasons[final.kind, final.reason] += 1
+            counts[final.kind] += 1
+    new = store.measurements.record_many(v.measurement for v in read() if v.measurement is not None)
+    return ImportReport(
+        file=file,
+        source=source,
+        rows=counts.total(),
+        new=new,
+        counts=dict(counts),
+        reasons=dict(reasons.most_common()),
+    )
+
 
 SOURCE = IN_TRAINING
 MAX_FILE_BYTES = 64 << 20

@@ -1,7 +1,4 @@
-"""Worker processes of this machine: one thread each, and never there without who started them.
-
-What they do for one model may be limited in CPU time.
-"""
+"""Worker processes of this machine: one thread each, and never there without who started them."""
 
 from __future__ import annotations
 
@@ -12,36 +9,12 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
-CPU_LIMIT_S = 600
-"""CPU time after which a profile is given up; the slowest that we know takes a twentieth of it."""
-
 _PR_SET_PDEATHSIG = 1
-
-
-class TooLongError(BaseException):
-    """Passes through every `except Exception` of libraries."""
-
-
-@contextlib.contextmanager
-def limited_cpu_time() -> Iterator[None]:
-    """Raises TooLongError in the block after `CPU_LIMIT_S`; for the main thread of a process."""
-    before = signal.signal(signal.SIGPROF, _give_up)
-    signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
-
-
-def _give_up(_signal: int, _frame: FrameType | None) -> None:
-    raise TooLongError(f"it took more than {CPU_LIMIT_S} s of CPU time")
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
-"""The interfaces of workers and learner as the campaign loop uses them, free of Ray.
+"""Interfaces of workers and learner, as a campaign uses them.
 
-The loop in `campaign` is driven through these two interfaces. `cluster.actors` provides both with
-Ray actors; tests drive the same loop with workers of their own.
+`cluster.actors` implements both with Ray actors; tests implement them without Ray.
 """
 
 from __future__ import annotations
@@ -10,13 +9,12 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from trappm.cluster.scheduler.messages import Worker
 from trappm.cluster.scheduler.training_report import TrainingReport
-from trappm.cluster.workers.fair_share import Claim
+from trappm.learner.training_label import TrainingLabel
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
-from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import Configuration, Measurement
 from trappm.profiler.records import Protocol as MeasuringProtocol
 from trappm.store import Assignment
@@ -24,6 +22,9 @@ from trappm.store import Assignment
 if TYPE_CHECKING:
     from trappm.cluster.profiles.static_profiles import ProfiledGraph
     from trappm.cluster.profiles.step_profiles import StepKey, TracedStep
+
+
+Result_co = TypeVar("Result_co", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -83,31 +84,8 @@ class Workers(Protocol):
         """Devices whose workers may still join."""
         ...
 
-    def answering(self) -> Sequence[Worker]:
-        """Those that have answered since the last call, busy or not."""
-        ...
-
-    def dismiss(self, worker: Worker) -> None:
-        """Ends a worker that does not answer, and what it is doing; another may join for it."""
-        ...
-
     def want(self, to_come: Mapping[str, int]) -> None:
         """Announces how much is to be measured on each device; at 0, no worker need join."""
-        ...
-
-    def campaigns(self) -> Sequence[str]:
-        """Ids of the campaigns that use the same cluster, this one among them; none if none can."""
-        ...
-
-    def share(self, claims: Mapping[str, Mapping[str, Claim]]) -> Sequence[Worker]:
-        """Keeps to this campaign's share of the GPUs from now on.
-
-        Args:
-            claims: by device and campaign; nothing, if all is for this one.
-
-        Returns:
-            Workers that are to leave, since their GPU is due to others; each is named once.
-        """
         ...
 
     def start(self, worker: Worker, task: Task, protocol: MeasuringProtocol) -> None: ...
@@ -117,25 +95,6 @@ class Workers(Protocol):
     def wait(self, timeout_s: float) -> Sequence[Finished]:
         """What has finished; returns early when something has."""
         ...
-
-
-@dataclass(frozen=True)
-class TrainingLabel:
-    """What a head learns from or is judged on: a configuration's metrics on a device.
-
-    `values` follow the order of `profiler.records.METRICS`; a metric that is missing is None.
-    """
-
-    configuration_id: str
-    device: str
-    role: str
-    """`train` or `evaluate`."""
-    values: tuple[float | None, ...]
-    provenance: str
-    memory_above_mib: float | None = None
-    """Memory ran out, and this is the least that the configuration needs."""
-    card: str | None = None
-    """Where measurements name it, the card behind the device's key: whose data sheet counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,44 +137,69 @@ class PublishedSnapshot:
     """What else should be known of it, a line each."""
 
 
+class Call(Protocol[Result_co]):
+    """Work that the learner was given, and that the campaign polls for."""
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Parts done, and parts in all; (0, 0) while unknown."""
+        ...
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether the work has ended, after waiting for it this long at most.
+
+        Raises:
+            TrappmError: The learner failed.
+        """
+        ...
+
+    def result(self) -> Result_co:
+        """Return the result of work that has ended."""
+        ...
+
+
 class Learner(Protocol):
-    """The learner: encodes the pool, trains heads, chooses what to measure next, publishes."""
+    """The learner: encodes the pool, trains heads, chooses what to measure next, publishes.
+
+    Each method returns at once. The learner does one thing after the other.
+    """
 
     def set_pool(
         self,
         pool: Sequence[tuple[Configuration, bytes]],
-        on_progress: OnProgress,
-        steps: Mapping[tuple[str, int], bytes] | None = None,
-        traced: Mapping[StepKey, bytes] | None = None,
-    ) -> None:
-        """Takes the pool with its graph templates, step profiles by architecture and input size,
-        and kernel profiles; pre-trains the encoder on all of it."""
+        steps: Mapping[tuple[str, int], bytes],
+        traced: Mapping[StepKey, bytes],
+    ) -> Call[None]:
+        """Pre-train the encoder on a pool.
+
+        Args:
+            pool: Configurations with their graph templates.
+            steps: Step profiles by architecture and input size.
+            traced: Step profiles in other precisions and memory formats.
+        """
         ...
 
     def fit(
         self,
         labels: Sequence[TrainingLabel],
-        on_progress: OnProgress,
         kernels: Mapping[str, Sequence[KernelMeasurement]],
-    ) -> TrainingReport:
-        """Trains the heads of all devices and reports their errors on the evaluation set.
+    ) -> Call[TrainingReport]:
+        """Train the heads of all devices; report their errors on the evaluation set.
 
         Args:
-            labels: of all devices.
-            on_progress: called with parts done and parts in all.
-            kernels: by device, what is known of it beside them.
+            labels: Labels of all devices.
+            kernels: Kernel measurements by device.
         """
         ...
 
-    def choose(self, request: ChoiceRequest) -> Sequence[Choice]:
-        """What to measure next, the most wanted first; without any label as well."""
+    def choose(self, request: ChoiceRequest) -> Call[Sequence[Choice]]:
+        """Choose what to measure next, the most wanted first; without any label as well."""
         ...
 
-    def publish(self, registry: Path, fields: Mapping[str, Any]) -> PublishedSnapshot:
-        """Saves a snapshot of encoder and heads, with more fields for its manifest."""
+    def publish(self, registry: Path, fields: Mapping[str, Any]) -> Call[PublishedSnapshot]:
+        """Save a snapshot of encoder and heads, with more fields for its manifest."""
         ...
 
-    def promote(self, registry: Path, snapshot_id: str) -> str | None:
-        """Calls it the latest one unless something is lost by it; a line about what speaks against
-        it, else None."""
+    def promote(self, registry: Path, snapshot_id: str) -> Call[str | None]:
+        """Make a snapshot the latest one unless it is worse; return a remark on it, if any."""
         ...

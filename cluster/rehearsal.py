@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trappm.cluster.workers.interfaces import TrainingLabel
+from trappm.learner.training_label import TrainingLabel
 from trappm.profiler.records import Provenance
 
 

@@ -1,0 +1,213 @@
+"""What a worker does before it measures assignments: the canary, and the kernels of its device.
+
+    a worker joins --> canary --> reading, stored --> ok, drifting   goes on
+                                                  --> stop           measures no more
+                   --> kernels of its device and software stack in the store, and recent?  go on
+                       else it times them, once for all workers of that device
+    its canary drifts --> its kernels once more
+
+The readings of all campaigns on a device are its history, so a node is compared with its state when
+it was new. A run of kernels that fails costs itself only: the campaign goes on without.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+
+from trappm.cluster.interfaces import CanaryCheck, Finished, KernelRun
+from trappm.cluster.rehearsal import runs_nothing
+from trappm.cluster.scheduler.messages import Worker
+from trappm.cluster.spec import Characterisation
+from trappm.profiler.devices.rank_keys import rank_key
+from trappm.profiler.errors import StoreError
+from trappm.profiler.kernels.ceilings import ceilings, sentence
+from trappm.profiler.measuring.canary import CanaryDecision, CanaryPlan, CanaryReading, CanaryWatch
+from trappm.profiler.records import Outcome, is_cpu_device
+from trappm.store import RefusedRowError, Store
+from trappm.store.kernel_measurements import recordable
+
+_MOST_LOSSES = 2
+"""Number of workers that may be lost on a device's kernels; then it is measured without them."""
+
+_Stack = tuple[str, str]
+"""A device and the fingerprint of its software."""
+
+
+class HostChecks:
+    """The canaries of a campaign's workers, and the kernels of its devices.
+
+    Args:
+        store: The label store.
+        campaign_id: Id of the campaign.
+        canary: None measures no canary, and stops no worker.
+        kernels: None times no kernels.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        campaign_id: str,
+        canary: CanaryPlan | None,
+        kernels: Characterisation | None,
+    ) -> None:
+        self.stopped: dict[Worker, str] = {}
+        """Workers that measure no more in this process, and why."""
+        self._store = store
+        self._campaign_id = campaign_id
+        self._canary = canary
+        self._kernels = kernels
+        self._watches: dict[Worker, CanaryWatch] = {}
+        self._canary_losses: Counter[Worker] = Counter()
+        self._known: set[_Stack] = set()
+        """Stacks that need no run of kernels, or no other one."""
+        self._under_way: dict[_Stack, Worker] = {}
+        self._kernel_losses: Counter[_Stack] = Counter()
+        self._drifted: dict[Worker, bool] = {}
+        """Workers whose last canary drifted, and whether a run of kernels is due for that."""
+
+    def is_due(self, worker: Worker) -> bool:
+        """Return whether this worker has a check to do before an assignment."""
+        return self._canary_is_due(worker) or self._kernels_are_due(worker)
+
+    def begin(self, worker: Worker) -> CanaryCheck | KernelRun:
+        """Return the check that is due on this worker."""
+        if self._canary is not None and self._canary_is_due(worker):
+            return CanaryCheck(self._canary.reference_on(worker.device))
+        assert self._kernels is not None  # noqa: S101  (without a plan none is due)
+        self._under_way[_stack(worker)] = worker
+        return KernelRun(self._kernels.seconds)
+
+    def take(self, finished: Finished) -> str:
+        """Store the result of a check, and return a line of news about it."""
+        if isinstance(finished.task, KernelRun):
+            return self._take_kernels(finished)
+        line = self._take_reading(finished)
+        self._note_drift(finished.worker)
+        return line
+
+    def count_measurement(self, worker: Worker) -> None:
+        """Note that the worker measures an assignment."""
+        if worker in self._watches:
+            self._watches[worker].count_measurement()
+
+    def forget(self, worker: Worker) -> None:
+        """Note that the worker was lost: when it comes back, its canary is due."""
+        self._watches.pop(worker, None)
+        self._end_kernels(worker)
+
+    # The canary.
+
+    def _canary_is_due(self, worker: Worker) -> bool:
+        if self._canary is None or runs_nothing(worker.device):
+            return False
+        if worker not in self._watches:
+            history = self._store.canaries.all(device=worker.device)
+            self._watches[worker] = CanaryWatch(self._canary, history=history)
+        return self._watches[worker].is_due()
+
+    def _take_reading(self, finished: Finished) -> str:
+        """Store a canary's reading, and stop its worker if it drifted too far."""
+        worker, measurement = finished.worker, finished.measurement
+        if measurement is None:
+            return self._lose_canary(worker, finished.loss or "the worker was lost")
+        reading = self._watches[worker].take(measurement)
+        try:
+            self._store.canaries.save(reading, campaign_id=self._campaign_id)
+        except RefusedRowError as error:
+            return self._lose_canary(worker, str(error))
+        self._canary_losses.pop(worker, None)
+        if reading.decision is CanaryDecision.STOP:
+            self._stop(worker, str(reading.message))
+        return reading_line(reading)
+
+    def _lose_canary(self, worker: Worker, loss: str) -> str:
+        """Count a worker that was lost in its canary; stop it when that happens repeatedly."""
+        self._watches.pop(worker, None)
+        self._canary_losses[worker] += 1
+        if self._canary is not None and self._canary_losses[worker] >= self._canary.confirmations:
+            self._stop(worker, f"the canary could not be measured: {loss}")
+        return f"{worker.device}  canary  {loss}"
+
+    def _stop(self, worker: Worker, why: str) -> None:
+        self.stopped[worker] = why
+        event = {"message": f"{worker.device} measures no more: {why}", "worker": worker.name}
+        self._store.campaigns.log_event(self._campaign_id, "canary", event)
+
+    # The kernels.
+
+    def _kernels_are_due(self, worker: Worker) -> bool:
+        plan, stack = self._kernels, _stack(worker)
+        if plan is None or runs_nothing(worker.device) or stack in self._under_way:
+            return False
+        if is_cpu_device(worker.device) and not plan.cpus:
+            return False
+        if rank_key(worker.device).ranks > 1:
+            return False  # its kernels are those of a rank's device
+        if self._drifted.get(worker):
+            return True
+        if stack not in self._known and self._has_recent_kernels(worker, plan):
+            self._known.add(stack)
+        return stack not in self._known
+
+    def _has_recent_kernels(self, worker: Worker, plan: Characterisation) -> bool:
+        since = datetime.now(UTC) - timedelta(days=plan.again_after_days)
+        return any(
+            stack.is_of(worker.fingerprint) and datetime.fromisoformat(stack.timed_at) > since
+            for stack in self._store.kernels.newest(worker.device)
+        )
+
+    def _take_kernels(self, finished: Finished) -> str:
+        worker, kernels = finished.worker, finished.kernels
+        stack = _stack(worker)
+        self._end_kernels(worker)
+        if worker in self._drifted:  # a worker that drifts and fails the run is not given it again
+            self._drifted[worker] = False
+        if kernels is None:
+            self._kernel_losses[stack] += 1
+            if self._kernel_losses[stack] >= _MOST_LOSSES:
+                self._known.add(stack)
+            return f"{worker.device}  kernels  {finished.loss}"
+        self._known.add(stack)
+        if not kernels:
+            return f"{worker.device}  kernels could not be timed: {finished.loss}"
+        kept = [recordable(kernel) for kernel in kernels]
+        try:
+            self._store.kernels.record(kept)
+        except StoreError as error:
+            return f"{worker.device}  kernels are not kept: {error}"
+        outcomes = Counter(kernel.outcome for kernel in {k.call: k for k in kept}.values())
+        failed = outcomes.total() - outcomes[Outcome.OK]
+        but = f", {failed} not" if failed else ""
+        reached = sentence(ceilings(kept))
+        return f"{worker.device}  {outcomes[Outcome.OK]} kernels timed{but}: {reached}"
+
+    def _note_drift(self, worker: Worker) -> None:
+        """Have kernels timed once more when a worker's canary begins to drift."""
+        watch = self._watches.get(worker)
+        if watch is None or watch.readings[-1].decision is CanaryDecision.OK:
+            self._drifted.pop(worker, None)
+        else:
+            self._drifted.setdefault(worker, True)
+
+    def _end_kernels(self, worker: Worker) -> None:
+        if self._under_way.get(_stack(worker)) == worker:
+            del self._under_way[_stack(worker)]
+
+
+def reading_line(reading: CanaryReading) -> str:
+    """Return one line for a reading, as it comes in."""
+    if reading.message is not None:
+        return f"{reading.device}  canary {reading.decision}: {reading.message}"
+    text = f"{reading.step_time_ms:.2f} ms"
+    if reading.relative_drift is None:
+        text += ", the first one here"
+    else:
+        text += (
+            f", {reading.relative_drift:+.1%} off its reference of {reading.reference_ms:.2f} ms"
+        )
+    return f"{reading.device}  canary ok: {text}"
+
+
+def _stack(worker: Worker) -> _Stack:
+    return worker.device, worker.fingerprint

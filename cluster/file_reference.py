@@ -1,0 +1,78 @@
+"""The keys of a campaign file, as a JSON schema for editors and as a page for people."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from trappm.cluster.spec import CampaignSpec
+
+SECTIONS = {
+    "devices": "Devices",
+    "evaluation": "Evaluation",
+    "initial": "Share",
+    "rounds": "Rounds",
+    "stop": "StopRules",
+    "canary": "CanaryPlan",
+    "characterise": "Characterisation",
+    "protocol": "Protocol",
+    "pool.groups": "PoolGroup",
+}
+"""Models in the JSON schema by the key where they stand in a file."""
+
+HEAD = """# Keys of a campaign file
+
+These are all keys of a campaign file. `trappm campaign validate FILE` checks a file, and
+`trappm campaign validate --schema` prints a JSON schema for editors. This page is generated with
+`python -m trappm.cluster.file_reference`.
+"""
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of a campaign file."""
+    schema = CampaignSpec.model_json_schema()
+    for key in ("canary", "characterise"):
+        schema["properties"][key]["anyOf"].append({"const": False})
+    return schema
+
+
+def page() -> str:
+    """Return the reference page in Markdown."""
+    schema = json_schema()
+    parts = [HEAD, _table("The file", schema)]
+    parts += [_table(f"`{key}`", schema["$defs"][name]) for key, name in SECTIONS.items()]
+    return "\n".join(parts)
+
+
+def _table(title: str, schema: Mapping[str, Any]) -> str:
+    """Return the section of a model: key, type, default and meaning of each field."""
+    rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for key, field in schema["properties"].items():
+        default = "required" if key in schema.get("required", ()) else _shown(field.get("default"))
+        meaning = " ".join(field.get("description", "").split()).replace("|", "or")
+        rows.append(f"| `{key}` | {_type(field)} | {default} | {meaning} |")
+    text = schema.get("description", "").split("\n\n")[0].replace("\n", " ")
+    return "\n".join([f"## {title}", "", *([text, ""] if text else []), *rows, ""])
+
+
+def _type(field: Mapping[str, Any]) -> str:
+    if "anyOf" in field:
+        return " or ".join(dict.fromkeys(map(_type, field["anyOf"])))
+    if "$ref" in field:
+        return f"{field['$ref'].rpartition('/')[2]}"
+    if "const" in field:
+        return f"`{str(field['const']).lower()}`"
+    if "items" in field:
+        return f"list of {_type(field['items'])}"
+    return str(field.get("format", field.get("type", "any")))
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, list):
+        return ", ".join(map(_shown, default))
+    return "" if default is None else str(default)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -1,1 +1,0 @@
-"""The workers of a campaign: interfaces, membership, the canary gate, fair shares."""

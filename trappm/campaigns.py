@@ -1,0 +1,95 @@
+"""Campaigns from Python: launch one and wait for its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from trappm.cluster.campaign.progress import Progress
+    from trappm.cluster.spec import CampaignSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class CampaignResult:
+    """What a campaign came to."""
+
+    id: str
+    state: str
+    """`finished`, `paused` or `cancelled`."""
+    labels: Mapping[str, int]
+    """Number of labels by device."""
+    snapshot: str | None
+    """Id of the published snapshot; None if none was published."""
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """A campaign file, ready to run.
+
+    Examples:
+        >>> result = trappm.Campaign.from_yaml("my-campaign.yaml").run()
+        >>> result.snapshot
+    """
+
+    spec: CampaignSpec
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> Self:
+        """Read a campaign file.
+
+        Raises:
+            InputError: The file cannot be read or has faults.
+        """
+        from trappm.cluster.spec import load_spec
+
+        return cls(load_spec(Path(path)))
+
+    @classmethod
+    def from_preset(cls, name: str) -> Self:
+        """Read a campaign file that ships with TraPPM, such as `laptop`.
+
+        Raises:
+            InputError: There is no such preset.
+        """
+        from trappm.cluster.spec import load_preset
+
+        return cls(load_preset(name))
+
+    def run(
+        self,
+        *,
+        address: str | None = None,
+        watch: Callable[[Progress], None] = lambda progress: None,
+    ) -> CampaignResult:
+        """Run the campaign to its end; an unfinished campaign of the same file goes on.
+
+        Args:
+            address: Address of a running Ray cluster, such as "auto"; None starts Ray here.
+            watch: Called with the progress whenever it changes.
+
+        Raises:
+            InputError: The campaign cannot be run, such as on a device that is not here.
+            CampaignError: The campaign failed; nothing recorded is lost, and `run` goes on.
+        """
+        from trappm.cluster.launch import check_spec, opened_first, run_campaign, start_or_continue
+        from trappm.store import Home
+
+        home = Home.open()
+        with opened_first(home) as store:
+            check_spec(store, self.spec, address)
+            record, spec = start_or_continue(store, self.spec)
+        run_campaign(home, record.id, spec, address=address, watch=watch)
+        with opened_first(home) as store:
+            published = [s.id for s in store.snapshots.all() if s.campaign_id == record.id]
+            labels: dict[str, int] = {}
+            for label in store.labels.of_campaign(record.id):
+                labels[label.device] = labels.get(label.device, 0) + 1
+            return CampaignResult(
+                id=record.id,
+                state=str(store.campaigns.state(record.id)),
+                labels=labels,
+                snapshot=published[0] if published else None,
+            )
