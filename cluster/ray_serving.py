@@ -14,8 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trappm.cluster.ray_runtime import ray_runtime
-from trappm.profiler.errors import InputError, one_line
-from trappm.profiler.host.extras import from_extra
+from trappm.profiler.errors import InputError, from_extra, one_line
 
 NAME = "trappm"
 

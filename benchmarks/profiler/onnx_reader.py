@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.onnx_export import export_onnx, file_graph
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.graphs.features import node_features, static_features
-from trappm.profiler.graphs.macs import CONVOLUTIONS, PRODUCTS
+from trappm.profiler.graphs.nodes import CONVOLUTIONS, PRODUCTS
 from trappm.profiler.models import zoo
 from trappm.profiler.models.families import FAMILIES, family_of
 

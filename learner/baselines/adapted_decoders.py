@@ -13,8 +13,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from trappm.profiler.errors import InputError, one_line
-from trappm.profiler.host.extras import from_extra
+from trappm.profiler.errors import InputError, from_extra, one_line
 from trappm.profiler.models.torchvision_shim import register_missing_operators
 
 RANK = 8

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.learner.bench.reliability import crps
-from trappm.profiler.errors import InputError
-from trappm.profiler.host.extras import from_extra
+from trappm.profiler.errors import InputError, from_extra
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Configuration
 
