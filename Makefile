@@ -109,7 +109,7 @@ docs: $(INSTALLED) ## build the documentation into site/, reference included (an
 # Profiles that are missing are made first (an hour on two cores), and kept; DATA is not copied.
 DATA ?= ../shared/data
 default-snapshot: $(INSTALLED) ## train the snapshot that ships with the package anew (DATA=folder)
-	@$(BIN)/python -m trappm.experiments.default_snapshot $(DATA)
+	@TRAPPM_DATA=$(DATA) $(BIN)/python -m research snapshot
 
 # torch and torchvision stay as constraints.txt has them (change the two lines there to move them);
 # everything else goes to its newest version. torch names the CUDA libraries that it needs, so they

@@ -29,7 +29,7 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target.partition("#")[0]).exists(), target
 
 
-PATH = re.compile(r"`((?:profiler|store|learner|cluster|trappm|tests|benchmarks)/[\w/.]*)`")
+PATH = re.compile(r"`((?:profiler|store|learner|cluster|trappm|tests|research)/[\w/.]*)`")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trappm.cluster.spec import CampaignSpec
-from trappm.learner.bench.errors import split_architectures
+from trappm.learner.stats.errors import split_architectures
 from trappm.learner.stats.folds import content_groups
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError

@@ -9,8 +9,8 @@ import numpy as np
 from trappm.cluster.learning.label_arrays import targets_of
 from trappm.cluster.scheduler.training_report import Judgement
 from trappm.cluster.workers.interfaces import TrainingLabel
-from trappm.learner.bench.errors import Accuracy, accuracy
 from trappm.learner.heads.predictions import DeviceHeads
+from trappm.learner.stats.errors import Accuracy, accuracy
 from trappm.learner.workload import Workload
 from trappm.profiler.records import METRICS
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from trappm.cluster.scheduler.training_report import TransferErrors
 from trappm.cluster.workers.interfaces import TrainingLabel
-from trappm.learner.bench.errors import Accuracy
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.predictions import DeviceHeads
+from trappm.learner.stats.errors import Accuracy
 
 FOLDS = 3
 LEAST_TRAINING_LABELS = 4

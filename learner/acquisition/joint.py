@@ -41,7 +41,7 @@ from trappm.profiler.errors import InputError
 Array = npt.NDArray[np.float64]
 
 # Grids and steps were chosen on splits of the published sheets by seeds 100 to 119, which no table
-# judges by (docs/studies/choosing.md); `trappm campaign replay --first-seed 100` runs on them.
+# judges by (docs/studies/choosing.md); `python -m research replay --first-seed 100` runs on them.
 RELEVANCES = (0.12, 0.25, 0.5)
 """Inverse lengths that are tried, where each group has a mean squared norm of 1."""
 AMPLITUDES = (0.03, 0.08, 0.16, 0.3)

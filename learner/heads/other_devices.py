@@ -42,7 +42,7 @@ from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
 Array = npt.NDArray[np.float64]
 
 FILE = Path(__file__).parents[1] / "physics/devices/other_devices.safetensors"
-"""Written by `benchmarks/learner/other_devices.py --write`; the shipped snapshot has a copy."""
+"""Written by `research/priors/other_devices.py --write`; the shipped snapshot has a copy."""
 OTHERS = "other cards"
 """What sources in a manifest are for whose labels are of no head of their own."""
 SETTINGS = (StepSettings(Precision.FP32, MemoryFormat.CONTIGUOUS, Optimizer.SGD),)

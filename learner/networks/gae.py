@@ -32,7 +32,6 @@ from trappm.learner.networks.distinct import (
     classes_of,
     weighted_batch_norm,
 )
-from trappm.learner.networks.graphmae import GinNetwork, MaskedAutoencoder
 from trappm.learner.networks.presets import EncoderPreset
 from trappm.learner.networks.randomness import torch_seeded
 from trappm.learner.networks.training import train
@@ -76,17 +75,12 @@ class EncoderNetwork(nn.Module):
         return x
 
 
-def encoder_network(preset: EncoderPreset) -> EncoderNetwork | GinNetwork:
-    """An untrained one of this preset."""
-    return GinNetwork(preset) if preset.masked else EncoderNetwork(preset)
-
-
 @dataclass(frozen=True, eq=False)
 class Encoder:
     """A trained, frozen encoder with the scale of its inputs."""
 
     preset: EncoderPreset
-    network: EncoderNetwork | GinNetwork
+    network: EncoderNetwork
     scaler: Scaler
 
     @property
@@ -118,7 +112,7 @@ class Encoder:
     def from_tensors(cls, preset: EncoderPreset, tensors: Mapping[str, Tensor]) -> Self:
         """Raises KeyError or RuntimeError for tensors that are not those of this preset."""
         with torch.device("meta"):  # no memory for weights that are replaced at once
-            network = encoder_network(preset)
+            network = EncoderNetwork(preset)
         network.load_state_dict(with_prefix(tensors, "network."), assign=True)
         return cls(
             preset, network.eval().requires_grad_(False), Scaler.from_tensors(tensors, "scaler")
@@ -152,9 +146,9 @@ def train_encoder(
     groups = [layers_hash(graphs[i]) for i in rows]
     held_out = grouped_folds(groups, HELD_OUT_FOLDS, generator) == 0
     with torch_seeded(generator):
-        learner, network, loss = _learner(preset)
+        network, loss = _learner(preset)
         train(
-            learner,
+            network,
             loss,
             # A single graph has none beside it to be judged by.
             [d for d, out in zip(data, held_out, strict=True) if not out or len(data) == 1],
@@ -169,20 +163,15 @@ def train_encoder(
     return Encoder(preset, network, scaler)
 
 
-def _learner(
-    preset: EncoderPreset,
-) -> tuple[nn.Module, EncoderNetwork | GinNetwork, Callable[[Batch], Tensor]]:
-    """What is trained, the encoder in it, and the loss of a batch."""
-    if preset.masked:
-        whole = MaskedAutoencoder(preset)
-        return whole, whole.encoder, whole.loss
+def _learner(preset: EncoderPreset) -> tuple[EncoderNetwork, Callable[[Batch], Tensor]]:
+    """Return an untrained encoder and the loss of a batch."""
     network = EncoderNetwork(preset)
 
     def loss(batch: Batch) -> Tensor:
         classes = network.classes(batch)
         return reconstruction_loss(network(classes), classes.places, batch)
 
-    return network, network, loss
+    return network, loss
 
 
 def reconstruction_loss(rows: Tensor, places: Tensor, batch: Batch) -> Tensor:

@@ -4,7 +4,7 @@
 squared error. Two things in it are not the paper's: the error is that of the logarithm, because
 the errors that are reported are percentages, and training goes on for as many steps as help on
 architectures held out instead of a number of epochs. What else could be chosen is a switch, which
-the bench judges by itself (`learner.estimators`).
+the bench judges by itself (`research.peers.predictors`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ class EncoderPreset:
     """Graphs are batched until they have this many nodes together, which bounds the memory."""
     one_batch_size: bool = False
     """Learn from one batch size of each architecture, since the others are near-copies."""
-    masked: bool = False
-    """Learn to guess masked features instead, with GIN layers (`learner.networks.graphmae`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ import numpy as np
 from trappm.learner.estimator import Model, Targets
 from trappm.learner.networks.dataset import FloatArray, fit_node_scaler, join_vectors
 from trappm.learner.networks.estimator import LEAST_LABELS, NetworkEstimator, NetworkModel
-from trappm.learner.networks.gae import Encoder, encoder_network
+from trappm.learner.networks.gae import Encoder, EncoderNetwork
 from trappm.learner.networks.presets import EncoderPreset, HeadPreset
 from trappm.learner.networks.randomness import torch_seeded
 from trappm.learner.networks.regressor import HeadNetwork
@@ -108,5 +108,5 @@ def random_encoder(
     Its inputs are scaled as those of a trained one.
     """
     with torch_seeded(generator):
-        network = encoder_network(preset).eval().requires_grad_(False)
+        network = EncoderNetwork(preset).eval().requires_grad_(False)
     return Encoder(preset, network, fit_node_scaler(graphs))

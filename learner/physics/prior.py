@@ -21,7 +21,7 @@ Array = npt.NDArray[np.float64]
 
 TRANSFER_TIGHTNESS = 0.15
 """On a new GPU single constants of a prior move this much less than on an unknown one. What the
-transfer from the RTX 3090 to the 4090 reaches, `benchmarks/learner/step_time.py` prints."""
+transfer from the RTX 3090 to the 4090 reaches, `research/priors/step_time.py` prints."""
 
 
 class Prior(Protocol):

@@ -33,8 +33,8 @@ added (Micikevicius et al. 2018, section 4, report about a half for whole models
 labels correct it."""
 
 KEPT_SHARE = 0.5
-"""Of the bytes that operators other than views write, what a step keeps, where none was traced;
-how far that is from the simulation, `benchmarks/profiler/rebuilt_modules.py` prints."""
+"""Of the bytes that operators other than views write, what a step keeps, where none was traced
+(docs/studies/simulated_memory.md)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

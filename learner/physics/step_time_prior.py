@@ -40,7 +40,7 @@ from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 
 # The form of the fit was chosen on folds of all published rows of step times (docs/step_time.md);
-# `benchmarks/learner/step_time.py` judges it. Numbers of steps only bound it.
+# `research/priors/step_time.py` judges it. Numbers of steps only bound it.
 ITERATIONS = 60
 """Of a fit at most: a round number; calm steps end most of them before."""
 ROUNDS = 3

@@ -3,7 +3,7 @@
 Constants of devices were learned from images: of attention over some hundred tokens, of products of
 moderate size, and on hosts that small batches waited for. In 16 bits factors are fitted to
 llm-foundry's published steps (Apache-2.0) of MPT on A100 and H100 nodes, with flash attention;
-`benchmarks/learner/language_models.py --fit` prints them. In fp32 nothing is fitted, and NeuSight's
+`research/priors/language_models.py --fit` prints them. In fp32 nothing is fitted, and NeuSight's
 whole models (MIT) tell how far off the constants are.
 """
 

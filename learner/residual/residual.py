@@ -40,14 +40,14 @@ FOLDS = 5
 """Of architectures, for out-of-fold errors; the usual number."""
 REPEATS = 2
 """Trees are grown on so many divisions into folds: the median of several is better than one."""
-# Round numbers: `trappm evaluate` tells what heads reach with them (docs/accuracy.md).
+# Round numbers: `python -m research evaluate` tells what heads reach with them (docs/accuracy.md).
 GROWTH = Growth(rounds=300, max_depth=5, learning_rate=0.05, least_in_leaf=30.0)
 LEAF_SHARE = 0.02
 """A leaf holds this share of the labels, at least `LEAST_IN_LEAF` and at most as `GROWTH` says."""
 LEAST_IN_LEAF = 5.0
 """A round number: the mean of fewer labels is mostly noise."""
 # Where members begin, and how cautious weights are, are round numbers: what heads reach from 10
-# labels on, `trappm evaluate --label-counts` tells (docs/accuracy.md).
+# labels on, `python -m research evaluate --label-counts` tells (docs/accuracy.md).
 LEAST_FOR_PROCESS = 6
 LEAST_FOR_TREES = 40
 """With fewer labels a member is not tried."""

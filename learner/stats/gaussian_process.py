@@ -47,7 +47,7 @@ TUNING_ITERATIONS = 3
 """Of reweighting while covariances are compared."""
 LEAST_NOISE = 0.003
 """Of the logarithm: step times of busy GPUs differ by about this much when repeated
-(0.34 % in the median of five pairs on H100s, `benchmarks/profiler/gpu_check.py`)."""
+(0.34 % in the median of five pairs on H100s, `research/gpu_day/gpu_check.py`)."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 A formula holds a little beyond the labels that its constants were fitted to, and less far beyond.
 On CPU cores, intervals of step times held 80 % of the time up to three times the largest label and
-31 % from ten to fifteen times; widened as here, 70 % (`benchmarks/learner/cpu_cores.py --beyond`).
+31 % from ten to fifteen times; widened as here, 70 % (`research/priors/cpu_cores.py --beyond`).
 """
 
 from __future__ import annotations

@@ -250,6 +250,6 @@ def _by_suffix(path: Path, formats: Mapping[str, _Function]) -> _Function:
     if path.suffix not in formats:
         raise InputError(
             f"{path.name} ends in none of {', '.join(formats)}; name a format so "
-            "(a published sheet needs its --source)"
+            "(published sheets: python -m research import)"
         )
     return formats[path.suffix]

@@ -193,7 +193,9 @@ def first_fault(error: ValidationError) -> str:
     if fault["type"] == "missing":
         return f"{name} is missing"
     if fault["type"] == "extra_forbidden":
-        return f"an export has no column {_shown(name)} (a published sheet needs its --source)"
+        return (
+            f"an export has no column {_shown(name)} (published sheets: python -m research import)"
+        )
     if name == "format_version":
         return f"{name} is {fault['input']}; this version of TraPPM reads {FORMAT}, update it"
     return f"{name} is {_shown(fault['input'])}; {fault['msg']}"

@@ -1,4 +1,4 @@
-"""Kernel measurements to and from JSON lines, as `python -m profiler kernels --out` writes them.
+"""Kernel measurements to and from JSON lines, as `trappm device characterise --out` writes them.
 
 Whoever wrote a file may be wrong or worse, so every value that comes in is checked: its type, range
 and length. One bad line refuses the file, with nothing recorded.

@@ -125,13 +125,7 @@ def test_it_shows_its_page(campaign, installed):
                 assert part in answer.read().decode()
 
 
-LABELS = "--labels labels.csv --metric step-time"
 NEEDS = {
-    "evaluate --estimator mlp --seeds 1 --device cpu-2t --metric step-time": "evaluate",
-    "evaluate --estimator xgboost --seeds 1 --device cpu-2t --metric step-time": "evaluate",
-    "evaluate --estimator prior --seeds 1 --device cpu-2t --metric step-time --plots p": "evaluate",
-    f"tune --estimator xgboost --trials 1 {LABELS}": "evaluate",
-    f"campaign replay --seeds 1 --png p.png {LABELS}": "evaluate",
     "campaign explain --png p.png": "evaluate",
     "serve --replicas 1 --port 0": "serve",
 }
@@ -193,8 +187,6 @@ def test_without_any_extra_the_rest_is_one_line_that_names_it(light):
     needs = dict.fromkeys(NEEDS_CAMPAIGN, "campaign") | {
         "serve --port 0": "serve",
         "ui --port 0 --no-browser": "serve",
-        "evaluate --estimator prior --device cpu-2t": "evaluate",
-        "tune --estimator xgboost --trials 1 --labels labels.csv": "evaluate",
     }
     process = light("-c", COMMANDS, json.dumps([*needs]))
     out, err = process.communicate(timeout=1000)

@@ -105,7 +105,7 @@ def test_a_campaign_runs_to_its_end_and_its_snapshot_predicts(run, place):
     assert "predicted against measured" in report
     assert f"{sum(BUDGET.values())} labels" in run("trappm", "labels", "query")
     question = ["resnet18", "--batch-size", "4", "--input-size", "64", "--device", "cpu-2t"]
-    assert "resnet18" in run("trappm", "predict", *question)
+    assert "on cpu-2t" in run("trappm", "predict", *question)
 
 
 def test_a_cluster_of_nodes_with_the_wheel_and_postgresql(wheel, python, tmp_path):

@@ -1,4 +1,4 @@
-"""The command line: `trappm campaign`, `pool`, `labels`, `predict`, `evaluate` and others.
+"""The command line: `trappm campaign`, `pool`, `labels`, `predict` and others.
 
 Errors become one line on standard error: exit status 2 for what the user can mend in the command,
 1 for what went wrong while doing it. `--debug`, anywhere in the command, shows the trace.
@@ -18,7 +18,6 @@ from trappm import __version__
 from trappm.cli import (
     device,
     estimate,
-    evaluate,
     measure,
     pool,
     predict,
@@ -26,7 +25,6 @@ from trappm.cli import (
     shell,
     snapshot,
     store,
-    tune,
     ui,
 )
 from trappm.cli.campaign import commands as campaign
@@ -47,7 +45,7 @@ app = typer.Typer(
 )
 shell.flags_without_type()
 PREDICT, MEASURE, DATA = "Predict", "Measure", "Labels and snapshots"
-SERVE, RESEARCH = "Serve", "Research"
+SERVE = "Serve"
 app.command(name="predict", rich_help_panel=PREDICT)(predict.predict)
 app.command(name="fits", rich_help_panel=PREDICT)(estimate.fits)
 app.command(name="compare", rich_help_panel=PREDICT)(predict.compare)
@@ -68,17 +66,10 @@ app.add_typer(snapshot.app, name="snapshot", rich_help_panel=DATA)
 app.add_typer(store.app, name="store", rich_help_panel=DATA)
 app.command(name="serve", rich_help_panel=SERVE)(serve.serve)
 app.command(name="ui", rich_help_panel=SERVE)(ui.ui)
-app.command(
-    name="evaluate",
-    rich_help_panel=RESEARCH,
-    epilog="Example: trappm evaluate --train train.csv --test test.csv --metric memory --json",
-)(evaluate.evaluate)
-app.command(
-    name="tune",
-    rich_help_panel=RESEARCH,
-    epilog="Example: trappm tune --labels sheet.csv --estimator xgboost --trials 50",
-)(tune.tune)
 
+
+_MOVED = ("evaluate", "tune", "replay")
+"""Commands that `python -m research` of a checkout offers."""
 
 _UNWRITABLE = {errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG}
 """What standard output may fail by, such as a full disk."""
@@ -109,16 +100,20 @@ def main() -> None:
     sys.exit(run(arguments, debug=len(arguments) < len(sys.argv) - 1))
 
 
-def run(arguments: list[str], *, debug: bool = False) -> int:
-    """Runs one command and returns its exit status."""
+def run(
+    arguments: list[str], *, debug: bool = False, app: typer.Typer = app, name: str = "trappm"
+) -> int:
+    """Run one command of an application and return its exit status."""
     try:
-        status = app(args=arguments, prog_name="trappm", standalone_mode=False)
+        status = app(args=arguments, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except typer.TyperException as error:
         message = error.format_message().rstrip()
         if not message or "\n" in message:  # no command was given: the message is the help text
             typer.echo(message, err=True, nl=bool(message))
             return 2
+        if moved := next((name for name in _MOVED if f"'{name}'" in message), None):
+            return _fail(f"{message} It moved: python -m research {moved} --help", 2, error, debug)
         context = getattr(error, "ctx", None)
         hint = f" (see: {context.command_path} --help)" if context else ""
         return _fail(f"{message}{hint}", 2, error, debug)

@@ -33,7 +33,6 @@ _Device = Annotated[
     ),
 ]
 _LONGEST_S = 3600.0
-_SOURCES = ("neusight",)
 
 
 @app.command(epilog="Example: trappm device characterise cpu-2t && trappm device show cpu-2t")
@@ -207,31 +206,24 @@ def show(
         print_rooflines(known, steps, is_default=is_default)
 
 
-@app.command(name="import", epilog="Example: trappm device import kernels.csv.gz --source neusight")
+@app.command(name="import", epilog="Example: trappm device import kernels.jsonl")
 def import_(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="JSON lines of kernels, or a published table.")
-    ],
-    source: Annotated[
-        str | None, typer.Option(help=f"Of a published table: {', '.join(_SOURCES)}.")
-    ] = None,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="JSON lines of kernels.")],
     as_json: AsJson = False,
 ) -> None:
-    """Record the kernels in a file; one bad row refuses it whole, and twice changes nothing."""
-    from trappm.profiler.errors import InputError
+    """Record the kernels in a file; one bad row refuses it whole, and twice changes nothing.
+
+    NeuSight's published table: python -m research import FILE --source neusight
+    """
     from trappm.store import Home, Store
     from trappm.store.exchange.files import checked_size
     from trappm.store.kernels.files import read_kernels
-    from trappm.store.kernels.neusight import read_neusight
 
-    if source not in (None, *_SOURCES):
-        raise InputError(f"no source is named {source!r}; there are {', '.join(_SOURCES)}")
-    read = read_kernels if source is None else read_neusight
-    count = sum(1 for _ in read(checked_size(file)))  # all of it, before a store is made
+    count = sum(1 for _ in read_kernels(checked_size(file)))  # all of it, before a store is made
     with Store.open(Home.open().database_url) as store:
-        new = store.kernels.record_many(read(file))
+        new = store.kernels.record_many(read_kernels(file))
     if as_json:
-        print_json({"file": str(file), "source": source, "rows": count, "new": new})
+        print_json({"file": str(file), "rows": count, "new": new})
     else:
         typer.echo(f"{file.name}: {count:,} kernels, {new:,} of them new")
 

@@ -13,9 +13,8 @@ from trappm.profiler.errors import TrappmError
 ORDER = (
     "predict", "fits", "compare", "estimate", "scale", "generate", "devices",
     "measure", "campaign", "pool", "device", "labels", "snapshot", "store",
-    "serve", "ui", "evaluate", "tune",
+    "serve", "ui",
     "launch", "watch", "status", "report", "explain", "list", "pause", "resume", "retry", "cancel",
-    "replay",
 )  # fmt: skip
 """Commands in the order in which they are used; others stand behind, as they are defined."""
 

@@ -2,7 +2,7 @@
 
 `link_kinds.csv` has how software uses links of a kind, `nodes.csv` what links the usual nodes have
 by their data sheets. Both say where each row comes from.
-`benchmarks/learner/parallel/collectives.py` fits the first.
+`research/priors/collectives.py` fits the first.
 """
 
 from __future__ import annotations

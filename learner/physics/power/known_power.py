@@ -1,6 +1,6 @@
 """What is known of the power of cards: learned from labels of three of them, and of the others so.
 
-`known_power.safetensors` is written by `benchmarks/learner/power.py --write` from the labels that
+`known_power.safetensors` is written by `research/priors/power.py --write` from the labels that
 `MEASURED` names. Any other card starts from its data sheet and what these cards have in common,
 as unsure as they are apart.
 """

@@ -1,5 +1,5 @@
 """Campaigns on an emulated Ray cluster, and what happens to them: the program behind
-`test_ray_cluster` and `benchmarks/cluster/orchestration.py`.
+`test_ray_cluster`.
 
     python tests/cluster/actors/cluster_scenarios.py SCENARIO DATABASE_URL
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from research.replay.strategies import JUDGED, last_layers, named_strategy
 from trappm.learner.acquisition import (
     NOISE_VARIANCE,
     STRATEGIES,
@@ -19,7 +20,6 @@ from trappm.learner.acquisition.coverage import Representation
 from trappm.learner.acquisition.ours import taught_by_bounds
 from trappm.learner.acquisition.reduction import Knowledge
 from trappm.learner.acquisition.similarity import LANDMARKS, embedding_features
-from trappm.learner.bench.strategies import JUDGED, last_layers, named_strategy
 from trappm.learner.stats.kernels import matern32
 from trappm.profiler.errors import InputError
 
@@ -290,7 +290,7 @@ def test_lcmd_goes_to_the_largest_cluster_and_there_to_the_farthest():
 def test_lcmd_is_what_bmdal_reg_chooses():
     """The reference peer, on the same vectors."""
     pytest.importorskip("bmdal_reg")
-    from trappm.learner.bench.peers import PEERS
+    from research.replay.peers import PEERS
 
     query = request(n=200, count=12)
     theirs = [pick.index for pick in PEERS[0].select(query)]

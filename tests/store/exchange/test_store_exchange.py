@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_samples import configuration, contents, measurement
 
-from trappm.experiments.label_files import read_usable
+from research.evaluation.label_files import read_usable
+from research.importers.sheets import read_sheet
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Measurement, Provenance, StepSummary
 from trappm.store import LabelFilter
 from trappm.store.exchange.files import export_file, read_file
-from trappm.store.exchange.importers import import_file
-from trappm.store.exchange.importers.sheets import read_sheet
+from trappm.store.exchange.importing import import_file
 
 FORMATS = ("parquet", "jsonl")
 

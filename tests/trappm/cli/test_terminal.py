@@ -14,15 +14,17 @@ from rich.progress import TextColumn
 from terminal import COLUMNS, Terminal
 from test_cli_evaluate import write_sheet
 
+from research.evaluation.tables import EvaluationDisplay
 from trappm.cluster.campaign.progress import Progress
 from trappm.cluster.profiles.static_profiles import ProfiledGraph
 from trappm.cluster.spec import load_preset
 from trappm.reports.pools import BuildDisplay
 from trappm.terminal.campaign_display import Display
-from trappm.terminal.evaluation_tables import EvaluationDisplay
 from trappm.terminal.progress_bar import LiveBar
 
 TRAPPM = Path(sys.executable).with_name("trappm")
+RESEARCH = [sys.executable, "-m", "research"]
+ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -54,8 +56,7 @@ def folder(tmp_path_factory):
             "2 trials completed",
         ),
         (
-            "campaign replay --labels sheet.csv --metric memory --strategy random --budget 5 "
-            "--seeds 1",
+            "replay --labels sheet.csv --metric memory --strategy random --budget 5 --seeds 1",
             r"\d+/\d+ +\d:\d\d:\d\d to go",
             "random",
         ),
@@ -64,8 +65,9 @@ def folder(tmp_path_factory):
 )
 def test_a_command_with_a_bar_runs_in_a_terminal(folder, command, bar, answer):
     terminal = Terminal(
-        [TRAPPM, *command.split()],
-        env={**os.environ, "TRAPPM_HOME": str(folder / "home")}, cwd=folder,
+        [*([TRAPPM] if command.startswith("pool") else RESEARCH), *command.split()],
+        env={**os.environ, "TRAPPM_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)},
+        cwd=folder,
     )  # fmt: skip
     assert terminal.wait(600) == 0, terminal.raw
     assert "display failed" not in terminal.raw
@@ -179,7 +181,7 @@ def test_a_stage_that_counts_nothing_does_not_begin_the_bar_again(screen, monkey
 def test_bars_keep_counts_and_clocks_beside_long_names(screen, monkeypatch, show, columns):
     console = Console(file=screen, force_terminal=True, width=columns)
     monkeypatch.setattr("trappm.terminal.progress_bar.console", lambda: console)
-    monkeypatch.setattr("trappm.terminal.evaluation_tables.Console", lambda **_: console)
+    monkeypatch.setattr("research.evaluation.tables.Console", lambda **_: console)
     show()
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
     lines = [line for line in re.split(r"[\r\n]", plain) if "12/82" in line]

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import trappm
+from research.importers import zeus
 from trappm.cli import run
 from trappm.learner.physics.power.step_power import MOST_SLOWER
 from trappm.learner.snapshots.snapshot import load_snapshot
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.errors import InputError
-from trappm.store.exchange.importers import zeus
 
 MODEL, BATCH = "resnet18", 64
 ZEUS = Path(__file__).parents[4] / "shared" / "data" / "nodes" / "zeus_train_power.csv"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trappm.cli import shell
-from trappm.cli.campaign import explain, replay
+from trappm.cli.campaign import explain
 from trappm.cli.options import AsJson, print_json
 from trappm.profiler.errors import InputError
 
@@ -26,9 +26,6 @@ app = typer.Typer(
     epilog="Example: trappm campaign launch --preset laptop",
 )
 
-app.command(
-    epilog="Example: trappm campaign replay --labels labels.csv --strategy random,ours --seeds 3"
-)(replay.replay)
 app.command(epilog="Example: trappm campaign explain --png map.png")(explain.explain)
 
 Address = Annotated[

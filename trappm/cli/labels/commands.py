@@ -28,9 +28,7 @@ app.command(epilog="Example: trappm labels lookup resnet18 --batch-size 4 --devi
     single_label.lookup
 )
 app.command(epilog="Example: trappm labels export a100.parquet --device a100")(exchange.export)
-app.command("import", epilog="Example: trappm labels import sheet.csv --source gpumemnet")(
-    exchange.import_
-)
+app.command("import", epilog="Example: trappm labels import labels.parquet")(exchange.import_)
 app.command(epilog="Example: trappm labels add steps.jsonl")(exchange.add)
 
 SHOWN = 200

@@ -12,6 +12,7 @@ from trappm.cli.options import AsJson, print_json
 
 if TYPE_CHECKING:
     from trappm.store import LabelFilter
+    from trappm.store.exchange.files import ImportReport
 
 
 @with_filter
@@ -34,21 +35,15 @@ def export(
 
 def import_(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="An export, JSON lines of the profiler, a sheet.")
+        Path, typer.Argument(metavar="FILE", help="An export, or JSON lines of the profiler.")
     ],
-    source: Annotated[
-        str | None, typer.Option(help="Of a published sheet: gpumemnet, timm, pycls ...")
-    ] = None,
-    check_models: Annotated[
-        bool,
-        typer.Option(
-            "--check-models", help="gpumemnet: compare each row with timm's model (slow)."
-        ),
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Record what stands in a file; one bad row refuses it whole, and twice changes nothing."""
-    _imported(file, source, check_models, as_json)
+    """Record what stands in a file; one bad row refuses it whole, and twice changes nothing.
+
+    Published sheets of others: python -m research import FILE --source NAME
+    """
+    _imported(file, None, as_json)
 
 
 def add(
@@ -63,18 +58,24 @@ def add(
     """
     from trappm.profiler.records.step_scope import IN_TRAINING
 
-    _imported(file, IN_TRAINING, check_models=False, as_json=as_json)
+    _imported(file, IN_TRAINING, as_json)
 
 
-def _imported(file: Path, source: str | None, check_models: bool, as_json: bool) -> None:
+def _imported(file: Path, source: str | None, as_json: bool) -> None:
     from trappm.store import Home, Store
     from trappm.store.exchange.files import checked_size
-    from trappm.store.exchange.importers import import_file
-    from trappm.terminal.tables import print_table
+    from trappm.store.exchange.importing import import_file
 
     checked_size(file)  # before a store is made
     with Store.open(Home.open().database_url) as store:
-        report = import_file(store, file, source=source, check_models=check_models)
+        report = import_file(store, file, source=source)
+    print_import(report, as_json)
+
+
+def print_import(report: ImportReport, as_json: bool) -> None:
+    """Print how many rows of an imported file became what."""
+    from trappm.terminal.tables import print_table
+
     rows = [(kind, count, reason) for (kind, reason), count in report.reasons.items()]
     if as_json:
         reasons = [dict(zip(("kind", "rows", "reason"), row, strict=True)) for row in rows]

@@ -17,7 +17,7 @@ export async function labelsView({ values, signal, main }) {
   const title = h("h1", {}, asked.outcome ? "Attempts" : "Labels");
   const names = (await get("api/labels/names", {}, signal)).data;
   if (!names.device.length)
-    return [title, empty("No label yet", "A campaign measures labels, and published ones can be imported:", "trappm campaign launch --preset laptop", "trappm labels import sheet.csv --source gpumemnet")];
+    return [title, empty("No label yet", "A campaign measures labels, and published ones can be imported:", "trappm campaign launch --preset laptop", "trappm labels import labels.parquet")];
   const go = (changes) => (location.hash = `#/labels?${query({ ...asked, page: null, ...changes })}`);
   const result = h("div", { class: "result" }, waiting());
   const before = document.activeElement?.name;

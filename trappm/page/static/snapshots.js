@@ -116,7 +116,7 @@ function sideBySide(data, beside, others) {
 
 function familyErrors(data, chosen, choose) {
   if (!data.families.length)
-    return card("Errors by family", empty("Not told by family", "The manifest of this snapshot tells errors by head only. The command judges families:", "trappm evaluate --help"));
+    return card("Errors by family", empty("Not told by family", "The manifest of this snapshot tells errors by head only. The command judges families:", "python -m research evaluate --help"));
   const key = (r) => [r.device, r.phase, r.metric].filter(Boolean).join(" · ");
   const groups = [...new Set(data.families.map(key))];
   const group = groups.includes(chosen) ? chosen : groups[0];

@@ -1,1 +1,0 @@
-"""What others published before, trained and judged by the same code as ours."""

@@ -1,1 +1,0 @@
-"""How good predictors and strategies are: splits, errors, replayed campaigns, tuning."""

@@ -1,0 +1,1 @@
+"""Research around TraPPM: evaluations, fitted constants, the shipped snapshot and their data."""

@@ -1,0 +1,1 @@
+"""Evaluation of predictors on held-out labels (`python -m research evaluate`)."""

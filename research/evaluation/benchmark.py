@@ -1,0 +1,250 @@
+"""Trains and judges predictors on splits of labels, all of them on the same ones.
+
+The honest split comes first: whole architectures held out, 30 % of each family. Harder ones hold
+whole families out. The paper's split is by configuration, 70:30 in each family, so that batch
+variants of one architecture stand on both sides; it is there to compare with the paper. Everything
+random follows from the seed of a run, so the same seed gives the same numbers.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from research.evaluation.kept_runs import KeptRuns
+from trappm.learner.estimator import Estimate, Estimator, Model, Targets
+from trappm.learner.stats.errors import split_architectures
+from trappm.learner.stats.folds import content_groups
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
+from trappm.profiler.models.families import family_of
+from trappm.profiler.records import Configuration
+
+Array = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.bool_]
+
+PAPER_SEEDS = (1337, 1338, 1339, 1340, 1341)
+TEST_SHARE = 0.3
+FAMILY_SHARE = 0.2
+"""Families are drawn until they have this share of the labels."""
+LEAST_IN_FAMILY = 3
+"""Architectures that a family needs to be left out alone: fewer show little."""
+
+
+class SplitKind(enum.StrEnum):
+    """The kinds of splits; only the last has architectures on both sides."""
+
+    ARCHITECTURES = "architectures"
+    FAMILIES = "families"
+    EACH_FAMILY = "each-family"
+    CONFIGURATIONS = "configurations"
+
+
+SPLIT_TITLES: Mapping[SplitKind, str] = {
+    SplitKind.ARCHITECTURES: "whole architectures held out, 30 % of each family",
+    SplitKind.FAMILIES: "whole families held out, 20 % of the labels",
+    SplitKind.EACH_FAMILY: "one family left out at a time",
+    SplitKind.CONFIGURATIONS: "the paper's split, by configuration, 70:30 in each family",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """The labels of one metric on one device, n of them, with what predictors may see."""
+
+    configurations: Sequence[Configuration]
+    workloads: Sequence[Workload]
+    values: Array
+    """In the metric's unit (n); NaN where only a bound is known."""
+    above: Array
+    """Lower bounds for those (n); NaN elsewhere."""
+    judged: Rows
+    """Whose errors count (n); all learn."""
+    spiked: Rows
+    """Real, but far from what is usual (n): errors are reported without them as well."""
+
+    def __len__(self) -> int:
+        return len(self.configurations)
+
+    @property
+    def architectures(self) -> list[str]:
+        return [c.architecture for c in self.configurations]
+
+    @cached_property
+    def groups(self) -> list[str]:
+        """With whom each is held out: batch sizes and twins of an architecture are near-copies."""
+        return content_groups(self.architectures, self.workloads)
+
+    @property
+    def families(self) -> npt.NDArray[np.str_]:
+        return np.array([family_of(name) for name in self.architectures], dtype=np.str_)
+
+    def targets(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> Targets:
+        groups = self.groups
+        return Targets(self.values[rows], self.above[rows], [groups[i] for i in rows])
+
+    def at(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> list[Workload]:
+        return [self.workloads[i] for i in rows]
+
+
+@dataclass(frozen=True)
+class Split:
+    """One way to divide samples."""
+
+    kind: SplitKind
+    seed: int
+    train: Rows
+    test: Rows
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training and what came of it."""
+
+    estimator: str
+    split: SplitKind
+    seed: int
+    labels: int | None
+    """Labels that it learned from, if not all."""
+    transferred: bool
+    """Whether it started from another device's model."""
+    test: npt.NDArray[np.int64]
+    """Rows that were predicted (t)."""
+    estimate: Estimate
+    """Of these rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Which trainings to make: all combinations."""
+
+    splits: Sequence[SplitKind]
+    seeds: Sequence[int] = PAPER_SEEDS
+    label_counts: Sequence[int] = ()
+    """Also learn from so many labels, drawn uniformly, for learning curves. Where these are fewer
+    than an estimator's `least_labels` (none, if it has no such number), the start predicts alone.
+    Counts above what a split trains on are left out of it."""
+    starts: Mapping[str, Model] = field(default_factory=dict)
+    """By estimator, a model of another device; it then also learns from that."""
+
+
+def splits_of(samples: Samples, kind: SplitKind, seeds: Sequence[int]) -> Iterator[Split]:
+    """The splits of one kind, one for each seed; leaving out each family needs one seed only.
+
+    Raises:
+        InputError: there is too little to divide.
+    """
+    if kind is SplitKind.EACH_FAMILY:
+        families, names = samples.families, np.array(samples.architectures)
+        large = [
+            family
+            for family in sorted(set(families.tolist()))
+            if len(set(names[families == family])) >= LEAST_IN_FAMILY
+        ]
+        if len(large) < 2:
+            raise InputError("leaving families out needs two of three or more architectures each")
+        for family in large:
+            test = families == family
+            yield Split(kind, seeds[0], _apart(samples, test), test)
+        return
+    for seed in seeds:
+        test = _held_out(samples, kind, np.random.default_rng(seed))
+        train = ~test if kind is SplitKind.CONFIGURATIONS else _apart(samples, test)
+        if not test.any() or not train.any():
+            raise InputError(f"{len(samples)} labels are too few to hold {kind} out")
+        yield Split(kind, seed, train, test)
+
+
+def _apart(samples: Samples, test: Rows) -> Rows:
+    """The rows to learn from: all others, but no twin of one that is held out (a ViT is a DeiT)."""
+    groups = np.array(samples.groups)
+    return ~np.isin(groups, groups[test])
+
+
+def _held_out(samples: Samples, kind: SplitKind, generator: np.random.Generator) -> Rows:
+    if kind is SplitKind.ARCHITECTURES:
+        names = split_architectures(samples.configurations, TEST_SHARE, generator, samples.groups)
+        return np.array([name in names for name in samples.architectures])
+    families = samples.families
+    test = np.zeros(len(samples), dtype=bool)
+    if kind is SplitKind.FAMILIES:
+        for family in generator.permutation(sorted(set(families.tolist()))):
+            if test.mean() >= FAMILY_SHARE:
+                break
+            test |= families == family
+        return test
+    for family in sorted(set(families.tolist())):
+        members = generator.permutation(np.flatnonzero(families == family))
+        test[members[: round(TEST_SHARE * len(members))]] = True
+    return test
+
+
+def run_plan(
+    samples: Samples,
+    estimators: Sequence[Estimator],
+    plan: Plan,
+    on_progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+    kept: KeptRuns | None = None,
+) -> Iterator[Run]:
+    """Makes every training of the plan, in order, and predicts the rows held out.
+
+    What is in `kept` is not made again, and the rest is put there.
+    """
+    jobs = list(_jobs(samples, estimators, plan))
+    for done, (split, estimator, count, transferred) in enumerate(jobs):
+        on_progress(done, len(jobs), f"{estimator.name}, {split.kind} held out, seed {split.seed}")
+        rows, test = _drawn(split, count), np.flatnonzero(split.test)
+        name = (estimator.name, split.seed, transferred, rows.tobytes(), test.tobytes())
+        estimate = None if kept is None else kept.get(name, len(test))
+        if estimate is None:
+            start = plan.starts[estimator.name] if transferred else None
+            if start is not None and not _can(estimator, samples, rows):
+                model = start
+            else:
+                # A checksum of its own name: an estimator must not depend on those beside it.
+                own = zlib.crc32(estimator.name.encode())
+                generator = np.random.default_rng([split.seed, own])
+                model = estimator.fit(samples.at(rows), samples.targets(rows), generator, start)
+            estimate = model.predict(samples.at(test))
+            if kept is not None:
+                kept.put(name, estimate)
+        yield Run(estimator.name, split.kind, split.seed, count, transferred, test, estimate)
+    on_progress(len(jobs), len(jobs), "")
+
+
+def _jobs(
+    samples: Samples, estimators: Sequence[Estimator], plan: Plan
+) -> Iterator[tuple[Split, Estimator, int | None, bool]]:
+    """Each split with each estimator and number of labels, and whether it has a start."""
+    splits = [split for kind in plan.splits for split in splits_of(samples, kind, plan.seeds)]
+    for split, estimator, count in itertools.product(
+        splits, estimators, (None, *plan.label_counts)
+    ):
+        for transferred in (False, True) if estimator.name in plan.starts else (False,):
+            if count is None or (
+                split.kind is not SplitKind.EACH_FAMILY
+                and count <= np.count_nonzero(split.train)
+                and (transferred or _can(estimator, samples, _drawn(split, count)))
+            ):
+                yield split, estimator, count, transferred
+
+
+def _drawn(split: Split, count: int | None) -> npt.NDArray[np.int64]:
+    """The rows to learn from: the same for every estimator, fewer are part of more."""
+    rows = np.flatnonzero(split.train)
+    if count is None:
+        return rows
+    return np.sort(np.random.default_rng([split.seed, 1]).permutation(rows)[:count])
+
+
+def _can(estimator: Estimator, samples: Samples, rows: npt.NDArray[np.int64]) -> bool:
+    """Whether it learns from so few; who needs labels needs values, which runs that died lack."""
+    values = np.count_nonzero(~np.isnan(samples.values[rows]))
+    return int(values) >= int(getattr(estimator, "least_labels", 0))

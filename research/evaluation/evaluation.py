@@ -1,0 +1,258 @@
+"""`python -m research evaluate` without its options: prepares labels, trains, judges and reports.
+
+Reports are plain values, ready for JSON; the runs beside them are for plots.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from research.evaluation.benchmark import PAPER_SEEDS, Plan, Run, Samples, SplitKind, run_plan
+from research.evaluation.kept_runs import KeptRuns
+from research.evaluation.label_files import read_labels
+from research.evaluation.labelled_workloads import Prepared
+from research.evaluation.scores import score, summarize
+from research.evaluation.workbench import Workbench, opened_workbench
+from research.peers.predictors import ESTIMATORS, NAMED_ONLY
+from trappm.learner.estimator import Estimator, Model
+from trappm.profiler.errors import InputError
+from trappm.profiler.progress import Watch
+from trappm.profiler.records import Measurement
+from trappm.profiler.records.step_scope import IN_TRAINING
+from trappm.store import LabelFilter, Store
+
+WITHOUT_WEIGHTS = frozenset({"mlp", "xgboost", "thesis-xgboost", "faketensor"})
+"""Estimators that cannot start from another device's model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What both kinds of evaluation have in common."""
+
+    metric: str
+    """A metric's column."""
+    estimators: Sequence[str] | None = None
+    """By name; by default all that these labels allow, in sizes for a laptop core."""
+    size: str = "laptop"
+    seeds: Sequence[int] = PAPER_SEEDS
+    label_counts: Sequence[int] = ()
+    usable: dict[tuple[str, int], bool] | None = None
+    start: Path | None = None
+    """Labels of another device, whose models are starts."""
+    processes: int = 1
+    runs: Path | None = None
+    """A folder where each run is kept as it comes."""
+    watch: Watch = lambda done, total, what: None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A report, and what plots are made of."""
+
+    report: dict[str, Any]
+    samples: Samples
+    runs: Sequence[Run] = ()
+    estimators: Sequence[Estimator] = field(default_factory=list)
+
+
+def evaluate_splits(
+    request: Request,
+    splits: Sequence[SplitKind],
+    *,
+    labels: Path | None,
+    device: str | None,
+) -> Evaluation:
+    """Trains and judges on splits of the labels of a file, or of a device in the label store.
+
+    Raises:
+        InputError: the labels cannot be read or divided, or an estimator lacks what it needs.
+        StoreError: the label store cannot be used.
+    """
+    with _workbench(request) as bench:
+        prepared = bench.prepared(_labels(bench.store, labels, device))
+        estimators = _estimators(request, bench, prepared)
+        starts = _starts(request, bench, estimators)
+    samples = prepared.samples
+    plan = Plan(
+        splits=splits, seeds=request.seeds, label_counts=request.label_counts, starts=starts
+    )
+    runs = list(run_plan(samples, estimators, plan, request.watch, _kept(request, prepared)))
+    report = {
+        "metric": request.metric,
+        "device": prepared.device,
+        "labels": _counts(prepared),
+        "seeds": list(request.seeds),
+        "results": summarize(samples, runs),
+    }
+    return Evaluation(report, samples, runs, estimators)
+
+
+def evaluate_files(request: Request, train: Path, test: Path) -> Evaluation:
+    """Trains on the labels of one file and judges on those of another.
+
+    Raises:
+        InputError: a file cannot be read, or they are of different devices.
+        StoreError: the label store, which keeps the graphs, cannot be used.
+    """
+    with _workbench(request) as bench:
+        learned = bench.prepared(read_labels(train, named_like=test))
+        tested = bench.prepared(read_labels(test, named_like=train))
+        if learned.device != tested.device:
+            raise InputError(
+                f"{train.name} has labels of {learned.device}, {test.name} of {tested.device}; "
+                "to start from another device's labels give them with --start"
+            )
+        estimates = {**learned.estimates_mib, **tested.estimates_mib}
+        estimators = _estimators(request, bench, replace(learned, estimates_mib=estimates))
+        starts = _starts(request, bench, estimators)
+    results = []
+    for done, estimator in enumerate(estimators):
+        request.watch(done, len(estimators), estimator.name)
+        start = starts.get(estimator.name)
+        estimate = _fit(estimator, learned.samples, request, start).predict(
+            tested.samples.workloads
+        )
+        results.append(
+            {
+                "estimator": estimator.name,
+                "transferred": start is not None,
+                **score(tested.samples, np.arange(len(tested.samples)), estimate),
+                "predictions": _predictions(tested.samples, estimate),
+            }
+        )
+    seen = set(learned.samples.architectures) & set(tested.samples.architectures)
+    report = {
+        "metric": request.metric,
+        "device": learned.device,
+        "train": {"file": train.name, **_counts(learned)},
+        "test": {"file": test.name, **_counts(tested), "architectures_in_training": len(seen)},
+        "seed": request.seeds[0],
+        "results": results,
+    }
+    return Evaluation(report, tested.samples)
+
+
+def embeddings(evaluation: Evaluation) -> tuple[npt.NDArray[np.float32], list[str]] | None:
+    """Of each architecture's first graph, by the first pre-trained encoder, with the families."""
+    embed = next((e.embed for e in evaluation.estimators if hasattr(e, "embed")), None)
+    if embed is None:
+        return None
+    samples = evaluation.samples
+    place = {name: i for i, name in reversed(list(enumerate(samples.architectures)))}
+    first = sorted(place.values())
+    graphs = [samples.workloads[i].graph for i in first]
+    return embed(graphs), [str(samples.families[i]) for i in first]
+
+
+def _labels(store: Store, labels: Path | None, device: str | None) -> list[Measurement]:
+    if labels is not None:
+        return read_labels(labels)
+    measurements = [
+        measurement
+        for measurement in store.measurements.each(LabelFilter(device=device))
+        if measurement.protocol.name != IN_TRAINING
+    ]
+    if not measurements:
+        raise InputError(
+            f"the label store has no labels of {device}; see: trappm labels query --by device"
+            if device
+            else "the label store is empty; give a file with --labels, or import one"
+        )
+    return measurements
+
+
+def _workbench(request: Request) -> AbstractContextManager[Workbench]:
+    return opened_workbench(
+        request.metric,
+        processes=request.processes,
+        encoder_seed=request.seeds[0],
+        usable=request.usable,
+        watch=request.watch,
+    )
+
+
+def _estimators(request: Request, bench: Workbench, prepared: Prepared) -> list[Estimator]:
+    names = request.estimators
+    if names is None:
+        estimated = request.metric == "memory_mib" and prepared.estimates_mib.keys() >= {
+            *prepared.samples.workloads
+        }
+        left_out = NAMED_ONLY if estimated else NAMED_ONLY | {"faketensor"}
+        names = [n for n in ESTIMATORS if "paper" not in n and n not in left_out]
+    return [bench.estimator(name, prepared, request.size) for name in names]
+
+
+def _starts(
+    request: Request, bench: Workbench, estimators: Sequence[Estimator]
+) -> dict[str, Model]:
+    """A model of the other device for each estimator that can start from one."""
+    if request.start is None:
+        return {}
+    source = bench.prepared(read_labels(request.start))
+    starts = {}
+    for estimator in estimators:
+        if estimator.name not in WITHOUT_WEIGHTS:
+            request.watch(0, 1, f"{estimator.name} on {source.device}")
+            starts[estimator.name] = _fit(estimator, source.samples, request)
+    return starts
+
+
+def _fit(
+    estimator: Estimator, samples: Samples, request: Request, start: Model | None = None
+) -> Model:
+    """A model of all samples."""
+    rows = np.arange(len(samples))
+    generator = np.random.default_rng(request.seeds[0])
+    return estimator.fit(samples.workloads, samples.targets(rows), generator, start)
+
+
+def _counts(prepared: Prepared) -> dict[str, Any]:
+    samples = prepared.samples
+    return {
+        "count": len(samples),
+        "bounds_only": int(np.isnan(samples.values).sum()),
+        "judged": int(samples.judged.sum()),
+        "architectures": len(set(samples.architectures)),
+        "left_out": dict(prepared.left_out),
+    }
+
+
+def _kept(request: Request, prepared: Prepared) -> KeptRuns | None:
+    if request.runs is None:
+        return None
+    samples = prepared.samples
+    rows = repr(samples.configurations).encode()
+    labels = hashlib.sha256(rows + samples.values.tobytes() + samples.above.tobytes()).hexdigest()
+    start = None if request.start is None else _digest(request.start)
+    settings = [request.metric, prepared.card, request.size, start, labels]
+    return KeptRuns(request.runs, settings)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _predictions(samples: Samples, estimate: Any) -> list[dict[str, Any]]:
+    rows = []
+    for i, what in enumerate(samples.configurations):
+        row: dict[str, Any] = {
+            "architecture": what.architecture,
+            "batch_size": what.batch_size,
+            "input_size": what.input_size,
+            "measured": None if np.isnan(samples.values[i]) else float(samples.values[i]),
+            "above": None if np.isnan(samples.above[i]) else float(samples.above[i]),
+            "predicted": float(estimate.median[i]),
+        }
+        if estimate.low is not None and estimate.high is not None:
+            row |= {"low": float(estimate.low[i]), "high": float(estimate.high[i])}
+        rows.append(row)
+    return rows

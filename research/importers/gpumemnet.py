@@ -1,0 +1,169 @@
+"""GPUMemNet's sheet of the memory that timm models take while training on an A100 of 40 GB.
+
+Its column `faketensor_mib`, PyTorch's own sum of parameters and activations in fp32 without the
+context, is a floor that no training run can stay under. A run that logged less had died before its
+first step was over; so had one that logged the same with no more than the context above the floor.
+It ran out of memory if what it needs at least passes the capacity, or if a
+smaller batch of it had run out already; otherwise it failed for a reason that nobody tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from research.importers.sheets import known_input_size, published, read_sheet
+from trappm.profiler.errors import TrappmError, one_line
+from trappm.profiler.records import Configuration, Outcome, Protocol
+from trappm.store.exchange.files import Verdict
+
+DEVICE = "a100-40gb"
+CAPACITY_MIB = 40_536.0
+"""What the driver reports of an A100 of 40 GB: PyTorch tells 39.59 GiB in its errors."""
+AT_CAPACITY_MIB = 38_000.0
+"""Runs that logged this much had mostly died at the limit (README of the data)."""
+SAME = 0.02
+"""Two runs that ended within this share of each other ended at the same point. A round
+number; docs/studies/label_store.md counts what the rules find with it."""
+CONTEXT_MIB, PER_TENSOR_MIB, SPIKE = 1_750.0, 1.23, 1.6
+"""Usual memory by the floor (1.23 is the median of this sheet, docs/studies/label_store.md); over
+1.6 times as much is cuDNN's workspace, real but a spike: the bound of the README of the data."""
+SAME_MODEL = (0.93, 1.07)
+"""The floor over our own live peak, where the row is about the model that timm builds today: the
+bounds of docs/studies/label_store.md.
+
+At a large batch, where activations make it up: at small ones parameters, gradients and temporaries
+weigh more, which FakeTensor and our replay count differently (down to 0.75 at batch 8)."""
+
+LOGGED = ("max_gpu_memory_mib", "faketensor_mib")
+PROTOCOL = Protocol(name="gpumemnet", warmup_steps=0, min_steps=1, max_steps=1)
+ENVIRONMENT = {
+    "device": DEVICE,
+    "device_name": "NVIDIA A100 40GB",
+    "device_memory_mib": CAPACITY_MIB,
+    "source": "GPUMemNet, FakeTensor experiment",
+    "untold": {"torch": "not told by the source", "protocol": "not told by the source"},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    batch_size: int
+    memory_mib: float
+    floor_mib: float
+
+    @property
+    def has_died(self) -> bool:
+        return self.memory_mib < self.floor_mib
+
+    @property
+    def at_capacity(self) -> bool:
+        return self.memory_mib >= AT_CAPACITY_MIB
+
+    @property
+    def is_usable(self) -> bool:
+        return not self.has_died and not self.at_capacity
+
+
+def verdicts(path: Path, *, check_models: bool = False) -> list[Verdict]:
+    """What becomes of each row of the sheet.
+
+    Args:
+        path: of a CSV file with the columns architecture, batch_size, max_gpu_memory_mib and
+            faketensor_mib.
+        check_models: also refuses rows that are about another model than timm's of today.
+
+    Raises:
+        InputError: the file or a row of it cannot be read.
+    """
+    texts, wholes, numbers = ("architecture",), ("batch_size",), LOGGED
+    rows = sorted(
+        tuple(row[name] for name in (*texts, *wholes, *numbers))
+        for row in read_sheet(path, texts, wholes, numbers)
+    )
+    result = []
+    for architecture, group in groupby(rows, key=lambda row: row[0]):
+        runs: dict[int, _Run] = {}
+        for _, size, memory_mib, floor_mib in group:
+            run = _Run(batch_size=size, memory_mib=memory_mib, floor_mib=floor_mib)
+            if size in runs:
+                result.append(Verdict(kind="rejected", reason="a second row for the same run"))
+            if size not in runs or (run.is_usable and not runs[size].is_usable):
+                runs[size] = run
+        input_size = known_input_size(architecture)
+        if input_size is None:
+            reason = "timm does not know the architecture or its input size"
+            result += [Verdict(kind="rejected", reason=reason)] * len(runs)
+            continue
+        doubt = _doubt(architecture, input_size, [*runs.values()]) if check_models else None
+        result += _judged(architecture, input_size, [*runs.values()], doubt)
+    return result
+
+
+def _judged(
+    architecture: str, input_size: int, runs: list[_Run], doubt: str | None
+) -> Iterator[Verdict]:
+    """The verdicts on the runs of one architecture, by rising batch size."""
+    ends = [run.memory_mib for run in runs if run.has_died and not run.at_capacity]
+    least_overhead_mib = 0.0
+    out_of_memory = False
+    for run in runs:
+        died = run.has_died or (
+            run.memory_mib < run.floor_mib + CONTEXT_MIB
+            and any(abs(run.memory_mib / end - 1) <= SAME for end in ends)
+        )
+        usual_mib = CONTEXT_MIB + PER_TENSOR_MIB * run.floor_mib
+        needs_mib = run.floor_mib + least_overhead_mib
+        kind, outcome, memory_mib = "imported", Outcome.OK, run.memory_mib
+        detail_mib = {"logged": run.memory_mib, "floor": run.floor_mib}
+        reason = "a run like others"
+        if run.at_capacity:
+            kind, outcome, reason = "censored", Outcome.OOM, "ended at the card's capacity"
+        elif died and (out_of_memory or needs_mib >= CAPACITY_MIB):
+            kind, outcome, reason = "censored", Outcome.OOM, "died early, needs more than the card"
+        elif died:
+            kind, outcome, reason = "failed", Outcome.ERROR, "died early, for no known reason"
+        elif doubt is not None:
+            kind, outcome, reason = "failed", Outcome.ERROR, doubt
+        else:
+            least_overhead_mib = max(least_overhead_mib, run.memory_mib - run.floor_mib)
+            if run.memory_mib > SPIKE * usual_mib:
+                reason = f"a spike: over {SPIKE} times the usual memory"
+        if outcome is Outcome.OOM:
+            out_of_memory = True
+            detail_mib["capacity"] = CAPACITY_MIB
+        configuration = Configuration(
+            architecture=architecture, batch_size=run.batch_size, input_size=input_size
+        )
+        yield Verdict(
+            kind=kind,
+            reason=reason,
+            measurement=published(
+                configuration,
+                PROTOCOL,
+                ENVIRONMENT,
+                outcome=outcome,
+                row=f"{run.memory_mib} {run.floor_mib}",
+                memory_mib=memory_mib if outcome is Outcome.OK else None,
+                memory_detail_mib=detail_mib,
+                message=None if reason == "a run like others" else reason,
+            ),
+        )
+
+
+def _doubt(architecture: str, input_size: int, runs: list[_Run]) -> str | None:
+    """Why the rows are not about timm's model; by the largest batch."""
+    from trappm.profiler.static_profile import step_profile
+
+    largest = runs[-1]
+    try:
+        # Of a first step, which finds no gradients of an earlier one.
+        live_mib = step_profile(architecture, input_size).memory(largest.batch_size).live_mib
+    except TrappmError as error:
+        return f"timm's model cannot be traced to compare: {one_line(error)}"
+    low, high = SAME_MODEL
+    if low <= largest.floor_mib / live_mib <= high:
+        return None
+    return "not about the model that timm builds today"

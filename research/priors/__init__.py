@@ -1,0 +1,1 @@
+"""Fits of the shipped constants to published labels (`python -m research fit-priors`)."""

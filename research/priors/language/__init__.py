@@ -1,0 +1,1 @@
+"""Language models of published sheets: rows, modules and predictions."""

@@ -1,0 +1,1 @@
+"""Replay of campaigns on recorded labels (`python -m research replay`)."""

@@ -1,0 +1,1 @@
+"""Training of the shipped snapshot (`python -m research snapshot`)."""

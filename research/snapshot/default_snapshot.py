@@ -1,0 +1,391 @@
+"""Trains the snapshot that ships with the package, on labels that others published.
+
+    python -m research.snapshot.default_snapshot ../shared/data        (or: make default-snapshot)
+
+So a prediction needs no campaign: memory of training on an A100 (GPUMemNet), training steps on an
+RTX 3090 and inference steps on an RTX 3090 and 4090 (timm's own results), both in fp32 on a V100
+(pycls, pytorch-gpu-benchmark, with NeuSight's kernels), our own labels of an H100 and of CPU cores
+of two hosts. Heads are judged on
+architectures held out, then trained on all labels. Profiles that are missing are made once and
+kept in TRAPPM_HOME, as `python -m research evaluate` does; the labels themselves are never kept.
+The same labels, versions and seed give the same heads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from research.evaluation.benchmark import Samples
+from research.evaluation.label_files import read_usable
+from research.evaluation.labelled_workloads import step_keys
+from research.evaluation.scores import Score, score
+from research.evaluation.workbench import opened_workbench
+from research.importers.neusight import SOURCE as NEUSIGHT
+from research.snapshot.shipped_sheets import (
+    KERNELS_FILE,
+    SEED,
+    SHEETS,
+    Sheet,
+    neusight_kernels,
+)
+from trappm.cluster.profiles.step_profiles import StepCache
+from trappm.cluster.workers.interfaces import TrainingLabel
+from trappm.learner.heads.device_heads import Heads
+from trappm.learner.heads.metric_head import Head, Ours
+from trappm.learner.heads.other_devices import OTHERS, known_of_others
+from trappm.learner.heads.predictions import StepSettings, TrainedHeads
+from trappm.learner.networks.presets import LAPTOP
+from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.physics.devices.joint_fit import Evidence
+from trappm.learner.physics.devices.known_devices import LEARNED_FROM, known_devices
+from trappm.learner.physics.memory_prior import MemoryPrior
+from trappm.learner.physics.power.known_power import LEARNED_FROM as POWER_LEARNED_FROM
+from trappm.learner.physics.prior import Prior
+from trappm.learner.physics.starting_prior import starting_prior
+from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.snapshots.manifest import MANIFEST
+from trappm.learner.snapshots.snapshot import Snapshot, SnapshotInfo, load_snapshot, save_snapshot
+from trappm.learner.workload import Workload
+from trappm.prediction.snapshot_choice import SHIPPED
+from trappm.profiler.devices.catalogue import card_name
+from trappm.profiler.errors import TrappmError
+from trappm.profiler.records import METRICS, Graph, Measurement, Phase, is_cpu_device
+from trappm.profiler.records.step_scope import StepScope
+from trappm.store import Home
+
+HELD_OUT = 0.2
+SPLIT = (
+    "a fifth of the architectures held out, names of the same layers together, seed 1337; then "
+    "trained on all labels. Step times of V100 and H100 start from other cards' steps, of the "
+    "held-out architectures too; intervals of CPU step times are widened for other hosts"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """The head of one sheet."""
+
+    sheet: Sheet
+    head: Head[Prior]
+    errors: Mapping[Phase, Score]
+    """On the architectures held out, of a head that has not seen them."""
+    measurements: Sequence[Measurement]
+    """All that it was trained on."""
+    files: Mapping[str, str]
+    """Where each stands, by its attempt key."""
+    kernels: Evidence | None
+    """And the kernels alone."""
+
+
+def train(sheet: Sheet, data: Path, processes: int) -> Trained:
+    """Judges and trains the head of one sheet in the folder `data`.
+
+    Raises:
+        InputError: the file is missing or cannot be read.
+    """
+    by_file = sheet.labels(data)
+    measurements = [label for labels in by_file.values() for label in labels]
+    files = {m.attempt_key: file for file, ms in by_file.items() for m in ms}
+    usable = read_usable(data / sheet.usable) if sheet.usable else None
+    kernels = neusight_kernels(data / KERNELS_FILE, sheet.kernels) if sheet.kernels else None
+    with opened_workbench(sheet.metric, processes=processes, usable=usable, watch=_show) as bench:
+        if sheet.metric == "memory_mib" or is_cpu_device(sheet.device):
+            samples = bench.prepared(measurements).samples
+        else:
+            samples = _timed(measurements, StepCache(bench.home.step_profiles), processes)
+    prior = _prior(sheet, kernels)
+    test = _held_out(samples)
+    what = f"{sheet.metric} of {sheet.device}"
+    _show(0, 2, f"judging {what}")
+    judged = _fit(sheet, prior, samples, np.flatnonzero(~test))
+    phases = np.array([workload.phase for workload in samples.workloads])
+    errors = {
+        phase: score(samples, rows, judged.predict(samples.at(rows)))
+        for phase in sheet.phases
+        for rows in [np.flatnonzero(test & (phases == phase))]
+    }
+    accuracy = {phase.value: of_phase["accuracy"] for phase, of_phase in errors.items()}
+    _show(1, 2, f"training {what}: held-out errors {accuracy}")
+    head = _fit(sheet, prior, samples, np.arange(len(samples)))
+    return Trained(sheet, head, errors, measurements, files, kernels)
+
+
+def _prior(sheet: Sheet, kernels: Evidence | None) -> Prior:
+    """What is known of a sheet's device without its labels."""
+    spec = spec_of(sheet.device)
+    if sheet.metric == "memory_mib" and not sheet.measured:
+        return MemoryPrior()  # its constants start from this very sheet, of other software
+    prior = starting_prior(sheet.metric, spec, kernels=True)
+    if isinstance(prior, StepTimePrior) and (kernels is not None or sheet.measured):
+        own = () if kernels is None else (kernels,)
+        return StepTimePrior.like_others(spec, known_devices(), own)
+    return prior
+
+
+def _source(measurement: Measurement) -> str:
+    """Who published it; our own labels name the device that they are of."""
+    own = f"trappm, {measurement.environment.get('device_name')}"
+    return str(measurement.environment.get("source", own))
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """What a snapshot has that is not trained again."""
+
+    snapshot: Snapshot
+    labels: Sequence[TrainingLabel]
+    """All that its heads were trained on."""
+
+
+def publish(trained: Sequence[Trained], registry: Path, kept: Kept | None = None) -> SnapshotInfo:
+    """Publishes all heads as one snapshot, with what is known of other cards."""
+    others, others_sources = known_of_others()
+    others_sources += [
+        {"metric": "power_w", "for": OTHERS, "file": file, "source": source, "licence": licence,
+         "labels": count}
+        for file, source, licence, count in POWER_LEARNED_FROM
+    ]  # fmt: skip
+    heads: dict[str, dict[Phase, TrainedHeads]] = {}
+    errors: dict[str, Any] = {}
+    labels: list[TrainingLabel] = []
+    sources: list[Mapping[str, Any]] = []
+    origin: dict[str, Any] = {}
+    if kept is not None:
+        manifest = kept.snapshot.manifest.to_json()
+        heads = {device: dict(phases) for device, phases in kept.snapshot.heads.items()}
+        errors = copy.deepcopy(manifest["errors"])
+        sources = [source for source in manifest["sources"] if source.get("for") != OTHERS]
+        labels = list(kept.labels)
+        origin = {"parent": kept.snapshot.id, "parent_versions": manifest["versions"]}
+    for part in trained:
+        sheet = part.sheet
+        for phase in sheet.phases:
+            of_device = heads.setdefault(sheet.device, {})
+            of_device[phase] = _beside(of_device.get(phase), _trained_heads(part, phase))
+            of_phase = errors.setdefault(sheet.device, {}).setdefault(phase.value, {})
+            of_phase[sheet.metric] = {
+                **(part.errors[phase]["accuracy"] or {}),
+                "by_family": {
+                    family: {"count": of_family["count"], "mape": of_family["mape"]}
+                    for family, of_family in part.errors[phase]["by_family"].items()
+                    if of_family is not None
+                },
+                "reliability": part.errors[phase].get("reliability"),
+            }
+        labels += [_label(m, sheet) for m in part.measurements]
+    return save_snapshot(
+        registry,
+        others=others,
+        heads=heads,
+        source_device=SHEETS[0].device,
+        preset=LAPTOP,
+        labels=labels,
+        fields={
+            "campaign": None,
+            "errors": errors,
+            "split": SPLIT,
+            "cards": _cards(),
+            "label_counts": dict(Counter(label.provenance for label in labels)),
+            "sources": [
+                *sources,
+                *(source for part in trained for source in _sources(part)),
+                *others_sources,
+            ],
+            **origin,
+        },
+    )
+
+
+def _trained_heads(part: Trained, phase: Phase) -> TrainedHeads:
+    of_phase = [m.configuration for m in part.measurements if m.configuration.phase is phase]
+    settings = Counter(StepSettings(c.precision, c.memory_format, c.optimizer) for c in of_phase)
+    head = {part.sheet.metric: part.head}
+    simulated = part.sheet.metric == "memory_mib"
+    return TrainedHeads(
+        Heads(head if simulated else {}, {} if simulated else head, len(of_phase)),
+        tuple(setting for setting, _ in settings.most_common()),
+    )
+
+
+def _beside(known: TrainedHeads | None, other: TrainedHeads) -> TrainedHeads:
+    """Heads of different metrics of a device and phase as one set.
+
+    Raises:
+        TrappmError: their labels are of different settings, which a snapshot does not tell apart.
+    """
+    if known is None:
+        return other
+    if set(known.settings) != set(other.settings):
+        raise TrappmError(f"labels of {known.settings} and of {other.settings} in one set of heads")
+    first, second = known.heads, other.heads
+    assert isinstance(first, Heads) and isinstance(second, Heads)  # noqa: PT018  (made here)
+    return TrainedHeads(
+        Heads(
+            {**first.heads, **second.heads},
+            {**first.of_kernels, **second.of_kernels},
+            first.label_count + second.label_count,
+        ),
+        known.settings,
+    )
+
+
+def _sources(part: Trained) -> Iterator[dict[str, Any]]:
+    """The manifest's entries for a sheet: one a file and phase, and one of kernels."""
+    rare = {"without_spikes", "out_of_memory"}
+    common = {"device": part.sheet.device, "metric": part.sheet.metric}
+    rows = Counter(
+        (
+            m.configuration.phase,
+            part.files[m.attempt_key],
+            _source(m),
+            str(m.environment.get("licence", "")),
+        )
+        for m in part.measurements
+    )
+    for (phase, file, source, licence), count in rows.items():
+        yield {
+            **common,
+            "file": file,
+            "source": source,
+            "phase": phase.value,
+            "labels": count,
+            **({"licence": licence} if licence else {}),
+            **{name: errors for name, errors in part.errors[phase].items() if name in rare},
+        }
+    if part.kernels is not None:
+        yield {
+            **common,
+            "file": KERNELS_FILE,
+            "source": NEUSIGHT,
+            "licence": "MIT",
+            "labels": len(part.kernels.workloads),
+        }
+    prior = part.head.prior
+    if isinstance(prior, StepTimePrior) and (part.kernels is not None or part.sheet.measured):
+        for file, source, licence, count in LEARNED_FROM:  # where these heads start
+            yield {**common, "file": file, "source": source, "licence": licence, "labels": count}
+
+
+def _timed(measurements: Sequence[Measurement], cache: StepCache, processes: int) -> Samples:
+    """Step times with their kernels, which are all that the prior of time needs."""
+    keys = step_keys(measurements, cache, processes, _show, stored={})
+    rows = []
+    for measurement in measurements:
+        step = cache.get(keys[measurement.attempt_key])
+        if step is not None and measurement.step_time_ms is not None:
+            what = measurement.configuration
+            workload = Workload(
+                graph=Graph.empty(what.batch_size),
+                precision=what.precision,
+                memory_format=what.memory_format,
+                optimizer=what.optimizer,
+                phase=what.phase,
+                scope=StepScope.of(measurement.environment),
+                host=f"{measurement.device} {measurement.environment.get('run', '')}",
+                kernels=step.kernels,
+            )
+            rows.append((what, workload, measurement.step_time_ms))
+    values = np.array([value for _, _, value in rows])
+    return Samples(
+        configurations=[what for what, _, _ in rows],
+        workloads=[workload for _, workload, _ in rows],
+        values=values,
+        above=np.full(len(rows), np.nan),
+        judged=np.ones(len(rows), dtype=bool),
+        spiked=np.zeros(len(rows), dtype=bool),
+    )
+
+
+def _held_out(samples: Samples) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    names = np.array(samples.groups)
+    chosen = np.zeros(len(names), dtype=np.bool_)
+    for name in np.random.default_rng(SEED).permutation(np.unique(names)):
+        if chosen.mean() >= HELD_OUT:
+            break
+        chosen |= names == name
+    return chosen
+
+
+def _fit(
+    sheet: Sheet, prior: Prior, samples: Samples, rows: np.ndarray[Any, np.dtype[np.int64]]
+) -> Head[Prior]:
+    generator = np.random.default_rng(SEED)
+    head = Ours(prior).fit(samples.at(rows), samples.targets(rows), generator)
+    noise = float(np.hypot(head.residual.noise, sheet.hosts_apart))
+    return replace(head, residual=replace(head.residual, noise=noise))
+
+
+def _label(measurement: Measurement, sheet: Sheet) -> TrainingLabel:
+    value = getattr(measurement, sheet.metric)
+    return TrainingLabel(
+        configuration_id=measurement.configuration.id,
+        device=sheet.device,
+        values=tuple(value if metric == sheet.metric else None for metric in METRICS),
+        role="train",
+        provenance=measurement.provenance.value,
+        memory_above_mib=measurement.memory_detail_mib.get("capacity"),
+    )
+
+
+def _cards() -> dict[str, str]:
+    """The card behind each key that our own measurements tell more of than the key does."""
+    named = {
+        sheet.device: card_name(
+            sheet.device, (m.environment for ms in sheet.labels(Path()).values() for m in ms)
+        )
+        for sheet in SHEETS
+        if sheet.measured
+    }
+    return {key: card for key, card in named.items() if key != card}
+
+
+def _has(snapshot: Snapshot, sheet: Sheet) -> bool:
+    phases = snapshot.heads.get(sheet.device, {})
+    return all(p in phases and sheet.metric in phases[p].heads.metrics for p in sheet.phases)
+
+
+def _show(done: int, total: int, what: str) -> None:
+    sys.stderr.write(f"{done}/{total} {what}\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path, help="the folder with the published labels")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--to", type=Path, default=SHIPPED, help="the folder to write, made anew")
+    parser.add_argument(
+        "--add", action="store_true", help="train only what the snapshot that ships lacks"
+    )
+    arguments = parser.parse_args()
+    kept, sheets = None, list(SHEETS)
+    if arguments.add:
+        snapshot = load_snapshot(SHIPPED)
+        had = [sheet for sheet in SHEETS if _has(snapshot, sheet)]
+        labels = [
+            _label(measurement, sheet)
+            for sheet in had
+            for measurements in sheet.labels(arguments.data).values()
+            for measurement in measurements
+        ]
+        kept, sheets = Kept(snapshot, labels), [sheet for sheet in SHEETS if sheet not in had]
+    trained = [train(sheet, arguments.data, arguments.processes) for sheet in sheets]
+    info = publish(trained, Home.open().path / "shipping", kept)
+    shutil.rmtree(arguments.to, ignore_errors=True)
+    shutil.copytree(info.folder, arguments.to)
+    total = sum(path.stat().st_size for path in arguments.to.iterdir())
+    sys.stdout.write(f"snapshot {info.id}: {arguments.to / MANIFEST}, {total:,} bytes in all\n")
+
+
+if __name__ == "__main__":
+    main()

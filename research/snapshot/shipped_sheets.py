@@ -1,0 +1,152 @@
+"""The sheets that the snapshot which ships with the package is trained on."""
+
+from __future__ import annotations
+
+import lzma
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from research.evaluation.label_files import read_labels
+from research.importers.neusight import read_neusight
+from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.physics.devices.joint_fit import Evidence
+from trappm.learner.physics.devices.known_devices import kernel_evidence
+from trappm.profiler.errors import InputError, one_line
+from trappm.profiler.kernels.kernel_call import KernelCall
+from trappm.profiler.records import Measurement, Phase
+
+SEED = 1337
+"""Of all that is drawn."""
+
+OUR_OWN = Path(__file__).resolve().parents[2] / "examples/data"
+"""Labels that we measured; not part of a wheel."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Published files of one device, and what is learned from them."""
+
+    files: tuple[str, ...]
+    device: str
+    phases: tuple[Phase, ...]
+    metric: str
+    usable: str | None = None
+    """A file of the rows that judge."""
+    keys: tuple[str, ...] = ()
+    """Of the devices whose rows are taken; by default there are no others."""
+    kernels: str | None = None
+    """A card whose kernels alone NeuSight timed."""
+    measured: bool = False
+    """By us: the files lie in `OUR_OWN`."""
+    hosts_apart: float = 0.0
+    """Deviation of the logarithm between hosts whose devices have one key."""
+
+    def labels(self, data: Path) -> dict[str, list[Measurement]]:
+        """Its labels by file; `data` is the folder of published ones.
+
+        Raises:
+            InputError: a file is missing or cannot be read.
+        """
+        if self.measured:
+            return {file: our_labels(file) for file in self.files}
+        return {
+            file: [m for m in read_labels(data / file) if not self.keys or m.device in self.keys]
+            for file in self.files
+        }
+
+
+def our_labels(
+    file: str, read: Callable[[Path], list[Measurement]] = read_labels
+) -> list[Measurement]:
+    """Labels of a packed file of `OUR_OWN`; by default those that can be learned from.
+
+    Raises:
+        InputError: the file is missing or cannot be read.
+    """
+    path = OUR_OWN / file
+    try:
+        data = lzma.decompress(path.read_bytes())
+    except (OSError, lzma.LZMAError) as error:
+        raise InputError(
+            f"{path} cannot be read: {one_line(error)}; run this in a clone"
+        ) from error
+    with TemporaryDirectory() as folder:
+        plain = Path(folder) / path.stem
+        plain.write_bytes(data)
+        return read(plain)
+
+
+BOTH = (Phase.TRAIN, Phase.INFER)
+H100_FILES = ("h100/sweeps/check.jsonl.xz", "h100/sweeps/first.jsonl.xz")
+OUR_METRICS = ("step_time_ms", "memory_mib")
+HOSTS_APART = 0.5
+"""Deviation of the logarithm of step times between CPUs of as many threads: the two that we
+measured are a factor of 1.8 apart (0.6), and the next one may be about as far from their middle."""
+
+
+def cpu_files(device: str) -> tuple[str, ...]:
+    return tuple(f"cpu/{host}/{device}.jsonl.xz" for host in ("amd-epyc", "intel-xeon"))
+
+
+SHEETS = (
+    Sheet(
+        ("a100_40gb_train_memory.csv",),
+        "a100-40gb",
+        (Phase.TRAIN,),
+        "memory_mib",
+        usable="a100_40gb_train_memory_quality.csv",
+    ),
+    Sheet(("rtx3090_train_step_amp_nchw.csv",), "rtx3090", (Phase.TRAIN,), "step_time_ms"),
+    Sheet(("rtx3090_infer_step_amp_nchw.csv",), "rtx3090", (Phase.INFER,), "step_time_ms"),
+    Sheet(("rtx4090_infer_step_amp_nchw.csv",), "rtx4090", (Phase.INFER,), "step_time_ms"),
+    Sheet(
+        ("nodes/pycls_v100_step_fp32.csv", "nodes/pgb_torchvision_step.csv"),
+        "v100-16gb",
+        BOTH,
+        "step_time_ms",
+        keys=("v100-16gb", "v100-dgxs-16gb"),
+        kernels="v100-pcie-32gb",
+    ),
+    *(Sheet(H100_FILES, "h100", BOTH, metric, measured=True) for metric in OUR_METRICS),
+    *(
+        Sheet(
+            cpu_files(device),
+            device,
+            (Phase.TRAIN,),
+            metric,
+            measured=True,
+            hosts_apart=HOSTS_APART if metric == "step_time_ms" else 0.0,
+        )
+        for device in ("cpu-2t", "cpu-1t")
+        for metric in OUR_METRICS
+    ),
+)
+KERNELS_FILE = "nodes/neusight_kernels_fp32_v100_a100.csv.gz"
+KERNELS = {"conv2d": 100, "linear": 24, "matmul": 16, "layer-norm": 10, "softmax": 10, "add": 10,
+           "add-scalar": 8, "relu": 10, "gelu": 6}  # fmt: skip
+"""So many of each operator: a minute of measuring."""
+
+
+def neusight_kernels(path: Path, card: str) -> Evidence:
+    """Kernels of a card that NeuSight timed, drawn at random: `KERNELS` of each operator.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    times_ms: dict[str, list[tuple[KernelCall, float]]] = defaultdict(list)
+    for row in read_neusight(path):
+        if row.device == card and row.time_ms is not None:
+            times_ms[row.call.operator].append((row.call, row.time_ms))
+    generator = np.random.default_rng(SEED)
+    drawn = [
+        times_ms[name][i]
+        for name, count in KERNELS.items()
+        for i in generator.permutation(len(times_ms[name]))[:count]
+    ]
+    # TF32 was switched off.
+    return kernel_evidence(card, "neusight", replace(spec_of(card), tf32_tflops=None), drawn)

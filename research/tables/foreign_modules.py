@@ -1,0 +1,55 @@
+"""The table of docs/foreign_modules.md: what `trappm.estimate` says of modules of other people.
+
+    PYTHONPATH=tests/profiler/tracing python research/tables/foreign_modules.py
+
+Memory is that of an A100 at batch 32 without CUDA's context and libraries. What each answer is
+checked against stands in tests/profiler/tracing/test_foreign_modules.py.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from foreign_modules import MODULES, NO_TRANSFORMERS, TRANSFORMERS, Foreign
+
+import trappm
+from trappm.profiler.errors import UnsupportedModelError
+
+BATCH_SIZE = 32
+
+
+def answer(foreign: Foreign) -> str:
+    """MiB of the training step, or why there is no answer."""
+    args, kwargs = foreign.call(BATCH_SIZE)
+    options = {**foreign.estimate, **kwargs}
+    try:
+        estimate = trappm.estimate(foreign.build(), *args, loss=foreign.loss, **options)
+    except UnsupportedModelError as refusal:
+        return f"`{refusal}`"
+    only = "; this batch only" if estimate.only_batch is not None else ""
+    return f"{estimate.breakdown().total_mib:,.0f} MiB{only}"
+
+
+def checked(foreign: Foreign) -> str:
+    """What the answer was compared with."""
+    if foreign.refusal:
+        return "operator and line"
+    kept = f"kept bytes not: {foreign.cpu_differs}" if foreign.cpu_differs else "kept bytes"
+    flops = "FLOPs of the forward pass" if "mobilenet" in foreign.name else "FLOPs"
+    unlike = foreign.cpu_differs or foreign.peak_differs or foreign.has_fused_attention
+    return ", ".join([flops, *([] if unlike else ["peak of live bytes"]), kept])
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    print("| module | training step at batch 32 | checked against a real step |")
+    print("|---|---|---|")
+    for foreign in MODULES:
+        if "Hugging Face" in foreign.name and not TRANSFORMERS:
+            print(f"| {foreign.name} | {NO_TRANSFORMERS} | |")
+            continue
+        print(f"| {foreign.name} | {answer(foreign)} | {checked(foreign)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Tuning of a predictor's settings (`python -m research tune`)."""

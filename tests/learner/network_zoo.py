@@ -1,0 +1,152 @@
+"""Graphs of made-up but plausible networks, with a cost that no head knows the formula of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from trappm.learner.networks.gae import train_encoder
+from trappm.learner.networks.presets import LAPTOP
+from trappm.learner.workload import Workload
+from trappm.profiler.records import Graph
+
+torch.set_num_threads(1)
+
+SMALL = replace(
+    LAPTOP,
+    encoder=replace(LAPTOP.encoder, widths=(16, 8, 8, 8), steps=600, batch_nodes=1024),
+    head=replace(LAPTOP.head, widths=(16, 16), hidden=(16, 16), steps=400),
+)
+
+
+class GraphBuilder:
+    """Appends nodes of (operator, inputs, output shape per sample, MACs per sample, weights)."""
+
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = batch_size
+        self.rows: list[tuple] = []
+        self.edges: list[tuple[int, int]] = []
+
+    def add(self, operator, inputs, shape, macs=0, parameters=0) -> int:
+        source = self.rows[inputs[0]][1] if inputs else (3, *shape[1:])
+        self.rows.append((operator, shape, source, macs, parameters))
+        self.edges += [(i, len(self.rows) - 1) for i in inputs]
+        return len(self.rows) - 1
+
+    def build(self) -> Graph:
+        def padded(shape):
+            return (self.batch_size, *shape) + (0,) * (5 - len(shape))
+
+        b = self.batch_size
+        outputs = [b * int(np.prod(shape)) for _, shape, *_ in self.rows]
+        return Graph(
+            operators=tuple(row[0] for row in self.rows),
+            edges=np.array(self.edges, dtype=np.int64).reshape(-1, 2),
+            input_shapes=np.array([padded(row[2]) for row in self.rows], dtype=np.int64),
+            output_shapes=np.array([padded(row[1]) for row in self.rows], dtype=np.int64),
+            macs=np.array([b * row[3] for row in self.rows], dtype=np.int64),
+            parameters=np.array([row[4] for row in self.rows], dtype=np.int64),
+            memory_bytes=np.array(
+                [4 * (o + row[4]) for o, row in zip(outputs, self.rows, strict=True)],
+                dtype=np.int64,
+            ),
+            batch_size=b,
+        )
+
+
+def network(kind: str, width: int, depth: int, batch_size: int, size: int = 16) -> Graph:
+    """A plain or residual convolutional network, one with depthwise convolutions, or a mixer."""
+    g = GraphBuilder(batch_size)
+    pixels = size * size
+    x = g.add("Conv", [], (width, size, size), 27 * width * pixels, 27 * width)
+    for _ in range(depth):
+        before = x
+        if kind == "mixer":
+            x = g.add("LayerNormalization", [x], (width, size, size), 0, 2 * width)
+            x = g.add("MatMul", [x], (4 * width, size, size), 4 * width**2 * pixels, 4 * width**2)
+            x = g.add("Gelu", [x], (4 * width, size, size))
+            x = g.add("MatMul", [x], (width, size, size), 4 * width**2 * pixels, 4 * width**2)
+        elif kind == "depthwise":
+            x = g.add("Conv", [x], (width, size, size), 9 * width * pixels, 9 * width)
+            x = g.add("BatchNormalization", [x], (width, size, size), 0, 2 * width)
+            x = g.add("Conv", [x], (width, size, size), width**2 * pixels, width**2)
+            x = g.add("HardSwish", [x], (width, size, size))
+        else:
+            x = g.add("Conv", [x], (width, size, size), 9 * width**2 * pixels, 9 * width**2)
+            x = g.add("BatchNormalization", [x], (width, size, size), 0, 2 * width)
+            x = g.add("Relu", [x], (width, size, size))
+        if kind != "plain":
+            x = g.add("Add", [x, before], (width, size, size))
+    x = g.add("GlobalAveragePool", [x], (width,))
+    g.add("Gemm", [x], (100,), 100 * width, 100 * width)
+    return g.build()
+
+
+def costs(graphs: list[Graph], speed: float = 1.0, noise_seed: int | None = None) -> np.ndarray:
+    """Step time, memory and (missing) power: each node waits for arithmetic or for memory."""
+    rows = []
+    for graph in graphs:
+        slow = np.isin(graph.operators, ("LayerNormalization", "Gelu", "HardSwish"))
+        arithmetic = graph.macs / 2e7
+        traffic = graph.memory_bytes / 5e6 * np.where(slow, 2.5, 1.0)
+        step_time_ms = 0.4 + (np.maximum(arithmetic, traffic) + 0.05).sum()
+        memory_mib = 150 + (graph.memory_bytes.sum() + 8 * graph.parameters.sum()) / 2**20
+        rows.append((step_time_ms / speed, memory_mib, np.nan))
+    values = np.array(rows)
+    if noise_seed is not None:
+        values *= np.exp(0.02 * np.random.default_rng(noise_seed).standard_normal(values.shape))
+    return values
+
+
+@dataclass
+class Zoo:
+    graphs: list[Graph]
+    names: list[str]
+    """The architecture of each graph."""
+    encoder: object
+    embeddings: np.ndarray
+
+    def rows(self, indices):
+        return (
+            [self.graphs[i] for i in indices],
+            self.embeddings[indices],
+            [self.names[i] for i in indices],
+        )
+
+    def workloads(self, indices):
+        """Workloads with embeddings, and their architectures."""
+        graphs, embeddings, names = self.rows(list(indices))
+        pairs = zip(graphs, embeddings, strict=True)
+        return [Workload(graph=graph, embedding=row) for graph, row in pairs], names
+
+
+@pytest.fixture(scope="session")
+def small():
+    return SMALL
+
+
+@pytest.fixture(scope="session")
+def zoo():
+    """96 graphs of 32 architectures, encoded once."""
+    graphs, names = [], []
+    for kind in ("plain", "residual", "depthwise", "mixer"):
+        for width in (8, 16, 24, 40):
+            for depth in (2, 5):
+                for batch_size in (1, 4, 16):
+                    graphs.append(network(kind, width, depth, batch_size))
+                    names.append(f"{kind}-{width}-{depth}")
+    encoder = train_encoder(graphs, SMALL.encoder, np.random.default_rng(0))
+    return Zoo(graphs, names, encoder, encoder.embed(graphs))
+
+
+@pytest.fixture(scope="session")
+def measure():
+    return costs
+
+
+@pytest.fixture(scope="session")
+def build_network():
+    return network

@@ -1,0 +1,126 @@
+"""Errors computed by hand, and splits that hold whole architectures out."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trappm.learner.stats.errors import (
+    MAX_PAIRED,
+    accuracy,
+    kendall_tau,
+    projected,
+    split_architectures,
+)
+from trappm.profiler.errors import InputError
+from trappm.profiler.models.families import family_of
+from trappm.profiler.records import Configuration
+
+
+def test_errors_of_a_small_example():
+    measured = np.array([100.0, 200.0, 50.0, np.nan])
+    predicted = np.array([110.0, 150.0, 50.0, 1.0])
+    actual = accuracy(measured, predicted, predicted - 11, predicted + 11)
+    assert actual["count"] == 3
+    assert actual["mape"] == pytest.approx((10 + 25 + 0) / 3)
+    assert actual["median_ape"] == pytest.approx(10)
+    assert actual["rmse"] == pytest.approx(np.sqrt((10**2 + 50**2) / 3))
+    assert actual["within_10_percent"] == pytest.approx(200 / 3)
+    assert actual["kendall_tau"] == pytest.approx(1.0)
+    assert actual["coverage"] == pytest.approx(200 / 3)
+    assert accuracy(measured, predicted)["coverage"] is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=30))
+def test_kendalls_tau_counts_pairs(points):
+    first, second = (np.array(x, dtype=float) for x in zip(*points, strict=True))
+    concordant = discordant = ties_first = ties_second = 0
+    for (a, b), (c, d) in itertools.combinations(points, 2):
+        sign = (a - c) * (b - d)
+        concordant += sign > 0
+        discordant += sign < 0
+        ties_first += a != c
+        ties_second += b != d
+    actual = kendall_tau(first, second)
+    if ties_first * ties_second == 0:
+        assert actual is None
+    else:
+        expected = (concordant - discordant) / np.sqrt(ties_first * ties_second)
+        assert actual == pytest.approx(expected)
+
+
+def test_kendalls_tau_of_many_points_stays_cheap():
+    values = np.random.default_rng(0).permutation(50 * MAX_PAIRED).astype(float)
+    assert kendall_tau(values, values) == pytest.approx(1.0)
+    assert kendall_tau(values, -values) == pytest.approx(-1.0)
+
+
+@pytest.mark.parametrize(
+    ("measured", "predicted", "message"),
+    [
+        (np.ones(3), np.ones(2), "shape"),
+        (np.ones((3, 1)), np.ones((3, 1)), "shape"),
+        (np.full(2, np.nan), np.ones(2), "nothing to evaluate"),
+        (np.array([1.0, 0.0]), np.ones(2), "not positive"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(measured, predicted, message):
+    with pytest.raises(InputError, match=message):
+        accuracy(measured, predicted)
+
+
+def test_what_is_far_apart_stays_apart_in_two_dimensions():
+    generator = np.random.default_rng(0)
+    embeddings = np.repeat([[0.0, 1e6, 3.0], [9.0, 2e6, 3.0]], 12, axis=0)
+    embeddings[:, :2] *= generator.uniform(0.99, 1.01, (24, 2))
+    points = projected(embeddings.astype(np.float32), np.random.default_rng(1))
+    again = projected(embeddings.astype(np.float32), np.random.default_rng(1))
+    np.testing.assert_array_equal(points, again)
+    first, second = points[:12], points[12:]
+    between = np.linalg.norm(first.mean(axis=0) - second.mean(axis=0))
+    assert between > 2 * np.linalg.norm(first - first.mean(axis=0), axis=1).mean()
+
+
+POOL = [
+    Configuration(architecture=name, batch_size=batch, input_size=64)
+    for name in (
+        "resnet10t", "resnet18", "resnet26", "resnet34", "resnet50", "vgg11", "vgg13", "vgg16",
+        "convnext_atto", "convnext_femto", "densenet121", "vit_tiny_patch16_224",
+    )
+    for batch in (1, 2)
+]  # fmt: skip
+ARCHITECTURES = {c.architecture for c in POOL}
+
+
+@given(share=st.floats(0.01, 0.9), seed=st.integers(0, 2**32 - 1))
+@settings(deadline=None)
+def test_a_split_keeps_to_its_share_and_leaves_every_family_something(share, seed):
+    held_out = split_architectures(POOL, share, np.random.default_rng(seed))
+    assert held_out == split_architectures(POOL, share, np.random.default_rng(seed))
+    assert held_out < ARCHITECTURES
+    assert len(held_out) >= 1
+    most = sum(
+        len(list(g)) - 1
+        for _, g in itertools.groupby(sorted(ARCHITECTURES, key=family_of), family_of)
+    )
+    assert len(held_out) <= most
+    assert len(held_out) <= share * len(ARCHITECTURES) + 1
+    assert {family_of(a) for a in ARCHITECTURES - held_out} == {family_of(a) for a in ARCHITECTURES}
+
+
+def test_the_share_comes_out_right_on_average_and_families_are_covered():
+    splits = [split_architectures(POOL, 0.25, np.random.default_rng(s)) for s in range(300)]
+    assert np.mean([len(s) for s in splits]) == pytest.approx(3, abs=0.3)
+    assert set().union(*splits) >= {a for a in ARCHITECTURES if family_of(a) in ("resnet", "vgg")}
+    assert np.mean(["resnet" in map(family_of, s) for s in splits]) > 0.9
+
+
+def test_an_impossible_split_is_refused():
+    with pytest.raises(InputError, match="two or more"):
+        split_architectures(POOL[:2], 0.5, np.random.default_rng(0))
+    with pytest.raises(InputError, match="between 0 and 1"):
+        split_architectures(POOL, 1.0, np.random.default_rng(0))
+    only = split_architectures([POOL[0], POOL[-1]], 0.5, np.random.default_rng(0))
+    assert len(only) == 1

@@ -1,0 +1,266 @@
+"""Splits keep apart what they say, and scores are what they say."""
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from workload_samples import one_layer
+
+from research.evaluation.benchmark import Plan, Samples, SplitKind, run_plan, splits_of
+from research.evaluation.kept_runs import KeptRuns
+from research.evaluation.scores import score, summarize
+from research.peers.predictors import ESTIMATORS, Surroundings, check_names, estimator_named
+from trappm.learner.estimator import Estimate
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
+from trappm.profiler.models.families import family_of
+from trappm.profiler.records import Configuration
+
+NAMES = [
+    "resnet10t", "resnet18", "resnet26", "resnet34", "resnet50", "vgg11", "vgg13", "vgg16",
+    "convnext_atto", "convnext_femto", "convnext_pico", "densenet121", "vit_tiny_patch16_224",
+]  # fmt: skip
+
+
+def samples(batches=(1, 2, 4), values=None, zoo=None, **fields):
+    configurations = [
+        Configuration(architecture=name, batch_size=batch, input_size=64)
+        for name in NAMES
+        for batch in batches
+    ]
+    n = len(configurations)
+    made = [one_layer(NAMES.index(c.architecture), c.batch_size) for c in configurations]
+    graphs = made if zoo is None else zoo.graphs[:n]
+    values = np.arange(1.0, n + 1) if values is None else values
+    given = {
+        "above": np.full(n, np.nan),
+        "judged": ~np.isnan(values),
+        "spiked": np.zeros(n, dtype=bool),
+        **fields,
+    }
+    return Samples(configurations, [Workload(graph=g) for g in graphs], values, **given)
+
+
+class Memory:
+    """Predicts the mean of what it was given, and remembers everything."""
+
+    name = "memory"
+
+    def __init__(self):
+        self.fits, self.draws, self.starts = [], [], []
+
+    def fit(self, workloads, targets, generator, start=None):
+        self.fits.append(targets)
+        self.draws.append(generator.random())
+        self.starts.append(start)
+        return _Constant(np.nanmean(targets.values))
+
+
+class _Constant:
+    def __init__(self, value):
+        self.value = value
+
+    def predict(self, workloads):
+        middle = np.full(len(workloads), self.value)
+        return Estimate(median=middle, low=middle / 2, high=middle * 2)
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=25)
+@pytest.mark.parametrize("kind", [k for k in SplitKind if k is not SplitKind.EACH_FAMILY])
+def test_a_split_divides_all_and_keeps_apart_what_it_says(kind, seed):
+    everything = samples()
+    (split,) = splits_of(everything, kind, [seed])
+    (again,) = splits_of(everything, kind, [seed])
+    np.testing.assert_array_equal(split.test, again.test)
+    assert np.all(split.train ^ split.test)
+    assert split.train.any()
+    assert split.test.any()
+    names, families = np.array(everything.architectures), everything.families
+    if kind is SplitKind.ARCHITECTURES:
+        assert not set(names[split.train]) & set(names[split.test])
+        assert set(families) == set(families[split.train])
+    if kind is SplitKind.FAMILIES:
+        assert not set(families[split.train]) & set(families[split.test])
+    if kind is SplitKind.CONFIGURATIONS:
+        for family in set(families):
+            members = families == family
+            assert split.test[members].sum() == round(0.3 * members.sum())
+
+
+def test_each_family_of_three_or_more_architectures_is_left_out_once():
+    everything = samples()
+    splits = list(splits_of(everything, SplitKind.EACH_FAMILY, [1337, 1338]))
+    left_out = [set(everything.families[split.test]) for split in splits]
+    assert left_out == [{"convnext"}, {"resnet"}, {"vgg"}]
+    assert all(np.all(split.train ^ split.test) for split in splits)
+
+
+def test_what_is_too_small_to_divide_is_refused():
+    whole = samples()
+    few = Samples(
+        whole.configurations[:3], whole.workloads[:3], whole.values[:3], whole.above[:3],
+        whole.judged[:3], whole.spiked[:3],
+    )  # fmt: skip
+    for kind in (SplitKind.ARCHITECTURES, SplitKind.FAMILIES, SplitKind.EACH_FAMILY):
+        with pytest.raises(InputError):
+            list(splits_of(few, kind, [0]))
+
+
+def test_nobody_learns_from_what_is_held_out_and_draws_are_nested():
+    everything, estimator = samples(), Memory()
+    plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[1337, 1338], label_counts=[4, 9])
+    messages = []
+    runs = list(run_plan(everything, [estimator], plan, lambda *p: messages.append(p)))
+    assert [(run.seed, run.labels) for run in runs] == [
+        (1337, None), (1337, 4), (1337, 9), (1338, None), (1338, 4), (1338, 9),
+    ]  # fmt: skip
+    for run, targets in zip(runs, estimator.fits, strict=True):
+        test = {everything.architectures[i] for i in run.test}
+        assert not test & set(targets.groups)
+        assert len(run.test) + len(targets.values) == len(everything) or run.labels
+        assert run.labels in {None, len(targets.values)}
+    assert set(estimator.fits[1].values) < set(estimator.fits[2].values)
+    assert messages[0][:2] == (0, 6)
+    assert messages[-1][:2] == (6, 6)
+
+
+def test_an_estimators_numbers_do_not_depend_on_those_beside_it():
+    alone, beside, other = Memory(), Memory(), Memory()
+    other.name = "other"
+    plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[1337])
+    list(run_plan(samples(), [alone], plan))
+    list(run_plan(samples(), [other, beside], plan))
+    assert alone.draws == beside.draws
+    assert alone.draws != other.draws
+
+
+def test_a_start_is_tried_beside_from_scratch():
+    estimator, start = Memory(), _Constant(3.0)
+    plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[1], starts={"memory": start})
+    runs = list(run_plan(samples(), [estimator], plan))
+    assert [run.transferred for run in runs] == [False, True]
+    assert estimator.starts == [None, start]
+
+
+def test_a_start_answers_alone_where_labels_are_too_few():
+    picky, any_number = Memory(), Memory()
+    picky.name, picky.least_labels = "picky", 2
+    start = _Constant(3.0)
+    plan = Plan(
+        splits=[SplitKind.ARCHITECTURES], seeds=[1], label_counts=[0],
+        starts={"memory": start, "picky": start},
+    )  # fmt: skip
+    with pytest.warns(RuntimeWarning):  # the mean of nothing
+        runs = list(run_plan(samples(), [picky, any_number], plan))
+    none = [(r.estimator, r.transferred) for r in runs if r.labels == 0]
+    assert none == [("picky", True), ("memory", False), ("memory", True)]
+    (alone,) = (r for r in runs if r.labels == 0 and r.estimator == "picky")
+    assert np.all(alone.estimate.median == 3.0)
+
+
+def test_fewer_labels_are_counted_by_values_and_more_than_there_are_is_no_count():
+    n = 3 * len(NAMES)
+    values = np.full(n, np.nan)
+    values[-1] = 5.0  # all others died
+    everything = samples(values=values, above=np.where(np.isnan(values), 9.0, np.nan))
+    picky, bold = Memory(), Memory()
+    picky.name, picky.least_labels = "picky", 2
+    plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[1], label_counts=[5, 500])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the mean of nothing
+        runs = list(run_plan(everything, [picky, bold], plan))
+    assert [(r.estimator, r.labels) for r in runs] == [
+        ("picky", None), ("memory", None), ("memory", 5),
+    ]  # fmt: skip
+
+
+def test_scores_count_what_is_judged_and_tell_deaths_and_spikes():
+    n = 3 * len(NAMES)
+    values, above = np.full(n, 100.0), np.full(n, np.nan)
+    values[:2], above[:2] = np.nan, 150.0
+    values[2] = 200.0  # judged, above the capacity in truth and prediction
+    judged, spiked = ~np.isnan(values), np.zeros(n, dtype=bool)
+    judged[3], spiked[4] = False, True
+    everything = samples(values=values, above=above, judged=judged, spiked=spiked)
+    test = np.arange(8)
+    median = np.array([160.0, 90, 200, 999, 300, 110, 100, 100])
+    scores = score(everything, test, Estimate(median=median))
+    assert scores["accuracy"]["count"] == 5
+    assert scores["accuracy"]["mape"] == pytest.approx((0 + 200 + 10 + 0 + 0) / 5)
+    assert scores["without_spikes"]["mape"] == pytest.approx(10 / 4)
+    # Foretold: the first, the third and the spike; the fourth is not judged.
+    assert scores["out_of_memory"]["precision"] == pytest.approx(1 / 3)
+    assert scores["out_of_memory"]["recall"] == pytest.approx(1 / 2)
+    assert {family: a["count"] for family, a in scores["by_family"].items()} == {"resnet": 5}
+    assert family_of(NAMES[0]) == "resnet"
+    median = median.copy()
+    median[0] = np.nan
+    with pytest.raises(InputError, match="1 of"):
+        score(everything, test, Estimate(median=median))
+
+
+def test_a_summary_has_mean_and_deviation_over_seeds():
+    plan = Plan(splits=[SplitKind.ARCHITECTURES, SplitKind.EACH_FAMILY], seeds=[1, 2, 3])
+    everything = samples()
+    runs = list(run_plan(everything, [Memory()], plan))
+    honest, families = summarize(everything, runs)
+    errors = [score(everything, r.test, r.estimate)["accuracy"]["mape"] for r in runs[:3]]
+    assert honest["seeds"] == [1, 2, 3]
+    assert honest["accuracy"]["mape"] == pytest.approx(np.mean(errors))
+    assert honest["accuracy_deviation"]["mape"] == pytest.approx(np.std(errors, ddof=1))
+    assert honest["accuracy"]["coverage"] is not None
+    assert set(families["by_family"]) == {"convnext", "resnet", "vgg"}
+    assert families["accuracy_deviation"] == {}
+
+
+def test_estimators_go_by_name(zoo):
+    surroundings = Surroundings(
+        metric="memory_mib",
+        card="a100-40gb",
+        make_encoder=lambda preset, pretrained: zoo.encoder,
+        estimates_mib={Workload(graph=zoo.graphs[0]): 1.0},
+    )
+    for name in ESTIMATORS:
+        assert estimator_named(name, surroundings).name == name
+    with pytest.raises(InputError, match="did you mean 'nnlqp'"):
+        check_names(["ours", "nnlpq"])
+
+
+@pytest.mark.parametrize("metric", ["power_w", "energy_j"])
+@pytest.mark.parametrize("name", ["ours", "prior"])
+def test_metrics_that_nothing_simulates_have_a_prior_of_the_graph(zoo, metric, name):
+    macs = np.array([graph.macs.sum() for graph in zoo.graphs], dtype=float)
+    values = 30 + 90 * macs / (macs + 1e8) if metric == "power_w" else 0.5 + macs / 1e8
+    surroundings = Surroundings(
+        metric=metric, card="a100", make_encoder=lambda *_: zoo.encoder, estimates_mib={}
+    )
+    data = samples(values=values[:39], zoo=zoo)
+    plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[0])
+    (run,) = run_plan(data, [estimator_named(name, surroundings)], plan)
+    error = np.abs(np.log(run.estimate.median / data.values[run.test])).mean()
+    middle = np.median(data.values[~np.isin(np.arange(39), run.test)])
+    assert error < 0.5 * np.abs(np.log(middle / data.values[run.test])).mean()
+
+
+def test_runs_that_are_kept_are_not_made_again(tmp_path):
+    estimator = Memory()
+
+    def runs(metric, seeds):
+        plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=seeds, label_counts=[5])
+        return list(run_plan(samples(), [estimator], plan, kept=KeptRuns(tmp_path, [metric])))
+
+    first = runs("memory", (0,))
+    assert len(estimator.fits) == 2
+    again = runs("memory", (0, 1))
+    assert len(estimator.fits) == 4  # those of the other seed
+    for run, other in zip(first, again, strict=False):
+        np.testing.assert_array_equal(run.estimate.median, other.estimate.median)
+    runs("power", (0,))
+    assert len(estimator.fits) == 6
+    for path in tmp_path.iterdir():
+        path.write_bytes(path.read_bytes()[:40])  # as a full disk leaves it
+    runs("memory", (0,))
+    assert len(estimator.fits) == 8

@@ -1,0 +1,274 @@
+"""`python -m research evaluate`: files of labels, splits, plots and errors."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from research.__main__ import main as run
+from research.evaluation.label_files import read_labels
+from research.evaluation.labelled_workloads import prepare
+from research.peers.predictors import ESTIMATORS, NAMED_ONLY
+from research.peers.sizes import SIZES
+from trappm.cluster.profiles.static_profiles import profile_graph
+from trappm.cluster.profiles.step_profiles import StepCache
+from trappm.learner.networks.presets import LAPTOP, PRESETS
+from trappm.profiler.errors import InputError
+from trappm.profiler.models.zoo import native_input_size
+from trappm.profiler.simulation.step_profile import StepProfile
+from trappm.store import Home, Store
+from trappm.store.exchange.files import export_file
+
+ARCHITECTURES = [
+    "test_resnet", "test_vit", "test_efficientnet", "test_convnext", "test_vit2", "resnet10t",
+]  # fmt: skip
+"""timm's tiny models, and a small one."""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A data folder with all graphs but one, which the first test that needs it makes."""
+    folder = tmp_path_factory.mktemp("home")
+    with Store.open(Home(folder).database_url) as store:
+        for name in ARCHITECTURES[1:]:
+            profile_graph(name, native_input_size(name)).save(store)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAPPM_HOME", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick():
+    """Networks that hardly learn: how well they do is told elsewhere."""
+    encoder, head = replace(LAPTOP.encoder, steps=20), replace(LAPTOP.head, steps=20)
+    size = replace(SIZES["laptop"], training=replace(SIZES["laptop"].training, steps=20))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PRESETS, "laptop", replace(LAPTOP, encoder=encoder, head=head))
+        patch.setitem(SIZES, "laptop", size)
+        yield
+
+
+@pytest.fixture
+def say(home, capsys):
+    def types(*arguments):
+        capsys.readouterr()
+        status = run(["evaluate", *map(str, arguments)])
+        return status, *capsys.readouterr()
+
+    return types
+
+
+def write_sheet(path: Path, architectures, cost=lambda name, batch: 1800 + 900 * batch) -> Path:
+    """GPUMemNet's columns, with memory that a line over FakeTensor's estimate explains."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("architecture", "batch_size", "max_gpu_memory_mib", "faketensor_mib"))
+        for name in architectures:
+            for batch in (8, 16, 32):
+                memory = cost(name, batch)
+                writer.writerow((name, batch, memory, (memory - 1700) / 1.25))
+    return path
+
+
+@pytest.fixture(scope="module")
+def sheets(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sheets")
+    return (
+        write_sheet(folder / "train.csv", ARCHITECTURES[:4]),
+        write_sheet(folder / "test.csv", ARCHITECTURES[4:]),
+        write_sheet(folder / "all.csv", ARCHITECTURES),
+    )
+
+
+def test_one_file_trains_and_another_judges(say, sheets):
+    status, out, err = say(
+        "--train", sheets[0], "--test", sheets[1], "--metric", "memory", "--json",
+        "--estimator", "faketensor", "--estimator", "xgboost", "--estimator", "ours",
+        "--estimator", "thesis-xgboost",
+    )  # fmt: skip
+    assert status == 0, err
+    report = json.loads(out)
+    assert report["device"] == "a100-40gb"
+    assert report["train"]["count"] == 12
+    assert report["test"]["architectures_in_training"] == 0
+    line, boosting, ours, thesis = report["results"]
+    assert line["estimator"] == "faketensor"
+    assert line["accuracy"]["mape"] == pytest.approx(0, abs=0.1)
+    assert boosting["accuracy"]["count"] == ours["accuracy"]["count"] == 6
+    assert thesis["accuracy"]["count"] == 6
+    first = ours["predictions"][0]
+    assert first["low"] < first["predicted"] < first["high"]
+    assert {p["architecture"] for p in ours["predictions"]} == set(ARCHITECTURES[4:])
+
+
+@pytest.mark.parametrize(
+    ("environment", "card"),
+    [({}, "a100"), ({"device_memory_mib": 40_960}, "a100 sxm4 40gb"),
+     ({"device_name": "NVIDIA A100 80GB PCIe", "device_memory_mib": 81_920}, "a100 pcie 80gb")],
+)  # fmt: skip
+def test_labels_of_a_file_name_the_card_whose_data_sheet_counts(home, sheets, environment, card):
+    labels = [
+        replace(m, device="a100", environment=environment) for m in read_labels(sheets[0])[:3]
+    ]
+    with Store.open(Home(home).database_url) as store:
+        cache = StepCache(Home(home).step_profiles)
+        prepared = prepare(labels, "memory_mib", store, cache, processes=1)
+    assert (prepared.device, prepared.card) == ("a100", card)
+
+
+def test_the_same_seed_gives_the_same_numbers(say, sheets):
+    command = (
+        "--labels", sheets[2], "--estimator", "xgboost", "--estimator", "trappm-laptop-random",
+        "--seeds", 2, "--json",
+    )  # fmt: skip
+    status, first, err = say(*command)
+    assert status == 0, err
+    assert say(*command)[1] == first
+    report = json.loads(first)
+    assert report["seeds"] == [1337, 1338]
+    assert [r["split"] for r in report["results"]] == ["architectures"] * 2
+
+
+def test_the_suite_shows_the_honest_split_first_and_draws(say, sheets, tmp_path):
+    plots = tmp_path / "plots"
+    status, out, err = say(
+        "--suite", "paper", "--labels", sheets[2], "--estimator", "mlp", "--estimator",
+        "faketensor", "--estimator", "trappm-laptop-random", "--split", "architectures", "--split",
+        "families", "--split", "configurations", "--seeds", 2, "--plots", plots,
+        "--label-counts", "6,12",
+    )  # fmt: skip
+    assert status == 0, err
+    titles = ("whole architectures held out", "whole families held out", "the paper's split")
+    places = [out.index(title) for title in titles]
+    assert places == sorted(places)
+    drawn = {path.name for path in plots.iterdir()}
+    assert drawn == {
+        "predicted_against_measured.png", "error_by_family.png", "learning_curves.png",
+        "embeddings.png", "reliability.png",
+    }  # fmt: skip
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in plots.iterdir())
+
+
+def test_only_usable_rows_are_judged(say, sheets, tmp_path):
+    reading = tmp_path / "reading.csv"
+    rows = [(name, batch, "usable" if batch > 8 else "died", int(batch == 32))
+            for name in ARCHITECTURES for batch in (8, 16, 32)]  # fmt: skip
+    with reading.open("w", newline="") as file:
+        csv.writer(file).writerows([("architecture", "batch_size", "class", "spike"), *rows])
+    status, out, err = say(
+        "--train", sheets[0], "--test", sheets[1], "--estimator", "faketensor", "--json",
+        "--usable", reading,
+    )  # fmt: skip
+    assert status == 0, err
+    (result,) = json.loads(out)["results"]
+    assert result["accuracy"]["count"] == 4
+    assert result["without_spikes"]["count"] == 2
+
+
+def test_graphs_are_made_once_and_kept(say, sheets, home, monkeypatch):
+    assert say("--labels", sheets[2], "--estimator", "mlp", "--seeds", 1)[0] == 0
+    monkeypatch.setattr("research.evaluation.labelled_workloads.profile_in_processes", _refuse_work)
+    assert say("--labels", sheets[2], "--estimator", "mlp", "--seeds", 1)[0] == 0
+    with Store.open(Home(home).database_url) as store:
+        kept = store.workloads.step_profiles(
+            [(name, native_input_size(name)) for name in ARCHITECTURES]
+        )
+    assert all(StepProfile.from_bytes(data).trainable_parameters for data in kept.values())
+    assert len(kept) == len(ARCHITECTURES)
+
+
+def _refuse_work(pairs, processes):
+    assert not pairs
+    return iter(())
+
+
+def test_step_times_are_told_by_the_name_of_either_file(tmp_path):
+    columns = ("model", "train_samples_per_sec", "train_step_time", "train_batch_size",
+               "train_img_size")  # fmt: skip
+    named = tmp_path / "benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv"
+    unnamed = tmp_path / "held_out.csv"
+    for path in (named, unnamed):
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([columns, ("test_resnet", 1000, 64.0, 64, 160)])
+    (label,) = read_labels(unnamed, named_like=named)
+    assert label.device == "rtx3090"
+    assert label.configuration.memory_format == "channels-last"
+
+
+def test_who_has_no_estimates_of_faketensor_is_judged_without_it(say, sheets, tmp_path):
+    plain = tmp_path / "plain.jsonl"
+    measured = [replace(m, memory_detail_mib={}) for m in read_labels(sheets[2])]
+    export_file(measured, plain)
+    status, out, err = say("--labels", plain, "--seeds", 1, "--json")
+    assert status == 0, err
+    names = {r["estimator"] for r in json.loads(out)["results"]}
+    assert names == {n for n in ESTIMATORS if "paper" not in n} - {"faketensor"} - NAMED_ONLY
+
+
+def test_kept_runs_know_the_start_by_what_is_in_it(say, sheets, tmp_path):
+    start, runs = tmp_path / "start.csv", tmp_path / "runs"
+    errors = []
+    for per_image_mib in (900, 90):
+        write_sheet(start, ARCHITECTURES, lambda _, batch, each=per_image_mib: 1800 + each * batch)
+        status, out, err = say(
+            "--labels", sheets[2], "--estimator", "prior", "--seeds", 1, "--label-counts", 0,
+            "--start", start, "--runs", runs, "--json",
+        )  # fmt: skip
+        assert status == 0, err
+        errors.append(
+            [r["accuracy"]["mape"] for r in json.loads(out)["results"]
+             if r["transferred"] and r["labels"] == 0]
+        )  # fmt: skip
+    assert errors[0] != errors[1]
+
+
+def test_labels_of_deaths_alone_are_told_and_nothing_is_drawn_of_them(say, tmp_path):
+    sheet = write_sheet(tmp_path / "died.csv", ARCHITECTURES, lambda name, batch: 39_000 + batch)
+    status, out, err = say(
+        "--labels", sheet, "--estimator", "prior", "--seeds", 1, "--json", "--plots",
+        tmp_path / "plots",
+    )  # fmt: skip
+    assert status == 0, err
+    assert json.loads(out)["labels"]["bounds_only"] == 18
+
+
+def test_a_file_without_labels_says_what_it_has_instead(tmp_path):
+    sheet = write_sheet(tmp_path / "unknown.csv", ["no_such_model"])
+    with pytest.raises(InputError, match="timm does not know the architecture"):
+        read_labels(sheet)
+    sheet.write_text("model,time\nresnet18,3\n")
+    with pytest.raises(InputError, match=r"columns model, time; .* GPUMemNet \(max_gpu_memory"):
+        read_labels(sheet)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], "give labels"),
+        (["--train", "x.csv"], "belong together"),
+        (["--train", "x.csv", "--test", "y.csv", "--suite", "paper"], "two files"),
+        (["--labels", "nowhere.csv"], "nowhere.csv cannot be read"),
+        (["--labels", "ALL", "--estimator", "nnlpq"], "did you mean 'nnlqp'"),
+        (
+            ["--labels", "ALL", "--estimator", "thesis-language-model", "--language-model", "none"],
+            "no language model 'none' on this machine",
+        ),
+        (["--labels", "ALL", "--split", "people"], "no split 'people'"),
+        (["--labels", "ALL", "--metric", "speed"], "no metric 'speed'"),
+        (["--labels", "ALL", "--size", "huge"], "no size 'huge'"),
+        (["--labels", "ALL", "--label-counts", "1,x"], "give numbers"),
+        (["--labels", "ALL", "--metric", "power"], "none of the 18 labels has power_w"),
+        (["--labels", "ALL", "--seeds", "0"], "--seeds"),
+        (["--labels", "ALL", "--plots", "/nowhere/at/all"], "no folder /nowhere/at"),
+        (["--labels", "ALL", "--usable", "ALL"], "needs the columns"),
+        (["--labels", "ALL", "--runs", "ALL"], "is no folder to write"),
+        (["--device", "a100"], "no labels of a100"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_one_line_and_status_2(say, sheets, arguments, reason):
+    status, out, err = say(*[str(sheets[2]) if a == "ALL" else a for a in arguments])
+    assert (status, out) == (2, "")
+    assert reason in err
+    assert err.count("\n") == 1

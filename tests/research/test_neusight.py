@@ -1,0 +1,113 @@
+"""NeuSight's tables as kernel measurements: what each row means, and rows that mean nothing."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from research.importers.neusight import SOURCE, read_neusight
+from trappm.profiler.errors import InputError
+from trappm.profiler.kernels.kernel_call import KernelCall
+from trappm.profiler.records import Outcome, Provenance
+
+HEAD = (
+    "op,device,latency_ms,b,m,n,k,h,c_in,c_out,kernel_size,in_size,stride,padding,kernel,"
+    "grid_blocks,block_threads,split,rep"
+)
+ROWS = {
+    "bmm,V100-PCIE-32GB,0.11,384,128.0,64.0,128.0,,,,,,,,volta_sgemm,1536,256,test,0":
+        "matmul batch=384 rows=128 depth=64 columns=128 fp32",
+    "linear,V100-PCIE-32GB,1.11,1,1024.0,2560.0,512.0,,,,,,,,volta_sgemm,320,128,test,0":
+        "linear batch=1 rows=1024 inputs=2560 outputs=512 fp32",
+    "conv,A100-PCIE-80GB,0.96,38,,,,,893.0,326.0,3.0,5.0,1.0,1.0,implicit,330,64,train,0":
+        "conv2d batch=38 inputs=893 outputs=326 height=5 window=3 stride=1 groups=1 fp32",
+    "ln,T4,0.8,32768,,,,1600.0,,,,,,,vectorized,1,1,test,0":
+        "layer-norm batch=32768 width=1600 fp32",
+    "addu,T4,0.8,32768,,,,1600.0,,,,,,,vectorized,1,1,test,0":
+        "add-scalar batch=32768 width=1600 fp32",
+    "pow,T4,0.8,8,,,,16.0,,,,,,,vectorized,1,1,test,0": "power batch=8 width=16 fp32",
+}  # fmt: skip
+
+
+def table(tmp_path, *rows, head=HEAD, name="kernels.csv.gz"):
+    path = tmp_path / name
+    data = "\n".join((head, *rows, "")).encode()
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    return path
+
+
+@pytest.mark.parametrize("name", ["kernels.csv.gz", "kernels.csv"])
+def test_every_kind_of_row_is_a_call(tmp_path, name):
+    read = [*read_neusight(table(tmp_path, *ROWS, name=name))]
+    assert [m.call for m in read] == [KernelCall.from_text(text) for text in ROWS.values()]
+    assert {m.provenance for m in read} == {Provenance.IMPORTED}
+    assert {m.outcome for m in read} == {Outcome.OK}
+    assert not any(m.call.tf32 for m in read)
+    first = read[0]
+    assert (first.device, first.time_ms) == ("v100-pcie-32gb", 0.11)
+    assert first.environment["source"] == SOURCE
+    assert first.environment["tf32"] == "not used"
+    assert first.missing["power_w"]
+
+
+def test_cards_of_one_name_stay_apart(tmp_path):
+    rows = [f"relu,A100-PCIE-{size}GB,0.8,8,,,,16,,,,,,,x,1,1,test,0" for size in (40, 80)]
+    read = [*read_neusight(table(tmp_path, *rows))]
+    assert [m.device for m in read] == ["a100-pcie-40gb", "a100-pcie-80gb"]
+
+
+def test_importing_twice_records_once(store, tmp_path):
+    path = table(tmp_path, *ROWS)
+    assert store.kernels.record_many(read_neusight(path)) == len(ROWS)
+    assert store.kernels.record_many(read_neusight(path)) == 0
+    assert store.kernels.devices() == {"a100-pcie-80gb": 1, "t4": 3, "v100-pcie-32gb": 2}
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ("fft,T4,0.8,8,,,,16,,,,,,,x,1,1,test,0", "op is 'fft'"),
+        ("relu,T4,0,8,,,,16,,,,,,,x,1,1,test,0", "latency_ms"),
+        ("relu,T4,nan,8,,,,16,,,,,,,x,1,1,test,0", "latency_ms"),
+        ("relu,T4,0.8,8,,,,,,,,,,,x,1,1,test,0", "h is ''"),
+        ("relu,T4,0.8,8.5,,,,16,,,,,,,x,1,1,test,0", "whole"),
+        ("relu,,0.8,8,,,,16,,,,,,,x,1,1,test,0", "device"),
+        ("conv,T4,0.9,3,,,,,8,3,3,5,1,0,x,1,1,test,0", "padding"),
+        ("relu,T4,0.8,8,,,,16,,,,,,," + "x" * 70_000 + ",1,1,test,0", "too long"),
+    ],
+)
+def test_a_row_that_means_nothing_refuses_the_file(tmp_path, row, why):
+    path = table(tmp_path, next(iter(ROWS)), row)
+    with pytest.raises(InputError, match=rf"kernels.csv.gz, line \d: .*{why}.*nothing was"):
+        list(read_neusight(path))
+
+
+def test_what_is_no_table_is_refused(tmp_path):
+    with pytest.raises(InputError, match="lacks the columns"):
+        list(read_neusight(table(tmp_path, head="op,device")))
+    with pytest.raises(InputError, match="twice"):
+        list(read_neusight(table(tmp_path, head=HEAD + ",op")))
+    broken = table(tmp_path, *ROWS)
+    broken.write_bytes(broken.read_bytes()[:-20])
+    with pytest.raises(InputError, match="nothing was imported"):
+        list(read_neusight(broken))
+    broken.write_bytes(b"no gzip")
+    with pytest.raises(InputError, match="nothing was imported"):
+        list(read_neusight(broken))
+
+
+def test_a_small_file_that_unpacks_to_a_huge_one_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("research.importers.neusight.MAX_BYTES", 1000)
+    with pytest.raises(InputError, match="too long"):
+        list(read_neusight(table(tmp_path, *list(ROWS) * 10)))
+
+
+@pytest.mark.slow
+def test_the_published_files_are_of_seven_cards():
+    folder = Path(__file__).parents[4] / "shared" / "data" / "nodes"
+    paths = sorted(folder.glob("neusight_kernels_*.csv.gz"))
+    if not paths:
+        pytest.skip("the published kernels are not beside this checkout")
+    measurements = [m for path in paths for m in read_neusight(path)]
+    assert len(measurements) > 200_000
+    assert len({m.attempt_key for m in measurements}) == len(measurements)

@@ -1,0 +1,106 @@
+"""Each baseline learns what it can see, by one interface."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from workload_samples import mape, targets, workloads
+
+from research.peers.dippm import dippm
+from research.peers.dnnperf import dnnperf
+from research.peers.faketensor import FakeTensor
+from research.peers.nnlqp import nnlqp
+from research.peers.sizes import LAPTOP_SIZE, PAPER_SIZE
+from research.peers.tabular import mlp, xgboost
+from trappm.learner.networks.dataset import batches, to_data
+from trappm.profiler.errors import InputError
+
+QUICK = replace(
+    LAPTOP_SIZE, width=16, training=replace(LAPTOP_SIZE.training, steps=800, batch_nodes=1024)
+)
+NETWORKS = {"nnlqp": nnlqp, "dippm": dippm, "dnnperf": dnnperf}
+
+
+def estimator(name, steps=800):
+    if name in NETWORKS:
+        return NETWORKS[name](replace(QUICK, training=replace(QUICK.training, steps=steps)))
+    return {"mlp": mlp, "xgboost": xgboost}[name]()
+
+
+@pytest.mark.parametrize("name", [*NETWORKS, "mlp", "xgboost"])
+def test_it_predicts_architectures_that_it_never_saw(name, zoo, measure):
+    values = measure(zoo.graphs)[:, 0]
+    test = np.isin(zoo.names, sorted(set(zoo.names))[::4])
+    everything = np.array(workloads(zoo))
+    groups = np.array(zoo.names)[~test]
+
+    made = estimator(name)
+    assert made.name == name
+    model = made.fit(everything[~test], targets(values[~test], groups), np.random.default_rng(0))
+    predicted = model.predict(everything[test]).median
+    assert predicted.shape == (test.sum(),)
+    typical = np.exp(np.log(values[~test]).mean())
+    assert mape(model, everything[test], values[test]) < 0.5 * np.mean(
+        np.abs(typical / values[test] - 1)
+    )
+    assert model.predict([]).median.shape == (0,)
+
+
+@pytest.mark.parametrize("name", [*NETWORKS, "mlp", "xgboost"])
+def test_labels_without_a_value_are_left_out_and_the_same_seed_says_the_same(name, zoo, measure):
+    values = measure(zoo.graphs[:9])[:, 0]
+    some = workloads(zoo)[:9]
+    holed = values.copy()
+    holed[[2, 5]] = np.nan
+    above = np.where(np.isnan(holed), 100.0, np.nan)
+    keep = ~np.isnan(holed)
+    with_holes = estimator(name, 5).fit(
+        some, targets(holed, zoo.names[:9], above), np.random.default_rng(0)
+    )
+    without = estimator(name, 5).fit(
+        [w for w, k in zip(some, keep, strict=True) if k],
+        targets(values[keep], np.array(zoo.names[:9])[keep]),
+        np.random.default_rng(0),
+    )
+    np.testing.assert_array_equal(with_holes.predict(some).median, without.predict(some).median)
+    with pytest.raises(InputError, match="too few"):
+        estimator(name).fit(some, targets(np.full(9, np.nan), "a" * 9), np.random.default_rng(0))
+
+
+def test_dnnperf_over_distinct_nodes_equals_dnnperf_over_all(zoo, monkeypatch):
+    """Attention sees predecessors only, so equal nodes stay equal."""
+    torch.manual_seed(0)
+    network = dnnperf(QUICK).network(2, 1.0).eval()
+    data = [to_data(graph, zoo.encoder.scaler, vector=np.ones(2)) for graph in zoo.graphs[-6:]]
+    batch, apart = (next(batches(data, 10**9, range(6))) for _ in range(2))
+    merged = network(batch)
+    count = batch.keys_by_depth.shape[0]
+    apart.keys_by_depth = torch.arange(count)[:, None].expand(-1, batch.keys_by_depth.shape[1])
+    torch.testing.assert_close(network(apart), merged, rtol=1e-4, atol=1e-5)
+
+
+def test_the_published_sizes():
+    network = nnlqp(PAPER_SIZE).network(4, 1.0)
+    assert [(c.in_channels, c.out_channels) for c in network.convolutions] == [
+        (113, 512),
+        (512, 512),
+    ]
+    assert network.layers[0].in_features == 516
+    network = dippm(PAPER_SIZE).network(5, 1.0)
+    assert len(network.convolutions) == len(network.layers) == 3
+
+
+def test_faketensor_is_a_robust_line(zoo):
+    everything = workloads(zoo)[:40]
+    generator = np.random.default_rng(0)
+    estimates = generator.uniform(500, 20_000, len(everything))
+    values = 1_700 + 1.2 * estimates
+    spiked = values.copy()
+    spiked[::8] *= 3
+    peer = FakeTensor(dict(zip(everything, estimates.tolist(), strict=True)))
+    model = peer.fit(everything, targets(spiked, zoo.names[:40]), generator)
+    np.testing.assert_allclose(model.coefficients, [1_700, 1.2], rtol=0.02)
+    np.testing.assert_allclose(model.predict(everything[:3]).median, values[:3], rtol=0.01)
+    with pytest.raises(InputError, match="FakeTensor's estimate"):
+        model.predict(workloads(zoo)[:1])

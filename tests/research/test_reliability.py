@@ -1,0 +1,94 @@
+"""The score of a distribution is its integral, and coverage is counted as intervals tell it."""
+
+import numpy as np
+import pytest
+from test_benchmarking import Memory, samples
+
+from research.evaluation.benchmark import Plan, SplitKind, run_plan
+from research.evaluation.kept_runs import KeptRuns
+from research.evaluation.scores import summarize
+from trappm.learner.estimator import Estimate
+from trappm.learner.stats.calibration import LEVELS
+from trappm.learner.stats.errors import accuracy
+from trappm.learner.stats.reliability import NOMINAL, coverages, crps
+
+
+def quantiles(seed, count):
+    """Of distributions of any shape, two of their quantiles the same."""
+    rising = np.sort(np.random.default_rng(seed).normal(size=(count, len(LEVELS))), axis=1)
+    rising[:, 41] = rising[:, 40]
+    return rising
+
+
+@pytest.mark.parametrize("value", [-6.0, -0.4, 0.01, 1.7, 5.0])
+def test_the_score_of_a_distribution_is_the_integral_over_its_squared_error(value):
+    (distribution,) = quantiles(0, 1)
+    grid = np.linspace(-8.0, 8.0, 200_001)
+    below = np.interp(grid, distribution, LEVELS, left=0.0, right=1.0)
+    integral = ((below - (grid >= value)) ** 2).sum() * (grid[1] - grid[0])
+    actual = crps(distribution[None], np.array([value]))
+    np.testing.assert_allclose(actual, [integral], atol=3e-4)
+
+
+def test_a_point_scores_its_error_and_a_distribution_that_knows_its_errors_scores_less():
+    logs = np.random.default_rng(1).normal(size=4000)
+    level = np.quantile(logs, LEVELS)
+    points = np.zeros((len(logs), len(LEVELS)))
+    np.testing.assert_allclose(crps(points, logs), np.abs(logs))
+    scores = [crps(points + width * level, logs).mean() for width in (0.0, 0.5, 1.0, 2.0)]
+    assert np.argmin(scores) == 2
+
+
+def test_coverage_is_that_of_each_central_interval():
+    logs = np.random.default_rng(2).normal(size=20_000)
+    own = np.tile(np.quantile(logs, LEVELS), (len(logs), 1))
+    np.testing.assert_allclose(coverages(own, logs), NOMINAL, atol=0.005)
+    wide, narrow = coverages(2 * own, logs), coverages(own / 2, logs)
+    assert np.all(wide > NOMINAL)
+    assert np.all(narrow < NOMINAL)
+
+
+def test_accuracy_has_the_score_of_the_logarithm_in_percent():
+    measured, predicted = np.array([100.0, np.nan]), np.array([110.0, 5.0])
+    point = np.tile(np.log(predicted)[:, None], len(LEVELS))
+    actual = accuracy(measured, predicted, log_quantiles=point)
+    assert actual["crps"] == pytest.approx(100 * np.log(1.1))
+    assert accuracy(measured, predicted)["crps"] is None
+
+
+class Sure(Memory):
+    """Its models know a distribution, a tenth wide."""
+
+    name = "sure"
+
+    def fit(self, workloads, targets, generator, start=None):
+        model = super().fit(workloads, targets, generator, start)
+        return _Spread(model.value)
+
+
+class _Spread:
+    def __init__(self, value):
+        self.value = value
+
+    def predict(self, workloads):
+        middle = np.full(len(workloads), self.value)
+        wide = np.log(middle)[:, None] + np.linspace(-0.1, 0.1, len(LEVELS))
+        return Estimate(median=middle, log_quantiles=wide)
+
+
+def test_a_summary_tells_reliability_over_all_seeds_also_of_runs_that_were_kept(tmp_path):
+    plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[1, 2])
+    everything = samples(values=np.full(39, 100.0))
+
+    def summary():
+        kept = KeptRuns(tmp_path, [])
+        return summarize(
+            everything, list(run_plan(everything, [Sure(), Memory()], plan, kept=kept))
+        )
+
+    sure, point = summary()
+    assert sure["reliability"] == dict.fromkeys(sure["reliability"], 100.0)
+    assert list(sure["reliability"]) == [str(round(100 * nominal)) for nominal in NOMINAL]
+    assert 0 < sure["accuracy"]["crps"] < 5
+    assert "reliability" not in point
+    assert summary() == [sure, point]

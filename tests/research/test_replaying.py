@@ -1,0 +1,185 @@
+"""Replayed campaigns: nothing held out is chosen, pairs divide alike, design beats chance."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from research.evaluation.benchmark import Samples
+from research.replay.replay import Bench, probability_above, replay
+from research.replay.strategies import JUDGED, named_strategy
+from trappm.learner.acquisition import STRATEGIES
+from trappm.learner.physics.graph_prior import GraphPrior
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Configuration
+
+
+@pytest.fixture(scope="module")
+def samples(zoo, measure):
+    rows = list(range(len(zoo.graphs)))
+    workloads, names = zoo.workloads(rows)
+    values = measure(zoo.graphs, noise_seed=3)[:, 0]
+    n = len(rows)
+    return Samples(
+        configurations=[
+            Configuration(architecture=name, batch_size=w.batch_size, input_size=224)
+            for name, w in zip(names, workloads, strict=True)
+        ],
+        workloads=workloads,
+        values=values,
+        above=np.full(n, np.nan),
+        judged=np.ones(n, dtype=bool),
+        spiked=np.zeros(n, dtype=bool),
+    )
+
+
+def bench(samples, **options):
+    embeddings = np.random.default_rng(9).normal(0, 1, (len(samples), 8)).astype(np.float32)
+    prior = GraphPrior("step_time_ms")
+    return Bench(samples=samples, embeddings=embeddings, prior=prior, times=True, **options)
+
+
+class Watching:
+    """An estimator that keeps what it was given."""
+
+    name = "watching"
+
+    def __init__(self):
+        self.seen = []
+
+    def fit(self, workloads, targets, generator, start=None):
+        self.seen.append([*targets.groups])
+        return self
+
+    def predict(self, workloads):
+        from trappm.learner.estimator import Estimate
+
+        return Estimate(np.ones(len(workloads)))
+
+
+def test_what_is_held_out_is_never_chosen_and_labels_add_up(samples):
+    watching = Watching()
+    points = list(replay(bench(samples, estimator=watching), "random", 3, (6, 10, 15)))
+    from trappm.learner.stats.errors import split_architectures
+
+    held_out = split_architectures(samples.configurations, 0.3, np.random.default_rng(3))
+    assert [len(groups) for groups in watching.seen] == [6, 10, 15] == [p.labels for p in points]
+    assert watching.seen[2][:10] == watching.seen[1]
+    assert not held_out & set(watching.seen[-1])
+    assert points[0].seconds < points[1].seconds < points[2].seconds
+
+
+@pytest.mark.parametrize("name", [*STRATEGIES, *(other.name for other in JUDGED)])
+def test_every_strategy_runs_a_campaign_and_repeats_it(samples, name):
+    if name.startswith("bmdal"):
+        pytest.importorskip("bmdal_reg")
+    first, again = (list(replay(bench(samples), name, 1, (6, 12))) for _ in range(2))
+    assert first == again
+    assert first[1].mape < 200
+
+
+def test_ours_learns_from_fewer_labels_than_chance(samples):
+    def mean(name):
+        runs = [list(replay(bench(samples), name, seed, (6, 12))) for seed in range(8)]
+        return np.mean([[p.mape for p in run] for run in runs])
+
+    assert mean("ours") < mean("random")
+
+
+def test_runs_that_die_cost_a_label_and_are_avoided(samples):
+    values, above = samples.values.copy(), samples.above.copy()
+    limit = np.quantile(values, 0.6)
+    died = values > limit
+    values[died], above[died] = np.nan, limit
+    deadly = Samples(
+        samples.configurations, samples.workloads, values, above, ~died, samples.spiked
+    )
+    counted = {
+        name: np.mean([[*replay(bench(deadly), name, s, (8, 16))][-1].died for s in range(4)])
+        for name in ("random", "ours", "variance-heads")
+    }
+    assert counted["random"] > 2
+    assert counted["ours"] < counted["variance-heads"]
+
+
+def test_probability_above_is_of_a_normal_logarithm():
+    from trappm.learner.estimator import Estimate
+
+    estimate = Estimate(np.array([100.0, 50.0, 400.0]), log_std=np.full(3, 0.2))
+    actual = probability_above(estimate, 100.0)
+    assert actual[0] == pytest.approx(0.5)
+    assert actual[1] < 0.001
+    assert actual[2] > 0.999
+
+
+def test_what_cannot_be_is_refused(samples):
+    with pytest.raises(InputError, match="cannot be chosen"):
+        next(replay(bench(samples), "random", 0, (10_000,)))
+    with pytest.raises(InputError, match="did you mean"):
+        named_strategy("rndom")
+    with pytest.raises(InputError, match="did you mean 'bmdal-lcmd'"):
+        named_strategy("bmdal-lcdm")
+    with pytest.raises(InputError, match=r"there are: ours, .*bmdal-lcmd-gradients"):
+        named_strategy("foo")
+
+
+def test_a_campaign_that_nothing_can_judge_is_refused(samples):
+    n = len(samples)
+    dead = Samples(
+        samples.configurations, samples.workloads, np.full(n, np.nan), np.ones(n),
+        samples.judged, samples.spiked,
+    )  # fmt: skip
+    with pytest.raises(InputError, match="holds out no label with a usable value"):
+        next(replay(bench(dead), "random", 0, (6,)))
+
+
+class Unlearned(Watching):
+    """A purely learned head that tells its last layer."""
+
+    def gradients(self, workloads):
+        return np.arange(len(workloads) * 2.0).reshape(-1, 2).astype(np.float32)
+
+
+@pytest.mark.parametrize("strategy", ["ours", "lcmd-gradients", "badge"])
+def test_of_purely_learned_heads_nobody_is_told_what_physics_knows(samples, strategy, monkeypatch):
+    requests = []
+    chooser = named_strategy(strategy)
+    select = type(chooser).select
+    monkeypatch.setattr(type(chooser), "select", lambda s, r: requests.append(r) or select(s, r))
+    for estimator, gradients in ((Unlearned(), True), (Watching(), False)):
+        requests.clear()
+        list(replay(bench(samples, estimator=estimator, knows_physics=False), strategy, 1, (6, 12)))
+        assert [len(r.covariances) for r in requests] == [0, 0]
+        assert requests[0].gradients is None
+        expected = gradients and strategy != "ours"
+        assert (requests[1].gradients is not None) == expected
+        assert requests[1].uncertainty is None
+
+
+def picks_by_round(samples, strategy, monkeypatch):
+    chosen = []
+    chooser = named_strategy(strategy)
+    select = type(chooser).select
+
+    def watched(self, request):
+        picks = select(self, request)
+        chosen.append([pick.index for pick in picks])
+        return picks
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(chooser), "select", watched)
+        list(replay(bench(samples), strategy, 1, (8, 14, 20)))
+    return chosen
+
+
+def test_labels_that_contradict_the_prior_move_what_the_conditioned_strategy_picks(
+    samples, monkeypatch
+):
+    """Times that scatter threefold around what physics says, and the same by the plain prior."""
+    scatter = np.exp(np.random.default_rng(5).normal(0, 1.1, len(samples)))
+    surprising = replace(samples, values=samples.values * scatter)
+    for strategy, moves in (("ours", False), ("ours-conditioned", True)):
+        plain = picks_by_round(samples, strategy, monkeypatch)
+        moved = picks_by_round(surprising, strategy, monkeypatch)
+        assert plain[0] == moved[0]  # no label so far
+        assert (plain != moved) == moves

@@ -1,0 +1,116 @@
+"""Studies begin with what is shipped, go on where they stopped, and see no held-out label."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from research.evaluation.benchmark import Samples, SplitKind, splits_of
+from research.tuning.tuning import Tuning, run_trials, space_of
+from trappm.learner.networks.presets import LAPTOP
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Configuration
+from trappm.store import Store
+
+NAMES = [f"resnet{i}" for i in range(24)] + [f"vgg{i}" for i in range(8)]
+
+
+@pytest.fixture
+def tuning(zoo, measure, tmp_path):
+    """Labels of 32 architectures at three batch sizes, and a label store to keep the study in."""
+    n = len(zoo.graphs)
+    names = dict(zip(dict.fromkeys(zoo.names), NAMES, strict=True))
+    samples = Samples(
+        configurations=[
+            Configuration(architecture=names[name], batch_size=graph.batch_size, input_size=16)
+            for name, graph in zip(zoo.names, zoo.graphs, strict=True)
+        ],
+        workloads=[Workload(graph=graph) for graph in zoo.graphs],
+        values=measure(zoo.graphs)[:, 0],
+        above=np.full(n, np.nan),
+        judged=np.ones(n, dtype=bool),
+        spiked=np.zeros(n, dtype=bool),
+    )
+    url = f"sqlite:///{tmp_path / 'labels.db'}"
+    Store.open(url).close()
+    return Tuning("speed", url, "xgboost", samples, zoo.encoder)
+
+
+def silent(done, total, least):
+    pass
+
+
+def test_a_study_begins_with_what_is_shipped_and_goes_on(tuning):
+    first = run_trials(tuning, 2, silent)
+    messages = []
+    second = run_trials(tuning, 4, lambda *p: messages.append(p))
+    assert messages[0][:2] == (2, 4)
+    assert messages[-1][:2] == (4, 4)
+    assert first["shipped"] == second["shipped"]
+    assert first["shipped"]["settings"] == dict(space_of("xgboost").shipped)
+    assert sum(second["trials"].values()) == 4
+    assert second["best"]["mape"] <= first["best"]["mape"] <= first["shipped"]["mape"]
+
+
+def test_what_is_held_out_cannot_change_a_study(tuning):
+    (split,) = splits_of(tuning.samples, SplitKind.ARCHITECTURES, [1337])
+    other = replace(
+        tuning.samples,
+        values=np.where(split.test, tuning.samples.values[::-1], tuning.samples.values),
+    )
+    finished = run_trials(tuning, 2, silent)
+    again = run_trials(replace(tuning, samples=other, study="other"), 2, silent)
+    assert {**finished, "study": ""} == {**again, "study": ""}
+
+
+def test_the_label_store_stays_a_label_store(tuning):
+    run_trials(tuning, 1, silent)
+    with Store.open(tuning.storage_url) as store:
+        assert [finding.what for finding in store.maintenance.check()] == []
+
+
+def test_a_study_is_about_one_set_of_labels(tuning):
+    run_trials(tuning, 1, silent)
+    fewer = replace(tuning.samples, values=tuning.samples.values * 2)
+    with pytest.raises(InputError, match="--study"):
+        run_trials(replace(tuning, samples=fewer), 2, silent)
+
+
+def test_a_study_draws_from_one_set_of_settings(tuning, monkeypatch):
+    run_trials(tuning, 1, silent)
+    monkeypatch.setattr(
+        "research.tuning.tuning._boosting",
+        lambda trial: {"max_depth": trial.suggest_int("max_depth", 2, 20)},
+    )
+    with pytest.raises(InputError, match="other settings; give another name with --study"):
+        run_trials(tuning, 2, silent)
+
+
+def test_trials_that_were_killed_do_not_count(tuning, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("research.tuning.tuning._error", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run_trials(tuning, 2, silent)
+    report = run_trials(tuning, 2, silent)
+    assert report["trials"]["fail"] == 1
+    assert report["trials"]["complete"] + report["trials"]["pruned"] == 2
+
+
+@pytest.mark.parametrize("name", ["trappm-laptop", "trappm-paper", "nnlqp", "dippm", "dnnperf"])
+def test_shipped_settings_make_what_is_shipped(name, zoo):
+    space = space_of(name)
+    made = space.make(space.shipped, zoo.encoder)
+    assert made.name == name
+    if name == "trappm-laptop":
+        assert made.preset == LAPTOP.head
+
+
+def test_what_has_no_settings_is_refused(tuning):
+    with pytest.raises(InputError, match="ours weighs its parts"):
+        space_of("ours")
+    with pytest.raises(InputError, match="what can be tuned"):
+        run_trials(replace(tuning, estimator="mlp"), 1, silent)

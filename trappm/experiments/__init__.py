@@ -1,1 +1,0 @@
-"""Long studies behind one command: evaluate, tune, replay, train the shipped snapshot."""
