@@ -1,7 +1,7 @@
 # TraPPM with everything that it needs baked in, for heads and GPU workers alike: nothing is
 # downloaded when a node starts.
 #   docker build -t trappm .
-#   docker run --rm --gpus all trappm python -m trappm.profiler measure resnet18 --device cuda:0
+#   docker run --rm --gpus all trappm trappm measure resnet18 --device cuda:0
 # The wheels built with CUDA 12.6 know the A100 and the V100; they bring CUDA along, so the host
 # needs NVIDIA's driver and container toolkit only. For a head without a GPU, a much smaller image:
 #   docker build -t trappm --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .

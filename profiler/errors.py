@@ -5,6 +5,11 @@ from Python can catch everything of ours with one `except`. A message says what 
 value, and what to do next. This file stands on the ground floor because every room raises.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class TrappmError(Exception):
     """Root of all errors raised by TraPPM: the work could not be done (exit status 1)."""
@@ -67,3 +72,23 @@ def storable(text: str) -> str:
     return (
         text.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     )
+
+
+@contextmanager
+def from_extra(extra: str, need: str) -> Iterator[None]:
+    """Inside, an import that fails becomes an error that names the extra.
+
+    Args:
+        extra: of pyproject.toml, such as evaluate.
+        need: what cannot be done without it; begins the message.
+
+    Raises:
+        InputError: what is imported is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise InputError(
+            f"{need} needs more than is installed ({one_line(error)}); install it with: "
+            f"pip install 'trappm[{extra}]'"
+        ) from error

@@ -20,10 +20,9 @@ from trappm.profiler.errors import TrappmError, UnsupportedModelError
 from trappm.profiler.models.model_input import Inputs, Sample
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.models.sources import source_of
-from trappm.profiler.profile_record import StaticProfile, StepSource
 from trappm.profiler.records import GraphTemplate, MemoryFormat, Precision
 from trappm.profiler.simulation.kernel_profile import KernelProfile
-from trappm.profiler.simulation.step_profile import StepProfile
+from trappm.profiler.simulation.step_profile import StaticProfile, StepProfile, StepSource
 from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
 from trappm.profiler.tracing.tracer import StepOptions, Tracer
 

@@ -27,8 +27,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.orm import Session
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from trappm.profiler.errors import InputError, StoreAccessError, StoreError, one_line
-from trappm.profiler.host.extras import from_extra
+from trappm.profiler.errors import InputError, StoreAccessError, StoreError, from_extra, one_line
 from trappm.store.schema import Base
 
 BUSY_TIMEOUT_S = 60.0

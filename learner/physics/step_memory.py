@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.learner.workload import Workload
-from trappm.profiler.graphs.macs import VIEWS
-from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
+from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT, VIEWS
 from trappm.profiler.records import Graph, Optimizer, Phase, Precision
 from trappm.profiler.simulation.memory_simulation import MIB
 from trappm.profiler.simulation.step_profile import StepProfile

@@ -46,7 +46,7 @@ from trappm.learner.snapshots.manifest_fields import Manifest, PresetEntry
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import SnapshotError, one_line
-from trappm.profiler.host.code_version import code_commit
+from trappm.profiler.host.environment import code_commit
 from trappm.profiler.records import METRICS, MemoryFormat, Optimizer, Phase, Precision, Provenance
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from trappm.learner.workload import Workload
 from trappm.profiler.records import Graph
-from trappm.profiler.records.content_hash import graph_hash
+from trappm.profiler.records.graph import graph_hash
 from trappm.profiler.transformers.names import model_of
 
 CLUSTER_STEPS = 30

@@ -66,7 +66,7 @@ def meant_device(key: str, offered: Iterable[str] = ()) -> str | None:
         key: of a device that may be on another machine.
         offered: keys of devices of other machines.
     """
-    from trappm.profiler.devices.names import (
+    from trappm.profiler.devices.catalogue import (
         nearest_device,  # not needed by who opens what is there
     )
 

@@ -1,6 +1,6 @@
 """Recorded labels as a device: `replay:FILE` answers what was measured before, and runs nothing.
 
-The file has JSON lines, each a whole measurement (as `python -m profiler measure --json` prints,
+The file has JSON lines, each a whole measurement (as `trappm measure --json` prints,
 or `Measurement.to_dict`) or a plain label: `architecture`, `batch_size`, `input_size`, any other
 field of a `Configuration`, and any of `step_time_ms`, `memory_mib`, `power_w`, `energy_j`,
 `provenance`. The same question always gets the same answer; what is not in the file is

@@ -19,8 +19,7 @@ import numpy.typing as npt
 from trappm.profiler.devices.base import Device
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, Card, card_of
 from trappm.profiler.errors import DeviceError, UnsupportedModelError
-from trappm.profiler.graphs.macs import CONVOLUTIONS, PRODUCTS, VIEWS
-from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
+from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT, CONVOLUTIONS, PRODUCTS, VIEWS
 from trappm.profiler.host.environment import SEED, host_facts
 from trappm.profiler.records import (
     Configuration,
@@ -36,7 +35,7 @@ from trappm.profiler.steps.meter import Findings
 from trappm.profiler.steps.sampling import sample, summarize
 
 if TYPE_CHECKING:
-    from trappm.profiler.profile_record import StaticProfile
+    from trappm.profiler.simulation.step_profile import StaticProfile
 
 FloatArray = npt.NDArray[np.float64]
 

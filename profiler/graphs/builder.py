@@ -9,9 +9,7 @@ from typing import Any
 
 import torch
 
-from trappm.profiler.graphs.macs import Shape
-from trappm.profiler.graphs.node_signature import IMAGE, Source
-from trappm.profiler.graphs.nodes import Node, assemble
+from trappm.profiler.graphs.nodes import IMAGE, Node, Shape, Source, assemble
 from trappm.profiler.records import Graph
 
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.graphs.builder import Call, GraphBuilder, Value
-from trappm.profiler.graphs.operators.table import RULES, Rule, elementwise
+from trappm.profiler.graphs.operators import RULES, Rule, elementwise
 from trappm.profiler.records import Graph
 
 Run = Callable[[], Any]
@@ -137,7 +137,7 @@ def _rule_by_tag(func: Any) -> Rule:
     if torch.Tag.pointwise not in func.tags:
         raise UnsupportedModelError(
             f"no rule says which ONNX operators {func} stands for; export the model to ONNX and "
-            "use the file, or add a rule to profiler/graphs/operators/table.py"
+            "use the file, or add a rule to profiler/graphs/operators.py"
         )
     words = func._schema.name.removeprefix("aten::").strip("_").split("_")
     return elementwise("".join(word.capitalize() for word in words))

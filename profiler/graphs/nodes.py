@@ -3,16 +3,395 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from trappm.profiler.errors import UnsupportedModelError
-from trappm.profiler.graphs.macs import Shape, node_macs
-from trappm.profiler.graphs.node_signature import Source, edge_slots, node_signature
 from trappm.profiler.records import SHAPE_LENGTH, Graph, IntArray
+
+# Linear algebra is counted exactly as FlopCounterMode counts it (half its flops; the addition of a
+# bias is free). Everything else counts one MAC for each pass over an element that it computes, so
+# that a model of many cheap operators does not look free; moving data counts nothing.
+
+Shape = tuple[int, ...]
+Attributes = Mapping[str, Any]
+_Rule = Callable[[Attributes, Sequence[Shape], Sequence[Shape]], int]
+
+MOVES = frozenset(
+    {"BitCast", "Cast", "CastLike", "CenterCropPad", "Compress", "Concat", "ConstantOfShape",
+     "DepthToSpace", "Dropout", "Expand", "Flatten", "Gather", "GatherElements", "GatherND",
+     "Identity", "Pad", "Reshape", "ReverseSequence", "ScatterElements", "ScatterND", "Slice",
+     "SpaceToDepth", "Split", "Squeeze", "TensorScatter", "Tile", "Transpose", "Trilu",
+     "Unsqueeze"}
+)  # fmt: skip
+"""Operators that move data and compute nothing (Dropout: as inference runs it)."""
+VIEWS = frozenset(
+    {"Constant", "Dropout", "Expand", "Flatten", "Identity", "Reshape", "Shape", "Slice", "Split",
+     "Squeeze", "Transpose", "Unsqueeze"}
+)  # fmt: skip
+"""Operators for which PyTorch runs no kernel."""
+CONVOLUTIONS = frozenset({"CausalConvWithState", "Conv", "ConvTranspose", "DeformConv"})
+PRODUCTS = frozenset(
+    {"Attention", "Einsum", "GRU", "Gemm", "LSTM", "LinearAttention", "MatMul", "RNN"}
+)
+"""Operators made of matrix products, beside convolutions."""
+
+_PASSES = {
+    # mean, variance, normalise, scale and shift
+    "GroupNormalization": 4,
+    "InstanceNormalization": 4,
+    "LayerNormalization": 4,
+    "LpNormalization": 2,
+    "RMSNormalization": 3,
+    # times cosine, times sine, sum
+    "RotaryEmbedding": 3,
+    # maximum, exponential, sum, divide
+    "LogSoftmax": 4,
+    "Softmax": 4,
+}
+
+
+def node_macs(
+    operator: str, attributes: Attributes, inputs: Sequence[Shape], outputs: Sequence[Shape]
+) -> int:
+    """MACs of one node.
+
+    Args:
+        operator: ONNX operator type.
+        attributes: the node's attributes as Python values.
+        inputs: shapes of all inputs, weights included; () for one left out.
+        outputs: shapes of all outputs.
+    """
+    if operator in MOVES or not outputs:
+        return 0
+    rule = _RULES.get(operator)
+    if rule is not None:
+        return rule(attributes, inputs, outputs)
+    if operator.startswith(("Arg", "Global", "Reduce")):
+        return math.prod(inputs[0])
+    return math.prod(outputs[0]) * _PASSES.get(operator, 1)
+
+
+def _conv(_: Attributes, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    return math.prod(outputs[0]) * math.prod(inputs[1][1:])
+
+
+def _conv_transpose(_: Attributes, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    return math.prod(inputs[0]) * math.prod(inputs[1][1:])
+
+
+def _gemm(attributes: Attributes, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    inner: int = inputs[0][0] if attributes.get("transA", 0) else inputs[0][1]
+    return math.prod(outputs[0]) * inner
+
+
+def _matmul(_: Attributes, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    return math.prod(outputs[0]) * inputs[0][-1]
+
+
+def _einsum(attributes: Attributes, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    """The product over all labels, as if it were one loop nest (exact for two operands)."""
+    terms = attributes["equation"].replace(" ", "").split("->")[0].split(",")
+    extents: dict[str, int] = {}
+    batch = 1
+    for term, shape in zip(terms, inputs, strict=True):
+        head, dots, tail = term.partition("...")
+        spread = len(shape) - len(head) - len(tail) if dots else 0
+        labelled = shape[: len(head)] + shape[len(head) + spread :]
+        extents |= {
+            c: max(n, extents.get(c, 1)) for c, n in zip(head + tail, labelled, strict=True)
+        }
+        batch = max(batch, math.prod(shape[len(head) : len(head) + spread]))
+    return batch * math.prod(extents.values())
+
+
+def _attention(attributes: Attributes, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    """Scores and weighted values: each query meets each key, over all heads."""
+    query, key, value = inputs[:3]
+    if len(query) == 3:  # (batch, length, heads * size)
+        batch, length, width = query
+        heads: int = attributes.get("q_num_heads", 1)
+        value_heads: int = attributes.get("kv_num_heads", heads)
+        value_width = value[-1] // value_heads * heads
+    else:  # (batch, heads, length, size)
+        batch, heads, length, size = query
+        width, value_width = heads * size, heads * value[-1]
+    return batch * length * key[-2] * (width + value_width)
+
+
+def _linear_attention(
+    attributes: Attributes, inputs: Sequence[Shape], outputs: Sequence[Shape]
+) -> int:
+    """At each place a state of key by value is updated by each key head, read by each query head.
+
+    The delta rules also read it to find out what to add.
+    """
+    (batch, length, width), _, value = inputs[:3]
+    heads: int = attributes["q_num_heads"]
+    key_heads: int = attributes["kv_num_heads"]
+    updates = 2 if "delta" in attributes.get("update_rule", "gated_delta") else 1
+    state = width // heads * (value[-1] // key_heads)
+    return batch * length * state * (heads + updates * key_heads)
+
+
+def _recurrent(_: Attributes, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    """At each time step of each sample, the weights for the input and for the state."""
+    return inputs[0][0] * inputs[0][1] * (math.prod(inputs[1]) + math.prod(inputs[2]))
+
+
+def _pool(attributes: Attributes, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    return math.prod(outputs[0]) * math.prod(attributes["kernel_shape"])
+
+
+_RULES: Mapping[str, _Rule] = {
+    "Attention": _attention,
+    "AveragePool": _pool,
+    "CausalConvWithState": _conv,
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "DeformConv": _conv,
+    "Einsum": _einsum,
+    "GRU": _recurrent,
+    "Gemm": _gemm,
+    "LSTM": _recurrent,
+    "LinearAttention": _linear_attention,
+    "LpPool": _pool,
+    "MatMul": _matmul,
+    "MaxPool": _pool,
+    "RNN": _recurrent,
+}
+
+
+class Source(NamedTuple):
+    """Where an input that depends on the image comes from."""
+
+    node: int
+    """Place among the nodes, or `IMAGE`."""
+    output: int = 0
+    """Of that node."""
+
+
+IMAGE = -1
+
+COMMUTATIVE = frozenset(
+    ["Add", "And", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Equal", "Max", "Mean", "Min", "Mul",
+     "Or", "Sum", "Xor"]
+)  # fmt: skip
+"""Operators of which `a, b` and `b, a` are one."""
+
+
+def node_signature(
+    operator: str,
+    attributes: Attributes,
+    inputs: Sequence[Shape],
+    sources: Sequence[Source | None],
+    image_type: str,
+) -> str:
+    """Return what a node does beyond its operator and shapes, as text for the content hash.
+
+    The axis of a softmax or the order of a subtraction changes no shape. The text has the
+    attributes that modules and files both know, in one form: defaults filled in, axes counted from
+    the front, numbers as fp32 holds them.
+
+    Args:
+        operator: ONNX operator type.
+        attributes: as Python values.
+        inputs: shapes of all inputs, weights included; () for one left out.
+        sources: of the same inputs; None for weights, constants and what is left out.
+        image_type: element type of the image, such as `float32`.
+
+    Raises:
+        IndexError, KeyError, TypeError, ValueError: attributes that do not fit the operator.
+    """
+    names = _COUNTED.get(operator)
+    if names is None:
+        pairs = sorted((name, _plain(value)) for name, value in attributes.items())
+    else:
+        pairs = [(name, _FORMS[name](operator, attributes, inputs)) for name in names]
+    words = [f"{name}={value}" for name, value in pairs]
+    if any(source is not None and source.node == IMAGE for source in sources):
+        words.append(f"image={image_type}")
+    return " ".join([*words, _pattern(operator, sources)]).strip()
+
+
+def _pattern(operator: str, sources: Sequence[Source | None]) -> str:
+    """A letter for each input: image, node or constant; constants at the end are left out."""
+    letters = ["c" if s is None else "i" if s.node == IMAGE else "n" for s in sources]
+    if operator in COMMUTATIVE:
+        letters = sorted(letter for letter in letters if letter != "c")
+    return "".join(letters).rstrip("c")
+
+
+def edge_slots(
+    operators: Sequence[str], sources: Iterable[Sequence[Source | None]]
+) -> dict[tuple[int, int], str]:
+    """For each edge, which outputs of its producer are which inputs of its consumer: `0>1 0>2`."""
+    slots: dict[tuple[int, int], list[str]] = {}
+    for node, (operator, given) in enumerate(zip(operators, sources, strict=True)):
+        for place, source in enumerate(given):
+            if source is not None and source.node != IMAGE:
+                slot = 0 if operator in COMMUTATIVE else place
+                slots.setdefault((source.node, node), []).append(f"{source.output}>{slot}")
+    return {edge: " ".join(sorted(texts)) for edge, texts in slots.items()}
+
+
+def _plain(value: Any) -> str:
+    """Numbers, texts and lists of them; anything else (a tensor) by its type alone."""
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(_plain, value))
+    if isinstance(value, float):
+        return f"{np.float32(value):.6g}"
+    return str(value) if isinstance(value, (int, str)) else type(value).__name__
+
+
+_Form = Callable[[str, Attributes, Sequence[Shape]], str]
+
+
+def _number(name: str, default: float = 0.0, **defaults: float) -> _Form:
+    """A number; its default may hang on the operator."""
+
+    def form(operator: str, attributes: Attributes, _: Sequence[Shape]) -> str:
+        return _plain(float(attributes.get(name, defaults.get(operator, default))))
+
+    return form
+
+
+def _text(name: str, default: str) -> _Form:
+    def form(operator: str, attributes: Attributes, _: Sequence[Shape]) -> str:
+        return _plain(attributes.get(name, default))
+
+    return form
+
+
+def _axis(operator: str, attributes: Attributes, inputs: Sequence[Shape]) -> str:
+    default = 0 if operator in ("ArgMax", "ArgMin", "Gather", "GatherElements", "Split") else -1
+    return str(attributes.get("axis", default) % max(len(inputs[0]), 1))
+
+
+def _axes(_: str, attributes: Attributes, inputs: Sequence[Shape]) -> str:
+    rank = len(inputs[0])
+    return _plain(sorted(axis % rank for axis in attributes.get("axes") or range(rank)))
+
+
+def _perm(_: str, attributes: Attributes, inputs: Sequence[Shape]) -> str:
+    return _plain(attributes.get("perm") or range(len(inputs[0]))[::-1])
+
+
+def _kernel(attributes: Attributes, inputs: Sequence[Shape]) -> Sequence[int]:
+    """Given, or that of the weight."""
+    return attributes.get("kernel_shape") or inputs[1][2:]
+
+
+def _kernel_shape(_: str, attributes: Attributes, inputs: Sequence[Shape]) -> str:
+    return _plain(list(_kernel(attributes, inputs)))
+
+
+def _per_axis(name: str, default: int) -> _Form:
+    def form(_: str, attributes: Attributes, inputs: Sequence[Shape]) -> str:
+        return _plain(attributes.get(name) or [default] * len(_kernel(attributes, inputs)))
+
+    return form
+
+
+def _pads(operator: str, attributes: Attributes, inputs: Sequence[Shape]) -> str:
+    """Before all axes, then after them; `auto_pad` is worked out as ONNX says it."""
+    kernel = _kernel(attributes, inputs)
+    auto = attributes.get("auto_pad", "NOTSET")
+    if auto == "NOTSET":
+        return _plain(attributes.get("pads") or [0] * 2 * len(kernel))
+    if auto == "VALID":
+        return _plain([0] * 2 * len(kernel))
+    if operator == "ConvTranspose":
+        return str(auto)
+    before, after = [], []
+    strides = attributes.get("strides") or [1] * len(kernel)
+    dilations = attributes.get("dilations") or [1] * len(kernel)
+    for size, window, stride, dilation in zip(
+        inputs[0][2:], kernel, strides, dilations, strict=True
+    ):
+        covered = (-(-size // stride) - 1) * stride + (window - 1) * dilation + 1
+        total = max(covered - size, 0)
+        less, more = total // 2, total - total // 2
+        before.append(less if auto == "SAME_UPPER" else more)
+        after.append(more if auto == "SAME_UPPER" else less)
+    return _plain(before + after)
+
+
+def _count_include_pad(operator: str, attributes: Attributes, inputs: Sequence[Shape]) -> str:
+    """Of no consequence without padding."""
+    padded = set(_pads(operator, attributes, inputs).split(",")) != {"0"}
+    return str(int(padded and attributes.get("count_include_pad", 0)))
+
+
+def _equation(_: str, attributes: Attributes, __: Sequence[Shape]) -> str:
+    """Labels renamed in the order in which they come."""
+    text = attributes["equation"].replace(" ", "")
+    labels = list(dict.fromkeys(letter for letter in text if letter.isalpha()))
+    return "".join(str(labels.index(c)) + ";" if c.isalpha() else c for c in text)
+
+
+_FORMS: Mapping[str, _Form] = {
+    "alpha": _number("alpha", 1.0, LeakyRelu=0.01, HardSigmoid=0.2),
+    "axes": _axes,
+    "axis": _axis,
+    "beta": _number("beta", 1.0, HardSigmoid=0.5),
+    "count_include_pad": _count_include_pad,
+    "dilations": _per_axis("dilations", 1),
+    "direction": _text("direction", "forward"),
+    "epsilon": _number("epsilon", 1e-5),
+    "equation": _equation,
+    "group": _number("group", 1),
+    "kernel_shape": _kernel_shape,
+    "mode": _text("mode", "constant"),
+    "output_padding": _per_axis("output_padding", 0),
+    "pads": _pads,
+    "perm": _perm,
+    "strides": _per_axis("strides", 1),
+    "to": _number("to"),
+    "transA": _number("transA"),
+    "transB": _number("transB"),
+}
+
+_SHAPES_TELL = (
+    "Celu", "Col2Im", "CumSum", "DepthToSpace", "Dropout", "Expand", "Flatten", "GatherND",
+    "GridSample", "Mod", "Reshape", "Resize", "ScatterElements", "ScatterND", "Selu", "Slice",
+    "SpaceToDepth",
+    "Squeeze", "ThresholdedRelu", "Tile", "TopK", "Trilu", "Unsqueeze",
+)  # fmt: skip
+_REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+
+_COUNTED: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(_SHAPES_TELL, ()),
+    **{f"Reduce{name}": ("axes",) for name in _REDUCTIONS},
+    **dict.fromkeys(
+        ["ArgMax", "ArgMin", "Concat", "Gather", "GatherElements", "LogSoftmax", "Softmax",
+         "Split"],
+        ("axis",),
+    ),
+    "AveragePool": ("count_include_pad", "kernel_shape", "pads", "strides"),
+    "BatchNormalization": ("epsilon",),
+    "Cast": ("to",),
+    "Conv": ("dilations", "group", "kernel_shape", "pads", "strides"),
+    "ConvTranspose": (
+        "dilations", "group", "kernel_shape", "output_padding", "pads", "strides",
+    ),
+    "Einsum": ("equation",),
+    "Elu": ("alpha",),
+    "Gemm": ("alpha", "beta", "transA", "transB"),
+    "HardSigmoid": ("alpha", "beta"),
+    "InstanceNormalization": ("epsilon",),
+    "LSTM": ("direction",),
+    "LayerNormalization": ("axis", "epsilon"),
+    "LeakyRelu": ("alpha",),
+    "MaxPool": ("dilations", "kernel_shape", "pads", "strides"),
+    "Pad": ("mode",),
+    "Transpose": ("perm",),
+}  # fmt: skip
+"""What counts of operators that a module's trace emits; of all others every attribute counts."""
+
 
 BYTES_PER_ELEMENT = 4
 

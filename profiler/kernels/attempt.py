@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -19,14 +20,13 @@ import torch
 
 from trappm.profiler.devices import Findings, MemoryReading, StepDevice
 from trappm.profiler.host.environment import SEED, utc_now
-from trappm.profiler.kernels.abilities import abilities_of, cache_bytes
-from trappm.profiler.kernels.catalogue import catalogue, collectives, metered
+from trappm.profiler.kernels.catalogue import Abilities, catalogue, collectives, metered
 from trappm.profiler.kernels.collectives import CollectivesDevice, device_to_time
-from trappm.profiler.kernels.kernel_call import KernelCall, Operator
+from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.profiler.kernels.running import PreparedCall, Run, tf32_allowed
 from trappm.profiler.measuring.attempt import explain, hold_lock
-from trappm.profiler.records import Outcome
+from trappm.profiler.records import Configuration, Outcome, Precision
 from trappm.profiler.records import Protocol as StepProtocol
 from trappm.profiler.steps.sampling import sample
 from trappm.profiler.steps.stability import judge
@@ -224,3 +224,69 @@ class Timing:
             samples_ms=samples_ms, window=window, steps_in_window=steps, memory=memory
         )
         return judge(stepped, protocol)
+
+
+_PRECISIONS = {
+    DataType.FP32: Precision.FP32,
+    DataType.FP16: Precision.AMP_FP16,
+    DataType.BF16: Precision.AMP_BF16,
+}
+_CPU_CHECKS = {
+    DataType.FP16: ("_is_avx512_fp16_supported", "_is_amx_fp16_supported"),
+    DataType.BF16: ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),
+}
+"""Of torch.cpu: whether the processor computes in the type by itself. Both types run everywhere,
+but converted to 32 bits and back, which no library takes for fast."""
+_AMPERE = 8
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_SIZE = re.compile(r"(\d+)([KM])")
+
+
+def abilities_of(device: StepDevice) -> Abilities:
+    """What kernels to time on a prepared device."""
+    where = device.torch_device
+    is_cpu = where.type == "cpu"
+    return Abilities(
+        memory_mib=device.capacity_mib,
+        data_types=tuple(t for t in DataType if _computes(device, t)),
+        has_tf32=where.type == "cuda" and torch.cuda.get_device_capability(where)[0] >= _AMPERE,
+        is_cpu=is_cpu,
+    )
+
+
+def cache_bytes(where: torch.device, caches: Path = _CACHES) -> dict[str, int]:
+    """The device's caches of data by name, `L1` to `L3`, as far as they are told."""
+    if where.type == "cuda":
+        size = getattr(torch.cuda.get_device_properties(where), "L2_cache_size", 0)
+        return {"L2": int(size)} if size else {}
+    if where.type != "cpu":
+        return {}
+    sizes = {}
+    for index in sorted(caches.glob("index[0-9]")):
+        try:
+            level, kind, size = (
+                (index / name).read_text(encoding="ascii").strip()
+                for name in ("level", "type", "size")
+            )
+        except OSError:
+            continue
+        match = _SIZE.fullmatch(size)
+        if kind != "Instruction" and match is not None:
+            sizes[f"L{level}"] = int(match[1]) << (10 if match[2] == "K" else 20)
+    return sizes
+
+
+def _computes(device: StepDevice, data_type: DataType) -> bool:
+    if data_type is DataType.FP32:
+        return True
+    if device.torch_device.type == "cpu" and not _is_native(data_type):
+        return False
+    configuration = Configuration(
+        architecture="any", batch_size=1, input_size=1, precision=_PRECISIONS[data_type]
+    )
+    return device.refusal(configuration) is None
+
+
+def _is_native(data_type: DataType) -> bool:
+    checks = (getattr(torch.cpu, name, None) for name in _CPU_CHECKS[data_type])
+    return any(check() for check in checks if check is not None)

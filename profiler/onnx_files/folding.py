@@ -15,9 +15,9 @@ import numpy.typing as npt
 import onnx
 
 from trappm.profiler.errors import UnsupportedModelError
-from trappm.profiler.onnx_files.operation import Operation
+from trappm.profiler.onnx_files.stored import Operation
 
-MAX_ELEMENTS = 1024
+MAX_FOLDED_ELEMENTS = 1024
 """Larger tensors are no shapes."""
 
 _MAX_RANK = 16
@@ -45,7 +45,7 @@ def fold(operation: Operation, inputs: Sequence[Array]) -> list[Array]:
     if rule is None:
         return []
     for value in inputs:
-        if value.size > MAX_ELEMENTS:
+        if value.size > MAX_FOLDED_ELEMENTS:
             return []
     try:
         with np.errstate(all="ignore"):
@@ -54,7 +54,7 @@ def fold(operation: Operation, inputs: Sequence[Array]) -> list[Array]:
         return []
     outputs = [np.asarray(o) for o in (result if isinstance(result, list) else [result])]
     for value in outputs:
-        if value.size > MAX_ELEMENTS or value.ndim > _MAX_RANK or value.dtype.hasobject:
+        if value.size > MAX_FOLDED_ELEMENTS or value.ndim > _MAX_RANK or value.dtype.hasobject:
             return []
     return outputs if len(outputs) == len(operation.outputs) else []
 
@@ -62,7 +62,11 @@ def fold(operation: Operation, inputs: Sequence[Array]) -> list[Array]:
 def _bounded(shape: Sequence[int]) -> tuple[int, ...]:
     """The shape, if a tensor of it may be made."""
     sizes = tuple(int(size) for size in shape)
-    if len(sizes) > _MAX_RANK or any(s < 0 for s in sizes) or math.prod(sizes) > MAX_ELEMENTS:
+    if (
+        len(sizes) > _MAX_RANK
+        or any(s < 0 for s in sizes)
+        or math.prod(sizes) > MAX_FOLDED_ELEMENTS
+    ):
         raise _Unknown
     return sizes
 
@@ -171,7 +175,7 @@ def _gather(attributes: Attributes, inputs: Sequence[Array]) -> Any:
     data, indices = inputs
     axis = attributes.get("axis", 0)
     rest = math.prod(data.shape) // data.shape[axis]
-    if rest * indices.size > MAX_ELEMENTS:
+    if rest * indices.size > MAX_FOLDED_ELEMENTS:
         raise _Unknown
     return np.take(data, indices, axis)
 

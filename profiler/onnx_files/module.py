@@ -21,12 +21,17 @@ from torch import Tensor, nn
 from trappm.profiler.errors import TrappmError, UnsupportedModelError, one_line
 from trappm.profiler.onnx_files.folding import Array, fold, shape_value
 from trappm.profiler.onnx_files.opening import CheckedModel
-from trappm.profiler.onnx_files.operation import Operation
-from trappm.profiler.onnx_files.operators.arithmetic import FUNCTIONS
-from trappm.profiler.onnx_files.operators.call import Call, Value, check_shape, torch_type
-from trappm.profiler.onnx_files.operators.patterns import put_together
-from trappm.profiler.onnx_files.operators.unknown import Dialect, run_unknown
-from trappm.profiler.onnx_files.stored import Kind, value_of
+from trappm.profiler.onnx_files.operators import (
+    FUNCTIONS,
+    Call,
+    Dialect,
+    Value,
+    check_shape,
+    run_unknown,
+    torch_type,
+)
+from trappm.profiler.onnx_files.patterns import put_together
+from trappm.profiler.onnx_files.stored import Kind, Operation, value_of
 
 MAX_TRAINED_OPERATIONS = 12_000
 """Of a step that is run in PyTorch, a millisecond each; more than the largest timm model has."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,20 @@ import onnx
 from onnx import external_data_helper
 
 from trappm.profiler.errors import ModelFileError, UnsupportedModelError, one_line
+
+
+class Operation(NamedTuple):
+    """One node of the file, or several that were put together to one operator."""
+
+    operator: str
+    """With its domain in front, if that is not ONNX's own: it is another operator then."""
+    inputs: tuple[str, ...]
+    """Names; empty for one left out."""
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    node: onnx.NodeProto | None = None
+    """As the file has it; None for what was put together."""
+
 
 MAX_RANK = 16
 MAX_ELEMENTS = 1 << 48

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from trappm.profiler.devices.base import StepDevice
 from trappm.profiler.errors import DeviceError
-from trappm.profiler.host.fork_server import end_with
+from trappm.profiler.host.forks import end_with
 from trappm.profiler.measuring.attempt import WORKER, explain
 from trappm.profiler.ranks.replica import RankRun, Replica, Seat, follow, lead
 from trappm.profiler.records import Configuration, Outcome, Protocol

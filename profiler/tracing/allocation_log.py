@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trappm.profiler.records import IntArray
 from trappm.profiler.simulation.step_trace import ConvolutionKind, Event, Origin, Pass
-from trappm.profiler.tracing.kernel_rules import convolution_kind
+from trappm.profiler.tracing.kernel_log import convolution_kind
 
 
 class AllocationLog:

@@ -16,10 +16,231 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
+from torch.utils._pytree import tree_leaves
 
-from trappm.profiler.tracing.autocast import Autocast
-from trappm.profiler.tracing.kernel_log import HALVES, KernelLog
-from trappm.profiler.tracing.recurrent import recurrent
+from trappm.profiler.simulation.kernel_profile import KernelKind, Pass
+from trappm.profiler.tracing.kernel_log import HALVES, KernelLog, Product
+
+# The lists are those of "Autocast Op Reference" in PyTorch's documentation, CUDA. Operators that
+# are in no list keep their type or follow type promotion, as they do anyway.
+
+_HALF = {
+    "__matmul__",
+    "__rmatmul__",
+    "addbmm",
+    "addmm",
+    "addmv",
+    "baddbmm",
+    "bmm",
+    "chain_matmul",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+    "einsum",
+    "gru",
+    "linear",
+    "lstm",
+    "matmul",
+    "mm",
+    "mv",
+    "prelu",
+    "rnn_relu",
+    "rnn_tanh",
+    "scaled_dot_product_attention",
+}
+_FULL = {
+    "__pow__",
+    "__rpow__",
+    "binary_cross_entropy_with_logits",
+    "cdist",
+    "cosine_similarity",
+    "cross_entropy",
+    "exp",
+    "expm1",
+    "group_norm",
+    "layer_norm",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "logsumexp",
+    "nll_loss",
+    "normalize",
+    "pow",
+    "reciprocal",
+    "rsqrt",
+    "softplus",
+}
+_FULL_RESULT = {"cumprod", "cumsum", "log_softmax", "norm", "prod", "softmax", "sum"}
+"""These read 16 bits and write 32 without a cast of their own."""
+_WIDEST = {
+    "addcdiv",
+    "addcmul",
+    "atan2",
+    "bilinear",
+    "cross",
+    "dot",
+    "grid_sample",
+    "index_put",
+    "scatter_add",
+    "tensordot",
+    "vdot",
+}
+"""These want one type, and get 32 bits if any tensor has them."""
+
+
+class Autocast:
+    """Casts the arguments of functions, and every parameter once."""
+
+    def __init__(self, half: torch.dtype) -> None:
+        self._half = half
+        self._keeps = True
+        self._weights: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def arguments(
+        self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """What the function of this name gets for these arguments."""
+        if name in _HALF:
+            return self._cast(args, self._half), self._cast(kwargs, self._half)
+        if name in _FULL:
+            return self._cast(args, torch.float32), self._cast(kwargs, torch.float32)
+        if name in _WIDEST and any(
+            isinstance(t, Tensor) and t.dtype == torch.float32 for t in tree_leaves((args, kwargs))
+        ):
+            return self._cast(args, torch.float32), self._cast(kwargs, torch.float32)
+        first = args[0] if args else None
+        if name in _FULL_RESULT and isinstance(first, Tensor) and first.dtype == self._half:
+            kwargs = {**kwargs, "dtype": kwargs.get("dtype") or torch.float32}
+        return args, kwargs
+
+    def forget(self) -> None:
+        """Gives up the cast weights, as PyTorch does where autocast ends.
+
+        Later, where a part of the forward pass is computed again, none is kept for long.
+        """
+        self._weights.clear()
+        self._keeps = False
+
+    def _cast(self, value: Any, kind: torch.dtype) -> Any:
+        if isinstance(value, Tensor):
+            known = value.dtype in (torch.float32, self._half)
+            return self._cast_tensor(value, kind) if known and value.dtype != kind else value
+        if isinstance(value, dict):
+            return {key: self._cast(item, kind) for key, item in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)(self._cast(item, kind) for item in value)
+        return value
+
+    def _cast_tensor(self, tensor: Tensor, kind: torch.dtype) -> Tensor:
+        if not (self._keeps and tensor.is_leaf and tensor.requires_grad and kind == self._half):
+            return tensor.to(kind)
+        if id(tensor) not in self._weights:
+            self._weights[id(tensor)] = (tensor, tensor.to(kind))
+        return self._weights[id(tensor)][1]
+
+
+# The time steps of a layer wait for each other, so their products are small; those with the inputs,
+# and those of the weights' gradients, are of all time steps at once.
+
+_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+
+
+def recurrent(
+    kernels: KernelLog,
+    name: str,
+    input: Tensor,  # noqa: A002  (as in torch)
+    state: Tensor | tuple[Tensor, Tensor],
+    weights: Sequence[Tensor],
+    bias: bool,
+    layers: int,
+    dropout: float,
+    training: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
+    """What `torch.lstm`, `gru` and `rnn_*` return: the output and the last states."""
+    states = (state,) if isinstance(state, Tensor) else tuple(state)
+    directions = 2 if bidirectional else 1
+    per_direction = len(weights) // (layers * directions)
+    outputs = input
+    for layer in range(layers):
+        own = weights[layer * directions * per_direction :][: directions * per_direction]
+        outputs = cast(
+            Tensor,
+            _Layer.apply(kernels, _GATES[name], directions, batch_first, outputs, *own),  # type: ignore[no-untyped-call]
+        )
+        if dropout and training and layer + 1 < layers:
+            outputs = torch.native_dropout(outputs, dropout, True)[0]
+    return outputs, *(torch.empty_like(s) for s in states)
+
+
+class _Layer(torch.autograd.Function):
+    """All directions of one layer; a direction has at least two weights, of inputs and state."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        kernels: KernelLog,
+        gates: int,
+        directions: int,
+        batch_first: bool,
+        inputs: Tensor,
+        *weights: Tensor,
+    ) -> Tensor:
+        per_direction = len(weights) // directions
+        width = weights[1].shape[1]
+        outputs = inputs.new_empty(*inputs.shape[:2], directions * width)
+        ctx.kernels, ctx.steps = kernels, inputs.shape[1 if batch_first else 0]
+        ctx.per_direction = per_direction
+        reserved = None
+        if not torch.is_inference_mode_enabled():
+            # cuDNN's reserve space: the gates and the state of each time step.
+            reserved = inputs.new_empty(*inputs.shape[:2], directions * (gates + 1) * width)
+            ctx.save_for_backward(inputs, outputs, reserved, *weights)
+        rows = inputs.shape[:2].numel()
+        gate_values = inputs.new_empty(rows, gates * width)
+        one_step = inputs.new_empty(rows // ctx.steps, gates * width)
+        for at in range(0, len(weights), per_direction):
+            of_input, of_state = weights[at], weights[at + 1]
+            product = Product(rows, gates * width, of_input.shape[1])
+            kernels.add(KernelKind.LINEAR, Pass.FORWARD, [inputs, of_input], [gate_values], product)
+            product = Product(rows // ctx.steps, gates * width, width)
+            read = [one_step[:, :width], of_state]
+            kernels.add(KernelKind.LINEAR, Pass.FORWARD, read, [one_step], product, ctx.steps)
+            written = [one_step[:, :width]]
+            kernels.add(KernelKind.ELEMENTWISE, Pass.FORWARD, [one_step], written, count=ctx.steps)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, outputs, _, *weights = ctx.saved_tensors
+        kernels, steps = ctx.kernels, ctx.steps
+        rows = inputs.shape[:2].numel()
+        columns = weights[0].shape[0]
+        width = weights[1].shape[1]
+        of_gates = inputs.new_empty(rows, columns)
+        one_step = inputs.new_empty(rows // steps, columns)
+        data, weight = Pass.DATA_GRADIENT, Pass.WEIGHT_GRADIENT
+        for at in range(0, len(weights), ctx.per_direction):
+            of_input, of_state = weights[at], weights[at + 1]
+            written = [one_step[:, :width]]
+            kernels.add(KernelKind.ELEMENTWISE, data, written, [one_step], count=steps)
+            product = Product(rows // steps, width, columns)
+            kernels.add(KernelKind.LINEAR, data, [one_step, of_state], written, product, steps)
+            if ctx.needs_input_grad[4]:
+                product = Product(rows, of_input.shape[1], columns)
+                kernels.add(KernelKind.LINEAR, data, [of_gates, of_input], [inputs], product)
+            for read, matrix in ((inputs, of_input), (outputs, of_state)):
+                product = Product(columns, matrix.shape[1], rows)
+                kernels.add(KernelKind.LINEAR, weight, [of_gates, read], [matrix], product)
+        del of_gates, one_step
+        of_inputs = torch.empty_like(inputs) if ctx.needs_input_grad[4] else None
+        return (None, None, None, None, of_inputs, *(torch.empty_like(w) for w in weights))
+
 
 _CONSTRUCTORS = frozenset(_device_constructors())
 

@@ -20,8 +20,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from trappm.profiler.errors import InputError, TrappmError
-from trappm.profiler.host.extras import from_extra
+from trappm.profiler.errors import InputError, TrappmError, from_extra
 from trappm.profiler.records import Phase
 from trappm.profiler.transformers.named_inputs import Field, NamedInputs
 from trappm.profiler.transformers.names import (

@@ -12,8 +12,7 @@ import numpy.typing as npt
 from research.evaluation.benchmark import SplitKind
 from research.evaluation.evaluation import Evaluation, embeddings
 from research.evaluation.scores import joined
-from trappm.profiler.errors import InputError
-from trappm.profiler.host.extras import from_extra
+from trappm.profiler.errors import InputError, from_extra
 from trappm.terminal.png_figures import new_figure, require_matplotlib
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python research/gpu_day/gpu_check.py FOLDER [--json]
 
-FOLDER has the sweeps that `python -m profiler measure --sweep` wrote (*.jsonl, also compressed as
+FOLDER has the sweeps that `trappm measure --sweep` wrote (*.jsonl, also compressed as
 *.jsonl.xz, of one device; docs/gpu_day.md). Compared are
 
     memory       simulated live and reserved bytes, and what cuBLAS keeps, with the peaks of CUDA's

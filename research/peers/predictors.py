@@ -15,8 +15,7 @@ from trappm.learner.networks.presets import (
 )
 from trappm.learner.physics.prior import Prior
 from trappm.learner.workload import Workload
-from trappm.profiler.errors import InputError
-from trappm.profiler.host.extras import from_extra
+from trappm.profiler.errors import InputError, from_extra
 from trappm.profiler.nearest import nearest
 
 MakeEncoder = Callable[[EncoderPreset, bool], Encoder]

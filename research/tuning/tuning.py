@@ -30,8 +30,7 @@ from trappm.learner.networks.gae import Encoder
 from trappm.learner.networks.presets import LAPTOP, PAPER, HeadPreset, LearnerPreset, Training
 from trappm.learner.networks.published import TrappmAsPublished
 from trappm.learner.stats.folds import grouped_folds
-from trappm.profiler.errors import InputError
-from trappm.profiler.host.extras import from_extra
+from trappm.profiler.errors import InputError, from_extra
 
 if TYPE_CHECKING:
     from optuna import Study, Trial

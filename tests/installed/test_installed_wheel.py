@@ -95,8 +95,7 @@ def test_ours_and_theirs_are_both_there(run, python, place):
     assert theirs == str(place)
     assert Path(ours).is_relative_to(python.parents[1] / "lib")
     assert "campaign" in run("trappm", "--help")
-    assert "cpu-1t" in run("python", "-m", "trappm.profiler", "devices")
-    assert "python -m trappm.profiler" in run("python", "-m", "trappm.profiler", "--help")
+    assert "cpu-1t" in run("trappm", "measure", "--devices")
     assert run("python", "-m", "profiler") == "the profiler of somebody else\n"
 
 

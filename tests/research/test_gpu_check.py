@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from trappm.profiler.__main__ import main as profiler
+from trappm.cli import run
 from trappm.profiler.records import Measurement, Outcome
 
 Check = Callable[..., tuple[int, str, str]]
@@ -34,7 +34,7 @@ def sweeps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "list.yaml").write_text(LIST, encoding="utf-8")
     arguments = ["measure", "--sweep", str(folder / "list.yaml"), "--device", "simulated:h100",
                  "--protocol", "adaptive", "--out", str(folder / "check.jsonl")]  # fmt: skip
-    assert profiler(arguments) == 0
+    assert run(arguments) == 0
     again = []
     for line in (folder / "check.jsonl").read_text(encoding="utf-8").splitlines():
         actual = Measurement.from_dict(json.loads(line))

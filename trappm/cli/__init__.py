@@ -18,6 +18,7 @@ from trappm import __version__
 from trappm.cli import (
     device,
     estimate,
+    measure,
     pool,
     predict,
     shell,
@@ -50,6 +51,11 @@ app.command(name="estimate", rich_help_panel=PREDICT)(estimate.estimate)
 app.command(name="scale", rich_help_panel=PREDICT)(predict.scale)
 app.command(name="generate", rich_help_panel=PREDICT)(generate.generate)
 app.command(name="devices", rich_help_panel=PREDICT)(device.devices)
+app.command(
+    name="measure",
+    rich_help_panel=MEASURE,
+    epilog="Example: trappm measure resnet18 --device cpu-2t --batch-size 4",
+)(measure.measure)
 app.add_typer(campaign.app, name="campaign", rich_help_panel=MEASURE)
 app.add_typer(pool.app, name="pool", rich_help_panel=MEASURE)
 app.add_typer(device.app, name="device", rich_help_panel=MEASURE)

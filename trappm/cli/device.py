@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -39,9 +41,15 @@ def characterise(
     seconds: Annotated[
         float | None, typer.Option(min=1, max=_LONGEST_S, help="For all kernels; a minute.")
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON lines, appended, in place of the label store."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Time some 200 kernels on a device of this machine and keep them in the label store.
+
+    With --out, neither a database nor its libraries are needed.
 
     Of a device of several ranks, such as a100x4, the collectives between them: predictions with
     --gpus then know its links.
@@ -50,24 +58,22 @@ def characterise(
     measured before an interruption is kept, too.
     """
     from trappm.profiler.kernels.characterising import BUDGET_S, Characteriser
-    from trappm.profiler.kernels.command import Progress, report
-    from trappm.store import Home, Store
-    from trappm.store.kernel_measurements import recordable
+    from trappm.terminal.kernel_report import Progress, report
 
     results: list[KernelMeasurement] = []
     progress, begin = Progress(), time.monotonic()
 
-    def heard(result: KernelMeasurement, count: int) -> None:
-        results.append(recordable(result))
-        progress(result, count)
+    # Opened before anything is measured, so that a file or store without write access fails first.
+    with _recorder(out) as record, Characteriser() as characteriser:
 
-    # Opened before anything is measured: a store that cannot be written says so at once.
-    with Store.open(Home.open().database_url) as store, Characteriser() as characteriser:
+        def on_result(result: KernelMeasurement, count: int) -> None:
+            results.append(record(result))
+            progress(result, count)
+
         try:
-            characteriser.characterise(device, seconds=seconds or BUDGET_S, on_result=heard)
+            characteriser.characterise(device, seconds=seconds or BUDGET_S, on_result=on_result)
         finally:
             progress.end()
-            store.kernels.record(results)
     report(device, results, time.monotonic() - begin, as_json=as_json)
     if not as_json and rank_key(device).ranks > 1:
         from trappm.prediction.parallel.known_links import link_sentence
@@ -75,6 +81,37 @@ def characterise(
         typer.echo(link_sentence(device, results))
     if not any(result.time_ms for result in results):
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _recorder(out: Path | None) -> Iterator[Callable[[KernelMeasurement], KernelMeasurement]]:
+    """Open a file of JSON lines or the label store; yield what records one result in it."""
+    if out is not None:
+        from trappm.profiler.files.json_lines import JsonLines
+        from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+
+        with JsonLines(out, KernelMeasurement) as lines:
+
+            def append(result: KernelMeasurement) -> KernelMeasurement:
+                lines.append(result)
+                return result
+
+            yield append
+        return
+    from trappm.store import Home, Store
+    from trappm.store.kernel_measurements import recordable
+
+    results: list[KernelMeasurement] = []
+
+    def keep(result: KernelMeasurement) -> KernelMeasurement:
+        results.append(recordable(result))
+        return results[-1]
+
+    with Store.open(Home.open().database_url) as store:
+        try:
+            yield keep
+        finally:
+            store.kernels.record(results)
 
 
 @app.command(epilog="Example: trappm device show v100 a100 --model resnet50 --batch-size 64")

@@ -12,7 +12,7 @@ from trappm.profiler.errors import TrappmError
 
 ORDER = (
     "predict", "fits", "compare", "estimate", "scale", "generate", "devices",
-    "campaign", "pool", "device", "labels", "snapshot", "store",
+    "measure", "campaign", "pool", "device", "labels", "snapshot", "store",
     "serve", "ui",
     "launch", "watch", "status", "report", "explain", "list", "pause", "resume", "retry", "cancel",
 )  # fmt: skip

@@ -16,9 +16,9 @@ from trappm.notebook_cards import card
 from trappm.prediction.costs import Offer, Power, Run
 from trappm.prediction.fitting import MemoryAnswer, Verdict, room_text
 from trappm.profiler.number_text import number_text
-from trappm.profiler.profile_record import StepSource
 from trappm.profiler.records import METRICS, is_cpu_device
 from trappm.profiler.simulation.memory_simulation import SimulatedMemory
+from trappm.profiler.simulation.step_profile import StepSource
 
 if TYPE_CHECKING:
     from trappm.learner.heads.predictions import StepSettings

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.kernels.ceilings import sentence as ceilings_sentence
-from trappm.profiler.kernels.command import facts
 from trappm.profiler.number_text import number_text
 from trappm.profiler.records import Outcome, Phase
 from trappm.roofline.drawing import MOST_POINTS, as_text, key_of_text
 from trappm.roofline.roofs import BANDWIDTH, COMPUTE, LAUNCH, UNITS, KnownDevice
+from trappm.terminal.kernel_report import facts
 from trappm.terminal.tables import print_line, print_table
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trappm.profiler.errors import InputError
-from trappm.profiler.host.extras import from_extra
+from trappm.profiler.errors import InputError, from_extra
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,6 +9,7 @@ away from everybody else. Energy is NVML's counter over a window of seconds.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import random
 import re
@@ -18,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.devices.base import StepDevice
 from trappm.profiler.devices.catalogue import read_name
-from trappm.profiler.devices.gpu.events import between_events, repeat
 from trappm.profiler.devices.gpu.neighbours import Neighbours
 from trappm.profiler.devices.gpu.nvml import (
     Answer,
@@ -32,10 +32,11 @@ from trappm.profiler.errors import DeviceError, one_line
 from trappm.profiler.host import procfs
 from trappm.profiler.host.environment import host_facts
 from trappm.profiler.records import Configuration, Protocol
-from trappm.profiler.steps.meter import MarkedStep, MemoryReading, Window
+from trappm.profiler.steps.meter import Mark, MarkedStep, MemoryReading, Window
 
 if TYPE_CHECKING:
     import torch
+
 
 _EVENT_BATCH = 64
 """Steps between two synchronisations: bounds how far Python may run ahead of the GPU."""
@@ -395,3 +396,32 @@ def _bare_uuids(gpu: Gpu) -> set[str]:
     """The UUIDs by which CUDA may know this GPU or instance, without NVML's prefix."""
     uuids = {gpu.uuid, gpu.board.uuid if gpu.board else gpu.uuid}
     return {uuid.removeprefix("GPU-").removeprefix("MIG-") for uuid in uuids}
+
+
+def repeat(step: Callable[[], None], count: int, mark: Mark) -> None:
+    """Runs so many steps, and sets the mark after each."""
+    for _ in range(count):
+        step()
+        mark()
+
+
+def between_events(work: MarkedStep, before: Callable[[], None]) -> list[float]:
+    """Milliseconds on the GPU between the marks that the work sets, and from its start.
+
+    `before` is launched first, so that the GPU has work when the first event is set: it would
+    otherwise be set at once, and the first span hold the launch of what follows.
+    """
+    import torch
+
+    events: list[torch.cuda.Event] = []
+
+    def mark() -> None:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        events.append(event)
+
+    before()
+    mark()
+    work(mark)
+    torch.cuda.synchronize()
+    return [first.elapsed_time(second) for first, second in itertools.pairwise(events)]

@@ -10,7 +10,7 @@ from trappm.cluster.pool_file import parse_pool_file
 from trappm.cluster.yaml_file import MAX_FILE_BYTES, parse, read_text
 from trappm.prediction.costs import prices_of
 from trappm.profiler.errors import InputError
-from trappm.profiler.measuring.sweep_list import read_configurations
+from trappm.profiler.measuring.sweep import read_configurations
 
 GROUP = "architectures: [resnet18], batch_sizes: [1], input_sizes: [32]"
 

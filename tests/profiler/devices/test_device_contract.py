@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from trappm.profiler.__main__ import _summary as summary
+from trappm.cli.measure import summary
 from trappm.profiler.devices import local_devices, open_device
 from trappm.profiler.devices.gpu.cuda import CudaDevice
 from trappm.profiler.errors import DeviceError

@@ -12,7 +12,7 @@ from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
-from trappm.profiler.measuring.sweep_list import read_configurations
+from trappm.profiler.measuring.sweep import read_configurations
 from trappm.profiler.models.families import FAMILIES, family_of
 from trappm.profiler.records import (
     Configuration,

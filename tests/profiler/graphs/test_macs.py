@@ -10,7 +10,7 @@ from onnx_export import file_graph
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from trappm.profiler.graphs.macs import node_macs
+from trappm.profiler.graphs.nodes import node_macs
 from trappm.profiler.models.zoo import create_model
 
 size = st.integers(1, 6)

@@ -9,7 +9,7 @@ import torch
 from onnx_export import export_onnx, file_graph
 
 from trappm.profiler.models.model_input import Sample
-from trappm.profiler.records.content_hash import graph_hash
+from trappm.profiler.records.graph import graph_hash
 from trappm.profiler.static_profile import graph_template
 
 

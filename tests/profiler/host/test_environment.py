@@ -17,8 +17,8 @@ from nvml_stub import Board, install
 
 from trappm.profiler.devices import open_device
 from trappm.profiler.host import environment as environment_module
-from trappm.profiler.host.code_version import Commit
 from trappm.profiler.host.environment import (
+    Commit,
     host_facts,
     run_facts,
     stack_difference,

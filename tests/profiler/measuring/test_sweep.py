@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
@@ -19,7 +18,7 @@ import test_canary
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trappm.profiler.__main__ import _print, main
+from trappm import cli
 from trappm.profiler.devices import local_devices
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.files.json_lines import JsonLines
@@ -326,8 +325,8 @@ def test_interrupted_sweep_says_how_far_it_is(tmp_path: Path) -> None:
     wanted = tmp_path / "list.jsonl"
     wanted.write_text(json.dumps(configuration(1).to_dict()), encoding="utf-8")
     process = subprocess.Popen(
-        [sys.executable, "-m", "profiler", "measure", "--sweep", str(wanted), "--device", KEY,
-         "--out", str(tmp_path / "out")],
+        [sys.executable, "-c", "from trappm.cli import main; main()", "measure",
+         "--sweep", str(wanted), "--device", KEY, "--out", str(tmp_path / "out")],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stderr=subprocess.PIPE,
         text=True,
@@ -341,23 +340,25 @@ def test_interrupted_sweep_says_how_far_it_is(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, error = process.communicate()
     assert process.returncode == 130, error
-    assert "stopped with 0 of 1 settled; the same command goes on" in error
-    assert error.splitlines()[-1] == "profiler: interrupted"
+    assert "stopped after 0 of 1; the same command continues" in error
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--sweep", "LIST"], "--out"),
-        (["--sweep", "LIST", "--out", "OUT", "--batch-size", "2"], "batch_size is for the list"),
+        (
+            ["--sweep", "LIST", "--out", "OUT", "--batch-size", "2"],
+            "batch_size must be in",
+        ),
         (["--sweep", "LIST", "--out", "OUT", "--retries", "-1"], "--retries"),
-        (["--sweep", "LIST", "--out", "OUT", "--shuffle", "-1"], "--shuffle is -1"),
+        (["--sweep", "LIST", "--out", "OUT", "--shuffle", "-1"], "--shuffle"),
         (["--sweep", "/dev/zero", "--out", "OUT"], "no plain file"),
         (["--sweep", "FIFO", "--out", "OUT"], "no plain file"),
         (["--sweep", "LIST", "--out", "OUT", "--canary", "0"], "every_measurements"),
         (["--sweep", "none.jsonl", "--out", "OUT"], "none.jsonl"),
-        (["resnet18", "--sweep", "LIST", "--out", "OUT"], "architecture is for the list"),
-        (["resnet18", "--out", "OUT"], "--out goes with --sweep"),
+        (["resnet18", "--sweep", "LIST", "--out", "OUT"], "architecture must be in the list"),
+        (["resnet18", "--out", "OUT"], "--out needs --sweep"),
         ([], "name an architecture"),
     ],
 )
@@ -368,7 +369,7 @@ def test_wrong_command_is_one_line(
     os.mkfifo(tmp_path / "FIFO")
     places = {name: str(tmp_path / name) for name in ("LIST", "OUT", "FIFO")}
     messages = [places.get(argument, argument) for argument in arguments]
-    assert main(["measure", *messages, "--device", KEY]) == 2
+    assert cli.run(["measure", *messages, "--device", KEY]) == 2
     error = capsys.readouterr().err
     assert message in error.splitlines()[0]
     assert "Traceback" not in error
@@ -385,31 +386,24 @@ def test_readings_of_the_canary_are_kept_like_results(tmp_path: Path) -> None:
 
 
 def test_devices_of_this_machine_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["devices"]) == 0
+    assert cli.run(["measure", "--devices"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == local_devices()
     assert all("GiB" in line for line in lines if line.startswith("cpu-"))
 
 
-class Screen(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_screen_breaks_no_word_and_a_file_gets_lines_whole(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    text = "profiler: device 'cuda:0' cannot be used: " + "NVML finds no GPU; " * 8
-    file, screen = io.StringIO(), Screen()
-    _print(text, file)
-    _print(text, screen)
-    assert file.getvalue() == f"{text}\n"
-    lines = screen.getvalue().splitlines()
-    assert len(lines) > 1
-    assert max(map(len, lines)) <= 80
-    assert " ".join(screen.getvalue().split()) == text.strip()
-
-
 def test_durations_are_told_in_the_units_that_matter() -> None:
     assert [duration(s) for s in (3, 99, 180, 7800)] == ["3 s", "99 s", "3 min", "2 h 10 min"]
+
+
+def test_measuring_imports_neither_ray_nor_sql() -> None:
+    code = (
+        "import sys\n"
+        "from trappm.cli import run\n"
+        "arguments = ['--device', 'simulated:a100', '--batch-size', '8', '--input-size', '64']\n"
+        "assert run(['measure', 'test_resnet', *arguments]) == 0\n"
+        "assert not {'ray', 'sqlalchemy', 'pandas'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "throughput" in done.stdout

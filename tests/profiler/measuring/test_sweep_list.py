@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.measuring.sweep_list import read_configurations
+from trappm.profiler.measuring.sweep import read_configurations
 from trappm.profiler.records import Configuration
 
 ROOT = Path(__file__).parents[3]

@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from trappm.profiler.graphs.features import OPERATORS, node_features
-from trappm.profiler.graphs.macs import CONVOLUTIONS, PRODUCTS
+from trappm.profiler.graphs.nodes import CONVOLUTIONS, PRODUCTS
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.static_profile import graph_template
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.records import GraphTemplate
-from trappm.profiler.records.content_hash import graph_hash
+from trappm.profiler.records.graph import graph_hash
 
 SIZES = ("input_shapes", "output_shapes", "macs", "memory_bytes")
 

@@ -9,8 +9,7 @@ from torch import nn
 from trappm.profiler.models.zoo import create_model
 from trappm.profiler.records import Configuration
 from trappm.profiler.steps import step as step_module
-from trappm.profiler.steps.initial_gains import give_ordinary_gains
-from trappm.profiler.steps.step import make_step
+from trappm.profiler.steps.step import give_ordinary_gains, make_step
 
 
 def zero_share(model: nn.Module) -> float:

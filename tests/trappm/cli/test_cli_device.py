@@ -1,4 +1,4 @@
-"""`trappm device` and `python -m profiler kernels`, as a user meets them."""
+"""`trappm device`, as a user meets it."""
 
 import json
 import os
@@ -7,7 +7,6 @@ import pytest
 from store_whole import kernel
 
 from trappm import cli
-from trappm.profiler import __main__ as profiler
 from trappm.profiler.kernels.characterising import Characteriser
 from trappm.profiler.kernels.kernel_call import KernelCall, Operator
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
@@ -192,28 +191,21 @@ def test_a_kernel_that_cannot_be_kept_costs_itself_and_is_told(run, monkeypatch,
     assert (good.outcome, bad.outcome, bad.failed_in) == ("ok", "error", "record")
 
 
-def test_without_sql_a_file_has_each_result(tmp_path, capsys):
+def test_characterise_writes_a_file_without_a_database(run, tmp_path):
     path = tmp_path / "kernels.jsonl"
-    arguments = ["kernels", "--device", "cpu-1t", "--seconds", "1", "--out", str(path), "--json"]
-    assert profiler.main(arguments) == 0
-    answer = json.loads(capsys.readouterr().out)
+    status, out, error = run(
+        "device", "characterise", "cpu-1t", "--seconds", "1", "--out", path, "--json"
+    )
+    assert status == 0, error
+    answer = json.loads(out)
     lines = [KernelMeasurement.from_dict(json.loads(line)) for line in path.open()]
     assert len({line.call for line in lines}) == answer["kernels"] >= 150
     assert answer["device"] == "cpu-1t"
+    assert not (tmp_path / "home" / "labels.db").exists()
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--device", "cpu-1t", "--seconds", "0"],
-        ["--device", "v9000"],
-        ["--device", "simulated:a100"],
-    ],
-)
-def test_bad_input_is_one_line(arguments, capsys):
-    try:
-        status = profiler.main(["kernels", *arguments])
-    except SystemExit as exit_:
-        status = exit_.code
+@pytest.mark.parametrize("arguments", [["cpu-1t", "--seconds", "0"], ["v9000"], ["simulated:a100"]])
+def test_bad_input_is_one_line(arguments, run, tmp_path):
+    status, _, error = run("device", "characterise", *arguments, "--out", tmp_path / "out")
     assert status == 2
-    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert len(error.strip().splitlines()) == 1

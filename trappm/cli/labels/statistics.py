@@ -78,11 +78,8 @@ class Statistics:
 
 def _statistic(groups: Any, name: str) -> pd.Series[Any]:
     percentile = _PERCENTILE.fullmatch(name)
-    result: pd.Series[Any]
-    if percentile:
-        result = groups.quantile(int(percentile[1]) / 100)
-    else:
-        result = getattr(groups, name)()
+    of_groups = getattr(groups, "quantile" if percentile else name)
+    result: pd.Series[Any] = of_groups(int(percentile[1]) / 100) if percentile else of_groups()
     return result
 
 

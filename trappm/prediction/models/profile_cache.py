@@ -24,8 +24,7 @@ from trappm.profiler.models.known_names import is_hub_id, refuse_weights
 from trappm.profiler.records import GraphTemplate
 
 if TYPE_CHECKING:
-    from trappm.profiler.profile_record import StaticProfile
-    from trappm.profiler.simulation.step_profile import StepProfile
+    from trappm.profiler.simulation.step_profile import StaticProfile, StepProfile
 
 FORMAT = 4
 """Counted up when a profile says something else of the same model."""
@@ -154,8 +153,7 @@ def profile_from_bytes(data: bytes) -> tuple[str, StaticProfile]:
     Raises:
         ValueError, KeyError, TypeError, TrappmError: it is damaged.
     """
-    from trappm.profiler.profile_record import StaticProfile, StepSource
-    from trappm.profiler.simulation.step_profile import StepProfile
+    from trappm.profiler.simulation.step_profile import StaticProfile, StepProfile, StepSource
 
     entry = json.loads(data)
     step, source = entry["step"], entry["step_source"]

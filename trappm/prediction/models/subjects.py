@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trappm.profiler.models.model_input import Sample
-    from trappm.profiler.profile_record import StaticProfile
-    from trappm.profiler.simulation.step_profile import StepProfile
+    from trappm.profiler.simulation.step_profile import StaticProfile, StepProfile
 
 
 class Subject(ABC):

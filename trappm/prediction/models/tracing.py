@@ -27,8 +27,7 @@ from trappm.profiler.host.forks import ForkServer, ForkServerError
 from trappm.profiler.records import Phase
 
 if TYPE_CHECKING:
-    from trappm.profiler.profile_record import StaticProfile
-    from trappm.profiler.simulation.step_profile import StepProfile
+    from trappm.profiler.simulation.step_profile import StaticProfile, StepProfile
     from trappm.profiler.tracing.tracer import StepOptions
 
 FOR_FILES = (

@@ -1,24 +1,22 @@
-"""`python -m profiler kernels --device cpu-2t`: knows a device by its kernels, without Ray and SQL.
+"""Progress and results of `trappm device characterise`.
 
-How far it is goes to standard error, the answer to standard output.
+Progress goes to standard error, results to standard output.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from trappm.profiler.files.json_lines import JsonLines
+import typer
+
 from trappm.profiler.kernels.ceilings import Ceilings, ceilings, sentence
-from trappm.profiler.kernels.characterising import Characteriser
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.profiler.records import Outcome
 
@@ -45,44 +43,15 @@ class Progress:
         which = f"{self._done} of {count}, about {left_s:.0f} s left"
         line = f"kernel {which if self._done <= count else 'once more'}: {result.call}"
         if self._is_terminal:
-            print(
-                f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}",
-                end="",
-                file=sys.stderr,
-                flush=True,
+            typer.echo(
+                f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}", err=True, nl=False
             )
         else:
-            print(line, file=sys.stderr, flush=True)
+            typer.echo(line, err=True)
 
     def end(self) -> None:
         if self._is_terminal and self._done:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-
-def run(device: str, out: Path | None, seconds: float, *, as_json: bool) -> int:
-    """Times the kernels of a device; into a file if one is named, each result as it comes.
-
-    Returns:
-        The exit status: 0, or 1 if not one kernel could be timed.
-
-    Raises:
-        TrappmError: as `Characteriser.characterise`; or the file cannot be written.
-    """
-    progress = Progress()
-    begin = time.monotonic()
-    with _file(out) as lines, Characteriser() as characteriser:
-
-        def heard(result: KernelMeasurement, count: int) -> None:
-            if lines is not None:
-                lines.append(result)
-            progress(result, count)
-
-        try:
-            results = characteriser.characterise(device, seconds=seconds, on_result=heard)
-        finally:
-            progress.end()
-    report(device, results, time.monotonic() - begin, as_json=as_json)
-    return 0 if any(result.time_ms for result in results) else 1
+            typer.echo("\r\033[K", err=True, nl=False)
 
 
 def report(
@@ -93,17 +62,19 @@ def report(
     outcomes = Counter(result.outcome for result in last.values())
     known = ceilings(results)
     if as_json:
-        print(json.dumps(facts(device, last.values(), known, seconds)))
+        typer.echo(json.dumps(facts(device, last.values(), known, seconds)))
         return
     missing = len(last) - outcomes[Outcome.OK]
     but = f", {missing} of {len(last)} not" if missing else ""
     is_of_ranks = all(call.form.is_collective for call in last)
     what, reached = ("collectives", "") if is_of_ranks else ("kernels", f" {sentence(known)}.")
-    print(f"{device}: {outcomes[Outcome.OK]} {what} measured in {seconds:.0f} s{but}.{reached}")
+    typer.echo(
+        f"{device}: {outcomes[Outcome.OK]} {what} measured in {seconds:.0f} s{but}.{reached}"
+    )
     for outcome, count in sorted(outcomes.items()):
         example = next(result for result in last.values() if result.outcome is outcome)
         if outcome is not Outcome.OK:
-            print(f"  {outcome:<12} {count:>4}  such as {example.call}: {example.message}")
+            typer.echo(f"  {outcome:<12} {count:>4}  such as {example.call}: {example.message}")
 
 
 def facts(
@@ -118,12 +89,3 @@ def facts(
         "seconds": seconds,
         "ceilings": {**asdict(known), "bandwidths": [asdict(b) for b in known.bandwidths]},
     }
-
-
-@contextlib.contextmanager
-def _file(out: Path | None) -> Iterator[JsonLines[KernelMeasurement] | None]:
-    if out is None:
-        yield None
-        return
-    with JsonLines(out, KernelMeasurement) as lines:
-        yield lines

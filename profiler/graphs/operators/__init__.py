@@ -1,1 +1,0 @@
-"""Which graph nodes each operator of PyTorch stands for."""

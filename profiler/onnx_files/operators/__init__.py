@@ -1,1 +1,0 @@
-"""What each ONNX operator does, in PyTorch: for modules that are rebuilt from files."""

@@ -1,0 +1,278 @@
+"""`trappm measure`: measure a training step, or a list of them, on this machine.
+
+Works without Ray and without a database, on a node that has only the core dependencies.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trappm.cli import shell
+from trappm.cli.options import AsJson, print_json
+from trappm.profiler.errors import InputError, TrappmError
+from trappm.profiler.records import MemoryFormat, Optimizer, Outcome, Phase, Precision, Provenance
+
+if TYPE_CHECKING:
+    from trappm.profiler.files.json_lines import JsonLines
+    from trappm.profiler.measuring.canary import CanaryPlan, CanaryReading
+    from trappm.profiler.records import Configuration, Measurement
+
+_PHASES = {
+    "create": "creating the model",
+    "warmup": "warming up",
+    "measure": "timing steps",
+}
+"""Messages for the phases of a measurement."""
+
+
+def measure(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="A timm architecture or an hf: name.",
+            autocompletion=shell.models,
+        ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Device of this machine, such as cpu-2t, a100 or cuda:0.")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples per step (default: 1).")] = None,
+    input_size: Annotated[
+        int | None,
+        typer.Option("--input-size", "--sequence-length", help="Pixels or tokens (default: 224)."),
+    ] = None,
+    precision: Annotated[Precision | None, typer.Option(help="Default: fp32.")] = None,
+    memory_format: Annotated[MemoryFormat | None, typer.Option(help="Default: contiguous.")] = None,
+    optimizer: Annotated[Optimizer | None, typer.Option(help="Default: sgd.")] = None,
+    phase: Annotated[Phase | None, typer.Option(help="Default: train.")] = None,
+    protocol: Annotated[str, typer.Option(help="Measurement protocol.")] = "paper",
+    sweep: Annotated[
+        Path | None, typer.Option(metavar="LIST", help="YAML or JSON lines of configurations.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Results of a sweep; JSON lines, appended.")
+    ] = None,
+    retries: Annotated[
+        int, typer.Option(min=0, help="Retries of unstable measurements of a sweep.")
+    ] = 2,
+    shuffle: Annotated[
+        int | None, typer.Option(min=0, metavar="SEED", help="Measure the list in random order.")
+    ] = None,
+    canary: Annotated[
+        int | None,
+        typer.Option(
+            metavar="COUNT",
+            help="Measurements of a sweep between two of a reference; stop when it drifts.",
+        ),
+    ] = None,
+    show_devices: Annotated[
+        bool, typer.Option("--devices", help="List the devices of this machine and exit.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a training step on this machine, or a list of steps with --sweep.
+
+    The exit status is 0 for the outcome ok, 1 for any other, and 2 for bad input. A sweep that was
+    interrupted continues when the same command runs again.
+    """
+    from trappm.profiler.measuring.canary import CanaryPlan
+    from trappm.profiler.measuring.protocols import protocol_named
+    from trappm.profiler.records import Configuration
+
+    if show_devices:
+        _show_devices()
+        return
+    if device is None:
+        raise InputError("name a device with --device; list those of this machine with --devices")
+    settings: dict[str, Any] = {
+        "architecture": model,
+        "batch_size": batch_size,
+        "input_size": input_size,
+        "precision": precision,
+        "memory_format": memory_format,
+        "optimizer": optimizer,
+        "phase": phase,
+    }
+    settings = {name: value for name, value in settings.items() if value is not None}
+    if sweep is not None:
+        if settings:
+            raise InputError(f"{next(iter(settings))} must be in the list, not next to --sweep")
+        if out is None:
+            raise InputError("a sweep needs a file for its results: --out FILE.jsonl")
+        plan = None if canary is None else CanaryPlan(every_measurements=canary)
+        _sweep(sweep, out, device, protocol, retries, shuffle, plan, as_json=as_json)
+        return
+    for name, value in (("--out", out), ("--shuffle", shuffle), ("--canary", canary)):
+        if value is not None:
+            raise InputError(f"{name} needs --sweep")
+    if model is None:
+        raise InputError("name an architecture to measure, or a list with --sweep")
+    configuration = Configuration(**{"batch_size": 1, "input_size": 224, **settings})
+    measurement = _measured(configuration, device, protocol_named(protocol))
+    if measurement.outcome is Outcome.UNSUPPORTED and not as_json:
+        raise InputError(f"{measurement.message}")
+    if as_json:
+        typer.echo(json.dumps(measurement.to_dict()))
+    else:
+        typer.echo(summary(measurement))
+    if measurement.outcome is not Outcome.OK:
+        raise typer.Exit(2 if measurement.outcome is Outcome.UNSUPPORTED else 1)
+
+
+def _show_devices() -> None:
+    """Print key, memory and name of each device; exit with 1 if one of them fails."""
+    from trappm.profiler.devices import local_devices, local_failures, open_device
+
+    failures = local_failures()
+    for key in local_devices():
+        try:
+            facts = open_device(key).environment()
+        except TrappmError as error:
+            failures.append(str(error))
+            continue
+        memory_mib = facts.get("device_memory_mib", facts.get("host_memory_mib"))
+        memory = "" if memory_mib is None else f"  {memory_mib / 1024:6.1f} GiB"
+        typer.echo(f"{key:<20}{memory}  {facts.get('device_name')}")
+    for failure in failures:
+        typer.echo(failure, err=True)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _measured(configuration: Configuration, device: str, protocol: Any) -> Measurement:
+    """Measure one configuration; a terminal shows the phases as they begin."""
+    from trappm.profiler.measuring.isolation import Measurer
+
+    begin = time.monotonic()
+
+    def show(phase: str) -> None:
+        if sys.stderr.isatty():
+            seconds = time.monotonic() - begin
+            typer.echo(f"{seconds:5.1f} s  {_PHASES.get(phase, phase)}", err=True)
+
+    show(f"{configuration} on {device}: starting its process")
+    with Measurer() as measurer:
+        return measurer.measure(configuration, device, protocol, on_phase=show)
+
+
+def _sweep(
+    path: Path, out: Path, device: str, protocol_name: str, retries: int, seed: int | None,
+    plan: CanaryPlan | None, *, as_json: bool,
+) -> None:  # fmt: skip
+    import numpy as np
+
+    from trappm.profiler.devices import open_device
+    from trappm.profiler.files.json_lines import JsonLines
+    from trappm.profiler.measuring.canary import CanaryReading
+    from trappm.profiler.measuring.isolation import Measurer
+    from trappm.profiler.measuring.protocols import protocol_named
+    from trappm.profiler.measuring.sweep import Sweep, read_configurations
+    from trappm.profiler.records import Measurement
+
+    protocol = protocol_named(protocol_name)
+    environment = open_device(device).environment()  # a wrong key fails first
+    configurations = read_configurations(path)
+    if seed is not None:
+        order = np.random.default_rng(seed).permutation(len(configurations))
+        configurations = [configurations[i] for i in order]
+    with JsonLines(out, Measurement) as results, Measurer() as measurer:
+        sweep = Sweep(configurations, results, device, protocol, environment, retries=retries)
+        if sweep.settled:
+            _log(f"{sweep.settled} of {len(configurations)} done, {sweep.measured} of them ok")
+
+        def run(configuration: Configuration) -> Measurement:
+            return measurer.measure(configuration, device, protocol)
+
+        try:
+            if plan is None:
+                sweep.run(run, _log)
+            else:
+                with JsonLines(out.with_name(out.name + ".canary"), CanaryReading) as readings:
+                    sweep.run(_watched(run, plan, readings, device), _log)
+        except (TrappmError, KeyboardInterrupt):
+            _log(
+                f"stopped after {sweep.settled} of {len(configurations)}; "
+                "the same command continues from there"
+            )
+            raise
+    counts = {outcome.value: sweep.outcomes[outcome] for outcome in Outcome}
+    if as_json:
+        print_json(
+            {"configurations": len(configurations), "attempts": sweep.attempts, "outcomes": counts}
+        )
+        return
+    typer.echo(f"{len(configurations)} configurations in {sweep.attempts} attempts:")
+    for name, count in counts.items():
+        if count:
+            typer.echo(f"  {name:<12} {count:>6}")
+
+
+def _watched(
+    run: Callable[[Configuration], Measurement],
+    plan: CanaryPlan,
+    readings: JsonLines[CanaryReading],
+    device: str,
+) -> Callable[[Configuration], Measurement]:
+    """Wrap `run` so that the reference is measured whenever it is due; drift ends the sweep."""
+    from trappm.profiler.measuring.canary import Canary, CanaryDecision
+
+    canary = Canary(plan, run, device, history=readings.earlier)
+
+    def watched(configuration: Configuration) -> Measurement:
+        while (reading := canary.check()) is not None:
+            readings.append(reading)
+            _log(f"canary: {reading.decision}{f': {reading.message}' if reading.message else ''}")
+            if reading.decision is CanaryDecision.STOP:
+                raise TrappmError(f"this machine has changed: {reading.message}")
+        return run(configuration)
+
+    return watched
+
+
+def _log(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def summary(measurement: Measurement) -> str:
+    """Return outcome, step time, rate, memory and power of a measurement as lines of text."""
+    lines = [f"{measurement.configuration} on {measurement.device}: {measurement.outcome}"]
+    if measurement.provenance is not Provenance.MEASURED:
+        lines[0] += f" ({measurement.provenance}, not measured here)"
+    if measurement.message:
+        lines.append(f"  {measurement.message}")
+    step = measurement.step
+    if step is None:
+        return "\n".join(lines)
+    lines.append(
+        f"  step time  {step.median_ms:.2f} ms (median of {len(measurement.step_samples_ms)}, "
+        f"interquartile range {step.iqr_ms:.2f} ms, 95th percentile {step.p95_ms:.2f} ms)"
+    )
+    if step.forward_share is not None:
+        lines.append(
+            f"  shares     {step.forward_share:.0%} forward, {step.backward_share:.0%} "
+            f"backward, {step.optimizer_share:.0%} optimizer"
+        )
+    lines.append(f"  throughput {measurement.samples_per_second:.1f} samples/s")
+    for name, metric, value, unit in (
+        ("memory", "memory_mib", measurement.memory_mib, "MiB"),
+        ("power", "power_w", measurement.power_w, "W"),
+    ):
+        reason = measurement.missing.get(metric, "missing")
+        lines.append(f"  {name:<9}  " + (reason if value is None else f"{value:.1f} {unit}"))
+    facts = measurement.environment
+    if "world_size" in facts:
+        line = f"  ranks      {facts['world_size']} by {facts['strategy']}"
+        line += f" over {facts['collectives']}"
+        if alone_ms := facts.get("rank_alone_ms"):
+            line += f", {min(alone_ms):.2f} to {max(alone_ms):.2f} ms alone"
+            line += f" (straggler {facts['straggler_ratio']:.2f})"
+        lines.append(line)
+    return "\n".join(lines)
