@@ -140,9 +140,9 @@ def test_the_web_stays_in_its_folders():
 
 
 def test_the_core_does_not_import_extensions():
-    """Only the command line knows their folder, and registers what it finds there."""
+    """The command line registers what is in their folder, and `trappm` offers public names."""
     for path in _sources():
-        if path.is_relative_to(ROOT / "trappm/extensions"):
+        if path.is_relative_to(ROOT / "trappm/extensions") or path == ROOT / "trappm/__init__.py":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             names = {name for name in _imported(node) if name.startswith("trappm.extensions")}

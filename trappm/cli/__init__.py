@@ -26,7 +26,6 @@ from trappm.cli import (
     store,
 )
 from trappm.cli.campaign import commands as campaign
-from trappm.cli.generation import commands as generate
 from trappm.cli.labels import commands as labels
 from trappm.extensions import register_all
 from trappm.extras import advice
@@ -49,7 +48,6 @@ app.command(name="fits", rich_help_panel=PREDICT)(estimate.fits)
 app.command(name="compare", rich_help_panel=PREDICT)(predict.compare)
 app.command(name="estimate", rich_help_panel=PREDICT)(estimate.estimate)
 app.command(name="scale", rich_help_panel=PREDICT)(predict.scale)
-app.command(name="generate", rich_help_panel=PREDICT)(generate.generate)
 app.command(name="devices", rich_help_panel=PREDICT)(device.devices)
 app.command(
     name="measure",

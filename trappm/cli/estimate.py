@@ -77,7 +77,7 @@ def estimate(
     if ray and kubernetes:
         raise InputError("--ray and --kubernetes are two answers; ask for one of them")
     if ray or kubernetes:
-        from trappm.integrations import gpu_requests
+        from trappm.prediction import gpu_requests
 
         if kubernetes:
             request = gpu_requests.pod(made, device)

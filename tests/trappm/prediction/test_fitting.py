@@ -13,7 +13,7 @@ from onnx_export import export_onnx
 
 import trappm
 from trappm import cli
-from trappm.integrations.forecast import FirstStep, forecast
+from trappm.extensions.integrations.forecast import FirstStep, forecast
 from trappm.learner.heads.device_heads import train_heads
 from trappm.learner.heads.predictions import TrainedHeads
 from trappm.learner.networks.gae import train_encoder

@@ -17,12 +17,10 @@ from trappm.label_store import store_or_none_yet
 from trappm.prediction.models.subjects import UnprofiledError, known_subject
 from trappm.prediction.parallel.scaling import scaling, scaling_json
 from trappm.prediction.question import Question
-from trappm.roofline.report import devices_json
-from trappm.roofline.roofs import KnownDevice, known_device
-from trappm.roofline.steps import roofed_steps, step_settings
 from trappm.store import Home
 
 if TYPE_CHECKING:
+    from trappm.extensions.roofline.roofs import KnownDevice
     from trappm.extensions.web.loaded_snapshots import LoadedSnapshots
     from trappm.extensions.web.schemas import RooflineQuestion, ScalingQuestion
     from trappm.extensions.web.tracing import Model, Tracer
@@ -44,6 +42,9 @@ class TracedAnswers:
         Raises:
             TrappmError: A device is unknown; and those of `tracing`.
         """
+        from trappm.extensions.roofline.report import devices_json  # another extension
+        from trappm.extensions.roofline.steps import roofed_steps, step_settings
+
         loop = asyncio.get_running_loop()
         devices = await loop.run_in_executor(self._thread, _known_devices, request.devices)
         if model is None:
@@ -97,5 +98,7 @@ class TracedAnswers:
 
 
 def _known_devices(names: Sequence[str]) -> list[KnownDevice]:
+    from trappm.extensions.roofline.roofs import known_device
+
     with store_or_none_yet(Home.find()) as store:
         return [known_device(store, name) for name in names]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trappm.integrations.forecast import FirstStep
+from trappm.extensions.integrations.forecast import FirstStep
 from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import InputError
 from trappm.profiler.files.json_lines import JsonLines

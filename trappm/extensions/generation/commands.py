@@ -10,6 +10,10 @@ from trappm.cli import shell
 from trappm.cli.options import AsJson, Explain, print_json
 
 
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Predict")(generate)
+
+
 def generate(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="A decoder by its hf: name, or a config.json's.")
@@ -33,8 +37,8 @@ def generate(
 
     Example: trappm generate hf:llama-2-7b --prompt 512 --tokens 128 --batch-size 8
     """
-    from trappm.generation.generating import generate as generate_tokens
-    from trappm.generation.generation_tables import print_generation
+    from trappm.extensions.generation.generating import generate as generate_tokens
+    from trappm.extensions.generation.generation_tables import print_generation
 
     made = generate_tokens(
         model,

@@ -7,6 +7,10 @@ import pytest
 from store_whole import kernel
 
 from trappm.cli import run
+from trappm.extensions.roofline.drawing import as_text, draw_png, lines
+from trappm.extensions.roofline.report import print_rooflines, sentence
+from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, KnownDevice, Roof, known_device
+from trappm.extensions.roofline.steps import roofed_steps
 from trappm.learner.heads.other_devices import Basis, OtherDevices, errors_of_devices
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.prediction.answering import answers
@@ -15,10 +19,6 @@ from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError
 from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
 from trappm.profiler.records import Phase, Provenance
-from trappm.roofline.drawing import as_text, draw_png, lines
-from trappm.roofline.report import print_rooflines, sentence
-from trappm.roofline.roofs import BANDWIDTH, COMPUTE, KnownDevice, Roof, known_device
-from trappm.roofline.steps import roofed_steps
 from trappm.store import Store
 
 CARD = {"device": "a100", "device_name": "NVIDIA A100-SXM4-40GB", "measuring_version": 2,

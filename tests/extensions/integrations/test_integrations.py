@@ -10,8 +10,8 @@ import yaml
 
 import trappm
 from trappm import cli
-from trappm.integrations.gpu_requests import PRODUCTS, pod
-from trappm.integrations.recorded_steps import PROTOCOL
+from trappm.extensions.integrations.recorded_steps import PROTOCOL
+from trappm.prediction.gpu_requests import PRODUCTS, pod
 from trappm.profiler.devices.capacity import memory_mib
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Configuration, Measurement
@@ -102,8 +102,8 @@ def test_the_trainer_of_transformers_says_what_it_takes_and_records_it(folder, c
 def test_steps_of_a_compiled_model_are_not_labels_of_eager_ones(folder, compiled):
     import torch
 
-    from trappm.integrations.forecast import FirstStep
-    from trappm.integrations.recorded_steps import PROTOCOL, RecordedSteps
+    from trappm.extensions.integrations.forecast import FirstStep
+    from trappm.extensions.integrations.recorded_steps import PROTOCOL, RecordedSteps
     from trappm.profiler.models import zoo
     from trappm.profiler.records import Precision
 
@@ -129,7 +129,7 @@ def test_a_module_without_a_name_is_timed_and_not_recorded(folder, capsys):
     lightning = pytest.importorskip("lightning", reason="the extra integrations is not installed")
     import torch
 
-    from trappm.integrations.lightning_callback import TrappmCallback
+    from trappm.extensions.integrations.lightning_callback import TrappmCallback
 
     class Line(lightning.LightningModule):
         def __init__(self):

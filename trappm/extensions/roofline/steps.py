@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trappm.extensions.roofline.step_kernels import StepKernels, step_kernels
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.predictions import StepSettings, TrainedHeads
 from trappm.learner.physics.device_specs import CPU, spec_of
@@ -23,15 +24,14 @@ from trappm.learner.workload import Workload
 from trappm.prediction.device_names import key_among
 from trappm.prediction.models.sizes import check_size
 from trappm.profiler.errors import SnapshotError, UnsupportedModelError
-from trappm.roofline.step_kernels import StepKernels, step_kernels
 
 if TYPE_CHECKING:
+    from trappm.extensions.roofline.roofs import KnownDevice
     from trappm.learner.heads.metric_head import Head
     from trappm.learner.physics.prior import Prior
     from trappm.prediction.models.subjects import Subject
     from trappm.prediction.question import Question
     from trappm.profiler.records import Phase
-    from trappm.roofline.roofs import KnownDevice
 
 
 @dataclass(frozen=True, kw_only=True)

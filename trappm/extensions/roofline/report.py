@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from trappm.extensions.roofline.drawing import MOST_POINTS, as_text, key_of_text
+from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, LAUNCH, UNITS, KnownDevice
 from trappm.profiler.kernels.ceilings import sentence as ceilings_sentence
 from trappm.profiler.number_text import number_text
 from trappm.profiler.records import Outcome, Phase
-from trappm.roofline.drawing import MOST_POINTS, as_text, key_of_text
-from trappm.roofline.roofs import BANDWIDTH, COMPUTE, LAUNCH, UNITS, KnownDevice
 from trappm.terminal.kernel_report import facts
 from trappm.terminal.tables import print_line, print_table
 
 if TYPE_CHECKING:
-    from trappm.roofline.steps import RoofedStep
+    from trappm.extensions.roofline.steps import RoofedStep
 
 _ROWS = 10
 """Kernels in a table."""

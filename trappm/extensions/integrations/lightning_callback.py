@@ -8,8 +8,8 @@ from typing import Any
 
 import lightning
 
-from trappm.integrations.forecast import FirstStep
-from trappm.integrations.training_watch import TrainingWatch
+from trappm.extensions.integrations.forecast import FirstStep
+from trappm.extensions.integrations.training_watch import TrainingWatch
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Precision
 

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, ON_PAPER, KnownDevice
 from trappm.profiler.errors import InputError
 from trappm.profiler.number_text import number_text
-from trappm.roofline.roofs import BANDWIDTH, COMPUTE, ON_PAPER, KnownDevice
 from trappm.terminal.png_figures import new_figure, save_png
 
 if TYPE_CHECKING:
-    from trappm.roofline.steps import RoofedStep
+    from trappm.extensions.roofline.steps import RoofedStep
 
 MOST_POINTS = 400
 """Of one step, that are drawn or written: all of nearly every model's."""

@@ -8,8 +8,8 @@ from statistics import median
 
 import typer
 
-from trappm.integrations.forecast import FirstStep, forecast
-from trappm.integrations.recorded_steps import PROTOCOL, RecordedSteps
+from trappm.extensions.integrations.forecast import FirstStep, forecast
+from trappm.extensions.integrations.recorded_steps import PROTOCOL, RecordedSteps
 from trappm.profiler.errors import InputError, TrappmError, one_line
 from trappm.profiler.measuring.sweep import duration
 from trappm.profiler.models.known_names import refuse_unknown

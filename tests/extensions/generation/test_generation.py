@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 import torch
 
 from trappm import cli
-from trappm.generation.generating import MIB, generate
+from trappm.extensions.generation.generating import MIB, generate
 from trappm.learner.physics.transformer_times import HOST_RANGE
 from trappm.profiler.decoder_steps import Decoder
 from trappm.profiler.models.sources import source_of

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from trappm.integrations.forecast import FirstStep
-from trappm.integrations.training_watch import TrainingWatch
+from trappm.extensions.integrations.forecast import FirstStep
+from trappm.extensions.integrations.training_watch import TrainingWatch
 from trappm.profiler.records import Precision
 
 _ABOUT_LOSS = "num_items_in_batch"

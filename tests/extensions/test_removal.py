@@ -1,0 +1,56 @@
+"""Deleting the folder of an extension removes the feature and breaks nothing else."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("profiler", "learner", "store", "cluster", "trappm")
+EXTENSIONS = sorted(path.parent.name for path in ROOT.glob("trappm/extensions/*/__init__.py"))
+CORE = """
+import pkgutil, sys
+from importlib import import_module
+import trappm
+for module in pkgutil.walk_packages(trappm.__path__, "trappm."):
+    if not module.name.startswith("trappm.extensions.") and "migrations" not in module.name:
+        import_module(module.name)
+"""
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A copy of the sources."""
+    folder = tmp_path_factory.mktemp("tree")
+    for room in ROOMS:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / room, folder / room, symlinks=True, ignore=ignored)
+    return folder
+
+
+def run(tree, *arguments):
+    environment = os.environ | {"PYTHONPATH": str(tree), "TRAPPM_HOME": str(tree / "home")}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(
+        command, cwd=tree, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXTENSIONS)
+def test_the_core_works_without_an_extension(tree, tmp_path, name):
+    folder = tree / "trappm/extensions" / name
+    shutil.move(folder, tmp_path / name)
+    try:
+        run(tree, "-c", CORE)
+        command = ("-c", "from trappm.cli import main; main()")
+        assert "predict" in run(tree, *command, "--help")
+        answer = run(tree, *command, "predict", "resnet18", "--batch-size", "4", "--device", "a100")
+        assert "A100 40 GB" in answer
+    finally:
+        shutil.move(tmp_path / name, folder)
