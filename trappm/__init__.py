@@ -1,10 +1,11 @@
-"""TraPPM: what a deep-learning training step costs, before it is run.
+"""TraPPM predicts what a deep-learning training step takes, before it runs.
 
 Examples:
     >>> import trappm
-    >>> step_time_ms, memory_mib, power_w = trappm.predict("resnet18", batch_size=4, input_size=96)
+    >>> prediction = trappm.predict("resnet18", batch_size=4, device="v100")
+    >>> prediction.step_time_ms, prediction.memory_mib, prediction.fits, prediction.largest_batch
 
-Importing this is quick: torch and the rest load when a prediction is asked for.
+The import is quick: torch and the rest load with the first prediction.
 """
 
 from __future__ import annotations
@@ -13,14 +14,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trappm.generation.generating import Generation, generate
+    from trappm import snapshots
     from trappm.label_frames import labels
-    from trappm.prediction.estimate import Estimate, estimate
-    from trappm.prediction.looking_up.answer import Answer
-    from trappm.prediction.looking_up.lookup import lookup
-    from trappm.prediction.parallel.parallel_prediction import ParallelPrediction
-    from trappm.prediction.parallel.shared_step import predict_parallel
-    from trappm.prediction.predict import predict
+    from trappm.prediction.device_names import DeviceEvidence, devices
+    from trappm.prediction.measured import MeasuredStep
+    from trappm.prediction.predict import compare, predict
     from trappm.prediction.prediction import Prediction
     from trappm.profiler.errors import TrappmError
     from trappm.profiler.simulation.training_loop import TrainingLoop
@@ -28,26 +26,31 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "Answer", "Estimate", "Generation", "ParallelPrediction", "Prediction", "TrainingLoop",
-    "TrappmError", "__version__", "estimate", "generate", "labels", "lookup", "predict",
-    "predict_parallel",
+    "DeviceEvidence", "MeasuredStep", "Prediction", "TrainingLoop", "TrappmError", "__version__",
+    "compare", "devices", "labels", "predict", "snapshots",
 ]  # fmt: skip
 
-_HOMES = {
-    "Answer": "trappm.prediction.looking_up.answer",
-    "Estimate": "trappm.prediction.estimate",
-    "Generation": "trappm.generation.generating",
-    "ParallelPrediction": "trappm.prediction.parallel.parallel_prediction",
+_MODULES = {
+    "DeviceEvidence": "trappm.prediction.device_names",
+    "MeasuredStep": "trappm.prediction.measured",
     "Prediction": "trappm.prediction.prediction",
     "TrainingLoop": "trappm.profiler.simulation.training_loop",
     "TrappmError": "trappm.profiler.errors",
-    "estimate": "trappm.prediction.estimate",
-    "generate": "trappm.generation.generating",
+    "compare": "trappm.prediction.predict",
+    "devices": "trappm.prediction.device_names",
     "labels": "trappm.label_frames",
-    "lookup": "trappm.prediction.looking_up.lookup",
     "predict": "trappm.prediction.predict",
-    "predict_parallel": "trappm.prediction.parallel.shared_step",
 }
+_RENAMED = {
+    "Answer": "trappm.Prediction (its field `measured`)",
+    "Estimate": "trappm.Prediction (its property `memory_breakdown`)",
+    "estimate": "trappm.predict(...).memory_breakdown",
+    "fits": "trappm.predict(...).fits",
+    "generate": "trappm.extensions.transformers.generate",
+    "lookup": "trappm.predict(..., labels=True).measured",
+    "predict_parallel": "trappm.extensions.parallel.predict_parallel",
+}
+"""Earlier names, and what replaces them."""
 
 
 def __dir__() -> list[str]:
@@ -60,6 +63,10 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("trappm")
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name == "snapshots":
+        return import_module("trappm.snapshots")
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
+    if name in _RENAMED:
+        raise AttributeError(f"trappm.{name} has moved; use {_RENAMED[name]}")
     raise AttributeError(f"module 'trappm' has no attribute {name!r}")

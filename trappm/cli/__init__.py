@@ -1,7 +1,7 @@
-"""The command line: `trappm campaign`, `pool`, `labels`, `predict`, `evaluate` and others.
+"""The command line.
 
-Errors become one line on standard error: exit status 2 for what the user can mend in the command,
-1 for what went wrong while doing it. `--debug`, anywhere in the command, shows the trace.
+Errors become one line on standard error: exit status 2 for what the user can fix in the command, 1
+for what failed while it ran. `--debug`, anywhere in the command, shows the traceback.
 """
 
 from __future__ import annotations
@@ -10,26 +10,15 @@ import errno
 import os
 import sys
 import traceback
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
 from trappm import __version__
-from trappm.cli import (
-    device,
-    estimate,
-    evaluate,
-    pool,
-    predict,
-    serve,
-    shell,
-    snapshot,
-    store,
-    tune,
-    ui,
-)
+from trappm.cli import devices, pool, predict, snapshot, store
 from trappm.cli.campaign import commands as campaign
-from trappm.cli.generation import commands as generate
 from trappm.cli.labels import commands as labels
 from trappm.extras import advice
 from trappm.profiler.errors import TrappmError
@@ -38,41 +27,60 @@ app = typer.Typer(
     name="trappm",
     help="Predict time, memory and power of deep-learning training steps.",
     no_args_is_help=True,
-    cls=shell.Commands,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example: trappm predict resnet18 --batch-size 4 --input-size 96",
 )
-shell.flags_without_type()
-PREDICT, MEASURE, DATA = "Predict", "Measure", "Labels and snapshots"
-SERVE, RESEARCH = "Serve", "Research"
+PREDICT, MEASURE, DATA, SERVE = "Predict", "Measure", "Labels and snapshots", "Serve"
+"""Panels of the help; extensions may use them."""
 app.command(name="predict", rich_help_panel=PREDICT)(predict.predict)
-app.command(name="fits", rich_help_panel=PREDICT)(estimate.fits)
 app.command(name="compare", rich_help_panel=PREDICT)(predict.compare)
-app.command(name="estimate", rich_help_panel=PREDICT)(estimate.estimate)
-app.command(name="scale", rich_help_panel=PREDICT)(predict.scale)
-app.command(name="generate", rich_help_panel=PREDICT)(generate.generate)
-app.command(name="devices", rich_help_panel=PREDICT)(device.devices)
+app.add_typer(devices.app, name="devices", rich_help_panel=PREDICT)
 app.add_typer(campaign.app, name="campaign", rich_help_panel=MEASURE)
 app.add_typer(pool.app, name="pool", rich_help_panel=MEASURE)
-app.add_typer(device.app, name="device", rich_help_panel=MEASURE)
 app.add_typer(labels.app, name="labels", rich_help_panel=DATA)
 app.add_typer(snapshot.app, name="snapshot", rich_help_panel=DATA)
 app.add_typer(store.app, name="store", rich_help_panel=DATA)
-app.command(name="serve", rich_help_panel=SERVE)(serve.serve)
-app.command(name="ui", rich_help_panel=SERVE)(ui.ui)
-app.command(
-    name="evaluate",
-    rich_help_panel=RESEARCH,
-    epilog="Example: trappm evaluate --train train.csv --test test.csv --metric memory --json",
-)(evaluate.evaluate)
-app.command(
-    name="tune",
-    rich_help_panel=RESEARCH,
-    epilog="Example: trappm tune --labels sheet.csv --estimator xgboost --trials 50",
-)(tune.tune)
+if find_spec("trappm.extensions") is not None:
+    import_module("trappm.extensions").register_all(app)
+else:  # commands that move to extensions and research; this branch goes when they have moved
+    from trappm.cli import evaluate, scale, serve, tune, ui
+    from trappm.cli.generation import commands as generate
 
+    app.command(name="scale", rich_help_panel=PREDICT)(scale.scale)
+    app.command(name="generate", rich_help_panel=PREDICT)(generate.generate)
+    app.command(name="serve", rich_help_panel=SERVE)(serve.serve)
+    app.command(name="ui", rich_help_panel=SERVE)(ui.ui)
+    app.command(name="evaluate", rich_help_panel="Research")(evaluate.evaluate)
+    app.command(name="tune", rich_help_panel="Research")(tune.tune)
+
+_RENAMED = {
+    "fits": "trappm predict MODEL --device DEVICE",
+    "estimate": "trappm predict MODEL --breakdown",
+    "device show": "trappm devices show DEVICE",
+    "device characterise": "trappm devices characterise DEVICE",
+    "device": "trappm devices",
+    "evaluate": "python -m research evaluate",
+    "tune": "python -m research tune",
+    "campaign replay": "python -m research replay",
+    "campaign watch": "trappm campaign status --follow",
+    "campaign retry": "trappm campaign resume --retry-failed",
+    "campaign explain": "trappm campaign report --choices",
+    "pool status": "trappm pool build, which prints the pool",
+    "labels lookup": "trappm predict MODEL --labels",
+    "labels add": "trappm labels import",
+    "snapshot rollback": "trappm snapshot alias ALIAS SNAPSHOT",
+    "snapshot diff": "trappm snapshot show, once for each",
+    "snapshot verify": "trappm snapshot show, which checks every file",
+    "snapshot gc": "removing folders of TRAPPM_HOME/snapshots that `trappm snapshot list` shows",
+    "store mend": "trappm store check",
+    "predict --gpus": "trappm scale MODEL --gpus N",
+    "predict --nodes": "trappm scale MODEL --gpus N --per-node M",
+    "predict --strategy": "trappm scale MODEL --strategy ddp",
+    "compare --gpus": "trappm scale MODEL --gpus 1,2,4",
+}
+"""Earlier commands and options, and what replaces them."""
 
 _UNWRITABLE = {errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG}
 """What standard output may fail by, such as a full disk."""
@@ -113,6 +121,11 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         if not message or "\n" in message:  # no command was given: the message is the help text
             typer.echo(message, err=True, nl=bool(message))
             return 2
+        if message.startswith("No such"):
+            words = [word.partition("=")[0] for word in arguments]
+            old = next((x for x in _RENAMED if set(x.split()) <= set(words[:2] + words[2:])), None)
+            if old is not None:
+                return _fail(f"'{old}' has moved; use {_RENAMED[old]}", 2, error, debug)
         context = getattr(error, "ctx", None)
         hint = f" (see: {context.command_path} --help)" if context else ""
         return _fail(f"{message}{hint}", 2, error, debug)

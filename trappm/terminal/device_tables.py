@@ -31,6 +31,14 @@ def print_devices(rows: Sequence[DeviceEvidence]) -> None:
     )
 
 
+def print_device(row: DeviceEvidence, timed_kernels: int) -> None:
+    """Print what is known of one device."""
+    print_line(_device(row), style="bold")
+    for phase, by_metric in row.evidence.items():
+        print_line(f"  {_NAMES[phase]}: {_sentence(by_metric)}")
+    print_line(f"  timed kernels: {timed_kernels:,}")
+
+
 def _device(row: DeviceEvidence) -> str:
     if row.memory_gib is None or row.device.endswith("gb"):
         return row.device
