@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from trappm.profiler.errors import InputError, UnknownArchitectureError
@@ -17,7 +17,7 @@ from trappm.profiler.records import Measurement, Outcome, Provenance
 from trappm.profiler.records.step_scope import IN_TRAINING, RECORDED
 from trappm.profiler.steps.sampling import summarize
 from trappm.profiler.transformers.names import content_of, is_transformer
-from trappm.store.files import ImportReport, Verdict, checked_size, read_file
+from trappm.store.files import ImportReport, Verdict, read_file
 from trappm.store.measurements import BATCH
 from trappm.store.store import Store
 
@@ -26,13 +26,13 @@ _CONFLICT = Verdict(kind="rejected", reason="conflicts with what is there under 
 
 
 def import_file(store: Store, path: Path) -> ImportReport:
-    """Record the measurements in a file of `export_file` or in JSON lines of the profiler.
+    """Record the measurements of an export, of the profiler or of a training callback.
 
     Raises:
         InputError: The file or one of its rows is invalid; nothing was recorded.
         StoreError: The store cannot be written; importing again completes it.
     """
-    return record_verdicts(store, path.name, "TraPPM", lambda: read_file(path))
+    return record_verdicts(store, path.name, "TraPPM", lambda: _verdicts(path))
 
 
 def record_verdicts(
@@ -75,30 +75,28 @@ def record_verdicts(
     )
 
 
-SOURCE = IN_TRAINING
-MAX_FILE_BYTES = 64 << 20
-"""Tens of thousands of trainings."""
+def _verdicts(path: Path) -> Iterator[Verdict]:
+    """Yield what becomes of each row; records of a training are checked as such."""
+    for number, verdict in enumerate(read_file(path), 1):
+        record = verdict.measurement
+        if record is None or not _is_of_training(record):
+            yield verdict
+        elif fault := _training_fault(record):
+            raise InputError(f"{path.name}, row {number}: {fault}; nothing was imported")
+        else:
+            yield verdict
 
 
-def verdicts(path: Path) -> list[Verdict]:
-    """What becomes of each line of a file.
+def _is_of_training(record: Measurement) -> bool:
+    return record.protocol.name == IN_TRAINING or record.environment.get("source") == RECORDED
 
-    Raises:
-        InputError: the file is too large, or a line of it is no such record; with its number.
+
+def _training_fault(record: Measurement) -> str | None:
+    """Return why this is not what a training callback records; None if it is.
+
+    Nobody kept the machine of a training quiet, so its records have a protocol of their own, which
+    heads do not learn from.
     """
-    if checked_size(path).stat().st_size > MAX_FILE_BYTES:
-        raise InputError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB; give it in parts")
-    known = list(read_file(path))
-    for number, verdict in enumerate(known, 1):
-        if verdict.measurement is not None and (why := _why_not(verdict.measurement)):
-            raise InputError(f"{path.name}, row {number}: {why}; nothing was imported")
-    if not known:
-        raise InputError(f"{path} is empty; a callback writes it at the end of a training")
-    return known
-
-
-def _why_not(record: Measurement) -> str | None:
-    """Why this is no record of a training; None if it is one."""
     from trappm.profiler.models.zoo import native_input_size
 
     environment = record.environment
@@ -108,7 +106,7 @@ def _why_not(record: Measurement) -> str | None:
         or environment.get("source") != RECORDED
         or "measuring_version" in environment
     ):
-        return "it was not recorded in training; measurements go in by trappm labels import"
+        return "its protocol or environment says that it was not recorded in training"
     if record.outcome is not Outcome.OK or record.step is None:
         return f"its outcome is {record.outcome}; a training's record is of steps that ended"
     if len(record.step_samples_ms) < record.protocol.min_steps:

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trappm import snapshots
     from trappm.campaigns import Campaign, CampaignResult
     from trappm.extensions.generation.generating import Generation, generate
     from trappm.label_store import LabelStore
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Answer", "Campaign", "CampaignResult", "Estimate", "Generation", "LabelStore",
     "ParallelPrediction", "Prediction", "TrainingLoop", "TrappmError", "__version__", "estimate",
-    "generate", "lookup", "predict",
-    "predict_parallel",
+    "generate", "lookup", "predict", "predict_parallel", "snapshots",
 ]  # fmt: skip
 
 _HOMES = {
@@ -64,6 +64,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("trappm")
+    if name == "snapshots":
+        return import_module("trappm.snapshots")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'trappm' has no attribute {name!r}")

@@ -195,7 +195,6 @@ JSON_COMMANDS = (
     "labels lookup test_resnet",
     "snapshot list",
     "snapshot show default",
-    "snapshot diff default latest",
     "store check",
     "campaign list",
     "campaign status",

@@ -63,8 +63,18 @@ app.add_typer(store.app, name="store", rich_help_panel=DATA)
 register_all(app)
 
 
-_MOVED = ("evaluate", "tune", "replay")
-"""Commands that `python -m research` of a checkout offers."""
+_MOVED = {
+    "evaluate": "python -m research evaluate, in a clone",
+    "tune": "python -m research tune, in a clone",
+    "replay": "python -m research replay, in a clone",
+    "add": "trappm labels import",
+    "rollback": "trappm snapshot alias ALIAS SNAPSHOT",
+    "diff": "trappm snapshot show, once per snapshot",
+    "verify": "trappm snapshot show, which checks every file",
+    "gc": "deleting folders of TRAPPM_HOME/snapshots",
+    "mend": "trappm store check",
+}
+"""Earlier commands, and what replaces them."""
 
 _UNWRITABLE = {errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG}
 """What standard output may fail by, such as a full disk."""
@@ -108,7 +118,7 @@ def run(
             typer.echo(message, err=True, nl=bool(message))
             return 2
         if moved := next((name for name in _MOVED if f"'{name}'" in message), None):
-            return _fail(f"{message} It moved: python -m research {moved} --help", 2, error, debug)
+            return _fail(f"'{moved}' is gone; use {_MOVED[moved]}", 2, error, debug)
         context = getattr(error, "ctx", None)
         hint = f" (see: {context.command_path} --help)" if context else ""
         return _fail(f"{message}{hint}", 2, error, debug)

@@ -52,10 +52,10 @@ def sentences(capsys):
 
 def check_added(command, folder, architecture):
     """Adds the recorded file, twice, and gives what the store then has."""
-    status, out, err = command("labels", "add", folder / "steps.jsonl", "--json")
+    status, out, err = command("labels", "import", folder / "steps.jsonl", "--json")
     assert (status, err) == (0, "")
     assert json.loads(out)["new"] == 1
-    assert json.loads(command("labels", "add", folder / "steps.jsonl", "--json")[1])["new"] == 0
+    assert json.loads(command("labels", "import", folder / "steps.jsonl", "--json")[1])["new"] == 0
     with Store.open(Home.open().database_url) as store:
         (label,) = store.labels.matching()
         record = next(store.measurements.each(trappm.store.LabelFilter()))
@@ -92,7 +92,7 @@ def test_the_trainer_of_transformers_says_what_it_takes_and_records_it(folder, c
     before, *_, last = sentences(capsys)
     assert before.startswith("TraPPM: Fits cpu-")
     assert "for hf:gpt2-tiny in fp32 at batch 2" in before
-    assert last.endswith("keep it with: trappm labels add steps.jsonl")
+    assert last.endswith("keep it with: trappm labels import steps.jsonl")
     assert check_added(command, folder, "hf:gpt2-tiny") == Configuration(
         architecture="hf:gpt2-tiny", batch_size=2, input_size=64, optimizer="adamw"
     )
@@ -201,7 +201,7 @@ RECORD = Measurement(
 def test_a_bad_line_refuses_the_file_with_its_number(folder, command, changes, why):
     lines = [json.dumps(RECORD), json.dumps({**RECORD, "attempt_key": "b" * 32, **changes})]
     Path("steps.jsonl").write_text("\n".join(lines) + "\n")
-    status, out, err = command("labels", "add", "steps.jsonl")
+    status, out, err = command("labels", "import", "steps.jsonl")
     assert (status, out, err.count("\n")) == (2, "", 1), err
     assert "row 2" in err
     assert why in err

@@ -42,12 +42,11 @@ def test_what_one_pushes_another_pulls_and_uses_without_the_registry(snapshot_cl
     assert f"latest is {SHARED_ID}" in snapshot_cli("push", "default", "--registry", shared)
     assert SHARED_ID in snapshot_cli("list", "--registry", shared)
     snapshot_cli("pull", "--registry", shared)
-    assert "whole" in snapshot_cli("verify")
+    snapshot_cli("show", "latest")
     shutil.rmtree(shared)
     (row, default) = json.loads(snapshot_cli("list", "--json"))
     assert (row["id"], row["aliases"], default["aliases"]) == (SHARED_ID, ["latest"], ["default"])
     assert "a100-40gb" in snapshot_cli("show")
-    assert "the same snapshot" in snapshot_cli("diff", "latest", "default")
     by_name = trappm.predict("test_resnet", snapshot="latest", device="a100")
     assert by_name == trappm.predict("test_resnet", device="a100", snapshot=SHARED_ID[:6])
     assert "cannot be" in snapshot_cli("pull", "--registry", "nosuch://x", status=2)
@@ -63,17 +62,6 @@ def test_what_a_snapshot_learned_from_is_named_once_by_file(snapshot_cli):
     assert [row.split()[0] for row in rows] == sorted(files)
 
 
-def test_differences_are_those_of_heads_first_in_lines_that_a_screen_has_room_for(
-    snapshot_cli, home
-):
-    sample = write_sample(home / "snapshots", 1, 5.0)
-    lines = [line.rstrip() for line in snapshot_cli("diff", sample, "default").splitlines()]
-    heads = [at for at, line in enumerate(lines) if line.startswith("head ")]
-    versions = [at for at, line in enumerate(lines) if line.startswith("version of ")]
-    assert max(heads) < min(versions)
-    assert max(len(lines[at]) for at in heads) <= 80
-
-
 def test_a_regression_is_published_but_not_the_latest(snapshot_cli, home, shared):
     good, bad = (write_sample(home / "snapshots", n, m) for n, m in ((1, 5.0), (2, 9.0)))
     snapshot_cli("push", good, "--registry", shared)
@@ -81,13 +69,12 @@ def test_a_regression_is_published_but_not_the_latest(snapshot_cli, home, shared
     assert f"latest stays {good}, since {bad} regressed: a100 train memory_mib" in out
     assert Registry(shared).ids() == sorted([good, bad])
     assert f"latest is {bad}" in snapshot_cli("push", bad, "--registry", shared, "--bound", "100")
-    assert f"latest is {good} again" in snapshot_cli("rollback", "--registry", shared)
+    snapshot_cli("alias", "latest", good, "--registry", shared)
     assert snapshot_cli("alias", "latest", "--registry", shared).count("\n") == 3
     snapshot_cli("alias", "stable", bad, "--registry", shared)
     assert json.loads(snapshot_cli("alias", "--registry", shared, "--json")) == [
         {"alias": "latest", "snapshot": good}, {"alias": "stable", "snapshot": bad},
     ]  # fmt: skip
-    assert "nothing to remove" in snapshot_cli("gc", "--keep", "0", "--registry", shared)
     assert "ships with trappm" in snapshot_cli("alias", "default", bad, status=2)
     assert "ships" in snapshot_cli(
         "push", bad, "--registry", shared, "--alias", "default", status=2
@@ -99,16 +86,14 @@ def test_damage_is_found_and_refused(snapshot_cli, home, shared):
     snapshot_cli("push", name, "--registry", shared)
     path = Path(shared) / name / "heads-a-1.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    assert "is damaged" in snapshot_cli("verify", "--registry", shared, status=2)
     snapshot_cli("push", name, "--registry", shared)
-    assert "whole" in snapshot_cli("verify", "--registry", shared)
     path.unlink()
     shutil.rmtree(home)
     assert "is damaged" in snapshot_cli("pull", "--registry", shared, status=2)
     assert not list((home / "snapshots").glob("*")) if (home / "snapshots").exists() else True
     (home / "snapshots").mkdir(parents=True)
-    write_sample(home / "snapshots", 1)  # whole, but it has no heads to load
-    assert "does not fit this version" in snapshot_cli("verify", status=2)
+    bare = write_sample(home / "snapshots", 1)  # whole, but it has no heads to load
+    assert "does not fit this version" in snapshot_cli("show", bare, status=2)
     shutil.copytree(SHIPPED, home / "snapshots" / ("0" * 20))
     assert "under another one's name" in snapshot_cli("show", "0" * 20, status=2)
     assert trappm.cli.run(["predict", "test_resnet", "--snapshot", "0" * 20]) == 2
@@ -129,5 +114,5 @@ def test_a_latest_that_no_longer_fits_is_told_with_what_answers_instead(snapshot
 def test_without_a_command_the_help_is_told_and_no_error(capsys):
     assert run(["snapshot"]) == 2
     out, err = capsys.readouterr()
-    assert "verify" in out + err
+    assert "show" in out + err
     assert "error" not in err

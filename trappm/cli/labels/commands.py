@@ -30,7 +30,6 @@ app.command(epilog="Example: trappm labels lookup resnet18 --batch-size 4 --devi
 )
 app.command(epilog="Example: trappm labels export a100.parquet --device a100")(exchange.export)
 app.command("import", epilog="Example: trappm labels import a100.parquet")(exchange.import_)
-app.command(epilog="Example: trappm labels add steps.jsonl")(exchange.add)
 
 SHOWN = 200
 """Rows of a table for people, unless `--limit` says more."""

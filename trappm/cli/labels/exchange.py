@@ -35,13 +35,15 @@ def export(
 
 def import_(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="An export, or JSON lines of the profiler.")
+        Path,
+        typer.Argument(metavar="FILE", help="An export, or JSON lines."),
     ],
     as_json: AsJson = False,
 ) -> None:
     """Record the measurements in a file; one bad row refuses the file.
 
-    Importing twice changes nothing. Published sheets: python -m research import FILE --source NAME
+    Importing twice changes nothing. Steps that a callback recorded in a training are kept apart:
+    no model learns from them. Published sheets: python -m research import FILE --source NAME
     """
     from trappm.store import Home, Store
     from trappm.store.files import checked_size
@@ -50,25 +52,6 @@ def import_(
     checked_size(file)  # before a store is made
     with Store.open(Home.open().database_url) as store:
         report = import_file(store, file)
-    print_import(report, as_json)
-
-
-def add(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="JSON lines that a training callback recorded.")
-    ],
-    as_json: AsJson = False,
-) -> None:
-    """Record the step times of your trainings; one bad line refuses the file.
-
-    No model learns from them, because other programs may have used the machine.
-    """
-    from trappm.store import Home, Store
-    from trappm.store.importing import SOURCE, record_verdicts, verdicts
-
-    found = verdicts(file)
-    with Store.open(Home.open().database_url) as store:
-        report = record_verdicts(store, file.name, SOURCE, lambda: found)
     print_import(report, as_json)
 
 

@@ -1,4 +1,4 @@
-"""What the steps of a training took, as a line of JSON that `trappm labels add` takes.
+"""What the steps of a training took, as a line of JSON that `trappm labels import` takes.
 
 It is no measurement: loaders, loggers and other people share the machine, so the label is
 `imported`, by the protocol `in-training`, and its environment names no version of ours that

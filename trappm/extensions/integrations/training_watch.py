@@ -23,7 +23,7 @@ class TrainingWatch:
         framework: whose training it is.
         model_name: timm's, or a transformer's such as `hf:gpt2`; without one the time is told
             when steps were measured.
-        record_to: a file of JSON lines for `trappm labels add`; it grows.
+        record_to: a file of JSON lines for `trappm labels import`; it grows.
         device: the card to forecast for; by default that of the training.
 
     Raises:
@@ -98,7 +98,7 @@ class TrainingWatch:
         else:
             _say(
                 f"{record.configuration} took {record.step_time_ms:,.1f} ms a step in this "
-                f"training; keep it with: trappm labels add {self._file}"
+                f"training; keep it with: trappm labels import {self._file}"
             )
 
     def _say_time(self, first: FirstStep) -> None:

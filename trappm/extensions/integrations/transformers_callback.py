@@ -21,7 +21,7 @@ class TrappmCallback(TrainerCallback):
 
     Args:
         model_name: timm's, or a transformer's such as `hf:gpt2`; for its time and for labels.
-        record_to: a file that grows by a line for `trappm labels add`; needs `model_name`.
+        record_to: a file that grows by a line for `trappm labels import`; needs `model_name`.
         device: the card to forecast for, such as `a100`; by default the one at hand.
 
     Raises:

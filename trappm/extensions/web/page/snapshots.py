@@ -10,7 +10,8 @@ import numpy as np
 from trappm.learner.snapshots.manifest import read_manifest
 from trappm.prediction.snapshot_choice import DEFAULT, SHIPPED, local_registry
 from trappm.profiler.models.families import family_of
-from trappm.terminal.snapshot_tables import head_rows, snapshot_rows
+from trappm.snapshots import listings
+from trappm.terminal.snapshot_tables import head_rows
 
 if TYPE_CHECKING:
     from trappm.learner.snapshots.manifest_fields import Manifest
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 def rows() -> list[dict[str, Any]]:
     """One row for each snapshot, the latest first, the shipped one last."""
-    return [row.to_json() for row in snapshot_rows(local_registry(), shipped=True)]
+    return [row.to_json() for row in listings(local_registry(), with_shipped=True)]
 
 
 def facts(store: Store, name: str) -> dict[str, Any]:

@@ -1,0 +1,161 @@
+"""Published snapshots: list them, pull them from a registry, push them to one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trappm.learner.snapshots.manifest import read_manifest
+from trappm.prediction.snapshot_choice import DEFAULT, SHIPPED, folder_of, local_registry
+from trappm.profiler.errors import InputError, SnapshotError
+
+if TYPE_CHECKING:
+    from trappm.learner.snapshots.manifest_fields import Manifest
+    from trappm.learner.snapshots.registry import Registry
+    from trappm.learner.snapshots.regressions import Promotion
+
+Listing = list
+"""The built-in list, which `list` hides in this module."""
+
+
+@dataclass(frozen=True)
+class SnapshotListing:
+    """A snapshot in a list. Only the id and aliases of a damaged one are known."""
+
+    id: str
+    aliases: Sequence[str]
+    campaign: str | None = None
+    devices: Sequence[str] | None = None
+    training_labels: Mapping[str, int] | None = None
+    """Number of labels by provenance."""
+    created_at: str | None = None
+    damage: str | None = None
+
+    @classmethod
+    def of(cls, manifest: Manifest, aliases: Sequence[str]) -> SnapshotListing:
+        return cls(
+            id=manifest.id,
+            aliases=aliases,
+            campaign=manifest.campaign,
+            devices=sorted(manifest.heads),
+            training_labels=labels_by_provenance(manifest),
+            created_at=manifest.created_at,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        values = asdict(self)
+        return values if self.damage else {k: v for k, v in values.items() if k != "damage"}
+
+
+def list(registry: str | None = None) -> Sequence[SnapshotListing]:  # noqa: A001  # snapshots.list
+    """Return the snapshots of a registry, the latest first.
+
+    Args:
+        registry: Folder or URL (default: the snapshots of TRAPPM_HOME and the shipped one).
+    """
+    return listings(registry_at(registry), with_shipped=registry is None)
+
+
+def pull(name: str = "latest", registry: str | None = None, to: Path | None = None) -> Path:
+    """Fetch a snapshot, verify its checksums, and return its folder.
+
+    An alias that is pulled then means the same snapshot on this machine.
+
+    Args:
+        name: Id, its beginning, or an alias.
+        registry: Folder or URL (default: this machine's snapshots).
+        to: New folder (default: among the snapshots of TRAPPM_HOME).
+
+    Raises:
+        InputError: Neither registry nor folder is given, or the folder exists.
+        SnapshotError: There is no such snapshot, or it is damaged.
+    """
+    if to is not None and to.exists():
+        raise InputError(f"{to} already exists; name a new folder")
+    if registry is None:
+        if to is None:
+            raise InputError("name what to fetch from (--registry) or where to put it (--to)")
+        from trappm.learner.snapshots.snapshot import copy_snapshot
+
+        copy_snapshot(folder_of(name), to)
+        return to
+    shared, local = registry_at(registry), local_registry()
+    snapshot_id = shared.resolve(name)
+    folder = to or Path(local.location) / snapshot_id
+    if to is not None or not local.is_whole(snapshot_id):
+        shared.pull(snapshot_id, folder)
+    if to is None and name in shared.aliases():
+        local.set_alias(name, snapshot_id, f"pulled from {shared.location}")
+    return folder
+
+
+def push(
+    name: str, registry: str, alias: str = "latest", *, max_regression_percent: float = 20.0
+) -> Promotion:
+    """Publish a snapshot, and move an alias to it unless it regressed.
+
+    Args:
+        name: Id, alias or folder of a snapshot of this machine.
+        registry: Folder or URL.
+        alias: Alias to move.
+        max_regression_percent: Increase of an error that counts as a regression.
+
+    Raises:
+        InputError: The alias is that of the shipped snapshot.
+        SnapshotError: There is no such snapshot, or the registry cannot be written.
+    """
+    from trappm.learner.snapshots.regressions import promote
+
+    check_alias(alias)
+    shared = registry_at(registry)
+    return promote(shared, alias, shared.push(folder_of(name)), max_regression_percent)
+
+
+def registry_at(location: str | None) -> Registry:
+    """Return the registry at a folder or URL, or that of this machine."""
+    from trappm.learner.snapshots.registry import Registry
+
+    return local_registry() if location is None else Registry(location)
+
+
+def manifest_of(name: str, registry: str | None = None) -> Manifest:
+    """Return the manifest of a snapshot by its id or alias."""
+    if registry is None:
+        return read_manifest(folder_of(name))
+    shared = registry_at(registry)
+    return shared.manifest(shared.resolve(name))
+
+
+def listings(registry: Registry, *, with_shipped: bool) -> Listing[SnapshotListing]:
+    """Return the whole snapshots of a registry, the latest first and the shipped one last."""
+    aliases = registry.aliases()
+    rows = []
+    for name in registry.ids():
+        called = sorted(alias for alias, meant in aliases.items() if meant == name)
+        try:
+            rows.append(SnapshotListing.of(registry.manifest(name), called))
+        except SnapshotError as error:
+            rows.append(SnapshotListing(name, called, damage=str(error)))
+    rows.sort(key=lambda row: str(row.created_at), reverse=True)
+    if with_shipped:
+        rows.append(SnapshotListing.of(read_manifest(SHIPPED), [DEFAULT]))
+    return rows
+
+
+def check_alias(alias: str) -> None:
+    """Raise InputError for the name that always means the shipped snapshot."""
+    if alias == DEFAULT:
+        raise InputError(
+            f"{DEFAULT} always means the snapshot that ships with trappm; choose another name"
+        )
+
+
+def labels_by_provenance(manifest: Manifest) -> dict[str, int]:
+    """Return the number of training labels by provenance."""
+    total: Counter[str] = Counter()
+    for counts in manifest.training_labels.counts.values():
+        total.update(counts)
+    return dict(total)
