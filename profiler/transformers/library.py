@@ -263,6 +263,10 @@ def _reasons(model: str) -> Iterator[None]:
             + (f", or try {PREFIX}{like}" if like else "")
         ) from error
     except Exception as error:
+        if "does not support an attention implementation" in str(error):
+            raise InputError(
+                f"transformers has no fused attention for {model}; use {model},eager"
+            ) from error
         reason = " ".join(str(error).split())[:_LONGEST_REASON]
         raise InputError(
             f"transformers cannot build {model}, {type(error).__name__}: {reason}; mend its "

@@ -80,6 +80,13 @@ def test_shapes_have_the_parameters_that_are_published(name, parameters):
     assert sum(p.numel() for p in model.parameters()) == parameters
 
 
+def test_a_model_without_fused_attention_names_the_option_that_works():
+    pytest.importorskip("transformers")
+    with pytest.raises(InputError, match=r"use hf:bloom-560m,eager$"):
+        on_meta("hf:bloom-560m", 16)
+    assert on_meta("hf:bloom-560m,eager", 16)
+
+
 def test_adapters_alone_are_trained():
     pytest.importorskip("peft")
     model = on_meta("hf:llama-tiny,lora=8", 64)
