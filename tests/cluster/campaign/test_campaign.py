@@ -85,7 +85,7 @@ def test_an_architecture_without_a_graph_is_refused_with_its_reason_and_not_meas
 def test_the_time_to_go_is_shown_while_graphs_are_made(store):
     shown = []
     run = campaign(store, FakeWorkers())
-    run._news._watch = shown.append
+    run._watch = shown.append
     run.run()
     graphs = [progress for progress in shown if progress.stage == "graphs"]
     assert graphs[0].eta_s is None
@@ -429,7 +429,7 @@ def test_what_another_campaign_measured_meanwhile_is_not_measured_again(store):
     class Slow(FakeWorkers):
         def wait(self, timeout_s):
             """One after the other ends, and none while the learner is at work."""
-            if self.campaign._learner.is_busy:
+            if self.campaign._job is not None:
                 return []
             self._running, later = self._running[:1], self._running[1:]
             finished = super().wait(timeout_s)

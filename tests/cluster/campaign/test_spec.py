@@ -179,7 +179,7 @@ def test_every_fault_of_a_file_is_one_line_with_its_key():
 def test_the_reference_page_is_current_and_has_every_key():
     assert (ROOT / "docs/reference/campaign_file.md").read_text() == page()
     assert {f"`{key}`" for key in small()} <= set(page().replace("|", " ").split())
-    assert len(SECTIONS) == page().count("\n## ")
+    assert 1 + len(SECTIONS) == page().count("\n## ")
 
 
 def test_the_schema_for_editors_accepts_a_preset_and_refuses_an_unknown_key():
