@@ -97,7 +97,7 @@ def profiler_devices(made: Machine, **variables: str) -> subprocess.CompletedPro
     """The command as a user runs it: pynvml finds the driver's library by itself."""
     without = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
     return subprocess.run(
-        [sys.executable, "-m", "profiler", "devices"],
+        [sys.executable, "-c", "from trappm.cli import main; main()", "measure", "--devices"],
         env={**without, **made.variables, **variables},
         cwd=Path(__file__).parents[3],
         capture_output=True, text=True, check=False,
@@ -114,7 +114,7 @@ def test_command_tells_a_lost_gpu_in_one_line_and_goes_on() -> None:
     assert "v100                    16.0 GiB  Tesla V100-SXM2-16GB" in done.stdout.splitlines()
     assert "cpu-1t" in done.stdout
     lost, silent = done.stderr.splitlines()
-    assert lost == "profiler: NVML on GPU 0 of this machine: GPU is lost"
+    assert lost == "NVML on GPU 0 of this machine: GPU is lost"
     assert "device 'h100' cannot be used" in silent
     assert "GPU is lost" in silent
     assert done.returncode == 1
@@ -132,7 +132,7 @@ def test_command_lists_what_ray_gave_to_the_process() -> None:
 def test_command_tells_a_driver_that_does_not_work_and_no_driver_not() -> None:
     mismatch = profiler_devices(Machine(init=error("LIB_RM_VERSION_MISMATCH")))
     assert mismatch.stderr.splitlines() == [
-        "profiler: NVML finds no GPU: RM has detected an NVML/RM version mismatch."
+        "NVML finds no GPU: RM has detected an NVML/RM version mismatch."
     ]
     assert "cpu-1t" in mismatch.stdout
     none = profiler_devices(Machine(), LD_LIBRARY_PATH="")

