@@ -4,7 +4,10 @@ import os
 import sys
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("shared cores", deadline=None)  # no test asserts a time
+settings.load_profile("shared cores")
 os.environ.pop("TRAPPM_DATABASE", None)
 # Several tests run at once. Threads of OpenMP that wait for a core that another test has spin:
 # t-SNE of 24 points takes a quarter of a second with one thread, and half a minute of two cores.

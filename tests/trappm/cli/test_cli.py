@@ -112,7 +112,6 @@ def _small_campaign(tmp_path: Path, **changes: object) -> str:
         (["campaign", "launch", "none.yaml"], "none.yaml"),
         (["campaign", "launch", "--preset", "desktop"], "laptop"),
         (["labels", "query", "--json", "--csv"], "--json and --csv"),
-        (["labels", "query", "--sort", "prize"], "prize"),
         (["labels", "query", "--provenance", "guessed"], "guessed"),
         (["labels", "query", "--limit", "0"], "--limit"),
         (["lables"], "lables"),
