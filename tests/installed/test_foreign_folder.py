@@ -43,7 +43,8 @@ def test_a_measuring_process_is_ours(run, tmp_path):
     """Fork servers and their children start from the path of whoever started them."""
     sweep, results = tmp_path / "list.yaml", tmp_path / "results.jsonl"
     sweep.write_text("[{architecture: test_resnet, batch_size: 1, input_size: 64}]")
-    run("-c", MAIN, "measure", "--sweep", str(sweep), "--out", str(results), "--device", "cpu-1t", "--protocol", "quick", "--retries", "0")  # fmt: skip
+    options = ("--device", "cpu-1t", "--protocol", "quick", "--retries", "0")
+    run("-c", MAIN, "measure", "--sweep", str(sweep), "--out", str(results), *options)
     measured = json.loads(results.read_text())
     # Others on the machine may make it unstable, but it was measured.
     assert measured["outcome"] in {"ok", "unstable"}, measured["message"]
@@ -53,8 +54,8 @@ def test_a_measuring_process_is_ours(run, tmp_path):
 def test_a_checkout_measures_by_its_folder_alone():
     """A GPU node has the files, and the core dependencies alone are installed."""
     done = subprocess.run(
-        [sys.executable, "-c", MAIN, "measure", "--devices"], cwd=ROOT, capture_output=True, text=True,
-        timeout=280, check=False,
+        [sys.executable, "-c", MAIN, "measure", "--devices"],
+        cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
