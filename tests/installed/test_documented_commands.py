@@ -29,7 +29,8 @@ PAGES = sorted(
 ELSEWHERE = {
     "campaign launch": "test_main_job and test_installed_wheel launch campaigns",
     "ui": "a server, which test_page opens in a browser",
-    "serve": "a server, which tests/trappm/extensions/web asks",
+    "serve": "a server, which tests/extensions/web asks",
+    "measure": "needs the page's device and a quiet machine; tests/profiler measures",
     "pool build": "makes the graphs of 800 architectures; test_cli_pool builds small ones",
 }
 """Commands that are not run here, by their beginning, and why."""
