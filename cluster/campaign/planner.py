@@ -18,7 +18,7 @@ from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.pool import build_pool
 from trappm.profiler.records import Configuration, Graph, GraphTemplate, Outcome
-from trappm.profiler.transformers.names import model_of
+from trappm.profiler.models.sources import model_of
 from trappm.store import Assignment, AssignmentState, PlannedAssignment, Store
 from trappm.store.records import Purpose, Role
 

@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 
 from trappm.profiler.errors import UnknownArchitectureError
+from trappm.profiler.models.sources import content_of, is_prefixed, suggested_name
 from trappm.profiler.nearest import nearest
-from trappm.profiler.transformers.names import PREFIX, content_of, is_transformer, shape_like
 
 WILD = "*?["
 """Marks of a glob."""
@@ -29,9 +29,11 @@ _REGISTERED = re.compile(r"^@register_model\n(?:@.*\n)*def (\w+)\(", re.MULTILIN
 
 def is_file(model: str) -> bool:
     """Return whether this is the path of an ONNX file, not the name of an architecture."""
-    if is_transformer(model) or (is_hub_id(model) and shape_like(model)):
+    if model.endswith(".onnx"):
+        return True
+    if is_prefixed(model) or (is_hub_id(model) and suggested_name(model)):
         return False
-    return model.endswith(".onnx") or os.sep in model
+    return os.sep in model
 
 
 def is_hub_id(name: str) -> bool:
@@ -51,7 +53,7 @@ def refuse_weights(name: str) -> None:
 
 def refuse_unknown(name: str) -> None:
     """Raises InputError: there is no such model; with the nearest spellings."""
-    if is_transformer(name):
+    if is_prefixed(name):
         content_of(name)
         return
     refuse_weights(name)
@@ -86,13 +88,13 @@ def _sources() -> tuple[str, ...]:
 def unknown_architecture(name: str, names: Iterable[str]) -> UnknownArchitectureError:
     """The error for a name that is none of timm's, with the nearest of these."""
     known = sorted(names)
-    like = shape_like(name)
+    meant = suggested_name(name)
     hint = nearest(name, known, otherwise="timm.list_models() lists them all")
     if name.startswith(_OF_PYTHON):
         called = name.removesuffix("()")
         hint = f"call trappm.estimate({called}(), images) in Python"
         if near := nearest(called.rpartition(".")[2], known, otherwise=""):
             hint += f", or give a name: {near}"
-    elif like is not None:
-        hint = f"did you mean '{PREFIX}{like}'?"
+    elif meant is not None:
+        hint = f"did you mean '{meant}'?"
     return UnknownArchitectureError(f"timm has no architecture {name!r}; {hint}")

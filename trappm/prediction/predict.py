@@ -16,7 +16,7 @@ from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.known_names import is_file, refuse_unknown
 from trappm.profiler.records import Phase, Precision
-from trappm.profiler.transformers.names import content_of
+from trappm.profiler.models.sources import content_of
 
 if TYPE_CHECKING:
     import torch

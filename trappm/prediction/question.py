@@ -20,8 +20,8 @@ from trappm.prediction.device_names import (
 from trappm.prediction.snapshot_choice import manifests_that_answer, snapshots_that_answer
 from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import InputError
+from trappm.profiler.models.sources import is_prefixed
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision, member
-from trappm.profiler.transformers.names import is_transformer
 
 if TYPE_CHECKING:
     from trappm.learner.heads.predictions import TrainedHeads
@@ -156,15 +156,15 @@ class Question:
         snapshot = self.snapshot_for(device)
         trained = snapshot.trained(device, self.phase)
         of_ranks = rank_key(device).ranks > 1  # whose step is longer by what they say to each other
-        if not is_transformer(model) or snapshot.others is None or of_ranks:
+        if not is_prefixed(model) or snapshot.others is None or of_ranks:
             return trained, None
         precision = self.settings(trained).precision
         labelled = {settings.precision for settings in trained.settings}
         if snapshot.manifest.campaign is not None and precision in labelled:
             return trained, None
-        from trappm.learner.heads.language_models import for_transformers
+        from trappm.learner.heads.other_devices import heads_for
 
-        return for_transformers(trained, snapshot.others, snapshot.card(device), precision)
+        return heads_for(model, trained, snapshot.others, snapshot.card(device), precision)
 
     def settings_traced(self, devices: Iterable[str]) -> list[StepSettings]:
         """Those that a model's steps are traced in, beside fp32 and contiguous.

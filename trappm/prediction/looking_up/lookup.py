@@ -28,7 +28,7 @@ from trappm.profiler.errors import InputError, SnapshotError, TrappmError
 from trappm.profiler.models.known_names import is_file, refuse_unknown
 from trappm.profiler.records import Configuration, Pair, Protocol, Provenance
 from trappm.profiler.records.step_scope import PARTIAL_PROTOCOLS
-from trappm.profiler.transformers.names import content_of
+from trappm.profiler.models.sources import content_of
 from trappm.store.home import Home
 
 if TYPE_CHECKING:
