@@ -54,7 +54,7 @@ PRIORS: Mapping[str, Script] = {
     ),
     "transformers": Script(
         "research.priors.language_models",
-        "prints the constants of learner/physics/transformer_times.py",
+        "prints the constants of trappm/extensions/transformers/step_times.py",
         ("{data}", "--fit"),
     ),
     "workspace": Script(

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from trappm.profiler.errors import InputError, UnknownArchitectureError
+from trappm.profiler.models.known_names import content_of, is_prefixed
 from trappm.profiler.records import Measurement, Outcome, Provenance
 from trappm.profiler.records.step_scope import IN_TRAINING, RECORDED
 from trappm.profiler.steps.sampling import summarize
-from trappm.profiler.transformers.names import content_of, is_transformer
 from trappm.store.files import ImportReport, Verdict, read_file
 from trappm.store.measurements import BATCH
 from trappm.store.store import Store
@@ -114,7 +114,7 @@ def _training_fault(record: Measurement) -> str | None:
     if summarize(record.step_samples_ms).median_ms != record.step.median_ms:
         return f"step_median_ms is {record.step.median_ms}, which is not the median of its samples"
     name = record.configuration.architecture
-    if is_transformer(name):
+    if is_prefixed(name):
         try:
             content_of(name)
         except InputError as error:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trappm import snapshots
     from trappm.campaigns import Campaign, CampaignResult
-    from trappm.extensions.generation.generating import Generation, generate
+    from trappm.extensions.transformers.generation import Generation, generate
     from trappm.label_store import LabelStore
     from trappm.prediction.estimate import Estimate, estimate
     from trappm.prediction.looking_up.answer import Answer
@@ -40,14 +40,14 @@ _HOMES = {
     "CampaignResult": "trappm.campaigns",
     "Answer": "trappm.prediction.looking_up.answer",
     "Estimate": "trappm.prediction.estimate",
-    "Generation": "trappm.extensions.generation.generating",
+    "Generation": "trappm.extensions.transformers.generation",
     "LabelStore": "trappm.label_store",
     "ParallelPrediction": "trappm.prediction.parallel.parallel_prediction",
     "Prediction": "trappm.prediction.prediction",
     "TrainingLoop": "trappm.profiler.simulation.training_loop",
     "TrappmError": "trappm.profiler.errors",
     "estimate": "trappm.prediction.estimate",
-    "generate": "trappm.extensions.generation.generating",
+    "generate": "trappm.extensions.transformers.generation",
     "lookup": "trappm.prediction.looking_up.lookup",
     "predict": "trappm.prediction.predict",
     "predict_parallel": "trappm.prediction.parallel.shared_step",

@@ -16,9 +16,9 @@ from trappm.learner.workload import Workload
 from trappm.profiler.devices.capacity import expected_memory_mib
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.errors import InputError
+from trappm.profiler.models.known_names import model_of
 from trappm.profiler.models.pool import build_pool
 from trappm.profiler.records import Configuration, Graph, GraphTemplate, Outcome
-from trappm.profiler.transformers.names import model_of
 from trappm.store import Assignment, AssignmentState, PlannedAssignment, Store
 from trappm.store.records import Purpose, Role
 

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.learner.workload import Workload
+from trappm.profiler.models.known_names import model_of
 from trappm.profiler.records import Graph
 from trappm.profiler.records.graph import graph_hash
-from trappm.profiler.transformers.names import model_of
 
 CLUSTER_STEPS = 30
 """Of k-means: a round number, with which it has come to rest."""

@@ -12,8 +12,8 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 
 from trappm.profiler.errors import InputError
+from trappm.profiler.models.known_names import is_prefixed, model_of
 from trappm.profiler.nearest import nearest
-from trappm.profiler.transformers.names import is_transformer, model_of
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "convnext": ("convnext*",),
@@ -32,7 +32,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 
 # Marks of origin in timm's names that say nothing about the architecture.
 _ORIGIN = re.compile(r"^(?:legacy|test|tf)_")
-_FOLDER = re.compile(r"^hf:(?:.*/)?")
+_FOLDER = re.compile(r"^\w+:(?:.*/)?")
 
 
 @lru_cache(maxsize=10_000)
@@ -41,7 +41,7 @@ def family_of(architecture: str) -> str:
 
     Of transformers by configuration with the number that belongs to their name, as `gpt2` and `t5`.
     """
-    if is_transformer(architecture):
+    if is_prefixed(architecture):
         name = _FOLDER.sub("", model_of(architecture))
         begins = re.match(r"[A-Za-z]+\d*", name)
         return begins.group().lower() if begins else name or architecture

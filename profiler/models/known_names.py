@@ -1,7 +1,8 @@
-"""timm's names without timm: what it has no model for is told before seconds go into importing it.
+"""Names of models, read without importing timm or another library, which takes seconds.
 
-The names stand in timm's source, at the functions that it registers. What is doubtful passes: timm
-itself is asked about it later.
+A name without a prefix is one of timm's, which are read from its source. A name that may be valid
+passes here, and timm checks it later. Models of other sources are `PREFIX:NAME`, then options after
+commas: `hf:llama-2-7b,lora=16`. An extension adds a source with its module `model_names`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import sys
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import Protocol, cast
 
-from trappm.profiler.errors import UnknownArchitectureError
+from trappm.profiler.errors import InputError, UnknownArchitectureError
+from trappm.profiler.extensions import extension_modules
 from trappm.profiler.nearest import nearest
-from trappm.profiler.transformers.names import PREFIX, content_of, is_transformer, shape_like
+from trappm.profiler.records import unit_by_name
 
 WILD = "*?["
 """Marks of a glob."""
@@ -24,14 +27,80 @@ _WEIGHTS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 """Ends of files that hold weights, or Python objects."""
 _OF_PYTHON = ("torchvision.", "models.", "torch.", "timm.", "transformers.")
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+_PREFIX = re.compile(r"[a-z]\w*:")
 _REGISTERED = re.compile(r"^@register_model\n(?:@.*\n)*def (\w+)\(", re.MULTILINE)
+
+
+class ModelNames(Protocol):
+    """Names of a source with a prefix, read without importing its library; a module is one."""
+
+    PREFIX: str
+    """Prefix of the names, with its colon."""
+    SOURCE: str
+    """Module that is a `ModelSource`; importing it raises InputError without its library."""
+
+    def content_of(self, architecture: str, /) -> str:
+        """Return what defines the model; raises InputError if the name is unknown."""
+
+    def unit_of(self, architecture: str, /) -> str:
+        """Return `px` or `tokens`, the unit of the model's input size."""
+
+    def suggested_name(self, name: str, /) -> str | None:
+        """Return the name with prefix that was probably meant by a name without, if any."""
+
+
+def is_prefixed(architecture: str) -> bool:
+    """Return whether the name is of a source with a prefix, and not of timm."""
+    return _PREFIX.match(architecture) is not None
+
+
+def model_of(architecture: str) -> str:
+    """Return the name without options: `hf:gpt2` for `hf:gpt2,lora=16`."""
+    return architecture.partition(",")[0] if is_prefixed(architecture) else architecture
+
+
+def content_of(architecture: str) -> str:
+    """Return what defines the architecture today; for a file this changes with its content.
+
+    Raises:
+        InputError, UnknownArchitectureError: The source or the name is unknown.
+    """
+    if not is_prefixed(architecture):
+        return architecture
+    return names_of(architecture).content_of(architecture)
+
+
+def unit_of(architecture: str) -> str:
+    """Return the unit of the architecture's input size: `px` of images, or `tokens` of text."""
+    names = _prefixes().get(_prefix(architecture))
+    return unit_by_name(architecture) if names is None else names.unit_of(architecture)
+
+
+def suggested_name(name: str) -> str | None:
+    """Return the prefixed name that was probably meant by a name without prefix, if any."""
+    suggestions = (names.suggested_name(name) for names in _prefixes().values())
+    return next((suggestion for suggestion in suggestions if suggestion), None)
+
+
+def names_of(architecture: str) -> ModelNames:
+    """Return the names of the source of an architecture with a prefix; raises InputError."""
+    prefix, known = _prefix(architecture), _prefixes()
+    if prefix not in known:
+        others = f", or a name with the prefix {', '.join(known)}" if known else ""
+        raise InputError(
+            f"{architecture}: no installed extension has models with the prefix {prefix!r}; give a "
+            f"timm name such as resnet50{others}"
+        )
+    return known[prefix]
 
 
 def is_file(model: str) -> bool:
     """Return whether this is the path of an ONNX file, not the name of an architecture."""
-    if is_transformer(model) or (is_hub_id(model) and shape_like(model)):
+    if model.endswith(".onnx"):
+        return True
+    if is_prefixed(model) or (is_hub_id(model) and suggested_name(model)):
         return False
-    return model.endswith(".onnx") or os.sep in model
+    return os.sep in model
 
 
 def is_hub_id(name: str) -> bool:
@@ -51,7 +120,7 @@ def refuse_weights(name: str) -> None:
 
 def refuse_unknown(name: str) -> None:
     """Raises InputError: there is no such model; with the nearest spellings."""
-    if is_transformer(name):
+    if is_prefixed(name):
         content_of(name)
         return
     refuse_weights(name)
@@ -86,13 +155,23 @@ def _sources() -> tuple[str, ...]:
 def unknown_architecture(name: str, names: Iterable[str]) -> UnknownArchitectureError:
     """The error for a name that is none of timm's, with the nearest of these."""
     known = sorted(names)
-    like = shape_like(name)
+    meant = suggested_name(name)
     hint = nearest(name, known, otherwise="timm.list_models() lists them all")
     if name.startswith(_OF_PYTHON):
         called = name.removesuffix("()")
         hint = f"call trappm.estimate({called}(), images) in Python"
         if near := nearest(called.rpartition(".")[2], known, otherwise=""):
             hint += f", or give a name: {near}"
-    elif like is not None:
-        hint = f"did you mean '{PREFIX}{like}'?"
+    elif meant is not None:
+        hint = f"did you mean '{meant}'?"
     return UnknownArchitectureError(f"timm has no architecture {name!r}; {hint}")
+
+
+def _prefix(architecture: str) -> str:
+    match = _PREFIX.match(architecture)
+    return match.group() if match else ""
+
+
+def _prefixes() -> dict[str, ModelNames]:
+    modules = extension_modules("model_names")
+    return {module.PREFIX: cast("ModelNames", module) for module in modules}

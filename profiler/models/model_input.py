@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -211,6 +211,77 @@ class ExampleInputs:
 
     def __str__(self) -> str:
         return f"inputs of batch {self.batch_size}"
+
+
+@dataclass(frozen=True)
+class Field:
+    """One tensor of a model's inputs."""
+
+    shape: tuple[int, ...]
+    """Shape of a sample, without the batch axis."""
+    dtype: torch.dtype
+    upper: int = 0
+    """Upper bound (exclusive) of random whole numbers."""
+
+    def drawn(self, batch_size: int, generator: torch.Generator) -> torch.Tensor:
+        """Return a random batch on the generator's device."""
+        import torch
+
+        shape, device = (batch_size, *self.shape), generator.device
+        if self.dtype.is_floating_point:
+            empty = torch.empty(shape, dtype=self.dtype, device=device)
+            return empty.normal_(generator=generator)
+        return torch.randint(
+            max(self.upper, 1), shape, generator=generator, dtype=self.dtype, device=device
+        )
+
+
+@dataclass(frozen=True)
+class NamedInputs:
+    """Inputs by keyword that differ between the phases, such as tokens with labels."""
+
+    train: Mapping[str, Field]
+    infer: Mapping[str, Field]
+    settings: Mapping[Phase, Mapping[str, Any]]
+    """Arguments that are not tensors."""
+    phase: Phase = Phase.TRAIN
+
+    def in_phase(self, phase: Phase) -> Self:
+        return replace(self, phase=phase)
+
+    def batch(
+        self, batch_size: int, memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return a batch on the meta device."""
+        import torch
+
+        tensors = {
+            name: torch.empty((batch_size, *field.shape), dtype=field.dtype, device="meta")
+            for name, field in self._fields.items()
+        }
+        if memory_format is MemoryFormat.CHANNELS_LAST:
+            tensors = {
+                name: t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t
+                for name, t in tensors.items()
+            }
+        return (), {**tensors, **self.settings.get(self.phase, {})}
+
+    def drawn(self, batch_size: int, generator: torch.Generator) -> dict[str, Any]:
+        """Return a random batch on the generator's device."""
+        tensors = {name: f.drawn(batch_size, generator) for name, f in self._fields.items()}
+        return {**tensors, **self.settings.get(self.phase, {})}
+
+    def values(self, batch_size: int) -> list[torch.Tensor | None]:
+        """Return None for every tensor: no value is known."""
+        return [None] * len(self._fields)
+
+    @property
+    def _fields(self) -> Mapping[str, Field]:
+        return self.train if self.phase is Phase.TRAIN else self.infer
+
+    def __str__(self) -> str:
+        first = next(iter(self.infer.values())).shape
+        return f"{first[-1]:,} tokens" if len(first) == 1 else f"{first[-1]} px"
 
 
 class Inputs(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
 import math
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from typing import Any, ClassVar, Literal
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.families import in_families
+from trappm.profiler.models.known_names import is_prefixed, unit_of
+from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import (
     MAX_SIZE,
     Configuration,
@@ -18,7 +21,6 @@ from trappm.profiler.records import (
     Phase,
     Precision,
 )
-from trappm.profiler.transformers.names import Attention, is_transformer, unit_of
 
 MAX_CONFIGURATIONS = 1_000_000
 NATIVE = "native"
@@ -27,6 +29,13 @@ _KINDS = (("input_sizes", "px", "images"), ("sequence_lengths", "tokens", "text"
 _METHODS = "full, lora=RANK, frozen=embeddings, frozen=body"
 _MAY_BE_NATIVE = ("input_sizes", "sequence_lengths", "vocabularies")
 _MAY_BE_EMPTY = frozenset({"architectures", "families", "input_sizes", "sequence_lengths"})
+
+
+class Attention(enum.StrEnum):
+    """How attention is computed: by PyTorch's fused function, or operator by operator."""
+
+    SDPA = "sdpa"
+    EAGER = "eager"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,20 +164,18 @@ def _too_many() -> InputError:
 
 
 def _architectures(group: PoolGroup) -> list[str]:
-    from trappm.profiler.models.sources import source_of  # brings in torch and timm
-
     named: set[str] = set()
     endings = _endings(group)
     if len(endings) * len(group.architectures) > MAX_CONFIGURATIONS:
         raise _too_many()
     for text in group.architectures:
-        texts = [text + end for end in endings] if is_transformer(text) else [text]
+        texts = [text + end for end in endings] if is_prefixed(text) else [text]
         named.update(source_of(text).architectures(texts))
     if group.families:
         from trappm.profiler.models.zoo import architectures
 
         named |= in_families(group.families, architectures(["*"]))
-    if endings != [""] and not any(map(is_transformer, named)):
+    if endings != [""] and not any(map(is_prefixed, named)):
         raise InputError(
             "methods, checkpointing, attentions and vocabularies are of transformers (hf: names), "
             "and a group of the pool has none; leave them out there"
@@ -195,8 +202,6 @@ def _sizes(group: PoolGroup, architecture: str) -> set[int]:
     Raises:
         InputError: a sequence is longer than the model allows.
     """
-    from trappm.profiler.models.sources import source_of
-
     source = source_of(architecture)
     takes_text = unit_of(architecture) == "tokens"
     sizes: set[int] = set()
@@ -204,7 +209,7 @@ def _sizes(group: PoolGroup, architecture: str) -> set[int]:
         native = source.native_input_size(architecture) if size == NATIVE else int(size)
         if native is None:
             raise InputError(f"{architecture} has no input size of its own; give one")
-        known = is_transformer(architecture)  # of the others, what cannot be is refused one by one
+        known = is_prefixed(architecture)  # of the others, what cannot be is refused one by one
         sizes.add(source.input_size_of(architecture, native) if known else native)
     return sizes
 

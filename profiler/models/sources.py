@@ -1,15 +1,12 @@
-"""Where an architecture's name leads to: timm's models, or transformers by configuration.
-
-The one place that tells them apart; whoever makes a model of a name asks `source_of`.
-"""
+"""Sources of models: timm by plain names, others by a prefix such as `hf:` (extensions)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol, cast
 
-from trappm.profiler.models.torchvision_shim import register_missing_operators
-from trappm.profiler.transformers.names import is_transformer
+from trappm.profiler.models.known_names import is_prefixed, names_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,43 +15,43 @@ if TYPE_CHECKING:
 
 
 class ModelSource(Protocol):
-    """A library's models by name; modules with these functions are one."""
+    """Models of a library by name; a module with these functions is one."""
 
     def architectures(self, patterns: Iterable[str], /) -> list[str]:
-        """All that match one of these names or globs; raises as `create_model` where none does."""
+        """Return all that match one of these names or globs; raises as `create_model` if none."""
 
     def check(self, architecture: str, /) -> str:
-        """The architecture's current name; raises as `create_model` where there is none."""
+        """Return the architecture's current name; raises as `create_model` if unknown."""
 
     def native_input_size(self, architecture: str, /) -> int | None:
-        """The size of input that the model was made for, if it was for one."""
+        """Return the input size that the model was made for, if any."""
 
     def input_size_of(self, architecture: str, input_size: int | None, /) -> int:
-        """The size that is given, or the architecture's own; raises InputError where none fits."""
+        """Return the given size or the architecture's own; raises InputError if it is invalid."""
 
     def create_model(self, architecture: str, input_size: int, /) -> nn.Module:
-        """The model with fresh weights.
+        """Return the model with fresh weights.
 
         Raises:
-            UnknownArchitectureError, InputError, UnsupportedModelError: there is none of this name
-                or size, or it cannot be built.
+            UnknownArchitectureError, InputError, UnsupportedModelError: The name or size is
+                unknown, or the model cannot be built.
         """
 
     def inputs(self, architecture: str, input_size: int, /) -> Inputs:
-        """What it is called with."""
+        """Return the inputs of the model."""
 
 
 def source_of(architecture: str) -> ModelSource:
-    """The library that has an architecture of such a name; it is imported.
+    """Return the source of an architecture; its library is imported.
 
     Raises:
-        InputError: it is not installed.
+        InputError: The source is unknown, or its library is not installed.
     """
-    if is_transformer(architecture):
-        register_missing_operators()  # transformers imports torchvision, too
-        from trappm.profiler.transformers import library
+    if is_prefixed(architecture):
+        from trappm.profiler.models.torchvision_shim import register_missing_operators
 
-        return library
+        register_missing_operators()  # libraries of other sources may import torchvision
+        return cast("ModelSource", import_module(names_of(architecture).SOURCE))
     from trappm.profiler.models import zoo
 
     return zoo

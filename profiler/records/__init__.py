@@ -361,7 +361,7 @@ _OF_IMAGES = (
 def unit_by_name(architecture: str) -> str:
     """What a size counts, by the name alone: `px` of images, `tokens` of text.
 
-    What `profiler.transformers.names.unit_of` knows of a shape or a file, records do not open.
+    `profiler.models.sources.unit_of` also reads shapes and files.
     """
     name = architecture.partition(",")[0].rpartition("/")[2].removeprefix("hf:").lower()
     is_text = architecture.startswith("hf:") and not name.startswith(_OF_IMAGES)

@@ -24,6 +24,7 @@ from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.host.environment import SEED, host_facts
 from trappm.profiler.host.procfs import lost_ms
 from trappm.profiler.models import zoo as _zoo  # noqa: F401  (timm is there before any fork)
+from trappm.profiler.models.model_input import NamedInputs
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import (
     Configuration,
@@ -35,7 +36,6 @@ from trappm.profiler.records import (
 )
 from trappm.profiler.steps.meter import Mark, MemoryReading, StepMeter, StepTime, Window
 from trappm.profiler.steps.sampling import sample_clean
-from trappm.profiler.transformers.named_inputs import NamedInputs
 
 host_facts()  # asks git for the commit once, before all measuring processes are forked
 

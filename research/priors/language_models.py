@@ -4,7 +4,7 @@
         [--only llm-foundry neusight]
 
 Constants that were learned are judged on models held out: each model's rows by a fit on all others.
-With --fit the constants of `learner/physics/transformer_times.py` are printed as all rows say.
+With --fit the constants of `trappm/extensions/transformers/step_times.py` are printed.
 """
 
 from __future__ import annotations

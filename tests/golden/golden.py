@@ -80,8 +80,8 @@ def json_shapes() -> dict[str, Any]:
 
 def subjects() -> list[str]:
     """Return the models of `predictions`: 200 timm architectures and 30 transformers."""
+    from trappm.extensions.transformers.model_names import builtin_shapes
     from trappm.profiler.models.zoo import architectures
-    from trappm.profiler.transformers.names import builtin_shapes
 
     names = architectures(["*"])
     shapes = sorted(builtin_shapes())

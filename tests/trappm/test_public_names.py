@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import trappm
+from trappm.extensions.transformers import model_names as names
+from trappm.extensions.transformers.model_names import TransformerName, builtin_shapes
 from trappm.profiler.errors import InputError
 from trappm.profiler.files.yaml_text import load_yaml
-from trappm.profiler.transformers import names
-from trappm.profiler.transformers.names import TransformerName, builtin_shapes
 
 HUB_IDS = Path(names.__file__).with_name("hub_ids.yaml")
 FUNCTIONS = ("estimate", "generate", "lookup", "predict", "predict_parallel")

@@ -27,9 +27,9 @@ from trappm.cli import (
 )
 from trappm.cli.campaign import commands as campaign
 from trappm.cli.labels import commands as labels
-from trappm.extensions import register_all
 from trappm.extras import advice
 from trappm.profiler.errors import TrappmError
+from trappm.profiler.extensions import extension_modules
 
 app = typer.Typer(
     name="trappm",
@@ -60,7 +60,8 @@ app.add_typer(device.app, name="device", rich_help_panel=MEASURE)
 app.add_typer(labels.app, name="labels", rich_help_panel=DATA)
 app.add_typer(snapshot.app, name="snapshot", rich_help_panel=DATA)
 app.add_typer(store.app, name="store", rich_help_panel=DATA)
-register_all(app)
+for _extension in extension_modules("commands"):
+    _extension.register(app)
 
 
 _MOVED = {

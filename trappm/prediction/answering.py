@@ -34,8 +34,8 @@ from trappm.profiler.devices.capacity import USABLE_SHARE, memory_mib
 from trappm.profiler.devices.catalogue import card_of
 from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.models.known_names import is_prefixed
 from trappm.profiler.records import METRICS, Optimizer, Phase
-from trappm.profiler.transformers.names import is_transformer
 
 if TYPE_CHECKING:
     from trappm.prediction.models.subjects import Subject
@@ -130,7 +130,7 @@ class _Inquiry:
 
     @property
     def _is_transformer(self) -> bool:
-        return is_transformer(self._subject.name)
+        return is_prefixed(self._subject.name)
 
     def predict(self, workloads: Sequence[Workload]) -> Predictions:
         """What the heads predict of n workloads; memory of transformers unlike all labels is what

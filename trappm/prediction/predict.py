@@ -14,9 +14,8 @@ from trappm.prediction.models.sizes import check_size, size_kind, size_of
 from trappm.prediction.prediction import Prediction
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError
-from trappm.profiler.models.known_names import is_file, refuse_unknown
+from trappm.profiler.models.known_names import content_of, is_file, refuse_unknown
 from trappm.profiler.records import Phase, Precision
-from trappm.profiler.transformers.names import content_of
 
 if TYPE_CHECKING:
     import torch

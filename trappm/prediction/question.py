@@ -20,8 +20,9 @@ from trappm.prediction.device_names import (
 from trappm.prediction.snapshot_choice import manifests_that_answer, snapshots_that_answer
 from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import InputError
+from trappm.profiler.extensions import extension_modules
+from trappm.profiler.models.known_names import is_prefixed
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision, member
-from trappm.profiler.transformers.names import is_transformer
 
 if TYPE_CHECKING:
     from trappm.learner.heads.predictions import TrainedHeads
@@ -156,15 +157,19 @@ class Question:
         snapshot = self.snapshot_for(device)
         trained = snapshot.trained(device, self.phase)
         of_ranks = rank_key(device).ranks > 1  # whose step is longer by what they say to each other
-        if not is_transformer(model) or snapshot.others is None or of_ranks:
+        if not is_prefixed(model) or snapshot.others is None or of_ranks:
             return trained, None
         precision = self.settings(trained).precision
         labelled = {settings.precision for settings in trained.settings}
         if snapshot.manifest.campaign is not None and precision in labelled:
             return trained, None
-        from trappm.learner.heads.language_models import for_transformers
-
-        return for_transformers(trained, snapshot.others, snapshot.card(device), precision)
+        card = snapshot.card(device)
+        for extension in extension_modules("model_heads"):
+            made: tuple[TrainedHeads, str] | None
+            made = extension.model_heads(model, trained, snapshot.others, card, precision)
+            if made is not None:
+                return made
+        return trained, None
 
     def settings_traced(self, devices: Iterable[str]) -> list[StepSettings]:
         """Those that a model's steps are traced in, beside fp32 and contiguous.

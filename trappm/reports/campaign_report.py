@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trappm.cluster.scheduler.training_report import TrainingReport
+from trappm.profiler.models.known_names import is_prefixed
 from trappm.profiler.records import METRICS
-from trappm.profiler.transformers.names import is_transformer
 from trappm.reports.campaign_facts import CampaignFacts, CampaignRow, standing
 from trappm.store import AssignmentState
 from trappm.store.records import EventRecord
@@ -85,7 +85,7 @@ def _example(spec: Mapping[str, Any]) -> str:
     groups = spec["pool"]["groups"] if isinstance(spec["pool"], Mapping) else []
     first = {key: values[0] for key, values in groups[0].items() if values} if groups else {}
     name = str(first.get("architectures", ""))
-    if not is_transformer(name) or "*" in name or "sequence_lengths" not in first:
+    if not is_prefixed(name) or "*" in name or "sequence_lengths" not in first:
         return "resnet18 --batch-size 4 --input-size 96"
     return (
         f"{name} --batch-size {first['batch_sizes']} --sequence-length "

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from trappm.profiler.models.known_names import is_prefixed, unit_of
 from trappm.profiler.records import METRICS, size_text
-from trappm.profiler.transformers.names import is_transformer, unit_of
 from trappm.terminal.tables import cell, console, print_line, print_table
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def plot_samples(samples: Sequence[float]) -> str:
 def _with_units(frame: pd.DataFrame) -> pd.DataFrame:
     """Sizes of input in a column for each unit where there are transformers."""
     if not {"architecture", "input_size"} <= set(frame) or not any(
-        map(is_transformer, frame["architecture"])
+        map(is_prefixed, frame["architecture"])
     ):
         return frame
     units = frame["architecture"].map(unit_of)

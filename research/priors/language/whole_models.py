@@ -17,10 +17,10 @@ from torch import Tensor
 
 from research.priors.language.pretraining import known_constants, spread
 from research.priors.language.rows import Judged, Row, whole
+from trappm.extensions.transformers.step_times import transformer_times
 from trappm.learner.physics.device_specs import known_spec
 from trappm.learner.physics.kernel_terms import terms_of
 from trappm.learner.physics.kernel_times import Lookup, times_of
-from trappm.learner.physics.transformer_times import transformer_times
 from trappm.learner.workload import Workload
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.records import Graph, MemoryFormat, Phase, Precision

@@ -10,10 +10,10 @@ from trappm.cluster.file_reference import SECTIONS, json_schema, page
 from trappm.cluster.pool_file import load_pool_file
 from trappm.cluster.spec import load_preset, load_spec, parse_spec, presets
 from trappm.cluster.yaml_file import FileFaultsError
+from trappm.extensions.transformers.model_names import model_of
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.families import FAMILIES, family_of
 from trappm.profiler.models.pool import build_pool
-from trappm.profiler.transformers.names import model_of
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples"

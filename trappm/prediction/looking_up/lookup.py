@@ -25,10 +25,9 @@ from trappm.prediction.looking_up.answer import Answer
 from trappm.prediction.models.profile_cache import content_key
 from trappm.prediction.models.sizes import check_size, size_kind, size_of
 from trappm.profiler.errors import InputError, SnapshotError, TrappmError
-from trappm.profiler.models.known_names import is_file, refuse_unknown
+from trappm.profiler.models.known_names import content_of, is_file, refuse_unknown
 from trappm.profiler.records import Configuration, Pair, Protocol, Provenance
 from trappm.profiler.records.step_scope import PARTIAL_PROTOCOLS
-from trappm.profiler.transformers.names import content_of
 from trappm.store.home import Home
 
 if TYPE_CHECKING:

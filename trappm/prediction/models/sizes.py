@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from trappm.profiler.errors import InputError
+from trappm.profiler.models.known_names import is_prefixed, unit_of
 from trappm.profiler.records import MAX_SIZE
-from trappm.profiler.transformers.names import is_transformer, unit_of
 
 
 def size_kind(model: object) -> str:
     """`tokens` of a transformer by its name; `px` of all else."""
-    return unit_of(model) if isinstance(model, str) and is_transformer(model) else "px"
+    return unit_of(model) if isinstance(model, str) and is_prefixed(model) else "px"
 
 
 def size_of(model: object, input_size: int | None, sequence_length: int | None) -> int | None:

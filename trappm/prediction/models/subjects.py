@@ -24,9 +24,8 @@ from trappm.prediction.models.tracing import (
 )
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.host.data_folder import data_folder
-from trappm.profiler.models.known_names import is_file
+from trappm.profiler.models.known_names import content_of, is_file
 from trappm.profiler.records import MemoryFormat, Precision
-from trappm.profiler.transformers.names import content_of
 
 if TYPE_CHECKING:
     import torch

@@ -23,9 +23,9 @@ from trappm.prediction.parallel.parallel_prediction import ParallelPrediction
 from trappm.prediction.predict import is_name
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError, UnsupportedModelError
+from trappm.profiler.extensions import extension_modules
 from trappm.profiler.models.known_names import refuse_unknown
 from trappm.profiler.records import Phase, member
-from trappm.profiler.transformers.names import is_transformer
 
 if TYPE_CHECKING:
     from trappm.learner.heads.predictions import TrainedHeads
@@ -121,7 +121,6 @@ class SharedStep:
         key = question.device_keys(device, None)[0]
         node, about_links = known_node(key)  # before torch is imported, which takes a second
         from trappm.learner.physics.parallel.rank_memory import traced_needs
-        from trappm.learner.physics.transformer_times import transformer_times
         from trappm.prediction.answering import answers
         from trappm.prediction.models.sizes import size_of
         from trappm.prediction.models.subjects import Subject, subject_of
@@ -141,10 +140,11 @@ class SharedStep:
         needs = traced_needs(workload.step.trace, workload.batch_size, loop)
         work = _work(workload, prior, needs.all_gradients)
         card = question.snapshot_for(key).card(key)
-        of_text = is_transformer(subject.name)
-        times = transformer_times(card, workload.precision) if of_text else None
-        if times is not None:
-            work = replace(work, contention=times.contention)
+        slowed = (
+            extension.contention(subject.name, card, workload.precision)
+            for extension in extension_modules("model_heads")
+        )
+        work = replace(work, contention=next(filter(None, slowed), work.contention))
         return cls(
             single=single,
             work=work.lasting(single.step_time_ms),

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trappm.profiler.errors import InputError
-from trappm.profiler.models.on_meta import on_meta
-from trappm.profiler.records import Configuration, unit_by_name
-from trappm.profiler.transformers import names
-from trappm.profiler.transformers.names import (
+from trappm.extensions.transformers import model_names as names
+from trappm.extensions.transformers.model_names import (
     Attention,
     Frozen,
     TransformerName,
     builtin_shapes,
     unit_of,
 )
+from trappm.profiler.errors import InputError
+from trappm.profiler.models.on_meta import on_meta
+from trappm.profiler.records import Configuration, unit_by_name
 
 ROOT = Path(__file__).parents[3]
 
@@ -131,7 +131,8 @@ def test_names_of_our_shapes_tell_their_units_as_well_as_what_they_hold():
 
 def test_all_classifiers_of_images_that_transformers_has_take_pixels():
     pytest.importorskip("transformers")
-    from trappm.profiler.transformers import library, names
+    from trappm.extensions.transformers import library
+    from trappm.extensions.transformers import model_names as names
 
     assert set(library.auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES) <= names._OF_IMAGES
 

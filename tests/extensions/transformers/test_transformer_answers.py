@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 import trappm
-from trappm.learner.heads.language_models import constants_of
-from trappm.learner.heads.other_devices import known_of_others
-from trappm.learner.heads.predictions import Predictions, StepSettings
-from trappm.learner.physics.device_specs import spec_of
-from trappm.learner.physics.step_time_prior import StepTimePrior
-from trappm.learner.physics.transformer_times import (
+from trappm.extensions.transformers.model_heads import constants_of
+from trappm.extensions.transformers.step_times import (
     HOST_RANGE,
     KNOWN,
     TransformerTimes,
     transformer_times,
 )
+from trappm.learner.heads.other_devices import known_of_others
+from trappm.learner.heads.predictions import Predictions, StepSettings
+from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.prediction.models.subjects import subject_of
 from trappm.prediction.question import Question

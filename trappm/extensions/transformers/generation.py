@@ -138,7 +138,7 @@ def generate(
     is_default, device = device is None, device or DEFAULT_DEVICE
     capacity_mib = capacity_of(device)
     refuse_precision(device, which)
-    from trappm.profiler.decoder_steps import Decoder
+    from trappm.extensions.transformers.decoder import Decoder
 
     decoder = Decoder(model, prompt + tokens, batch_size, which)
     last = prompt + tokens - 2
@@ -193,10 +193,10 @@ def _times_ms(
     The first step reads the prompt, as steps of language models do that were published; of those
     that follow none was, so their errors are taken for those of any inference on cards held out.
     """
-    from trappm.learner.heads.language_models import errors_of, language_model_head
+    from trappm.extensions.transformers.model_heads import errors_of, language_model_head
+    from trappm.extensions.transformers.step_times import OTHERS, transformer_times
     from trappm.learner.heads.other_devices import Basis, known_of_others
     from trappm.learner.physics.device_specs import CPU, known_spec
-    from trappm.learner.physics.transformer_times import OTHERS, transformer_times
     from trappm.learner.workload import Workload
     from trappm.profiler.records import Graph
     from trappm.profiler.records.step_scope import StepScope

@@ -15,7 +15,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from trappm.extensions.transformers.model_names import TransformerName, is_transformer
 from trappm.profiler.errors import InputError, UnsupportedModelError, one_line
+from trappm.profiler.models.model_input import NamedInputs
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import MemoryFormat, Phase, Precision
@@ -23,8 +25,6 @@ from trappm.profiler.simulation.kernel_profile import KernelTable, Size
 from trappm.profiler.simulation.memory_simulation import MIB, SimulatedMemory, simulate_memory
 from trappm.profiler.simulation.step_trace import StepTrace
 from trappm.profiler.tracing.tracer import StepOptions, Tracer
-from trappm.profiler.transformers.named_inputs import NamedInputs
-from trappm.profiler.transformers.names import TransformerName, is_transformer
 
 
 @dataclass(frozen=True, eq=False)

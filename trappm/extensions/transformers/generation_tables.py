@@ -8,7 +8,7 @@ from trappm.prediction.fitting import room_text
 from trappm.terminal.tables import console, print_line, print_notes, table
 
 if TYPE_CHECKING:
-    from trappm.extensions.generation.generating import Generation, Interval
+    from trappm.extensions.transformers.generation import Generation, Interval
 
 _GIB = 1024.0
 

@@ -20,16 +20,16 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from trappm.profiler.errors import InputError, TrappmError, from_extra
-from trappm.profiler.records import Phase
-from trappm.profiler.transformers.named_inputs import Field, NamedInputs
-from trappm.profiler.transformers.names import (
+from trappm.extensions.transformers.model_names import (
     PREFIX,
     Frozen,
     TransformerName,
     builtin_shapes,
     shape_like,
 )
+from trappm.profiler.errors import InputError, TrappmError, from_extra
+from trappm.profiler.models.model_input import Field, NamedInputs
+from trappm.profiler.records import Phase
 
 with from_extra("transformers", "a transformer"):
     import transformers

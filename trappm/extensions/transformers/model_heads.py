@@ -1,6 +1,6 @@
 """Step times of transformers on cards of which steps of language models were published.
 
-Constants of a card, moved by what those steps say (`learner.physics.transformer_times`); intervals
+Constants of a card, moved by what those steps say (`step_times`); intervals
 are the errors on language models held out, wider by what launches cost on hosts that nobody knows.
 """
 
@@ -14,6 +14,12 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from trappm.extensions.transformers.model_names import is_transformer
+from trappm.extensions.transformers.step_times import (
+    HOST_RANGE,
+    TransformerTimes,
+    transformer_times,
+)
 from trappm.learner.estimator import Estimate
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.metric_head import Head
@@ -22,11 +28,6 @@ from trappm.learner.heads.predictions import TrainedHeads
 from trappm.learner.physics.device_specs import DeviceSpec, known_spec
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
-from trappm.learner.physics.transformer_times import (
-    HOST_RANGE,
-    TransformerTimes,
-    transformer_times,
-)
 from trappm.learner.stats.calibration import LEVELS, Calibration
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import read_name
@@ -63,26 +64,41 @@ class LanguageModelHead(Head[Prior]):
         return both
 
 
-def for_transformers(
-    trained: TrainedHeads, others: OtherDevices, card: str, precision: Precision
-) -> tuple[TrainedHeads, str | None]:
-    """The heads of a card with step times by steps of language models, and what these are.
-
-    The heads as they are, and None, where none were published for such a card and precision.
+def model_heads(
+    architecture: str,
+    trained: TrainedHeads,
+    others: OtherDevices,
+    card: str,
+    precision: Precision,
+) -> tuple[TrainedHeads, str] | None:
+    """Return heads whose step times come from published steps of language models.
 
     Args:
-        trained: of the card, as for any model.
-        others: what is known of cards.
-        card: as the catalogue has it.
-        precision: of the step.
+        architecture: Name of the model.
+        trained: Heads of the card for any model.
+        others: Constants of all cards.
+        card: Name of the card in the catalogue.
+        precision: Precision of the step.
+
+    Returns:
+        The heads and the source of their step times; None for models that are no transformers, and
+        where no steps were published for the card and precision.
     """
+    if not is_transformer(architecture):
+        return None
     times, spec = transformer_times(card, precision), known_spec(card)
     if times is None or spec is None or not isinstance(trained.heads, Heads):
-        return trained, None
+        return None
     head = language_model_head(others, card, spec, times, errors_of(times))
     known = trained.heads
     heads = replace(known, of_kernels={**known.of_kernels, "step_time_ms": head})
     return replace(trained, heads=heads), times.basis
+
+
+def contention(architecture: str, card: str, precision: Precision) -> float:
+    """Return the share of a hidden collective by which it slows the step; 0 if unknown."""
+    times = transformer_times(card, precision) if is_transformer(architecture) else None
+    return 0.0 if times is None else times.contention
 
 
 def language_model_head(

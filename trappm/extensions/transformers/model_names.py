@@ -1,8 +1,8 @@
 """Names of transformers: `hf:NAME`, then options, such as `hf:gpt2,lora=8,checkpointing,eager`.
 
-NAME is a shape of our own (`shapes.yaml`), an id of the Hub that has such a shape
-(`hub_ids.yaml`), the path of a config.json, or a model id whose configuration `transformers` has on
-this machine. Read without torch and without transformers.
+NAME is a built-in shape (`shapes.yaml`), an id of the Hub with such a shape (`hub_ids.yaml`), the
+path of a config.json, or a model id whose configuration `transformers` has on this machine. Names
+are read without importing torch or transformers.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from typing import Any, Self, cast
 from trappm.profiler.errors import InputError, UnknownArchitectureError
 from trappm.profiler.files.plain_files import read_plain
 from trappm.profiler.files.yaml_text import load_yaml
+from trappm.profiler.models.pool import Attention
 from trappm.profiler.nearest import nearest
 from trappm.profiler.records import unit_by_name
 
 PREFIX = "hf:"
+SOURCE = "trappm.extensions.transformers.library"
 MAX_CONFIG_BYTES = 1 << 20
 MAX_RANK = 65_536
 MAX_VOCABULARY = 1_000_000
@@ -30,15 +32,8 @@ _OPTIONS = "lora=RANK, frozen=embeddings, frozen=body, vocabulary=N, checkpointi
 
 
 def is_transformer(architecture: str) -> bool:
-    """Whether this is the name of a transformer, and none of timm's."""
+    """Return whether this is the name of a transformer."""
     return architecture.startswith(PREFIX)
-
-
-class Attention(enum.StrEnum):
-    """How attention is computed: by PyTorch's fused function, or step by step."""
-
-    SDPA = "sdpa"
-    EAGER = "eager"
 
 
 class Frozen(enum.StrEnum):
@@ -187,32 +182,30 @@ def _config_of(path: Path) -> Mapping[str, Any]:
     return config
 
 
-def model_of(architecture: str) -> str:
-    """The architecture without how it is trained: `hf:gpt2` of `hf:gpt2,lora=16`; others as is."""
-    return architecture.partition(",")[0] if is_transformer(architecture) else architecture
+def suggested_name(name: str) -> str | None:
+    """Return the transformer that a name without prefix probably means, if any."""
+    like = shape_like(name)
+    return None if like is None else PREFIX + like
 
 
 def content_of(architecture: str) -> str:
-    """What an architecture's name stands for today: that of a file changes with what it holds.
+    """Return the canonical name with the shape's fields, which change with a file's content.
 
     Raises:
-        InputError, UnknownArchitectureError: as `TransformerName.parse` and `shape`.
+        InputError, UnknownArchitectureError: As `TransformerName.parse` and `shape`.
     """
-    if not is_transformer(architecture):
-        return architecture
     name = TransformerName.parse(architecture)
     return f"{name} {json.dumps(name.shape(), sort_keys=True)}"
 
 
 def unit_of(architecture: str) -> str:
-    """What an architecture's input size counts: `px` of images, or `tokens` of text.
+    """Return the unit of the input size, `px` of images or `tokens` of text.
 
-    By its model type where a shape or a file tells it, else by its name.
+    It follows from the model type of the shape or file, else from the name.
     """
     shape = None
-    if is_transformer(architecture):
-        with suppress(InputError):  # a file that is gone by now, or a name of another version
-            shape = TransformerName.parse(architecture).shape()
+    with suppress(InputError):  # a file that was deleted, or a name of another version
+        shape = TransformerName.parse(architecture).shape()
     if shape is None:
         return unit_by_name(architecture)
     return "px" if shape["model_type"] in _OF_IMAGES else "tokens"
