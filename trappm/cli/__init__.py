@@ -1,7 +1,7 @@
-"""The command line: `trappm campaign`, `pool`, `labels`, `predict` and others.
+"""The command line.
 
-Errors become one line on standard error: exit status 2 for what the user can mend in the command,
-1 for what went wrong while doing it. `--debug`, anywhere in the command, shows the trace.
+Errors become one line on standard error: exit status 2 for what the user can fix in the command, 1
+for what failed while it ran. `--debug`, anywhere in the command, shows the traceback.
 """
 
 from __future__ import annotations
@@ -15,16 +15,7 @@ from typing import Annotated
 import typer
 
 from trappm import __version__
-from trappm.cli import (
-    device,
-    estimate,
-    measure,
-    pool,
-    predict,
-    shell,
-    snapshot,
-    store,
-)
+from trappm.cli import devices, measure, pool, predict, scale, snapshot, store
 from trappm.cli.campaign import commands as campaign
 from trappm.cli.labels import commands as labels
 from trappm.extras import advice
@@ -35,36 +26,30 @@ app = typer.Typer(
     name="trappm",
     help="Predict time, memory and power of deep-learning training steps.",
     no_args_is_help=True,
-    cls=shell.Commands,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example: trappm predict resnet18 --batch-size 4 --input-size 96",
 )
-shell.flags_without_type()
 PREDICT, MEASURE, DATA = "Predict", "Measure", "Labels and snapshots"
 app.command(name="predict", rich_help_panel=PREDICT)(predict.predict)
-app.command(name="fits", rich_help_panel=PREDICT)(estimate.fits)
 app.command(name="compare", rich_help_panel=PREDICT)(predict.compare)
-app.command(name="estimate", rich_help_panel=PREDICT)(estimate.estimate)
-app.command(name="scale", rich_help_panel=PREDICT)(predict.scale)
-app.command(name="devices", rich_help_panel=PREDICT)(device.devices)
-app.command(
-    name="measure",
-    rich_help_panel=MEASURE,
-    epilog="Example: trappm measure resnet18 --device cpu-2t --batch-size 4",
-)(measure.measure)
+app.command(name="scale", rich_help_panel=PREDICT)(scale.scale)
+app.command(name="devices", rich_help_panel=PREDICT)(devices.devices)
+app.command(name="measure", rich_help_panel=MEASURE)(measure.measure)
 app.add_typer(campaign.app, name="campaign", rich_help_panel=MEASURE)
 app.add_typer(pool.app, name="pool", rich_help_panel=MEASURE)
-app.add_typer(device.app, name="device", rich_help_panel=MEASURE)
 app.add_typer(labels.app, name="labels", rich_help_panel=DATA)
 app.add_typer(snapshot.app, name="snapshot", rich_help_panel=DATA)
 app.add_typer(store.app, name="store", rich_help_panel=DATA)
 for _extension in extension_modules("commands"):
     _extension.register(app)
 
-
 _MOVED = {
+    "fits": "trappm predict MODEL --device DEVICE",
+    "estimate": "trappm predict MODEL --breakdown",
+    "device": "trappm devices NAME, or trappm measure --kernels",
+    "lookup": "trappm predict MODEL --labels",
     "evaluate": "python -m research evaluate, in a clone",
     "tune": "python -m research tune, in a clone",
     "replay": "python -m research replay, in a clone",
@@ -74,8 +59,11 @@ _MOVED = {
     "verify": "trappm snapshot show, which checks every file",
     "gc": "deleting folders of TRAPPM_HOME/snapshots",
     "mend": "trappm store check",
+    "--gpus": "trappm scale MODEL --gpus N",
+    "--nodes": "trappm scale MODEL --gpus N --per-node M",
+    "--strategy": "trappm scale MODEL --strategy ddp",
 }
-"""Earlier commands, and what replaces them."""
+"""Earlier commands and options, and what replaces them."""
 
 _UNWRITABLE = {errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG}
 """What standard output may fail by, such as a full disk."""
@@ -118,8 +106,10 @@ def run(
         if not message or "\n" in message:  # no command was given: the message is the help text
             typer.echo(message, err=True, nl=bool(message))
             return 2
-        if moved := next((name for name in _MOVED if f"'{name}'" in message), None):
-            return _fail(f"'{moved}' is gone; use {_MOVED[moved]}", 2, error, debug)
+        if message.startswith("No such"):
+            missing = message.partition(".")[0].split()[-1].strip("'")
+            if missing in _MOVED:
+                return _fail(f"'{missing}' is gone; use {_MOVED[missing]}", 2, error, debug)
         context = getattr(error, "ctx", None)
         hint = f" (see: {context.command_path} --help)" if context else ""
         return _fail(f"{message}{hint}", 2, error, debug)

@@ -1,4 +1,4 @@
-"""Options and small tools that several commands share."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -25,6 +25,14 @@ Model = Annotated[
         metavar="MODEL",
         help="A timm architecture, an hf: name, or an ONNX file.",
         autocompletion=shell.models,
+    ),
+]
+DeviceName = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        help="Device by any of its names (default: a100-40gb).",
+        autocompletion=shell.devices,
     ),
 ]
 BatchSize = Annotated[

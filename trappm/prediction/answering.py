@@ -16,7 +16,12 @@ from trappm.learner.heads.predictions import Predictions
 from trappm.learner.workload import Workload
 from trappm.prediction import costs
 from trappm.prediction.device_names import device_title, refuse_precision
-from trappm.prediction.fitting import MemoryInterval, beside_step_mib, largest_batch
+from trappm.prediction.fitting import (
+    MemoryInterval,
+    beside_step_mib,
+    largest_batch,
+    simulated_interval,
+)
 from trappm.prediction.models.sizes import size_kind
 from trappm.prediction.models.subjects import input_size_of
 from trappm.prediction.prediction import (
@@ -30,15 +35,18 @@ from trappm.prediction.prediction import (
     remarks_on,
 )
 from trappm.prediction.question import Question
+from trappm.prediction.simulated_step import loop_of
 from trappm.profiler.devices.capacity import USABLE_SHARE, memory_mib
 from trappm.profiler.devices.catalogue import card_of
 from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.models.known_names import is_prefixed
-from trappm.profiler.records import METRICS, Optimizer, Phase
+from trappm.profiler.records import METRICS, Optimizer, Phase, is_cpu_device
+from trappm.profiler.simulation.step_profile import StepSource
 
 if TYPE_CHECKING:
     from trappm.prediction.models.subjects import Subject
+    from trappm.prediction.simulated_step import ModelCall
     from trappm.profiler.simulation.memory_simulation import SimulatedMemory
 
 
@@ -66,6 +74,66 @@ def answers(asks: Sequence[tuple[Question, Subject, str]]) -> list[Prediction]:
             risk = None if risks is None else float(risks[row])
             predictions[inquiry] = inquiry.prediction(output, row, risk, capacity)
     return [predictions[inquiry] for inquiry in inquiries]
+
+
+def simulated_answer(question: Question, call: ModelCall, device: str, why: str) -> Prediction:
+    """Predict the memory alone, by simulation.
+
+    Args:
+        question: Settings of the step.
+        call: Module, its inputs and its loss.
+        device: Key of the device.
+        why: Reason why nothing else is predicted.
+
+    Raises:
+        UnsupportedModelError: The step cannot be traced.
+    """
+    from trappm.profiler.models.on_meta import EAGER, eager, is_compiled
+
+    settings = question.given_settings()
+    refuse_precision(device, settings.precision)
+    step = call.trace(settings, question.batch_size)
+    beside_mib = 0.0 if is_cpu_device(device) else beside_step_mib(device, question.phase)
+
+    def memory(batch_size: int) -> MemoryInterval:
+        simulated = step.memory(batch_size)
+        return simulated_interval(simulated.reserved_with_workspace_mib + beside_mib)
+
+    interval, capacity = memory(step.batch_size), memory_mib(device)
+    missing = {name: why for name in (*METRIC_NAMES, "out_of_memory") if name != "memory_mib"}
+    largest = None
+    if capacity is None:
+        missing["largest_batch"] = f"the capacity of {device} is unknown"
+    elif step.only_batch is None:
+        largest = largest_batch(memory, capacity)
+    else:
+        missing["largest_batch"] = (
+            f"the step is known at batch {step.only_batch} only: {step.only_batch_reason}"
+        )
+    return Prediction(
+        model=type(eager(call.model)).__name__,
+        device=device,
+        device_name=device_title(device),
+        device_is_default=question.device_is_default,
+        batch_size=step.batch_size,
+        phase=question.phase.value,
+        precision=settings.precision.value,
+        memory_format=settings.memory_format.value,
+        optimizer=settings.optimizer.value,
+        snapshot=None,
+        step_time_ms=None,
+        memory_mib=interval.median_mib,
+        power_w=None,
+        capacity_mib=capacity,
+        largest_batch=largest,
+        intervals={"memory_mib": (interval.low_mib, interval.high_mib)},
+        missing=missing,
+        simulated_memory=step.memory(step.batch_size),
+        memory_source=StepSource.TRACED,
+        memory_remark=EAGER if is_compiled(call.model) else None,
+        remarks=(EAGER,) if is_compiled(call.model) else (),
+        call=call,
+    )
 
 
 def memory_of(
@@ -133,9 +201,46 @@ class _Inquiry:
         return is_prefixed(self._subject.name)
 
     def predict(self, workloads: Sequence[Workload]) -> Predictions:
-        """What the heads predict of n workloads; memory of transformers unlike all labels is what
-        is simulated, as what surprises in images is wrong of tokens (docs/transformers.md).
+        """Return what the heads predict of n workloads.
+
+        The memory of transformers unlike all labels is simulated (docs/transformers.md).
         """
+        output = self._of_usual_loop(workloads)
+        factors = self._loop_factors(workloads)
+        if factors is None or "memory_mib" not in output.metrics:
+            return output
+        by_metric = np.ones((len(workloads), len(output.metrics)))
+        by_metric[:, output.metrics.index("memory_mib")] = factors
+        return replace(
+            output,
+            median=output.median * by_metric,
+            low=output.low * by_metric,
+            high=output.high * by_metric,
+        )
+
+    def _loop_factors(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float64] | None:
+        """Return the memory in the question's training loop, relative to the usual loop.
+
+        None if the loop is the usual one of its optimizer, or no step could be traced.
+        """
+        loop, precision = self._question.loop, self._settings.precision
+        if loop is None or self._phase is Phase.INFER:
+            return None
+        usual = loop_of(loop.optimizer, precision)
+        if loop == usual or any(w.step is None for w in workloads):
+            return None
+        beside_mib = beside_step_mib(self.card, self._phase)
+        sizes = [
+            [
+                beside_mib + w.step.memory_in(one, w.batch_size).reserved_with_workspace_mib
+                for one in (loop, usual)
+            ]
+            for w in workloads
+            if w.step is not None
+        ]
+        return np.array([this / that for this, that in sizes])
+
+    def _of_usual_loop(self, workloads: Sequence[Workload]) -> Predictions:
         heads = self._trained.heads
         output = self._snapshot.predict(workloads, self.device, self._phase, heads)
         steps = [w.step for w in workloads if w.step is not None]
@@ -154,7 +259,8 @@ class _Inquiry:
     ) -> npt.NDArray[np.float64]:
         """For each of n workloads the probability (n)."""
         heads = self._trained.heads
-        if isinstance(heads, Heads) and not self._is_transformer:
+        is_usual = self._loop_factors(workloads) is None
+        if isinstance(heads, Heads) and not self._is_transformer and is_usual:
             return heads.out_of_memory(workloads, capacity_mib)
         output = self.predict(workloads)  # networks, simulations: a normal of the logarithm
         at = output.metrics.index("memory_mib")
@@ -306,6 +412,8 @@ class _Inquiry:
             remarks.append(
                 f"{names[wanted]} is treated as {names[answered]} (same state, same traffic)."
             )
+        if self._question.loop is not None and self._question.loop.accumulation_steps > 1:
+            remarks.append("Step time is that of a step without gradient accumulation.")
         if self._profile.step is None and self._phase is Phase.TRAIN:
             remarks.append("The training step could not be traced, so memory is a rough estimate.")
         return [*remarks, *filter(None, [self._memory_remark])]
@@ -315,21 +423,15 @@ class _Inquiry:
         return self._profile.step_refusal or self._profile.step_remark or self._untraced
 
     def _workload(self, batch_size: int) -> Workload:
-        step, kernels = self._profile.step, None
         traced = self._subject.step(self._settings)
-        if isinstance(traced, str):
-            self._untraced = traced
-        else:
-            step = traced
-            kernels = traced.kernels if self._trained.heads.needs_kernels else None
-        return Workload(
-            graph=self._profile.graph.at(batch_size),
-            precision=self._settings.precision,
-            memory_format=self._settings.memory_format,
-            optimizer=self._settings.optimizer,
+        self._untraced = traced if isinstance(traced, str) else None
+        return Workload.of(
+            self._profile,
+            traced,
+            self._settings,
             phase=self._phase,
-            step=step,
-            kernels=kernels,
+            batch_size=batch_size,
+            with_kernels=self._trained.heads.needs_kernels,
         )
 
     def _sequence_length(self) -> int | None:
@@ -343,11 +445,13 @@ class _Inquiry:
         step = self.workload.step
         if step is None or self._untraced is not None:
             return None
+        if self._question.loop is not None:
+            return step.memory_in(self._question.loop, self._batch_size, self._phase)
         return step.memory(self._batch_size, self._settings.optimizer, phase=self._phase)
 
     def _largest(self, capacity_mib: float) -> int:
         known = _LARGEST.setdefault(self._subject, {})
-        key = (self._snapshot.id, self.device, self._phase, self._settings)
+        key = (self._snapshot.id, self.device, self._phase, self._settings, self._question.loop)
         if key not in known:
             known[key] = largest_batch(self.memory, capacity_mib)
         return known[key]

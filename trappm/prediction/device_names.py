@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trappm.learner.snapshots.manifest import OTHERS
@@ -124,6 +125,20 @@ class DeviceEvidence:
 
 
 OWN = "its labels"
+
+
+def devices(snapshot: str | Path | None = None) -> list[DeviceEvidence]:
+    """Return the devices that are predicted, and the evidence for each metric.
+
+    Args:
+        snapshot: Id, alias or folder (default: all snapshots that predict).
+
+    Raises:
+        SnapshotError: There is no such snapshot, or it is damaged.
+    """
+    from trappm.prediction.snapshot_choice import snapshots_that_answer
+
+    return answerable(snapshots_that_answer(snapshot))
 
 
 def answerable(snapshots: Sequence[Snapshot]) -> list[DeviceEvidence]:

@@ -9,20 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
+from trappm.learner.heads.predictions import StepSettings
 from trappm.learner.physics.power.thrift import Thrift
 from trappm.notebook_cards import card
 from trappm.prediction.costs import Offer, Power, Run
 from trappm.prediction.fitting import MemoryAnswer, Verdict, room_text
+from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.number_text import number_text
-from trappm.profiler.records import METRICS, is_cpu_device
+from trappm.profiler.records import METRICS, MemoryFormat, Optimizer, Precision, is_cpu_device
 from trappm.profiler.simulation.memory_simulation import SimulatedMemory
 from trappm.profiler.simulation.step_profile import StepSource
 
 if TYPE_CHECKING:
-    from trappm.learner.heads.predictions import StepSettings
     from trappm.learner.physics.power.step_power import Interval
+    from trappm.prediction.measured import MeasuredStep
+    from trappm.prediction.simulated_step import ModelCall
+    from trappm.profiler.simulation.memory_breakdown import MemoryBreakdown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +106,8 @@ class Prediction(MemoryAnswer):
     precision: str
     memory_format: str
     optimizer: str
-    snapshot: str
-    """The id of the one that answers."""
+    snapshot: str | None
+    """Id of the snapshot that predicts; None if only the memory is simulated."""
     step_time_ms: float | None
     memory_mib: float | None
     power_w: float | None
@@ -143,18 +148,47 @@ class Prediction(MemoryAnswer):
     """Whose step the simulated memory rests on."""
     memory_remark: str | None
     """Why no step could be traced, or what the traced step lacks."""
+    measured: MeasuredStep | None = None
+    """Best label of this step, if labels were asked for and there is one."""
+    call: ModelCall | None = field(default=None, compare=False)
+    """Model and inputs, which `memory_breakdown` traces; not part of `to_dict`."""
 
     def __iter__(self) -> Iterator[float | None]:
         return iter((self.step_time_ms, self.memory_mib, self.power_w))
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
+    @cached_property
+    def memory_breakdown(self) -> MemoryBreakdown:
+        """Memory at its peak by part, module and tensor; the step is traced for it, in seconds.
+
+        Raises:
+            UnsupportedModelError: The step cannot be traced.
+        """
+        if self.call is None:
+            raise UnsupportedModelError(f"the step of {self.model} cannot be traced again")
+        settings = StepSettings(
+            Precision(self.precision), MemoryFormat(self.memory_format), Optimizer(self.optimizer)
+        )
+        step = self.call.trace(settings, self.batch_size)
+        return step.breakdown(self.batch_size, self.device, self.memory_mib)
+
+    def to_dict(self, *, breakdown_depth: int | None = None) -> dict[str, Any]:
+        """Return plain values for JSON.
+
+        Args:
+            breakdown_depth: Levels of modules in `memory_breakdown`; None leaves it out.
+        """
+        values = asdict(replace(self, call=None))
+        del values["call"]
+        values = {
             "sentence": str(self),
-            **asdict(self),
+            **values,
             "fits": self.fits,
             "verdict": self.verdict,
             "memory_parts_mib": self.memory_parts_mib,
         }
+        if breakdown_depth is not None:
+            values["memory_breakdown"] = breakdown_dict(self.memory_breakdown, breakdown_depth)
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -171,6 +205,7 @@ class Prediction(MemoryAnswer):
             "memory_parts_mib",
         ):  # they follow from the others
             del given[name]
+        given["measured"] = None  # labels are always looked up
         for name, kind in (
             ("simulated_memory", SimulatedMemory),
             ("thriftiest", Thrift),
@@ -273,6 +308,22 @@ class Prediction(MemoryAnswer):
         takes, costs = ("takes", "costs") if run.epochs == 1 else ("take", "cost")
         usd = f" and {costs} {cheapest_of}{_number(run.offers[0].usd)} USD" if run.offers else ""
         return f"{run.length} {takes} {hours}{usd}, {LOADING_REMARK}"
+
+
+def breakdown_dict(breakdown: MemoryBreakdown, depth: int) -> dict[str, Any]:
+    """Return a breakdown as plain values for JSON, with modules down to a depth."""
+    return {
+        "moment": breakdown.moment,
+        "parts_mib": {
+            part.value.lower().replace(" ", "_"): size_mib
+            for part, size_mib in breakdown.parts_mib.items()
+        },
+        "modules_mib": {m.name: m.size_mib for m in breakdown.modules.walk(depth)},
+        "largest": [
+            {"size_mib": t.size_mib, "part": t.part, **t.origin._asdict()}
+            for t in breakdown.largest
+        ],
+    }
 
 
 LOADING_REMARK = "without data loading"

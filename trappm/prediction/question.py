@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from trappm.learner.snapshots.manifest_fields import Manifest
     from trappm.learner.snapshots.snapshot import Snapshot
     from trappm.prediction.prediction import Figures
+    from trappm.profiler.simulation.training_loop import TrainingLoop
 
 _FAMILIES: dict[str, type[enum.StrEnum]] = {
     "precision": Precision,
@@ -50,6 +51,7 @@ class Question:
         precision: str | None = None,
         memory_format: str | None = None,
         optimizer: str | None = None,
+        loop: TrainingLoop | None = None,
         snapshot: str | Path | None = None,
         snapshots: Sequence[Snapshot] | None = None,
         epochs: int | None = None,
@@ -57,12 +59,24 @@ class Question:
         carbon_g_per_kwh: float | None = None,
         power_limit_w: float | None = None,
     ) -> None:
-        """With `snapshots` these answer, the first one first, whatever `snapshot` names.
+        """Check the settings.
+
+        Args:
+            batch_size: Samples per step.
+            phase: `train` or `infer`.
+            precision, memory_format, optimizer: Settings; None for those of most labels.
+            loop: Training loop around the step; None for the usual one of the optimizer.
+            snapshot: Id, alias or folder.
+            snapshots: Loaded snapshots to try in this order, instead of `snapshot`.
+            epochs, samples: Length of a run.
+            carbon_g_per_kwh: Carbon intensity of the electricity.
+            power_limit_w: Power limit of the GPU.
 
         Raises:
             InputError: a setting that there is not, or a run that cannot be.
         """
         self.batch_size = batch_size
+        self.loop = loop
         self.phase = Phase(member("phase", Phase, phase))
         given = {"precision": precision, "memory_format": memory_format, "optimizer": optimizer}
         self._given: dict[str, Any] = {
@@ -198,6 +212,10 @@ class Question:
         ]
         usual = (*agreeing, *trained.settings, PLAIN)[0]
         return usual._replace(**given)
+
+    def given_settings(self) -> StepSettings:
+        """Return the settings that the question names, the rest plain: fp32, contiguous, SGD."""
+        return PLAIN._replace(**self._given)
 
     def run(self, device: str, batch: int, ranks: int, figures: Figures) -> costs.Run | None:
         """What all epochs cost; batch and energy are a rank's."""

@@ -12,7 +12,6 @@ from trappm.terminal.tables import cell, console, print_line, print_table
 if TYPE_CHECKING:
     import pandas as pd
 
-    from trappm.prediction.looking_up.answer import Answer
     from trappm.profiler.records import Measurement
     from trappm.store import LabelRecord
 
@@ -127,31 +126,6 @@ def _fact(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_fact, value)) or "none"
     return cell(value)
-
-
-def print_answer(answer: Answer, *, explain: bool = False) -> None:
-    """The answer of a look-up: from where it is, what it says, and what else matched."""
-    if answer.prediction is not None:
-        from trappm.terminal.prediction_tables import print_prediction
-
-        source = "source: predicted; no label of this device is of this graph"
-        lines = [source, *filter(None, [answer.remark])]
-        print_prediction(answer.prediction, lines, explain=explain)
-        return
-    best, others = answer.labels[0], answer.labels[1:]
-    print_line(str(answer))
-    title = f"{answer.model} on {answer.device}, batch {answer.batch_size}"
-    print_line(f"source: {answer.source}, label {best.id}", style="dim")
-    print_table(title, ("metric", "value", "unit"), answer.figures())
-    unknown = [metric for metric in METRICS if getattr(answer, metric) is None]
-    if unknown:
-        print_line(f"no {', '.join(unknown)}: the label has none")
-    if answer.remark is not None:
-        print_line(answer.remark, style="dim")
-    if others:
-        columns = ("id", "architecture", "input_size", "protocol", "provenance", *METRICS)
-        console().print(f"\nThe same graph has {len(answer.labels)} labels there:")
-        print_table("", columns, [_label_row(label) for label in answer.labels])
 
 
 def plot_samples(samples: Sequence[float]) -> str:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Launch labelling campaigns and follow them.",
     no_args_is_help=True,
-    cls=shell.Commands,
     epilog="Example: trappm campaign launch --preset laptop",
 )
 

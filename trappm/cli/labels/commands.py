@@ -25,9 +25,6 @@ app = typer.Typer(
     epilog="Example: trappm labels query --family resnet --device cpu-2t",
 )
 app.command(epilog="Example: trappm labels show 12")(single_label.show)
-app.command(epilog="Example: trappm labels lookup resnet18 --batch-size 4 --device cpu-2t")(
-    single_label.lookup
-)
 app.command(epilog="Example: trappm labels export a100.parquet --device a100")(exchange.export)
 app.command("import", epilog="Example: trappm labels import a100.parquet")(exchange.import_)
 

@@ -169,14 +169,12 @@ def _step_time_ms(
     tensor = first.first_tensor
     try:
         answer = predict(
-            {
-                "model": first.name,
-                "batch_size": tensor.shape[0],
-                size: tensor.shape[-1],
-                "precision": first.precision,
-                "optimizer": first.loop.optimizer,
-            },
+            first.name,
             device=device,
+            batch_size=tensor.shape[0],
+            precision=first.precision,
+            optimizer=first.loop.optimizer,
+            **{size: tensor.shape[-1]},
         )
     except TrappmError as error:
         return None, one_line(error)

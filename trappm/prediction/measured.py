@@ -1,0 +1,221 @@
+"""Labels of the step that a prediction is about, from the label store.
+
+Labels are found by the hash of the graph, so an ONNX file finds labels under any name. A graph is
+that of a forward pass in evaluation mode, without dropout or frozen parameters. A label of another
+architecture therefore counts for a named one only if the profiles of both training steps are equal.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trappm.label_store import store_to_read
+from trappm.profiler.errors import InputError
+from trappm.profiler.models.known_names import is_file
+from trappm.profiler.number_text import number_text
+from trappm.profiler.records import (
+    METRICS,
+    Configuration,
+    MemoryFormat,
+    Optimizer,
+    Pair,
+    Phase,
+    Precision,
+    Provenance,
+)
+from trappm.profiler.records.step_scope import PARTIAL_PROTOCOLS
+
+if TYPE_CHECKING:
+    from trappm.prediction.models.subjects import Subject
+    from trappm.prediction.prediction import Prediction
+    from trappm.profiler.records.graph import GraphTemplate
+    from trappm.store import LabelRecord, Store
+
+_SOURCES = (Provenance.MEASURED, Provenance.IMPORTED)
+"""Labels that count, the best first. Simulated ones say nothing about a device."""
+_NEAREST = 3
+"""Number of labeled configurations that are listed where none fits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredStep:
+    """The best label of a step."""
+
+    label_id: int
+    label_count: int
+    """Number of labels of this step."""
+    source: str
+    """`measured` or `imported`."""
+    architecture: str
+    """Name that it was measured under."""
+    protocol: str
+    step_time_ms: float | None
+    memory_mib: float | None
+    memory_above_mib: float | None
+    """The step ran out of memory, so it needs more than this."""
+    power_w: float | None
+
+    def __str__(self) -> str:
+        parts = [
+            f"{number_text(value)} {unit}"
+            for name, unit in METRICS.items()
+            if (value := getattr(self, name)) is not None
+        ]
+        if self.memory_above_mib is not None:
+            parts.append(f"out of memory above {number_text(self.memory_above_mib)} MiB")
+        others = f" of {self.label_count:,}" if self.label_count > 1 else ""
+        origin = f"label {self.label_id}{others}, {self.architecture}"
+        return f"{self.source.capitalize()}: {', '.join(parts)} ({origin})"
+
+
+def measured_step(
+    prediction: Prediction, subject: Subject
+) -> tuple[MeasuredStep | None, str | None]:
+    """Return the best label of the predicted step, and a remark on it or on what there is instead.
+
+    Args:
+        prediction: The prediction, whose model is a name or a file.
+        subject: Its model.
+
+    Raises:
+        StoreError: The label store cannot be read.
+    """
+    from trappm.store import NoLabelStoreError
+
+    try:
+        store = store_to_read()
+    except NoLabelStoreError:
+        return None, "No label of this step: there is no label store yet."
+    search = _LabelSearch.of(prediction, subject)
+    with store:
+        try:
+            labels = search.labels(store)
+            nearest = [] if labels else search.nearest(store)
+        except InputError as error:  # no label of this device
+            return None, f"No label of this step: {error}."
+    if not labels:
+        there = f"; the nearest: {'; '.join(map(str, nearest))}" if nearest else ""
+        return None, f"No label of this step on {prediction.device}{there}."
+    best = labels[0]
+    name = best.configuration.architecture
+    remark = None
+    if search.file is not None:
+        remark = "The label has the file's graph; a file lacks dropout and frozen parameters."
+    elif name != prediction.model:
+        remark = f"The label is of {name}, which has the same graph and training step."
+    return MeasuredStep(
+        label_id=best.id,
+        label_count=len(labels),
+        source=best.provenance.value,
+        architecture=name,
+        protocol=best.protocol,
+        step_time_ms=best.step_time_ms,
+        memory_mib=best.memory_mib,
+        memory_above_mib=best.memory_above_mib,
+        power_w=best.power_w,
+    ), remark
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LabelSearch:
+    """What is looked for in the label store."""
+
+    subject: Subject
+    device: str
+    configuration: Configuration
+    """Of a file, only batch size and settings count."""
+    file: GraphTemplate | None
+    """Graph of a file; None for an architecture."""
+
+    @classmethod
+    def of(cls, prediction: Prediction, subject: Subject) -> _LabelSearch:
+        from trappm.prediction.models.subjects import input_size_of
+
+        name, file = prediction.model, None
+        if is_file(name) or Path(name).is_file():
+            file, size = subject.profile().graph, subject.input_size or 1
+        else:
+            size = input_size_of(name, subject.input_size)
+        configuration = Configuration(
+            architecture=name,
+            batch_size=prediction.batch_size,
+            input_size=size,
+            precision=Precision(prediction.precision),
+            memory_format=MemoryFormat(prediction.memory_format),
+            optimizer=Optimizer(prediction.optimizer),
+            phase=Phase(prediction.phase),
+        )
+        return cls(
+            subject=subject, device=prediction.device, configuration=configuration, file=file
+        )
+
+    def labels(self, store: Store) -> list[LabelRecord]:
+        """Return the labels of the step, the best first."""
+        labels = [
+            label
+            for label in store.labels.of_pairs(self._pairs(store), self.configuration, self.device)
+            if label.provenance in _SOURCES and label.protocol not in PARTIAL_PROTOCOLS
+        ]
+        return sorted(
+            labels,
+            key=lambda x: (
+                x.configuration.architecture != self.configuration.architecture,
+                _SOURCES.index(x.provenance),
+                x.memory_above_mib is not None,
+                -x.id,
+            ),
+        )
+
+    def nearest(self, store: Store) -> list[Configuration]:
+        """Return the labeled configurations of the model that are most like the one in question."""
+        pairs = set() if self.file is None else self._pairs_of_file(self.file, store)
+        names = [name for name, _ in pairs] or [self.configuration.architecture]
+        there = [
+            other for other in store.labels.configurations(names, self.device)
+            if self.file is None or (other.architecture, other.input_size) in pairs
+        ]  # fmt: skip
+        return sorted(there, key=self._distance)[:_NEAREST]
+
+    def _pairs(self, store: Store) -> set[Pair]:
+        """Return architectures and input sizes that have the step in question."""
+        if self.file is not None:
+            return self._pairs_of_file(self.file, store)
+        own = (self.configuration.architecture, self.configuration.input_size)
+        pairs = store.workloads.pairs_of_same_graph(*own)
+        if pairs:
+            profiles = store.workloads.step_profiles([own, *pairs])
+            step = profiles.get(own)
+        else:  # the store has no profile of it
+            profile = self.subject.profile()
+            pairs = store.workloads.pairs_of_graph(profile.graph.content_hash)
+            profiles = store.workloads.step_profiles(pairs)
+            step = None if profile.step is None else profile.step.to_bytes()
+        same = {pair for pair in pairs if step is not None and profiles.get(pair) == step}
+        return {own, *same}
+
+    def _pairs_of_file(self, file: GraphTemplate, store: Store) -> set[Pair]:
+        """Return architectures and input sizes with the graph of a file."""
+        wanted, batch = file.content_hash, file.fixed_batch_size
+        if batch is None:
+            return set(store.workloads.pairs_of_graph(wanted))
+        # The file has one batch size only: compare graphs at that one.
+        pairs: set[Pair] = set()
+        for content_hash, data in store.workloads.graphs_of_size(len(file.operators)).items():
+            graph = type(file).from_bytes(data).at(batch)
+            if type(file).fixed(graph).content_hash == wanted:
+                pairs.update(store.workloads.pairs_of_graph(content_hash))
+        return pairs
+
+    def _distance(self, other: Configuration) -> tuple[int, float, float]:
+        """Return how far another configuration of the same model is from the one in question."""
+        what = self.configuration
+        size = what.input_size if self.file is None else other.input_size
+        settings = ("precision", "memory_format", "optimizer", "phase")
+        return (
+            sum(getattr(what, name) != getattr(other, name) for name in settings),
+            abs(math.log(other.input_size / size)),
+            abs(math.log(other.batch_size / what.batch_size)),
+        )
