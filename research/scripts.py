@@ -44,12 +44,12 @@ PRIORS: Mapping[str, Script] = {
     ),
     "links": Script(
         "research.priors.collectives",
-        "learner/physics/parallel/link_kinds.csv",
+        "trappm/extensions/parallel/link_kinds.csv",
         ("{data}", "--write"),
     ),
     "scatter": Script(
         "research.priors.ddp_steps",
-        "prints the constants of learner/physics/parallel/schedules.py",
+        "prints the constants of trappm/extensions/parallel/schedules.py",
         ("{data}",),
     ),
     "transformers": Script(

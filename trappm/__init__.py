@@ -49,7 +49,7 @@ _RENAMED = {
     "generate": "trappm.extensions.transformers.generation.generate",
     "labels": "trappm.LabelStore().labels",
     "lookup": "trappm.predict(..., labels=True).measured",
-    "predict_parallel": "trappm.prediction.parallel.shared_step.predict_parallel",
+    "predict_parallel": "trappm.extensions.parallel.shared_step.predict_parallel",
 }
 """Earlier functions, and what replaces them."""
 

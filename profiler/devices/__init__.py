@@ -1,10 +1,10 @@
 """The devices of this machine by key: `cpu-2t`, `cuda:0`, or a GPU's name such as `a100`.
 
 A key begins with the kind of the device, up to the first `:` or `-`; what begins with no known kind
-is the name of a GPU. Ranks of either have a number before the threads or after the GPU: `cpu-2x1t`,
-`a100x4`. A new kind of device is one file with one subclass of `Device` (or of
+is the name of a GPU. A new kind of device is one file with one subclass of `Device` (or of
 `StepDevice`), and an entry point: the group `trappm.devices`, the kind as its name, the class as
-its value. See docs/own_device.md for a complete one.
+its value. See docs/own_device.md for a complete one. The module `device_kinds` of an extension adds
+kinds with several ranks (`rank_keys`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 from trappm.profiler.devices.base import Device, StepDevice
 from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import DeviceError
+from trappm.profiler.extensions import extension_modules
 from trappm.profiler.steps.meter import Findings, MemoryReading, Window
 
 __all__ = [
@@ -36,7 +37,6 @@ _GROUP = "trappm.devices"
 _KINDS = {
     "cpu": "trappm.profiler.devices.cpu:CpuDevice",
     "cuda": "trappm.profiler.devices.gpu.cuda:CudaDevice",
-    "ranks": "trappm.profiler.ranks.device:RanksDevice",
     "replay": "trappm.profiler.devices.replay:ReplayDevice",
     "simulated": "trappm.profiler.devices.simulated:SimulatedDevice",
 }
@@ -100,8 +100,11 @@ def _kind(key: str) -> str:
 
 
 def _kinds() -> dict[str, EntryPoint]:
-    """Every kind of device and where its class is; a kind of ours cannot be taken over."""
-    ours = {kind: EntryPoint(kind, value, _GROUP) for kind, value in _KINDS.items()}
+    """Return the entry point of each kind of device; built-in kinds cannot be replaced."""
+    classes = dict(_KINDS)
+    for extension in extension_modules("device_kinds"):
+        classes |= extension.KINDS
+    ours = {kind: EntryPoint(kind, value, _GROUP) for kind, value in classes.items()}
     theirs = {entry.name: entry for entry in entry_points(group=_GROUP)}
     return ours | {kind: entry for kind, entry in theirs.items() if kind not in ours}
 

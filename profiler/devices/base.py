@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+from trappm.profiler.errors import InputError
 from trappm.profiler.records import Configuration, Protocol, Provenance
 from trappm.profiler.steps.meter import Findings, StepMeter
 
@@ -81,6 +82,17 @@ class Device(ABC):
         """Whether so little memory is left that an error without a reason is for want of it."""
         return False
 
+    def for_kernels(self) -> StepDevice:
+        """Return the device whose kernels are timed.
+
+        Raises:
+            InputError: The device runs no kernels.
+        """
+        raise InputError(
+            f"{self.key} has no kernels of its own to be timed; name one GPU, cores, or several "
+            "ranks"
+        )
+
     @abstractmethod
     def measure(
         self, configuration: Configuration, protocol: Protocol, enter: Callable[[str], None]
@@ -95,6 +107,9 @@ class Device(ABC):
 
 class StepDevice(Device, StepMeter):
     """A device that runs real steps, by the protocol of `profiler.steps.step`."""
+
+    def for_kernels(self) -> StepDevice:
+        return self
 
     def measure(
         self, configuration: Configuration, protocol: Protocol, enter: Callable[[str], None]

@@ -14,14 +14,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from trappm.profiler.devices import Findings, MemoryReading, StepDevice
+from trappm.profiler.devices import Findings, MemoryReading, StepDevice, open_device
 from trappm.profiler.host.environment import SEED, utc_now
-from trappm.profiler.kernels.catalogue import Abilities, catalogue, collectives, metered
-from trappm.profiler.kernels.collectives import CollectivesDevice, device_to_time
+from trappm.profiler.kernels.catalogue import Abilities, catalogue, metered
 from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.profiler.kernels.running import PreparedCall, Run, tf32_allowed
@@ -46,16 +45,27 @@ class _Prepare(Protocol):
     def __call__(self, call: KernelCall, device: torch.device) -> Run: ...
 
 
+@runtime_checkable
+class CallsOfRanks(Protocol):
+    """A device of several ranks, whose kernels are the collectives between them."""
+
+    def calls(self) -> list[KernelCall]:
+        """Return the collectives that are timed by default."""
+
+    def prepare_call(self, call: KernelCall, device: torch.device) -> Run:
+        """Have each rank create its tensors; the function that is returned runs nothing."""
+
+
 def attempt(request: Mapping[str, Any], send: _Send) -> None:
     """Times the calls of the request (see `characterise`), and sends what came of each.
 
     Raises:
         TrappmError: the device's lock was not to be had, or it is not here.
     """
-    device = device_to_time(request["device"])
+    device = open_device(request["device"]).for_kernels()
     prepare = _prepare_of(request["run"])
     ends = {Outcome.ERROR}
-    if isinstance(device, CollectivesDevice):
+    if isinstance(device, CallsOfRanks):
         prepare = device.prepare_call
         ends |= {Outcome.OOM, Outcome.UNSUPPORTED}  # all ranks end with the one that has failed
     waited_s = hold_lock(device, Path(request["lock_dir"]), request["lock_timeout_s"])
@@ -67,7 +77,7 @@ def attempt(request: Mapping[str, Any], send: _Send) -> None:
     given = request["calls"]
     calls = _catalogue(device) if given is None else map(KernelCall.from_text, given)
     waiting = [*calls]
-    if not isinstance(device, CollectivesDevice):
+    if not isinstance(device, CallsOfRanks):
         environment |= {"cache_bytes": cache_bytes(device.torch_device)}
     environment |= {"seed": SEED}
     send({"environment": environment, "calls": [call.text for call in waiting]})
@@ -79,8 +89,8 @@ def attempt(request: Mapping[str, Any], send: _Send) -> None:
 
 
 def _catalogue(device: StepDevice) -> list[KernelCall]:
-    if isinstance(device, CollectivesDevice):
-        return collectives(device.ranks, device.capacity_mib)
+    if isinstance(device, CallsOfRanks):
+        return device.calls()
     return catalogue(abilities_of(device))
 
 

@@ -23,9 +23,6 @@ from trappm.profiler.records import MemoryFormat
 _KIB, _MIB = 1 << 10, 1 << 20
 _LARGEST_SHARE = 1 / 16
 """Of the device's memory, what one tensor may take at most: a call has a few of them."""
-_LARGEST_COLLECTIVE_BYTES = 256 * _MIB
-_COLLECTIVE_BYTES = tuple(_KIB << step for step in range(19))
-"""Of the tensors that ranks sum or gather: from 1 KiB to 256 MiB, by factors of two."""
 _LADDER_BYTES = tuple(4 * _KIB << (2 * step) for step in range(10))
 """Of the tensors that are copied: from 4 KiB to 1 GiB, by factors of four."""
 
@@ -149,22 +146,6 @@ def catalogue(abilities: Abilities) -> list[KernelCall]:
         rest += _convolutions(abilities, half, MemoryFormat.CHANNELS_LAST)
     ordered = sorted(dict.fromkeys(rest), key=_by_chance)
     return [*dict.fromkeys([*first, *ordered])]
-
-
-def collectives(ranks: int, memory_mib: float) -> list[KernelCall]:
-    """The collectives that the links between so many ranks of a node are known by.
-
-    The largest are as large as DDP's buckets and FSDP's blocks; all of one size stand together, so
-    that what a budget cuts off is the largest of each.
-    """
-    largest = min(_LARGEST_COLLECTIVE_BYTES, memory_mib * _MIB * _LARGEST_SHARE)
-    sizes = [size for size in _COLLECTIVE_BYTES if size <= largest]
-    operators = (Operator.ALL_REDUCE, Operator.ALL_GATHER, Operator.REDUCE_SCATTER)
-    return [
-        KernelCall.of(operator, ranks=ranks, elements=max(size // 4 // ranks, 1) * ranks)
-        for size in sizes
-        for operator in operators
-    ]
 
 
 def metered(calls: Sequence[KernelCall]) -> set[KernelCall]:

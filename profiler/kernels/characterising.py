@@ -16,12 +16,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from trappm.profiler.devices import Device
+from trappm.profiler.devices import Device, open_device
 from trappm.profiler.errors import TrappmError, storable
 from trappm.profiler.host import procfs
 from trappm.profiler.host.environment import host_facts, utc_now
 from trappm.profiler.host.forks import Child, ForkServer, ForkServerError
-from trappm.profiler.kernels.collectives import device_to_time
 from trappm.profiler.kernels.kernel_call import KernelCall
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.profiler.measuring.attempt import LOCK_DIR, WORKER, is_out_of_memory
@@ -114,7 +113,7 @@ class Characteriser:
             InputError: there is no such device on this machine, or it runs nothing.
             TrappmError: the device cannot be used at all, or is in use for too long.
         """
-        device = device_to_time(device_key)
+        device = open_device(device_key).for_kernels()
         state = _State(device, None if calls is None else [*calls], seconds, on_result)
         try:
             for _ in range(_MOST_CHILDREN):

@@ -23,9 +23,9 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.optimize import least_squares
 
-from trappm.learner.physics.parallel import links
-from trappm.learner.physics.parallel.collectives import Group
-from trappm.learner.physics.parallel.links import LinkKind, Node
+from trappm.extensions.parallel import links
+from trappm.extensions.parallel.collective_times import Group
+from trappm.extensions.parallel.links import LinkKind, Node
 
 Array = npt.NDArray[np.float64]
 BINS = 40

@@ -22,11 +22,11 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.optimize import least_squares
 
-from trappm.learner.physics.parallel import schedules
-from trappm.learner.physics.parallel.links import Node, node_of
-from trappm.learner.physics.parallel.schedules import schedule
-from trappm.learner.physics.parallel.step_work import even_work
-from trappm.learner.physics.parallel.strategy import Parallelism
+from trappm.extensions.parallel import schedules
+from trappm.extensions.parallel.links import Node, node_of
+from trappm.extensions.parallel.schedules import schedule
+from trappm.extensions.parallel.step_work import even_work
+from trappm.extensions.parallel.strategy import Parallelism
 
 Array = npt.NDArray[np.float64]
 FITTED = ("latency_us", "hop_us", "efficiency", "pair_share")

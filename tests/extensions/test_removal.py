@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("profiler", "learner", "store", "cluster", "trappm")
+TESTS = [f"tests/{part}" for part in (*ROOMS, "extensions")]
 EXTENSIONS = sorted(path.parent.name for path in ROOT.glob("trappm/extensions/*/__init__.py"))
 CORE = """
 import pkgutil, sys
@@ -25,23 +26,42 @@ for module in pkgutil.walk_packages(trappm.__path__, "trappm."):
 def tree(tmp_path_factory):
     """A copy of the sources."""
     folder = tmp_path_factory.mktemp("tree")
-    for room in ROOMS:
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    for room in (*ROOMS, "tests"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / room, folder / room, symlinks=True, ignore=ignored)
     return folder
 
 
-def run(tree, *arguments):
+def finished(tree, *arguments):
     environment = os.environ | {"PYTHONPATH": str(tree), "TRAPPM_HOME": str(tree / "home")}
     command = [sys.executable, *arguments]
-    done = subprocess.run(
+    return subprocess.run(
         command, cwd=tree, env=environment, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
+
+
+def run(tree, *arguments):
+    done = finished(tree, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
+def failure(tree, *arguments):
+    done = finished(tree, *arguments)
+    assert done.returncode == 2, done.stderr
+    return done.stderr
+
+
+MISSING = {
+    "transformers": ("hf:gpt2", "a100", "hf:gpt2: no installed extension has models with"),
+    "parallel": ("resnet18", "a100x2", "'a100x2'"),
+}
+"""What needs an extension: a model, a device, and a part of the error without it."""
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", EXTENSIONS)
 def test_the_core_works_without_an_extension(tree, tmp_path, name):
     folder = tree / "trappm/extensions" / name
@@ -52,5 +72,13 @@ def test_the_core_works_without_an_extension(tree, tmp_path, name):
         assert "predict" in run(tree, *command, "--help")
         answer = run(tree, *command, "predict", "resnet18", "--batch-size", "4", "--device", "a100")
         assert "A100 40 GB" in answer
+        if name in MISSING:
+            model, device, words = MISSING[name]
+            error = failure(tree, *command, "predict", model, "--device", device)
+            assert error.startswith("trappm: error: ")
+            assert words in error
+            assert error.count("\n") == 1
+        own = f"--ignore=tests/extensions/{name}"
+        run(tree, "-m", "pytest", "--collect-only", "-q", own, *TESTS)
     finally:
         shutil.move(tmp_path / name, folder)

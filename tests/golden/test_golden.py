@@ -1,5 +1,7 @@
 """Behavior that a refactoring must not change; see golden.py for how to record it again."""
 
+from importlib.util import find_spec
+
 import golden
 import pytest
 
@@ -30,6 +32,8 @@ def test_all_predictions_are_as_recorded():
 
 
 def assert_as_recorded(recorded):
+    if find_spec("trappm.extensions.transformers") is None:
+        recorded = [answer for answer in recorded if not answer["model"].startswith("hf:")]
     predicted = golden.predictions([answer["model"] for answer in recorded])
     for then, now in zip(recorded, predicted, strict=True):
         assert now.keys() == then.keys(), then["model"]

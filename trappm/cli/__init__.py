@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from trappm import __version__
-from trappm.cli import devices, measure, pool, predict, scale, snapshot, store
+from trappm.cli import devices, measure, pool, predict, snapshot, store
 from trappm.cli.campaign import commands as campaign
 from trappm.cli.labels import commands as labels
 from trappm.extras import advice
@@ -34,7 +34,6 @@ app = typer.Typer(
 PREDICT, MEASURE, DATA = "Predict", "Measure", "Labels and snapshots"
 app.command(name="predict", rich_help_panel=PREDICT)(predict.predict)
 app.command(name="compare", rich_help_panel=PREDICT)(predict.compare)
-app.command(name="scale", rich_help_panel=PREDICT)(scale.scale)
 app.command(name="devices", rich_help_panel=PREDICT)(devices.devices)
 app.command(name="measure", rich_help_panel=MEASURE)(measure.measure)
 app.add_typer(campaign.app, name="campaign", rich_help_panel=MEASURE)

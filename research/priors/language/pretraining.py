@@ -23,15 +23,15 @@ from scipy.optimize import least_squares
 import trappm
 from research.priors.language.decoder import Decoder, Method, Shape
 from research.priors.language.rows import Judged, Row, whole
+from trappm.extensions.parallel.links import Node, node_of
+from trappm.extensions.parallel.schedules import schedule
+from trappm.extensions.parallel.step_work import traced_work
+from trappm.extensions.parallel.strategy import Parallelism, Strategy
 from trappm.extensions.transformers.step_times import KNOWN, TransformerTimes
 from trappm.learner.heads.other_devices import known_of_others
 from trappm.learner.physics.device_specs import DeviceSpec, spec_of
 from trappm.learner.physics.kernel_terms import Terms, terms_of
 from trappm.learner.physics.kernel_times import Lookup, times_of
-from trappm.learner.physics.parallel.links import Node, node_of
-from trappm.learner.physics.parallel.schedules import schedule
-from trappm.learner.physics.parallel.step_work import traced_work
-from trappm.learner.physics.parallel.strategy import Parallelism, Strategy
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.models.model_input import ExampleInputs

@@ -78,6 +78,7 @@ def answers(program: str, machine: Machine) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.extension("parallel")
 def test_ranks_get_their_gpus_of_one_node() -> None:
     names = "aaaa", "bbbb", "cccc"
     machine = Machine(*(Board(f"GPU-{name}", "NVIDIA H200") for name in names))

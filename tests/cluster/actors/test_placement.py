@@ -40,6 +40,7 @@ def nodes(*gpus):
     return [{"Labels": {ACCELERATOR_LABEL: "A100"}, "Resources": {"GPU": n}} for n in gpus]
 
 
+@pytest.mark.extension("parallel")
 @pytest.mark.parametrize(
     ("gpus", "ranks", "singles"),
     [((4, 4), 1, 4), ((8,), 1, 4), ((4,), 1, 0), ((2,), 0, 2), ((4, 1), 1, 1), ((4,) * 8, 6, 8),
@@ -56,6 +57,7 @@ def test_cards_of_different_nodes_do_not_take_each_others_room():
     assert room_for(places, [*nodes(4, 2), v100]) == {"a100": 6, "v100": 3}
 
 
+@pytest.mark.extension("parallel")
 def test_a_node_that_cannot_hold_both_devices_is_refused_in_a_line(monkeypatch):
     monkeypatch.setattr(ray_runtime, "_nodes", lambda: nodes(4))
     ray_runtime.require_nodes(("a100", "a100x2"))

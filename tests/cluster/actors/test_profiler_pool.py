@@ -69,11 +69,13 @@ def test_on_this_machine_alone_a_profiler_that_cannot_be_started_ends_the_campai
     assert "No module named 'timm'" in result["error"]
 
 
+@pytest.mark.extension("parallel")
 @pytest.mark.slow
 def test_ranks_are_placed_before_single_gpus_break_their_nodes_up(play):
     assert play("ranks_first") == {"joined": {"a100x4": 1, "a100": 4}, "messages": []}
 
 
+@pytest.mark.extension("parallel")
 @pytest.mark.slow
 def test_what_has_no_room_beside_the_ranks_is_told_of_once(play):
     result = play("ranks_alone")

@@ -10,9 +10,9 @@ from trappm.cluster.file_reference import SECTIONS, json_schema, page
 from trappm.cluster.pool_file import load_pool_file
 from trappm.cluster.spec import load_preset, load_spec, parse_spec, presets
 from trappm.cluster.yaml_file import FileFaultsError
-from trappm.extensions.transformers.model_names import model_of
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.families import FAMILIES, family_of
+from trappm.profiler.models.known_names import model_of
 from trappm.profiler.models.pool import build_pool
 
 ROOT = Path(__file__).parents[3]
@@ -90,6 +90,7 @@ def test_the_laptop_pool_has_all_eleven_families_and_enough_configurations():
     assert len({c.input_size for c in pool}) >= 2
 
 
+@pytest.mark.extension("transformers")
 def test_the_pool_of_transformers_has_every_way_to_train_and_several_models_of_each_kind():
     pytest.importorskip("transformers")
     spec = load_preset("transformers")

@@ -85,6 +85,7 @@ def test_lightning_says_what_it_takes_and_records_it(folder, capsys, command):
     )
 
 
+@pytest.mark.extension("transformers")
 def test_the_trainer_of_transformers_says_what_it_takes_and_records_it(folder, capsys, command):
     pytest.importorskip("transformers", reason="the extra transformers is not installed")
     pytest.importorskip("accelerate", reason="the extra integrations is not installed")
@@ -194,7 +195,7 @@ RECORD = Measurement(
         ({"step_samples_ms": [10.0] * 3}, "3 steps"),
         ({"step_samples_ms": [20.0] * 10}, "not the median"),
         ({"configuration": {**RECORD["configuration"], "architecture": "resnet188"}}, "timm"),
-        ({"configuration": {**RECORD["configuration"], "architecture": "hf:gpt3"}}, "gpt2"),
+        ({"configuration": {**RECORD["configuration"], "architecture": "hf:gpt3"}}, "hf:"),
         ({"step_samples_ms": "many"}, "step_samples_ms"),
     ],
 )

@@ -19,6 +19,7 @@ from trappm.learner.heads.predictions import Predictions, StepSettings
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
+from trappm.prediction.fitting import beside_step_mib
 from trappm.prediction.models.subjects import subject_of
 from trappm.prediction.question import Question
 from trappm.prediction.snapshot_choice import snapshots_that_answer
@@ -35,19 +36,13 @@ def _home(tmp_path, monkeypatch):
 def test_memory_is_what_is_simulated_and_the_answer_says_so():
     question = {"batch_size": 4, "sequence_length": 64, "optimizer": "sgd"}
     answer = trappm.predict("hf:gpt2-tiny", device="a100", **question)
-    simulated = trappm.estimate("hf:gpt2-tiny", **question).memory_mib("a100")
-    assert answer.memory_mib == pytest.approx(simulated)
+    beside_mib = beside_step_mib("a100", Phase.TRAIN)
+    simulated_mib = answer.simulated_memory.reserved_with_workspace_mib + beside_mib
+    assert answer.memory_mib == pytest.approx(simulated_mib)
     low, high = answer.intervals["memory_mib"]
-    assert low < simulated < high
+    assert low < simulated_mib < high
     assert "at batch 4 and 64 tokens" in str(answer)
     assert sum("No transformer like this one" in remark for remark in answer.remarks) == 1
-
-
-def test_what_has_no_label_is_looked_up_by_its_tokens():
-    question = {"device": "a100", "batch_size": 4, "sequence_length": 64}
-    answer = trappm.lookup("hf:gpt2-tiny", **question)
-    assert answer.source == "predicted"
-    assert tuple(answer) == pytest.approx(tuple(trappm.predict("hf:gpt2-tiny", **question)))
 
 
 def test_heads_that_know_such_a_model_are_believed():
@@ -116,8 +111,9 @@ def test_images_are_answered_as_if_nobody_had_published_language_models():
 
 def test_many_gpus_begin_with_the_step_of_one():
     alone = trappm.predict("hf:gpt2-mini", device="a100", precision="bf16", **GPT)
+    shared_step = pytest.importorskip("trappm.extensions.parallel.shared_step")
     options = {"device": "a100", "precision": "bf16", **GPT}
-    parallel = trappm.predict_parallel("hf:gpt2-mini", **options)
+    parallel = shared_step.predict_parallel("hf:gpt2-mini", **options)
     assert parallel.step_time_ms == pytest.approx(alone.step_time_ms)
     assert any("llm-foundry" in remark for remark in parallel.remarks)
 

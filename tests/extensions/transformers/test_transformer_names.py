@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import trappm
 from trappm.extensions.transformers import model_names as names
 from trappm.extensions.transformers.model_names import (
     Attention,
@@ -20,6 +21,7 @@ from trappm.extensions.transformers.model_names import (
     unit_of,
 )
 from trappm.profiler.errors import InputError
+from trappm.profiler.files.yaml_text import load_yaml
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import Configuration, unit_by_name
 
@@ -182,3 +184,39 @@ def test_models_of_images_are_known_by_name_as_by_type():
         assert unit_by_name(f"hf:{kind.replace('_', '-')}-base") == "px", kind
     for kind in ("bert", "gpt2", "t5", "llama", "bloom", "biogpt"):
         assert unit_by_name(f"hf:{kind}-base") == "tokens", kind
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "shape"),
+    [
+        ("hf:EleutherAI/pythia-14m", "hf:pythia-14m"),
+        ("hf:eleutherai/Pythia-14M,checkpointing", "hf:pythia-14m,checkpointing"),
+        ("hf:meta-llama/Llama-2-7b-hf,lora=8", "hf:llama-2-7b,lora=8"),
+    ],
+)
+def test_an_id_of_the_hub_is_the_shape_that_ships(hub_id, shape):
+    assert str(TransformerName.parse(hub_id)) == shape
+
+
+def test_the_ids_of_the_hub_are_of_shapes_that_ship():
+    ids = Path(names.__file__).with_name("hub_ids.yaml")
+    assert load_yaml(ids.read_bytes(), str(ids)).keys() <= builtin_shapes().keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("llama-2-7b", "did you mean 'hf:llama-2-7b'"),
+        ("meta-llama/Llama-2-7b-hf", "did you mean 'hf:llama-2-7b'"),
+        ("org/model", "cannot be read.*for a transformer of the Hub write hf:org/model"),
+        ("hf:Llama-2-7b-hf", "did you mean 'llama-2-7b'"),
+        ("hf:somebody/Llama-2-7b-hf", "or try hf:llama-2-7b"),
+    ],
+)
+def test_an_unknown_name_gets_a_line_that_helps(name, message, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+    if name.startswith("hf:somebody"):
+        pytest.importorskip("transformers")
+    with pytest.raises(InputError, match=message) as refusal:
+        trappm.predict(name)
+    assert "\n" not in str(refusal.value)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from trappm.extensions.web.metrics import Metrics
 from trappm.label_store import store_or_none_yet
 from trappm.prediction.models.subjects import UnprofiledError, known_subject
-from trappm.prediction.parallel.scaling import scaling, scaling_json
 from trappm.prediction.question import Question
+from trappm.profiler.errors import InputError
 from trappm.store import Home
 
 if TYPE_CHECKING:
@@ -42,9 +43,9 @@ class TracedAnswers:
         Raises:
             TrappmError: A device is unknown; and those of `tracing`.
         """
-        from trappm.extensions.roofline.report import devices_json  # another extension
-        from trappm.extensions.roofline.steps import roofed_steps, step_settings
-
+        with _other_extension("roofline"):
+            from trappm.extensions.roofline.report import devices_json
+            from trappm.extensions.roofline.steps import roofed_steps, step_settings
         loop = asyncio.get_running_loop()
         devices = await loop.run_in_executor(self._thread, _known_devices, request.devices)
         if model is None:
@@ -64,6 +65,8 @@ class TracedAnswers:
         Raises:
             TrappmError: As `scaling`, and those of `tracing`.
         """
+        with _other_extension("parallel"):
+            from trappm.extensions.parallel.scaling import scaling, scaling_json
         snapshots = await self._snapshots.named(request.snapshot)
         question = Question(**request.for_question(), snapshots=snapshots)
         devices = question.device_keys(None, request.devices)
@@ -95,6 +98,17 @@ class TracedAnswers:
             with self._metrics.trace():
                 await self._tracer.trace(model, settings)
             return await loop.run_in_executor(self._thread, work)
+
+
+@contextmanager
+def _other_extension(name: str) -> Iterator[None]:
+    """Raise InputError if what is imported inside belongs to an extension that is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith(f"trappm.extensions.{name}"):
+            raise
+        raise InputError(f"the extension {name!r} is not installed on this server") from error
 
 
 def _known_devices(names: Sequence[str]) -> list[KnownDevice]:

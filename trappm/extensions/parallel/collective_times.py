@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log2
 
-from trappm.learner.physics.parallel.links import LinkKind, Node
+from trappm.extensions.parallel.links import LinkKind, Node
 
 _US = 1e-3
 """Milliseconds in a microsecond."""

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trappm.learner.physics.parallel.link_fit import TimedCollective, collectives_of, fitted_link
-from trappm.learner.physics.parallel.links import LinkKind, link
-from trappm.profiler.kernels.catalogue import collectives
+from trappm.extensions.parallel.link_fit import TimedCollective, collectives_of, fitted_link
+from trappm.extensions.parallel.links import LinkKind, link
+from trappm.extensions.parallel.ranks_device import collectives
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.profiler.records import Outcome, Protocol
 

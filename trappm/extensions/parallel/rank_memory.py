@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trappm.learner.physics.parallel.step_work import blocks_of
-from trappm.learner.physics.parallel.strategy import Parallelism, Strategy
+from trappm.extensions.parallel.step_work import blocks_of
+from trappm.extensions.parallel.strategy import Parallelism, Strategy
 from trappm.profiler.simulation.step_trace import Event, StepTrace
 from trappm.profiler.simulation.training_loop import TrainingLoop
 

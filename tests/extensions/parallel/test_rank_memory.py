@@ -2,9 +2,9 @@
 
 import pytest
 
-from trappm.learner.physics.parallel.rank_memory import rank_memory, traced_needs
-from trappm.learner.physics.parallel.step_work import blocks_of
-from trappm.learner.physics.parallel.strategy import Parallelism, Strategy
+from trappm.extensions.parallel.rank_memory import rank_memory, traced_needs
+from trappm.extensions.parallel.step_work import blocks_of
+from trappm.extensions.parallel.strategy import Parallelism, Strategy
 from trappm.profiler.records import Optimizer
 from trappm.profiler.simulation.training_loop import TrainingLoop
 from trappm.profiler.static_profile import step_profile

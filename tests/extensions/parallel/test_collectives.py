@@ -5,10 +5,9 @@ import os
 import psutil
 import pytest
 
+from trappm.extensions.parallel.ranks_device import CollectivesDevice, collectives
 from trappm.profiler.errors import InputError, TrappmError
-from trappm.profiler.kernels.catalogue import collectives
 from trappm.profiler.kernels.characterising import Characteriser
-from trappm.profiler.kernels.collectives import CollectivesDevice
 from trappm.profiler.kernels.kernel_call import KernelCall, Operator
 from trappm.profiler.measuring.attempt import explain
 from trappm.profiler.records import Outcome

@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributed
 
-from trappm.learner.physics.parallel.collectives import Group
-from trappm.learner.physics.parallel.links import LinkKind, Node, link, node_of
-from trappm.learner.physics.parallel.schedules import (
+from trappm.extensions.parallel.collective_times import Group
+from trappm.extensions.parallel.links import LinkKind, Node, link, node_of
+from trappm.extensions.parallel.schedules import (
     MIB,
     SCATTER,
     buckets,
     expected_most,
     schedule,
 )
-from trappm.learner.physics.parallel.step_work import blocks_of, even_work
-from trappm.learner.physics.parallel.strategy import Parallelism, Strategy
+from trappm.extensions.parallel.step_work import blocks_of, even_work
+from trappm.extensions.parallel.strategy import Parallelism, Strategy
 from trappm.profiler.errors import InputError
 
 SIZES = {"boundary_bytes": 512 * 768 * 4.0, "divisible": 0.9, "root_bytes": 1.5e8}

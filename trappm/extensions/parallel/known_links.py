@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trappm.learner.physics.parallel.links import Link, Node, node_of
+from trappm.extensions.parallel.links import Link, Node, node_of
 from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import StoreError
@@ -39,7 +39,7 @@ def known_node(device: str) -> tuple[Node, tuple[str, ...]]:
 
 def characterised(usual: Link, measurements: Sequence[KernelMeasurement]) -> Link | None:
     """The link that these collectives were timed on, saying so; None of too few good ones."""
-    from trappm.learner.physics.parallel.link_fit import collectives_of, fitted_link
+    from trappm.extensions.parallel.link_fit import collectives_of, fitted_link
 
     link = fitted_link(usual, collectives_of(measurements)) if measurements else None
     if link is None:

@@ -13,13 +13,13 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from trappm.call_arguments import checked_call, unknown_argument
-from trappm.learner.physics.parallel.collectives import Group
-from trappm.learner.physics.parallel.links import Node
-from trappm.learner.physics.parallel.strategy import Parallelism, Strategy
+from trappm.extensions.parallel.collective_times import Group
+from trappm.extensions.parallel.known_links import known_node
+from trappm.extensions.parallel.links import Node
+from trappm.extensions.parallel.parallel_prediction import ParallelPrediction
+from trappm.extensions.parallel.strategy import Parallelism, Strategy
 from trappm.prediction.costs import prices_of
 from trappm.prediction.models.sizes import check_size
-from trappm.prediction.parallel.known_links import known_node
-from trappm.prediction.parallel.parallel_prediction import ParallelPrediction
 from trappm.prediction.predict import is_name
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError, UnsupportedModelError
@@ -28,9 +28,9 @@ from trappm.profiler.models.known_names import refuse_unknown
 from trappm.profiler.records import Phase, member
 
 if TYPE_CHECKING:
+    from trappm.extensions.parallel.rank_memory import MemoryNeeds
+    from trappm.extensions.parallel.step_work import StepWork
     from trappm.learner.heads.predictions import TrainedHeads
-    from trappm.learner.physics.parallel.rank_memory import MemoryNeeds
-    from trappm.learner.physics.parallel.step_work import StepWork
     from trappm.learner.workload import Workload
     from trappm.prediction.models.subjects import Subject
     from trappm.prediction.prediction import Prediction
@@ -120,7 +120,7 @@ class SharedStep:
         question = Question(batch_size=batch_size, phase=Phase.TRAIN, **settings)
         key = question.device_keys(device, None)[0]
         node, about_links = known_node(key)  # before torch is imported, which takes a second
-        from trappm.learner.physics.parallel.rank_memory import traced_needs
+        from trappm.extensions.parallel.rank_memory import traced_needs
         from trappm.prediction.answering import answers
         from trappm.prediction.models.sizes import size_of
         from trappm.prediction.models.subjects import Subject, subject_of
@@ -155,8 +155,8 @@ class SharedStep:
 
     def on(self, parallelism: Parallelism, network_gbit: float | None = None) -> ParallelPrediction:
         """The step where it is shared in this way."""
-        from trappm.learner.physics.parallel.rank_memory import rank_memory
-        from trappm.learner.physics.parallel.schedules import schedule
+        from trappm.extensions.parallel.rank_memory import rank_memory
+        from trappm.extensions.parallel.schedules import schedule
 
         single, node = self.single, self.node
         if parallelism.gpus > node.most_gpus:
@@ -221,7 +221,7 @@ class SharedStep:
         self, parallelism: Parallelism, node: Node, step_ms: float
     ) -> tuple[float, float]:
         """Where 90 % of steps lie: one GPU's interval, and collectives' errors, as independent."""
-        from trappm.learner.physics.parallel.schedules import schedule
+        from trappm.extensions.parallel.schedules import schedule
 
         spread = Group(node=node, gpus=parallelism.gpus, nodes=parallelism.nodes).spread
         bounds = self.single.intervals["step_time_ms"]
@@ -262,7 +262,7 @@ def _workload(
 
 def _work(workload: Workload, prior: Any, gradient_bytes: float) -> StepWork:
     """By its kernels; evenly spread where no constants of kernels are known."""
-    from trappm.learner.physics.parallel.step_work import even_work, traced_work
+    from trappm.extensions.parallel.step_work import even_work, traced_work
     from trappm.learner.physics.step_time_prior import StepTimePrior
 
     if isinstance(prior, StepTimePrior) and workload.kernels is not None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trappm.learner.physics.parallel.strategy import Parallelism, Strategy
+from trappm.extensions.parallel.parallel_prediction import ParallelPrediction
+from trappm.extensions.parallel.shared_step import SharedStep
+from trappm.extensions.parallel.strategy import Parallelism, Strategy
 from trappm.prediction.fitting import Verdict
-from trappm.prediction.parallel.parallel_prediction import ParallelPrediction
-from trappm.prediction.parallel.shared_step import SharedStep
 from trappm.prediction.question import Question
 from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import InputError, UnsupportedModelError

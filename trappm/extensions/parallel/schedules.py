@@ -18,10 +18,10 @@ from statistics import NormalDist
 
 import numpy as np
 
-from trappm.learner.physics.parallel.collectives import Group
-from trappm.learner.physics.parallel.links import Node
-from trappm.learner.physics.parallel.step_work import Gradient, StepWork
-from trappm.learner.physics.parallel.strategy import FIRST_BUCKET_MIB, Parallelism, Strategy
+from trappm.extensions.parallel.collective_times import Group
+from trappm.extensions.parallel.links import Node
+from trappm.extensions.parallel.step_work import Gradient, StepWork
+from trappm.extensions.parallel.strategy import FIRST_BUCKET_MIB, Parallelism, Strategy
 from trappm.profiler.errors import InputError
 
 MIB = 1 << 20

@@ -1,4 +1,4 @@
-"""`trappm scale`: on how many GPUs, and how they share a step; moves to the parallel extension."""
+"""`trappm scale`: how many GPUs share a step, and by which strategy."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ _COUNTS = "1,2,4,8,16"
 
 def _link(key: str, kernels: Sequence[KernelMeasurement]) -> str | None:
     """Return the link between the ranks of a device such as a100x4; None for other devices."""
-    from trappm.prediction.parallel.known_links import link_sentence
+    from trappm.extensions.parallel.known_links import link_sentence
 
     return link_sentence(key, kernels) if rank_key(key).ranks > 1 else None
 
 
-devices.DETAILS.append(_link)
+def register(app: typer.Typer) -> None:
+    """Add the command, and the links between ranks to `trappm devices NAME`."""
+    app.command(rich_help_panel="Predict")(scale)
+    devices.DETAILS.append(_link)
 
 
 def scale(
@@ -63,8 +66,8 @@ def scale(
 
     Example: trappm scale resnet50 --batch-size 64 --device a100 --gpus 1,2,4,8,16
     """
-    from trappm.prediction.parallel.scaling import scaling, scaling_json
-    from trappm.terminal.parallel.parallel_tables import print_scaling
+    from trappm.extensions.parallel.scaling import scaling, scaling_json
+    from trappm.extensions.parallel.tables import print_parallel, print_scaling
 
     named = _COUNTS if gpus is None else gpus
     try:
@@ -89,5 +92,7 @@ def scale(
     )
     if as_json:
         print_json(scaling_json(predictions, refusals))
+    elif len(predictions) == 1 and not refusals:
+        print_parallel(predictions[0], explain=explain)
     else:
         print_scaling(predictions, refusals, explain=explain)

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
-from trappm.learner.physics.parallel.collectives import Group
-from trappm.learner.physics.parallel.links import Link, Node
+from trappm.extensions.parallel.collective_times import Group
+from trappm.extensions.parallel.links import Link, Node
 from trappm.profiler.kernels.kernel_call import Operator
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.profiler.records import Outcome

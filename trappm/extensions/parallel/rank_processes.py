@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, NoReturn
 
+from trappm.extensions.parallel.replica import RankRun, Replica, Seat, follow, lead
 from trappm.profiler.devices.base import StepDevice
 from trappm.profiler.errors import DeviceError
 from trappm.profiler.host.forks import end_with
 from trappm.profiler.measuring.attempt import WORKER, explain
-from trappm.profiler.ranks.replica import RankRun, Replica, Seat, follow, lead
 from trappm.profiler.records import Configuration, Outcome, Protocol
 from trappm.profiler.steps.meter import Findings
 

@@ -3,6 +3,10 @@
 What is measured is a rank's: the batch, memory (of the rank that takes most) and power (their
 mean). The step's time is that of the slowest rank, which the others wait for anyway. How long ranks
 take by themselves is seen in a few more steps without communication.
+
+`CollectivesDevice` times collectives between the ranks instead, which characterize the links of a
+node. The measuring process is no rank: all ranks time a collective on its order, and the slowest
+rank's median counts.
 """
 
 from __future__ import annotations
@@ -12,22 +16,35 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from trappm.profiler.devices.base import Device, StepDevice
 from trappm.profiler.devices.cpu import CpuDevice
 from trappm.profiler.devices.gpu.cuda import CudaDevice
 from trappm.profiler.devices.gpu.nvml import visible_gpus
 from trappm.profiler.devices.rank_keys import rank_key
-from trappm.profiler.errors import DeviceError
+from trappm.profiler.errors import DeviceError, InputError
+from trappm.profiler.kernels.kernel_call import KernelCall, Operator
 from trappm.profiler.records import Configuration, Protocol, is_cpu_device
-from trappm.profiler.steps.meter import Findings, Window
+from trappm.profiler.steps.meter import ExplainedError, Findings, MemoryReading, Window
 
 if TYPE_CHECKING:
-    from trappm.profiler.ranks.family import Life, RankFamily
-    from trappm.profiler.ranks.replica import RankRun
+    import torch
+
+    from trappm.extensions.parallel.rank_processes import Life, RankFamily
+    from trappm.extensions.parallel.replica import RankRun, Replica
     from trappm.profiler.steps.step import StepRun
+
+Run = Callable[[], Any]
+
+_MIB = 1 << 20
+_BYTES = tuple(1 << step for step in range(10, 29))
+"""Sizes of tensors, from 1 KiB to 256 MiB by factors of two."""
+_LARGEST_BYTES = 256 * _MIB
+_LARGEST_SHARE = 1 / 16
+"""Largest share of a rank's memory that one tensor takes; a call has a few of them."""
 
 
 class RanksDevice(Device):
@@ -52,6 +69,9 @@ class RanksDevice(Device):
             self._members = [CudaDevice(parts.member, rank=rank) for rank in range(self.ranks)]
         self.lock_name = self._members[0].lock_name
         self.uses_host_memory = self._members[0].uses_host_memory
+
+    def for_kernels(self) -> StepDevice:
+        return CollectivesDevice(self.key)
 
     @property
     def life(self) -> Life | None:
@@ -96,7 +116,7 @@ class RanksDevice(Device):
         return facts
 
     def prepare(self) -> dict[str, Any]:
-        from trappm.profiler.ranks.family import RankFamily  # brings in torch
+        from trappm.extensions.parallel.rank_processes import RankFamily  # brings in torch
 
         self.family = RankFamily(self._members, self.strategy, self.life)
         each = self.family.prepare()
@@ -175,3 +195,139 @@ def window_of_all(windows: Sequence[Window], *, shares_meter: bool) -> Window:
         ),
         missing={name: why for window in reversed(windows) for name, why in window.missing.items()},
     )
+
+
+class CollectivesDevice(RanksDevice, StepDevice):
+    """The ranks of a node as a stopwatch of what they do together."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self._failure: Findings | None = None
+        """Of a rank: all of them have ended with it."""
+        if self.strategy != "ddp":
+            plain = key.removesuffix(f"-{self.strategy}")
+            raise InputError(f"the links of {key} are those of {plain}; characterise that")
+
+    @property
+    def torch_device(self) -> torch.device:
+        import torch
+
+        return torch.device("cpu")  # of this process, which has no tensors
+
+    @property
+    def life(self) -> Life:
+        return serve
+
+    def prepare(self) -> dict[str, Any]:
+        facts = super().prepare()
+        # The ranks know, this process does not.
+        self._capacity_mib: float = min(self._order("capacity"))
+        return facts
+
+    @property
+    def capacity_mib(self) -> float:
+        return self._capacity_mib
+
+    def for_kernels(self) -> StepDevice:
+        return self
+
+    def calls(self) -> list[KernelCall]:
+        """Return the collectives that are timed by default."""
+        return collectives(self.ranks, self.capacity_mib)
+
+    def prepare_call(self, call: KernelCall, device: torch.device) -> Run:
+        """Has each rank make its tensors; what it returns only stands for the call.
+
+        Raises:
+            ExplainedError: a rank could not, or has ended.
+        """
+        del device
+        if not call.form.is_collective or call["ranks"] != self.ranks:
+            raise InputError(f"{call} is no collective of {self.ranks} ranks")
+        self._order("prepare", call.text)
+        return _nothing
+
+    def time_steps(self, step: Callable[[], None], count: int) -> list[float]:
+        del step
+        slowest: list[float] = max(self._order("time", count), key=median)
+        return slowest
+
+    def watch_memory(self) -> None:
+        """Of tensors whose sizes are known there is nothing to watch."""
+
+    def memory(self) -> MemoryReading:
+        return MemoryReading(peak_mib=None, method="none")
+
+    def open_window(self, step: Callable[[], None], *, is_metered: bool = True) -> None:
+        del step, is_metered
+        self._order("open")
+
+    def close_window(self) -> Window:
+        return window_of_all(self._order("close"), shares_meter=self.uses_host_memory)
+
+    def _order(self, *order: Any) -> list[Any]:
+        # What closes a window behind a failure is told the same one.
+        if self._failure is None:
+            answers = self.family.order(*order)
+            if not isinstance(answers, Findings):
+                return answers
+            self._failure = answers
+        raise ExplainedError(self._failure)
+
+
+def collectives(ranks: int, memory_mib: float) -> list[KernelCall]:
+    """Return the collectives by which the links between the ranks of a node are characterized.
+
+    The largest are as large as the buckets of DDP and the blocks of FSDP. Calls are sorted by size,
+    so a budget cuts off the largest of each operator.
+
+    Args:
+        ranks: Number of ranks.
+        memory_mib: Memory of a rank, which bounds the sizes.
+    """
+    largest = min(_LARGEST_BYTES, memory_mib * _MIB * _LARGEST_SHARE)
+    sizes = [size for size in _BYTES if size <= largest]
+    return [
+        KernelCall.of(operator, ranks=ranks, elements=max(size // 4 // ranks, 1) * ranks)
+        for size in sizes
+        for operator in (Operator.ALL_REDUCE, Operator.ALL_GATHER, Operator.REDUCE_SCATTER)
+    ]
+
+
+def serve(device: StepDevice, replica: Replica, orders: Connection) -> NoReturn:
+    """A rank's life while collectives are timed: does as it is told, and answers each order."""
+    run: Run = _nothing
+    while True:
+        answer: Any = None
+        match orders.recv():
+            case ("capacity",):
+                answer = device.capacity_mib
+            case ("prepare", text):
+                run = _nothing  # the last one's tensors are given back first
+                run = _collective(KernelCall.from_text(text), device.torch_device)
+            case ("time", count):
+                replica.align()
+                answer = device.time_steps(run, count)
+            case ("open",):
+                device.open_window(run, is_metered=False)
+            case ("close",):
+                answer = device.close_window()
+        orders.send(answer)
+
+
+def _collective(call: KernelCall, device: torch.device) -> Run:
+    import torch
+    import torch.distributed as dist
+
+    whole = torch.ones(call["elements"], device=device)
+    if call.operator is Operator.ALL_REDUCE:
+        whole.zero_()  # what is summed again and again is not to overflow
+        return lambda: dist.all_reduce(whole)
+    share = torch.zeros(call["elements"] // call["ranks"], device=device)
+    if call.operator is Operator.ALL_GATHER:
+        return lambda: dist.all_gather_into_tensor(whole, share)
+    return lambda: dist.reduce_scatter_tensor(share, whole)
+
+
+def _nothing() -> None:
+    return None

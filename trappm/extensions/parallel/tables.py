@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from trappm.extensions.parallel.scaling import best
 from trappm.prediction.fitting import VERDICTS
-from trappm.prediction.parallel.scaling import best
 from trappm.terminal.tables import console, print_line, print_notes, print_table
 
 if TYPE_CHECKING:
-    from trappm.prediction.parallel.parallel_prediction import ParallelPrediction
+    from trappm.extensions.parallel.parallel_prediction import ParallelPrediction
 
 
 def print_parallel(prediction: ParallelPrediction, *, explain: bool = False) -> None:

@@ -1,1 +1,0 @@
-"""Training on many GPUs: collectives over links, schedules of strategies, memory of a rank."""

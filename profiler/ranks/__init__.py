@@ -1,1 +1,0 @@
-"""Several processes that share a training step, measured as one device."""

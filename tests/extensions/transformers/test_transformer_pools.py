@@ -1,0 +1,95 @@
+"""Pools of transformers: their sizes, and how they are trained."""
+
+import pytest
+
+from trappm.profiler.errors import InputError
+from trappm.profiler.models.pool import PoolGroup, PoolSpec, build_pool
+
+
+def text_group(**changes):
+    return PoolGroup(
+        **{
+            "architectures": ("hf:gpt2-micro", "hf:t5-micro"),
+            "batch_sizes": (2,),
+            "sequence_lengths": (32, 64),
+            **changes,
+        }
+    )
+
+
+def built(**changes):
+    pytest.importorskip("transformers")
+    return build_pool(PoolSpec(groups=(text_group(**changes),)))
+
+
+def test_transformers_are_every_combination_of_how_they_are_trained():
+    pool = built(
+        architectures=("hf:gpt2-micro",),
+        sequence_lengths=(32,),
+        methods=("full", "lora=4", "frozen=embeddings"),
+        checkpointing=(False, True),
+        attentions=("sdpa", "eager"),
+        vocabularies=("native", 4096),
+        optimizers=("adamw",),
+    )
+    assert len(pool) == len({c.architecture for c in pool}) == 3 * 2 * 2 * 2
+    assert {"hf:gpt2-micro", "hf:gpt2-micro,lora=4,vocabulary=4096,checkpointing,eager"} < {
+        c.architecture for c in pool
+    }
+    assert str(pool[0]) == "hf:gpt2-micro batch 2 at 32 tokens, adamw"
+
+
+def test_a_group_may_mix_models_of_text_and_of_images():
+    pool = built(architectures=("hf:*-micro", "resnet18"), input_sizes=(48, "native"))
+    sizes = {(c.architecture, c.input_size) for c in pool}
+    assert {size for name, size in sizes if name == "hf:vit-micro"} == {48, 64}
+    assert {size for name, size in sizes if name == "resnet18"} == {48, 224}
+    assert {size for name, size in sizes if name == "hf:t5-micro"} == {32, 64}
+    assert "hf:vit-micro batch 2 at 48 px" in map(str, pool)
+
+
+def test_the_native_sequence_length_is_the_most_that_a_model_takes():
+    assert {
+        c.input_size for c in built(architectures=("hf:gpt2",), sequence_lengths=("native",))
+    } == {1024}
+    with pytest.raises(InputError, match="hf:t5-micro has no input size of its own"):
+        built(sequence_lengths=("native",))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sequence_lengths": (), "input_sizes": (32,)}, "takes text; .* needs sequence_lengths"),
+        ({"input_sizes": (32,)}, "input_sizes are of models that take images"),
+        ({"architectures": ("hf:vit-micro",)}, "hf:vit-micro takes images; .* needs input_sizes"),
+        ({"architectures": ("resnet18",)}, "resnet18 takes images; .* needs input_sizes"),
+        ({"sequence_lengths": (513,)}, "hf:gpt2-micro takes at most 512 tokens, not 513"),
+        ({"sequence_lengths": ()}, "neither input_sizes .* nor sequence_lengths"),
+        ({"methods": ("lora",)}, "the option 'lora'"),
+        ({"methods": ("lora=0",)}, "a rank is from 1"),
+        ({"methods": ("half",)}, "methods holds 'half'; there are: full, lora=RANK"),
+        ({"vocabularies": (1,)}, "from 2 to 1,000,000"),
+        ({"architectures": ("hf:./none.json",)}, "cannot read none.json"),
+        ({"architectures": ("hf:gpt3-micro",)}, "no transformer is named 'gpt3-micro'"),
+        (
+            {"architectures": ("resnet18",), "input_sizes": (32,), "sequence_lengths": (),
+             "methods": ("lora=2",)},
+            "are of transformers",
+        ),
+        (
+            {"architectures": ("hf:vit-micro",), "input_sizes": (32,), "sequence_lengths": (),
+             "vocabularies": (512,)},
+            "takes images, and has no vocabulary",
+        ),
+    ],
+)  # fmt: skip
+def test_a_group_of_transformers_that_cannot_be_is_one_line(changes, message):
+    with pytest.raises(InputError, match=message) as refused:
+        built(**changes)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_group_of_too_many_ways_to_train_is_refused_before_they_are_made():
+    ranks = tuple(f"lora={rank}" for rank in range(1, 2000))
+    with pytest.raises(InputError, match="more than 1,000,000"):
+        built(methods=ranks, vocabularies=tuple(range(2, 2000)))

@@ -1,0 +1,1 @@
+"""Training steps shared by several GPUs: measured as one device, and predicted by their links."""

@@ -1,1 +1,0 @@
-"""Questions about many GPUs: a step that they share, and how it scales."""

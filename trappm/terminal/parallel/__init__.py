@@ -1,1 +1,0 @@
-"""Steps on many GPUs on the terminal."""
