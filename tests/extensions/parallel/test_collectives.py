@@ -104,7 +104,7 @@ def test_what_follows_a_failure_tells_the_same_one():
                 memory_detail_mib={"capacity": 40_000.0},
             )  # fmt: skip
 
-    device.family = Family()
+    device.processes = Family()
     for act in (lambda: device.time_steps(lambda: None, 3), device.close_window):
         with pytest.raises(TrappmError, match="rank 1 of 2: no room is left") as raised:
             act()

@@ -1,8 +1,8 @@
-"""The rank processes of one measurement: forked, listened to, and ended together.
+"""The rank processes of one measurement: forked, supervised, and ended together.
 
-Their parent is the measuring process. It computes nothing and takes part in no collective, so it
-hears of whatever happens to a rank while the others wait for it: one that fails tells how, and one
-that dies has the parent die the same death, which its own worker knows how to judge.
+Their parent is the measuring process. It takes part in no collective, so it notices whatever
+happens to a rank while the others wait for it. A rank that fails reports how. If a rank is killed,
+the parent exits in the same way, which the worker above it explains.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, NoReturn
 
-from trappm.extensions.parallel.replica import RankRun, Replica, Seat, follow, lead
+from trappm.extensions.parallel.replica import RankRun, RankSettings, Replica, follow, lead
 from trappm.profiler.devices.base import StepDevice
 from trappm.profiler.errors import DeviceError
 from trappm.profiler.host.forks import end_with
@@ -25,10 +25,10 @@ from trappm.profiler.records import Configuration, Outcome, Protocol
 from trappm.profiler.steps.meter import Findings
 
 _GRACE_S = 0.2
-"""How long after a rank's error another one's death may show, which is what caused it."""
+"""How long after the error of a rank to look for another one that was killed and caused it."""
 
 
-Life = Callable[[StepDevice, Replica, Connection], NoReturn]
+RankLoop = Callable[[StepDevice, Replica, Connection], NoReturn]
 
 
 @dataclass(frozen=True)
@@ -41,46 +41,48 @@ class _Rank:
     number: int
     pid: int
     process: int
-    """A descriptor that is readable once the process has ended."""
+    """Descriptor that is readable when the process has ended."""
     connection: Connection
 
 
-class RankFamily:
-    """Forks a process for each of these devices, which are to share steps.
+class RankProcesses:
+    """Processes that share steps, forked for each device.
 
     Args:
-        members: a device for each.
-        strategy: how they share a step.
-        life: what each does instead of a step: it answers the orders that come over a connection.
+        members: Device of each rank.
+        strategy: How the ranks share a step.
+        loop: What each rank runs instead of a step, with a connection for orders and answers.
     """
 
     def __init__(
-        self, members: Sequence[StepDevice], strategy: str, life: Life | None = None
+        self, members: Sequence[StepDevice], strategy: str, loop: RankLoop | None = None
     ) -> None:
-        # In memory, so that no file is left behind; every rank has it by the fork.
+        # A file in memory, which every rank inherits.
         rendezvous = f"/proc/self/fd/{os.memfd_create('trappm-ranks', 0)}"
         pairs: list[tuple[Connection, Connection]] = [Pipe() for _ in members[1:]]
         parent = os.getpid()
         self._ranks: list[_Rank] = []
         self._phase = WORKER
         for rank, member in enumerate(members):
-            seat = Seat(rank=rank, ranks=len(members), strategy=strategy, rendezvous=rendezvous)
+            settings = RankSettings(
+                rank=rank, ranks=len(members), strategy=strategy, rendezvous=rendezvous
+            )
             ours, theirs = Pipe()
             pid = os.fork()
             if pid == 0:
                 ours.close()
                 others = [leaders for leaders, _ in pairs] if rank == 0 else [pairs[rank - 1][1]]
-                _live(parent, seat, member, theirs, others, life)
+                _run_rank(parent, settings, member, theirs, others, loop)
             theirs.close()
             self._ranks.append(_Rank(rank, pid, os.pidfd_open(pid), ours))
 
     def prepare(self) -> list[dict[str, Any]]:
-        """What each rank got ready.
+        """Return the facts of each prepared rank.
 
         Raises:
-            DeviceError: a device cannot be used, or the ranks cannot talk to each other.
+            DeviceError: A device cannot be used, or the ranks cannot connect.
         """
-        facts: Any = self._hear(lambda name: None)
+        facts: Any = self._receive(lambda name: None)
         if isinstance(facts, Findings):
             raise DeviceError(str(facts.message))
         return list(facts)
@@ -88,26 +90,23 @@ class RankFamily:
     def measure(
         self, configuration: Configuration, protocol: Protocol, enter: Callable[[str], None]
     ) -> list[RankRun] | Findings:
-        """What each rank measured, or how the first one failed; all of them have ended then."""
+        """Return the results of all ranks or the first failure, and end all ranks."""
         for rank in self._ranks:
             rank.connection.send((configuration, protocol))
-        results: list[RankRun] | Findings = self._hear(enter)
+        results: list[RankRun] | Findings = self._receive(enter)
         self._kill()
         return results
 
     def order(self, *order: Any) -> list[Any] | Findings:
-        """What each rank answers in a life of its own, or how the first one failed.
-
-        All of them have ended then.
-        """
+        """Return the answers of all ranks to an order, or the first failure, which ends all."""
         for rank in self._ranks:
             rank.connection.send(order)
         self._phase = "measure"
-        answers: list[Any] | Findings = self._hear(lambda name: None)
+        answers: list[Any] | Findings = self._receive(lambda name: None)
         return answers
 
-    def _hear(self, enter: Callable[[str], None]) -> Any:
-        """An answer of each rank, or the failure of one."""
+    def _receive(self, enter: Callable[[str], None]) -> Any:
+        """Return an answer of each rank, or the failure of one."""
         answers: dict[int, Any] = {}
         while len(answers) < len(self._ranks):
             waiting: dict[Any, _Rank] = {
@@ -118,12 +117,12 @@ class RankFamily:
             for ready in sorted(wait(list(waiting)), key=lambda x: isinstance(x, int)):
                 rank = waiting[ready]
                 if isinstance(ready, int):
-                    self._die_like(rank)
+                    self._exit_like(rank)
                 try:
                     answer = ready.recv()
                 except EOFError:
                     wait([rank.process])
-                    self._die_like(rank)
+                    self._exit_like(rank)
                 if isinstance(answer, _Phase):
                     self._phase = answer.name
                     enter(answer.name)
@@ -134,22 +133,22 @@ class RankFamily:
         return [answers[rank.number] for rank in self._ranks]
 
     def _failure(self, rank: _Rank, findings: Findings) -> Findings:
-        """What ended the step of all; a rank that died is what others' connections broke at."""
+        """Return the failure that ended the step; exit like a killed rank if there is one."""
         if findings.outcome is Outcome.ERROR:
             dead = wait([r.process for r in self._ranks], _GRACE_S)
             for other in self._ranks:
                 if other.process in dead:
-                    self._die_like(other)
+                    self._exit_like(other)
         self._kill()
         phase = WORKER if findings.failed_in == WORKER else self._phase
         message = f"rank {rank.number} of {len(self._ranks)}: {findings.message}"
         return replace(findings, failed_in=phase, message=message)
 
-    def _die_like(self, rank: _Rank) -> NoReturn:
-        """Ends this process as a rank has ended, which has left no other word."""
+    def _exit_like(self, rank: _Rank) -> NoReturn:
+        """End this process as a rank has ended that reported nothing."""
         code = os.waitstatus_to_exitcode(os.waitpid(rank.pid, 0)[1])
         self._kill()
-        # Said last: the end of what was printed goes into the message.
+        # Printed last, because the end of the output goes into the message.
         sys.stderr.write(f"(rank {rank.number} of {len(self._ranks)})\n")
         sys.stderr.flush()
         if code < 0:
@@ -165,35 +164,35 @@ class RankFamily:
                 os.waitpid(rank.pid, 0)
 
 
-def _live(
+def _run_rank(
     parent: int,
-    seat: Seat,
+    settings: RankSettings,
     member: StepDevice,
     connection: Connection,
     others: list[Connection],
-    life: Life | None,
+    loop: RankLoop | None,
 ) -> NoReturn:
-    """A rank's whole life, in its own process."""
+    """Run a rank in its own process."""
     phase = WORKER
 
     def enter(name: str) -> None:
         nonlocal phase
         phase = name
-        if seat.rank == 0:
+        if settings.rank == 0:
             connection.send(_Phase(name))
 
     try:
         end_with(parent)
         try:
             facts = member.prepare()
-            replica = Replica(seat, member.torch_device)
+            replica = Replica(settings, member.torch_device)
             replica.join()
             connection.send(facts)
-            if life is not None:
+            if loop is not None:
                 phase = "measure"
-                life(member, replica, connection)
+                loop(member, replica, connection)
             configuration, protocol = connection.recv()
-            if seat.rank == 0:
+            if settings.rank == 0:
                 run = lead(configuration, member, protocol, enter, replica, others)
             else:
                 enter("create")
@@ -201,8 +200,8 @@ def _live(
             connection.send(run)
         except BaseException as error:
             connection.send(explain(error, member, phase))
-        signal.pause()  # at the end of this process the others would lose their connections
-    except BaseException:  # of telling it: the parent reads what is printed, and the status
+        signal.pause()  # the exit of this process would break the connections of the others
+    except BaseException:  # while sending: the parent reads the output and the status
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(1)

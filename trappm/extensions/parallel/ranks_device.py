@@ -1,8 +1,8 @@
-"""Several GPUs of a node, or several groups of its cores, that share each step: `a100x4`.
+"""Several GPUs of a node, or groups of its cores, that share each step: `a100x4`, `cpu-2x1t`.
 
-What is measured is a rank's: the batch, memory (of the rank that takes most) and power (their
-mean). The step's time is that of the slowest rank, which the others wait for anyway. How long ranks
-take by themselves is seen in a few more steps without communication.
+Batch, memory and power are per rank: the largest memory, and the mean power. The step time is that
+of the slowest rank, for which the others wait. A few more steps without communication show the time
+of each rank alone.
 
 `CollectivesDevice` times collectives between the ranks instead, which characterize the links of a
 node. The measuring process is no rank: all ranks time a collective on its order, and the slowest
@@ -33,7 +33,7 @@ from trappm.profiler.steps.meter import ExplainedError, Findings, MemoryReading,
 if TYPE_CHECKING:
     import torch
 
-    from trappm.extensions.parallel.rank_processes import Life, RankFamily
+    from trappm.extensions.parallel.rank_processes import RankLoop, RankProcesses
     from trappm.extensions.parallel.replica import RankRun, Replica
     from trappm.profiler.steps.step import StepRun
 
@@ -48,10 +48,10 @@ _LARGEST_SHARE = 1 / 16
 
 
 class RanksDevice(Device):
-    """k devices of one kind, a process each."""
+    """Several devices of one kind, each with a process."""
 
-    family: RankFamily
-    """The processes, once they are there."""
+    processes: RankProcesses
+    """Set by `prepare`."""
 
     def __init__(self, key: str) -> None:
         super().__init__(key)
@@ -74,13 +74,13 @@ class RanksDevice(Device):
         return CollectivesDevice(self.key)
 
     @property
-    def life(self) -> Life | None:
-        """What each rank does instead of steps."""
+    def loop(self) -> RankLoop | None:
+        """What each rank runs instead of steps."""
         return None
 
     @classmethod
     def local_keys(cls) -> list[str]:
-        """Each core as a rank, and all GPUs of a name."""
+        """Return all cores as ranks, and all GPUs of each name."""
         cores = len(os.sched_getaffinity(0))
         keys = [f"cpu-{cores}x1t"] if cores > 1 else []
         with contextlib.suppress(DeviceError):  # no GPU or driver
@@ -90,7 +90,7 @@ class RanksDevice(Device):
 
     @property
     def lock_names(self) -> tuple[str, ...]:
-        # Sorted: of two who lock some of the same GPUs, none waits for the other's last one.
+        # Sorted, so that two processes with common GPUs cannot deadlock.
         return tuple(sorted({name for member in self._members for name in member.lock_names}))
 
     def environment(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class RanksDevice(Device):
         kinds = {(facts["device_name"], facts.get("device_memory_mib")) for facts in each}
         if len(kinds) > 1:
             names = ", ".join(sorted(str(name) for name, _ in kinds))
-            raise DeviceError(f"its GPUs are not alike ({names}); name one kind, with its memory")
+            raise DeviceError(f"its GPUs differ ({names}); name one kind, with its memory")
         facts = {
             **each[0],
             "device": self.key,
@@ -109,17 +109,17 @@ class RanksDevice(Device):
         if not self.uses_host_memory:
             import torch
 
-            # GPUs age by themselves, and are compared with themselves.
+            # Canaries compare the same GPUs over time.
             facts["device_uuid"] = "+".join(str(one["device_uuid"]) for one in each)
-            if torch.distributed.is_nccl_available():  # a build for CPUs says so when it prepares
+            if torch.distributed.is_nccl_available():  # else `prepare` reports a build for CPUs
                 facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
         return facts
 
     def prepare(self) -> dict[str, Any]:
-        from trappm.extensions.parallel.rank_processes import RankFamily  # brings in torch
+        from trappm.extensions.parallel.rank_processes import RankProcesses  # brings in torch
 
-        self.family = RankFamily(self._members, self.strategy, self.life)
-        each = self.family.prepare()
+        self.processes = RankProcesses(self._members, self.strategy, self.loop)
+        each = self.processes.prepare()
         facts = dict(each[0])
         if "pinned_cores" in facts:
             facts["pinned_cores"] = [core for one in each for core in one["pinned_cores"]]
@@ -137,18 +137,18 @@ class RanksDevice(Device):
     ) -> Findings:
         from trappm.profiler.steps.stability import judge
 
-        results = self.family.measure(configuration, protocol, enter)
+        results = self.processes.measure(configuration, protocol, enter)
         if isinstance(results, Findings):
             return results
         return judge(_together(results, shares_meter=self.uses_host_memory), protocol)
 
 
 def _together(results: Sequence[RankRun], *, shares_meter: bool) -> StepRun:
-    """The ranks' runs as one.
+    """Return the runs of all ranks as one.
 
     Args:
-        results: of all ranks, rank 0's first.
-        shares_meter: whether each rank's energy meter counts all of them.
+        results: Results of all ranks, rank 0 first.
+        shares_meter: Whether the energy meter of each rank counts all ranks.
     """
     runs = [result.run for result in results]
     step_ms = [median(run.samples_ms) for run in runs]
@@ -176,7 +176,7 @@ def _together(results: Sequence[RankRun], *, shares_meter: bool) -> StepRun:
 
 
 def window_of_all(windows: Sequence[Window], *, shares_meter: bool) -> Window:
-    """Rank 0's window, with the energy of a rank and whatever disturbed any of them."""
+    """Return rank 0's window with the mean energy and the disturbances of all ranks."""
     first = windows[0]
     metered = windows[:1] if shares_meter else windows
     joules = [window.energy_j for window in metered if window.energy_j is not None]
@@ -198,12 +198,12 @@ def window_of_all(windows: Sequence[Window], *, shares_meter: bool) -> Window:
 
 
 class CollectivesDevice(RanksDevice, StepDevice):
-    """The ranks of a node as a stopwatch of what they do together."""
+    """The ranks of a node, timing the collectives between them."""
 
     def __init__(self, key: str) -> None:
         super().__init__(key)
         self._failure: Findings | None = None
-        """Of a rank: all of them have ended with it."""
+        """Failure of a rank, which ends all of them."""
         if self.strategy != "ddp":
             plain = key.removesuffix(f"-{self.strategy}")
             raise InputError(f"the links of {key} are those of {plain}; characterise that")
@@ -212,15 +212,15 @@ class CollectivesDevice(RanksDevice, StepDevice):
     def torch_device(self) -> torch.device:
         import torch
 
-        return torch.device("cpu")  # of this process, which has no tensors
+        return torch.device("cpu")  # this process has no tensors
 
     @property
-    def life(self) -> Life:
+    def loop(self) -> RankLoop:
         return serve
 
     def prepare(self) -> dict[str, Any]:
         facts = super().prepare()
-        # The ranks know, this process does not.
+        # Only the ranks know their memory.
         self._capacity_mib: float = min(self._order("capacity"))
         return facts
 
@@ -236,14 +236,14 @@ class CollectivesDevice(RanksDevice, StepDevice):
         return collectives(self.ranks, self.capacity_mib)
 
     def prepare_call(self, call: KernelCall, device: torch.device) -> Run:
-        """Has each rank make its tensors; what it returns only stands for the call.
+        """Have each rank create its tensors; the function that is returned does nothing.
 
         Raises:
-            ExplainedError: a rank could not, or has ended.
+            ExplainedError: A rank failed.
         """
         del device
         if not call.form.is_collective or call["ranks"] != self.ranks:
-            raise InputError(f"{call} is no collective of {self.ranks} ranks")
+            raise InputError(f"{call} is not a collective of {self.ranks} ranks")
         self._order("prepare", call.text)
         return _nothing
 
@@ -253,7 +253,7 @@ class CollectivesDevice(RanksDevice, StepDevice):
         return slowest
 
     def watch_memory(self) -> None:
-        """Of tensors whose sizes are known there is nothing to watch."""
+        """Watch nothing: the sizes of all tensors are known."""
 
     def memory(self) -> MemoryReading:
         return MemoryReading(peak_mib=None, method="none")
@@ -266,9 +266,9 @@ class CollectivesDevice(RanksDevice, StepDevice):
         return window_of_all(self._order("close"), shares_meter=self.uses_host_memory)
 
     def _order(self, *order: Any) -> list[Any]:
-        # What closes a window behind a failure is told the same one.
+        # Orders after a failure raise the same one.
         if self._failure is None:
-            answers = self.family.order(*order)
+            answers = self.processes.order(*order)
             if not isinstance(answers, Findings):
                 return answers
             self._failure = answers
@@ -295,7 +295,7 @@ def collectives(ranks: int, memory_mib: float) -> list[KernelCall]:
 
 
 def serve(device: StepDevice, replica: Replica, orders: Connection) -> NoReturn:
-    """A rank's life while collectives are timed: does as it is told, and answers each order."""
+    """Carry out the orders of the measuring process in a rank, and answer each."""
     run: Run = _nothing
     while True:
         answer: Any = None
@@ -303,7 +303,7 @@ def serve(device: StepDevice, replica: Replica, orders: Connection) -> NoReturn:
             case ("capacity",):
                 answer = device.capacity_mib
             case ("prepare", text):
-                run = _nothing  # the last one's tensors are given back first
+                run = _nothing  # frees the tensors of the last call first
                 run = _collective(KernelCall.from_text(text), device.torch_device)
             case ("time", count):
                 replica.align()
@@ -321,7 +321,7 @@ def _collective(call: KernelCall, device: torch.device) -> Run:
 
     whole = torch.ones(call["elements"], device=device)
     if call.operator is Operator.ALL_REDUCE:
-        whole.zero_()  # what is summed again and again is not to overflow
+        whole.zero_()  # repeated sums must not overflow
         return lambda: dist.all_reduce(whole)
     share = torch.zeros(call["elements"] // call["ranks"], device=device)
     if call.operator is Operator.ALL_GATHER:

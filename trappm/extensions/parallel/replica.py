@@ -1,7 +1,7 @@
-"""A rank's part of a step: how it joins the others, shares the model, and what it measured.
+"""A rank's part of a step: how it joins the others, shares the model, and measures.
 
-Only rank 0 runs the protocol. Whatever it has its device do it first orders the other ranks to do
-on theirs, so that all take the same steps, however long each of them takes for one.
+Only rank 0 runs the protocol. It orders the other ranks to do whatever it does on its own device,
+so all ranks take the same steps.
 """
 
 from __future__ import annotations
@@ -27,83 +27,83 @@ from trappm.profiler.steps.meter import MarkedStep, MemoryReading, StepMeter, Wi
 from trappm.profiler.steps.step import StepRun, make_step, run_protocol
 
 _ALONE_STEPS = 6
-"""Steps without communication; the first, which still has some, is left out."""
+"""Steps without communication; the first still has some and is left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankRun:
-    """What one rank measured."""
+    """Measurement of one rank."""
 
     run: StepRun
     alone_ms: tuple[float, ...]
-    """Steps in which no rank waits for another; none where they cannot do without."""
+    """Times of steps without communication; empty if the strategy always communicates."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
-    """A rank's place among the others."""
+class RankSettings:
+    """Number of a rank, and how it finds the others."""
 
     rank: int
     ranks: int
     strategy: str
     rendezvous: str
-    """The file over which they find each other."""
+    """Path of the file over which the ranks find each other."""
 
 
 class Replica:
-    """This process as a rank."""
+    """A rank's copy of the model, or its share of it."""
 
-    def __init__(self, seat: Seat, device: torch.device) -> None:
-        self._seat = seat
+    def __init__(self, settings: RankSettings, device: torch.device) -> None:
+        self._settings = settings
         self._device = device
         self._model: nn.Module | None = None
 
     def join(self) -> None:
-        """Waits for the other ranks; all of them are on this host."""
+        """Connect to the other ranks, all of which are on this host."""
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
         dist.init_process_group(
             backend_of(self._device.type),
-            store=FileStore(self._seat.rendezvous, self._seat.ranks),
-            rank=self._seat.rank,
-            world_size=self._seat.ranks,
+            store=FileStore(self._settings.rendezvous, self._settings.ranks),
+            rank=self._settings.rank,
+            world_size=self._settings.ranks,
         )
-        self.align()  # connections are made when they are first used
+        self.align()  # connections are made by the first collective
 
     def align(self) -> None:
-        """Waits until all ranks have come here."""
+        """Wait for all ranks."""
         dist.barrier()
 
     def share(self, model: nn.Module) -> nn.Module:
-        """The model as the ranks train it together."""
-        if self._seat.strategy == "ddp":
+        """Return the model as the ranks train it together."""
+        if self._settings.strategy == "ddp":
             self._model = DistributedDataParallel(model)
             return self._model
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        mesh = init_device_mesh(self._device.type, (self._seat.ranks,))
+        mesh = init_device_mesh(self._device.type, (self._settings.ranks,))
         for block in [*_blocks(model), model]:
             fully_shard(block, mesh=mesh)
         return model
 
     def alone(self) -> AbstractContextManager[None]:
-        """Inside, gradients are not summed."""
+        """Return a context in which gradients are not summed."""
         model = self._model
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
     def alone_steps(self, configuration: Configuration) -> int:
-        """How many steps may be taken without communication."""
-        can = self._seat.strategy == "ddp" or configuration.phase is Phase.INFER
+        """Return the number of steps without communication."""
+        can = self._settings.strategy == "ddp" or configuration.phase is Phase.INFER
         return _ALONE_STEPS if can else 0
 
 
 def backend_of(device_type: str) -> str:
-    """The library whose collectives such devices use."""
+    """Return the library of collectives for a type of device."""
     return "nccl" if device_type == "cuda" else "gloo"
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The elements of the outermost lists of modules: what is gathered at a time."""
+    """Yield the elements of the outermost lists of modules, which FSDP gathers one by one."""
     for child in module.children():
         if isinstance(child, nn.ModuleList | nn.Sequential):
             yield from (block for block in child if any(True for _ in block.parameters()))
@@ -112,7 +112,7 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 class _Leader(StepMeter):
-    """The device of rank 0, which has the others follow."""
+    """The device of rank 0, which gives the orders."""
 
     def __init__(
         self, device: StepDevice, replica: Replica, followers: Sequence[Connection]
@@ -147,7 +147,7 @@ class _Leader(StepMeter):
         return self._device.time_parts(step)
 
     def time_alone(self, count: int) -> list[float]:
-        """As `time_steps`, of the same step, without communication."""
+        """Time the last step without communication."""
         self.order("time_alone", count)
         self._replica.align()
         with self._replica.alone():
@@ -179,7 +179,7 @@ class _Leader(StepMeter):
         return self._device.close_window()
 
     def _led(self, step: Callable[[], None]) -> Callable[[], None]:
-        """The step, ordered one by one: how many there will be only this rank's meter knows."""
+        """Return the step with an order for each; only rank 0's meter knows their number."""
 
         def led() -> None:
             self.order("step")
@@ -196,7 +196,7 @@ def lead(
     replica: Replica,
     followers: Sequence[Connection],
 ) -> RankRun:
-    """Runs the protocol as rank 0. Raises as `run_protocol`."""
+    """Run the protocol as rank 0; raises as `run_protocol`."""
     leader = _Leader(device, replica, followers)
     run = run_protocol(configuration, leader, protocol, enter)
     count = replica.alone_steps(configuration)
@@ -208,7 +208,7 @@ def lead(
 def follow(
     configuration: Configuration, device: StepDevice, replica: Replica, orders: Connection
 ) -> RankRun:
-    """Does as rank 0 says, until it says that it is over. Raises as `run_protocol`."""
+    """Carry out the orders of rank 0 until the end; raises as `run_protocol`."""
     source_of(configuration.architecture)
     device.watch_memory()
     step = make_step(configuration, device.torch_device, replica.share)
