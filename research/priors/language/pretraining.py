@@ -2,7 +2,7 @@
 
 The module is llm-foundry's MPT with parameters cast to bf16, as FSDP has it, flash attention and
 checkpointing of whole layers. Three constants for a card's model are learned. The same rows are
-then asked for as users do, by `trappm.predict_parallel` of a configuration of GPT-2 in that shape.
+then asked for as users do, by `predict_parallel` of a configuration of GPT-2 in that shape.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from scipy.optimize import least_squares
 
-import trappm
 from research.priors.language.decoder import Decoder, Method, Shape
 from research.priors.language.rows import Judged, Row, whole
 from trappm.learner.heads.other_devices import known_of_others
@@ -34,6 +33,7 @@ from trappm.learner.physics.parallel.strategy import Parallelism, Strategy
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.physics.transformer_times import KNOWN, TransformerTimes
 from trappm.learner.workload import Workload
+from trappm.prediction.parallel.shared_step import predict_parallel
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.records import Graph, Optimizer, Phase, Precision
 from trappm.profiler.simulation.step_profile import StepProfile
@@ -255,7 +255,7 @@ def user_answer(row: Row, folder: Path, learned: Learned | None = None) -> Answe
         for card, factors in (learned or {}).items()
     }
     with mock.patch.dict(KNOWN, others):
-        answer = trappm.predict_parallel(
+        answer = predict_parallel(
             f"hf:{file}" + (",checkpointing" if row["act_ckpt"] == "True" else ""),
             device=DEVICES[row["device"]],
             gpus=shared.gpus,
