@@ -67,15 +67,15 @@ class Workload:
         Raises:
             InputError: The model cannot have this batch size.
         """
-        is_traced = not isinstance(traced, str)
+        step = None if isinstance(traced, str) else traced
         return cls(
             graph=profile.graph.at(batch_size),
             precision=settings.precision,
             memory_format=settings.memory_format,
             optimizer=settings.optimizer,
             phase=phase,
-            step=traced if is_traced else profile.step,
-            kernels=traced.kernels if is_traced and with_kernels else None,
+            step=step or profile.step,
+            kernels=step.kernels if step is not None and with_kernels else None,
         )
 
     @property

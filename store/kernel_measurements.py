@@ -239,7 +239,7 @@ class Kernels(Repository):
             there = f"; there are some of {', '.join(sorted(known))}" if known else ""
             raise InputError(
                 f"no kernels of {device!r} are known{there}; measure them: "
-                f"trappm device characterise {device}"
+                f"trappm measure --kernels --device {device}"
             )
         query = _query(device, None, None).where(KernelMeasurementRow.device_id == stack)
         latest: dict[str, tuple[Any, ...]] = {}

@@ -1,4 +1,4 @@
-"""The table of docs/foreign_modules.md: what `trappm.estimate` says of modules of other people.
+"""The table of docs/foreign_modules.md: the predicted memory of modules of other people.
 
     PYTHONPATH=tests/profiler/tracing python research/tables/foreign_modules.py
 
@@ -8,12 +8,14 @@ checked against stands in tests/profiler/tracing/test_foreign_modules.py.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 
 from foreign_modules import MODULES, NO_TRANSFORMERS, TRANSFORMERS, Foreign
 
 import trappm
 from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.simulation.memory_breakdown import Part
 
 BATCH_SIZE = 32
 
@@ -21,13 +23,20 @@ BATCH_SIZE = 32
 def answer(foreign: Foreign) -> str:
     """MiB of the training step, or why there is no answer."""
     args, kwargs = foreign.call(BATCH_SIZE)
-    options = {**foreign.estimate, **kwargs}
+    module = foreign.build()
+    names = inspect.signature(module.forward).parameters
+    inputs = {**dict(zip(names, args, strict=False)), **kwargs}
+    options = {"precision": "fp32", "optimizer": "sgd", **foreign.estimate}
     try:
-        estimate = trappm.estimate(foreign.build(), *args, loss=foreign.loss, **options)
+        answer = trappm.predict(
+            module, example_input=inputs, loss=foreign.loss, device="a100", **options
+        )
+        parts = answer.memory_breakdown.parts_mib
     except UnsupportedModelError as refusal:
         return f"`{refusal}`"
-    only = "; this batch only" if estimate.only_batch is not None else ""
-    return f"{estimate.breakdown().total_mib:,.0f} MiB{only}"
+    step_mib = sum(size for part, size in parts.items() if part is not Part.CONTEXT)
+    only = "; this batch only" if "batch" in answer.missing.get("largest_batch", "") else ""
+    return f"{step_mib:,.0f} MiB{only}"
 
 
 def checked(foreign: Foreign) -> str:

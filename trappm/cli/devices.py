@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trappm.cli import options, shell
 from trappm.cli.options import AsJson, print_json
+from trappm.profiler.errors import SnapshotError
 
 if TYPE_CHECKING:
     from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
@@ -34,45 +36,41 @@ def devices(
 
     Example: trappm devices v100 a100
     """
+    from trappm.prediction.device_names import DeviceEvidence
     from trappm.prediction.device_names import devices as evidence
+    from trappm.terminal.device_tables import print_device, print_devices
 
-    rows = evidence(snapshot)
     if not names:
+        rows = evidence(snapshot)
         if as_json:
             print_json([asdict(row) for row in rows])
         else:
-            from trappm.terminal.device_tables import print_devices
-
             print_devices(rows)
         return
-    from trappm.label_store import store_or_none_yet
-    from trappm.prediction.device_names import key_among
-    from trappm.prediction.snapshot_choice import manifests_that_answer
-    from trappm.profiler.errors import SnapshotError
-    from trappm.store import Home
-    from trappm.terminal.device_tables import print_device
-
-    known, manifests = {row.device: row for row in rows}, manifests_that_answer(snapshot)
     shown = []
-    with store_or_none_yet(Home.find()) as store:
-        counts = store.kernels.devices()
-        for name in names:
-            key, row = name, None
-            try:
-                key = key_among(manifests, name)
-                row = known[key]
-            except SnapshotError:
-                if name not in counts:
-                    raise
-            shown.append((key, row, store.kernels.latest(key) if key in counts else []))
+    for name in names:
+        kernels = _kernels(name)
+        try:
+            [row] = evidence(snapshot, [name])
+        except SnapshotError:
+            if not kernels:
+                raise
+            row = DeviceEvidence(name, None, {})  # its kernels alone are known
+        shown.append((row, kernels or _kernels(row.device)))
     if as_json:
-        print_json(
-            [
-                {**({"device": key} if row is None else asdict(row)), "kernels": len(kernels)}
-                for key, row, kernels in shown
-            ]
-        )
+        print_json([{**asdict(row), "kernels": len(kernels)} for row, kernels in shown])
         return
-    for key, row, kernels in shown:
-        details = [detail(key, kernels) for detail in DETAILS]
-        print_device(key, row, len(kernels), [line for line in details if line is not None])
+    for row, kernels in shown:
+        details = [detail(row.device, kernels) for detail in DETAILS]
+        print_device(row, len(kernels), [line for line in details if line is not None])
+
+
+def _kernels(key: str) -> list[KernelMeasurement]:
+    """Return the timed kernels of a device; none without the libraries of the label store."""
+    if find_spec("sqlalchemy") is None:
+        return []
+    from trappm.label_store import store_or_none_yet
+    from trappm.store import Home
+
+    with store_or_none_yet(Home.find()) as store:
+        return store.kernels.latest(key) if key in store.kernels.devices() else []

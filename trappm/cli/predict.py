@@ -129,14 +129,14 @@ def compare(
 
     Example: trappm compare resnet50 --batch-size 128 --phase infer --epochs 1 --samples 1000000
     """
-    from trappm.prediction.comparison import best_models, verdicts, without_extrapolations
+    from trappm.prediction.comparison import best_models, comparable, verdicts
     from trappm.prediction.predict import compare as compare_steps
     from trappm.prediction.question import Question
 
-    everywhere = not device or device == ["all"]
+    everywhere = not device or "all" in device
     predictions = compare_steps(
         models,
-        None if everywhere else device,
+        device or None,
         batch_size=batch_size,
         input_size=input_size,
         sequence_length=sequence_length,
@@ -150,9 +150,8 @@ def compare(
         carbon_g_per_kwh=carbon,
         power_limit_w=power_limit,
     )
-    left_out: list[dict[str, str]] = []
+    predictions, left_out = comparable(predictions, near_labels=everywhere)
     if everywhere:
-        predictions, left_out = without_extrapolations(predictions)
         question = Question(phase=phase, precision=precision, snapshot=snapshot)
         unable = question.unable_devices()
         left_out += [{"device": key, "reason": reason} for key, reason in unable.items()]
@@ -188,7 +187,7 @@ def _loop(
     """
     if implementation is None and accumulation == 1:
         return optimizer
-    from trappm.prediction.simulated_step import loop_of
+    from trappm.prediction.question import loop_of
     from trappm.profiler.errors import InputError
     from trappm.profiler.records import Precision, member
     from trappm.profiler.simulation.training_loop import Implementation

@@ -7,8 +7,7 @@ architecture therefore counts for a named one only if the profiles of both train
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,11 +18,8 @@ from trappm.profiler.number_text import number_text
 from trappm.profiler.records import (
     METRICS,
     Configuration,
-    MemoryFormat,
-    Optimizer,
     Pair,
     Phase,
-    Precision,
     Provenance,
 )
 from trappm.profiler.records.step_scope import PARTIAL_PROTOCOLS
@@ -36,8 +32,6 @@ if TYPE_CHECKING:
 
 _SOURCES = (Provenance.MEASURED, Provenance.IMPORTED)
 """Labels that count, the best first. Simulated ones say nothing about a device."""
-_NEAREST = 3
-"""Number of labeled configurations that are listed where none fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,39 +65,40 @@ class MeasuredStep:
         return f"{self.source.capitalize()}: {', '.join(parts)} ({origin})"
 
 
-def measured_step(
-    prediction: Prediction, subject: Subject
-) -> tuple[MeasuredStep | None, str | None]:
-    """Return the best label of the predicted step, and a remark on it or on what there is instead.
-
-    Args:
-        prediction: The prediction, whose model is a name or a file.
-        subject: Its model.
+def with_label(prediction: Prediction) -> Prediction:
+    """Return a prediction with the best label of its step, and a remark on it or on its absence.
 
     Raises:
         StoreError: The label store cannot be read.
     """
+    measured, remark = _measured_step(prediction)
+    remarks = (*prediction.remarks, *([remark] if remark else []))
+    return replace(prediction, measured=measured, remarks=remarks)
+
+
+def _measured_step(prediction: Prediction) -> tuple[MeasuredStep | None, str | None]:
+    """Return the best label of the predicted step, and a remark."""
     from trappm.store import NoLabelStoreError
 
+    if prediction.subject is None or prediction.snapshot is None:
+        return None, None
     try:
         store = store_to_read()
     except NoLabelStoreError:
         return None, "No label of this step: there is no label store yet."
-    search = _LabelSearch.of(prediction, subject)
     with store:
         try:
+            search = _LabelSearch.of(prediction, prediction.subject)
             labels = search.labels(store)
-            nearest = [] if labels else search.nearest(store)
         except InputError as error:  # no label of this device
             return None, f"No label of this step: {error}."
     if not labels:
-        there = f"; the nearest: {'; '.join(map(str, nearest))}" if nearest else ""
-        return None, f"No label of this step on {prediction.device}{there}."
+        return None, f"No label of this step on {prediction.device}."
     best = labels[0]
     name = best.configuration.architecture
     remark = None
-    if search.file is not None:
-        remark = "The label has the file's graph; a file lacks dropout and frozen parameters."
+    if search.graph is not None:
+        remark = "The label has this graph; dropout and frozen parameters may differ."
     elif name != prediction.model:
         remark = f"The label is of {name}, which has the same graph and training step."
     return MeasuredStep(
@@ -121,35 +116,33 @@ def measured_step(
 
 @dataclass(frozen=True, kw_only=True)
 class _LabelSearch:
-    """What is looked for in the label store."""
+    """A search for labels of one step."""
 
     subject: Subject
     device: str
     configuration: Configuration
-    """Of a file, only batch size and settings count."""
-    file: GraphTemplate | None
-    """Graph of a file; None for an architecture."""
+    """Of a file or module, only batch size and settings count."""
+    graph: GraphTemplate | None
+    """Graph of a file or module; None for an architecture."""
 
     @classmethod
     def of(cls, prediction: Prediction, subject: Subject) -> _LabelSearch:
-        from trappm.prediction.models.subjects import input_size_of
+        from trappm.prediction.models.subjects import Module, input_size_of
 
-        name, file = prediction.model, None
-        if is_file(name) or Path(name).is_file():
-            file, size = subject.profile().graph, subject.input_size or 1
+        name, graph = prediction.model, None
+        if isinstance(subject, Module) or is_file(name) or Path(name).is_file():
+            graph, size = subject.profile().graph, subject.input_size or 1
         else:
             size = input_size_of(name, subject.input_size)
         configuration = Configuration(
             architecture=name,
             batch_size=prediction.batch_size,
             input_size=size,
-            precision=Precision(prediction.precision),
-            memory_format=MemoryFormat(prediction.memory_format),
-            optimizer=Optimizer(prediction.optimizer),
             phase=Phase(prediction.phase),
+            **prediction.settings._asdict(),
         )
         return cls(
-            subject=subject, device=prediction.device, configuration=configuration, file=file
+            subject=subject, device=prediction.device, configuration=configuration, graph=graph
         )
 
     def labels(self, store: Store) -> list[LabelRecord]:
@@ -169,20 +162,10 @@ class _LabelSearch:
             ),
         )
 
-    def nearest(self, store: Store) -> list[Configuration]:
-        """Return the labeled configurations of the model that are most like the one in question."""
-        pairs = set() if self.file is None else self._pairs_of_file(self.file, store)
-        names = [name for name, _ in pairs] or [self.configuration.architecture]
-        there = [
-            other for other in store.labels.configurations(names, self.device)
-            if self.file is None or (other.architecture, other.input_size) in pairs
-        ]  # fmt: skip
-        return sorted(there, key=self._distance)[:_NEAREST]
-
     def _pairs(self, store: Store) -> set[Pair]:
         """Return architectures and input sizes that have the step in question."""
-        if self.file is not None:
-            return self._pairs_of_file(self.file, store)
+        if self.graph is not None:
+            return self._pairs_of_graph(self.graph, store)
         own = (self.configuration.architecture, self.configuration.input_size)
         pairs = store.workloads.pairs_of_same_graph(*own)
         if pairs:
@@ -196,26 +179,16 @@ class _LabelSearch:
         same = {pair for pair in pairs if step is not None and profiles.get(pair) == step}
         return {own, *same}
 
-    def _pairs_of_file(self, file: GraphTemplate, store: Store) -> set[Pair]:
-        """Return architectures and input sizes with the graph of a file."""
-        wanted, batch = file.content_hash, file.fixed_batch_size
+    @staticmethod
+    def _pairs_of_graph(graph: GraphTemplate, store: Store) -> set[Pair]:
+        """Return architectures and input sizes with the graph of a file or module."""
+        wanted, batch = graph.content_hash, graph.fixed_batch_size
         if batch is None:
             return set(store.workloads.pairs_of_graph(wanted))
         # The file has one batch size only: compare graphs at that one.
         pairs: set[Pair] = set()
-        for content_hash, data in store.workloads.graphs_of_size(len(file.operators)).items():
-            graph = type(file).from_bytes(data).at(batch)
-            if type(file).fixed(graph).content_hash == wanted:
+        for content_hash, data in store.workloads.graphs_of_size(len(graph.operators)).items():
+            other = type(graph).from_bytes(data).at(batch)
+            if type(graph).fixed(other).content_hash == wanted:
                 pairs.update(store.workloads.pairs_of_graph(content_hash))
         return pairs
-
-    def _distance(self, other: Configuration) -> tuple[int, float, float]:
-        """Return how far another configuration of the same model is from the one in question."""
-        what = self.configuration
-        size = what.input_size if self.file is None else other.input_size
-        settings = ("precision", "memory_format", "optimizer", "phase")
-        return (
-            sum(getattr(what, name) != getattr(other, name) for name in settings),
-            abs(math.log(other.input_size / size)),
-            abs(math.log(other.batch_size / what.batch_size)),
-        )

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, cast
 
-from trappm.prediction.kept_answers import kept_answers
-from trappm.prediction.models.profile_cache import content_key
-from trappm.prediction.models.sizes import check_size, size_kind, size_of
+from trappm.prediction.answer_cache import cached_predictions
+from trappm.prediction.models.sizes import size_kind
+from trappm.prediction.models.subjects import subject_of
 from trappm.prediction.prediction import Prediction
 from trappm.prediction.question import Question
-from trappm.prediction.simulated_step import ModelCall, example_inputs, loop_of
-from trappm.profiler.errors import InputError, UnsupportedModelError
-from trappm.profiler.models.known_names import content_of, is_file, refuse_unknown
-from trappm.profiler.records import Precision, member
+from trappm.profiler.errors import InputError
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
     from trappm.prediction.models.subjects import Subject
-    from trappm.profiler.models.model_input import ExampleInputs
     from trappm.profiler.simulation.training_loop import TrainingLoop
 
 
@@ -91,30 +87,33 @@ def predict(
         InputError: A wrong setting, or a size or inputs that the model cannot have.
         UnsupportedModelError: The model cannot be traced; with the reason.
     """
-    if isinstance(model, Mapping | list | tuple):
+    if not isinstance(model, str | Path) and not hasattr(model, "forward"):
         raise InputError(
-            f"the model is a {type(model).__name__}; predict() takes one model, and "
-            "trappm.compare() a list of them"
+            f"the model is a {type(model).__name__}; give one model to predict(), or a list of "
+            "them to trappm.compare()"
         )
-    [prediction] = _predictions(
-        [model],
-        device,
-        None,
-        _Options(
-            batch_size=batch_size,
-            phase=phase,
-            precision=precision,
-            memory_format=memory_format,
-            snapshot=snapshot,
-            epochs=epochs,
-            samples=samples,
-            carbon_g_per_kwh=carbon_g_per_kwh,
-            power_limit_w=power_limit_w,
-        ),
-        _Inputs(example_input, targets, loss, input_size, sequence_length),
-        optimizer,
-        labels=labels,
+    question = Question(
+        batch_size=batch_size,
+        phase=phase,
+        precision=precision,
+        memory_format=memory_format,
+        optimizer=optimizer,
+        snapshot=snapshot,
+        epochs=epochs,
+        samples=samples,
+        carbon_g_per_kwh=carbon_g_per_kwh,
+        power_limit_w=power_limit_w,
     )
+    keys = question.device_keys(device, None)
+    subject = subject_of(
+        model,
+        example_input=example_input,
+        targets=targets,
+        loss=loss,
+        input_size=input_size,
+        sequence_length=sequence_length,
+    )
+    [prediction] = _predictions(question, [subject], keys, labels=labels)
     return prediction
 
 
@@ -142,7 +141,7 @@ def compare(
     Args:
         models: Models as `predict` takes them.
         devices: Devices by any of their names; None or "all" for all GPUs that a model was trained
-            on for this phase.
+            on for this phase and that can run the precision.
         input_size: Pixels of the models that take images.
         sequence_length: Tokens of the models that take text.
         batch_size, phase, precision, memory_format, optimizer, snapshot: As for `predict`.
@@ -150,233 +149,69 @@ def compare(
         epochs, samples, carbon_g_per_kwh, power_limit_w, labels: As for `predict`.
 
     Returns:
-        All devices of the first model, then those of the next.
+        All devices of the first model, then those of the next. A device that cannot run the
+        precision has no values; the reason is in `Prediction.missing`.
 
     Raises:
         TrappmError: As `predict`.
     """
     is_one = isinstance(models, str | Path) or hasattr(models, "forward")
-    named: Any = [models] if is_one else models
-    return _predictions(
-        list(named),
-        None,
-        "all" if devices is None else devices,
-        _Options(
-            batch_size=batch_size,
-            phase=phase,
-            precision=precision,
-            memory_format=memory_format,
-            snapshot=snapshot,
-            epochs=epochs,
-            samples=samples,
-            carbon_g_per_kwh=carbon_g_per_kwh,
-            power_limit_w=power_limit_w,
-        ),
-        _Inputs(example_input, None, None, input_size, sequence_length),
-        optimizer,
-        labels=labels,
+    named: list[Any] = [models] if is_one else list(cast("Sequence[Any]", models))
+    if not named:
+        raise InputError("the list of models is empty")
+    question = Question(
+        batch_size=batch_size,
+        phase=phase,
+        precision=precision,
+        memory_format=memory_format,
+        optimizer=optimizer,
+        snapshot=snapshot,
+        epochs=epochs,
+        samples=samples,
+        carbon_g_per_kwh=carbon_g_per_kwh,
+        power_limit_w=power_limit_w,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Options:
-    """Arguments of a `Question`, except the optimizer."""
-
-    batch_size: int | None
-    phase: str
-    precision: str | None
-    memory_format: str | None
-    snapshot: str | Path | None
-    epochs: int | None
-    samples: int | None
-    carbon_g_per_kwh: float | None
-    power_limit_w: float | None
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    """What models are called with."""
-
-    example: Any
-    targets: Any
-    loss: Callable[..., Tensor] | None
-    input_size: int | None
-    sequence_length: int | None
-
-    @property
-    def is_special(self) -> bool:
-        """Whether a module gets more than one tensor, or has a loss of its own."""
-        has_tensor = self.example is None or hasattr(self.example, "shape")
-        return self.loss is not None or self.targets is not None or not has_tensor
-
-    def of(self, module: Any) -> ExampleInputs:
-        """Return what a module is called with.
-
-        Raises:
-            InputError: It is no module, or does not take these inputs.
-        """
-        from torch import nn
-
-        from trappm.profiler.models.on_meta import eager
-
-        if not isinstance(module, nn.Module):
-            kind = type(module).__name__
-            what = f"the class {module.__name__}" if isinstance(module, type) else f"a {kind}"
-            raise InputError(f"the model is {what}; give a timm name, an ONNX file or a module")
-        name = type(eager(module)).__name__
-        if self.example is None or self.input_size is not None:
-            raise InputError(
-                f"{name} is a module; give an example of its input and no input size, such as "
-                "example_input=torch.empty(8, 3, 224, 224)"
+    keys = question.device_keys(None, "all" if devices is None else devices)
+    both = len({size_kind(model) for model in named}) > 1  # then each takes the size of its kind
+    subjects = []
+    for model in named:
+        is_text = size_kind(model) == "tokens"
+        if isinstance(model, str | Path):
+            subject = subject_of(
+                model,
+                input_size=None if both and is_text else input_size,
+                sequence_length=None if both and not is_text else sequence_length,
             )
-        args, kwargs = (self.example,), {}
-        if isinstance(self.example, Mapping):
-            args, kwargs = (), dict(self.example)
-        elif isinstance(self.example, tuple | list):
-            args = tuple(self.example)
-        return example_inputs(eager(module), args, kwargs, self.targets)
-
-    def refuse(self) -> None:
-        """Raise InputError if there is what names and files do not take."""
-        given = [n for n in ("example", "targets", "loss") if getattr(self, n) is not None]
-        if given:
-            name = given[0].replace("example", "example_input")
-            raise InputError(f"{name} is for modules; names and files know their input and loss")
-
-    def sizes(self, models: Sequence[Any]) -> list[int | None]:
-        """Return each model's size. With images and text, each gets the one for its kind."""
-        if len({size_kind(model) for model in models}) > 1:
-            return [
-                self.sequence_length if size_kind(model) == "tokens" else self.input_size
-                for model in models
-            ]
-        return [size_of(model, self.input_size, self.sequence_length) for model in models]
+        else:
+            subject = subject_of(model, example_input=example_input)
+        subjects.append(subject)
+    return _predictions(question, subjects, keys, labels=labels)
 
 
 def _predictions(
-    models: Sequence[Any],
-    device: str | None,
-    devices: str | Sequence[str] | None,
-    options: _Options,
-    inputs: _Inputs,
-    optimizer: Any,
-    *,
-    labels: bool,
+    question: Question, subjects: Sequence[Subject], keys: Sequence[str], *, labels: bool
 ) -> list[Prediction]:
-    """Return the predictions of each model on a device, or on several devices."""
-    if not models:
-        raise InputError("the list of models is empty")
-    for model in models:
-        if is_name(model):
-            refuse_unknown(model)
-    check_size("batch size", options.batch_size)
-    check_size("input size", inputs.input_size)
-    check_size("sequence length", inputs.sequence_length)
-    loop = None
-    if optimizer is not None:
-        loop = loop_of(optimizer, member("precision", Precision, options.precision or "fp32"))
-    question = Question(
-        **vars(options),
-        optimizer=None if loop is None else loop.optimizer.value,
-        loop=None if isinstance(optimizer, str) else loop,
-    )
-    calls = [
-        ModelCall(
-            model=model,
-            input_size=size,
-            inputs=None if isinstance(model, str | Path) else inputs.of(model),
-            loss=inputs.loss,
-            loop=question.loop,
-            phase=question.phase,
-        )
-        for model, size in zip(models, inputs.sizes(models), strict=True)
-    ]
-    if not all(isinstance(model, str | Path) for model in models):
-        return _answers(question, calls, inputs, question.device_keys(device, devices))
-    inputs.refuse()
-    given = {**vars(options), "phase": question.phase.value, "loop": loop}
-    predictions = kept_answers(
-        {
-            **{name: value for name, value in given.items() if value is not None},
-            "models": models,
-            "contents": [
-                content_of(model) if is_name(model) else content_key(Path(model))
-                for model in models
-            ],
-            "sizes": [call.input_size for call in calls],
-            "device": device,
-            "devices": devices,
-        },
-        lambda: _answers(question, calls, inputs, question.device_keys(device, devices)),
-        write=Prediction.to_dict,
-        read=Prediction.from_dict,
-    )
-    by_model = {str(call.model): call for call in calls}
-    predictions = [replace(p, call=by_model.get(p.model)) for p in predictions]
-    return [_with_label(p) for p in predictions] if labels else predictions
+    """Return the predictions for all devices of the first model, then those of the next."""
+    asks = [(question, subject, key) for subject in subjects for key in keys]
 
+    def make() -> list[Prediction]:
+        # Errors in the arguments are raised before torch is imported, which takes a second.
+        from trappm.prediction.answering import answers
 
-def _answers(
-    question: Question, calls: Sequence[ModelCall], inputs: _Inputs, keys: Sequence[str]
-) -> list[Prediction]:
-    """Return the answers for all devices of the first model, then those of the next."""
-    # Errors in the arguments are raised before torch is imported, which takes a second.
-    from trappm.prediction.answering import answers, simulated_answer
+        return answers(asks)
 
-    subjects: dict[int, Subject] = {}
-    reasons: dict[int, str] = {}
-    for place, call in enumerate(calls):
-        try:
-            subjects[place] = _subject(call, inputs)
-        except UnsupportedModelError as error:
-            if isinstance(call.model, str | Path):
-                raise
-            reasons[place] = str(error)
-    asked = [(place, key) for place in subjects for key in keys]
-    predicted = answers([(question, subjects[place], key) for place, key in asked])
-    known = dict(zip(asked, predicted, strict=True))
-    return [
-        replace(known[place, key], call=call)
-        if place in subjects
-        else simulated_answer(question, call, key, reasons[place])
-        for place, call in enumerate(calls)
-        for key in keys
-    ]
+    identities = [subject.identity for subject in subjects]
+    if None in identities:
+        predictions = make()
+    else:
+        identity = (question.identity, identities, keys, question.device_is_default)
+        predictions = cached_predictions(identity, question.snapshot, make)
+        predictions = [
+            replace(prediction, subject=subject, loop=question.loop)
+            for prediction, (_, subject, _) in zip(predictions, asks, strict=True)
+        ]
+    if labels:
+        from trappm.prediction.measured import with_label
 
-
-def _subject(call: ModelCall, inputs: _Inputs) -> Subject:
-    """Return the model as trained heads take it.
-
-    Raises:
-        UnsupportedModelError: It is a module that only a simulation covers; with the reason.
-    """
-    from trappm.prediction.models.subjects import subject_of
-
-    if isinstance(call.model, str | Path):
-        return subject_of(call.model, input_size=call.input_size)
-    if inputs.is_special:
-        raise UnsupportedModelError(
-            "only the memory of a module with several inputs, targets or a loss is predicted"
-        )
-    subject = subject_of(call.model, example_input=inputs.example, input_size=call.input_size)
-    subject.profile()
-    return subject
-
-
-def _with_label(prediction: Prediction) -> Prediction:
-    """Return a prediction of a named model with the best label of the same step."""
-    from trappm.prediction.measured import measured_step
-    from trappm.prediction.models.subjects import subject_of
-
-    call = prediction.call
-    if call is None:
-        return prediction
-    subject = subject_of(call.model, input_size=call.input_size)
-    measured, remark = measured_step(prediction, subject)
-    remarks = (*prediction.remarks, *([remark] if remark else []))
-    return replace(prediction, measured=measured, remarks=remarks)
-
-
-def is_name(model: object) -> TypeGuard[str]:
-    """Return whether a model is the name of an architecture, not a file."""
-    return isinstance(model, str) and not is_file(model)
+        predictions = [with_label(prediction) for prediction in predictions]
+    return predictions

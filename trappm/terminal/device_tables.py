@@ -31,19 +31,10 @@ def print_devices(rows: Sequence[DeviceEvidence]) -> None:
     )
 
 
-def print_device(
-    key: str, row: DeviceEvidence | None, kernel_count: int, details: Sequence[str]
-) -> None:
-    """Print what is known of one device.
-
-    Args:
-        key: Key of the device.
-        row: Evidence of its predictions; None if it is not predicted.
-        kernel_count: Number of kernels that were timed on it.
-        details: Lines that follow.
-    """
-    print_line(key if row is None else _device(row), style="bold")
-    for phase, by_metric in ({} if row is None else row.evidence).items():
+def print_device(row: DeviceEvidence, kernel_count: int, details: Sequence[str]) -> None:
+    """Print the evidence of one device, the number of its timed kernels, and details."""
+    print_line(_device(row), style="bold")
+    for phase, by_metric in row.evidence.items():
         print_line(f"  {_NAMES[phase]}: {_sentence(by_metric)}")
     print_line(f"  timed kernels: {kernel_count:,}")
     for detail in details:

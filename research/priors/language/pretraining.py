@@ -2,7 +2,7 @@
 
 The module is llm-foundry's MPT with parameters cast to bf16, as FSDP has it, flash attention and
 checkpointing of whole layers. Three constants for a card's model are learned. The same rows are
-then asked for as users do, by `trappm.predict_parallel` of a configuration of GPT-2 in that shape.
+then asked for as users do, by `predict_parallel` of a configuration of GPT-2 in that shape.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from scipy.optimize import least_squares
 
-import trappm
 from research.priors.language.decoder import Decoder, Method, Shape
 from research.priors.language.rows import Judged, Row, whole
 from trappm.extensions.parallel.links import Node, node_of
 from trappm.extensions.parallel.schedules import schedule
+from trappm.extensions.parallel.shared_step import predict_parallel
 from trappm.extensions.parallel.step_work import traced_work
 from trappm.extensions.parallel.strategy import Parallelism, Strategy
 from trappm.extensions.transformers.step_times import KNOWN, TransformerTimes
@@ -255,7 +255,7 @@ def user_answer(row: Row, folder: Path, learned: Learned | None = None) -> Answe
         for card, factors in (learned or {}).items()
     }
     with mock.patch.dict(KNOWN, others):
-        answer = trappm.predict_parallel(
+        answer = predict_parallel(
             f"hf:{file}" + (",checkpointing" if row["act_ckpt"] == "True" else ""),
             device=DEVICES[row["device"]],
             gpus=shared.gpus,

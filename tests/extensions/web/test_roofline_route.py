@@ -30,7 +30,7 @@ def test_ceilings_alone_need_no_model(server):
 @pytest.mark.parametrize(
     ("change", "status", "words"),
     [
-        ({"devices": ["v9000"]}, 400, "characterise v9000"),
+        ({"devices": ["v9000"]}, 400, "--device v9000"),
         ({"devices": []}, 400, "devices"),
         ({"devices": ["a100"] * 5}, 400, "devices"),
         ({"model": "resnet9000"}, 404, "resnet9000"),
