@@ -43,17 +43,16 @@ PAIR_GBS = 300.0
 """Of two GPUs with a bridge: 600 GB/s in both directions."""
 NETWORKS = {"a100_dgx": ("rdma", 200.0, 4), "h100_dgx": ("rdma", 400.0, 8)}
 FITTED = {
-    "nvlink": ("latency_us", "efficiency", "sharpness", "message_latency_us", "message_efficiency"),
+    "nvlink": ("latency_us", "efficiency", "sharpness"),
     "pcie": ("latency_us", "efficiency", "sharpness"),
-    "rdma": ("latency_us", "hop_us", "sharpness", "message_latency_us"),
-    "a100_dgx": ("efficiency", "message_efficiency"),
-    "h100_dgx": ("message_efficiency",),
+    "rdma": ("latency_us", "hop_us", "sharpness"),
+    "a100_dgx": ("efficiency",),
 }
 """Of kinds of links, and of the networks of systems."""
 NAMES = [(owner, name) for owner, names in FITTED.items() for name in names]
 START = {
     "latency_us": (30.0, 0.7), "hop_us": (5.0, 1.0), "efficiency": (0.6, 0.5),
-    "sharpness": (0.9, 0.4), "message_latency_us": (12.0, 0.7), "message_efficiency": (0.7, 0.5),
+    "sharpness": (0.9, 0.4),
 }  # fmt: skip
 """Before any label, and how far labels may move it in the logarithm."""
 
@@ -85,8 +84,7 @@ class Series:
         network = links.link(LinkKind.RDMA, network_gbs, **of("rdma"), **of(self.system))
         node = Node(name=self.system, inner=inner, network=network, rails=rails)
         group = Group(node=node, gpus=self.gpus // self.nodes, nodes=self.nodes)
-        timed = group.all_reduce_ms if self.collective == "all_reduce" else group.send_ms
-        return np.array([timed(size) for size in self.sizes.tolist()])
+        return np.array([group.all_reduce_ms(size) for size in self.sizes.tolist()])
 
     def errors(self, constants: Mapping[tuple[str, str], float]) -> tuple[Array, Array]:
         """Of the logarithm; those of large sizes apart."""
@@ -99,7 +97,7 @@ def series(data: Path) -> list[Series]:
     series = []
     for key, group in rows.groupby(["system", "collective", "n_gpus", "n_nodes"]):
         system, collective, gpus, nodes = key
-        if "pairwise" in system and nodes > 1:
+        if collective != "all_reduce" or ("pairwise" in system and nodes > 1):
             continue
         sizes = group["bytes"].to_numpy(dtype=float)
         edges = np.geomspace(sizes.min(), sizes.max() * 1.001, BINS)

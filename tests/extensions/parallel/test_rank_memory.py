@@ -45,14 +45,6 @@ def test_fsdp_keeps_less_with_more_ranks_and_ddp_as_much(trace):
     assert ddp[0].buckets == trace.parameter_bytes.sum()
 
 
-def test_views_spare_the_buckets_and_shared_states_the_states(trace):
-    needs = traced_needs(trace, BATCH, ADAM)
-    plain = rank_memory(needs, Parallelism(gpus=4))
-    assert rank_memory(needs, Parallelism(gpus=4, gradient_views=True)).buckets == 0
-    shared = rank_memory(needs, Parallelism(gpus=4, shard_states=True))
-    assert shared.states == plain.states / 4
-
-
 def test_parameters_that_stay_gathered_take_more_than_those_given_back(trace):
     needs = traced_needs(trace, BATCH, ADAM)
     given_back, stay = (

@@ -3,7 +3,7 @@
     time = (latency^p + (volume / bandwidth)^p)^(1/p)
 
 Volume is what each rank sends (Thakur, Rabenseifner and Gropp 2005): 2 (n - 1) / n of the bytes in
-an all-reduce, half of it in an all-gather or a reduce-scatter, all of it in a message. Latency
+an all-reduce, half of it in an all-gather or a reduce-scatter. Latency
 grows with the depth of a tree, log2 n, which NCCL takes for little data; large data goes around
 rings, one for each network card, whose slowest link counts. Between nodes the time within each
 comes on top.
@@ -54,15 +54,6 @@ class Group:
         """Sums a tensor of so many bytes; each rank gets its share of the sum."""
         is_gloo = self.node.inner.kind is LinkKind.HOST  # which sums all of it on every rank
         return self._ring(2.0 if is_gloo else 1.0, size_bytes)
-
-    def send_ms(self, size_bytes: float) -> float:
-        """A message from one rank to the next; to another node, where there are several."""
-        if self.ranks == 1 or size_bytes <= 0:
-            return 0.0
-        link = self.node.network if self.nodes > 1 else self.node.inner
-        rail_gbs = link.gbs / (self.node.rails if self.nodes > 1 else 1)
-        rate = rail_gbs * link.message_efficiency * _GBS
-        return link.message_latency_us * _US + size_bytes / rate
 
     def _ring(self, passes: float, size_bytes: float) -> float:
         ranks = self.ranks

@@ -1,7 +1,7 @@
 """A link as the collectives that were timed on it say: its constants, fitted.
 
 The constants of the link's kind are where the fit begins, and what it keeps to where collectives
-say nothing: messages, and what a doubled number of ranks adds where there was one number only.
+say nothing: what a doubled number of ranks adds where there was one number only.
 """
 
 from __future__ import annotations

@@ -52,10 +52,6 @@ class Link:
     """Share of `gbs` that large collectives reach."""
     sharpness: float
     """How suddenly latency gives way to bandwidth: 1 is their sum, below 1 a longer transition."""
-    message_latency_us: float
-    """Of sending next to nothing to one rank."""
-    message_efficiency: float
-    """Share of `gbs` that large messages reach."""
     pair_share: float = 1.0
     """Of the bandwidth, where there are two nodes only: all sockets end at the same host."""
     spread: float = 0.3
@@ -63,10 +59,10 @@ class Link:
     source: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("gbs", "efficiency", "sharpness", "message_efficiency", "pair_share"):
+        for name in ("gbs", "efficiency", "sharpness", "pair_share"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} of a link is {getattr(self, name)}; it must be above 0")
-        for name in ("latency_us", "hop_us", "message_latency_us", "spread"):
+        for name in ("latency_us", "hop_us", "spread"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} of a link is {getattr(self, name)}; it must be 0 or more")
 
@@ -100,7 +96,6 @@ class Node:
                 gbs=link.gbs / factor,
                 latency_us=link.latency_us * factor,
                 hop_us=link.hop_us * factor,
-                message_latency_us=link.message_latency_us * factor,
             )
 
         return replace(self, inner=slowed(self.inner), network=slowed(self.network))

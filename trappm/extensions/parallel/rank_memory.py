@@ -1,10 +1,8 @@
 """What one of many ranks keeps in its GPU's memory: the tensors of a step, and who has which part.
 
-    DDP    all parameters, gradients and states; buckets beside the gradients unless these are views
+    DDP    all parameters, gradients and states; buckets in addition to the gradients
     FSDP   1/n of all three; two blocks gathered (the current and the next), their gradients whole
     TP     1/t of blocks; a block's inputs and norms whole (Korthikanti et al. 2022)
-    PP     1/p of blocks, with the activations of as many passes as are under way: p at the first
-           stage, which has all that is outside of blocks as well
 
 NCCL's own buffers are not counted: no label tells them apart.
 """
@@ -78,28 +76,21 @@ class RankMemory:
 
 
 def rank_memory(needs: MemoryNeeds, parallelism: Parallelism) -> RankMemory:
-    """What the fullest rank keeps; the first stage, where there are several."""
-    replicas = parallelism.data_parallel
-    parts = 1 / _own_share(needs, parallelism)
+    """Return the memory of the fullest rank."""
+    replicas, tensor = parallelism.data_parallel, parallelism.tensor_parallel
     is_fsdp = parallelism.strategy is Strategy.FSDP and replicas > 1
-    shards = parts * (replicas if is_fsdp else 1)
-    state_shards = parts * (replicas if is_fsdp or parallelism.shard_states else 1)
-    activations = needs.activations * activation_share(parallelism, needs.divided)
-    keeps = parallelism.accumulation > 1 or (
-        parallelism.gradient_views and replicas > 1 and not is_fsdp
-    )
+    shards = tensor * (replicas if is_fsdp else 1)
+    activations = needs.activations * (1 - needs.divided + needs.divided / tensor)
+    keeps = parallelism.accumulation > 1
     gradients = np.full_like(needs.gradients, needs.all_gradients) if keeps else needs.gradients
     gradients = gradients / shards
     peak = int((activations + gradients).argmax())
-    buckets = 0.0
-    if replicas > 1 and not is_fsdp and not parallelism.gradient_views:
-        buckets = needs.all_gradients / parts
     return RankMemory(
         parameters=needs.parameters / shards,
-        states=needs.states / state_shards,
+        states=needs.states / shards,
         gradients=float(gradients[peak]),
         gathered=_gathered(needs, parallelism) if is_fsdp else 0.0,
-        buckets=buckets,
+        buckets=needs.all_gradients / tensor if replicas > 1 and not is_fsdp else 0.0,
         activations=float(activations[peak]),
     )
 
@@ -128,26 +119,9 @@ def traced_needs(trace: StepTrace, batch_size: int, loop: TrainingLoop) -> Memor
     )
 
 
-def _own_share(needs: MemoryNeeds, parallelism: Parallelism) -> float:
-    """Of the model, what a rank of the first stage works on."""
-    whole = needs.root + sum(needs.blocks)
-    root = needs.root / whole if needs.blocks else 0.0
-    return ((1 - root) / parallelism.pipeline_parallel + root) / parallelism.tensor_parallel
-
-
-def activation_share(
-    parallelism: Parallelism, divided: float = DIVIDED_BY_TENSOR_PARALLEL
-) -> float:
-    """Of one GPU's activations, what the first stage's ranks have."""
-    tensor, stages = parallelism.tensor_parallel, parallelism.pipeline_parallel
-    under_way = min(stages, parallelism.accumulation)
-    return (1 - divided + divided / tensor) * under_way / stages
-
-
 def _gathered(needs: MemoryNeeds, parallelism: Parallelism) -> float:
     """What FSDP has whole at its peak: parameters of blocks and the root, gradients of blocks."""
     blocks = list(needs.blocks) or [needs.all_gradients]
-    blocks = blocks[: max(len(blocks) // parallelism.pipeline_parallel, 1)]
     largest = max(blocks)
     held = min(GATHERED_BLOCKS * largest, sum(blocks)) if parallelism.reshard else sum(blocks)
     reduced = min(REDUCED_BLOCKS * largest, sum(blocks))

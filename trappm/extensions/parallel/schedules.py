@@ -6,8 +6,7 @@
     TP     forward, sum, forward, sum, ... within each block
 
 Ranks are not equally fast in every step: data, clocks and hosts differ, and all wait for the
-slowest. One link does one thing at a time. A stage of a pipeline waits for the others at the
-beginning and the end of a step: the bubble (Huang et al. 2019).
+slowest. One link does one thing at a time.
 """
 
 from __future__ import annotations
@@ -42,16 +41,13 @@ class StepSchedule:
     """What a rank computes; the rest of the step it waits."""
     communication_ms: float
     """All collectives of a rank, hidden ones as well."""
-    bubble_ms: float = 0.0
-    """Waiting for other stages of the pipeline."""
     waiting_ms: float = 0.0
     """For the slowest rank, beyond what collectives have the others wait for anyway."""
 
     @property
     def exposed_ms(self) -> float:
         """Waiting for collectives."""
-        own_ms = self.compute_ms + self.bubble_ms + self.waiting_ms
-        return max(self.step_ms - own_ms, 0.0)
+        return max(self.step_ms - (self.compute_ms + self.waiting_ms), 0.0)
 
 
 def schedule(work: StepWork, parallelism: Parallelism, node: Node) -> StepSchedule:
@@ -61,14 +57,8 @@ def schedule(work: StepWork, parallelism: Parallelism, node: Node) -> StepSchedu
         InputError: the model cannot be shared so.
     """
     own, sums_ms = _of_a_rank(work, parallelism, node)
-    stages, passes = parallelism.pipeline_parallel, parallelism.accumulation
+    passes = parallelism.accumulation
     compute_ms = passes * (own.forward_ms + own.backward_ms) + own.update_ms + own.fixed_ms
-    bubble_ms = (stages - 1) * (own.forward_ms + own.backward_ms)
-    sends_ms = 0.0
-    if stages > 1:
-        # Stages lie as far apart as they can: on other nodes, where there are several.
-        line = Group(node=node, gpus=1 if parallelism.nodes > 1 else 2, nodes=parallelism.nodes)
-        sends_ms = 2 * (passes + stages - 1) * line.send_ms(work.boundary_bytes)
     within, across = parallelism.data_group
     group = Group(node=node, gpus=within, nodes=across, sharing=parallelism.tensor_parallel)
     if parallelism.data_parallel == 1:
@@ -77,8 +67,7 @@ def schedule(work: StepWork, parallelism: Parallelism, node: Node) -> StepSchedu
         synced = _fsdp(own, group, passes, reshard=parallelism.reshard)
     else:
         synced = _ddp(own, group, passes, parallelism.bucket_mib)
-    all_sums_ms = (passes + stages - 1) * sums_ms
-    end_ms = synced.end_ms + all_sums_ms + sends_ms
+    end_ms = synced.end_ms + passes * sums_ms
     # Who waits for a link anyway does not wait for others as well. Where labels say what sharding
     # costs (`contention`), waiting is among it.
     known = parallelism.strategy is Strategy.FSDP and work.contention
@@ -86,10 +75,9 @@ def schedule(work: StepWork, parallelism: Parallelism, node: Node) -> StepSchedu
     slowest_ms = scatter * expected_most(parallelism.data_parallel) * compute_ms
     waiting_ms = max(slowest_ms - (end_ms - compute_ms), 0.0)
     return StepSchedule(
-        step_ms=end_ms + waiting_ms + bubble_ms,
+        step_ms=end_ms + waiting_ms,
         compute_ms=compute_ms,
-        communication_ms=synced.communication_ms + passes * sums_ms + sends_ms,
-        bubble_ms=bubble_ms,
+        communication_ms=synced.communication_ms + passes * sums_ms,
         waiting_ms=waiting_ms,
     )
 
@@ -125,27 +113,24 @@ class _Timeline:
 
 def _of_a_rank(work: StepWork, parallelism: Parallelism, node: Node) -> tuple[StepWork, float]:
     """What one rank computes of a pass, and what it waits for sums of blocks' results in it."""
-    tensor, stages = parallelism.tensor_parallel, parallelism.pipeline_parallel
-    blocks = len(work.blocks_bytes)
-    if tensor * stages > 1 and not work.boundary_bytes:
+    tensor = parallelism.tensor_parallel
+    if tensor > 1 and not work.boundary_bytes:
         raise InputError(
-            f"strategy {'tp' if tensor > 1 else 'pp'} needs a model of equal blocks of linear "
-            "layers, which this is not; take ddp or fsdp"
+            "strategy tp needs a model of equal blocks of linear layers, which this is not; take "
+            "ddp or fsdp"
         )
     if work.heads % tensor:
         raise InputError(
             f"tensor parallel over {tensor} GPUs does not divide the {work.heads} heads of "
             "attention; take a divisor of them"
         )
-    if stages > 1 and blocks % stages:
-        raise InputError(f"{stages} stages do not divide {blocks} blocks; take a divisor of them")
-    share = (work.divisible / tensor + 1 - work.divisible) / stages
-    update_ms, copies_ms = work.update_ms / (tensor * stages), 0.0
+    share = work.divisible / tensor + 1 - work.divisible
+    update_ms, copies_ms = work.update_ms / tensor, 0.0
     if parallelism.strategy is Strategy.FSDP and parallelism.data_parallel > 1:
         saved_ms = update_ms * (1 - 1 / parallelism.data_parallel)
         update_ms -= saved_ms
         if not work.contention:  # else labels say what sharding costs, copies among it
-            copied_ms = work.copy_ms * work.gathered_share / (tensor * stages)
+            copied_ms = work.copy_ms * work.gathered_share / tensor
             copies_ms = max(_copies(parallelism) * copied_ms, saved_ms)
     own = replace(
         work,
@@ -154,14 +139,13 @@ def _of_a_rank(work: StepWork, parallelism: Parallelism, node: Node) -> tuple[St
         update_ms=update_ms,
         fixed_ms=work.fixed_ms + copies_ms,
         gradients=tuple(
-            Gradient(gradient.size_bytes / (tensor * stages), gradient.ready)
-            for gradient in work.gradients
+            Gradient(gradient.size_bytes / tensor, gradient.ready) for gradient in work.gradients
         ),
-        blocks_bytes=tuple(size / tensor for size in work.blocks_bytes[: blocks // stages]),
+        blocks_bytes=tuple(size / tensor for size in work.blocks_bytes),
         root_bytes=work.root_bytes / tensor,
     )
     summing = Group(node=node, gpus=tensor)
-    sums = 2 * SUMS_PER_PASS * blocks / stages
+    sums = 2 * SUMS_PER_PASS * len(work.blocks_bytes)
     return own, sums * summing.all_reduce_ms(work.boundary_bytes)
 
 

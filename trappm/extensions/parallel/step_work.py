@@ -54,7 +54,7 @@ class StepWork:
     root_bytes: float = 0.0
     """Parameters outside of blocks, which FSDP gathers once a step."""
     boundary_bytes: float = 0.0
-    """A block's result: what tensor-parallel ranks sum, and stages of a pipeline send."""
+    """Size of a block's result, which tensor-parallel ranks sum."""
     gathered_share: float = 1.0
     """Bytes that FSDP gathers and reduces for each of a parameter: half in 16 bits."""
     divisible: float = 0.0

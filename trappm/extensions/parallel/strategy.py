@@ -1,8 +1,8 @@
 """How the GPUs of a training share its work.
 
 GPUs are counted by node: `gpus` of each of `nodes`. Ranks of one tensor-parallel group lie side by
-side within a node, then come data-parallel groups, then stages of a pipeline, as Megatron-LM and
-PyTorch's device meshes place them.
+side within a node, then come data-parallel groups, as Megatron-LM and PyTorch's device meshes place
+them.
 """
 
 from __future__ import annotations
@@ -43,20 +43,14 @@ class Parallelism:
     nodes: int = 1
     tensor_parallel: int = 1
     """GPUs that share each product; with strategy `tp` by default those of a node."""
-    pipeline_parallel: int = 1
-    """Stages of the model's blocks."""
     accumulation: int = 1
     """Forward and backward passes (micro-batches) before each optimizer step."""
     reshard: bool = True
     """With FSDP: whether parameters are given back after the forward pass."""
-    shard_states: bool = False
-    """With DDP: whether each rank keeps its share of optimizer states only (ZeRO's first stage)."""
-    gradient_views: bool = False
-    """With DDP: whether gradients are views of the buckets (`gradient_as_bucket_view`)."""
     bucket_mib: float = BUCKET_MIB
 
     def __post_init__(self) -> None:
-        for name in ("gpus", "nodes", "tensor_parallel", "pipeline_parallel", "accumulation"):
+        for name in ("gpus", "nodes", "tensor_parallel", "accumulation"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"{name} is {value!r}; it must be a whole number, 1 or more")
@@ -69,11 +63,6 @@ class Parallelism:
                 f"tensor parallel over {self.tensor_parallel} GPUs does not divide the {self.gpus} "
                 "GPUs of a node; take a divisor of them"
             )
-        if self.ranks % (self.tensor_parallel * self.pipeline_parallel):
-            raise InputError(
-                f"{self.pipeline_parallel} stages of {self.tensor_parallel} GPUs do not divide "
-                f"{self.ranks} GPUs; take sizes whose product does"
-            )
 
     @property
     def ranks(self) -> int:
@@ -82,7 +71,7 @@ class Parallelism:
     @property
     def data_parallel(self) -> int:
         """Replicas, each with samples of its own."""
-        return self.ranks // (self.tensor_parallel * self.pipeline_parallel)
+        return self.ranks // self.tensor_parallel
 
     @property
     def data_group(self) -> tuple[int, int]:
