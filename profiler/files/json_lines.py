@@ -1,7 +1,7 @@
-"""A file of JSON lines that only grows: one record a line, on the disk before anybody goes on.
+"""An append-only file of JSON lines; each record is on the disk before `append` returns.
 
-One process at a time writes to a file. A line that was torn when its writer was killed is cut off
-when the file is opened again; a line that cannot be written whole is not written at all.
+One process at a time writes to a file. An incomplete last line, of a writer that was killed, is
+removed when the file is opened again.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ Record = TypeVar("Record", bound=_Record)
 
 
 class JsonLines(Generic[Record]):
-    """Records of one kind, such as `Measurement`; `earlier` has those that were there already.
+    """File of records of one class, such as `Measurement`; `earlier` holds the existing ones.
 
     Raises:
-        InputError: the file cannot be opened, somebody else writes to it, or a line of it is no
-            such record.
+        InputError: The file cannot be opened, is locked by another writer, or has an invalid line.
     """
 
     def __init__(self, path: Path, kind: type[Record]) -> None:
@@ -74,10 +73,10 @@ class JsonLines(Generic[Record]):
         os.close(self._descriptor)
 
     def append(self, record: Record) -> None:
-        """Puts a record on the disk; when it cannot, the file is as it was before.
+        """Write a record to the disk, or leave the file as it was.
 
         Raises:
-            TrappmError: the disk is full, or failed.
+            TrappmError: The disk is full, or failed.
         """
         data = json.dumps(record.to_dict()).encode() + b"\n"
         size = os.fstat(self._descriptor).st_size
@@ -113,6 +112,6 @@ class JsonLines(Generic[Record]):
                 yield record
 
     def _is_torn(self, line: bytes) -> bool:
-        """Whether this is the beginning of a line of ours, and not somebody's unfinished file."""
+        """Return whether a line is the beginning of one of our records."""
         begin = f'{{"{dataclasses.fields(self._kind)[0].name}": '.encode()
         return not line.endswith(b"\n") and line[: len(begin)] == begin[: len(line)]

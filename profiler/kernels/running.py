@@ -1,7 +1,4 @@
-"""Runs kernel calls: one function makes the tensors of a call, on a device or on the meta device.
-
-What is timed and what is traced is the same function, so both are of the same kernels.
-"""
+"""Runs kernel calls on a device, or on the meta device to trace the same kernels."""
 
 from __future__ import annotations
 
@@ -33,17 +30,17 @@ _OTHER_LAYOUT = {
 }
 _LEARNING_RATE = 1e-6
 _DRAWN = 1 << 16
-"""So many random numbers are drawn, and repeated: zeros would cost less power, new numbers time."""
+"""Number of random numbers, which are repeated: zeros would draw less power."""
 
 Run = Callable[[], Any]
 
 
 class PreparedCall:
-    """The tensors of a call on a device, and what runs it.
+    """The tensors of a call on a device, and a function that runs it.
 
     Args:
-        call: what is run.
-        device: where its tensors are made; on the meta device nothing is.
+        call: Call to run.
+        device: Device of its tensors.
     """
 
     def __init__(self, call: KernelCall, device: torch.device) -> None:
@@ -59,10 +56,10 @@ class PreparedCall:
         self._forward = self._made()
 
     def run(self) -> Run:
-        """What runs the call once; a backward pass has its forward pass behind it.
+        """Return a function that runs the call once; a backward pass has its forward pass done.
 
         Raises:
-            RuntimeError: whatever torch raises, out of memory included.
+            RuntimeError: Any error of torch, including missing memory.
         """
         if self._call.direction is Direction.FORWARD:
             return partial(_without_gradients, self._forward)
@@ -76,7 +73,7 @@ class PreparedCall:
         )
 
     def _wanted(self) -> list[Tensor]:
-        """The tensors whose gradients the call is of."""
+        """Return the tensors whose gradients the call computes."""
         if self._call.direction is Direction.DATA_GRADIENT:
             return self._inputs
         if self._call.direction is Direction.WEIGHT_GRADIENT:
@@ -225,7 +222,7 @@ class PreparedCall:
     def _filled(
         self, shape: tuple[int, ...], like: Tensor | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """A tensor of normal random numbers; of the layout and type of another one."""
+        """Return a tensor of normal random numbers, with layout and type of `like`."""
         if like is None:
             tensor = torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
         else:
@@ -285,7 +282,7 @@ _OF_TWO = {Operator.ADD, Operator.MULTIPLY, Operator.DIVIDE, Operator.POWER}
 
 @contextlib.contextmanager
 def tf32_allowed(allowed: bool) -> Iterator[None]:
-    """Within, products of fp32 tensors may be computed in TF32 or not, whatever PyTorch has it."""
+    """Allow or forbid TF32 for products of fp32 tensors within the block."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.allow_tf32, matmul.allow_tf32
     cudnn.allow_tf32 = matmul.allow_tf32 = allowed

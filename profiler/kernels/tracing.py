@@ -1,4 +1,4 @@
-"""The kernels that a call amounts to, as the recorder of whole steps sees them."""
+"""The kernels of a call, by the recorder of whole steps."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _PRECISIONS = {
 
 
 def kernel_profile_of(call: KernelCall) -> KernelProfile:
-    """The kernels of a call for every batch size; `at(call.batch_size)` has those of the call.
+    """Return the kernels of a call for every batch size.
 
-    Both phases have the same ones: those of the call's direction. An optimizer's step has none, but
-    parameters; whoever simulates a step knows what an optimizer does with them.
+    Both phases have the kernels of the call's direction. An optimizer's step has only parameters,
+    from which simulations derive its kernels.
 
     Raises:
-        TrappmError: a size is beyond what a kernel can have.
+        TrappmError: A size is too large for a kernel.
     """
     optimizer = call.optimizer
     if optimizer is not None:
@@ -57,7 +57,7 @@ def _table(first: KernelLog, second: KernelLog) -> KernelTable:
 
 
 def _recorded(call: KernelCall) -> KernelLog:
-    """The call run on the meta device, with the kernels of the forward pass where it needs one."""
+    """Run the call on the meta device, with the forward pass if it needs one."""
     kernels = KernelLog()
     functions = GpuFunctions(kernels)
     prepared = PreparedCall(call, torch.device("meta"))

@@ -1,4 +1,4 @@
-"""When enough steps have been timed, and what follows from the samples. Needs no torch."""
+"""How many steps to time, and the summary of their times. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,29 +13,32 @@ from trappm.profiler.records import Protocol, StepSummary
 from trappm.profiler.steps.meter import StepTime
 
 _CHUNK = 4
-"""Steps between two looks at the noise, at least: a look is a synchronisation on a GPU."""
+"""Smallest number of steps between two checks: a check is a synchronization on a GPU."""
 
 _TRUSTED_HALF = 32
-"""Of 64 independent normal samples, 3 % do not lower the error of their first half; of 16, 22 %."""
+"""Half of the number of samples from which `has_stopped_falling` is reliable.
+
+Of 64 independent normal samples, 3 % do not lower the error of their first half; of 16, 22 %.
+"""
 
 
 _PATIENCE = 2.0
-"""Clean steps are waited for this many times longer than the protocol's `max_seconds`."""
+"""Time to wait for undisturbed steps, as a multiple of `max_seconds`."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Times of the steps that count, without the time that they lost to other programs."""
+    """Times of the accepted steps, without the time lost to other programs."""
 
     times_ms: tuple[float, ...]
     rejected: int = 0
-    """Number of other steps, which lost too much of their time."""
+    """Number of steps that lost too much of their time."""
     lost_share: float = 0.0
-    """Largest share of its wall time that one of the steps that count lost."""
+    """Largest share of its wall time that an accepted step lost."""
 
 
 def sample(time_steps: Callable[[int], list[float]], protocol: Protocol) -> tuple[float, ...]:
-    """Step times in milliseconds, until the protocol's rules are satisfied."""
+    """Return step times in milliseconds, until the protocol's rules are satisfied."""
     return sample_clean(lambda n: [StepTime(ms) for ms in time_steps(n)], protocol).times_ms
 
 
@@ -44,15 +47,15 @@ def sample_clean(
     protocol: Protocol,
     clock: Callable[[], float] = time.monotonic,
 ) -> Samples:
-    """Time steps until enough of them are clean and the protocol's rules are satisfied.
+    """Time steps until enough of them are undisturbed and the protocol's rules are satisfied.
 
-    A step is clean if it lost at most the protocol's `unstable_lost_share` of its time. If the time
-    is up before there are `min_steps` clean ones, those that lost the smallest shares count.
+    A step is undisturbed if it lost at most the protocol's `unstable_lost_share` of its time. If
+    the time is up before there are `min_steps` of them, those with the smallest losses count.
 
     Args:
         time_steps: Runs this number of steps.
         protocol: Number of steps, time and precision.
-        clock: Seconds that never go backwards.
+        clock: Monotonic seconds.
     """
     begin = clock()
     steps = time_steps(protocol.min_steps)
@@ -85,10 +88,10 @@ def sample_clean(
 
 
 def relative_error(samples_ms: Sequence[float]) -> float:
-    """Standard error of the median, relative to it; infinite for fewer than two samples.
+    """Return the relative standard error of the median; infinite for fewer than two samples.
 
-    For n normal samples it is 1.2533 sigma / sqrt(n); sigma is taken from the interquartile range,
-    which one slow step does not move.
+    For n normal samples it is 1.2533 sigma / sqrt(n); sigma comes from the interquartile range,
+    which is robust to slow steps.
     """
     if len(samples_ms) < 2:
         return math.inf
@@ -97,10 +100,10 @@ def relative_error(samples_ms: Sequence[float]) -> float:
 
 
 def has_stopped_falling(samples_ms: Sequence[float]) -> bool:
-    """Whether twice as many samples have not lowered the relative error of the median.
+    """Return whether twice as many samples have not lowered the median's relative error.
 
-    Independent samples lower it by 1 / sqrt(2) for each doubling. Where it stays, the samples hang
-    together (a drift, a clock that changes), and more of them would not make the median better.
+    Independent samples lower it by 1 / sqrt(2) per doubling. Where it stays, samples are correlated
+    (a drift, a changing clock), and more of them do not help.
     """
     half = len(samples_ms) // 2
     return half >= _TRUSTED_HALF and relative_error(samples_ms) >= relative_error(samples_ms[:half])
@@ -109,11 +112,11 @@ def has_stopped_falling(samples_ms: Sequence[float]) -> bool:
 def summarize(
     samples_ms: tuple[float, ...], parts_ms: Sequence[Sequence[float]] = ()
 ) -> StepSummary:
-    """Median, mean, interquartile range and 95th percentile of the samples.
+    """Return median, mean, interquartile range and 95th percentile of the samples.
 
     Args:
-        parts_ms: of a few other steps: forward, backward, optimizer (n, 3). The median of each
-            gives the shares; none, no shares.
+        samples_ms: Step times.
+        parts_ms: Forward, backward and optimizer of a few other steps (n, 3); none, no shares.
     """
     low, median, high, p95 = (float(q) for q in np.percentile(samples_ms, (25, 50, 75, 95)))
     shares: list[float | None] = [None, None, None]

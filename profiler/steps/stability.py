@@ -1,6 +1,6 @@
-"""The result of a run, and whether it can be trusted, by what was observed while it went on.
+"""The result of a run, and whether it can be trusted.
 
-A run that fails here ends as `unstable`: its samples are kept, and it never becomes a label.
+An untrusted run ends as `unstable`: its samples are kept, and it never becomes a label.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ DRIFT = "drift"
 """First word of the reason that the two halves differed."""
 
 _CONTENDED_SHARE = 0.05
-"""Noise and drift are caused by other programs if these used more than this share of the cores."""
+"""Noise and drift count as contention if other programs used a larger share of the cores."""
 
 _MOST_LOST_SHARE = 0.5
-"""A step that lost more than this share does not count, since the loss is an estimate."""
+"""A step that lost more does not count, since the loss is an estimate."""
 
 _DRIFT_SHARE = 0.5
-"""Drift between the two halves may reach this share of the bound on the interquartile range."""
+"""Largest drift between the two halves, as a share of the bound on the interquartile range."""
 
 
 def judge(run: StepRun, protocol: Protocol) -> Findings:
-    """What a finished run of the protocol found: `ok`, or `unstable` with the reasons."""
+    """Return the findings of a run: `ok`, or `unstable` with the reasons."""
     reasons = unstable_reasons(run.samples_ms, run.window, protocol, run.lost_step_share)
     window, memory = run.window, run.memory
     missing = {**memory.missing, **window.missing}

@@ -1,7 +1,4 @@
-"""Readings of a GPU's sensors while steps run: a thread takes them ten times a second.
-
-The thread gives Python's lock away while NVML answers, so the steps hardly notice it.
-"""
+"""Readings of a GPU's sensors while steps run, ten times a second in a thread."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import numpy as np
 from trappm.profiler.devices.gpu.nvml import Answer, Gpu
 
 PERIOD_S = 0.1
-"""NVML refreshes its energy counter about as often, and its utilisation less often."""
+"""NVML refreshes its energy counter about as often, and its utilization less often."""
 
 # Numbers of NVML's interface (nvml.h).
 _CLOCK_SM, _CLOCK_MEMORY, _TEMPERATURE_GPU = 1, 2, 0
@@ -53,16 +50,16 @@ _SENSORS: Mapping[str, tuple[Callable[[Gpu], Answer], Callable[[Any], Any]]] = {
         lambda processes: {process.pid for process in processes},
     ),
 }
-"""For each sensor how NVML is asked, and what to make of the answer."""
+"""Query and conversion of each sensor."""
 
 _RANGES = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c")
 
 
 class GpuWatch:
-    """Asks a GPU's sensors in a thread, from creation until `stop`.
+    """Reads a GPU's sensors in a thread, from creation until `stop`.
 
-    A sensor that does not answer is not asked again. If it has answered before, the GPU or its
-    driver failed in mid-window, and `failure` says how.
+    A sensor without a result is not read again. If it had results before, the GPU or its driver
+    failed during the window: `failure` has the reason.
     """
 
     def __init__(self, gpu: Gpu, period_s: float = PERIOD_S) -> None:
@@ -70,7 +67,7 @@ class GpuWatch:
         self._period_s = period_s
         self._sensors = dict(_SENSORS)
         self.power_is_instant = gpu.power_instant_mw().value is not None
-        """Whether the polled power is that of the moment, and not the mean of a while before."""
+        """Whether the polled power is instantaneous, not a mean."""
         if self.power_is_instant:
             self._sensors["power_w"] = Gpu.power_instant_mw, _SENSORS["power_w"][1]
         self._seen: dict[str, list[Any]] = {name: [] for name in _SENSORS}
@@ -82,14 +79,14 @@ class GpuWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread, with a last look at the sensors."""
+        """End the thread with a last reading."""
         self._end.set()
         self._thread.join()
         self._ask()
 
     @property
     def mean_power_w(self) -> float | None:
-        """The mean of the polled power; None where the GPU does not tell."""
+        """Mean of the polled power; None if unavailable."""
         looks_w = self._seen["power_w"]
         # At the first and the last look the GPU may wait for us.
         return float(np.mean(looks_w[1:-1] or looks_w)) if looks_w else None
@@ -106,16 +103,16 @@ class GpuWatch:
         )
 
     def slowdowns(self) -> list[str]:
-        """What slowed the GPU down at any look, but for the usual."""
+        """Return the unusual reasons for lower clocks in any reading."""
         return [what for bit, what in _REASONS.items() if self._reasons() & bit & _SPOILING]
 
     def processes(self) -> set[int] | None:
-        """Ids of the processes that used the GPU at any look; None where NVML does not tell."""
+        """Return the ids of all processes seen on the GPU; None if unavailable."""
         seen = self._seen["processes"]
         return set().union(*seen) if seen else None
 
     def facts(self) -> dict[str, Any]:
-        """For the environment record; None for what is missing."""
+        """Return facts for the environment; None for missing ones."""
         facts: dict[str, Any] = {name: _range(self._seen[name]) for name in _RANGES}
         gpu, memory = np.mean(self._seen["utilization"] or [(np.nan, np.nan)], axis=0).tolist()
         has_utilization = bool(self._seen["utilization"])
