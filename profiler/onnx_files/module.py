@@ -37,6 +37,7 @@ MAX_TRAINED_OPERATIONS = 12_000
 _MAX_INPUTS = 1000
 """Tensors that one operator of PyTorch takes."""
 
+
 @dataclass(frozen=True, eq=False)
 class _Program:
     """Operations in order; immutable, so that copies of a module share it."""
