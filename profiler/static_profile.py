@@ -58,7 +58,7 @@ def graph_template(
 
     Raises:
         UnknownArchitectureError, InputError: As `profiler.models.zoo.create_model`, or a wrong
-        input size.
+            input size.
         UnsupportedModelError: No graph can be made of the model.
     """
     tracer = _tracer(model, input_size, batch_sizes=_traced(batch_size))

@@ -206,7 +206,7 @@ def card_name(device: str, environments: Iterable[Mapping[str, object]]) -> str:
     Args:
         device: The key.
         environments: Environments of measurements with this key (`device_name`,
-        `device_memory_mib`).
+            `device_memory_mib`).
     """
     names = set()
     for environment in environments:

@@ -9,24 +9,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from trappm.profiler.graphs.operator_table import TABLE
 from trappm.profiler.records import SHAPE_LENGTH, Graph
 
 OPERATORS: tuple[str, ...] = (
-    "Abs", "Add", "And", "ArgMax", "ArgMin", "Attention", "AveragePool", "BatchNormalization",
-    "Cast", "Ceil", "Celu", "Clip", "Compress", "Concat", "ConstantOfShape", "Conv",
-    "ConvTranspose", "Cos", "CumSum", "DepthToSpace", "DequantizeLinear", "Div", "Dropout",
-    "Einsum", "Elu", "Equal", "Erf", "Exp", "Expand", "Flatten", "Floor", "GRU", "Gather",
-    "GatherElements", "GatherND", "Gelu", "Gemm", "GlobalAveragePool", "GlobalMaxPool", "Greater",
-    "GridSample", "GroupNormalization", "HardSigmoid", "HardSwish", "InstanceNormalization", "LRN",
-    "LSTM", "LayerNormalization", "LeakyRelu", "Less", "Log", "LogSoftmax", "LpNormalization",
-    "MatMul", "Max", "MaxPool", "Min", "Mish", "Mod", "Mul", "Neg", "Not", "OneHot", "PRelu",
-    "Pad", "Pow", "QuantizeLinear", "RMSNormalization", "Reciprocal", "ReduceL2", "ReduceMax",
-    "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Relu", "Reshape", "Resize", "Round",
-    "ScatterElements", "ScatterND", "Selu", "Sigmoid", "Sign", "Sin", "Slice", "Softmax",
-    "Softplus", "Split", "Sqrt", "Squeeze", "Sub", "Swish", "Tanh", "Transpose", "Unsqueeze",
-    "Where", "Other",
-)  # fmt: skip
-"""ONNX operators of the one-hot; the last is for all others."""
+    *(row.operator for row in TABLE.values() if row.is_feature),
+    "Other",
+)
+"""ONNX operators of the one-hot in the table's order; the last is for all others."""
 
 NODE_FEATURES = len(OPERATORS) + 2 * SHAPE_LENGTH + 3
 """113: operator, input shape, output shape, MACs, parameters, memory."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.graphs.operator_table import TABLE, operators_of
 from trappm.profiler.records import SHAPE_LENGTH, Graph, IntArray
 
 # Linear algebra is counted exactly as FlopCounterMode counts it (half its flops; the addition of a
@@ -20,38 +21,13 @@ Shape = tuple[int, ...]
 Attributes = Mapping[str, Any]
 _Rule = Callable[[Attributes, Sequence[Shape], Sequence[Shape]], int]
 
-MOVES = frozenset(
-    {"BitCast", "Cast", "CastLike", "CenterCropPad", "Compress", "Concat", "ConstantOfShape",
-     "DepthToSpace", "Dropout", "Expand", "Flatten", "Gather", "GatherElements", "GatherND",
-     "Identity", "Pad", "Reshape", "ReverseSequence", "ScatterElements", "ScatterND", "Slice",
-     "SpaceToDepth", "Split", "Squeeze", "TensorScatter", "Tile", "Transpose", "Trilu",
-     "Unsqueeze"}
-)  # fmt: skip
+MOVES = operators_of("move", "view")
 """Operators that move data and compute nothing (Dropout: as in inference)."""
-VIEWS = frozenset(
-    {"Constant", "Dropout", "Expand", "Flatten", "Identity", "Reshape", "Shape", "Slice", "Split",
-     "Squeeze", "Transpose", "Unsqueeze"}
-)  # fmt: skip
+VIEWS = operators_of("view", "constant")
 """Operators without a kernel in PyTorch."""
-CONVOLUTIONS = frozenset({"CausalConvWithState", "Conv", "ConvTranspose", "DeformConv"})
-PRODUCTS = frozenset(
-    {"Attention", "Einsum", "GRU", "Gemm", "LSTM", "LinearAttention", "MatMul", "RNN"}
-)
+CONVOLUTIONS = operators_of("convolution")
+PRODUCTS = operators_of("product")
 """Operators made of matrix products, except convolutions."""
-
-_PASSES = {
-    # mean, variance, normalise, scale and shift
-    "GroupNormalization": 4,
-    "InstanceNormalization": 4,
-    "LayerNormalization": 4,
-    "LpNormalization": 2,
-    "RMSNormalization": 3,
-    # times cosine, times sine, sum
-    "RotaryEmbedding": 3,
-    # maximum, exponential, sum, divide
-    "LogSoftmax": 4,
-    "Softmax": 4,
-}
 
 
 def node_macs(
@@ -72,7 +48,7 @@ def node_macs(
         return rule(attributes, inputs, outputs)
     if operator.startswith(("Arg", "Global", "Reduce")):
         return math.prod(inputs[0])
-    return math.prod(outputs[0]) * _PASSES.get(operator, 1)
+    return math.prod(outputs[0]) * (TABLE[operator].passes if operator in TABLE else 1)
 
 
 def _conv(_: Attributes, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
@@ -176,10 +152,7 @@ class Source(NamedTuple):
 
 IMAGE = -1
 
-COMMUTATIVE = frozenset(
-    ["Add", "And", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Equal", "Max", "Mean", "Min", "Mul",
-     "Or", "Sum", "Xor"]
-)  # fmt: skip
+COMMUTATIVE = frozenset(row.operator for row in TABLE.values() if row.is_commutative)
 """Operators for which `a, b` and `b, a` are the same."""
 
 
@@ -206,7 +179,8 @@ def node_signature(
     Raises:
         IndexError, KeyError, TypeError, ValueError: Attributes that do not fit the operator.
     """
-    names = _COUNTED.get(operator)
+    row = TABLE.get(operator)
+    names = None if row is None else row.attributes
     if names is None:
         pairs = sorted((name, _plain(value)) for name, value in attributes.items())
     else:
@@ -355,44 +329,6 @@ _FORMS: Mapping[str, _Form] = {
     "transB": _number("transB"),
 }
 
-_SHAPES_TELL = (
-    "Celu", "Col2Im", "CumSum", "DepthToSpace", "Dropout", "Expand", "Flatten", "GatherND",
-    "GridSample", "Mod", "Reshape", "Resize", "ScatterElements", "ScatterND", "Selu", "Slice",
-    "SpaceToDepth",
-    "Squeeze", "ThresholdedRelu", "Tile", "TopK", "Trilu", "Unsqueeze",
-)  # fmt: skip
-_REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
-
-_COUNTED: Mapping[str, Sequence[str]] = {
-    **dict.fromkeys(_SHAPES_TELL, ()),
-    **{f"Reduce{name}": ("axes",) for name in _REDUCTIONS},
-    **dict.fromkeys(
-        ["ArgMax", "ArgMin", "Concat", "Gather", "GatherElements", "LogSoftmax", "Softmax",
-         "Split"],
-        ("axis",),
-    ),
-    "AveragePool": ("count_include_pad", "kernel_shape", "pads", "strides"),
-    "BatchNormalization": ("epsilon",),
-    "Cast": ("to",),
-    "Conv": ("dilations", "group", "kernel_shape", "pads", "strides"),
-    "ConvTranspose": (
-        "dilations", "group", "kernel_shape", "output_padding", "pads", "strides",
-    ),
-    "Einsum": ("equation",),
-    "Elu": ("alpha",),
-    "Gemm": ("alpha", "beta", "transA", "transB"),
-    "HardSigmoid": ("alpha", "beta"),
-    "InstanceNormalization": ("epsilon",),
-    "LSTM": ("direction",),
-    "LayerNormalization": ("axis", "epsilon"),
-    "LeakyRelu": ("alpha",),
-    "MaxPool": ("dilations", "kernel_shape", "pads", "strides"),
-    "Pad": ("mode",),
-    "Transpose": ("perm",),
-}  # fmt: skip
-"""Attributes that count, for operators that traces of modules emit; for others all count."""
-
-
 BYTES_PER_ELEMENT = 4
 
 
@@ -419,7 +355,7 @@ def assemble(nodes: Sequence[Node], image_type: str, batch_size: int) -> Graph:
 
     Raises:
         UnsupportedModelError: Attributes or shapes that do not fit the operator, or sizes beyond 64
-        bits.
+            bits.
     """
     operators = tuple(node.operator for node in nodes)
     slots = dict(sorted(edge_slots(operators, (node.sources for node in nodes)).items()))

@@ -60,7 +60,7 @@ class Characteriser:
         lock_timeout_s: Longest wait for other measurements.
         kernel_timeout_s: Time after which one call is killed.
         run: Function of the child that prepares a call, as "module:name", instead of
-        `PreparedCall`.
+            `PreparedCall`.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Characteriser:
         Args:
             device_key: Such as `cpu-2t` or `a100`.
             calls: Calls to time; by default the device's catalogue, or the collectives of several
-            ranks.
+                ranks.
             seconds: Time for all of them; the rest ends as `timeout`.
             on_result: Called with each result.
 

@@ -174,8 +174,7 @@ class KernelCall:
 
     Raises:
         InputError: Wrong sizes, channels that the groups do not divide, or a type, direction,
-        layout or
-            TF32 that the operator does not have.
+            layout or TF32 that the operator does not have.
     """
 
     operator: Operator

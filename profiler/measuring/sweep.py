@@ -104,7 +104,7 @@ class Sweep:
 
         Raises:
             TrappmError: A result cannot be written, or the worker failed several times in
-            succession.
+                succession.
         """
         waiting = deque(c for c in self.configurations if not self._is_settled(c))
         begin, attempts, failures = time.monotonic(), 0, 0

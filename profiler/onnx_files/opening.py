@@ -242,8 +242,7 @@ def load_checked(path: Path) -> CheckedModel:
 
     Raises:
         ModelFileError: It is missing, unreadable, too large, or not valid ONNX, has external data
-        outside of
-            its folder, or no image-like input.
+            outside of its folder, or no image-like input.
         UnsupportedModelError: It has control flow or sparse weights.
     """
     model = _parse(path)

@@ -97,7 +97,7 @@ class Stored:
 
         Raises:
             ModelFileError: It is too large, or its external data is outside of the folder or
-            unreadable.
+                unreadable.
         """
         shape = tuple(tensor.dims)
         elements = check_size(self._path, name, shape)

@@ -90,8 +90,7 @@ def run_protocol(
     Raises:
         InputError: timm has no such architecture, or not for this input size.
         UnsupportedModelError: The model cannot be built or is not a classifier, or the device does
-        not
-            have this precision.
+            not have this precision.
         RuntimeError: Any error of torch, including missing memory.
     """
     enter("create")

@@ -1,9 +1,8 @@
 """Results of operators, on the meta device and where a GPU allocates something else.
 
 PyTorch finds the shape of many results in Python, in up to milliseconds. Networks repeat their
-layers, so results are cached by the shapes, strides and types of the arguments. Results of
-elementwise operators and products are derived directly. Normalizations allocate something else on a
-GPU.
+layers, so results are cached by the shapes, strides and types of the arguments. Normalizations
+allocate something else on a GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trappm.profiler.tracing.kernel_log import channels_last, tensors_of
+from trappm.profiler.tracing.kernel_log import tensors_of
 
 _ATEN = torch.ops.aten
 
@@ -104,27 +103,22 @@ MAX_CALLS = 50_000
 """Size of the cache, some 20 MiB; a large model has 2,000 different calls."""
 _KINDS: dict[Any, tuple[bool, list[_Kind | None]] | None] = {}
 """By operator and arguments; None where results share memory with other tensors."""
-_TYPES: dict[Any, torch.dtype] = {}
-"""Result type of an elementwise operator, by operator and arguments without their shapes."""
 
 
 def result_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the result of an operator on the meta device: `func(*args, **kwargs)`."""
     if not _is_new(func):
-        return args[0] if _is_only_written(func, args) else func(*args, **kwargs)
+        return func(*args, **kwargs)
     try:
         key = func, _key(args), _key(kwargs.items())
         known = _KINDS.get(key)
     except TypeError:
         return func(*args, **kwargs)
     if known is None:
-        output = _derived(func, args, kwargs)
-        if output is None:
-            output = func(*args, **kwargs)
+        output = func(*args, **kwargs)
         if key not in _KINDS:
             if len(_KINDS) >= MAX_CALLS:
                 _KINDS.clear()
-                _TYPES.clear()
             _KINDS[key] = _kinds_of(output, tensors_of((*args, *kwargs.values())))
         return output
     several, kinds = known
@@ -147,111 +141,12 @@ def _is_new(func: Any) -> bool:
     )
 
 
-def _is_only_written(func: Any, args: Sequence[Any]) -> bool:
-    """Return whether a call only writes to its first argument and returns it."""
-    if not _works_in_place(func):
-        return False
-    first, *others = (a for a in args if isinstance(a, Tensor))
-    # All else may be an error, which PyTorch shall raise.
-    return first.dtype.is_floating_point and all(
-        t.shape == first.shape and t.dtype == first.dtype for t in others
-    )
-
-
-@cache
-def _works_in_place(func: Any) -> bool:
-    schema = func._schema
-    written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    return _is_elementwise(func) and len(schema.returns) == 1 and written == schema.arguments[:1]
-
-
-@cache
-def _is_elementwise(func: Any) -> bool:
-    """Return whether the result has the broadcast shape of the arguments."""
-    name = str(func._schema.name).removeprefix("aten::").rstrip("_")
-    if any(a.name in ("memory_format", "out") for a in func._schema.arguments):
-        return False
-    return torch.Tag.pointwise in func.tags or name in _OF_THE_SAME_SHAPE
-
-
-_ROWS_AND_OTHERS = (
-    "hardswish hardswish_backward hardsigmoid_backward hardtanh_backward leaky_relu_backward "
-    "elu_backward softplus_backward mish_backward _softmax _softmax_backward_data _log_softmax "
-    "_log_softmax_backward_data roll"
-)
-_OF_THE_SAME_SHAPE = frozenset(_ROWS_AND_OTHERS.split())
-"""Operators that PyTorch does not tag as pointwise."""
-
-
-def _derived(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """Return the result if it follows from the arguments directly, else None.
-
-    PyTorch would need 0.2 to 6 ms, in Python.
-    """
-    tensors = [a for a in args if isinstance(a, Tensor)]
-    if func in _PRODUCTS and not kwargs:
-        return _product(tensors, _PRODUCTS[func])
-    if not (tensors and _is_elementwise(func)) or tensors_of(kwargs.values()):
-        return None
-    shape, layout = tensors[0].shape, torch.contiguous_format
-    if not all(t.stride() == _row_strides(t.shape) for t in tensors):
-        layout = torch.channels_last
-        alike = all(t.shape == shape and channels_last(t) for t in tensors)
-        if not alike or torch.Tag.pointwise not in func.tags:  # softmax writes rows
-            return None
-    elif not all(t.shape == shape for t in tensors):
-        shape = torch.broadcast_shapes(*(t.shape for t in tensors))  # type: ignore[no-untyped-call]
-        if not any(t.shape == shape for t in tensors):
-            return None
-    others = [(a.dim(), a.dtype) if isinstance(a, Tensor) else (type(a), str(a)) for a in args]
-    pattern = func, tuple(others), str(kwargs)
-    kind = _TYPES.get(pattern)
-    if kind is None:
-        output = func(*args, **kwargs)
-        if isinstance(output, Tensor):
-            _TYPES[pattern] = output.dtype
-        return output  # type: ignore[no-any-return]
-    return torch.empty(shape, dtype=kind, device="meta", memory_format=layout)
-
-
-def _row_strides(shape: torch.Size) -> tuple[int, ...]:
-    """Return the strides of a new tensor; contiguous ones may differ at axes of one element."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
-
-
-_PRODUCTS: Mapping[Any, int] = {
-    _ATEN.mm.default: 2,
-    _ATEN.bmm.default: 3,
-    _ATEN.addmm.default: 2,
-}
-"""Number of axes of their factors."""
-
-
-def _product(tensors: Sequence[Tensor], axes: int) -> Tensor | None:
-    """Return the (batched) matrix product, or None if the shapes are incompatible."""
-    *bias, left, right = tensors
-    if not left.dim() == right.dim() == axes:
-        return None
-    fits = left.shape[:-2] == right.shape[:-2] and left.shape[-1] == right.shape[-2]
-    rows = (right.shape[-1],)
-    if not fits or left.dtype != right.dtype:
-        return None
-    if any(b.shape != rows or b.dtype != left.dtype for b in bias):
-        return None
-    return new(left, *left.shape[:-1], *rows)
-
-
 def _key(values: Any) -> tuple[Any, ...]:
     """Return a key that is equal for calls with equal results.
 
     Raises:
         TypeError: A tensor that shape, strides and type do not describe: without axes (whose type
-        may
-            count less in promotion), sparse or complex.
+            may count less in promotion), sparse or complex.
     """
     parts: list[Any] = []
     for value in values:

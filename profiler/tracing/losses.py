@@ -33,8 +33,7 @@ def loss_of(loss: object, *, has_targets: bool) -> Loss:
 
     Args:
         loss: None for the default; or called with the output, and with the targets if there are
-        any. A
-            loss of `torch.nn` without targets gets some of the right shape.
+            any. A loss of `torch.nn` without targets gets some of the right shape.
         has_targets: Whether the inputs have targets.
 
     Raises:

@@ -83,15 +83,6 @@ def test_a_damaged_file_is_refused_or_read_but_never_ends_the_process(valid, tmp
         assert file_graph(path).operators
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(content=st.binary(max_size=300))
-def test_random_bytes_are_refused(tmp_path, content):
-    path = tmp_path / "m.onnx"
-    path.write_bytes(content)
-    with pytest.raises(ModelFileError):
-        file_graph(path)
-
-
 @pytest.mark.parametrize(
     "location", ["/etc/passwd", "../secret.bin", "a/../../secret.bin", "..\\secret.bin", ""]
 )
@@ -439,32 +430,3 @@ def test_too_many_inputs_in_functions_are_refused_before_they_are_expanded(write
 
 
 LATEST = onnx.defs.onnx_opset_version()
-
-
-@pytest.mark.parametrize("opset", range(11, LATEST + 1))
-@pytest.mark.parametrize("batch", ["n", 2], ids=["dynamic", "fixed"])
-@pytest.mark.parametrize("weights", ["inside", "outside", "lost", "left out"])
-def test_every_opset_batch_and_place_of_weights_gives_the_same_graph(
-    write, tmp_path, opset, batch, weights
-):
-    shape = [8, 3, 3, 3]
-    image = helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, 8, 8])
-    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 8, 8, 8])
-    tensor = helper.make_tensor("w", TensorProto.FLOAT, shape, np.zeros(216))
-    inputs, stored = [image], [tensor]
-    if weights == "left out":
-        inputs, stored = [image, helper.make_tensor_value_info("w", TensorProto.FLOAT, shape)], []
-    elif weights != "inside":
-        tensor.ClearField("float_data")
-        tensor.data_location = TensorProto.EXTERNAL
-        tensor.external_data.add(key="location", value="weights.bin")
-        if weights == "outside":
-            (tmp_path / "weights.bin").write_bytes(bytes(4 * 216))
-    node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])
-    path = write(node, inputs=inputs, outputs=[result], initializers=stored, opset=opset)
-    template = file_graph(path)
-    assert template.fixed_batch_size == (None if batch == "n" else 2)
-    graph = template.at(2)
-    assert graph.parameters.tolist() == [216]
-    assert graph.macs.tolist() == [2 * 64 * 216]
-    assert graph.output_shapes.tolist() == [[2, 8, 8, 8, 0, 0]]
