@@ -84,7 +84,7 @@ from trappm.learner.physics.device_specs import known_spec
 from trappm.profiler.errors import CampaignError, StoreError, TrappmError
 from trappm.profiler.host.environment import stack_fingerprint, utc_now
 from trappm.profiler.records import Measurement, Outcome
-from trappm.profiler.steps.stability import is_contended
+from trappm.profiler.steps.sampling import is_contended
 from trappm.store import (
     Assignment,
     AssignmentState,

@@ -101,7 +101,7 @@ class StepDevice(Device, StepMeter):
     def measure(
         self, configuration: Configuration, protocol: Protocol, enter: Callable[[str], None]
     ) -> Findings:
-        from trappm.profiler.steps.stability import judge
+        from trappm.profiler.steps.sampling import judge
         from trappm.profiler.steps.step import run_protocol
 
         return judge(run_protocol(configuration, self, protocol, enter), protocol)

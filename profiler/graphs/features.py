@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from trappm.profiler.graphs.operator_table import TABLE
+from trappm.profiler.graphs.operator_table import ONNX
 from trappm.profiler.records import SHAPE_LENGTH, Graph
 
 OPERATORS: tuple[str, ...] = (
-    *(row.operator for row in TABLE.values() if row.is_feature),
+    *(row.operator for row in ONNX.values() if row.is_feature),
     "Other",
 )
 """ONNX operators of the one-hot in the table's order; the last is for all others."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trappm.profiler.errors import UnsupportedModelError
-from trappm.profiler.graphs.operator_table import TABLE, operators_of
+from trappm.profiler.graphs.operator_table import ONNX, operators_of
 from trappm.profiler.records import SHAPE_LENGTH, Graph, IntArray
 
 # Linear algebra is counted exactly as FlopCounterMode counts it (half its flops; the addition of a
@@ -48,7 +48,7 @@ def node_macs(
         return rule(attributes, inputs, outputs)
     if operator.startswith(("Arg", "Global", "Reduce")):
         return math.prod(inputs[0])
-    return math.prod(outputs[0]) * (TABLE[operator].passes if operator in TABLE else 1)
+    return math.prod(outputs[0]) * (ONNX[operator].passes if operator in ONNX else 1)
 
 
 def _conv(_: Attributes, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
@@ -152,7 +152,7 @@ class Source(NamedTuple):
 
 IMAGE = -1
 
-COMMUTATIVE = frozenset(row.operator for row in TABLE.values() if row.is_commutative)
+COMMUTATIVE = frozenset(row.operator for row in ONNX.values() if row.is_commutative)
 """Operators for which `a, b` and `b, a` are the same."""
 
 
@@ -179,7 +179,7 @@ def node_signature(
     Raises:
         IndexError, KeyError, TypeError, ValueError: Attributes that do not fit the operator.
     """
-    row = TABLE.get(operator)
+    row = ONNX.get(operator)
     names = None if row is None else row.attributes
     if names is None:
         pairs = sorted((name, _plain(value)) for name, value in attributes.items())

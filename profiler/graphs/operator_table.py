@@ -1,17 +1,18 @@
-"""Properties of ONNX operators: `operators.csv`."""
+"""Properties of operators: `operators.csv` of ONNX, `aten.csv` of PyTorch.
+
+The comments in the files explain the columns.
+"""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-_FILE = Path(__file__).with_name("operators.csv")
 
-
-class OperatorRow(NamedTuple):
-    """Properties of one operator; the comment of the file explains the columns."""
+class OnnxRow(NamedTuple):
+    """Properties of one operator of ONNX."""
 
     operator: str
     is_feature: bool
@@ -22,25 +23,33 @@ class OperatorRow(NamedTuple):
     """None: all of them."""
 
 
-def _read() -> dict[str, OperatorRow]:
-    with _FILE.open(encoding="utf-8", newline="") as file:
-        rows = csv.DictReader(line for line in file if not line.startswith("#"))
-        return {
-            row["operator"]: OperatorRow(
-                operator=row["operator"],
-                is_feature=row["feature"] == "yes",
-                kind=row["class"],
-                passes=int(row["passes"]),
-                is_commutative=row["commutative"] == "yes",
-                attributes=None if row["attributes"] == "all" else tuple(row["attributes"].split()),
-            )
-            for row in rows
-        }
+class AtenRow(NamedTuple):
+    """Properties of one operator of PyTorch."""
+
+    operator: str
+    rule: str
+    kernel: str
 
 
-TABLE: Mapping[str, OperatorRow] = _read()
+def _rows(name: str) -> Iterator[dict[str, str]]:
+    with Path(__file__).with_name(name).open(encoding="utf-8", newline="") as file:
+        yield from csv.DictReader(line for line in file if not line.startswith("#"))
+
+
+ONNX: Mapping[str, OnnxRow] = {
+    row["operator"]: OnnxRow(
+        operator=row["operator"],
+        is_feature=row["feature"] == "yes",
+        kind=row["class"],
+        passes=int(row["passes"]),
+        is_commutative=row["commutative"] == "yes",
+        attributes=None if row["attributes"] == "all" else tuple(row["attributes"].split()),
+    )
+    for row in _rows("operators.csv")
+}
+ATEN: Mapping[str, AtenRow] = {row["operator"]: AtenRow(**row) for row in _rows("aten.csv")}
 
 
 def operators_of(*kinds: str) -> frozenset[str]:
-    """Return the operators of these classes."""
-    return frozenset(row.operator for row in TABLE.values() if row.kind in kinds)
+    """Return the ONNX operators of these classes."""
+    return frozenset(row.operator for row in ONNX.values() if row.kind in kinds)

@@ -15,6 +15,7 @@ import torch
 
 from trappm.profiler.graphs.builder import Call, Value
 from trappm.profiler.graphs.nodes import Shape
+from trappm.profiler.graphs.operator_table import ATEN
 
 Rule = Callable[[Call], list[Value]]
 
@@ -104,16 +105,16 @@ def pad(mode: str) -> Rule:
     return rule
 
 
-def activation(operator: str, **attributes: str | float) -> Rule:
-    """Return a rule for one node; attributes are numbers, or names of arguments."""
+def elu(call: Call) -> list[Value]:
+    return [call.emit("Elu", call.input, alpha=float(call["alpha"]))]
 
-    def rule(call: Call) -> list[Value]:
-        values: dict[str, Any] = {
-            k: float(call[v] if isinstance(v, str) else v) for k, v in attributes.items()
-        }
-        return [call.emit(operator, call.input, **values)]
 
-    return rule
+def leaky_relu(call: Call) -> list[Value]:
+    return [call.emit("LeakyRelu", call.input, alpha=float(call["negative_slope"]))]
+
+
+def hard_sigmoid(call: Call) -> list[Value]:
+    return [call.emit("HardSigmoid", call.input, alpha=1 / 6)]
 
 
 def dropout(call: Call) -> list[Value]:
@@ -669,147 +670,14 @@ def as_in_the_file(call: Call) -> list[Value]:
     return call.builder.emit(call["operator"], inputs, *call.shapes, **attributes)
 
 
-def _named(make: Callable[[str], Rule], names: Mapping[str, str]) -> dict[str, Rule]:
-    """Return the rule that `make` gives for an ONNX operator, by each of its ATen names."""
-    return {name: make(operator) for operator, text in names.items() for name in text.split()}
+def _rule(text: str) -> Rule:
+    """Return the rule of this name in the table, such as `gelu` or `elementwise:Mul`."""
+    name, _, argument = text.partition(":")
+    rule: Rule = globals()[name]
+    if argument:
+        rule = globals()[name](int(argument) if argument.isdigit() else argument)
+    return rule
 
 
-_ONE_INPUT = {
-    "Reshape": "reshape reshape_as view view_as _unsafe_view unflatten",
-    "Expand": "expand expand_as broadcast_to",
-    "Tile": "repeat tile repeat_interleave",
-    "Squeeze": "squeeze",
-    "Unsqueeze": "unsqueeze",
-    "Slice": "narrow slice",
-    "CumSum": "cumsum",
-    "TopK": "topk sort",
-    "DepthToSpace": "pixel_shuffle",
-    "SpaceToDepth": "pixel_unshuffle",
-    "Col2Im": "col2im",
-    "Resize": "upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d "
-    "upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa",
-}
-_ELEMENTWISE = {
-    "And": "logical_and",
-    "Clip": "hardtanh relu6",
-    "IsNaN": "isnan",
-    "Mod": "remainder fmod",
-    "Not": "logical_not",
-    "Or": "logical_or",
-    "MatMul": "matmul bmm mm mv",
-    "GridSample": "grid_sampler grid_sampler_2d",
-    "ScatterElements": "scatter",
-    "HardSwish": "hardswish",
-    "Max": "maximum",
-    "Min": "minimum",
-    "Mul": "mul multiply",
-    "PRelu": "prelu _prelu_kernel",
-    "Selu": "selu",
-    "ThresholdedRelu": "threshold",
-}
-_REDUCTIONS = {
-    "ReduceLogSumExp": "logsumexp",
-    "ReduceMax": "amax",
-    "ReduceMean": "mean",
-    "ReduceMin": "amin",
-    "ReduceProd": "prod",
-    "ReduceSum": "sum",
-}
-_ALONG_AN_AXIS = {
-    "ArgMax": "argmax",
-    "ArgMin": "argmin",
-    "LogSoftmax": "log_softmax _log_softmax",
-    "Softmax": "softmax _softmax",
-    "Split": "split split_with_sizes tensor_split",
-}
-
-RULES: Mapping[str, Rule] = {
-    "_adaptive_avg_pool2d": adaptive_pool,
-    "_convolution": conv,
-    "adaptive_avg_pool2d": adaptive_pool,
-    "adaptive_max_pool2d": adaptive_max_pool,
-    "add": add,
-    "addcmul": addcmul,
-    "addmm": addmm,
-    "baddbmm": baddbmm,
-    "batch_norm": batch_norm,
-    "cat": concat,
-    "chunk": chunk,
-    "clamp": clamp,
-    "clamp_max": clamp,
-    "clamp_min": clamp,
-    "concat": concat,
-    "constant_pad_nd": pad("constant"),
-    "copy_": scatter,
-    "div": div,
-    "dropout": dropout,
-    "einsum": einsum,
-    "elu": activation("Elu", alpha="alpha"),
-    "embedding": pick("Gather"),
-    "flatten": flatten,
-    "gather": pick("GatherElements"),
-    "gelu": gelu,
-    "group_norm": group_norm,
-    "hardsigmoid": activation("HardSigmoid", alpha=1 / 6),
-    "im2col": unfold,
-    "index": index,
-    "index_put_": scatter,
-    "index_select": pick("Gather"),
-    "instance_norm": instance_norm,
-    "layer_norm": layer_norm,
-    "leaky_relu": activation("LeakyRelu", alpha="negative_slope"),
-    "lerp": lerp,
-    "linalg_vector_norm": vector_norm,
-    "linear": linear,
-    "lstm": lstm,
-    "masked_fill": masked_fill,
-    "mish": mish,
-    "pad": pad("constant"),
-    "eq": binary("Equal"),
-    "ge": binary("GreaterOrEqual"),
-    "gt": binary("Greater"),
-    "le": binary("LessOrEqual"),
-    "lt": binary("Less"),
-    "pow": binary("Pow"),
-    "reflection_pad2d": pad("reflect"),
-    "replication_pad2d": pad("edge"),
-    "rms_norm": rms_norm,
-    "roll": roll,
-    "rsqrt": inverse_root,
-    "rsub": reversed_sub,
-    "scaled_dot_product_attention": attention,
-    "select": select,
-    "silu": silu,
-    "square": square,
-    "stack": stack,
-    "std": deviation,
-    "std_mean": deviation,
-    "sub": sub,
-    "unbind": unbind,
-    "unfold": windows,
-    "var": variance,
-    "var_mean": variance,
-    "where": where,
-    "bilinear": bilinear,
-    "trappm::onnx": as_in_the_file,
-    "flip": first("Slice"),
-    "max": extremum("Max"),
-    "min": extremum("Min"),
-    **{f"conv{n}d": conv for n in (1, 2, 3)},
-    **{f"conv_transpose{n}d": conv_transpose for n in (1, 2, 3)},
-    **dict.fromkeys(("permute", "transpose", "t", "swapaxes", "movedim"), transpose),
-    **dict.fromkeys(("to", "type_as", "_to_copy", "float", "half"), cast),
-    **dict.fromkeys(("alias", "clone", "contiguous", "detach", "lift_fresh"), alias),
-    **dict.fromkeys(("zero_", "fill_"), fill),
-    **{f"new_{name}": constant for name in ("empty", "full", "ones", "zeros")},
-    **{f"{name}_like": constant for name in ("empty", "full", "ones", "zeros")},
-    **{f"max_pool{n}d": max_pool(n) for n in (1, 2, 3)},
-    **{f"max_pool{n}d_with_indices": max_pool(n) for n in (1, 2, 3)},
-    **{f"avg_pool{n}d": average_pool(n) for n in (1, 2, 3)},
-    **dict.fromkeys(("embedding_bag", "_embedding_bag"), embedding_bag),
-    **_named(first, _ONE_INPUT),
-    **_named(elementwise, _ELEMENTWISE),
-    **_named(reduction, _REDUCTIONS),
-    **_named(along, _ALONG_AN_AXIS),
-}
+RULES: Mapping[str, Rule] = {row.operator: _rule(row.rule) for row in ATEN.values() if row.rule}
 """By the name of the ATen operator; its in-place form (`relu_`) has the same rule."""

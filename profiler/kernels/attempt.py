@@ -28,8 +28,7 @@ from trappm.profiler.kernels.running import PreparedCall, Run, tf32_allowed
 from trappm.profiler.measuring.attempt import explain, hold_lock
 from trappm.profiler.records import Configuration, Outcome, Precision
 from trappm.profiler.records import Protocol as StepProtocol
-from trappm.profiler.steps.sampling import sample
-from trappm.profiler.steps.stability import judge
+from trappm.profiler.steps.sampling import judge, sample
 from trappm.profiler.steps.step import Step, StepRun, fill_window
 
 _SAMPLING_SHARE = 0.4

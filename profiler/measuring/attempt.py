@@ -20,7 +20,7 @@ from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelErro
 from trappm.profiler.host.environment import run_facts
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
 from trappm.profiler.steps.meter import ExplainedError
-from trappm.profiler.steps.stability import judge
+from trappm.profiler.steps.sampling import judge
 
 WORKER = "worker"
 """Phase before the device is ready; failures in it are not caused by the configuration."""

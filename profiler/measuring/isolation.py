@@ -34,7 +34,7 @@ from trappm.profiler.records import Configuration, Measurement, Outcome, Protoco
 _ATTEMPT = "trappm.profiler.measuring.attempt:attempt"
 _PRELOAD = (
     "trappm.profiler.measuring.attempt",
-    "trappm.profiler.steps.stability",
+    "trappm.profiler.steps.sampling",
     "trappm.profiler.steps.step",
     "trappm.profiler.devices.cpu",
     "trappm.profiler.devices.gpu.cuda",

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.profiler.errors import InputError, TrappmError
+from trappm.profiler.files.array_archive import pack
 
 # As in the test of isomorphism by Weisfeiler and Lehman (1968), a node's hash takes in those of
 # its neighbours. In an acyclic graph one pass down and one pass up do what their rounds do: they
@@ -237,9 +238,7 @@ class GraphTemplate:
         }
         arrays |= {f"constant.{name}": self.constant[name] for name in _SCALED}
         arrays |= {f"slope.{name}": self.slope[name] for name in _SCALED}
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]  # NumPy stub: allow_pickle
-        return buffer.getvalue()
+        return pack(arrays)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:

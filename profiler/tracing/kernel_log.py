@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trappm.profiler.errors import BatchOrderError
+from trappm.profiler.graphs.operator_table import ATEN
 from trappm.profiler.records import IntArray
 from trappm.profiler.simulation.kernel_profile import KernelKind, KernelTable, Pass, Size
 
@@ -117,11 +118,10 @@ def kind_of(func: Any) -> KernelKind | None:
     name = name_of(func)
     if name == "contiguous":
         return KernelKind.COPY
-    if func.is_view or name in _NONE or name.startswith(("empty", "sym_", "_assert")):
+    if func.is_view or name.startswith(("empty", "sym_", "_assert")):
         return None
-    kind = _KIND_OF.get(name)
-    if kind is not None:
-        return kind
+    if name in _KIND_OF:
+        return _KIND_OF[name]
     if torch.Tag.pointwise in func.tags:
         return KernelKind.ELEMENTWISE
     for part, kind in _KIND_BY_WORD.items():
@@ -135,33 +135,11 @@ def name_of(func: Any) -> str:
     return str(func._schema.name).removeprefix("aten::").rstrip("_")
 
 
-_NOTHING = (
-    "new_empty new_empty_strided detach set resize _unsafe_view lift_fresh _local_scalar_dense "
-    "scalar_tensor as_strided is_same_size _reshape_alias equal item"
-)
-_NONE = frozenset(_NOTHING.split())
-
-_NAMES: dict[KernelKind, str] = {
-    KernelKind.LINEAR: "mm addmm mv addmv",
-    KernelKind.MATMUL: "bmm baddbmm dot",
-    KernelKind.BATCH_NORM: "native_batch_norm native_batch_norm_backward",
-    KernelKind.LAYER_NORM: "native_layer_norm native_layer_norm_backward native_group_norm "
-    "native_group_norm_backward _fused_rms_norm _fused_rms_norm_backward",
-    KernelKind.CAST: "_to_copy",
-    KernelKind.COPY: "clone copy cat stack roll flip repeat constant_pad_nd slice_backward "
-    "select_backward as_strided_scatter slice_scatter select_scatter unfold_backward im2col "
-    "col2im pixel_shuffle pixel_unshuffle tril triu channel_shuffle diagonal_backward",
-    KernelKind.REDUCTION: "sum mean var std var_mean amax amin max min argmax argmin norm prod "
-    "linalg_vector_norm cumsum logsumexp all any topk sort nll_loss_forward",
-    KernelKind.ELEMENTWISE: "native_dropout native_dropout_backward where masked_fill bernoulli "
-    "nll_loss_backward lerp _prelu_kernel_backward hardswish hardswish_backward "
-    "hardsigmoid_backward leaky_relu_backward",
-    KernelKind.INDEX: "index index_put index_add index_select gather scatter scatter_add embedding "
-    "embedding_dense_backward masked_select",
-    KernelKind.FILL: "zeros ones full fill zero new_zeros new_ones new_full zeros_like ones_like "
-    "full_like arange linspace rand randn rand_like randn_like normal uniform eye",
+_KIND_OF = {
+    row.operator: None if row.kernel == "none" else KernelKind[row.kernel.upper()]
+    for row in ATEN.values()
+    if row.kernel
 }
-_KIND_OF = {name: kind for kind, names in _NAMES.items() for name in names.split()}
 _KIND_BY_WORD = {
     "batch_norm": KernelKind.BATCH_NORM,
     "softmax": KernelKind.SOFTMAX,

@@ -21,7 +21,7 @@ from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.cluster.spec import CampaignBudget, budget_of
 from trappm.profiler.measuring.canary import CanaryDecision, CanaryReading
 from trappm.profiler.records import Outcome, is_cpu_device
-from trappm.profiler.steps.stability import is_contended
+from trappm.profiler.steps.sampling import is_contended
 from trappm.reports.setbacks import Setback, setbacks
 from trappm.store import AssignmentState, CampaignRecord, CampaignState, LabelFilter, Store
 from trappm.store.records import EventRecord, Purpose, RoundState

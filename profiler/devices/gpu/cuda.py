@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.devices.base import StepDevice
 from trappm.profiler.devices.catalogue import read_name
-from trappm.profiler.devices.gpu.neighbours import Neighbours
 from trappm.profiler.devices.gpu.nvml import (
     Answer,
     Gpu,
@@ -26,7 +25,7 @@ from trappm.profiler.devices.gpu.nvml import (
     driver_version,
     visible_gpus,
 )
-from trappm.profiler.devices.gpu.sensors import PERIOD_S, GpuWatch
+from trappm.profiler.devices.gpu.sensors import PERIOD_S, GpuWatch, Neighbours
 from trappm.profiler.errors import DeviceError, one_line
 from trappm.profiler.host import procfs
 from trappm.profiler.host.environment import host_facts

@@ -23,7 +23,7 @@ from trappm.profiler.host import procfs
 from trappm.profiler.host.environment import stack_fingerprint
 from trappm.profiler.measuring.protocols import PAPER
 from trappm.profiler.records import Configuration, Outcome
-from trappm.profiler.steps.stability import judge
+from trappm.profiler.steps.sampling import judge
 from trappm.profiler.steps.step import StepRun
 
 

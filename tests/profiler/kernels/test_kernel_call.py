@@ -12,8 +12,7 @@ from trappm.profiler.kernels.kernel_call import (
     KernelCall,
     Operator,
 )
-from trappm.profiler.kernels.running import PreparedCall, tf32_allowed
-from trappm.profiler.kernels.tracing import kernel_profile_of
+from trappm.profiler.kernels.running import PreparedCall, kernel_profile_of, tf32_allowed
 from trappm.profiler.records import MemoryFormat, Optimizer
 from trappm.profiler.simulation.kernel_profile import KernelKind, Pass, Size
 

@@ -23,7 +23,7 @@ from trappm.profiler.records import (
     Protocol,
 )
 from trappm.profiler.steps import step as step_module
-from trappm.profiler.steps.stability import judge, unstable_reasons
+from trappm.profiler.steps.sampling import judge, unstable_reasons
 from trappm.profiler.steps.step import StepRun, make_step, run_protocol
 
 
