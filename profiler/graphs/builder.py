@@ -23,7 +23,6 @@ class Value:
     output: int = 0
     """Output of that node."""
     depends: bool = False
-    """Whether it depends on the images."""
     weights: frozenset[int] = frozenset()
     """Identities of the parameters in a folded tensor."""
 

@@ -114,7 +114,6 @@ class Form:
     is_collective: bool = False
     """Needs several ranks."""
     has_images: bool = False
-    """Has a layout of images."""
     directions: tuple[Direction, ...] = (Direction.FORWARD, Direction.BACKWARD)
     types: tuple[DataType, ...] = tuple(DataType)
 
@@ -282,11 +281,9 @@ class KernelCall:
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The optimizer of an optimizer's step."""
         return _OPTIMIZERS.get(self.operator)
 
     def with_batch(self, batch_size: int) -> Self:
-        """Return the call with another batch size, if it has one."""
         if "batch" not in self.form.sizes:
             return self
         sizes = (batch_size, *self.sizes[1:])

@@ -100,7 +100,6 @@ class CanaryReading:
     stack_fingerprint: str
     configuration: Configuration
     protocol: str
-    """Name of the protocol."""
     outcome: Outcome
     step_time_ms: float | None
     """None unless the outcome is `ok`; also `memory_mib` and `power_w`."""
@@ -262,7 +261,6 @@ class CanaryWatch:
         self._measurements += 1
 
     def take(self, measurement: Measurement) -> CanaryReading:
-        """Add a measurement of the canary."""
         reading = read_canary(measurement, self.readings, self._plan)
         self.readings.append(reading)
         self._read_at, self._measurements = self._clock(), 0

@@ -73,7 +73,6 @@ class RebuiltModule(nn.Module):
         self._name = name
         self._image = model.image
         self.image_type = torch_type(model.image_kind)
-        """Type of the images."""
         self.restored_norms = model.restored_norms
         constants: dict[str, Array] = {}
         attribute_of: dict[str, str] = {}

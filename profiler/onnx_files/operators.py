@@ -631,6 +631,8 @@ def _dropout(call: Call) -> Any:
     return [x, x] if call.outputs > 1 else x
 
 
+_UNARY = "Abs Neg Sign Sqrt Reciprocal Exp Log Erf Sin Cos Floor Ceil Round"
+
 FUNCTIONS: Mapping[str, Function] = {
     # linear algebra
     "Conv": _convolution,
@@ -697,19 +699,7 @@ FUNCTIONS: Mapping[str, Function] = {
     "Not": _unary(torch.logical_not),
     "IsNaN": _unary(torch.isnan),
     "Where": lambda call: torch.where(call.tensor(0), call.operand(1), call.operand(2)),
-    "Abs": _unary(torch.abs),
-    "Neg": _unary(torch.neg),
-    "Sign": _unary(torch.sign),
-    "Sqrt": _unary(torch.sqrt),
-    "Reciprocal": _unary(torch.reciprocal),
-    "Exp": _unary(torch.exp),
-    "Log": _unary(torch.log),
-    "Erf": _unary(torch.erf),
-    "Sin": _unary(torch.sin),
-    "Cos": _unary(torch.cos),
-    "Floor": _unary(torch.floor),
-    "Ceil": _unary(torch.ceil),
-    "Round": _unary(torch.round),
+    **{name: _unary(getattr(torch, name.lower())) for name in _UNARY.split()},
     # reductions
     "ReduceMean": _reduction(lambda x, axes, keep: x.mean(axes, keepdim=keep)),
     "ReduceSum": _reduction(lambda x, axes, keep: x.sum(axes, keepdim=keep)),

@@ -27,7 +27,6 @@ class Part(StrEnum):
     PARAMETERS = "parameters"
     """And buffers."""
     GRADIENTS = "gradients"
-    """Of parameters."""
     OPTIMIZER = "optimizer state"
     OPTIMIZER_STEP = "optimizer step"
     """Temporary tensors of the optimizer's step."""

@@ -264,7 +264,6 @@ class Allocator:
 
 
 def _segment(size: int) -> int:
-    """Return the size of the segment for a request of this size."""
     if size <= _MIB_UNITS:
         return 2 * _MIB_UNITS
     if size < 10 * _MIB_UNITS:

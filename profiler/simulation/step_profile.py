@@ -120,12 +120,10 @@ class StepProfile:
 
     @property
     def precision(self) -> Precision:
-        """Precision of the trace."""
         return Precision.FP32 if self.kernels is None else self.kernels.precision
 
     @cached_property
     def _known(self) -> dict[tuple[TrainingLoop, int, Phase], SimulatedMemory]:
-        """Cache of simulations."""
         return {}
 
     def to_bytes(self) -> bytes:

@@ -199,7 +199,6 @@ class Loop(Enum):
     """As the published A100 labels imply: SGD has momentum, weight decay, and cuDNN's benchmark."""
 
     def with_optimizer(self, optimizer: Optimizer) -> TrainingLoop:
-        """Return this loop with the optimizer of a configuration."""
         tuned = self is Loop.TUNED
         if tuned and optimizer is Optimizer.SGD:
             optimizer = Optimizer.MOMENTUM

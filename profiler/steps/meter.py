@@ -75,7 +75,6 @@ class Window:
     disturbances: tuple[str, ...] = ()
     """Reasons not to trust the samples, such as other processes or thermal throttling."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Facts for the environment."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Why a fact is None."""
 

@@ -33,7 +33,6 @@ class AllocationLog:
         self.saved_bytes = 0
         """Bytes that autograd keeps at the end of the forward pass."""
         self.operator: Any = None
-        """The current operator."""
         self.origins: list[Origin] = []
         """Origin of each block, if `origin` is given."""
         self._origin = origin

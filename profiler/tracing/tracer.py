@@ -379,7 +379,6 @@ def _record(
     with_graph: bool,
     origin_log: OriginLog | None,
 ) -> _Recorded:
-    """Run one step and return its record."""
     training = phase is Phase.TRAIN
     model.train(training)
     parameters = list(model.parameters())
