@@ -24,6 +24,6 @@ def nearest(name: str, known: Iterable[str], *, otherwise: str | None = None) ->
     if otherwise is not None:
         return otherwise
     if not names:
-        return "there is none yet"
+        return "there are none yet"
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return f"there are: {', '.join(names[:_LISTED])}{more}"

@@ -111,5 +111,5 @@ def _load(entry: EntryPoint) -> type[Device]:
     except (ImportError, AttributeError) as error:
         raise DeviceError(f"the device kind {entry.name!r} cannot be loaded: {error}") from error
     if not (isinstance(loaded, type) and issubclass(loaded, Device)):
-        raise DeviceError(f"the device kind {entry.name!r} is {entry.value}, which is no Device")
+        raise DeviceError(f"the device kind {entry.name!r} is {entry.value}, which is not a Device")
     return loaded

@@ -171,7 +171,7 @@ class CpuDevice(StepDevice):
         now = procfs.memory_status_kib()
         _set_heap(_KEEP_FREED)
         if not {"VmHWM", "RssFile"} <= now.keys():
-            why = "the kernel tells no peak resident set in /proc/self/status"
+            why = "the kernel reports no peak resident set in /proc/self/status"
             return MemoryReading(peak_mib=None, method="none", missing={"memory_mib": why})
         peak = (now["VmHWM"] - self._baseline["VmRSS"]) / 1024
         libraries = max(0, now["RssFile"] - self._baseline["RssFile"]) / 1024

@@ -89,11 +89,11 @@ def _read(path: Path, *_version: int) -> Mapping[Configuration, Findings]:
             try:
                 record = json.loads(line)
                 if not isinstance(record, dict):
-                    raise InputError("it is no JSON object")
+                    raise InputError("it is not a JSON object")
                 configuration, findings = _whole(record) if "step" in record else _label(record)
             except (InputError, TypeError, ValueError, KeyError, RecursionError) as error:
                 raise DeviceError(
-                    f"line {number} of {path.name} is no measurement and no label: {error!r}"
+                    f"line {number} of {path.name} is neither a measurement nor a label: {error!r}"
                 ) from error
             first = first or findings.environment
             difference = _difference(findings.environment, first)

@@ -47,7 +47,7 @@ class JsonLines(Generic[Record]):
             raise InputError(f"cannot write results to {path}: {error.strerror}") from error
         try:
             if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
-                raise InputError(f"{path} is no file; results are kept in one")
+                raise InputError(f"{path} is not a file; give a file for the results")
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.earlier = tuple(self._read())
         except BlockingIOError as error:
@@ -97,8 +97,8 @@ class JsonLines(Generic[Record]):
                         os.ftruncate(self._descriptor, end)
                         return
                     raise InputError(
-                        f"line {number} of {self._path} is no {self._kind.__name__} "
-                        f"({one_line(error)}); name another file for the results, or mend this one"
+                        f"line {number} of {self._path} is not a {self._kind.__name__} "
+                        f"({one_line(error)}); give another file for the results, or fix this one"
                     ) from error
                 if not line.endswith(b"\n"):
                     os.write(self._descriptor, b"\n")  # whole, but for an editor's taste

@@ -22,7 +22,7 @@ def read_plain(path: Path, max_bytes: int) -> bytes:
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise InputError(f"cannot read {path}: it is no plain file")
+                raise InputError(f"cannot read {path}: it is not a plain file")
             if status.st_size > max_bytes:
                 raise InputError(f"{path} has {status.st_size:,} bytes; at most {max_bytes:,}")
             # Not `max_bytes`: as much memory as is asked for is taken beforehand.

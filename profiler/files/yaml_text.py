@@ -41,7 +41,7 @@ class _Loader(yaml.SafeLoader):
             key = self.construct_object(key_node, deep=True)
             if key in seen:
                 raise yaml.MarkedYAMLError(
-                    problem=f"the key {key!r} stands here twice", problem_mark=key_node.start_mark
+                    problem=f"duplicate key {key!r}", problem_mark=key_node.start_mark
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)

@@ -135,7 +135,7 @@ def _rule_by_tag(func: Any) -> Rule:
     """Return the rule of an elementwise operator: one node with its own name."""
     if torch.Tag.pointwise not in func.tags:
         raise UnsupportedModelError(
-            f"no rule says which ONNX operators {func} stands for; export the model to ONNX and "
+            f"no rule maps {func} to ONNX operators; export the model to ONNX and "
             "use the file, or add a rule to profiler/graphs/operators.py"
         )
     words = func._schema.name.removeprefix("aten::").strip("_").split("_")

@@ -207,9 +207,9 @@ def code_commit() -> Commit:
         words = ("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
         return Commit(_git(here.parent, *words))
     except subprocess.CalledProcessError as error:
-        return Commit(None, f"the checkout's commit is not told: {error.stderr.strip() or error}")
+        return Commit(None, f"the checkout's commit is unknown: {error.stderr.strip() or error}")
     except (OSError, subprocess.SubprocessError) as error:
-        return Commit(None, f"the checkout's commit is not told: {error}")
+        return Commit(None, f"the checkout's commit is unknown: {error}")
 
 
 def _git(folder: Path, *words: str) -> str:

@@ -240,7 +240,9 @@ class KernelCall:
             tf32=_TF32 in settings,
         )
         if call.text != text:
-            raise InputError(f"{text[:_MAX_TEXT]!r} is no kernel call; it would be {call.text!r}")
+            raise InputError(
+                f"invalid kernel call {text[:_MAX_TEXT]!r}; the canonical form is {call.text!r}"
+            )
         return call
 
     @cached_property

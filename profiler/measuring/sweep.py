@@ -198,7 +198,7 @@ def read_configurations(path: Path) -> list[Configuration]:
 
 def _configurations(entry: object) -> list[Configuration]:
     if not isinstance(entry, dict) or not all(isinstance(key, str) for key in entry):
-        raise InputError(f"{str(entry)[:80]!r} is no configuration and no group of them")
+        raise InputError(f"{str(entry)[:80]!r} is neither a configuration nor a group")
     if "architecture" not in entry:
         values = {name: _values(name, value) for name, value in entry.items()}
         return build_pool(PoolSpec(groups=(PoolGroup(**_fields(PoolGroup, values)),)))
@@ -212,7 +212,7 @@ def _fields(kind: type[Configuration | PoolGroup], entry: dict[str, Any]) -> dic
     known = {field.name: field.default for field in dataclasses.fields(kind)}
     unknown = [name for name in entry if name not in known]
     if unknown:
-        raise InputError(f"{unknown[0]!r} is none of {', '.join(known)}")
+        raise InputError(f"unknown key {unknown[0]!r}; expected one of: {', '.join(known)}")
     for name, default in known.items():
         if default is dataclasses.MISSING and name not in entry:
             raise InputError(f"{name} is missing")
@@ -247,7 +247,7 @@ def _lines(path: Path) -> Iterator[tuple[str, object]]:
                 entry = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise InputError(
-                    f"line {number} of {path} is no JSON: {one_line(error)}"
+                    f"line {number} of {path} is not JSON: {one_line(error)}"
                 ) from error
             yield f"line {number}", entry
 

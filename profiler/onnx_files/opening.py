@@ -105,7 +105,7 @@ def supplied_weights(
         shape = tuple(axis.dim_value for axis in kind.shape.dim)
         if not kind.HasField("shape") or min(shape, default=1) < 1:
             raise UnsupportedModelError(
-                f"{path}: input {value.name!r} beside the image {image!r} has no fixed shape; "
+                f"{path}: input {value.name!r} besides the image {image!r} has no fixed shape; "
                 "models of one image input are supported"
             )
         check_size(path, value.name, shape)
@@ -143,7 +143,7 @@ def refuse_what_is_no_weight(
         second = len(shape) == 4 and (shape[0], *shape[2:]) == (images[0], *images[2:])
         if name in used and (second or not (left_out or name in in_slots)):
             raise UnsupportedModelError(
-                f"{path}: input {name!r} of shape {list(shape)} beside the image {image.name!r} "
+                f"{path}: input {name!r} of shape {list(shape)} besides the image {image.name!r} "
                 "is not a weight; models of one image input are supported"
             )
 

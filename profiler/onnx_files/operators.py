@@ -120,7 +120,7 @@ class Call:
         """Return an input whose value must be known before the step runs; None if missing."""
         value = self.value(place)
         if isinstance(value, Tensor):
-            raise UnsupportedModelError(f"its {self.operator} hangs on values that are not known")
+            raise UnsupportedModelError(f"its {self.operator} depends on unknown values")
         return value
 
     def ints(self, name: str, place: int | None = None) -> list[int] | None:
@@ -468,7 +468,7 @@ def _transposed_convolution(call: Call) -> Tensor:
     weight = call.tensor(1)
     rank = weight.dim() - 2
     if "output_shape" in call.attributes or call.attributes.get("auto_pad", "NOTSET") != "NOTSET":
-        raise UnsupportedModelError("a ConvTranspose whose padding hangs on its output's shape")
+        raise UnsupportedModelError("a ConvTranspose whose padding depends on its output's shape")
     pads = call.ints("pads") or [0] * (2 * rank)
     more = call.ints("output_padding") or [0] * rank
     # What ONNX cuts off at the end beyond the beginning is less output padding.

@@ -181,7 +181,7 @@ def _load_external(path: Path, name: str, tensor: onnx.TensorProto) -> None:
     try:
         location = {entry.key: entry.value for entry in tensor.external_data}["location"]
         if not stat.S_ISREG((path.parent / location).stat().st_mode):
-            raise OSError(f"{location!r} is no plain file")  # a pipe would be waited for
+            raise OSError(f"{location!r} is not a plain file")  # a pipe would be waited for
         # What is small is read as such, however large the file of the others may be.
         item = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
         others = [entry for entry in tensor.external_data if entry.key != "length"]
@@ -195,5 +195,5 @@ def _load_external(path: Path, name: str, tensor: onnx.TensorProto) -> None:
     except Exception as error:
         raise ModelFileError(
             f"{path}: the external data of {name!r} cannot be read; keep the data file "
-            f"beside the model ({one_line(error)})"
+            f"next to the model ({one_line(error)})"
         ) from error

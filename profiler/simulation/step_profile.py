@@ -105,7 +105,7 @@ class StepProfile:
         if trace is None:
             raise TrappmError(
                 "the profile is of an earlier version and has no inference step; `trappm store "
-                "upgrade` makes it anew"
+                "upgrade` traces it again"
             )
         return trace
 

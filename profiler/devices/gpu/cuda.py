@@ -105,7 +105,7 @@ class CudaDevice(StepDevice):
             raise DeviceError(self._gpu.failure)
         memory, why = self._gpu.memory()
         if memory is None:
-            raise DeviceError(f"{self._gpu.name} does not tell its memory ({why})")
+            raise DeviceError(f"{self._gpu.name} does not report its memory ({why})")
         self._total_mib = self._capacity_mib = float(memory.total / _MIB)
         # Instances of one GPU share its power budget and memory bus.
         self.lock_name = f"gpu-{(self._gpu.board or self._gpu).uuid}"
@@ -273,7 +273,7 @@ class CudaDevice(StepDevice):
         reserved = torch.cuda.memory_reserved()
         if used is not None and used <= reserved:  # a context alone takes more than nothing
             return None, (
-                f"NVML tells {used / _MIB:.0f} MiB of this process, of which torch alone has "
+                f"NVML reports {used / _MIB:.0f} MiB of this process, of which torch alone has "
                 f"{reserved / _MIB:.0f} MiB"
             )
         return used, why
@@ -284,7 +284,7 @@ class CudaDevice(StepDevice):
 
         before = self._neighbours.used_before
         if memory is None or before is None:
-            return None, "NVML does not tell the memory of the GPU"
+            return None, "NVML does not report the memory of the GPU"
         others = self._neighbours.untold() or self._neighbours.now()
         if others is not None:
             return None, others

@@ -201,7 +201,7 @@ def driver_version() -> str:
     try:
         return _text(pynvml.nvmlSystemGetDriverVersion)
     except pynvml.NVMLError as error:
-        raise DeviceError(f"NVML does not tell the driver's version: {error}") from error
+        raise DeviceError(f"NVML does not report the driver's version: {error}") from error
 
 
 def _board(index: int) -> list[Gpu]:

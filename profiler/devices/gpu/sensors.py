@@ -195,7 +195,7 @@ class Neighbours:
         mine = os.getpid() if os.getpid() in new else (min(new) if len(new) == 1 else None)
         if mine is None:
             return None, why or f"NVML lists {len(new)} new processes on the GPU, not just ours"
-        return processes[mine], "NVML does not tell the memory of a process"
+        return processes[mine], "NVML does not report the memory of a process"
 
     def count(self, seen: Set[int]) -> int | None:
         """Return the number of other processes among those seen; None if ours is not listed."""

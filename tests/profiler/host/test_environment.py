@@ -180,7 +180,7 @@ def test_code_version_names_the_commit_and_whether_it_is_changed(tmp_path: Path)
     git(ours, "add", ".")
     unborn, why = code_version_of(ours)
     assert unborn == version("trappm")
-    assert "commit is not told" in (why or "")
+    assert "commit is unknown" in (why or "")
     git(ours, "commit", "-m", "first")
     git(ours, "tag", "v9")  # the commit is named, whatever tags there are
     clean = f"{version('trappm')}+{git(ours, 'rev-parse', 'HEAD')[:12]}"

@@ -88,7 +88,7 @@ def test_a_shape_in_external_data_is_read_or_asked_for(write, tmp_path):
     result = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 192])
     node = helper.make_node("Reshape", ["x", "s"], ["y"])
     path = write(node, outputs=[result], initializers=[tensor])
-    with pytest.raises(ModelFileError, match="keep the data file beside the model"):
+    with pytest.raises(ModelFileError, match="keep the data file next to the model"):
         file_graph(path)
     (tmp_path / "shape.bin").write_bytes(np.array([-1, 192], dtype=np.int64).tobytes())
     assert file_graph(path).at(4).output_shapes.tolist() == [[4, 192, 0, 0, 0, 0]]
@@ -214,13 +214,13 @@ def test_scales_that_are_stored_as_weights_are_read_and_are_none(write):
 def test_a_pipe_or_a_device_is_not_read(write, tmp_path):
     os.mkfifo(tmp_path / "pipe.onnx")
     for path in (tmp_path / "pipe.onnx", Path("/dev/zero")):
-        with pytest.raises(ModelFileError, match="no plain file"):
+        with pytest.raises(ModelFileError, match="not a plain file"):
             file_graph(path)
     os.mkfifo(tmp_path / "shape.bin")
     tensor = TensorProto(name="s", data_type=TensorProto.INT64, dims=[2])
     tensor.data_location = TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value="shape.bin")
-    with pytest.raises(ModelFileError, match="no plain file"):
+    with pytest.raises(ModelFileError, match="not a plain file"):
         file_graph(write(helper.make_node("Reshape", ["x", "s"], ["y"]), initializers=[tensor]))
 
 
