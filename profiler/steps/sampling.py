@@ -32,6 +32,8 @@ class Samples:
     """Number of other steps, which lost too much of their time."""
     lost_share: float = 0.0
     """Largest share of its wall time that one of the steps that count lost."""
+    least_lost_share: float = 0.0
+    """Smallest such share."""
 
 
 def sample(time_steps: Callable[[int], list[float]], protocol: Protocol) -> tuple[float, ...]:
@@ -81,6 +83,7 @@ def sample_clean(
         tuple(step.net_ms for step in clean),
         rejected=len(steps) - len(clean),
         lost_share=max(step.lost_share for step in clean),
+        least_lost_share=min(step.lost_share for step in clean),
     )
 
 

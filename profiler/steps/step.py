@@ -71,6 +71,8 @@ class StepRun:
     """Timed steps that are not among the samples, since other programs disturbed them."""
     lost_step_share: float = 0.0
     """Largest share of its wall time that one of the samples lost."""
+    least_lost_step_share: float = 0.0
+    """Smallest share of its wall time that one of the samples lost."""
 
 
 def run_protocol(
@@ -125,6 +127,7 @@ def run_protocol(
         parts_ms=parts_ms,
         rejected_steps=samples.rejected,
         lost_step_share=samples.lost_share,
+        least_lost_step_share=samples.least_lost_share,
     )
 
 

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from trappm.cluster.profiles import static_profiles
-from trappm.cluster.profiles.static_profiles import profile_graph
+from trappm.cluster import profiles
+from trappm.cluster.profiles import profile_graph
 from trappm.profiler.records import GraphTemplate
 from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.profiler.tracing.tracer import Tracer
@@ -36,7 +36,7 @@ def fail(*_):
 def test_a_fault_of_the_step_leaves_the_graph_and_one_of_the_graph_is_told(
     monkeypatch, fault, message
 ):
-    monkeypatch.setattr(static_profiles, "CPU_LIMIT_S", 2.0)
+    monkeypatch.setattr(profiles, "CPU_LIMIT_S", 2.0)
     profile_graph("test_resnet", 64)  # imports count as well
     monkeypatch.setattr(Tracer, "step", fault)
     result = profile_graph("test_resnet", 64)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trappm.cluster.profiles.step_profiles import StepCache, StepKey, trace_steps
+from trappm.cluster.profiles import StepCache, StepKey, trace_steps
 from trappm.profiler.records import MemoryFormat, Precision
 from trappm.profiler.simulation.step_profile import StepProfile
 
