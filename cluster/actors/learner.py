@@ -74,6 +74,11 @@ class LearnerHandle:
         self._memory_bytes = memory_here(BASE_BYTES + LABEL_BYTES * labels)
         self._state: dict[str, Callable[[Any], Any]] = {}
         """Calls that give a new process the state of the one before: set_pool, fit."""
+        self._progress = (0, 0)
+        self._is_new = True
+        """Whether the process has not been given its state yet."""
+        self._has_started = False
+        self._started_at = 0.0
         self._start()
 
     def set_pool(
@@ -146,9 +151,7 @@ class LearnerHandle:
     def _start(self) -> None:
         options = {**here(), "memory": self._memory_bytes, "runtime_env": {"env_vars": THREADS}}
         self._actor = self._class.options(**options).remote(**self._arguments)
-        self._progress = (0, 0)
         self._is_new = True
-        """The process has not been given its state yet."""
         self._has_started = False
         self._started_at = time.monotonic()
         self._ask_progress()

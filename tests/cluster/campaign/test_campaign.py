@@ -81,18 +81,6 @@ def test_an_architecture_without_a_graph_is_refused_with_its_reason_and_not_meas
     ]
 
 
-def test_the_time_to_go_is_shown_while_graphs_are_made(store):
-    shown = []
-    run = campaign(store, FakeWorkers())
-    run._watch = shown.append
-    run.run()
-    graphs = [progress for progress in shown if progress.stage == "graphs"]
-    assert graphs[0].eta_s is None
-    assert any(progress.eta_s is not None for progress in graphs)
-    assert graphs[-1].done == graphs[-1].total
-    assert graphs[-1].eta_s is None
-
-
 def test_a_campaign_chooses_from_a_pool_that_was_built_before(store):
     store.pools.save("built", {}, build_pool(spec().pool))
     workers = FakeWorkers()

@@ -233,13 +233,6 @@ def test_a_campaign_that_has_just_begun_can_be_watched(store, tmp_path, capsys):
     assert "running" in capsys.readouterr().out
 
 
-def test_a_report_of_before_judgements_had_architectures_is_read():
-    judged = {"device": "cpu-2t", "metric": "step_time_ms", "measured": 2.0, "predicted": 1.0}
-    report = TrainingReport.of({"evaluation": [judged]})
-    assert report.evaluation[0].architecture is None
-    assert report.evaluation[0].error_percent == 50.0
-
-
 def test_a_report_that_cannot_be_read_is_one_line():
     with pytest.raises(CampaignError, match="report of a round cannot be read") as caught:
         TrainingReport.of({"labels": []})
