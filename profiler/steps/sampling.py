@@ -42,7 +42,13 @@ class Samples:
     rejected: int = 0
     """Number of steps that lost too much of their time."""
     lost_share: float = 0.0
+<<<<<<< HEAD
     """Largest share of its wall time that an accepted step lost."""
+=======
+    """Largest share of its wall time that one of the steps that count lost."""
+    least_lost_share: float = 0.0
+    """Smallest such share."""
+>>>>>>> w/cluster
 
 
 def sample(time_steps: Callable[[int], list[float]], protocol: Protocol) -> tuple[float, ...]:
@@ -92,6 +98,7 @@ def sample_clean(
         tuple(step.net_ms for step in clean),
         rejected=len(steps) - len(clean),
         lost_share=max(step.lost_share for step in clean),
+        least_lost_share=min(step.lost_share for step in clean),
     )
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from trappm.cluster.campaign.history import CampaignEnd, end_of, rule_held
-from trappm.cluster.campaign.orders import LOST, RETRIED
+from trappm.cluster.campaign.history import end_of, rule_held
 from trappm.cluster.campaign.ownership import ENDED, runs
+from trappm.cluster.launch import LOST, RETRIED
 from trappm.cluster.rehearsal import runs_nothing
+from trappm.cluster.scheduler.stop_rules import CampaignEnd
 from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.cluster.spec import CampaignBudget, budget_of
 from trappm.profiler.measuring.canary import CanaryDecision, CanaryReading
