@@ -36,8 +36,8 @@ from trappm.cluster.scheduler.training_report import (
     difference_of,
 )
 from trappm.learner.acquisition import AcquisitionRequest, cold_start, strategy_named
-from trappm.learner.acquisition.gradient import NEED_GRADIENTS
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
+from trappm.learner.acquisition.strategies import NEED_GRADIENTS
 from trappm.learner.heads.device_heads import Heads, train_heads
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, StepSettings, TrainedHeads
 from trappm.learner.networks.presets import preset_named
@@ -225,7 +225,7 @@ class CampaignLearner:
         ):
             return None
         heads, known = self._heads.get(self._source), known_devices()
-        head = heads.of_kernels.get("step_time_ms") if isinstance(heads, Heads) else None
+        head = heads.heads.get("step_time_ms") if isinstance(heads, Heads) else None
         if head is None or not isinstance(head.prior, StepTimePrior):
             return known
         return replace(known, centre=head.prior.constants)

@@ -74,9 +74,5 @@ def better_heads(
         return replace(
             transferred,
             heads={**transferred.heads, **{m: h for m, h in scratch.heads.items() if m in lost}},
-            of_kernels={
-                **transferred.of_kernels,
-                **{m: h for m, h in scratch.of_kernels.items() if m in lost},
-            },
         ), lost
     return (scratch, sorted(errors)) if 2 * len(lost) > len(errors) else (transferred, [])
