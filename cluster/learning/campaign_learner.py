@@ -26,8 +26,8 @@ from trappm.cluster.scheduler.training_report import (
 )
 from trappm.cluster.tasks import Choice, ChoiceRequest, PublishedSnapshot
 from trappm.learner.acquisition import AcquisitionRequest, cold_start, strategy_named
-from trappm.learner.acquisition.gradient import NEED_GRADIENTS
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
+from trappm.learner.acquisition.strategies import NEED_GRADIENTS
 from trappm.learner.heads.device_heads import Heads, train_heads
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, StepSettings, TrainedHeads
 from trappm.learner.networks.presets import preset_named
@@ -239,7 +239,7 @@ class CampaignLearner:
         ):
             return None
         heads, known = self._heads.get(self._source), known_devices()
-        head = heads.of_kernels.get("step_time_ms") if isinstance(heads, Heads) else None
+        head = heads.heads.get("step_time_ms") if isinstance(heads, Heads) else None
         if head is None or not isinstance(head.prior, StepTimePrior):
             return known
         return replace(known, centre=head.prior.constants)
@@ -467,14 +467,8 @@ def better_heads(
     if not lost:
         return transferred, []
     if isinstance(transferred, Heads) and isinstance(scratch, Heads):
-        heads, of_kernels = (
-            {**mine, **{metric: other[metric] for metric in lost if metric in other}}
-            for mine, other in (
-                (transferred.heads, scratch.heads),
-                (transferred.of_kernels, scratch.of_kernels),
-            )
-        )
-        return replace(transferred, heads=heads, of_kernels=of_kernels), lost
+        better = {metric: scratch.heads[metric] for metric in lost if metric in scratch.heads}
+        return replace(transferred, heads={**transferred.heads, **better}), lost
     return (scratch, sorted(errors)) if 2 * len(lost) > len(errors) else (transferred, [])
 
 

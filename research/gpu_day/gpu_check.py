@@ -151,7 +151,7 @@ def compare(measured: dict[Configuration, Measurement], processes: int) -> list[
 
 def _priors(card: str, phase: Phase) -> dict[str, StepTimePrior]:
     sheet = StepTimePrior(spec_of(card))
-    head = load_snapshot(SHIPPED).heads[CONSTANTS_OF][phase].heads.of_kernels["step_time_ms"]
+    head = load_snapshot(SHIPPED).heads[CONSTANTS_OF][phase].heads.heads["step_time_ms"]
     return {"sheet": sheet, CONSTANTS_OF: sheet.started_from(head.prior)}
 
 

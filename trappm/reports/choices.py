@@ -167,7 +167,7 @@ def _next(
     from trappm.cluster.campaign.planner import Planner
     from trappm.cluster.learning.campaign_learner import CampaignLearner
     from trappm.cluster.profiles import StepCache
-    from trappm.learner.acquisition.similarity import principal_directions
+    from trappm.learner.acquisition.pool_covariance import principal_directions
 
     learner = CampaignLearner(
         preset=spec.learner,

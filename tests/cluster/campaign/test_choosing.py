@@ -223,7 +223,7 @@ def test_heads_begin_with_the_data_sheet_of_the_card_and_their_snapshot_names_it
 ):
     learner, configurations = traced
     learner.fit(labels_of(configurations, "a100", card))
-    assert learner._heads["a100"].of_kernels["step_time_ms"].prior.spec == spec_of(sheet)
+    assert learner._heads["a100"].heads["step_time_ms"].prior.spec == spec_of(sheet)
     published = learner.publish(tmp_path, {})
     snapshot = load_snapshot(tmp_path / published.folder)
     assert snapshot.card("a100") == (card or "a100")
@@ -247,7 +247,7 @@ def test_kernels_of_a_device_say_where_its_step_times_begin(traced):
 
     def predicted(kernels):
         learner.fit(few, kernels)
-        head = learner._heads["a100"].of_kernels["step_time_ms"]
+        head = learner._heads["a100"].heads["step_time_ms"]
         assert bool(head.prior.evidence) == ("a100" in kernels)
         return head.prior.constants
 
@@ -291,7 +291,7 @@ def test_on_the_target_is_chosen_what_tells_how_gpus_differ(traced, device, taug
 
     check(known_devices() if taught else None)
     learner.fit(labels_of(configurations[:5], "a100"))
-    source = learner._heads["a100"].of_kernels["step_time_ms"].prior
+    source = learner._heads["a100"].heads["step_time_ms"].prior
     check(replace(known_devices(), centre=source.constants) if taught else None)
 
 
