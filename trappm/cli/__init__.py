@@ -82,7 +82,7 @@ _MOVED = {
     "store check": "trappm store upgrade --check",
     "store mend": "trappm store upgrade --check",
 }
-"""Earlier commands by their full name, and what replaces them."""
+"""Earlier commands by their full name, and options, with what replaces them."""
 
 _UNWRITABLE = {errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG}
 """What standard output may fail by, such as a full disk."""
@@ -125,7 +125,7 @@ def run(
         if not message or "\n" in message:  # no command was given: the message is the help text
             typer.echo(message, err=True, nl=bool(message))
             return 2
-        if message.startswith("No such command") and (moved := _moved(arguments)):
+        if message.startswith("No such") and (moved := _moved(arguments)):
             return _fail(f"'{moved}' is gone; use {_MOVED[moved]}", 2, error, debug)
         context = getattr(error, "ctx", None)
         hint = f" (see: {context.command_path} --help)" if context else ""
@@ -154,9 +154,11 @@ def run(
 
 
 def _moved(arguments: Sequence[str]) -> str | None:
-    """Return the earlier command that arguments begin with, or None."""
+    """Return the earlier command or option that is among arguments, or None."""
     words = [word for word in arguments if not word.startswith("-")]
-    return next((name for name in (" ".join(words[:2]), *words[:1]) if name in _MOVED), None)
+    options = [word.partition("=")[0] for word in arguments if word.startswith("--")]
+    names = (" ".join(words[:2]), *words[:1], *options)
+    return next((name for name in names if name in _MOVED), None)
 
 
 def _fail(message: str, status: int, error: Exception, debug: bool) -> int:

@@ -230,7 +230,7 @@ def resume(
                     f"trappm campaign status {campaign.id}"
                 )
                 return
-            typer.echo(f"{count} assignments wait again")
+            typer.echo(f"{count} assignments are measured again")
             campaign_id = campaign.id
         campaign = to_resume(store, campaign_id)
     _run(home, campaign.id, spec_of(campaign), address, detach)

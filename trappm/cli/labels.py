@@ -234,7 +234,7 @@ def print_import(report: ImportReport, as_json: bool) -> None:
         print_json({**vars(report), "reasons": reasons})
     else:
         title = f"{report.file} ({report.source}): {report.rows} rows, {report.new} new attempts"
-        print_table(title, ("became", "rows", "reason"), rows)
+        print_table(title, ("result", "rows", "reason"), rows)
 
 
 @app.command(epilog="Example: trappm labels export a100.parquet --device a100")

@@ -1,4 +1,4 @@
-"""Completion of names in a shell: models, devices, campaigns and snapshots."""
+"""Completion of names in a shell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trappm.profiler.errors import TrappmError
 
 
 def _completing(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Return a completion of names, which offers nothing if they cannot be listed."""
+    """Return a completion; it completes nothing where names cannot be read."""
 
     def complete(incomplete: str) -> list[str]:
         with contextlib.suppress(TrappmError, OSError, ModuleNotFoundError):

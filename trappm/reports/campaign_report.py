@@ -169,7 +169,7 @@ def _errors_by_round(facts: CampaignFacts) -> list[tuple[object, ...]]:
 
 
 def _print_findings(facts: CampaignFacts) -> None:
-    """Print attempts, canaries, errors by round, and errors that rose."""
+    """Print attempts, canaries, errors by round, and errors that increased."""
     attempts = [
         (device, outcome, count)
         for device, counts in facts.outcomes.items()
@@ -180,7 +180,7 @@ def _print_findings(facts: CampaignFacts) -> None:
     if errors := _errors_by_round(facts):
         print_table(*_ERRORS, errors)
     if facts.setbacks:
-        print_line("errors that rose, beside what chance may be:", style="bold")
+        print_line("errors that increased:", style="bold")
     for setback in facts.setbacks:
         print_line(f"  {setback}")
 
@@ -205,7 +205,7 @@ def _print_canary(facts: CampaignFacts) -> None:
         "device", "host", "readings", "step times", "reference, ms", "last, ms", "drift, %",
         "decision",
     )  # fmt: skip
-    print_table("canary: is each device still itself?", columns, rows)
+    print_table("canary readings", columns, rows)
     for series in facts.canary:
         if series.message:
             print_line(f"{series.device}: {series.message}")

@@ -41,10 +41,10 @@ _MARKS = dict(zip(PointKind, "·:o?X", strict=True))
 _COLORS = dict(zip(PointKind, ("#cccccc", "#999999", "#1f77b4", "#ff7f0e", "#d62728"), strict=True))
 _REASONS = {
     "predicted_step_time_ms": "step, ms",
-    "probability_of_failure": "P(fails)",
+    "probability_of_failure": "P(failure)",
     "variance_reduction": "teaches",
     "representation": "stands for",
-    "uncertainty": "unsure",
+    "uncertainty": "uncertainty",
     "distance_to_nearest_label": "distance",
     "rank_under_random": "random rank",
 }
@@ -218,7 +218,7 @@ def print_explanation(explanation: Explanation, most: int) -> None:
         print_table(title, columns, rows)
     if explanation.wanted:
         rows = [[x.configuration, *_reasons(x)] for x in explanation.wanted]
-        print_table("most wanted now", ["configuration", *_REASONS.values()], rows)
+        print_table("next choices", ["configuration", *_REASONS.values()], rows)
     points = {
         f"{_MARKS[kind]} {kind}": [(p.x, p.y) for p in explanation.map if p.kind == kind]
         for kind in PointKind

@@ -149,7 +149,7 @@ def test_the_command_prints_draws_and_answers_in_json(home, monkeypatch, capsys,
     command = ["campaign", "report", "--choices"]
     assert run([*command, "--png", str(tmp_path / "map.png")], debug=True) == 0
     printed = capsys.readouterr().out
-    assert "most wanted now" in printed
+    assert "next choices" in printed
     assert "X wanted" in printed
     assert (tmp_path / "map.png").read_bytes()[:4] == b"\x89PNG"
     assert run([*command, "--json"], debug=True) == 0

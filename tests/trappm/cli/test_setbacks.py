@@ -216,7 +216,7 @@ def test_status_report_and_json_tell_it(tmp_path, monkeypatch, capsys):
     for command in ("status", "report"):
         assert run(["campaign", command, campaign]) == 0
         shown = capsys.readouterr().out
-        assert "errors that rose, beside what chance may be:" in shown
+        assert "errors that increased:" in shown
         assert "cpu-2t step_time_ms: errors rose from round 0 to 1, 5 to 9.25 %" in shown
     assert run(["campaign", "status", campaign, "--json"]) == 0
     (setback,) = json.loads(capsys.readouterr().out)["setbacks"]
