@@ -67,7 +67,7 @@ def roofline(
     from trappm.extensions.roofline.roofs import known_device
     from trappm.label_store import store_or_none_yet
     from trappm.store import Home
-    from trappm.terminal.png_figures import require_matplotlib
+    from trappm.terminal.plots import require_matplotlib
 
     if png is not None:
         require_matplotlib("--png")
