@@ -14,7 +14,5 @@ Usable = Annotated[
 ]
 GraphProcesses = Annotated[
     int | None,
-    typer.Option(
-        min=1, max=256, help="Processes for missing graphs (default: one per core)."
-    ),
+    typer.Option(min=1, max=256, help="Processes for missing graphs (default: one per core)."),
 ]
