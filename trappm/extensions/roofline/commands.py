@@ -46,6 +46,7 @@ def roofline(
     ] = None,
     batch_size: BatchSize = None,
     input_size: InputSize = None,
+    sequence_length: options.SequenceLength = None,
     phase: options.Phase = "train",
     precision: options.Precision = None,
     memory_format: options.MemoryFormat = None,
@@ -88,7 +89,8 @@ def roofline(
             optimizer=optimizer,
             snapshot=snapshot,
         )
-        steps = roofed_steps(question, subject_of(model, input_size=input_size), known)
+        subject = subject_of(model, input_size=input_size, sequence_length=sequence_length)
+        steps = roofed_steps(question, subject, known)
     if png is not None:
         draw_png(known, steps, png)
     if as_json:
