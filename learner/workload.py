@@ -17,7 +17,6 @@ from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Preci
 from trappm.profiler.records.step_scope import WHOLE_STEP, StepScope
 
 if TYPE_CHECKING:
-    from trappm.learner.heads.predictions import StepSettings
     from trappm.profiler.simulation.kernel_profile import KernelProfile
     from trappm.profiler.simulation.step_profile import StaticProfile, StepProfile
 
@@ -48,7 +47,7 @@ class Workload:
         cls,
         profile: StaticProfile,
         traced: StepProfile | str,
-        settings: StepSettings,
+        settings: tuple[Precision, MemoryFormat, Optimizer],
         *,
         phase: Phase,
         batch_size: int,
@@ -67,12 +66,13 @@ class Workload:
         Raises:
             InputError: The model cannot have this batch size.
         """
+        precision, memory_format, optimizer = settings
         step = None if isinstance(traced, str) else traced
         return cls(
             graph=profile.graph.at(batch_size),
-            precision=settings.precision,
-            memory_format=settings.memory_format,
-            optimizer=settings.optimizer,
+            precision=precision,
+            memory_format=memory_format,
+            optimizer=optimizer,
             phase=phase,
             step=step or profile.step,
             kernels=step.kernels if step is not None and with_kernels else None,

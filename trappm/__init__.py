@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from trappm.campaigns import Campaign, CampaignResult
     from trappm.label_store import LabelStore
     from trappm.prediction.device_names import DeviceEvidence, devices
-    from trappm.prediction.measured import MeasuredStep
     from trappm.prediction.predict import compare, predict
-    from trappm.prediction.prediction import Prediction
+    from trappm.prediction.prediction import MeasuredStep, Prediction
     from trappm.profiler.errors import TrappmError
     from trappm.profiler.simulation.training_loop import TrainingLoop
 
@@ -36,7 +35,7 @@ _MODULES = {
     "CampaignResult": "trappm.campaigns",
     "DeviceEvidence": "trappm.prediction.device_names",
     "LabelStore": "trappm.label_store",
-    "MeasuredStep": "trappm.prediction.measured",
+    "MeasuredStep": "trappm.prediction.prediction",
     "Prediction": "trappm.prediction.prediction",
     "TrainingLoop": "trappm.profiler.simulation.training_loop",
     "TrappmError": "trappm.profiler.errors",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trappm.cli.options import AsJson, GraphProcesses, MetricName, Usable, print_json
+from research.options import GraphProcesses, MetricName, Usable
+from trappm.cli.options import AsJson, print_json
 from trappm.profiler.errors import InputError
 
 if TYPE_CHECKING:

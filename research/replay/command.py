@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from trappm.cli.options import AsJson, MetricName, Usable, print_json
+from research.options import MetricName, Usable
+from trappm.cli.options import AsJson, print_json
 from trappm.profiler.errors import InputError
 
 MAX_SEEDS = 200
@@ -106,7 +107,7 @@ def _learners(text: str) -> list[str]:
 
 def _check_files(labels: Path, usable: Path | None, png: Path | None) -> None:
     """Raises InputError: a file that is not there, or nothing to draw with."""
-    from trappm.terminal.png_figures import require_matplotlib
+    from trappm.terminal.plots import require_matplotlib
 
     if png is not None:
         require_matplotlib("--png")

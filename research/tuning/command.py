@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from trappm.cli.options import AsJson, GraphProcesses, MetricName, print_json
+from research.options import GraphProcesses, MetricName
+from trappm.cli.options import AsJson, print_json
 from trappm.profiler.number_text import number_text
 
 MAX_TRIALS = 10_000

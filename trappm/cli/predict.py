@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trappm.cli import options
 from trappm.cli.options import print_json
+
+if TYPE_CHECKING:
+    from trappm.profiler.simulation.training_loop import TrainingLoop
 
 Models = Annotated[
     list[str],
@@ -179,7 +182,7 @@ def _loop(
     implementation: str | None,
     accumulation: int,
     phase: str,
-) -> object:
+) -> str | TrainingLoop | None:
     """Return the optimizer's name, or the training loop if it is not the usual one.
 
     Raises:

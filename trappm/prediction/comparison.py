@@ -52,12 +52,9 @@ def comparable(
         near_labels: Leave out, too, what is `FAR` times beyond the measurements of its device,
             unless nothing else is left.
     """
-    left_out, able = [], []
-    for p in predictions:
-        if p.memory_mib is None and p.step_time_ms is None:
-            left_out.append({"device": p.device, "reason": p.missing["memory_mib"]})
-        else:
-            able.append(p)
+    able = [p for p in predictions if p.memory_mib is not None or p.step_time_ms is not None]
+    unable = {p.device: p.missing["memory_mib"] for p in predictions if p not in able}
+    left_out = [{"device": device, "reason": reason} for device, reason in unable.items()]
     near = [p for p in able if not _is_far(p)]
     if not near_labels or not near:
         return able, left_out

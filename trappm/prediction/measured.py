@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trappm.label_store import store_to_read
+from trappm.prediction.prediction import MeasuredStep, Prediction
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.known_names import is_file
-from trappm.profiler.number_text import number_text
 from trappm.profiler.records import (
-    METRICS,
     Configuration,
     Pair,
     Phase,
@@ -26,43 +25,11 @@ from trappm.profiler.records.step_scope import PARTIAL_PROTOCOLS
 
 if TYPE_CHECKING:
     from trappm.prediction.models.subjects import Subject
-    from trappm.prediction.prediction import Prediction
     from trappm.profiler.records.graph import GraphTemplate
     from trappm.store import LabelRecord, Store
 
 _SOURCES = (Provenance.MEASURED, Provenance.IMPORTED)
 """Labels that count, the best first. Simulated ones say nothing about a device."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredStep:
-    """The best label of a step."""
-
-    label_id: int
-    label_count: int
-    """Number of labels of this step."""
-    source: str
-    """`measured` or `imported`."""
-    architecture: str
-    """Name that it was measured under."""
-    protocol: str
-    step_time_ms: float | None
-    memory_mib: float | None
-    memory_above_mib: float | None
-    """The step ran out of memory, so it needs more than this."""
-    power_w: float | None
-
-    def __str__(self) -> str:
-        parts = [
-            f"{number_text(value)} {unit}"
-            for name, unit in METRICS.items()
-            if (value := getattr(self, name)) is not None
-        ]
-        if self.memory_above_mib is not None:
-            parts.append(f"out of memory above {number_text(self.memory_above_mib)} MiB")
-        others = f" of {self.label_count:,}" if self.label_count > 1 else ""
-        origin = f"label {self.label_id}{others}, {self.architecture}"
-        return f"{self.source.capitalize()}: {', '.join(parts)} ({origin})"
 
 
 def with_label(prediction: Prediction) -> Prediction:

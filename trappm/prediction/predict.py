@@ -13,6 +13,7 @@ from trappm.prediction.models.subjects import subject_of
 from trappm.prediction.prediction import Prediction
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError
+from trappm.profiler.models.known_names import is_file, refuse_unknown
 
 if TYPE_CHECKING:
     import torch
@@ -159,6 +160,9 @@ def compare(
     named: list[Any] = [models] if is_one else list(cast("Sequence[Any]", models))
     if not named:
         raise InputError("the list of models is empty")
+    for model in named:  # all names before the first model is traced
+        if isinstance(model, str) and not is_file(model):
+            refuse_unknown(model)
     question = Question(
         batch_size=batch_size,
         phase=phase,

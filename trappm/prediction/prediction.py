@@ -34,7 +34,6 @@ from trappm.profiler.simulation.memory_simulation import SimulatedMemory, simula
 from trappm.profiler.simulation.step_profile import StepSource
 
 if TYPE_CHECKING:
-    from trappm.prediction.measured import MeasuredStep
     from trappm.prediction.models.subjects import Subject
     from trappm.prediction.models.tracing import TracedStep
     from trappm.profiler.simulation.training_loop import TrainingLoop
@@ -49,6 +48,37 @@ METRIC_NAMES = {
     "samples_per_s": "throughput",
 }
 """The same in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredStep:
+    """The best label of a step."""
+
+    label_id: int
+    label_count: int
+    """Number of labels of this step."""
+    source: str
+    """`measured` or `imported`."""
+    architecture: str
+    """Name that it was measured under."""
+    protocol: str
+    step_time_ms: float | None
+    memory_mib: float | None
+    memory_above_mib: float | None
+    """The step ran out of memory, so it needs more than this."""
+    power_w: float | None
+
+    def __str__(self) -> str:
+        parts = [
+            f"{number_text(value)} {unit}"
+            for name, unit in METRICS.items()
+            if (value := getattr(self, name)) is not None
+        ]
+        if self.memory_above_mib is not None:
+            parts.append(f"out of memory above {number_text(self.memory_above_mib)} MiB")
+        others = f" of {self.label_count:,}" if self.label_count > 1 else ""
+        origin = f"label {self.label_id}{others}, {self.architecture}"
+        return f"{self.source.capitalize()}: {', '.join(parts)} ({origin})"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -189,17 +219,17 @@ class Prediction(MemoryAnswer):
         given = {**values}
         for name in ("sentence", "fits", "verdict", "memory_parts_mib"):  # follow from the others
             del given[name]
-        for name, kind in (
-            ("simulated_memory", SimulatedMemory),
-            ("thriftiest", Thrift),
-            ("run", Run),
-            ("memory_source", StepSource),
-        ):
-            part = given[name]
-            given[name] = kind(**part) if isinstance(part, dict) else part and kind(part)
+        records: dict[str, Any] = {
+            "simulated_memory": SimulatedMemory,
+            "thriftiest": Thrift,
+            "run": Run,
+        }
+        for name, record in records.items():
+            given[name] = given[name] and record(**given[name])
         if given["run"] is not None:
             offers = tuple(Offer(**offer) for offer in given["run"].offers)
             given["run"] = replace(given["run"], offers=offers)
+        given["memory_source"] = given["memory_source"] and StepSource(given["memory_source"])
         given["intervals"] = {name: tuple(ends) for name, ends in given["intervals"].items()}
         for name in ("unfamiliar", "remarks"):
             given[name] = tuple(given[name])

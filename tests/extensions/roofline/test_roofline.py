@@ -78,7 +78,7 @@ def test_a_name_means_the_one_device_that_it_may_be(store):
     store.kernels.record([timed(product(1000), 0.2, "a100-pcie-80gb")])
     with pytest.raises(InputError, match="a100-pcie-40gb or a100-pcie-80gb"):
         known_device(store, "a100")
-    with pytest.raises(InputError, match="characterise v9000"):
+    with pytest.raises(InputError, match="--device v9000"):
         known_device(store, "v9000")
 
 

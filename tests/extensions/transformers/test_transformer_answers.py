@@ -139,7 +139,7 @@ def test_slower_hosts_and_slower_products_make_slower_steps(card):
     others, _ = known_of_others()
     assert times is not None
     spec = spec_of(card)
-    step = subject_of("hf:gpt2-mini", input_size=128).step(
+    step = subject_of("hf:gpt2-mini", sequence_length=128).step(
         StepSettings(Precision.BF16, MemoryFormat.CONTIGUOUS, Optimizer.ADAM)
     )
     workload = Workload(

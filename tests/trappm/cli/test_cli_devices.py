@@ -46,10 +46,10 @@ def test_a_device_is_shown_with_its_evidence_and_timed_kernels(run, filled):
     status, out, _ = run("devices", SOME[0].device, "v100")
     assert status == 0
     assert out.splitlines()[0] == SOME[0].device
-    assert "  timed kernels: 2" in out
+    assert "  timed kernels: 3" in out
     assert "v100-16gb\n  training: step time from its labels" in out
     facts = json.loads(run("devices", SOME[0].device, "--json")[1])
-    assert [(row["device"], row["kernels"]) for row in facts] == [(SOME[0].device, 2)]
+    assert [(row["device"], row["kernels"]) for row in facts] == [(SOME[0].device, 3)]
 
 
 def test_an_unknown_device_is_one_line(run, filled):

@@ -19,7 +19,7 @@ import yaml
 
 import trappm.cluster.pool_file
 from trappm.cli import run
-from trappm.cluster.profiles.static_profiles import profile_graph
+from trappm.cluster.profiles import profile_graph
 from trappm.label_store import store_or_none_yet
 from trappm.reports.pools import pool_facts
 from trappm.store import Home

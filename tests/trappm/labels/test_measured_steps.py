@@ -119,7 +119,7 @@ def test_without_a_store_the_prediction_says_so_and_none_is_made(tmp_path, monke
     answer = ask()
     assert answer.measured is None
     assert any("there is no label store yet" in remark for remark in answer.remarks)
-    assert {path.name for path in (tmp_path / "nowhere").iterdir()} == {"profiles"}
+    assert {path.name for path in (tmp_path / "nowhere").iterdir()} == {"answers", "profiles"}
 
 
 def test_the_command_prints_the_label_below_the_prediction(store, capsys):

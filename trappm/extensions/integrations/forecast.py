@@ -131,30 +131,34 @@ def forecast(first: FirstStep, device: str | None = None) -> Forecast:
 def _prediction(
     first: FirstStep, device: str, precision: Precision
 ) -> tuple[Prediction, str | None]:
-    """Return the prediction by the model's name, or the simulated memory and the reason for it."""
-    missing = "the model has no name of timm or hf:"
-    if first.name is not None:
-        tensor = first.first_tensor
-        is_text = size_kind(first.name) == "tokens"
-        try:
+    """Return the prediction of the step, and the reason why its time does not count."""
+    size, is_text = first.first_tensor.shape[-1], size_kind(first.name) == "tokens"
+    module = _without_trainer(first.model)
+    example = dict(first.kwargs) if first.kwargs else first.args
+    try:
+        if first.name is None:
             answer = predict(
-                first.name,
+                module,
                 device=device,
-                batch_size=tensor.shape[0],
-                input_size=None if is_text else tensor.shape[-1],
-                sequence_length=tensor.shape[-1] if is_text else None,
+                example_input=example,
                 precision=precision,
                 optimizer=first.loop,
             )
-        except TrappmError as error:
-            missing = one_line(error)
-        else:
-            return answer, None
-    example = dict(first.kwargs) if first.kwargs else first.args
-    subject = Module(_without_trainer(first.model), example)
-    question = Question(precision=precision, optimizer=first.loop)
-    answer = simulated_answer(question, subject, device, missing)
-    return (answer if first.name is None else replace(answer, model=first.name)), missing
+            return answer, "the model has no name of timm or hf:"
+        answer = predict(
+            first.name,
+            device=device,
+            batch_size=first.first_tensor.shape[0],
+            input_size=None if is_text else size,
+            sequence_length=size if is_text else None,
+            precision=precision,
+            optimizer=first.loop,
+        )
+        return answer, None
+    except TrappmError as error:  # such as a CPU device without labels
+        question = Question(precision=precision, optimizer=first.loop)
+        answer = simulated_answer(question, Module(module, example), device, one_line(error))
+        return replace(answer, model=first.name or answer.model), one_line(error)
 
 
 def _without_trainer(model: nn.Module) -> nn.Module:

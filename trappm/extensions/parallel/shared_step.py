@@ -250,7 +250,7 @@ def _workload(
         with_kernels=True,
     )
     heads = trained.heads
-    head = heads.of_kernels.get("step_time_ms") if isinstance(heads, Heads) else None
+    head = heads.heads.get("step_time_ms") if isinstance(heads, Heads) else None
     return workload, None if head is None else head.prior
 
 

@@ -46,6 +46,7 @@ def roofline(
     ] = None,
     batch_size: BatchSize = None,
     input_size: InputSize = None,
+    sequence_length: options.SequenceLength = None,
     phase: options.Phase = "train",
     precision: options.Precision = None,
     memory_format: options.MemoryFormat = None,
@@ -67,7 +68,7 @@ def roofline(
     from trappm.extensions.roofline.roofs import known_device
     from trappm.label_store import store_or_none_yet
     from trappm.store import Home
-    from trappm.terminal.png_figures import require_matplotlib
+    from trappm.terminal.plots import require_matplotlib
 
     if png is not None:
         require_matplotlib("--png")
@@ -88,7 +89,8 @@ def roofline(
             optimizer=optimizer,
             snapshot=snapshot,
         )
-        steps = roofed_steps(question, subject_of(model, input_size=input_size), known)
+        subject = subject_of(model, input_size=input_size, sequence_length=sequence_length)
+        steps = roofed_steps(question, subject, known)
     if png is not None:
         draw_png(known, steps, png)
     if as_json:

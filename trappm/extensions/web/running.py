@@ -73,11 +73,14 @@ def serve(
         logging.getLogger("uvicorn.error").addFilter(
             lambda record: "CancelledError" not in record.getMessage()
         )
-        before = signal.signal(signal.SIGINT, lambda *_: None)
+        interrupts: list[int] = []
+        before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
         try:
             uvicorn.Server(config).run([place])
         finally:
             signal.signal(signal.SIGINT, before)
+        if interrupts:
+            raise KeyboardInterrupt
 
 
 def address_of(host: str, port: int) -> str:

@@ -227,7 +227,6 @@ class Module(Subject):
         self._module = eager(module)
         self.name = type(self._module).__name__
         self.remark = EAGER if is_compiled(module) else None
-        self._example = example_input
         self._loss = loss
         args: tuple[object, ...] = (example_input,)
         kwargs: dict[str, object] = {}
@@ -236,16 +235,17 @@ class Module(Subject):
         elif isinstance(example_input, tuple | list):
             args = tuple(example_input)
         self._inputs = example_inputs(self._module, args, kwargs, targets)
-        self._has_one_tensor = loss is None and targets is None and hasattr(example_input, "shape")
+        is_one = len(args) == 1 and not kwargs and loss is None and targets is None
+        self._only_input = args[0] if is_one and hasattr(args[0], "shape") else None
         self.batch_size = self._inputs.batch_size
 
     @cached_property
     def _sample(self) -> Sample:
-        if not self._has_one_tensor:
+        if self._only_input is None:
             raise UnsupportedModelError(
                 "only the memory of a module with several inputs, targets or a loss is predicted"
             )
-        return Sample.from_example(self._module, self._example)
+        return Sample.from_example(self._module, self._only_input)
 
     @cached_property
     def _profile(self) -> StaticProfile:
