@@ -90,7 +90,6 @@ from trappm.store import (
     AssignmentState,
     CampaignState,
     NotOwnerError,
-    PlannedAssignment,
     RefusedRowError,
     SnapshotRecord,
     Store,
@@ -618,7 +617,7 @@ class Campaign:
 
         self._job = _LearnerJob(self._learner.choose(request), chosen)
 
-    def _planned(self, device: str, number: int, assignments: Sequence[PlannedAssignment]) -> None:
+    def _planned(self, device: str, number: int, assignments: Sequence[Assignment]) -> None:
         """Write a device's part of a round down; adopt labels that are there for it."""
         if self._rule_holds:  # nothing of it will be measured
             self._handle(Planned(device, number, []))

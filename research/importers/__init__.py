@@ -11,8 +11,7 @@ from pathlib import Path
 
 from research.importers import gpumemnet, node_steps, timm_results, zeus
 from trappm.profiler.errors import InputError
-from trappm.store.files import ImportReport, Verdict
-from trappm.store.importing import record_verdicts
+from trappm.store.files import ImportReport, Verdict, record_verdicts
 from trappm.store.store import Store
 
 SOURCES = ("gpumemnet", "timm", zeus.SOURCE, *node_steps.SOURCES)

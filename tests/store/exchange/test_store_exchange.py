@@ -18,8 +18,7 @@ from research.importers.sheets import read_sheet
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Measurement, Provenance, StepSummary
 from trappm.store import LabelFilter
-from trappm.store.files import export_file, read_file
-from trappm.store.importing import import_file
+from trappm.store.files import export_file, import_file, read_file
 
 FORMATS = ("parquet", "jsonl")
 

@@ -46,8 +46,7 @@ def import_(
     no model learns from them. Published sheets: python -m research import FILE --source NAME
     """
     from trappm.store import Home, Store
-    from trappm.store.files import checked_size
-    from trappm.store.importing import import_file
+    from trappm.store.files import checked_size, import_file
 
     checked_size(file)  # before a store is made
     with Store.open(Home.open().database_url) as store:
