@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from trappm.profiler.errors import InputError, UnknownArchitectureError, one_line
 from trappm.profiler.files.whole_file import made_whole
@@ -22,7 +22,7 @@ from trappm.profiler.records import Measurement, Outcome, Provenance
 from trappm.profiler.records.step_scope import IN_TRAINING, RECORDED
 from trappm.profiler.steps.sampling import summarize
 from trappm.profiler.transformers.names import content_of, is_transformer
-from trappm.store.measurements import BATCH
+from trappm.store.measurements import BATCH, Measurements
 from trappm.store.rows import (
     COLUMNS,
     DOCUMENTS,
@@ -33,9 +33,6 @@ from trappm.store.rows import (
     row_of,
     strict_json,
 )
-
-if TYPE_CHECKING:
-    from trappm.store.store import Store
 
 MAX_BYTES = 8 << 30
 MAX_PARQUET_ROWS = 10_000_000
@@ -266,23 +263,23 @@ _KNOWN = Verdict(kind="known", reason="recorded before")
 _CONFLICT = Verdict(kind="rejected", reason="conflicts with what is there under its attempt key")
 
 
-def import_file(store: Store, path: Path) -> ImportReport:
+def import_file(measurements: Measurements, path: Path) -> ImportReport:
     """Record the measurements of an export, of the profiler or of a training callback.
 
     Raises:
         InputError: The file or one of its rows is invalid; nothing was recorded.
         StoreError: The store cannot be written; importing again completes it.
     """
-    return record_verdicts(store, path.name, "TraPPM", lambda: _verdicts(path))
+    return record_verdicts(measurements, path.name, "TraPPM", lambda: _verdicts(path))
 
 
 def record_verdicts(
-    store: Store, file: str, source: str, read: Callable[[], Iterable[Verdict]]
+    measurements: Measurements, file: str, source: str, read: Callable[[], Iterable[Verdict]]
 ) -> ImportReport:
     """Record the measurements of verdicts, all of which are checked first.
 
     Args:
-        store: Where to record them.
+        measurements: Part of the store that records them.
         file: Name of the file, for the report.
         source: Name of the source, for the report.
         read: Returns the verdicts; it is called twice.
@@ -295,7 +292,7 @@ def record_verdicts(
     counts: Counter[str] = Counter()
     verdicts = iter(read())
     while batch := [*itertools.islice(verdicts, BATCH)]:
-        before = store.measurements.recorded_before(
+        before = measurements.recorded_before(
             [v.measurement for v in batch if v.measurement is not None]
         )
         for verdict in batch:
@@ -305,7 +302,7 @@ def record_verdicts(
             final = verdict if differs is None else _CONFLICT if differs else _KNOWN
             reasons[final.kind, final.reason] += 1
             counts[final.kind] += 1
-    new = store.measurements.record_many(v.measurement for v in read() if v.measurement is not None)
+    new = measurements.record_many(v.measurement for v in read() if v.measurement is not None)
     return ImportReport(
         file=file,
         source=source,

@@ -47,4 +47,4 @@ def import_sheet(
     else:
         read = lambda: node_steps.verdicts(path, source)  # noqa: E731
     verdicts = list(read())
-    return record_verdicts(store, path.name, source, lambda: verdicts)
+    return record_verdicts(store.measurements, path.name, source, lambda: verdicts)
