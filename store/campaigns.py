@@ -5,32 +5,33 @@ Aliases of snapshots, such as `latest`, belong to the registry (`learner.snapsho
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import CampaignError, InputError, SnapshotError
 from trappm.profiler.records import Configuration
 from trappm.store.engine import database_time
 from trappm.store.records import (
+    Assignment,
     AssignmentState,
     CampaignRecord,
     CampaignState,
     EventRecord,
     Owner,
     OwnerProcess,
-    PlannedAssignment,
     Purpose,
-    Role,
     RoundRecord,
     RoundState,
     SnapshotRecord,
+    configuration_of,
+    record_of,
 )
 from trappm.store.schema import (
+    CONFIGURATION,
     AssignmentLabelRow,
     AssignmentRow,
     CampaignRow,
@@ -43,20 +44,20 @@ from trappm.store.schema import (
     SnapshotRow,
 )
 from trappm.store.transactions import Repository, call_of, reading, writing
-from trappm.store.workloads import configuration_of, insert_configurations
+from trappm.store.workloads import insert_configurations
 
 ENDED = frozenset({CampaignState.FINISHED, CampaignState.CANCELLED})
-"""Nobody runs these ever again."""
+"""States of campaigns that never run again."""
 
 
 class Campaigns(Repository):
-    """Campaigns, what each may choose from, what happened to it and what it cost."""
+    """Campaigns with their pools, events and costs."""
 
     @writing
     def create(
         self, session: Session, name: str, spec: Mapping[str, Any], seed: int
     ) -> CampaignRecord:
-        """A new campaign, paused until somebody runs it."""
+        """Create a campaign, which is paused until a process runs it."""
         call = call_of(session)
         row = session.get(CampaignRow, call.id[:8])
         if row is None:
@@ -73,10 +74,10 @@ class Campaigns(Repository):
         return _campaign(row, database_time(session.connection()))
 
     def get(self, campaign_id: str | None = None) -> CampaignRecord:
-        """The campaign of this id or of its beginning, the latest one without an id.
+        """Return the campaign with this id or unique beginning of an id, or else the latest.
 
         Raises:
-            InputError: there is none.
+            InputError: There is none.
         """
         known = self.all()
         for record in known:
@@ -92,40 +93,38 @@ class Campaigns(Repository):
 
     @reading
     def state(self, session: Session, campaign_id: str) -> CampaignState:
-        """Where a campaign stands.
+        """Return the state of a campaign.
 
         Raises:
-            CampaignError: there is none of this id; or another process has it now (`as_owner`).
+            CampaignError: It does not exist, or another process owns it now (`Store.as_owner`).
         """
         self._database.check_guard(session)
         return existing(session, campaign_id, to_change=False).state
 
     @reading
     def all(self, session: Session) -> list[CampaignRecord]:
-        """All campaigns, the latest first."""
-        rows = session.scalars(
-            select(CampaignRow).order_by(CampaignRow.created_at.desc(), CampaignRow.id)
-        )
+        """Return all campaigns, the latest first."""
+        query = select(CampaignRow).order_by(CampaignRow.created_at.desc(), CampaignRow.id)
         now = database_time(session.connection())
-        return [_campaign(row, now) for row in rows]
+        return [_campaign(row, now) for row in session.scalars(query)]
 
     @writing
     def set_pool(
         self, session: Session, campaign_id: str, pool: Sequence[tuple[Configuration, bool]]
     ) -> None:
-        """Sets what a campaign may choose from, once; doing it again changes nothing.
+        """Set the pool of a campaign, which never changes afterwards.
 
         Args:
-            campaign_id: of an existing campaign.
-            pool: each configuration, and whether its architecture is held out for evaluation.
+            campaign_id: Id of the campaign.
+            pool: Configurations, each with whether its architecture is held out for evaluation.
 
         Raises:
-            CampaignError: no such campaign, or it has another pool already.
+            CampaignError: The campaign does not exist, or has another pool already.
         """
         existing(session, campaign_id)
+        query = select(PoolRow.configuration_id, PoolRow.held_out)
         known = {
-            (row.configuration_id, row.held_out)
-            for row in session.scalars(select(PoolRow).where(PoolRow.campaign_id == campaign_id))
+            (name, held) for name, held in session.execute(query.filter_by(campaign_id=campaign_id))
         }
         if not known:
             insert_configurations(session, (configuration for configuration, _ in pool))
@@ -141,49 +140,30 @@ class Campaigns(Repository):
 
     @reading
     def pool(self, session: Session, campaign_id: str) -> list[tuple[Configuration, bool]]:
-        """The pool of a campaign, sorted; with each configuration, whether it is held out."""
+        """Return the pool of a campaign, sorted; each configuration with whether it is held out."""
         rows = session.execute(
-            select(ConfigurationRow, PoolRow.held_out)
-            .join(PoolRow, PoolRow.configuration_id == ConfigurationRow.id)
+            select(*CONFIGURATION, PoolRow.held_out)
+            .join_from(PoolRow, ConfigurationRow, ConfigurationRow.id == PoolRow.configuration_id)
             .where(PoolRow.campaign_id == campaign_id)
         )
-        return sorted((configuration_of(row), held_out) for row, held_out in rows)
+        return sorted((configuration_of(row), row.held_out) for row in rows)
 
     @reading
     def outcome_counts(
         self, session: Session, campaign_id: str, *, since: str | None = None
     ) -> dict[str, dict[str, int]]:
-        """How many attempts of this campaign ended in each outcome, by device key.
+        """Return the number of attempts of a campaign by device key and outcome.
 
         Args:
-            campaign_id: of the campaign.
-            since: only those that began at this time, ISO 8601, or later.
+            campaign_id: Id of the campaign.
+            since: Only attempts that began at this time or later, in ISO 8601.
         """
-        query = (
-            select(DeviceRow.key, MeasurementRow.outcome, func.count())
-            .join(DeviceRow, DeviceRow.id == MeasurementRow.device_id)
-            .where(MeasurementRow.campaign_id == campaign_id)
-            .group_by(DeviceRow.key, MeasurementRow.outcome)
-            .order_by(DeviceRow.key, MeasurementRow.outcome)
-        )
-        if since is not None:
-            query = query.where(MeasurementRow.started_at >= since)
+        place = (DeviceRow.key, MeasurementRow.outcome)
+        query = _attempts(select(*place, func.count()), campaign_id, since)
         counts: dict[str, dict[str, int]] = {}
-        for device, outcome, count in session.execute(query):
+        for device, outcome, count in session.execute(query.group_by(*place).order_by(*place)):
             counts.setdefault(device, {})[outcome.value] = count
         return counts
-
-    @reading
-    def label_counts(self, session: Session, campaign_id: str | None = None) -> dict[str, int]:
-        """How many assignments have a label, by campaign; of one campaign alone if it is named."""
-        query = (
-            select(AssignmentRow.campaign_id, func.count().label("labels"))
-            .join(AssignmentLabelRow, AssignmentLabelRow.assignment_id == AssignmentRow.id)
-            .group_by(AssignmentRow.campaign_id)
-        )
-        if campaign_id is not None:
-            query = query.where(AssignmentRow.campaign_id == campaign_id)
-        return {row.campaign_id: row.labels for row in session.execute(query)}
 
     @reading
     def measuring_seconds_by_device(
@@ -194,30 +174,36 @@ class Campaigns(Repository):
         since: str | None = None,
         until: str | None = None,
     ) -> dict[str, float]:
-        """How long this campaign's attempts have taken, failed ones included, by device key.
+        """Return the duration of a campaign's attempts by device key, failed ones included.
 
         Args:
-            campaign_id: which campaign.
-            since: only attempts that began then or later (ISO 8601, UTC).
-            until: only attempts that began before.
+            campaign_id: Id of the campaign.
+            since: Only attempts that began at this time or later, in ISO 8601.
+            until: Only attempts that began before this time.
         """
-        query = (
-            select(DeviceRow.key, func.sum(MeasurementRow.duration_s))
-            .join(DeviceRow, DeviceRow.id == MeasurementRow.device_id)
-            .where(MeasurementRow.campaign_id == campaign_id)
-            .group_by(DeviceRow.key)
-        )
-        if since is not None:
-            query = query.where(MeasurementRow.started_at >= since)
+        query = select(DeviceRow.key, func.sum(MeasurementRow.duration_s))
+        query = _attempts(query, campaign_id, since).group_by(DeviceRow.key)
         if until is not None:
             query = query.where(MeasurementRow.started_at < until)
         return {device: float(seconds) for device, seconds in session.execute(query)}
+
+    @reading
+    def label_counts(self, session: Session, campaign_id: str | None = None) -> dict[str, int]:
+        """Return the number of assignments with a label, by campaign, of all or one of them."""
+        query = (
+            select(AssignmentRow.campaign_id, func.count().label("labels"))
+            .join(AssignmentLabelRow, AssignmentLabelRow.assignment_id == AssignmentRow.id)
+            .group_by(AssignmentRow.campaign_id)
+        )
+        if campaign_id is not None:
+            query = query.where(AssignmentRow.campaign_id == campaign_id)
+        return {row.campaign_id: row.labels for row in session.execute(query)}
 
     @writing
     def log_event(
         self, session: Session, campaign_id: str, kind: str, message: Mapping[str, Any]
     ) -> None:
-        """Record something that happened to a campaign."""
+        """Record an event of a campaign."""
         if event_of_call(session, campaign_id) is None:
             add_event(session, campaign_id, kind, message)
 
@@ -230,23 +216,22 @@ class Campaigns(Repository):
         kind: str | None = None,
         last: int | None = None,
     ) -> list[EventRecord]:
-        """What happened to a campaign, the earliest first.
+        """Return the events of a campaign, the earliest first.
 
         Args:
-            campaign_id: of the campaign.
-            kind: only events of this kind.
-            last: only so many, the latest.
+            campaign_id: Id of the campaign.
+            kind: Only events of this kind.
+            last: Only this number of events, the latest.
         """
-        query = select(EventRow).where(EventRow.campaign_id == campaign_id)
+        query = select(EventRow).filter_by(campaign_id=campaign_id)
         if kind is not None:
-            query = query.where(EventRow.kind == kind)
-        query = query.order_by(EventRow.id.desc()).limit(last)
-        rows = session.scalars(query).all()
-        return [EventRecord(at=r.at, kind=r.kind, message=r.message) for r in reversed(rows)]
+            query = query.filter_by(kind=kind)
+        rows = session.scalars(query.order_by(EventRow.id.desc()).limit(last)).all()
+        return [record_of(EventRecord, row) for row in reversed(rows)]
 
 
 class Rounds(Repository):
-    """The rounds of campaigns: each an acquisition and its measurements."""
+    """Rounds of campaigns: an acquisition and its measurements each."""
 
     @writing
     def plan(
@@ -255,27 +240,21 @@ class Rounds(Repository):
         campaign_id: str,
         number: int,
         purpose: Purpose | str,
-        planned: Sequence[PlannedAssignment],
+        planned: Sequence[Assignment],
     ) -> None:
-        """Writes a round down, or the parts of it that other devices have.
+        """Store a round, or the parts of it that belong to other devices.
 
-        A device's part is planned once: one that has assignments in this round is left as it is.
-        A configuration that was given up before may be planned again: it is opened anew.
+        A device's part is planned once, so assignments of a device that has some in this round are
+        ignored. An assignment that was abandoned before is opened again.
 
         Raises:
-            StoreError: a configuration is not in the campaign's pool, or planned for a second time
-                on the same device; nothing is written.
+            StoreError: A configuration is not in the campaign's pool, or was planned before on the
+                same device; nothing is stored.
         """
         existing(session, campaign_id)  # one planner at a time
         if session.get(RoundRow, (campaign_id, number)) is None:
-            session.add(
-                RoundRow(
-                    campaign_id=campaign_id,
-                    number=number,
-                    purpose=Purpose(purpose),
-                    state=RoundState.OPEN,
-                )
-            )
+            new = {"campaign_id": campaign_id, "number": number, "state": RoundState.OPEN}
+            session.add(RoundRow(**new, purpose=Purpose(purpose)))
             session.flush()
         query = select(AssignmentRow.device_key).distinct()
         query = query.filter_by(campaign_id=campaign_id, round_number=number)
@@ -288,7 +267,13 @@ class Rounds(Repository):
             if assignment.device in are_planned:
                 continue
             place = assignment.configuration.id, assignment.device
-            row = given_up.get(place) or _new_assignment(campaign_id, assignment)
+            row = given_up.get(place) or AssignmentRow(
+                id=assignment.id,
+                campaign_id=campaign_id,
+                configuration_id=assignment.configuration.id,
+                device_key=assignment.device,
+                role=assignment.role,
+            )
             row.round_number = number
             row.rank = assignment.rank
             row.reason = dict(assignment.reason)
@@ -298,29 +283,18 @@ class Rounds(Repository):
 
     @reading
     def all(self, session: Session, campaign_id: str) -> list[RoundRecord]:
-        """The campaign's rounds by number."""
-        rows = session.scalars(
-            select(RoundRow).where(RoundRow.campaign_id == campaign_id).order_by(RoundRow.number)
-        )
-        return [
-            RoundRecord(
-                campaign_id=row.campaign_id,
-                number=row.number,
-                purpose=row.purpose,
-                state=row.state,
-                report=row.report,
-            )
-            for row in rows
-        ]
+        """Return the campaign's rounds by number."""
+        query = select(RoundRow).filter_by(campaign_id=campaign_id).order_by(RoundRow.number)
+        return [record_of(RoundRecord, row) for row in session.scalars(query)]
 
     @writing
     def close(
         self, session: Session, campaign_id: str, number: int, report: Mapping[str, Any]
     ) -> None:
-        """Closes a round with its report; one that is closed keeps its first report.
+        """Close a round with its report; a closed round keeps its first report.
 
         Raises:
-            CampaignError: there is no such round.
+            CampaignError: The round does not exist.
         """
         row = session.get(RoundRow, (campaign_id, number), with_for_update=True)
         if row is None:
@@ -329,13 +303,41 @@ class Rounds(Repository):
             row.state, row.report = RoundState.CLOSED, dict(report)
 
 
+class Snapshots(Repository):
+    """The list of published snapshots."""
+
+    @reading
+    def all(self, session: Session) -> list[SnapshotRecord]:
+        """Return all snapshots, the latest first."""
+        query = select(SnapshotRow).order_by(SnapshotRow.created_at.desc(), SnapshotRow.id)
+        return [record_of(SnapshotRecord, row) for row in session.scalars(query)]
+
+
+def register(session: Session, snapshot: SnapshotRecord) -> None:
+    """Add a published snapshot within a transaction; the same one again changes nothing.
+
+    Raises:
+        SnapshotError: Another snapshot has its id.
+    """
+    row = session.get(SnapshotRow, snapshot.id, with_for_update=True)
+    values = vars(snapshot) | {"manifest": dict(snapshot.manifest)}
+    if row is None:
+        session.add(SnapshotRow(**values))
+    elif (row.location, row.manifest) != (snapshot.location, values["manifest"]):
+        raise SnapshotError(
+            f"snapshot {snapshot.id!r} is published already and never changes; "
+            "publish under another id"
+        )
+
+
 def add_event(session: Session, campaign_id: str, kind: str, message: Mapping[str, Any]) -> None:
+    """Add an event within a transaction, under the time of the call."""
     at = call_of(session).at
     session.add(EventRow(campaign_id=campaign_id, at=at, kind=kind, message=dict(message)))
 
 
 def event_of_call(session: Session, campaign_id: str) -> Mapping[str, Any] | None:
-    """Return the message of the event that an earlier attempt of this call added, None without one.
+    """Return the message of the event that an earlier attempt of this call added, or None.
 
     A call adds one event at most, under the time of the call, to the microsecond.
     """
@@ -344,6 +346,11 @@ def event_of_call(session: Session, campaign_id: str) -> Mapping[str, Any] | Non
 
 
 def existing(session: Session, campaign_id: str, *, to_change: bool = True) -> CampaignRow:
+    """Return the row of a campaign, locked if it is to change.
+
+    Raises:
+        CampaignError: It does not exist.
+    """
     row = session.get(CampaignRow, campaign_id, with_for_update=to_change)
     if row is None:
         raise CampaignError(f"no campaign {campaign_id!r}; see: trappm campaign status")
@@ -351,7 +358,7 @@ def existing(session: Session, campaign_id: str, *, to_change: bool = True) -> C
 
 
 def owner_of(row: CampaignRow, now: datetime) -> Owner | None:
-    """The owner that runs a campaign, by the database's time; None if it has none."""
+    """Return the owner of a campaign at a time of the database, or None."""
     if row.owner_id is None or row.owner_process is None:
         return None
     seen_at = datetime.fromisoformat(str(row.owner_seen_at))
@@ -364,70 +371,14 @@ def owner_of(row: CampaignRow, now: datetime) -> Owner | None:
 
 
 def _campaign(row: CampaignRow, now: datetime) -> CampaignRecord:
-    return CampaignRecord(
-        id=row.id,
-        name=row.name,
-        spec=row.spec,
-        seed=row.seed,
-        state=row.state,
-        created_at=row.created_at,
-        finished_at=row.finished_at,
-        owner=owner_of(row, now),
-    )
+    return record_of(CampaignRecord, row, owner=owner_of(row, now))
 
 
-def _new_assignment(campaign_id: str, assignment: PlannedAssignment) -> AssignmentRow:
-    return AssignmentRow(
-        id=uuid.uuid4().hex,
-        campaign_id=campaign_id,
-        configuration_id=assignment.configuration.id,
-        device_key=assignment.device,
-        role=Role(assignment.role),
-    )
-
-
-class Snapshots(Repository):
-    """The list of published snapshots."""
-
-    @reading
-    def all(self, session: Session) -> list[SnapshotRecord]:
-        """All snapshots, the latest first."""
-        rows = session.scalars(
-            select(SnapshotRow).order_by(SnapshotRow.created_at.desc(), SnapshotRow.id)
-        )
-        return [_snapshot(row) for row in rows]
-
-
-def register(session: Session, snapshot: SnapshotRecord) -> None:
-    """Adds a published snapshot, within a transaction; the same again changes nothing.
-
-    Raises:
-        SnapshotError: the id is taken by another one.
-    """
-    row = session.get(SnapshotRow, snapshot.id, with_for_update=True)
-    manifest = dict(snapshot.manifest)
-    if row is None:
-        session.add(
-            SnapshotRow(
-                id=snapshot.id,
-                campaign_id=snapshot.campaign_id,
-                location=snapshot.location,
-                manifest=manifest,
-                created_at=snapshot.created_at,
-            )
-        )
-    elif (row.location, row.manifest) != (snapshot.location, manifest):
-        raise SnapshotError(
-            f"snapshot {snapshot.id!r} is published already and never changes; "
-            "publish under another id"
-        )
-
-
-def _snapshot(row: SnapshotRow) -> SnapshotRecord:
-    return SnapshotRecord(
-        id=row.id,
-        campaign_id=row.campaign_id,
-        location=row.location,
-        manifest=row.manifest,
-        created_at=row.created_at,
-    )
+def _attempts(
+    query: Select[*tuple[Any, ...]], campaign_id: str, since: str | None
+) -> Select[*tuple[Any, ...]]:
+    """Return a query of devices and attempts with the conditions of a campaign and a time."""
+    query = query.join_from(
+        MeasurementRow, DeviceRow, DeviceRow.id == MeasurementRow.device_id
+    ).where(MeasurementRow.campaign_id == campaign_id)
+    return query if since is None else query.where(MeasurementRow.started_at >= since)

@@ -36,12 +36,23 @@ BUSY_TIMEOUT_S = 60.0
 _BEGIN = "sqlite_begin"
 """Execution option of an engine: the statement that begins a transaction on SQLite."""
 
-_SQLITE_AWAY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CANTOPEN", "SQLITE_FULL")
-"""SQLite's errors for a locked database, a missing disk and a full one."""
+_SQLITE_BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED")
+_AWAY = (
+    *_SQLITE_BUSY,
+    "SQLITE_CANTOPEN",
+    "SQLITE_FULL",
+    "08",
+    "40",
+    "53",
+    "57P01",
+    "57P02",
+    "57P03",
+)
+"""Names of SQLite's errors, and SQLSTATEs or their classes, after which the same may succeed later.
 
-_TRANSIENT = ("08", "40", "53", "57P01", "57P02", "57P03")
-"""SQLSTATEs, or their classes, after which the same may succeed later: connection lost,
-transaction rolled back, no resources left, server shut down, crashed or starting."""
+The database is locked, its disk is missing or full; the connection is lost, the transaction rolled
+back, no resources left, the server shut down, crashed or starting.
+"""
 
 _POSTGRESQL_OPTIONS = {
     "connect_timeout": 10,
@@ -193,25 +204,21 @@ def store_errors(engine: Engine, kind: type[StoreError] = StoreError) -> Iterato
         raise _store_error(engine, error, kind) from error
 
 
-def insert_new(session: Session, table: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert the rows whose unique values are new; leave the others as they are."""
-    if rows:
-        session.connection().execute(new_row(session, table), list(rows))
-
-
-def new_row(session: Session, table: type[Base]) -> Insert:
-    """Return an INSERT that does nothing where a unique value exists."""
-    return insert(back_end(session), table).on_conflict_do_nothing()
-
-
 def back_end(session: Session) -> str:
     """Return the name of the database system: sqlite or postgresql."""
     return session.get_bind().dialect.name
 
 
 def insert(name: str, table: type[Base]) -> Insert:
-    """Return an INSERT of a back end that supports ON CONFLICT."""
+    """Return an INSERT of a database system that supports ON CONFLICT."""
     return sqlite.insert(table) if name == "sqlite" else postgresql.insert(table)
+
+
+def insert_new(session: Session, table: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert the rows whose unique values are new; leave the others as they are."""
+    if rows:
+        query = insert(back_end(session), table).on_conflict_do_nothing()
+        session.connection().execute(query, list(rows))
 
 
 def database_time(connection: Connection) -> datetime:
@@ -259,36 +266,34 @@ def _read_only_url(path: Path, **options: str) -> str:
 
 
 def _store_error(engine: Engine, cause: BaseException, kind: type[StoreError]) -> StoreError:
-    """Return the error to raise for an error of the driver."""
+    """Return the error to raise for an error of the driver, by its SQLSTATE or SQLite name.
+
+    libpq gives an SQLSTATE to the results of statements only. A connection that cannot be made, or
+    that breaks, has none.
+    """
     driver, name = engine.dialect.loaded_dbapi, _sqlite_name(cause)
+    code = name or getattr(cause, "sqlstate", None) or ""
+    is_connection = (
+        engine.dialect.name == "postgresql"
+        and not code
+        and isinstance(cause, driver.OperationalError | driver.InterfaceError)
+    )
+    is_opening = kind is StoreAccessError
     if name.startswith("SQLITE_READONLY"):
         kind = StoreAccessError
-    elif _is_away(engine, cause) and (kind is StoreError or name.startswith(_SQLITE_AWAY[:2])):
+    elif name.startswith(_SQLITE_BUSY) or (
+        kind is StoreError and (code.startswith(_AWAY) or is_connection)
+    ):
         kind = StoreAwayError
-    elif _is_away(engine, cause) and kind is StoreAccessError:
-        if name or _sqlstate(cause):
-            kind = StoreUnreachableError
-        elif _is_not_up(engine):
-            kind = StoreNotUpError
+    elif is_opening and code.startswith(_AWAY):
+        kind = StoreUnreachableError
+    elif is_opening and is_connection and _is_not_up(engine):
+        kind = StoreNotUpError
     elif kind is StoreError and isinstance(
         cause, driver.IntegrityError | driver.DataError | _UNFIT
     ):
         kind = RefusedRowError
     return kind(f"the label store {address(engine)} refused: {one_line(cause)}")
-
-
-def _is_away(engine: Engine, cause: BaseException) -> bool:
-    """Return whether the database is busy or unreachable, so that the same may succeed later.
-
-    libpq gives an SQLSTATE to the results of statements only. A connection that cannot be made, or
-    that breaks, has none.
-    """
-    if engine.dialect.name == "sqlite":
-        return _sqlite_name(cause).startswith(_SQLITE_AWAY)
-    if code := _sqlstate(cause):
-        return code.startswith(_TRANSIENT)
-    driver = engine.dialect.loaded_dbapi
-    return isinstance(cause, driver.OperationalError | driver.InterfaceError)
 
 
 def _is_not_up(engine: Engine) -> bool:
@@ -351,7 +356,3 @@ def _while_busy(do: Callable[[], object]) -> None:
 
 def _sqlite_name(error: BaseException) -> str:
     return getattr(error, "sqlite_errorname", "")
-
-
-def _sqlstate(error: BaseException) -> str:
-    return getattr(error, "sqlstate", None) or ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -12,7 +13,7 @@ from typing import Annotated, Any, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from sqlalchemy import Select, func, select
+from sqlalchemy import Row, Select, func, select
 from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import InputError, StoreError
@@ -23,6 +24,7 @@ from trappm.profiler.records import Outcome, Protocol, Provenance
 from trappm.store.engine import insert_new
 from trappm.store.files import checked_size, numbered, read_jsonl, write_jsonl, write_whole
 from trappm.store.measurements import device_id
+from trappm.store.records import record_of
 from trappm.store.rows import (
     Amount,
     Name,
@@ -40,19 +42,18 @@ from trappm.store.schema import DeviceRow, KernelConditionsRow, KernelMeasuremen
 from trappm.store.transactions import Repository, reading, writing
 
 BATCH = 5000
-"""Kernels per transaction where there may be more than memory holds."""
+"""Kernels per transaction of many."""
 
 LONGEST_CALL = 300
-"""Letters of a call's text."""
+"""Maximum length of a call's text."""
 LONGEST_FINGERPRINT = 64
 _MAX_LINE_BYTES = 1 << 20
 _MAX_SAMPLES = 10_000
 _SAMPLES = np.dtype("<f4")
-_Whole = Select[*tuple[Any, ...]]
 
 
-class KernelRow(BaseModel):
-    """A line of a file of kernel measurements, and what one must be to be stored."""
+class KernelFileRow(BaseModel):
+    """Line of a file of kernel measurements; also validates what is recorded."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -89,17 +90,17 @@ class TimedStack:
 
     fingerprint: str
     timed_at: str
-    """The last time."""
+    """Time of the last measurement."""
     environment: Mapping[str, Any]
 
     def is_of(self, fingerprint: str, environment: Mapping[str, Any] | None = None) -> bool:
-        """Whether this is the stack of a fingerprint, with which measurements may go.
+        """Return whether labels or a worker with this fingerprint have this stack.
 
-        How memory is counted belongs to a stack, but of kernels it is not.
+        The memory method is part of a fingerprint, but does not matter for kernels.
 
         Args:
-            fingerprint: of a worker, or of labels.
-            environment: of labels.
+            fingerprint: Fingerprint of a worker or of labels.
+            environment: Environment of labels.
         """
         own = fingerprint_of({**self.environment, "memory_method": None})
         of_labels = environment and fingerprint_of({**environment, "memory_method": None})
@@ -111,147 +112,122 @@ class Kernels(Repository):
 
     @writing
     def record(self, session: Session, measurements: Sequence[KernelMeasurement]) -> None:
-        """Keeps the kernels of a run, all or nothing; the same attempt key twice changes nothing.
+        """Record the kernels of a run, all or nothing; a known attempt key changes nothing.
 
         Raises:
-            StoreError: the store cannot be written, or a measurement is none that can be kept.
+            StoreError: The store cannot be written, or a measurement cannot be stored.
         """
-        if not measurements:
-            return
-        environments = {id(m.environment): m.environment for m in measurements}
-        for environment in environments.values():
-            if fault := why_environment_not_kept(environment):
-                raise StoreError(f"the kernels of {measurements[0].device} are not kept: {fault}")
-        for measurement in measurements:
-            if fault := why_not_kept(measurement):
-                raise StoreError(f"the measurement of {measurement.call} is not kept: {fault}")
+        # Kernels of a run share one environment, which takes longer to hash than all the rest.
+        runs: dict[tuple[str, Protocol, int], tuple[int, str]] = {}
         conditions: dict[str, dict[str, Any]] = {}
-        places: dict[tuple[str, Protocol, int], tuple[int, str]] = {}
         rows = []
         for m in measurements:
-            # Those of a run share one environment, which takes longer to hash than all the rest.
             run = m.device, m.protocol, id(m.environment)
-            if run not in places:
+            if fault := why_not_kept(m) or (
+                run not in runs and why_environment_not_kept(m.environment)
+            ):
+                raise StoreError(f"the measurement of {m.call} is not kept: {fault}")
+            if run not in runs:
                 shared = {"protocol": m.protocol.to_dict(), "environment": dict(m.environment)}
                 name = _hash(shared)
                 conditions[name] = {"content_hash": name, **shared}
                 fingerprint = fingerprint_of(m.environment)
-                places[run] = device_id(session, m.device, fingerprint, m.environment), name
-            rows.append(_row(m, *places[run]))
+                runs[run] = device_id(session, m.device, fingerprint, m.environment), name
+            rows.append(_row(m, *runs[run]))
         insert_new(session, KernelConditionsRow, [conditions[name] for name in sorted(conditions)])
         insert_new(session, KernelMeasurementRow, rows)
 
     def record_many(self, measurements: Iterable[KernelMeasurement]) -> int:
-        """As `record`, in batches, each of which is one transaction; how many were new."""
+        """Record kernels in batches, each in one transaction, and return the number of new ones."""
         count = 0
         remaining = iter(measurements)
         while batch := [*itertools.islice(remaining, BATCH)]:
             keys = {m.attempt_key for m in batch}
-            count += len(keys) - self._known(keys)
+            count += len(keys) - self._count_known(keys)
             self.record(batch)
         return count
 
     @reading
-    def _known(self, session: Session, keys: Collection[str]) -> int:
-        """Return how many of these attempts are recorded already."""
+    def _count_known(self, session: Session, keys: Collection[str]) -> int:
         query = select(func.count()).where(KernelMeasurementRow.attempt_key.in_([*keys]))
         return session.scalar(query) or 0
 
-    @reading
-    def all(
+    def each(
         self,
-        session: Session,
         *,
         device: str | None = None,
         operator: Operator | None = None,
         outcome: Outcome | None = None,
-        limit: int | None = None,
-    ) -> list[KernelMeasurement]:
-        """Those of a device (under any stack), of an operator, of an outcome; oldest first."""
-        query = _query(device, operator, outcome).limit(limit)
-        return [_measurement(*row) for row in session.execute(query)]
+    ) -> Iterator[KernelMeasurement]:
+        """Yield the kernels of a device (of all stacks), operator and outcome, oldest first.
 
-    def each(self, *, device: str | None = None) -> Iterator[KernelMeasurement]:
-        """The same, a few at a time, of one transaction that is not tried again."""
-        query = _query(device, None, None).execution_options(yield_per=BATCH)
+        All come from one transaction, which is not retried.
+        """
+        query = _query(device).execution_options(yield_per=BATCH)
+        if operator is not None:
+            query = query.where(KernelMeasurementRow.operator == operator.value)
+        if outcome is not None:
+            query = query.where(KernelMeasurementRow.outcome == outcome)
         with self._database.reading() as session:
-            for row in session.execute(query):
-                yield _measurement(*row)
+            yield from map(_measurement, session.execute(query))
 
     @reading
     def devices(self, session: Session) -> dict[str, int]:
-        """How many kernels were measured on each device, failed ones included, by its key."""
-        query = (
-            select(DeviceRow.key, func.count())
-            .join(KernelMeasurementRow, KernelMeasurementRow.device_id == DeviceRow.id)
-            .group_by(DeviceRow.key)
-            .order_by(DeviceRow.key)
-        )
+        """Return the number of kernels by device key, failed ones included."""
+        query = select(DeviceRow.key, func.count()).join(*_OF_DEVICE)
+        query = query.group_by(DeviceRow.key).order_by(DeviceRow.key)
         return {row[0]: row[1] for row in session.execute(query)}
 
     @reading
     def newest(self, session: Session, device: str) -> list[TimedStack]:
-        """The software stacks under which kernels of a device were timed; good attempts count."""
+        """Return the software stacks under which kernels of a device were timed successfully."""
+        last = func.max(KernelMeasurementRow.started_at)
         query = (
-            select(
-                DeviceRow.fingerprint,
-                func.max(KernelMeasurementRow.started_at),
-                func.max(DeviceRow.id),
-            )
-            .join(KernelMeasurementRow, KernelMeasurementRow.device_id == DeviceRow.id)
+            select(DeviceRow, last)
+            .join(*_OF_DEVICE)
             .where(DeviceRow.key == device, KernelMeasurementRow.outcome == Outcome.OK)
-            .group_by(DeviceRow.fingerprint)
+            .group_by(DeviceRow.id)
         )
-        rows = session.execute(query).all()
-        environments = {
-            row.id: row.environment
-            for row in session.scalars(select(DeviceRow).where(DeviceRow.key == device))
-        }
-        return [TimedStack(stack, at, environments[id_]) for stack, at, id_ in rows]
+        rows = session.execute(query)
+        return [TimedStack(row.fingerprint, at, row.environment) for row, at in rows]
 
     @reading
     def latest(
         self, session: Session, device: str, fingerprint: str | None = None
     ) -> list[KernelMeasurement]:
-        """What is known of a device: of each call the last `ok` attempt, or the last one.
+        """Return the last successful attempt of each call on a device, or else the last attempt.
 
-        Of several software stacks that of this fingerprint counts, or of the last attempt.
+        Args:
+            device: Device key.
+            fingerprint: Software stack; that of the last attempt by default.
 
         Raises:
-            InputError: no kernel was measured on it; the message says on which there were.
+            InputError: No kernel was measured on it; the message names devices with kernels.
         """
+        row = KernelMeasurementRow
         last = (
-            select(KernelMeasurementRow.device_id)
-            .join(DeviceRow, DeviceRow.id == KernelMeasurementRow.device_id)
+            select(row.device_id)
+            .join(DeviceRow, DeviceRow.id == row.device_id)
             .where(DeviceRow.key == device)
-            .order_by(KernelMeasurementRow.started_at.desc(), KernelMeasurementRow.id.desc())
-            .limit(1)
+            .order_by(row.started_at.desc(), row.id.desc())
         )
         if fingerprint is not None:
             last = last.where(DeviceRow.fingerprint == fingerprint)
-        stack = session.scalar(last)
+        stack = session.scalar(last.limit(1))
         if stack is None:
-            known = session.scalars(
-                select(DeviceRow.key)
-                .join(KernelMeasurementRow, KernelMeasurementRow.device_id == DeviceRow.id)
-                .distinct()
-            ).all()
-            there = f"; there are some of {', '.join(sorted(known))}" if known else ""
+            known = session.scalars(select(DeviceRow.key).join(*_OF_DEVICE).distinct())
+            names = ", ".join(sorted(known))
+            there = f"; there are some of {names}" if names else ""
             raise InputError(
                 f"no kernels of {device!r} are known{there}; measure them: "
                 f"trappm measure --kernels --device {device}"
             )
-        query = _query(device, None, None).where(KernelMeasurementRow.device_id == stack)
-        latest: dict[str, tuple[Any, ...]] = {}
-        for row in session.execute(query):
-            before = latest.get(row[0].call)
-            if (
-                before is None
-                or row[0].outcome is Outcome.OK
-                or before[0].outcome is not Outcome.OK
-            ):
-                latest[row[0].call] = tuple(row)
-        return [_measurement(*row) for row in latest.values()]
+        latest: dict[str, Row[Any]] = {}
+        for found in session.execute(_query(device).where(row.device_id == stack)):
+            before = latest.get(found.call)
+            if before is None or found.outcome is Outcome.OK or before.outcome is not Outcome.OK:
+                latest[found.call] = found
+        return [_measurement(found) for found in latest.values()]
 
 
 def why_environment_not_kept(environment: Mapping[str, Any]) -> str | None:
@@ -288,29 +264,28 @@ def recordable(measurement: KernelMeasurement) -> KernelMeasurement:
 def why_not_kept(measurement: KernelMeasurement) -> str | None:
     """Return why a measurement cannot be stored, except for its environment, or None."""
     try:
-        KernelRow.model_validate({**measurement.to_dict(), "environment": {}})
+        KernelFileRow.model_validate({**measurement.to_dict(), "environment": {}})
     except ValidationError as error:
         return first_fault(error)
     return None
 
 
-def _query(device: str | None, operator: Operator | None, outcome: Outcome | None) -> _Whole:
-    query: _Whole = (
-        select(KernelMeasurementRow, KernelConditionsRow, DeviceRow.key)
-        .join(
-            KernelConditionsRow,
-            KernelConditionsRow.content_hash == KernelMeasurementRow.conditions_hash,
+_OF_DEVICE = (KernelMeasurementRow, KernelMeasurementRow.device_id == DeviceRow.id)
+
+
+def _query(device: str | None) -> Select[*tuple[Any, ...]]:
+    """Return a query of kernels with the columns that `_measurement` needs, oldest first."""
+    row, conditions = KernelMeasurementRow, KernelConditionsRow
+    query = (
+        select(
+            *row.__table__.columns, conditions.protocol, conditions.environment,
+            DeviceRow.key.label("device"),
         )
-        .join(DeviceRow, DeviceRow.id == KernelMeasurementRow.device_id)
-        .order_by(KernelMeasurementRow.id)
-    )
-    if device is not None:
-        query = query.where(DeviceRow.key == device)
-    if operator is not None:
-        query = query.where(KernelMeasurementRow.operator == operator.value)
-    if outcome is not None:
-        query = query.where(KernelMeasurementRow.outcome == outcome)
-    return query
+        .join_from(row, conditions, conditions.content_hash == row.conditions_hash)
+        .join(DeviceRow, DeviceRow.id == row.device_id)
+        .order_by(row.id)
+    )  # fmt: skip
+    return query if device is None else query.where(DeviceRow.key == device)
 
 
 def _hash(shared: Mapping[str, Any]) -> str:
@@ -318,56 +293,33 @@ def _hash(shared: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+_CALL = ("operator", "data_type", "memory_format", "direction")
+"""Fields of a call with a column."""
+
+
 def _row(m: KernelMeasurement, device: int, conditions: str) -> dict[str, Any]:
-    call = m.call
-    return {
-        "attempt_key": m.attempt_key,
+    values = {field.name: getattr(m, field.name) for field in dataclasses.fields(m)}
+    for name in ("device", "protocol", "environment"):
+        del values[name]
+    return values | {
         "device_id": device,
         "conditions_hash": conditions,
-        "call": call.text,
-        "operator": call.operator.value,
-        "data_type": call.data_type.value,
-        "memory_format": call.memory_format.value,
-        "direction": call.direction.value,
-        "tf32": call.tf32,
-        "provenance": m.provenance,
-        "outcome": m.outcome,
-        "failed_in": m.failed_in,
-        "message": m.message,
-        "started_at": m.started_at,
-        "duration_s": m.duration_s,
+        "call": m.call.text,
+        "tf32": m.call.tf32,
+        **{name: getattr(m.call, name).value for name in _CALL},
         "samples_ms": np.asarray(m.samples_ms, dtype=_SAMPLES).tobytes(),
-        "time_ms": m.time_ms,
-        "iqr_ms": m.iqr_ms,
-        "power_w": m.power_w,
-        "energy_j": m.energy_j,
         "missing": dict(m.missing),
         "facts": dict(m.facts),
     }
 
 
-def _measurement(
-    row: KernelMeasurementRow, conditions: KernelConditionsRow, device: str
-) -> KernelMeasurement:
-    return KernelMeasurement(
+def _measurement(row: Row[Any]) -> KernelMeasurement:
+    return record_of(
+        KernelMeasurement,
+        row,
         call=KernelCall.from_text(row.call),
-        device=device,
-        outcome=row.outcome,
-        protocol=Protocol(**conditions.protocol),
-        started_at=row.started_at,
-        duration_s=row.duration_s,
-        attempt_key=row.attempt_key,
-        provenance=row.provenance,
+        protocol=Protocol(**row.protocol),
         samples_ms=tuple(np.frombuffer(row.samples_ms, dtype=_SAMPLES).tolist()),
-        time_ms=row.time_ms,
-        iqr_ms=row.iqr_ms,
-        power_w=row.power_w,
-        energy_j=row.energy_j,
-        missing=row.missing,
-        failed_in=row.failed_in,
-        message=row.message,
-        facts=row.facts,
-        environment=conditions.environment,
     )
 
 
@@ -394,10 +346,10 @@ def read_kernels(path: Path) -> Iterator[KernelMeasurement]:
 
 def _measurement_of_line(line: dict[str, Any]) -> KernelMeasurement:
     try:
-        given = KernelRow.model_validate(line)
+        given = KernelFileRow.model_validate(line)
     except ValidationError as error:
         raise InputError(first_fault(error)) from error
-    values = {name: getattr(given, name) for name in KernelRow.model_fields}
+    values = {name: getattr(given, name) for name in KernelFileRow.model_fields}
     values |= {"call": KernelCall.from_text(given.call), "samples_ms": tuple(given.samples_ms)}
     if given.provenance is Provenance.MEASURED and "measuring_version" not in given.environment:
         values["provenance"] = Provenance.IMPORTED

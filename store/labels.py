@@ -1,6 +1,6 @@
 """Labels and attempts: filters, records and tables.
 
-Values go into SQL as parameters, never as text, and names of columns are looked up here.
+Values enter SQL as parameters, never as text, and columns are looked up by name here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import ColumnElement, Row, Select, func, select
+from sqlalchemy import ColumnElement, Select, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from trappm.profiler.errors import InputError
@@ -31,10 +31,12 @@ from trappm.profiler.records import (
 )
 from trappm.profiler.records.step_scope import IN_TRAINING
 from trappm.store.assignments import AS_PLANNED
-from trappm.store.records import LabelRecord
+from trappm.store.records import LabelRecord, configuration_of, record_of
 from trappm.store.schema import (
+    CONFIGURATION,
     AssignmentLabelRow,
     AssignmentRow,
+    Base,
     CampaignRow,
     ConfigurationRow,
     DeviceRow,
@@ -42,7 +44,6 @@ from trappm.store.schema import (
     MeasurementRow,
 )
 from trappm.store.transactions import Repository, reading
-from trappm.store.workloads import configuration_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,14 +53,14 @@ _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def point_in_time(text: str, *, end_of_day: bool = False) -> str:
-    """The point in time in ISO 8601 with its zone, which is UTC unless the text names another.
+    """Return a point in time in UTC, in ISO 8601.
 
     Args:
-        text: an ISO 8601 date or time, or an age such as `7d` (minutes, hours, days, weeks).
-        end_of_day: what a date alone means: its end, not its beginning.
+        text: ISO 8601 date or time (UTC without a zone), or an age such as `7d` (m, h, d, w).
+        end_of_day: Whether a date means its end instead of its beginning.
 
     Raises:
-        InputError: it is neither.
+        InputError: It is neither.
     """
     age = _AGE.fullmatch(text)
     try:
@@ -78,7 +79,7 @@ def point_in_time(text: str, *, end_of_day: bool = False) -> str:
 
 
 def known_names(session: Session, column: InstrumentedAttribute[str]) -> list[str]:
-    """All values of a column, each once, sorted as the database sorts; quick if it is indexed."""
+    """Return the distinct values of a column, sorted; this is quick for an indexed column."""
     names = select(func.min(column).label("name")).cte("names", recursive=True)
     following = select(func.min(column)).where(column > names.c.name).scalar_subquery()
     names = names.union_all(select(following).where(names.c.name.is_not(None)))
@@ -86,10 +87,9 @@ def known_names(session: Session, column: InstrumentedAttribute[str]) -> list[st
 
 
 def architectures_matching(session: Session, pattern: str) -> list[str]:
-    """The architectures of this name or glob.
+    """Return the architectures of this name or glob.
 
-    A glob is matched here, so that it means the same as in a pool on every back end, and `%` or `_`
-    mean themselves.
+    A glob is matched here, so that it means the same as in a pool on every back end.
     """
     if not is_glob(pattern):
         return [pattern]
@@ -102,20 +102,19 @@ def is_glob(pattern: str) -> bool:
 
 
 ANY_OUTCOME = "any"
-"""As an outcome in a filter: all attempts, however they ended."""
+"""Outcome in a filter that selects all attempts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelFilter:
-    """Which labels are wanted; a field that is None does not restrict.
+    """A selection of labels or attempts; a field that is None does not restrict.
 
     Raises:
-        InputError: a setting, metric, outcome or provenance is none that there is, or a time cannot
-            be read.
+        InputError: A setting, metric, outcome or provenance is unknown, or a time is invalid.
     """
 
     architecture: str | None = None
-    """A name, or a glob with `*`, `?` and `[...]`."""
+    """Name, or glob with `*`, `?` and `[...]`."""
     family: str | None = None
     device: str | None = None
     batch_size: int | None = None
@@ -126,17 +125,16 @@ class LabelFilter:
     phase: str | None = None
     protocol: str | None = None
     metric: str | None = None
-    """Only those that have it."""
+    """Only labels that have this metric."""
     outcome: Outcome | str | None = None
-    """Attempts that ended so (or `any`) are wanted, instead of labels."""
+    """Selects attempts with this outcome (or `any`) instead of labels."""
     provenance: Provenance | str | None = None
     campaign: str | None = None
-    """Its id, or the beginning of it."""
+    """Id of a campaign, or the beginning of it."""
     since: str | None = None
-    """When the label was made, or the attempt begun: from this time on. As `until`, an ISO 8601
-    date or time (UTC unless it names a zone), or an age such as `7d` (m, h, d, w)."""
+    """Earliest time at which the label was made or the attempt began; see `point_in_time`."""
     until: str | None = None
-    """Up to this time; a date means up to its end."""
+    """Latest time; a date means its end."""
 
     def __post_init__(self) -> None:
         choices: dict[str, Sequence[str]] = {
@@ -164,45 +162,37 @@ class LabelFilter:
 Query = Select[*tuple[Any, ...]]
 Columns = Mapping[str, InstrumentedAttribute[Any]]
 
+
+def _columns(row: type[Base], *names: str) -> Columns:
+    return {name: getattr(row, name) for name in names}
+
+
 _WORKLOAD: Columns = {
-    "architecture": ConfigurationRow.architecture,
-    "family": ConfigurationRow.family,
-    "batch_size": ConfigurationRow.batch_size,
-    "input_size": ConfigurationRow.input_size,
-    "precision": ConfigurationRow.precision,
-    "memory_format": ConfigurationRow.memory_format,
-    "optimizer": ConfigurationRow.optimizer,
-    "phase": ConfigurationRow.phase,
+    **_columns(
+        ConfigurationRow, "architecture", "family", "batch_size", "input_size", "precision",
+        "memory_format", "optimizer", "phase",
+    ),
     "device": DeviceRow.key,
     "fingerprint": DeviceRow.fingerprint,
-}
+}  # fmt: skip
 LABEL_COLUMNS: Columns = {
     "id": LabelRow.id,
     **_WORKLOAD,
     "protocol": LabelRow.protocol_name,
-    "step_time_ms": LabelRow.step_time_ms,
-    "memory_mib": LabelRow.memory_mib,
-    "memory_above_mib": LabelRow.memory_above_mib,
-    "power_w": LabelRow.power_w,
-    "energy_j": LabelRow.energy_j,
-    "provenance": LabelRow.provenance,
-    "created_at": LabelRow.created_at,
-}
+    **_columns(
+        LabelRow, "step_time_ms", "memory_mib", "memory_above_mib", "power_w", "energy_j",
+        "provenance", "created_at",
+    ),
+}  # fmt: skip
 ATTEMPT_COLUMNS: Columns = {
     "id": MeasurementRow.id,
     **_WORKLOAD,
     "protocol": MeasurementRow.protocol_name,
     "outcome": MeasurementRow.outcome,
     "step_time_ms": MeasurementRow.step_median_ms,
-    "memory_mib": MeasurementRow.memory_mib,
-    "power_w": MeasurementRow.power_w,
-    "energy_j": MeasurementRow.energy_j,
-    "provenance": MeasurementRow.provenance,
+    **_columns(MeasurementRow, "memory_mib", "power_w", "energy_j", "provenance"),
     "campaign": MeasurementRow.campaign_id,
-    "started_at": MeasurementRow.started_at,
-    "duration_s": MeasurementRow.duration_s,
-    "failed_in": MeasurementRow.failed_in,
-    "message": MeasurementRow.message,
+    **_columns(MeasurementRow, "started_at", "duration_s", "failed_in", "message"),
 }
 
 _EQUAL = (
@@ -213,17 +203,18 @@ _EQUAL = (
 
 
 def columns_of(wanted: LabelFilter) -> Columns:
+    """Return the columns of labels, or of attempts if the filter names an outcome, by name."""
     return LABEL_COLUMNS if wanted.outcome is None else ATTEMPT_COLUMNS
 
 
 def matching(session: Session, wanted: LabelFilter, what: Sequence[Any]) -> Query:
-    """Selects this from the labels or attempts that pass the filter."""
+    """Return a query of these columns of the labels or attempts that pass the filter."""
     row = LabelRow if wanted.outcome is None else MeasurementRow
     return restricted(session, joined(row, what), wanted)
 
 
 def joined(row: type[LabelRow | MeasurementRow], what: Sequence[Any]) -> Query:
-    """Selects this from labels or attempts, each with its configuration and its device."""
+    """Return a query of labels or attempts, joined with their configurations and devices."""
     return (
         select(*what)
         .select_from(row)
@@ -233,7 +224,7 @@ def joined(row: type[LabelRow | MeasurementRow], what: Sequence[Any]) -> Query:
 
 
 def restricted(session: Session, query: Query, wanted: LabelFilter) -> Query:
-    """The query, of labels or attempts with configurations and devices, with these conditions."""
+    """Return the query of `joined` with the conditions of a filter."""
     columns = columns_of(wanted)
     for name in _EQUAL:
         value = getattr(wanted, name)
@@ -265,7 +256,11 @@ def restricted(session: Session, query: Query, wanted: LabelFilter) -> Query:
 
 
 def refuse_unknown_names(session: Session, wanted: LabelFilter) -> None:
-    """Raises InputError for the first name in the filter that the store does not know at all."""
+    """Refuse a filter with a name that the store does not have.
+
+    Raises:
+        InputError: The first such name, with the nearest known one.
+    """
     columns = {
         "device": DeviceRow.key,
         "family": ConfigurationRow.family,
@@ -297,13 +292,6 @@ _NUMBERS = (*METRICS, "memory_above_mib", "energy_j", "duration_s")
 _TIMES = ("created_at", "started_at")
 
 
-def check_columns(wanted: LabelFilter, columns: Sequence[str] | None, sort: str) -> None:
-    """Raises InputError unless `store.labels.query` knows these columns."""
-    known = columns_of(wanted)
-    _check_names("sort by", [sort.removeprefix("-")], known)
-    _check_names("show", columns or known, known)
-
-
 def _check_names(doing: str, names: Iterable[str], known: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
@@ -329,75 +317,67 @@ def frame_of(rows: Sequence[Any], columns: list[str]) -> pd.DataFrame:
 
 
 class Labels(Repository):
-    """Labels, as records for heads to learn from and as tables for people."""
+    """Labels, as records for heads and as tables for people."""
 
     @reading
     def matching(self, session: Session, wanted: LabelFilter | None = None) -> list[LabelRecord]:
-        """The labels that pass the filter, in the order in which they were made.
+        """Return the labels that pass the filter, in the order in which they were made.
 
         Raises:
-            InputError: the filter names an outcome: those are attempts, for `query`.
+            InputError: The filter names an outcome, which selects attempts; see `query`.
         """
         wanted = wanted or LabelFilter()
         if wanted.outcome is not None:
             raise InputError(
                 "labels have no outcome; attempts have, and come from: store.labels.query"
             )
-        query = restricted(session, joined(LabelRow, _WHOLE_LABEL), wanted)
-        return [_label(row) for row in session.execute(query.order_by(LabelRow.id))]
+        return _records(session, matching(session, wanted, _RECORD).order_by(LabelRow.id))
 
     @reading
-    def of_campaign(
-        self,
-        session: Session,
-        campaign_id: str,
-    ) -> list[LabelRecord]:
-        """The labels of a campaign's assignments, with their roles, as planned."""
+    def of_campaign(self, session: Session, campaign_id: str) -> list[LabelRecord]:
+        """Return the labels of a campaign's assignments with their roles, as planned."""
         query = (
-            joined(LabelRow, [*_WHOLE_LABEL, AssignmentRow.role])
+            joined(LabelRow, [*_RECORD, AssignmentRow.role])
             .join(AssignmentLabelRow, AssignmentLabelRow.label_id == LabelRow.id)
             .join(AssignmentRow, AssignmentRow.id == AssignmentLabelRow.assignment_id)
             .where(AssignmentRow.campaign_id == campaign_id)
-            .order_by(*AS_PLANNED, AssignmentRow.device_key)
         )
-        return [_label(row) for row in session.execute(query)]
+        return _records(session, query.order_by(*AS_PLANNED))
 
     @reading
     def get(self, session: Session, label_id: int) -> LabelRecord:
-        """The label of this id.
+        """Return the label with this id.
 
         Raises:
-            InputError: there is none of this id.
+            InputError: There is none.
         """
-        query = joined(LabelRow, _WHOLE_LABEL).where(LabelRow.id == label_id)
-        row = session.execute(query).one_or_none()
-        if row is None:
+        labels = _records(session, joined(LabelRow, _RECORD).where(LabelRow.id == label_id))
+        if not labels:
             raise InputError(f"no label has the id {label_id}; see: trappm labels query")
-        return _label(row)
+        return labels[0]
 
     @reading
     def of_pairs(
         self, session: Session, pairs: Collection[Pair], what: Configuration, device: str
     ) -> list[LabelRecord]:
-        """Labels of these architectures and input sizes on a device, under any stack and protocol
-        but `in-training`: those steps were not measured alone.
+        """Return the labels of architectures and input sizes on a device, of all its stacks.
+
+        Labels of steps that a callback recorded in a training are left out.
 
         Args:
-            pairs: of an architecture and an input size, which take the place of those of `what`.
-            what: batch size, precision, memory format, optimizer and phase.
-            device: its key.
+            pairs: Architectures with input sizes.
+            what: Batch size and settings.
+            device: Device key.
         """
         wanted = set(pairs)
-        query = (
-            joined(LabelRow, _WHOLE_LABEL)
-            .where(ConfigurationRow.architecture.in_(sorted({name for name, _ in wanted})))
-            .where(DeviceRow.key == device, LabelRow.protocol_name != IN_TRAINING)
-            .where(*_same_settings(what))
-            .order_by(LabelRow.id)
+        query = joined(LabelRow, _RECORD).where(
+            ConfigurationRow.architecture.in_(sorted({name for name, _ in wanted})),
+            DeviceRow.key == device,
+            LabelRow.protocol_name != IN_TRAINING,
+            *_same_settings(what),
         )
-        labels = [_label(row) for row in session.execute(query)]
         return [
-            label for label in labels
+            label for label in _records(session, query.order_by(LabelRow.id))
             if (label.configuration.architecture, label.configuration.input_size) in wanted
         ]  # fmt: skip
 
@@ -405,17 +385,18 @@ class Labels(Repository):
     def pairs(
         self, session: Session, device: str | None = None, like: Configuration | None = None
     ) -> list[Pair]:
-        """Architectures and input sizes with a label that is not simulated, each once.
+        """Return the architectures and input sizes with a label that is not simulated.
 
         Args:
-            device: its key; all devices without one.
-            like: only labels of its batch size and settings.
+            device: Only labels of this device key.
+            like: Only labels with its batch size and settings.
 
         Raises:
-            InputError: the store knows no such device; the error names the nearest.
+            InputError: The store has no such device; the message names the nearest.
         """
-        row = ConfigurationRow
-        query = _answering(select(row.architecture, row.input_size).distinct(), device)
+        query = _measured_alone(
+            select(ConfigurationRow.architecture, ConfigurationRow.input_size), device
+        )
         if like is not None:
             query = query.where(*_same_settings(like))
         pairs = [(name, size) for name, size in session.execute(query)]
@@ -427,10 +408,10 @@ class Labels(Repository):
     def configurations(
         self, session: Session, architectures: Collection[str], device: str
     ) -> list[Configuration]:
-        """What there is a label of that is not simulated, of these architectures on a device."""
+        """Return configurations of architectures with a label on a device that is not simulated."""
         named = ConfigurationRow.architecture.in_(sorted(set(architectures)))
-        query = _answering(select(ConfigurationRow).distinct(), device).where(named)
-        return sorted(configuration_of(row) for row in session.scalars(query))
+        query = _measured_alone(select(*CONFIGURATION), device).where(named)
+        return sorted(map(configuration_of, session.execute(query)))
 
     @reading
     def query(
@@ -443,22 +424,23 @@ class Labels(Repository):
         limit: int | None = None,
         offset: int = 0,
     ) -> pd.DataFrame:
-        """A table of the labels that pass the filter, or of attempts if it names an outcome.
+        """Return a table of the labels that pass the filter, or attempts if it names an outcome.
 
         Args:
-            wanted: the filter.
-            columns: which, in this order; all by default.
-            sort: a column; with a leading `-` the largest first. Missing values come last.
-            limit: rows at most.
-            offset: so many rows are skipped at the beginning.
+            wanted: Filter.
+            columns: Names of columns in their order; all by default.
+            sort: Name of a column, with a leading `-` in descending order. Missing values are last.
+            limit: Maximum number of rows.
+            offset: Number of rows to skip.
 
         Raises:
-            InputError: there is no such column; or no label passes, and a name in the filter is not
-                in the store.
+            InputError: A column is unknown; or no label passes, and a name in the filter is not in
+                the store.
         """
-        check_columns(wanted, columns, sort)
         known = columns_of(wanted)
         chosen = list(columns or known)
+        _check_names("sort by", [sort.removeprefix("-")], known)
+        _check_names("show", chosen, known)
         by = known[sort.removeprefix("-")]
         order = by.desc() if sort.startswith("-") else by.asc()
         if by.property.columns[0].nullable:  # else an index could not serve
@@ -472,13 +454,13 @@ class Labels(Repository):
 
     @reading
     def count(self, session: Session, wanted: LabelFilter, *, at_most: int) -> int:
-        """How many labels (or attempts) pass the filter; counting ends at `at_most`."""
+        """Return the number of labels or attempts that pass the filter, at most `at_most`."""
         rows = matching(session, wanted, [columns_of(wanted)["id"]]).limit(at_most)
         return session.scalar(select(func.count()).select_from(rows.subquery())) or 0
 
     @reading
     def names(self, session: Session) -> dict[str, list[str]]:
-        """The names that filters can name, by the field of `LabelFilter`, sorted."""
+        """Return the names that filters can use, by the field of `LabelFilter`, sorted."""
         columns = {
             "device": DeviceRow.key,
             "family": ConfigurationRow.family,
@@ -488,7 +470,7 @@ class Labels(Repository):
 
     @reading
     def attempts(self, session: Session, label_id: int) -> pd.DataFrame:
-        """Every attempt at a label's configuration on its device and stack, the earliest first."""
+        """Return all attempts at a label's configuration on its device, the earliest first."""
         row, chosen = MeasurementRow, list(ATTEMPT_COLUMNS)
         query = (
             joined(row, [ATTEMPT_COLUMNS[name].label(name) for name in chosen])
@@ -503,19 +485,30 @@ class Labels(Repository):
         return frame_of(session.execute(query).all(), chosen)
 
 
-_WHOLE_LABEL = (
-    *LabelRow.__table__.columns,
-    *(c for c in ConfigurationRow.__table__.columns if c.name not in {"id", "family"}),
-    DeviceRow.key,
-    DeviceRow.fingerprint,
-)
-"""Columns rather than entities, which take twice the time to read."""
+_RECORD = [
+    column.label(name)
+    for name, column in {**LABEL_COLUMNS, "measurement_id": LabelRow.measurement_id}.items()
+]
 
 
-def _answering(query: Query, device: str | None) -> Query:
-    """The query of configurations with a label that was measured alone, and not simulated."""
+def _records(session: Session, query: Query) -> list[LabelRecord]:
+    """Return the labels of a query of `_RECORD`, and a role if it has one."""
+    return [
+        record_of(
+            LabelRecord, row, configuration=configuration_of(row), role=getattr(row, "role", None)
+        )
+        for row in session.execute(query)
+    ]
+
+
+def _measured_alone(query: Query, device: str | None) -> Query:
+    """Return a query of distinct configurations with a label that look-ups may return.
+
+    Its step was measured alone, and not simulated.
+    """
     query = (
-        query.join(LabelRow, LabelRow.configuration_id == ConfigurationRow.id)
+        query.distinct()
+        .join(LabelRow, LabelRow.configuration_id == ConfigurationRow.id)
         .join(DeviceRow, DeviceRow.id == LabelRow.device_id)
         .where(LabelRow.provenance != Provenance.SIMULATED)
         .where(LabelRow.protocol_name != IN_TRAINING)
@@ -526,22 +519,3 @@ def _answering(query: Query, device: str | None) -> Query:
 def _same_settings(what: Configuration) -> list[ColumnElement[bool]]:
     names = ("batch_size", "precision", "memory_format", "optimizer", "phase")
     return [getattr(ConfigurationRow, name) == getattr(what, name) for name in names]
-
-
-def _label(row: Row[Any]) -> LabelRecord:
-    return LabelRecord(
-        id=row.id,
-        configuration=configuration_of(row),
-        device=row.key,
-        fingerprint=row.fingerprint,
-        protocol=row.protocol_name,
-        step_time_ms=row.step_time_ms,
-        memory_mib=row.memory_mib,
-        memory_above_mib=row.memory_above_mib,
-        power_w=row.power_w,
-        energy_j=row.energy_j,
-        provenance=row.provenance,
-        measurement_id=row.measurement_id,
-        created_at=row.created_at,
-        role=getattr(row, "role", None),
-    )

@@ -1,13 +1,13 @@
-"""Who runs a campaign: one process at a time, on whichever host; and how its state changes.
+"""The owner of a campaign: the one process that runs it; and changes of the campaign's state.
 
-    nobody --claim--> an owner, with a heartbeat --release--> nobody
-                         |
-                         +-- silent for SILENT_S, or known to be gone: the next claim takes over
+    no owner --claim--> an owner, with a heartbeat --release--> no owner
+                           |
+                           +-- silent for SILENT_S, or known to be gone: the next claim takes over
 
-The time is the database's, so that hosts whose clocks differ agree on who is silent. What the owner
-leased to workers is theirs for as long as it runs the campaign. One that was taken over cannot
-write any more, and stops itself: its store (`as_owner`) compares the owner in each transaction.
-Every change of state looks, in its own transaction, at the state that it changes.
+Times are the database's, so that hosts with different clocks agree. The owner's leases last as long
+as it runs the campaign. An owner that lost its campaign cannot write, because its store
+(`Store.as_owner`) compares the owner in each transaction. Every change of state reads the current
+state in its own transaction.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from trappm.store.schema import CampaignRow
 from trappm.store.transactions import Repository, call_of, writing
 
 BEAT_S = 10.0
-"""Between two heartbeats of an owner."""
+"""Seconds between two heartbeats of an owner."""
 
 SILENT_S = 60.0
-"""Whose last heartbeat is older counts as dead, on whichever host it was."""
+"""Age of the last heartbeat, in seconds, after which an owner counts as gone."""
 
 _OWNED = (
     select(CampaignRow.id)
@@ -57,30 +57,30 @@ class OwnedError(CampaignError):
         )
 
     def __reduce__(self) -> tuple[type[Self], tuple[str, CampaignState, Owner]]:
-        """So that it travels from the campaign's process to the one that launched it."""
+        """Return what pickle needs, because Ray sends the error to the launching process."""
         return type(self), self._arguments
 
 
 class NotOwnerError(CampaignError):
-    """This process ran a campaign, and another one does now: it may not write for it any more."""
+    """Another process has taken over the campaign of this process, which may no longer write."""
 
 
 class Owners(Repository):
-    """Who runs which campaign, and the moves of a campaign from state to state."""
+    """Owners of campaigns, and changes of their states."""
 
     @writing
     def begin_campaign(
         self, session: Session, campaign_id: str, *, gone: str | None = None
     ) -> None:
-        """Sets a campaign running; the first process that claims it becomes its owner.
+        """Set a campaign running; the first process that claims it becomes its owner.
 
         Args:
-            campaign_id: of a campaign that has not ended.
-            gone: an owner whose process was looked for in vain, on its own host.
+            campaign_id: Campaign that has not ended.
+            gone: Id of an owner whose process no longer exists on its host.
 
         Raises:
-            OwnedError: somebody runs it.
-            InputError: it has ended.
+            OwnedError: Another process runs it.
+            InputError: It has ended.
         """
         row = existing(session, campaign_id)
         if row.state in ENDED:
@@ -98,13 +98,19 @@ class Owners(Repository):
         *,
         gone: str | None = None,
     ) -> bool:
-        """Makes this process the one that runs a campaign; by the same id again: nothing new.
+        """Make a process the owner of a campaign; the same owner again changes nothing.
+
+        Args:
+            campaign_id: Campaign that was begun.
+            owner_id: Id of the owner.
+            process: Its process.
+            gone: Id of an owner whose process no longer exists on its host.
 
         Returns:
-            False if it is not to run any more: it was stopped since it was begun.
+            False if the campaign was stopped since it was begun.
 
         Raises:
-            OwnedError: somebody else runs it.
+            OwnedError: Another process runs it.
         """
         row = existing(session, campaign_id)
         if row.state is not CampaignState.RUNNING:
@@ -117,24 +123,28 @@ class Owners(Repository):
 
     @writing
     def renew(self, session: Session, campaign_id: str, owner_id: str) -> None:
-        """A heartbeat of the owner; raises NotOwnerError if it has lost the campaign."""
+        """Record a heartbeat of the owner.
+
+        Raises:
+            NotOwnerError: It has lost the campaign.
+        """
         owner_guard(campaign_id, owner_id)(session)
         seen = {"owner_seen_at": database_time(session.connection()).isoformat()}
         session.execute(update(CampaignRow).filter_by(id=campaign_id).values(seen))
 
     @writing
     def release(self, session: Session, campaign_id: str, owner_id: str) -> None:
-        """Gives up ownership of a campaign; does nothing where this process is not its owner."""
+        """End the ownership of a campaign, if this is its owner."""
         nobody = dict.fromkeys(("owner_id", "owner_process", "owned_since", "owner_seen_at"))
         query = update(CampaignRow).filter_by(id=campaign_id, owner_id=owner_id)
         session.execute(query.values(nobody))
 
     @writing
     def stop_campaign(self, session: Session, campaign_id: str, state: CampaignState) -> None:
-        """Orders a campaign's owner to pause or cancel it, and takes its leases back.
+        """Pause or cancel a campaign, which its owner notices, and take its leases back.
 
         Raises:
-            InputError: it has ended.
+            InputError: It has ended.
         """
         row = existing(session, campaign_id)
         if event_of_call(session, campaign_id) is not None:
@@ -149,10 +159,10 @@ class Owners(Repository):
     def end_campaign(
         self, session: Session, campaign_id: str, state: CampaignState, message: str
     ) -> CampaignState:
-        """Ends the owner's part: the state, unless an order has changed it; leases; an event.
+        """End a run: set the state unless an order changed it, release leases, add an event.
 
         Returns:
-            The state that it is in now.
+            The state of the campaign.
         """
         row = existing(session, campaign_id)
         if event_of_call(session, campaign_id) is not None:
@@ -167,17 +177,17 @@ class Owners(Repository):
     def finish_campaign(
         self, session: Session, campaign_id: str, message: str, snapshot: SnapshotRecord | None
     ) -> bool:
-        """The end of a campaign that runs, together with what it publishes, all or nothing.
+        """Finish a running campaign and register its snapshot, all or nothing.
 
         Returns:
-            False if an order to stop came first: nothing is published then.
+            False if an order to stop came first; nothing is published then.
 
         Raises:
-            SnapshotError: its id is taken by another one.
+            SnapshotError: Another snapshot has its id.
         """
         row = existing(session, campaign_id)
         if row.state is CampaignState.FINISHED:
-            return True  # by an attempt whose answer was lost
+            return True  # by an attempt whose reply was lost
         if row.state is not CampaignState.RUNNING:
             return False
         if snapshot is not None:
@@ -199,7 +209,7 @@ def _refuse_if_owned(session: Session, row: CampaignRow, gone: str | None) -> No
 
 
 def owner_guard(campaign_id: str, owner_id: str) -> Callable[[Session], None]:
-    """What raises NotOwnerError at the beginning of a transaction once another is the owner."""
+    """Return a check at the beginning of transactions, which raises NotOwnerError if it fails."""
 
     def check(session: Session) -> None:
         values = {"campaign": campaign_id, "owner": owner_id}

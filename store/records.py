@@ -1,4 +1,4 @@
-"""What the store gives out and takes in, besides the records of `profiler`: frozen and plain.
+"""Frozen records that the store returns and accepts, besides those of `profiler`.
 
 Times are ISO 8601 strings in UTC, as in `profiler.records.Measurement`.
 """
@@ -6,15 +6,18 @@ Times are ISO 8601 strings in UTC, as in `profiler.records.Measurement`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from operator import attrgetter
+from typing import Any, Self, TypeVar
 
 from trappm.profiler.records import Configuration, Outcome, Provenance
 
 
 class CampaignState(enum.StrEnum):
-    """Where a campaign stands; only `finished` and `cancelled` ones are never resumed."""
+    """State of a campaign; only `finished` and `cancelled` ones are never resumed."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -24,7 +27,7 @@ class CampaignState(enum.StrEnum):
 
 
 class Purpose(enum.StrEnum):
-    """Why a round is measured: to judge by, to begin with, or because acquisition chose it."""
+    """Purpose of a round: held-out labels, the first training labels, or chosen ones."""
 
     EVALUATION = "evaluation"
     INITIAL = "initial"
@@ -32,21 +35,21 @@ class Purpose(enum.StrEnum):
 
 
 class RoundState(enum.StrEnum):
-    """A round is open until its report is written."""
+    """State of a round, which is open until its report is written."""
 
     OPEN = "open"
     CLOSED = "closed"
 
 
 class Role(enum.StrEnum):
-    """What an assignment's label is for: heads learn from it, or are judged by it."""
+    """Use of an assignment's label: to train heads, or to evaluate them."""
 
     TRAIN = "train"
     EVALUATE = "evaluate"
 
 
 class AssignmentState(enum.StrEnum):
-    """An assignment is open, is with a worker, has its result, or was given up."""
+    """State of an assignment: waiting, with a worker, with a result, or abandoned."""
 
     OPEN = "open"
     LEASED = "leased"
@@ -59,25 +62,25 @@ _MAX_TIMEOUTS = 2
 
 
 def is_final(outcome: Outcome) -> bool:
-    """Whether an attempt that ended so settles its assignment: the next would end the same way."""
+    """Return whether this outcome ends its assignment, because a retry would end the same way."""
     return outcome in _FINAL
 
 
 def attempts_allowed(outcome: Outcome | None, max_attempts: int) -> int:
-    """How many failures, the last of them this one, an assignment may have before it is given up.
+    """Return after how many failures an assignment is abandoned.
 
-    What runs into its time limit may have met a busy machine once, but costs too much thrice.
+    A run beyond its time limit may have met a busy machine once, but a third one costs too much.
 
     Args:
-        outcome: of the failed attempt; None if its worker was lost.
-        max_attempts: of the campaign.
+        outcome: Outcome of the failed attempt; None if its worker was lost.
+        max_attempts: Limit of the campaign.
     """
     return min(max_attempts, _MAX_TIMEOUTS) if outcome is Outcome.TIMEOUT else max_attempts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """An architecture of which no graph can be made at this input size, and why."""
+    """An architecture without a graph at this input size, and the reason."""
 
     architecture: str
     input_size: int
@@ -86,7 +89,7 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolRecord:
-    """A pool under its name, with the spec that it was built from."""
+    """A named pool and the spec that it was built from."""
 
     name: str
     spec: Mapping[str, Any]
@@ -97,10 +100,10 @@ class PoolRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolPart:
-    """An architecture at one input size in a pool: how much of the pool it is, and its profile.
+    """An architecture at one input size in a pool, with the state of its static profile.
 
-    It has a graph, or a refusal, or neither as long as nobody has tried. With a graph it has a
-    step profile, or a refusal of that, or neither if the graph was made by an earlier version.
+    It has a graph, a refusal, or neither before the first attempt. With a graph it has a step
+    profile, a refusal of that, or neither if an earlier version made the graph.
     """
 
     family: str
@@ -114,23 +117,22 @@ class PoolPart:
 
     @property
     def is_profiled(self) -> bool:
-        """Whether its profiles were made or refused, and nothing is left to try."""
+        """Whether its profiles were made or refused."""
         tried_step = self.has_step_profile or self.step_refusal is not None
         return self.refusal is not None or (self.graph_hash is not None and tried_step)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnerProcess:
-    """A process, as others can look for it."""
+    """A process, identified so that another process can look for it."""
 
     host: str
-    """Its name, for people."""
+    """Name of its host, for people."""
     machine: str
-    """Equal where process ids mean the same: one boot of one machine, one namespace of processes;
-    empty where that cannot be known."""
+    """Id of one boot of a machine and one process namespace; empty if unknown."""
     pid: int
     began: int
-    """Clock ticks from the machine's start to its own: with it the id is never another's."""
+    """Clock ticks from the machine's start to its own, because process ids are reused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,12 +143,12 @@ class Owner:
     process: OwnerProcess
     since: str
     silent_s: float
-    """Since its last heartbeat, by the clock of the database."""
+    """Seconds since its last heartbeat, by the clock of the database."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignRecord:
-    """A campaign, with the spec that it was launched from."""
+    """A campaign and the spec that it was launched from."""
 
     id: str
     name: str
@@ -170,78 +172,85 @@ class RoundRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedAssignment:
-    """What a round wants measured, before it is written down."""
-
-    configuration: Configuration
-    device: str
-    role: Role | str
-    rank: int
-    """Order within the round and device, the most wanted first."""
-    reason: Mapping[str, Any] = field(default_factory=dict)
-    """Why it was chosen."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """One configuration of a campaign to be measured on one device."""
+    """One configuration of a campaign to be measured on one device.
 
-    id: str
-    campaign_id: str
-    round_number: int
+    `Rounds.plan` sets the campaign and round of a new one.
+    """
+
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    campaign_id: str = ""
+    round_number: int = 0
     configuration: Configuration
     device: str
     role: Role
     rank: int
-    reason: Mapping[str, Any]
-    state: AssignmentState
-    attempts: int
-    """How often it has been leased."""
-    failures: int
-    """How many of these ended without a result; what was interrupted on request does not count."""
-    worker: str | None
+    """Order within the round and device, the most important first."""
+    reason: Mapping[str, Any] = field(default_factory=dict)
+    """Why acquisition chose it."""
+    state: AssignmentState = AssignmentState.OPEN
+    attempts: int = 0
+    """Number of its leases."""
+    failures: int = 0
+    """Number of leases that ended without a result, interruptions on request excepted."""
+    worker: str | None = None
 
     @property
     def attempt_key(self) -> str:
-        """The key under which this lease's measurement is recorded."""
+        """Key under which this lease's measurement is recorded."""
         return f"{self.id}-{self.attempts}"
+
+    def leased(self, worker: str) -> Self:
+        """Return the assignment after a lease to a worker."""
+        attempts = self.attempts + 1
+        return replace(self, state=AssignmentState.LEASED, attempts=attempts, worker=worker)
+
+    def ended(self, state: AssignmentState) -> Self:
+        """Return the assignment in this state, without a worker."""
+        return replace(self, state=state, worker=None)
+
+    def failed(self, limit: int) -> Self:
+        """Return the assignment after a failure: open, or abandoned after `limit` failures."""
+        failures = self.failures + 1
+        state = AssignmentState.OPEN if failures < limit else AssignmentState.FAILED
+        return replace(self, state=state, worker=None, failures=failures)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """What became of a measurement that was handed in."""
+    """Ids under which a measurement was recorded."""
 
     measurement_id: int
     label_id: int | None
-    """The label of its configuration, device and protocol; None if the outcome gives none."""
+    """Label of its configuration, device and protocol; None if its outcome makes no label."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelRecord:
-    """What training uses: the accepted summary of a configuration's measurements on a device."""
+    """Accepted result of a configuration on a device, for training."""
 
     id: int
     configuration: Configuration
     device: str
     fingerprint: str
-    """The software stack and hardware, as `profiler.host.environment.stack_fingerprint`."""
+    """Software stack and hardware, as `profiler.host.environment.stack_fingerprint`."""
     protocol: str
     step_time_ms: float | None
     memory_mib: float | None
     memory_above_mib: float | None
-    """Memory ran out, and this is the least that it needs: the label is censored."""
+    """Lower bound of a run that ran out of memory (a censored label)."""
     power_w: float | None
     energy_j: float | None
     provenance: Provenance
     measurement_id: int
     created_at: str
     role: Role | None = None
-    """In a campaign's labels: what it is for there."""
+    """Its use in a campaign, for labels of a campaign."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotRecord:
-    """A published snapshot; its files are at `location`, below the folder of snapshots."""
+    """A published snapshot, whose files are at `location` in the folder of snapshots."""
 
     id: str
     campaign_id: str | None
@@ -252,8 +261,37 @@ class SnapshotRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class EventRecord:
-    """Something that happened to a campaign."""
+    """An event of a campaign."""
 
     at: str
     kind: str
     message: Mapping[str, Any]
+
+
+_Record = TypeVar("_Record")
+
+
+def record_of(kind: type[_Record], row: Any, **given: Any) -> _Record:
+    """Return a record whose fields are given, or else the columns of the same names of a row.
+
+    Args:
+        kind: Dataclass of the record.
+        row: Row of a query.
+        given: Fields that have no column, or need a conversion.
+    """
+    names, values_of = _columns(kind, frozenset(given))  # type: ignore[arg-type]  # it is hashable
+    return kind(**dict(zip(names, values_of(row), strict=True)), **given)
+
+
+def configuration_of(row: Any) -> Configuration:
+    """Return the configuration in a row with the columns `schema.CONFIGURATION`."""
+    return record_of(Configuration, row)
+
+
+@cache
+def _columns(
+    kind: type[Any], given: frozenset[str]
+) -> tuple[list[str], Callable[[Any], tuple[Any, ...]]]:
+    """Return the fields to take from a row, and the function that takes them."""
+    names = [field.name for field in fields(kind) if field.name not in given]
+    return names, attrgetter(*names)

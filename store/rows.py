@@ -1,9 +1,8 @@
-"""The flat row of a measurement, and what a measurement must be to be stored.
+"""The flat row of a measurement, and the model that validates it before it is stored.
 
-The same row goes into Parquet, CSV and JSON lines, and one model validates it: what is imported,
-and what is recorded. SQLite accepts almost anything, such as longer texts than a column allows, a
-NUL in JSON, or times that float32 makes infinite. PostgreSQL does not, and rows go from one to the
-other.
+The same row goes into SQL, Parquet, CSV and JSON lines, and one model validates both imported and
+recorded measurements. SQLite accepts almost anything, such as longer texts than a column allows, a
+NUL in JSON, or times that float32 makes infinite. PostgreSQL does not, and rows move between them.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ from trappm.profiler.records import (
     Provenance,
     StepSummary,
 )
+from trappm.store.records import configuration_of, record_of
 
 FORMAT: Final = 1
 """Version of the row; a newer one is refused."""
@@ -97,7 +97,7 @@ ProtocolColumn = Annotated[Protocol, BeforeValidator(_check_protocol)]
 Samples = Annotated[list[Number], AfterValidator(_check_samples)]
 
 
-class MeasurementRow(BaseModel):
+class FileRow(BaseModel):
     """The columns of a row, in the order of a file."""
 
     model_config = ConfigDict(extra="forbid")
@@ -153,18 +153,12 @@ class MeasurementRow(BaseModel):
         return self
 
 
-COLUMNS = tuple(MeasurementRow.model_fields)
+COLUMNS = tuple(FileRow.model_fields)
 DOCUMENTS = ("step_samples_ms", "memory_detail_mib", "missing", "protocol", "environment")
 """Columns with structure: JSON, as text in Parquet and CSV."""
 
-_WORKLOAD = tuple(f.name for f in dataclasses.fields(Configuration))
 _STEP = tuple(f.name for f in dataclasses.fields(StepSummary))
 _TIMES = ("median_ms", "mean_ms", "iqr_ms", "p95_ms")
-_SAME = (
-    "device", "outcome", "protocol", "started_at", "duration_s", "attempt_key", "memory_mib",
-    "power_w", "energy_j", "memory_detail_mib", "missing", "failed_in", "message", "environment",
-)  # fmt: skip
-"""Columns with the name of a field of `Measurement`."""
 
 WHOLE = ("format_version", "batch_size", "input_size")
 FLOATS = ("duration_s", *(f"step_{name}" for name in _STEP), "memory_mib", "power_w", "energy_j")
@@ -177,16 +171,11 @@ def fingerprint_of(environment: Mapping[str, Any]) -> str:
 
 def row_of(measurement: Measurement) -> dict[str, Any]:
     """Return the row of a measurement, in the order of COLUMNS."""
-    data = measurement.to_dict()
-    step = data["step"] or dict.fromkeys(_STEP)
-    flat = {
-        **data,
-        **data["configuration"],
-        **{f"step_{name}": step[name] for name in _STEP},
+    flat = flattened(measurement.to_dict()) | {
         "format_version": FORMAT,
         "fingerprint": fingerprint_of(measurement.environment),
     }
-    return {name: flat[name] for name in COLUMNS}
+    return {name: flat.get(name) for name in COLUMNS}
 
 
 def flattened(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,16 +200,13 @@ def measurement_of(row: Mapping[str, Any]) -> Measurement:
         InputError: A column is missing or unknown, or a value is invalid.
     """
     try:
-        columns = MeasurementRow.model_validate({k: v for k, v in row.items() if v is not None})
+        columns = FileRow.model_validate({k: v for k, v in row.items() if v is not None})
     except ValidationError as error:
         raise InputError(first_fault(error)) from error
-    step = {name: getattr(columns, f"step_{name}") for name in _STEP}
-    measurement = Measurement(
-        configuration=Configuration(**{name: getattr(columns, name) for name in _WORKLOAD}),
+    measurement = measurement_in(
+        columns,
         provenance=_provenance(columns),
         step_samples_ms=tuple(columns.step_samples_ms),
-        step=None if columns.step_median_ms is None else StepSummary(**step),
-        **{name: getattr(columns, name) for name in _SAME},
     )
     _check_capacity(measurement)
     if len(json.dumps(row_of(measurement))) > MAX_ROW_BYTES:
@@ -228,10 +214,25 @@ def measurement_of(row: Mapping[str, Any]) -> Measurement:
     return measurement
 
 
+def measurement_in(columns: Any, **given: Any) -> Measurement:
+    """Return the measurement in the columns of a row, of a file or of the database.
+
+    Args:
+        columns: Object with the columns as attributes.
+        given: Fields of the measurement that differ from their columns.
+    """
+    step = None
+    if columns.step_median_ms is not None:  # a row has all four times or none
+        step = StepSummary(**{name: getattr(columns, f"step_{name}") for name in _STEP})
+    return record_of(
+        Measurement, columns, configuration=configuration_of(columns), step=step, **given
+    )
+
+
 def why_not_stored(measurement: Measurement) -> str | None:
     """Return why a measurement cannot be stored, or None if it can."""
     try:
-        MeasurementRow.model_validate(row_of(measurement))
+        FileRow.model_validate(row_of(measurement))
     except ValidationError as error:
         return first_fault(error)
     return None
@@ -365,7 +366,7 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number")
 
 
-def _provenance(columns: MeasurementRow) -> Provenance:
+def _provenance(columns: FileRow) -> Provenance:
     """Return `imported` instead of `measured` unless the row proves that TraPPM measured it.
 
     The proof is an environment with the fingerprint that the row names. In a row without a

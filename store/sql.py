@@ -5,8 +5,8 @@ columns of `trappm labels query`. On SQLite it is a temporary view of the connec
 where a reader cannot create one, it is a common table expression around the statement.
 
 SQLite: The file is opened with mode=ro and `PRAGMA query_only`, no database can be attached, and an
-authorizer allows only reading. A progress handler stops the statement when its time is up. A single
-call of an SQL function is not interrupted; its values are limited in size.
+authorizer allows only reading. A progress handler stops the statement when its time is up. It runs
+between calls of SQL functions, so values are limited in size: a single call takes a minute at most.
 
 PostgreSQL: A READ ONLY transaction with a statement timeout, as the role `pg_read_all_data` if the
 connection may become it. The statement is a subquery of ours with a row limit. Functions that the
@@ -37,7 +37,11 @@ TIMEOUT_S = 30.0
 MAX_ROWS = 10_000
 """Default; further rows are not fetched."""
 MAX_RESULT_BYTES = 64 << 20
-_MAX_VALUE_BYTES = 16 << 20
+_MAX_VALUE_BYTES = 1 << 20
+"""On SQLite, of a value or a row; `instr` takes 30 s for two such values, and 16 times the size
+would take 256 times as long."""
+_MAX_PATTERN_BYTES = 1000
+"""On SQLite, of a pattern for LIKE and GLOB."""
 _INSTRUCTIONS = 1000
 """SQLite's instructions between two looks at the clock."""
 
@@ -82,6 +86,7 @@ def _query_sqlite(engine: Engine, statement: str, max_rows: int, timeout_s: floa
     with closing(sqlite3.connect(file, uri=True, isolation_level=None)) as connection:
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, _MAX_PATTERN_BYTES)
         connection.execute("PRAGMA temp_store = MEMORY")
         # A temporary view belongs to the connection, not to the file.
         connection.execute(f"CREATE TEMP VIEW labels AS {_flat_labels(engine, schema='main')}")

@@ -1,7 +1,9 @@
-"""The door of the label store."""
+"""The label store: opening a database, and its parts."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -12,21 +14,22 @@ from trappm.store.engine import address, engine_to_read, make_engine
 from trappm.store.kernel_measurements import Kernels
 from trappm.store.labels import Labels
 from trappm.store.measurements import Canaries, Measurements
-from trappm.store.migrate import find_damage, require_newest, schema_of, upgrade
+from trappm.store.migrate import create_tables, find_damage, require_tables, schema_of
 from trappm.store.owners import Owners, owner_guard
 from trappm.store.transactions import IMPATIENT, Database, Patience
 from trappm.store.workloads import Pools, Workloads
 
 if TYPE_CHECKING:
     import pandas as pd
+    from sqlalchemy import Engine
 
 
 class Store:
     """The label store, in parts: `store.campaigns`, `store.measurements`, `store.labels` ...
 
-    Each method of a part is one transaction, and returns plain records. Any number of processes may
-    have the same store open. Every method raises StoreError when the database refuses; nothing is
-    half done then. While the database is away it waits, as `Patience` says.
+    Each method of a part is one transaction and returns plain records. It raises StoreError if the
+    database refuses, and leaves nothing half done. While the database is away it waits, as
+    `Patience` says. Any number of processes may have the same store open.
     """
 
     def __init__(self, database: Database) -> None:
@@ -45,73 +48,66 @@ class Store:
 
     @classmethod
     def open(cls, url: str, patience: Patience | None = None) -> Self:
-        """Opens the label store at an SQLAlchemy URL, and makes one in an empty database.
-
-        A store of an older schema is not upgraded here; see `store.migrate.upgrade_store`.
+        """Open the label store at an SQLAlchemy URL; an empty database becomes a label store.
 
         Args:
-            url: of the database.
-            patience: for how long each method waits for a database that has gone away since then.
+            url: URL of the database.
+            patience: How long each method waits for a database that goes away.
 
         Raises:
-            StoreAccessError: it is no database, not ours, of another schema than this version's, or
-                not writable.
+            StoreAccessError: It is not a database or not a label store of this version, or is not
+                writable.
         """
         engine = make_engine(url)
-        try:
+        with _disposed_on_error(engine):
             if schema_of(engine) is None:
-                upgrade(engine)
-            require_newest(engine)
-        except BaseException:
-            engine.dispose()
-            raise
+                create_tables(engine)
         return cls(Database(engine, patience or Patience()))
 
     @classmethod
     def open_to_read(cls, url: str) -> Self:
-        """Opens a label store that is there, without the means to change it.
+        """Open an existing label store without the means to change it.
 
         Raises:
-            NoLabelStoreError: there is no such SQLite file, or the database is empty.
-            StoreAccessError: it cannot be read, is not ours, or has another schema than this
-                version's.
+            NoLabelStoreError: There is no such SQLite file, or the database is empty.
+            StoreAccessError: It cannot be read, or is not a label store of this version.
         """
         engine = engine_to_read(url)
-        try:
-            require_newest(engine)
-        except BaseException:
-            engine.dispose()
-            raise
+        with _disposed_on_error(engine):
+            require_tables(engine)
         return cls(Database(engine, IMPATIENT))
 
     def impatient(self) -> Self:
-        """The same store, which does not wait for its database."""
+        """Return the same store, which does not wait for its database."""
         return type(self)(Database(self.database.engine, IMPATIENT, self.database.guard))
 
     def as_owner(self, campaign_id: str, owner_id: str) -> Self:
-        """The same store for this owner: its methods raise NotOwnerError once another has it."""
+        """Return the store of a campaign's owner, which refuses to write after it is replaced.
+
+        Its methods raise NotOwnerError then.
+        """
         guard = owner_guard(campaign_id, owner_id)
         return type(self)(Database(self.database.engine, self.database.patience, guard))
 
     def query_sql(
         self, statement: str, *, limit: int = sql.MAX_ROWS, timeout_s: float = sql.TIMEOUT_S
     ) -> tuple[pd.DataFrame, bool]:
-        """The rows that one reading SQL statement returns, in the dialect of the database.
+        """Return the rows of one reading SQL statement, in the dialect of the database.
 
-        Bytes are shown as their number, JSON as text; a second column of one name is `name_2`.
+        Bytes are shown as their number, and JSON as text. A second column of one name is `name_2`.
 
         Args:
-            statement: a SELECT or VALUES, with or without WITH.
-            limit: rows at most.
-            timeout_s: after which it is stopped.
+            statement: SELECT or VALUES, with or without WITH.
+            limit: Maximum number of rows.
+            timeout_s: Time limit in seconds.
 
         Returns:
             The table, and whether there were more rows than the limit.
 
         Raises:
-            InputError: the database does not understand the statement, it is none that only
-                reads, or it takes too long.
-            StoreError: the database cannot be reached.
+            InputError: The database does not understand the statement, the statement does more than
+                read, or it takes too long.
+            StoreError: The database cannot be reached.
         """
         url = self.database.engine.url
         return sql.query_sql(url, statement, limit=limit, timeout_s=timeout_s)
@@ -128,7 +124,7 @@ class Store:
 
     @property
     def address(self) -> str:
-        """Where the database is, without a password."""
+        """Address of the database, without a password."""
         return address(self.database.engine)
 
     def close(self) -> None:
@@ -144,3 +140,12 @@ class Store:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+@contextmanager
+def _disposed_on_error(engine: Engine) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        engine.dispose()
+        raise

@@ -1,10 +1,10 @@
 """Transactions of the store: all or nothing, and repeated while the database is away.
 
 A part of the store (`store.campaigns`, `store.labels` ...) is a `Repository`. Each of its methods
-with `@reading` or `@writing` is one transaction, which provides its session. A transaction that
-fails leaves nothing behind and is repeated with growing, random pauses. If the reply to a commit is
-lost, the commit may have succeeded. So every writing method can be repeated: it takes new ids and
-times from `Call`, and recognizes what an earlier attempt has written.
+with `@reading` or `@writing` is one transaction and gets its session. A transaction that fails
+leaves nothing behind and is repeated with growing, random pauses. A commit whose reply is lost may
+have succeeded, so every writing method can be repeated: it takes new ids and times from `Call`, and
+recognizes what an earlier attempt has written.
 
 On SQLite a writing transaction takes the write lock when it begins, so that it waits at the start
 and never fails because another process wrote after it had read.
@@ -100,7 +100,7 @@ class Call:
 
 
 def call_of(session: Session) -> Call:
-    """Return the call that this session's transaction is an attempt of."""
+    """Return the call that this session's transaction belongs to."""
     call: Call = session.info["call"]
     return call
 

@@ -34,7 +34,6 @@ HOMES = {
     "uvicorn": {"trappm"},
     "prometheus_client": {"trappm"},
     "sqlalchemy": {"store"},
-    "alembic": {"store"},
     "timm": {"profiler"},
     "torchvision": {"profiler"},
     "onnx": {"profiler"},
@@ -305,7 +304,7 @@ def test_profiler_runs_where_neither_ray_nor_sql_is():
     """A GPU node without them can still measure."""
     code = """
 import importlib, pkgutil, sys
-blocked = ["ray", "sqlalchemy", "alembic", "pydantic", "torch_geometric", "typer", "rich"]
+blocked = ["ray", "sqlalchemy", "pydantic", "torch_geometric", "typer", "rich"]
 sys.modules.update(dict.fromkeys(blocked))  # None makes an import fail
 import trappm.profiler
 names = [m.name for m in pkgutil.walk_packages(trappm.profiler.__path__, "trappm.profiler.")]

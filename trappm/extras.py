@@ -4,7 +4,7 @@ from __future__ import annotations
 
 EXTRAS = {
     "campaign": (
-        "alembic", "pandas", "pyarrow", "ray", "sqlalchemy", "tenacity", "torch_geometric",
+        "pandas", "pyarrow", "ray", "sqlalchemy", "tenacity", "torch_geometric",
     ),
     "evaluate": ("matplotlib", "optuna", "sklearn"),
     "postgresql": ("psycopg",),

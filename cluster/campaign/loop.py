@@ -84,7 +84,6 @@ from trappm.store import (
     AssignmentState,
     CampaignState,
     NotOwnerError,
-    PlannedAssignment,
     RefusedRowError,
     SnapshotRecord,
     Store,
@@ -605,7 +604,7 @@ class Campaign:
 
         self._job = _LearnerJob(self._learner.choose(request), chosen)
 
-    def _planned(self, device: str, number: int, assignments: Sequence[PlannedAssignment]) -> None:
+    def _planned(self, device: str, number: int, assignments: Sequence[Assignment]) -> None:
         """Store a device's part of a round, and adopt labels that exist for it."""
         if self._rule_holds:  # nothing of it will be measured
             self._handle(Planned(device, number, []))

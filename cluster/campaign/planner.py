@@ -19,7 +19,7 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.models.known_names import model_of
 from trappm.profiler.models.pool import build_pool
 from trappm.profiler.records import Configuration, Graph, GraphTemplate, Outcome, Pair
-from trappm.store import AssignmentState, PlannedAssignment, Store
+from trappm.store import Assignment, AssignmentState, Store
 from trappm.store.records import Purpose, Role
 
 PURPOSES = tuple(Purpose)
@@ -144,14 +144,14 @@ class Planner:
         stored = self._store.workloads.step_profiles(plain.values())
         return sorted(key for key in keys if plain.get(key) not in stored)
 
-    def draw(self, device: str, count: int) -> list[PlannedAssignment]:
+    def draw(self, device: str, count: int) -> list[Assignment]:
         """Draw a device's part of the evaluation set uniformly."""
         candidates = [c for c, is_held_out in self.pool if is_held_out]
         key = [self._spec.seed, 1, self._spec.devices.keys.index(device)]
         order = np.random.default_rng(key).permutation(len(candidates))[:count]
         reason = {"strategy": "uniform draw"}
         return [
-            PlannedAssignment(
+            Assignment(
                 configuration=candidates[index],
                 device=device,
                 role=Role.EVALUATE,
@@ -192,11 +192,11 @@ class Planner:
             seed=(self._spec.seed, number, self._spec.devices.keys.index(device)),
         )
 
-    def chosen(self, device: str, choices: Sequence[Choice]) -> list[PlannedAssignment]:
+    def chosen(self, device: str, choices: Sequence[Choice]) -> list[Assignment]:
         """Return assignments of what the learner chose."""
         by_id = {c.id: c for c, _ in self.pool}
         return [
-            PlannedAssignment(
+            Assignment(
                 configuration=by_id[choice.configuration_id],
                 device=device,
                 role=Role.TRAIN,

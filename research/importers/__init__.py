@@ -11,8 +11,7 @@ from pathlib import Path
 
 from research.importers import gpumemnet, node_steps, timm_results, zeus
 from trappm.profiler.errors import InputError
-from trappm.store.files import ImportReport, Verdict
-from trappm.store.importing import record_verdicts
+from trappm.store.files import ImportReport, Verdict, record_verdicts
 from trappm.store.store import Store
 
 SOURCES = ("gpumemnet", "timm", zeus.SOURCE, *node_steps.SOURCES)
@@ -48,4 +47,4 @@ def import_sheet(
     else:
         read = lambda: node_steps.verdicts(path, source)  # noqa: E731
     verdicts = list(read())
-    return record_verdicts(store, path.name, source, lambda: verdicts)
+    return record_verdicts(store.measurements, path.name, source, lambda: verdicts)

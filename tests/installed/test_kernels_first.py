@@ -55,7 +55,7 @@ def test_kernels_are_stored_before_the_first_label_and_once(tmp_path):
     lines = [line for line in output.splitlines() if "cpu-1t  " in line]
     assert "kernels timed" in lines[0]
     with Store.open_to_read(f"sqlite:///{tmp_path}/home/labels.db") as store:
-        kernels, labels = store.kernels.all(), store.labels.matching()
+        kernels, labels = [*store.kernels.each()], store.labels.matching()
         assert len({kernel.call for kernel in kernels}) >= CATALOGUE
         assert len(labels) == 6
         known = training_labels(store, store.campaigns.all()[0].id)

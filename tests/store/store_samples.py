@@ -19,7 +19,7 @@ from trappm.profiler.records import (
 )
 from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
 from trappm.profiler.simulation.step_trace import Event, StepTrace
-from trappm.store import OwnerProcess, PlannedAssignment, SnapshotRecord
+from trappm.store import Assignment, OwnerProcess, SnapshotRecord
 from trappm.store.campaigns import register
 from trappm.store.schema import METADATA
 
@@ -86,9 +86,7 @@ def measurement(what=None, outcome="ok", *, step_ms=12.5, protocol="quick", **fi
 
 def planned(configurations, device=DEVICE, role="train"):
     return [
-        PlannedAssignment(
-            configuration=choice, device=device, role=role, rank=rank, reason={"score": 0.5}
-        )
+        Assignment(configuration=choice, device=device, role=role, rank=rank, reason={"score": 0.5})
         for rank, choice in enumerate(configurations)
     ]
 

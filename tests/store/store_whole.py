@@ -42,20 +42,21 @@ def fill(store):
     lease_next(store, campaign_id)
     publish(store, snapshot("s1", campaign_id))
     store.campaigns.log_event(campaign_id, "note", {"message": "hello"})
-    store.canaries.save(
-        CanaryReading(
-            attempt_key="canary", taken_at="2026-01-02T03:04:05+00:00", host="here", device=DEVICE,
-            stack_fingerprint="f", configuration=some[0], protocol="quick", outcome="ok",
-            step_time_ms=12.0, memory_mib=300.0, power_w=None, reference_ms=None,
-            relative_drift=None, decision="ok", message=None,
-        ),
-        campaign_id=campaign_id,
-    )  # fmt: skip
+    store.canaries.save(canary_reading(some[0]), campaign_id=campaign_id)
     store.kernels.record([kernel("ok", time_ms=0.5, samples_ms=(0.5, 0.25)), kernel("error")])
     owned(store, campaign_id)
     with store.database.writing() as session:  # its owner lives for as long as any test takes
         session.get(CampaignRow, campaign_id).owner_seen_at = "2999-01-01T00:00:00+00:00"
     return campaign_id
+
+
+def canary_reading(what=None):
+    return CanaryReading(
+        attempt_key="canary", taken_at="2026-01-02T03:04:05+00:00", host="here", device=DEVICE,
+        stack_fingerprint="f", configuration=what or configuration(), protocol="quick",
+        outcome="ok", step_time_ms=12.0, memory_mib=300.0, power_w=None, reference_ms=None,
+        relative_drift=None, decision="ok", message=None,
+    )  # fmt: skip
 
 
 def kernel(outcome="ok", *, batch=4, width=64, device=DEVICE, **further):

@@ -205,14 +205,13 @@ def import_(
     no model learns from them. Published sheets: python -m research import FILE --source NAME
     """
     from trappm.store import Home, Store
-    from trappm.store.files import checked_size
-    from trappm.store.importing import import_file
+    from trappm.store.files import checked_size, import_file
     from trappm.store.kernel_measurements import read_kernels
 
     checked_size(file)  # before a store is made
     if not kernels:
         with Store.open(Home.open().database_url) as store:
-            report = import_file(store, file)
+            report = import_file(store.measurements, file)
         print_import(report, as_json)
         return
     count = sum(1 for _ in read_kernels(file))  # all of it, before a store is made

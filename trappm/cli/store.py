@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -55,20 +54,22 @@ def upgrade(
         return
     from trappm.store import Store
     from trappm.store.migrate import upgrade_store
+    from trappm.store.schema import SCHEMA
 
-    done = upgrade_store(_url(database))
+    before = upgrade_store(_url(database))
     with Store.open(_url(database)) as store:
         outdated = store.workloads.outdated()
         if outdated:
             _make_profiles(store, outdated, processes)
+        where = store.address
     if as_json:
-        print_json({**asdict(done), "profiles_made": len(outdated)})
+        schemas = {"address": where, "before": before, "after": SCHEMA}
+        print_json({**schemas, "profiles_made": len(outdated)})
         return
-    if done.before != done.after:
-        before = "an empty database" if done.before is None else f"schema {done.before}"
-        typer.echo(f"{done.address} upgraded from {before} to schema {done.after}")
+    if before is None:
+        typer.echo(f"{where} upgraded from an empty database to schema {SCHEMA}")
     elif not outdated:
-        typer.echo(f"{done.address} has the newest schema, {done.after}; nothing to do")
+        typer.echo(f"{where} has the newest schema, {SCHEMA}; nothing to do")
     if outdated:
         typer.echo(f"{len(outdated):,} step profiles of an earlier version were replaced")
 

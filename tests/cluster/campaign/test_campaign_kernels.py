@@ -165,7 +165,7 @@ def test_a_kernel_that_cannot_be_kept_costs_itself(store):
     some = [*kernels("cpu-2t"), *bad]
     workers = crew(kernels={"cpu-2t": [some], "cpu-1t": [kernels("cpu-1t")]})
     campaign(store, workers, **CPUS).run()
-    kept = store.kernels.all(device="cpu-2t")
+    kept = [*store.kernels.each(device="cpu-2t")]
     assert [k.outcome for k in kept] == [Outcome.OK] * 3 + [Outcome.ERROR]
     assert "cannot be recorded" in kept[-1].message
     assert any("3 kernels timed, 1 not" in line for line in workers.lines)

@@ -18,7 +18,7 @@ from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.cluster.spec import parse_spec
 from trappm.profiler.measuring.canary import CanaryDecision, CanaryReading
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol, StepSummary
-from trappm.store import CampaignState, Home, PlannedAssignment, Store
+from trappm.store import Assignment, CampaignState, Home, Store
 
 NAMES = ("test_resnet", "test_vit", "test_efficientnet")
 HELD_OUT = "test_vit"
@@ -164,9 +164,9 @@ def build_busy_campaign(store: Store) -> str:
     return campaign
 
 
-def planned(configurations: list[Configuration], role: str) -> list[PlannedAssignment]:
+def planned(configurations: list[Configuration], role: str) -> list[Assignment]:
     return [
-        PlannedAssignment(
+        Assignment(
             configuration=choice, device="cpu-2t", role=role, rank=rank,
             reason={"strategy": "ours", "uncertainty": 0.25 + rank},
         )

@@ -18,8 +18,7 @@ from research.importers.sheets import read_sheet
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Measurement, Provenance, StepSummary
 from trappm.store import LabelFilter
-from trappm.store.files import export_file, read_file
-from trappm.store.importing import import_file
+from trappm.store.files import export_file, import_file, read_file
 
 FORMATS = ("parquet", "jsonl")
 
@@ -85,7 +84,7 @@ def test_labels_go_out_and_come_in_once(store, database_url, tmp_path, suffix):
     path = tmp_path / f"labels.{suffix}"
     assert export_file(store.measurements.each(LabelFilter()), path) == 2
     before = contents(database_url)
-    report = import_file(store, path)
+    report = import_file(store.measurements, path)
     assert (report.rows, report.new) == (2, 0)
     assert report.counts == {"known": 2}
     assert contents(database_url) == before
@@ -181,7 +180,7 @@ def test_a_row_that_cannot_be_refuses_the_whole_file(store, tmp_path, changes, m
     good = row(tmp_path)
     path = lines(tmp_path, good | {"attempt_key": "other"}, good | changes)
     with pytest.raises(InputError, match=message) as caught:
-        import_file(store, path)
+        import_file(store.measurements, path)
     assert str(caught.value).startswith("rows.jsonl, row 2: ")
     assert "\n" not in str(caught.value)
     assert store.labels.matching() == []
@@ -206,7 +205,7 @@ def test_a_file_of_something_else_is_told_in_one_line(store, tmp_path, name, con
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(InputError, match=name) as caught:
-        import_file(store, path)
+        import_file(store.measurements, path)
     assert "\n" not in str(caught.value)
     assert store.labels.matching() == []
 
@@ -215,14 +214,14 @@ def test_a_number_too_large_for_a_float_is_refused_in_json(store, tmp_path):
     path = lines(tmp_path, row(tmp_path))
     path.write_text(path.read_text().replace('"host": "here"', '"host": 1e999'))
     with pytest.raises(InputError, match="environment has inf"):
-        import_file(store, path)
+        import_file(store.measurements, path)
 
 
 def test_a_row_that_was_edited_is_told_and_changes_nothing(store, database_url, tmp_path):
     good = row(tmp_path)
-    import_file(store, lines(tmp_path, good))
+    import_file(store.measurements, lines(tmp_path, good))
     before = contents(database_url)
-    report = import_file(store, lines(tmp_path, good | {"memory_mib": 999.0}))
+    report = import_file(store.measurements, lines(tmp_path, good | {"memory_mib": 999.0}))
     assert (report.new, report.counts) == (0, {"rejected": 1})
     assert ["conflicts" in reason for _, reason in report.reasons] == [True]
     assert contents(database_url) == before

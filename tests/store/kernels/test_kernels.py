@@ -25,7 +25,7 @@ SOME = [
 
 def test_what_is_recorded_comes_back_whole(store):
     store.kernels.record(SOME)
-    assert store.kernels.all() == SOME
+    assert [*store.kernels.each()] == SOME
     assert [*store.kernels.each(device="a100")] == SOME[-1:]
     assert store.kernels.devices() == {"a100": 1, SOME[0].device: 4}
 
@@ -35,7 +35,7 @@ def test_recording_twice_changes_nothing(store):
     assert store.kernels.record_many(SOME) == len(SOME) - 2
     assert store.kernels.record_many(SOME) == 0
     store.kernels.record([])
-    assert len(store.kernels.all()) == len(SOME)
+    assert len([*store.kernels.each()]) == len(SOME)
 
 
 def test_a_run_shares_its_conditions(store):
@@ -46,9 +46,9 @@ def test_a_run_shares_its_conditions(store):
 
 def test_asking_by_operator_and_outcome(store):
     store.kernels.record(SOME)
-    assert store.kernels.all(operator=Operator.COPY) == [SOME[3]]
-    assert store.kernels.all(outcome=Outcome.OOM) == [SOME[2]]
-    assert store.kernels.all(device=SOME[0].device, limit=1) == SOME[:1]
+    assert [*store.kernels.each(operator=Operator.COPY)] == [SOME[3]]
+    assert [*store.kernels.each(outcome=Outcome.OOM)] == [SOME[2]]
+    assert len([*store.kernels.each(device=SOME[0].device, outcome=Outcome.OK)]) == 3
 
 
 def test_of_each_call_the_last_good_attempt_is_what_is_known(store):
@@ -96,7 +96,7 @@ def test_what_cannot_be_is_not_kept_and_nothing_of_its_run(store, bad):
     wrong = dataclasses.replace(kernel("ok", batch=9, time_ms=1.0), **bad)
     with pytest.raises(StoreError):
         store.kernels.record([SOME[0], wrong])
-    assert store.kernels.all() == []
+    assert [*store.kernels.each()] == []
 
 
 def test_sql_sees_operators_and_times(store):

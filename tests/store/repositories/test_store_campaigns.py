@@ -10,6 +10,7 @@ from store_samples import (
     ENVIRONMENT,
     campaign_with,
     configuration,
+    lease_next,
     measure_next,
     measurement,
     planned,
@@ -213,3 +214,36 @@ def test_a_snapshot_never_changes(store):
     publish(store, snapshot("s1"))
     with pytest.raises(SnapshotError, match="never changes"):
         publish(store, snapshot("s1", location="elsewhere"))
+
+
+@pytest.mark.parametrize("failure", ["outcome", "lost"])
+def test_what_failed_keeps_its_place_for_readers(store, failure):
+    campaign_id = campaign_with(store, [configuration(b) for b in (1, 2, 4)])
+    if failure == "outcome":
+        measure_next(store, campaign_id, "unstable")
+    else:
+        store.assignments.take_back(lease_next(store, campaign_id).id, "died")
+    planned_order = [a.configuration.batch_size for a in store.assignments.of_campaign(campaign_id)]
+    assert planned_order == [1, 2, 4]
+
+
+def test_what_was_given_up_in_a_closed_round_stays_so(store):
+    campaign_id = campaign_with(store, [configuration()])
+    for _ in range(3):
+        measure_next(store, campaign_id, "error")
+    store.rounds.close(campaign_id, 0, {})
+    store.assignments.reopen_failed(campaign_id)
+    assert states(store, campaign_id) == [("failed", 3, 3)]
+
+
+def test_a_lost_worker_gives_its_lease_back_with_the_reason(store):
+    campaign_id = campaign_with(store, [configuration()])
+    for failures in (1, 2, 3):
+        lease = lease_next(store, campaign_id)
+        store.assignments.take_back(lease.id, f"died {failures}", max_attempts=3)
+        store.assignments.take_back(lease.id, "told twice", max_attempts=3)
+    assert states(store, campaign_id) == [("failed", 3, 3)]
+    assert lease_next(store, campaign_id) is None
+    assert [e.message["message"] for e in store.campaigns.events(campaign_id)] == [
+        "died 1", "died 2", "died 3",
+    ]  # fmt: skip

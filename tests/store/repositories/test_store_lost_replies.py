@@ -22,20 +22,10 @@ from store_samples import (
     step_profile,
     template,
 )
-from store_whole import kernel
+from store_whole import canary_reading, kernel
 
-from trappm.profiler.measuring.canary import CanaryReading
 from trappm.store import Patience, Store
 from trappm.store.schema import METADATA
-
-
-def reading():
-    return CanaryReading(
-        attempt_key="canary", taken_at="2026-01-02T03:04:05+00:00", host="here", device=DEVICE,
-        stack_fingerprint="f", configuration=configuration(), protocol="quick", outcome="ok",
-        step_time_ms=12.0, memory_mib=300.0, power_w=None, reference_ms=None,
-        relative_drift=None, decision="ok", message=None,
-    )  # fmt: skip
 
 
 def turn(store, campaign_id):
@@ -122,7 +112,7 @@ CASES = {
     "measurements.record_and_lease": turn,
     "measurements.record_and_lease of a failure": failed_turn,
     "measurements._record_batch": lambda s, c: lambda: s.measurements.record_many(MANY),
-    "canaries.save": lambda s, c: lambda: s.canaries.save(reading(), campaign_id=c),
+    "canaries.save": lambda s, c: lambda: s.canaries.save(canary_reading(), campaign_id=c),
     "kernels.record": lambda s, c: lambda: s.kernels.record_many([kernel("ok", time_ms=0.5)]),
     "pools.save": lambda s, c: lambda: s.pools.save("p", {"name": "p"}, [configuration(32)]),
     "workloads.save_graph": lambda s, c: (

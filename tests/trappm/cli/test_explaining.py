@@ -22,7 +22,7 @@ from trappm.profiler.measuring.protocols import QUICK
 from trappm.profiler.records import Configuration, Measurement, Outcome, Provenance, StepSummary
 from trappm.reports import choices
 from trappm.reports.choices import explain
-from trappm.store import Home, PlannedAssignment, Store
+from trappm.store import Assignment, Home, Store
 
 SPEC = """
 name: explained
@@ -81,7 +81,7 @@ def home(tmp_path_factory, hasty):
         store.rounds.plan(
             campaign.id, 0, "acquired",
             [
-                PlannedAssignment(
+                Assignment(
                     configuration=by_id[c.configuration_id], device="cpu-2t", role="train",
                     rank=rank, reason=dict(c.reason),
                 )
@@ -124,7 +124,7 @@ def test_what_is_wanted_next_is_what_heads_say_once_there_are_labels(home, tmp_p
         free = [c for c, held_out in store.campaigns.pool(campaign) if not held_out]
         more = [c for c in free if c not in taken][:2]
         store.rounds.plan(campaign, 1, "acquired", [
-            PlannedAssignment(configuration=c, device="cpu-2t", role="train", rank=rank, reason={})
+            Assignment(configuration=c, device="cpu-2t", role="train", rank=rank, reason={})
             for rank, c in enumerate(more)
         ])  # fmt: skip
         for waiting in store.assignments.of_campaign(campaign, device="cpu-2t", state="open"):

@@ -26,7 +26,7 @@ from trappm.learner.training_label import TrainingLabel
 from trappm.profiler.records import METRICS, Configuration
 from trappm.profiler.static_profile import graph_template
 from trappm.reports.campaign_facts import setbacks
-from trappm.store import Home, PlannedAssignment, Store
+from trappm.store import Assignment, Home, Store
 
 
 def judged(device, errors_percent, metric="step_time_ms"):
@@ -211,7 +211,7 @@ def test_status_report_and_json_tell_it(tmp_path, monkeypatch, capsys):
         )
         store.campaigns.set_pool(campaign, [(c, False) for c in pool])
         for number, (what, judgements) in enumerate(zip(pool, (BEFORE, WORSE), strict=True)):
-            planned = PlannedAssignment(
+            planned = Assignment(
                 configuration=what, device="cpu-2t", role="train", rank=0, reason={}
             )
             store.rounds.plan(campaign, number, "initial", [planned])

@@ -1,1 +1,0 @@
-"""How older databases get to the newest schema: Alembic's environment and its revisions."""

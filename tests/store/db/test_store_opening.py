@@ -1,0 +1,297 @@
+"""Opening a database: new ones, stores of other versions, files of something else, and reading."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, inspect, text
+from sqlalchemy.exc import IntegrityError
+from store_samples import configuration, contents, measurement
+
+import trappm.store.migrate
+from trappm.profiler.errors import InputError, StoreAccessError, StoreError
+from trappm.store import Home, LabelFilter, Patience, Store
+from trappm.store.engine import make_engine
+from trappm.store.migrate import upgrade_store
+from trappm.store.schema import SCHEMA
+
+NOBODY = 65534
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE labels SET measurement_id = 4, outcome = 'unsupported' WHERE id = 2",
+        "UPDATE labels SET measurement_id = 4 WHERE id = 2",
+        "UPDATE labels SET outcome = 'timeout' WHERE id = 2",
+        "UPDATE labels SET outcome = 'oom', memory_above_mib = 9, memory_mib = NULL WHERE id = 2",
+        "UPDATE labels SET memory_above_mib = NULL, memory_mib = 9 WHERE id = 3",
+        "UPDATE measurements SET outcome = 'error' WHERE id = 3",
+        "DELETE FROM measurements WHERE id = 1",
+    ],
+)
+def test_no_label_stands_on_a_measurement_that_failed_whoever_writes(whole_url, change):
+    """Of the whole store: labels 1 and 2 are ok, 3 is censored, and measurement 4 failed."""
+    engine = make_engine(whole_url)
+    before = contents(whole_url)
+    with pytest.raises(IntegrityError, match=r"(?i)foreign key|check"), engine.begin() as writing:
+        writing.exec_driver_sql(change)
+    engine.dispose()
+    assert contents(whole_url) == before
+
+
+def test_opening_again_keeps_everything(empty_database_url):
+    with Store.open(empty_database_url) as first:
+        label_id = first.measurements.record(measurement()).label_id
+    with Store.open(empty_database_url) as second:
+        assert [label.id for label in second.labels.matching()] == [label_id]
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ("0001", r"0\.2\.0.*schema 0001.*labels export.*labels import"),
+        ("0012", r"0\.2\.0.*schema 0012.*labels export.*labels import"),
+        ("9999", r"newer TraPPM .schema 9999.*update TraPPM"),
+    ],
+)
+def test_a_store_of_another_version_is_refused_with_what_to_do(
+    store, database_url, schema, message
+):
+    engine = create_engine(database_url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = :x"), {"x": schema})
+    engine.dispose()
+    for open_ in (Store.open, Store.open_to_read, upgrade_store):
+        with pytest.raises(StoreAccessError, match=message):
+            open_(database_url)
+
+
+def test_an_empty_database_becomes_a_store_by_an_upgrade(empty_database_url, tmp_path):
+    if empty_database_url.startswith("sqlite"):
+        (tmp_path / "labels.db").touch()
+    with pytest.raises(StoreError, match="not yet a label store"):
+        Store.open_to_read(empty_database_url)
+    assert upgrade_store(empty_database_url) is None
+    with Store.open_to_read(empty_database_url) as store:
+        assert store.check() == []
+    assert upgrade_store(empty_database_url) == SCHEMA
+
+
+def test_a_database_of_something_else_is_left_alone(empty_database_url):
+    engine = create_engine(empty_database_url)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE customers (id INTEGER)"))
+    with pytest.raises(StoreAccessError, match=r"something else .*'customers'"):
+        Store.open(empty_database_url)
+    assert inspect(engine).get_table_names() == ["customers"]
+    engine.dispose()
+
+
+def test_creating_a_store_leaves_nothing_behind_if_it_fails(empty_database_url, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(trappm.store.migrate, "SCHEMA", "x" * 99 + "\ud800")
+        with pytest.raises(StoreError):
+            Store.open(empty_database_url)
+    engine = create_engine(empty_database_url)
+    assert inspect(engine).get_table_names() == []
+    engine.dispose()
+    Store.open(empty_database_url).close()
+
+
+@pytest.mark.parametrize(
+    "content", [b"not a database, but long enough for one" * 100, b"\0" * 4096]
+)
+def test_a_file_that_is_no_database_is_told_and_left_alone(tmp_path, content):
+    path = tmp_path / "labels.db"
+    path.write_bytes(content)
+    for open_ in (Store.open, Store.open_to_read):
+        with pytest.raises(StoreAccessError, match=r"labels\.db refused: file is not a database"):
+            open_(f"sqlite:///{path}")
+    assert path.read_bytes() == content
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(StoreAccessError, match="unable to open database file"):
+        Store.open(f"sqlite:///{tmp_path / 'nowhere' / 'labels.db'}")
+
+
+def test_a_store_that_cannot_be_written_can_be_read(tmp_path):
+    path = tmp_path / "labels.db"
+    with Store.open(f"sqlite:///{path}") as store:
+        store.measurements.record(measurement())
+        # Opened read-only while somebody writes: afterwards SQLite would need to write to read.
+        with Store.open(f"sqlite:///file:{path}?mode=ro&uri=true") as readable:
+            assert len(readable.labels.matching()) == 1
+            with pytest.raises(StoreAccessError, match="readonly database"):
+                readable.measurements.record(measurement())
+
+
+def test_what_the_user_can_mend_is_bad_input_and_a_busy_database_is_not(tmp_path, monkeypatch):
+    assert issubclass(StoreAccessError, InputError)
+    assert StoreAccessError.exit_status == InputError.exit_status
+    monkeypatch.setattr("trappm.store.engine.BUSY_TIMEOUT_S", 0.1)
+    url = f"sqlite:///{tmp_path / 'labels.db'}"
+    Store.open(url).close()
+    engine = create_engine(url)
+    with engine.connect() as other, Store.open(url, Patience(wait_s=0)) as waiting:
+        other.exec_driver_sql("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreError, match="locked") as caught:
+            waiting.measurements.record(measurement())
+        assert not isinstance(caught.value, StoreAccessError)
+    engine.dispose()
+
+
+def test_faults_of_our_own_are_not_told_as_the_databases(tmp_path):
+    with Store.open(f"sqlite:///{tmp_path / 'labels.db'}") as store:
+        with pytest.raises(ValueError, match="ours"), store.database.writing():
+            raise ValueError("ours")
+        with pytest.raises(StoreError, match="surrogates not allowed"):
+            store.pools.save("\ud800", {}, [])
+        with pytest.raises(StoreError, match="too large"):
+            store.campaigns.create("a", {}, 1 << 70)
+
+
+def test_sqlite_is_set_up_to_keep_what_it_acknowledged(tmp_path):
+    with (
+        Store.open(f"sqlite:///{tmp_path / 'labels.db'}") as store,
+        store.database.reading() as session,
+    ):
+        settings = {
+            name: session.execute(text(f"PRAGMA {name}")).scalar()
+            for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+        }
+    full = 2
+    assert settings == {
+        "journal_mode": "wal", "synchronous": full, "foreign_keys": 1, "busy_timeout": 60_000,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Of a SQLite store with one label that nobody has open."""
+    path = tmp_path / "50% & more?" / "labels.db"
+    path.parent.mkdir()
+    with Store.open(url_of(path)) as store:
+        store.measurements.record(measurement())
+    return path
+
+
+def url_of(path):
+    return Home(path.parent).database_url
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+def test_every_question_is_answered_and_every_change_refused(store, database_url):
+    store.measurements.record(measurement())
+    campaign = store.campaigns.create("one", {}, 0)
+    before = contents(database_url)
+    with Store.open_to_read(database_url) as readable:
+        assert len(readable.labels.query(LabelFilter())) == 1
+        assert readable.campaigns.get() == campaign
+        for change in (
+            lambda: readable.measurements.record(measurement(configuration(2))),
+            lambda: readable.campaigns.create("two", {}, 0),
+            lambda: readable.campaigns.log_event(campaign.id, "note", {}),
+            lambda: readable.pools.save("late", {}, [configuration(99)]),
+        ):
+            with pytest.raises(StoreError, match=r"readonly|read-only"):
+                change()
+    assert contents(database_url) == before
+
+
+def test_what_is_written_meanwhile_is_seen(store, database_url):
+    with Store.open_to_read(database_url) as readable:
+        for count in (1, 2, 3):
+            store.measurements.record(measurement(configuration(count)))
+            assert len(readable.labels.matching()) == count
+
+
+def test_where_there_is_no_store_nothing_is_made(tmp_path):
+    for path in (tmp_path / "labels.db", tmp_path / "nowhere" / "labels.db"):
+        with pytest.raises(InputError, match=r"no label store at .*labels\.db; fill one with"):
+            Store.open_to_read(url_of(path))
+        with pytest.raises(InputError, match="no label store at"):
+            upgrade_store(url_of(path))
+    assert list(tmp_path.iterdir()) == []
+
+
+ASK = """
+import os, sqlite3, sys
+from trappm.store import LabelFilter, Store
+from trappm.profiler.errors import TrappmError
+import pandas, sqlalchemy.dialects.sqlite.pysqlite
+os.setgid({nobody}), os.setuid({nobody})
+try:
+    with Store.open_to_read(sys.argv[1]) as store:
+        print(len(store.labels.query(LabelFilter())), "labels")
+except TrappmError as error:
+    print(error)
+"""
+
+
+def ask_as_nobody(url):
+    """What somebody is answered who may write nowhere."""
+    code = ASK.format(nobody=NOBODY)
+    done = subprocess.run(
+        [sys.executable, "-c", code, url], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def read_only(path):
+    """The store in a folder that all may read and its owner alone may write."""
+    if os.getuid() != 0:
+        pytest.skip("only root can become somebody else")
+    with tempfile.TemporaryDirectory() as folder:  # pytest's are closed to others
+        Path(folder).chmod(0o755)
+        yield Path(shutil.copy(path, folder))
+
+
+def test_a_folder_that_cannot_be_written_can_be_asked(read_only):
+    before = files(read_only.parent)
+    assert ask_as_nobody(url_of(read_only)) == "1 labels"
+    assert files(read_only.parent) == before
+
+
+def test_it_can_be_asked_while_its_owner_writes(read_only):
+    with Store.open(url_of(read_only)) as store:
+        store.measurements.record(measurement(configuration(2)))
+        assert ask_as_nobody(url_of(read_only)) == "2 labels"
+
+
+def test_labels_that_stand_in_the_log_only_are_never_missed(read_only, tmp_path):
+    with Store.open(url_of(read_only)) as store:
+        store.measurements.record(measurement(configuration(2)))
+        log = read_only.with_name("labels.db-wal")
+        kept = read_only.read_bytes(), log.read_bytes()
+    read_only.write_bytes(kept[0])
+    log.write_bytes(kept[1])
+    read_only.with_name("labels.db-shm").unlink(missing_ok=True)
+    assert "unable to open database file" in ask_as_nobody(url_of(read_only))
+    with Store.open_to_read(url_of(read_only)) as readable:  # root may make what is missing
+        assert len(readable.labels.matching()) == 2
+    assert sqlite3.connect(read_only).execute("SELECT count(*) FROM labels").fetchone() == (2,)
+
+
+@pytest.mark.parametrize("address", ["sqlite:///{}?timeout=5", "sqlite:///file:{}?uri=true"])
+def test_options_of_an_address_make_no_file(tmp_path, address):
+    path = tmp_path / "labels.db"
+    with pytest.raises(InputError, match="no label store at"):
+        Store.open_to_read(address.format(path))
+    assert list(tmp_path.iterdir()) == []
+    Store.open(f"sqlite:///{path}").close()
+    with Store.open_to_read(address.format(path)) as store:
+        assert store.labels.matching() == []
