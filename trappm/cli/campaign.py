@@ -214,8 +214,7 @@ def resume(
     from trappm.store import Home
 
     home = Home.open()
-    from trappm.cluster.campaign.orders import RETRIED, order_retry
-    from trappm.cluster.launch import opened_first, to_resume
+    from trappm.cluster.launch import RETRIED, opened_first, order_retry, to_resume
     from trappm.cluster.spec import spec_of
     from trappm.store import CampaignState
 
@@ -285,7 +284,7 @@ def validate(
 
 
 def _stop(campaign_id: str | None, state: str, next_step: str) -> None:
-    from trappm.cluster.campaign.orders import order_stop
+    from trappm.cluster.launch import order_stop
     from trappm.store import CampaignState, Home, Store
 
     with Store.open(Home.open().database_url) as store:

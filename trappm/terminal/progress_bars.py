@@ -32,7 +32,7 @@ from trappm.terminal.tables import console
 
 if TYPE_CHECKING:
     from trappm.cluster.campaign.progress import Progress as CampaignProgress
-    from trappm.cluster.profiles.static_profiles import ProfiledGraph
+    from trappm.cluster.profiles import ProfiledGraph
     from trappm.cluster.spec import CampaignSpec
 
 
