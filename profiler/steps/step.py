@@ -71,6 +71,8 @@ class StepRun:
     """Number of timed steps that were rejected as disturbed."""
     lost_step_share: float = 0.0
     """Largest share of its wall time that a sample lost."""
+    least_lost_step_share: float = 0.0
+    """Smallest share of its wall time that a sample lost."""
 
 
 def run_protocol(
@@ -129,6 +131,7 @@ def run_protocol(
         parts_ms=parts_ms,
         rejected_steps=samples.rejected,
         lost_step_share=samples.lost_share,
+        least_lost_step_share=samples.least_lost_share,
     )
 
 

@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from research.evaluation.labelled_workloads import prepare
-from trappm.cluster.profiles.step_profiles import StepCache
+from trappm.cluster.profiles import StepCache
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.kernel_terms import terms_of
 from trappm.learner.physics.kernel_times import Lookup, times_of
@@ -151,7 +151,7 @@ def compare(measured: dict[Configuration, Measurement], processes: int) -> list[
 
 def _priors(card: str, phase: Phase) -> dict[str, StepTimePrior]:
     sheet = StepTimePrior(spec_of(card))
-    head = load_snapshot(SHIPPED).heads[CONSTANTS_OF][phase].heads.of_kernels["step_time_ms"]
+    head = load_snapshot(SHIPPED).heads[CONSTANTS_OF][phase].heads.heads["step_time_ms"]
     return {"sheet": sheet, CONSTANTS_OF: sheet.started_from(head.prior)}
 
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from trappm.learner.acquisition.draws import RandomChoice
 from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explained
+from trappm.learner.acquisition.strategies import RandomChoice
 from trappm.learner.networks.randomness import torch_seeded
 from trappm.profiler.errors import InputError
 
