@@ -23,8 +23,8 @@ from trappm.profiler.records import (
     Protocol,
 )
 from trappm.profiler.steps import step as step_module
-from trappm.profiler.steps.sampling import judge, unstable_reasons
-from trappm.profiler.steps.step import StepRun, make_step, run_protocol
+from trappm.profiler.steps.sampling import StepRun, judge, unstable_reasons
+from trappm.profiler.steps.step import make_step, run_protocol
 
 
 def tiny(**changes: object) -> Configuration:
