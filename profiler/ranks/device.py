@@ -27,7 +27,7 @@ from trappm.profiler.steps.meter import Findings, Window
 if TYPE_CHECKING:
     from trappm.profiler.ranks.family import Life, RankFamily
     from trappm.profiler.ranks.replica import RankRun
-    from trappm.profiler.steps.step import StepRun
+    from trappm.profiler.steps.sampling import StepRun
 
 
 class RanksDevice(Device):
