@@ -88,6 +88,8 @@ def accuracy(
 
 def kendall_tau(first: Array, second: Array) -> float | None:
     """Return Kendall's tau-b of two rankings (n); None if either has no two distinct values."""
+    if len(first) < 2:
+        return None
     from scipy.stats import kendalltau  # type: ignore[import-untyped]  # takes half a second
 
     tau = float(kendalltau(first, second).statistic)
