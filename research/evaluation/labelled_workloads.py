@@ -14,8 +14,7 @@ import numpy as np
 
 from research.evaluation.benchmark import Samples
 from trappm.cluster.pool_file import make_profiles, make_steps
-from trappm.cluster.profiles.static_profiles import ProfiledGraph
-from trappm.cluster.profiles.step_profiles import StepCache, StepKey
+from trappm.cluster.profiles import ProfiledGraph, StepCache, StepKey
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.capacity import USABLE_SHARE
 from trappm.profiler.devices.catalogue import card_name

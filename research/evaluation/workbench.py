@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from research.evaluation.benchmark import PAPER_SEEDS, Samples
 from research.evaluation.labelled_workloads import Prepared, prepare
 from research.peers.predictors import Surroundings, estimator_named
-from trappm.cluster.profiles.step_profiles import StepCache
+from trappm.cluster.profiles import StepCache
 from trappm.learner.estimator import Estimator
 from trappm.learner.networks.gae import Encoder
 from trappm.learner.networks.kept_encoders import make_encoder

@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from research.evaluation.labelled_workloads import prepare
-from trappm.cluster.profiles.step_profiles import StepCache
+from trappm.cluster.profiles import StepCache
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.kernel_terms import terms_of
 from trappm.learner.physics.kernel_times import Lookup, times_of

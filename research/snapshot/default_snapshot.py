@@ -39,7 +39,7 @@ from research.snapshot.shipped_sheets import (
     Sheet,
     neusight_kernels,
 )
-from trappm.cluster.profiles.step_profiles import StepCache
+from trappm.cluster.profiles import StepCache
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.metric_head import Head, Ours
 from trappm.learner.heads.other_devices import OTHERS, known_of_others

@@ -12,8 +12,7 @@ from research.evaluation.label_files import read_labels
 from research.evaluation.labelled_workloads import prepare
 from research.peers.predictors import ESTIMATORS, NAMED_ONLY
 from research.peers.sizes import SIZES
-from trappm.cluster.profiles.static_profiles import profile_graph
-from trappm.cluster.profiles.step_profiles import StepCache
+from trappm.cluster.profiles import StepCache, profile_graph
 from trappm.learner.networks.presets import LAPTOP, PRESETS
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.zoo import native_input_size
