@@ -42,13 +42,9 @@ class Samples:
     rejected: int = 0
     """Number of steps that lost too much of their time."""
     lost_share: float = 0.0
-<<<<<<< HEAD
     """Largest share of its wall time that an accepted step lost."""
-=======
-    """Largest share of its wall time that one of the steps that count lost."""
     least_lost_share: float = 0.0
     """Smallest such share."""
->>>>>>> w/cluster
 
 
 def sample(time_steps: Callable[[int], list[float]], protocol: Protocol) -> tuple[float, ...]:
