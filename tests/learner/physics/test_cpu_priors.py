@@ -9,7 +9,7 @@ from torch import nn
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
 from trappm.learner.heads.metric_head import Ours
-from trappm.learner.networks.presets import preset_named
+from trappm.learner.paper.presets import preset_named
 from trappm.learner.physics.cpu.cpu_memory_prior import CpuMemoryPrior
 from trappm.learner.physics.cpu.cpu_time_prior import SHARED, SPEC, CpuTimePrior
 from trappm.learner.physics.device_specs import CPU, spec_of

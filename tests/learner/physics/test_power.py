@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
-from trappm.learner.networks.presets import LAPTOP
+from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.power import known_power
