@@ -268,7 +268,7 @@ def _contents(
     for device, phases in heads.items():
         if not NAME.fullmatch(device):
             raise SnapshotError(f"device key {device!r} cannot be part of a file name")
-        files = {phase: _saved(trained.heads.tensors()) for phase, trained in phases.items()}
+        files = {str(p): _saved(trained.heads.tensors()) for p, trained in phases.items()}
         if len(files) > 1 and len(set(files.values())) == 1:
             files = {ALL_PHASES: next(iter(files.values()))}
         contents |= {_file(device, phase): data for phase, data in files.items()}

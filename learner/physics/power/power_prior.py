@@ -15,12 +15,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trappm.learner.physics.graph_terms import PriorSpec, TermSpec
 from trappm.learner.physics.power.known_power import other_cards_shares
 from trappm.learner.physics.power.loads import loads_of
 from trappm.learner.physics.power.operating_point import CONSTANTS
 from trappm.learner.physics.step_time_prior import StepTimePrior
-from trappm.learner.physics.term_prior import TermPrior
+from trappm.learner.physics.term_prior import PriorSpec, TermPrior, TermSpec
 from trappm.learner.tensors import with_prefix
 from trappm.learner.workload import Workload
 
