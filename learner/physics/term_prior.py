@@ -180,13 +180,14 @@ def fit_coefficients(
         return values
 
     def errors(x: Array) -> Array:
-        gaps = targets - np.log(parts(x).sum(axis=1))
+        gaps: Array = targets - np.log(parts(x).sum(axis=1))
         return np.where(measured, gaps, np.maximum(gaps, 0.0))
 
     def jacobian(x: Array) -> Array:
         own = parts(x)
-        derivatives: Array = -(own / own.sum(axis=1, keepdims=True)) @ root
-        return np.where((measured | (errors(x) > 0))[:, None], derivatives, 0.0)
+        counts = measured | (errors(x) > 0)
+        derivatives: Array = -(own * counts[:, None] / own.sum(axis=1, keepdims=True)) @ root
+        return derivatives
 
     # All coefficients at once first: the level of a new device may be off by a factor of 1000.
     level = float(np.median((targets - log_prior(terms, middle))[measured]))
