@@ -9,7 +9,7 @@ import typer
 
 from research.importers import SOURCES, import_sheet
 from research.importers.neusight import read_neusight
-from trappm.cli.labels.exchange import print_import
+from trappm.cli.labels import print_import
 from trappm.cli.options import AsJson, print_json
 from trappm.store import Home, Store
 from trappm.store.files import checked_size

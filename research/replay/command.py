@@ -106,7 +106,7 @@ def _learners(text: str) -> list[str]:
 
 def _check_files(labels: Path, usable: Path | None, png: Path | None) -> None:
     """Raises InputError: a file that is not there, or nothing to draw with."""
-    from trappm.terminal.png_figures import require_matplotlib
+    from trappm.terminal.plots import require_matplotlib
 
     if png is not None:
         require_matplotlib("--png")
