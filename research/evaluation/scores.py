@@ -14,11 +14,15 @@ import numpy.typing as npt
 
 from research.evaluation.benchmark import Rows, Run, Samples, SplitKind
 from trappm.learner.estimator import Estimate
+from trappm.learner.stats.calibration import LEVELS
 from trappm.learner.stats.errors import Accuracy, accuracy
-from trappm.learner.stats.reliability import NOMINAL, coverages
 from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]
+
+
+NOMINAL = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+"""Nominal coverage of the central intervals that are checked."""
 
 
 class Deaths(TypedDict):
@@ -178,3 +182,20 @@ def _deviation(parts: Sequence[dict[str, Any]]) -> dict[str, float | None]:
 def _over(parts: Sequence[dict[str, Any]], name: str, how: Any) -> float | None:
     values = [part[name] for part in parts if part[name] is not None]
     return float(how(values)) if values else None
+
+
+def coverages(log_quantiles: Array, logs: Array) -> Array:
+    """Return the share of n values inside the central interval of each of `NOMINAL` (nominal)."""
+    shares = []
+    for nominal in NOMINAL:
+        low, high = (_quantile(log_quantiles, (1 + sign * nominal) / 2) for sign in (-1, 1))
+        shares.append(float(np.mean((low <= logs) & (logs <= high))))
+    return np.array(shares)
+
+
+def _quantile(log_quantiles: Array, level: float) -> Array:
+    """Return the quantile of n distributions at a level (n), by linear interpolation."""
+    after = min(max(int(np.searchsorted(LEVELS, level)), 1), len(LEVELS) - 1)
+    share = (level - LEVELS[after - 1]) / (LEVELS[after] - LEVELS[after - 1])
+    between: Array = (1 - share) * log_quantiles[:, after - 1] + share * log_quantiles[:, after]
+    return between

@@ -11,9 +11,8 @@ from research.evaluation.labelled_workloads import Prepared, prepare
 from research.peers.predictors import Surroundings, estimator_named
 from trappm.cluster.profiles import StepCache
 from trappm.learner.estimator import Estimator
-from trappm.learner.networks.gae import Encoder
-from trappm.learner.networks.kept_encoders import make_encoder
-from trappm.learner.networks.presets import EncoderPreset
+from trappm.learner.paper.encoder import Encoder, make_encoder
+from trappm.learner.paper.presets import EncoderPreset
 from trappm.profiler.progress import Watch
 from trappm.profiler.records import Measurement
 from trappm.store import Home, Store

@@ -16,8 +16,8 @@ import numpy as np
 
 from research.peers.nnlqp import SageNetwork
 from research.peers.sizes import LAPTOP_SIZE, Size
-from trappm.learner.networks.dataset import FloatArray
-from trappm.learner.networks.estimator import NetworkEstimator
+from trappm.learner.paper.graphs import FloatArray
+from trappm.learner.paper.regressor import NetworkEstimator
 from trappm.learner.workload import Workload
 
 _COUNTED = (("Conv", "ConvTranspose"), ("Gemm", "MatMul"), ("Relu",))

@@ -21,9 +21,9 @@ from torch_geometric.data import Batch
 from torch_geometric.utils import scatter, softmax
 
 from research.peers.sizes import LAPTOP_SIZE, Size
-from trappm.learner.networks.dataset import log_static_features
-from trappm.learner.networks.distinct import Layer, classes_of
-from trappm.learner.networks.estimator import NetworkEstimator
+from trappm.learner.paper.distinct_nodes import Layer, classes_of
+from trappm.learner.paper.graphs import log_static_features
+from trappm.learner.paper.regressor import NetworkEstimator
 from trappm.profiler.graphs.features import NODE_FEATURES, OPERATORS
 from trappm.profiler.records import SHAPE_LENGTH
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.learner.estimator import Estimate, Model, Targets
-from trappm.learner.networks.estimator import LEAST_LABELS, labelled
+from trappm.learner.paper.regressor import LEAST_LABELS, labelled
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 

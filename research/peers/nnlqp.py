@@ -20,9 +20,9 @@ from torch.nn import functional as F  # noqa: N812
 from torch_geometric.data import Batch
 
 from research.peers.sizes import LAPTOP_SIZE, Size
-from trappm.learner.networks.dataset import FloatArray, log_static_features
-from trappm.learner.networks.distinct import DistinctSAGEConv, classes_of
-from trappm.learner.networks.estimator import NetworkEstimator
+from trappm.learner.paper.distinct_nodes import DistinctSAGEConv, classes_of
+from trappm.learner.paper.graphs import FloatArray, log_static_features
+from trappm.learner.paper.regressor import NetworkEstimator
 from trappm.learner.workload import Workload
 from trappm.profiler.graphs.features import NODE_FEATURES, STATIC_FEATURES
 

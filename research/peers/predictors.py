@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trappm.learner.estimator import Estimator
-from trappm.learner.networks.gae import Encoder
-from trappm.learner.networks.presets import (
+from trappm.learner.paper.encoder import Encoder
+from trappm.learner.paper.presets import (
     MEMBERS,
     PRESETS,
     EncoderPreset,
@@ -66,7 +66,7 @@ _SIZES = ("paper", "laptop")
 
 def _published(preset: str, switch: str) -> Callable[[Surroundings], Estimator]:
     def make(given: Surroundings) -> Estimator:
-        from trappm.learner.networks.published import TrappmAsPublished
+        from trappm.learner.paper.regressor import TrappmAsPublished
 
         name = f"trappm-{preset}-{switch}" if switch else f"trappm-{preset}"
         chosen = PRESETS[preset]

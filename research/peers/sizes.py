@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from trappm.learner.networks.presets import LAPTOP, PAPER, Training
+from trappm.learner.paper.presets import LAPTOP, PAPER, Training
 
 
 @dataclass(frozen=True, kw_only=True)

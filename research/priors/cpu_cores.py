@@ -30,8 +30,8 @@ import numpy.typing as npt
 from research.snapshot.shipped_sheets import our_labels
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.metric_head import Head, Ours
-from trappm.learner.physics.cpu import cpu_time_prior
-from trappm.learner.physics.cpu.cpu_time_prior import CpuTimePrior
+from trappm.learner.physics import cpu_priors
+from trappm.learner.physics.cpu_priors import CpuTimePrior
 from trappm.learner.physics.device_specs import CPU
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory_prior import MemoryPrior
@@ -239,7 +239,7 @@ PARTS = {
     "few rows": ("few rows",),
     "large weights": ("large weights",),
 }
-"""Terms of `cpu_time_prior` that came later than the others."""
+"""Terms of `cpu_priors` that came later than the others."""
 SHARES = (0.0, 0.25, 0.5, 1.0)
 
 
@@ -297,7 +297,7 @@ def print_parts(pool: Pool, pair: tuple[str, str], splits: int) -> None:
     source, target = pair
     print(f"{target} after {source}, with so much of what sets its constants apart")
     for share in SHARES:
-        cpu_time_prior.SHARED = share
+        cpu_priors.SHARED = share
         cells = (
             f"{n}: {_cell(prior_errors(pool, CpuTimePrior(), target, n, splits, source))}"
             for n in TARGET_LABELS[:-1]

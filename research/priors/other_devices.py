@@ -29,6 +29,7 @@ import numpy.typing as npt
 from research.evaluation.label_files import read_labels, read_usable
 from research.evaluation.workbench import opened_workbench
 from research.priors import step_time
+from research.priors.card_errors import errors_of_devices, pooled_errors
 from research.priors.step_time_nodes import (
     KERNEL_CARDS,
     NVIDIA,
@@ -50,9 +51,7 @@ from trappm.learner.heads.other_devices import (
     OTHERS,
     Basis,
     OtherDevices,
-    errors_of_devices,
     known_of_others,
-    pooled_errors,
     write,
 )
 from trappm.learner.physics.device_specs import spec_of

@@ -23,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from research.priors.power_fit import Fitted, fit
 from research.priors.power_labels import NETWORKS, Rows, h100, zeus
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.metric_head import Ours
-from trappm.learner.physics.power.joint_fit import Fitted, fit
 from trappm.learner.physics.power.known_power import MEASURED, UNKNOWN, CardPower, write
 from trappm.learner.physics.power.power_prior import PowerPrior
 from trappm.learner.physics.power.step_power import UNTIMED, StepPower

@@ -17,11 +17,11 @@ import numpy.typing as npt
 import torch
 
 from research.priors import step_time_nodes
+from research.priors.power_fit import Labels
 from research.priors.zeus_networks import Bert, shufflenet
 from research.snapshot.shipped_sheets import H100_FILES, our_labels
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.devices.known_devices import known_devices
-from trappm.learner.physics.power.joint_fit import Labels
 from trappm.learner.physics.power.known_power import MEASURED
 from trappm.learner.physics.power.loads import loads_of
 from trappm.learner.physics.power.operating_point import Sheet

@@ -18,7 +18,7 @@ from torch import nn
 
 from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explained
 from trappm.learner.acquisition.strategies import RandomChoice
-from trappm.learner.networks.randomness import torch_seeded
+from trappm.learner.paper.training import torch_seeded
 from trappm.profiler.errors import InputError
 
 SKETCH = 512

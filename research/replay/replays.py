@@ -171,7 +171,7 @@ class Benches:
     def __init__(self, plan: Plan, watch: Watch = lambda done, total, what: None) -> None:
         from research.evaluation.label_files import read_labels, read_usable
         from research.evaluation.workbench import opened_workbench
-        from trappm.learner.networks.presets import LAPTOP
+        from trappm.learner.paper.presets import LAPTOP
         from trappm.learner.physics.starting_prior import prior_on_card
 
         self._plan = plan

@@ -30,7 +30,7 @@ from trappm.learner.acquisition.strategies import (
 )
 from trappm.learner.acquisition.strategies import NEED_GRADIENTS as OFFERED_NEED_GRADIENTS
 from trappm.learner.gaussian_process import matern32
-from trappm.learner.networks.dataset import Scaler
+from trappm.learner.paper.graphs import Scaler
 
 ROWS_AT_ONCE = 4096
 NEED_GRADIENTS = OFFERED_NEED_GRADIENTS | {"badge", "ours-laplace"}

@@ -44,7 +44,7 @@ from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.metric_head import Head, Ours
 from trappm.learner.heads.other_devices import OTHERS, known_of_others
 from trappm.learner.heads.predictions import StepSettings, TrainedHeads
-from trappm.learner.networks.presets import LAPTOP
+from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.devices.joint_fit import Evidence
 from trappm.learner.physics.devices.known_devices import LEARNED_FROM, known_devices

@@ -7,7 +7,7 @@ from pathlib import Path
 from research.evaluation.label_files import read_labels
 from research.evaluation.workbench import opened_workbench
 from research.tuning.tuning import StudyReport, Tuning, run_trials
-from trappm.learner.networks.presets import PRESETS
+from trappm.learner.paper.presets import PRESETS
 from trappm.profiler.number_text import number_text
 from trappm.profiler.progress import Watch
 

@@ -26,9 +26,9 @@ from research.peers.nnlqp import nnlqp
 from research.peers.sizes import LAPTOP_SIZE
 from research.peers.tabular import Boosting, xgboost
 from trappm.learner.estimator import Estimator
-from trappm.learner.networks.gae import Encoder
-from trappm.learner.networks.presets import LAPTOP, PAPER, HeadPreset, LearnerPreset, Training
-from trappm.learner.networks.published import TrappmAsPublished
+from trappm.learner.paper.encoder import Encoder
+from trappm.learner.paper.presets import LAPTOP, PAPER, HeadPreset, LearnerPreset, Training
+from trappm.learner.paper.regressor import TrappmAsPublished
 from trappm.learner.stats.folds import grouped_folds
 from trappm.profiler.errors import InputError, from_extra
 

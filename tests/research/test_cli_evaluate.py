@@ -13,7 +13,7 @@ from research.evaluation.labelled_workloads import prepare
 from research.peers.predictors import ESTIMATORS, NAMED_ONLY
 from research.peers.sizes import SIZES
 from trappm.cluster.profiles import StepCache, profile_graph
-from trappm.learner.networks.presets import LAPTOP, PRESETS
+from trappm.learner.paper.presets import LAPTOP, PRESETS
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.zoo import native_input_size
 from trappm.profiler.simulation.step_profile import StepProfile

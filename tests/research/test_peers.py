@@ -13,7 +13,7 @@ from research.peers.faketensor import FakeTensor
 from research.peers.nnlqp import nnlqp
 from research.peers.sizes import LAPTOP_SIZE, PAPER_SIZE
 from research.peers.tabular import mlp, xgboost
-from trappm.learner.networks.dataset import batches, to_data
+from trappm.learner.paper.graphs import batches, to_data
 from trappm.profiler.errors import InputError
 
 QUICK = replace(

@@ -7,7 +7,7 @@ import pytest
 
 from research.evaluation.benchmark import Samples, SplitKind, splits_of
 from research.tuning.tuning import Tuning, run_trials, space_of
-from trappm.learner.networks.presets import LAPTOP
+from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Configuration

@@ -17,8 +17,8 @@ from onnx_export import export_onnx
 import trappm
 from trappm.learner.heads.device_heads import train_heads
 from trappm.learner.heads.predictions import TrainedHeads
-from trappm.learner.networks.gae import train_encoder
-from trappm.learner.networks.presets import LAPTOP
+from trappm.learner.paper.encoder import train_encoder
+from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.snapshots.snapshot import save_snapshot
 from trappm.learner.workload import Workload
 from trappm.prediction.looking_up.answer import Answer

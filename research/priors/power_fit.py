@@ -1,9 +1,9 @@
-"""The power constants of several cards, fitted together: what they share, and each card's own.
+"""Joint fit of the power constants of several cards.
 
-    constants = centre + what all cards share + the card's own
+    constants = center + shared offset + offset of the card
 
-The most probable ones, with Student-t errors of the logarithms of power and time. A card without
-labels is as far from what all share as the labelled cards are from each other.
+The fit maximizes the posterior with Student-t errors of the logarithms of power and time. A card
+without labels differs from the shared constants as much as labelled cards do.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from trappm.learner.physics.power.known_power import Normal
 from trappm.learner.physics.power.loads import Loads
 from trappm.learner.physics.power.operating_point import CONSTANTS, Sheet, Steps
 
@@ -39,20 +40,6 @@ ITERATIONS = 25
 STEP = 1e-3
 LEAST_GAIN = 0.02
 """Nats."""
-
-
-@dataclass(frozen=True, eq=False)
-class Normal:
-    """What is known of a card's constants."""
-
-    mean: Array
-    """Of the logarithms (c)."""
-    covariance: Array
-    """(c, c)."""
-
-    def draws(self, count: int, generator: np.random.Generator) -> Array:
-        """(count, c)."""
-        return generator.multivariate_normal(self.mean, self.covariance, size=count)
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,7 @@ class EncoderPreset:
     dropout: float
     learning_rate: float
     steps: int
-    """At most: `learner.networks.training` ends where more do not help."""
+    """At most: `learner.paper.training` ends where more do not help."""
     batch_nodes: int
     """Graphs are batched until they have this many nodes together, which bounds the memory."""
     one_batch_size: bool = False
@@ -43,7 +43,7 @@ class Training:
     batch_nodes: int
     """As for the encoder."""
     loss: str = "squared-log"
-    """One of `learner.networks.estimator.LOSSES`."""
+    """One of `learner.paper.regressor.LOSSES`."""
     members: int = 1
     """Networks, each blind to a fold of the architectures; the prediction is their mean."""
 

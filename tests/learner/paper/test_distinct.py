@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch_geometric.nn import SAGEConv, global_add_pool
 
-from trappm.learner.networks.dataset import batches, to_data
-from trappm.learner.networks.distinct import (
+from trappm.learner.paper.distinct_nodes import (
     MAX_DEPTH,
     DistinctSAGEConv,
     Dropout,
@@ -18,6 +17,7 @@ from trappm.learner.networks.distinct import (
     node_keys,
     weighted_batch_norm,
 )
+from trappm.learner.paper.graphs import batches, to_data
 
 
 def plain_keys(features, edges):

@@ -1,32 +1,40 @@
-"""How long a step takes on a CPU: a sum over the kernels of its trace, by kind and pass.
+"""Step time and memory on CPUs: sums of terms of the kernels and the layers.
 
-    step = constant + calls * dispatch + FLOP / rate of the kind and pass
-                    + FLOP of products that use the cores badly
-                    + bytes of products, of reordered weights, of each kind of stream + update
+    time   = constant + calls * dispatch + FLOP / rate of the kind and pass
+                      + FLOP of products that use the cores badly
+                      + bytes of products, of reordered weights, of each kind of stream + update
+    memory = process + tensors * live + products * (primitives of oneDNN)
+                     + parameters * (Python's side of a layer) + blocked * (largest weights)
 
-The kernels are those that GPUs launch (`profiler.simulation.kernel_profile`): a loop over tensors
-here. What a GPU's formula says of launches, tiles and tensor cores does not hold, and few labels
-could not teach its hundreds of constants. oneDNN copies weights into blocks of channels at every
-call, which small batches wait for; a pointwise convolution of few pixels, and a depthwise one of
-narrow images, leave most of the core's vectors empty; and what is too large for the C library to
-keep comes back from the system page by page.
+The kernels are those that GPUs launch (`profiler.simulation.kernel_profile`), which are loops over
+tensors here. oneDNN copies weights into blocks of channels at every call. Pointwise convolutions of
+few pixels, and depthwise ones of narrow images, leave most of the core's vectors empty. Blocks that
+the C library does not keep come back from the system page by page. oneDNN keeps a primitive for
+each shape of a product, and a layer with parameters has objects in Python and small allocations.
 
-Chosen on 228 configurations on each of two and one thread of two hosts
-(docs/studies/cpu_cores.md).
+A CPU starts from another CPU's constants (step time: from a part of them), not tied to them: that
+was better than tying it or cross-validation. Both formulas were chosen on 228 configurations on
+each of two and one thread of two hosts (docs/studies/cpu_cores.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Self
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Self
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
-from trappm.learner.physics.cpu.cpu_prior import CpuPrior
-from trappm.learner.physics.graph_prior import settings_and_operators
-from trappm.learner.physics.graph_terms import PriorSpec, TermSpec
+from trappm.learner.physics.device_specs import CPU
+from trappm.learner.physics.graph_prior import FORWARD_SHARE, settings_and_operators
+from trappm.learner.physics.graph_prior import PRODUCTS as GRAPH_PRODUCTS
 from trappm.learner.physics.kernel_terms import BYTES_PER_PARAMETER, PRODUCTS
+from trappm.learner.physics.memory_prior import MemoryPrior
+from trappm.learner.physics.step_memory import amp_factor, step_memory
+from trappm.learner.physics.term_prior import PriorSpec, TermPrior, TermSpec
 from trappm.learner.residual.graph_features import OPERATORS
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
@@ -72,8 +80,8 @@ STREAMS = {
 _MULTIPLY = tuple(KernelKind)[:PRODUCTS]
 _SCATTERED = (KernelKind.GROUPED, KernelKind.DEPTHWISE)
 
-# A spread of 0.6 is a factor of two, as `graph_terms` has for kernels of one kind.
-SPEC = PriorSpec(
+# A spread of 0.6 is a factor of two, as in `graph_prior` for kernels of one kind.
+TIME_SPEC = PriorSpec(
     (
         TermSpec("step", 1.5),
         TermSpec("forward calls", 0.7),
@@ -98,12 +106,64 @@ SPEC = PriorSpec(
     common_spread=3.0,
 )
 
+MIB = 2.0**20
+# Where the constants begin: round numbers, which labels move.
+PRIMITIVE_MIB = 0.3
+"""Of a product's shape: forward and both gradients."""
+LAYER_MIB = 0.04
+
+MEMORY_SPEC = PriorSpec(
+    (
+        TermSpec("process", 1.0),
+        TermSpec("tensors", 0.05),  # bytes are bytes
+        TermSpec("products", 0.5),
+        TermSpec("parameters", 0.5),
+        TermSpec("blocked", 0.5),
+    ),
+    common_spread=0.05,
+)
+
+
+class CpuPrior(TermPrior):
+    """See `learner.physics.prior.Prior`. Instances do not change."""
+
+    SPEC: ClassVar[PriorSpec]
+    transfer_tightness = 1.0
+
+    def __init__(self, log_constants: Array | None = None) -> None:
+        super().__init__(self.SPEC, log_constants)
+
+    @staticmethod
+    @abstractmethod
+    def terms_of(workload: Workload) -> list[float]:
+        """The terms of one workload in the metric's unit, in the order of `SPEC`."""
+
+    def terms(self, workloads: Sequence[Workload]) -> Array:
+        rows = []
+        for workload in workloads:
+            known = _TERMS_OF.setdefault(workload, {})
+            if type(self) not in known:
+                known[type(self)] = self.terms_of(workload)
+            rows.append(known[type(self)])
+        return np.array(rows, dtype=np.float64).reshape(len(workloads), len(self.SPEC.terms))
+
+    def with_constants(self, log_constants: Array) -> Self:
+        return type(self)(log_constants)
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
+        return cls(tensors["log_constants"].numpy())
+
+
+_TERMS_OF: WeakKeyDictionary[Workload, dict[type[CpuPrior], list[float]]] = WeakKeyDictionary()
+"""A fit needs the same workloads many times."""
+
 
 class CpuTimePrior(CpuPrior):
     """The formula with its constants; see `learner.physics.prior.Prior`."""
 
-    SPEC = SPEC
-    feature_groups = (4, len(SPEC.terms), len(OPERATORS), 5)
+    SPEC = TIME_SPEC
+    feature_groups = (4, len(TIME_SPEC.terms), len(OPERATORS), 5)
 
     @staticmethod
     def terms_of(workload: Workload) -> list[float]:
@@ -172,3 +232,41 @@ class CpuTimePrior(CpuPrior):
     def features_of(self, workloads: Sequence[Workload], logs: Array, shares: Array) -> Array:
         """Size, the terms' shares, the operators' shares of the nodes, and the configuration."""
         return settings_and_operators(workloads, logs, shares)
+
+
+class CpuMemoryPrior(CpuPrior):
+    """The formula with its constants; see `learner.physics.prior.Prior`."""
+
+    SPEC = MEMORY_SPEC
+    feature_groups = MemoryPrior.feature_groups
+
+    @staticmethod
+    def terms_of(workload: Workload) -> list[float]:
+        """In MiB (5)."""
+        graph = workload.graph
+        multiplies = np.isin(graph.operators, list(GRAPH_PRODUCTS))
+        shapes = np.column_stack(
+            [
+                graph.input_shapes[multiplies],
+                graph.output_shapes[multiplies],
+                graph.macs[multiplies],
+                graph.parameters[multiplies],
+            ]
+        )
+        largest = graph.parameters[multiplies].max(initial=0)
+        memory = step_memory(workload)
+        passes = FORWARD_SHARE if workload.phase is Phase.INFER else 1.0
+        return [
+            CPU.process_mib,
+            amp_factor(workload, memory) * memory.live_mib,
+            passes * PRIMITIVE_MIB * len(np.unique(shapes, axis=0)),
+            passes * LAYER_MIB * np.count_nonzero(graph.parameters),
+            BYTES_PER_ELEMENT * float(largest) / MIB,
+        ]
+
+    def features_of(self, workloads: Sequence[Workload], logs: Array, shares: Array) -> Array:
+        """Those of the simulated step, and this prior's size in place of a GPU's."""
+        del shares
+        features = MemoryPrior.on(CPU).features(workloads)
+        features[:, 0] = logs
+        return features

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trappm.learner.networks.dataset import batches, to_data
-from trappm.learner.networks.gae import (
+from trappm.learner.paper.encoder import (
     Encoder,
     EncoderNetwork,
     edge_scores,
@@ -15,8 +14,9 @@ from trappm.learner.networks.gae import (
     sample_negatives,
     train_encoder,
 )
-from trappm.learner.networks.presets import LAPTOP, PAPER, preset_named
-from trappm.learner.networks.regressor import HeadNetwork
+from trappm.learner.paper.graphs import batches, to_data
+from trappm.learner.paper.presets import LAPTOP, PAPER, preset_named
+from trappm.learner.paper.regressor import HeadNetwork
 from trappm.profiler.errors import InputError
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from workload_samples import mape, targets, workloads
 
-from trappm.learner.networks.estimator import relative_squared
-from trappm.learner.networks.presets import PAPER
-from trappm.learner.networks.published import TrappmAsPublished, random_encoder
+from trappm.learner.paper.encoder import random_encoder
+from trappm.learner.paper.presets import PAPER
+from trappm.learner.paper.regressor import TrappmAsPublished, relative_squared
 from trappm.profiler.errors import InputError
 
 

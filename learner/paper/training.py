@@ -11,6 +11,7 @@ the difference (of one, as trees are pruned, a bad draw of what is held out stil
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
-from trappm.learner.networks.dataset import batches
+from trappm.learner.paper.graphs import batches
 from trappm.profiler.progress import OnProgress
 
 LOOK_EVERY = 20
@@ -125,3 +126,14 @@ def _state(network: nn.Module) -> dict[str, Tensor]:
     frozen = {name for name, weight in weights if not weight.requires_grad}
     state = network.state_dict()
     return {name: value.clone() for name, value in state.items() if name not in frozen}
+
+
+@contextmanager
+def torch_seeded(generator: np.random.Generator) -> Iterator[None]:
+    """Inside, torch's global generator starts from a seed drawn from `generator`.
+
+    The state from before comes back at the end, so that training changes no other random numbers.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(generator.integers(2**63)))
+        yield

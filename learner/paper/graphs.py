@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from trappm.learner.networks.distinct import node_keys
+from trappm.learner.paper.distinct_nodes import node_keys
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.features import NODE_FEATURES, OPERATORS, node_features, static_features
@@ -92,10 +92,8 @@ def to_data(
     *,
     vector: npt.NDArray[Any] | None = None,
     target: npt.NDArray[Any] | None = None,
-    tokens: IntArray | None = None,
 ) -> Data:
-    """A graph as PyG data: `x` (N, 16), `edge_index` (2, E), `vector` (1, v), `y` (1, m), and
-    `tokens` (1, t) of a text that goes with it.
+    """A graph as PyG data: `x` (N, 16), `edge_index` (2, E), `vector` (1, v), `y` (1, m).
 
     `x` is the operator's number and 15 scaled sizes, which `distinct` expands to the
     paper's 113 columns; `keys_by_depth` tells which nodes are equal. The leading 1 makes a batch
@@ -118,8 +116,6 @@ def to_data(
         if row.ndim != 1:
             raise InputError(f"the {name} of one graph has shape {row.shape}; it must be one row")
         data[name] = torch.from_numpy(np.asarray(row, dtype=np.float32))[None, :]
-    if tokens is not None:
-        data["tokens"] = torch.from_numpy(tokens)[None, :]
     return data
 
 
@@ -128,9 +124,9 @@ _SIZES = slice(len(OPERATORS), NODE_FEATURES)
 
 
 def _node_table(graph: Graph) -> tuple[FloatArray, IntArray]:
-    """Operator number and sizes, not scaled (N, 16), and the keys of `learner.networks.distinct`.
+    """Return operator number and unscaled sizes (N, 16), and the keys of `distinct_nodes`.
 
-    Kept as long as the graph, since cross-validation and ensembles need them many times.
+    They are cached as long as the graph: cross-validation and ensembles use them many times.
     """
     if graph not in _TABLES:
         features = node_features(graph)

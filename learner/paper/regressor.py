@@ -1,37 +1,40 @@
-"""An estimator around any network over graphs: one training for the paper's and the baselines.
+"""The regressor of the TraPPM paper, and its training, which the published baselines share.
 
     log y = centre + scale * mean over members of network(graph, vector)
 
-What differs between methods is the network, the vector of whole-graph features that joins it, and
-the loss; all of them learn the logarithm, with features scaled over the training set. Each network
-is blind to one fold of the architectures, by which its training is judged (`training`), and whose
-errors tell how wide an interval must be: the wider, the less a graph's operators are like those of
-labelled ones. Several networks are a deep ensemble (Lakshminarayanan et al. 2017).
+`HeadNetwork` is the paper's network; a baseline has another network, vector of whole-graph features
+or loss. Each network is trained without one fold of the architectures: their errors end its
+training (`training`) and give the width of intervals, which grows where a graph's operators are
+unlike those of the labels. Several networks are a deep ensemble (Lakshminarayanan et al. 2017).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 from torch_geometric.data import Batch, Data
 
 from trappm.learner.estimator import Estimate, Model, Targets
-from trappm.learner.networks.dataset import (
+from trappm.learner.paper.distinct_nodes import DistinctSAGEConv, Dropout, classes_of
+from trappm.learner.paper.encoder import Encoder
+from trappm.learner.paper.graphs import (
     FloatArray,
     Scaler,
     batches,
     fit_node_scaler,
+    join_vectors,
     to_data,
 )
-from trappm.learner.networks.presets import Training
-from trappm.learner.networks.randomness import torch_seeded
-from trappm.learner.networks.training import train
+from trappm.learner.paper.presets import HeadPreset, Training
+from trappm.learner.paper.training import torch_seeded, train
 from trappm.learner.residual.graph_features import OPERATORS, operator_shares
 from trappm.learner.stats.calibration import Calibration, Familiarity, UnseenErrors
 from trappm.learner.stats.folds import grouped_folds
@@ -39,40 +42,36 @@ from trappm.learner.stats.student_t import robust_deviation
 from trappm.learner.tensors import with_prefix
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
+from trappm.profiler.graphs.features import NODE_FEATURES
 from trappm.profiler.progress import OnProgress
+from trappm.profiler.records import Graph
 
 Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 Vector = Callable[[Sequence[Workload]], FloatArray]
-"""Features of whole workloads (n, v), not scaled."""
-Tokens = Callable[[Sequence[Workload]], IntArray]
-"""Tokens of a text about each workload (n, t), padded with -1."""
+"""Unscaled features of whole workloads (n, v)."""
 
 LEAST_LABELS = 2
-"""A round number: of one label there is no spread."""
+"""Least number of labels (round number): one has no spread."""
 FOLDS = 5
-"""Of architectures; each network is blind to one."""
+"""Folds of architectures; each network is trained without one."""
 LEAST_SCALE, LEAST_NOISE = 0.02, 0.005
-"""Of the logarithm: labels that hardly differ make no unit, and few errors no certainty."""
+"""Least values of the logarithm's scale and of the noise."""
 
 
 def squared_log(log_ratio: Tensor) -> Tensor:
-    """The mean squared error of the logarithm: relative, and the same for half and double."""
+    """Return the mean squared error of the logarithm."""
     return log_ratio.square().mean()
 
 
 def relative_squared(log_ratio: Tensor) -> Tensor:
-    """The mean of (prediction / measured - 1)^2, as NNLQP has it.
-
-    Beyond e times the measurement it goes on with the slope reached there: the exponential of an
-    early mistake would be too large to learn from.
-    """
+    """Return the mean of (prediction / measured - 1)^2, as in NNLQP; linear beyond e times."""
     ratio = torch.where(log_ratio < 1, log_ratio.clamp(max=1).exp(), log_ratio * np.e)
     return (ratio - 1).square().mean()
 
 
 def huber_log(log_ratio: Tensor) -> Tensor:
-    """Huber's loss of the logarithm: linear beyond an error of about 10 %."""
+    """Return Huber's loss of the logarithm, linear beyond an error of about 10 %."""
     return nn.functional.huber_loss(log_ratio, torch.zeros_like(log_ratio), delta=0.1)
 
 
@@ -81,7 +80,51 @@ LOSSES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "relative-squared": relative_squared,
     "huber-log": huber_log,
 }
-"""A number from log(prediction / measured) of each sample (k)."""
+"""Losses of log(prediction / measured) of k samples."""
+
+
+class HeadNetwork(nn.Module):
+    """SAGEConv layers, sum pooling, concatenation with the graph's vector, and linear layers.
+
+    The vector is the frozen encoder's embedding and the static features. The output is a scaled
+    logarithm.
+    """
+
+    mean_nodes: Tensor
+
+    def __init__(self, preset: HeadPreset, vector_width: int, mean_nodes: float = 1.0) -> None:
+        super().__init__()
+        inputs = (NODE_FEATURES, *preset.widths[:-1])
+        self.convolutions = nn.ModuleList(
+            DistinctSAGEConv(before, after)
+            for before, after in zip(inputs, preset.widths, strict=True)
+        )
+        self.joined_width = preset.widths[-1] + vector_width
+        before_layers = (self.joined_width, *preset.hidden[:-1])
+        self.layers = nn.ModuleList(
+            nn.Linear(before, after)
+            for before, after in zip(before_layers, preset.hidden, strict=True)
+        )
+        self.output = nn.Linear(preset.hidden[-1], 1)
+        # Training starts from a prediction of the mean.
+        nn.init.zeros_(self.output.weight)
+        nn.init.zeros_(self.output.bias)
+        self.dropout = Dropout(preset.dropout)
+        self.register_buffer("mean_nodes", torch.tensor(mean_nodes))
+
+    def forward(self, data: Batch) -> Tensor:
+        """(graphs, 1) for a batch of `graphs.to_data` with vectors."""
+        classes = classes_of(data, len(self.convolutions))
+        x = classes.rows
+        for convolution, layer in zip(self.convolutions, classes.layers, strict=True):
+            x = self.dropout(F.relu(convolution(x, layer)))
+        # The paper's sum; the constant divisor brings its magnitude near one.
+        pooled = torch.sparse.mm(classes.pool, x) / self.mean_nodes
+        joined = torch.cat([pooled, data.vector], dim=1)
+        for linear in self.layers:
+            joined = self.dropout(F.relu(linear(joined)))
+        output: Tensor = self.output(joined)
+        return output
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,18 +139,20 @@ class NetworkModel:
     """Mean and deviation of log(value) over the training set."""
     scale: float
     noise: float
-    """Deviation of the errors of log(value) on architectures that a network was blind to, but for
-    when its training ended, which makes them a little too small."""
+    """Deviation of the errors of log(value) on the fold without which a network was trained. The
+    fold ended its training, so it is slightly too small."""
     calibration: Calibration
-    """Of these errors, in units of the deviation that was stated."""
+    """Quantiles of these errors in units of the predicted deviation."""
     familiarity: Familiarity
-    """Of the labelled graphs by their operators: networks do not know what they have not seen."""
+    """Distances from the labelled graphs, by shares of operators."""
     batch_nodes: int
-    tokens: Tokens | None = None
-    """For networks that read a text beside the graph."""
 
     def predict(self, workloads: Sequence[Workload]) -> Estimate:
-        """Raises InputError for workloads whose vectors are not as wide as those learned from."""
+        """Predict n workloads.
+
+        Raises:
+            InputError: The vectors' width differs from that in training.
+        """
         logs = self._logs(self._data(workloads))
         middle, disagreement = logs.mean(axis=0), logs.std(axis=0)
         distance = self.familiarity.distance(_operators(workloads))
@@ -124,13 +169,13 @@ class NetworkModel:
         )
 
     def gradients(self, workloads: Sequence[Workload]) -> FloatArray:
-        """Of the outputs by the weights of the networks' last layers (n, networks x width)."""
+        """Return derivatives of outputs by the weights of the last layers (n, networks x width)."""
         data = self._data(workloads)
         rows = [_last_layer(network, data, self.batch_nodes) for network in self.networks]
         return np.hstack(rows) / np.float32(len(rows) ** 0.5)
 
     def _logs(self, data: Sequence[Data]) -> Array:
-        """log(value) according to each network (networks, n)."""
+        """Return log(value) by each network (networks, n)."""
         rows = [_outputs(network, data, self.batch_nodes) for network in self.networks]
         return self.centre + self.scale * np.stack(rows)
 
@@ -145,8 +190,8 @@ class NetworkModel:
             )
         scaled = self.vector_scaler.apply(vectors)
         return [
-            to_data(w.graph, self.node_scaler, vector=v, tokens=t)
-            for w, v, t in zip(workloads, scaled, _texts(self.tokens, workloads), strict=True)
+            to_data(workload.graph, self.node_scaler, vector=vector)
+            for workload, vector in zip(workloads, scaled, strict=True)
         ]
 
     def tensors(self) -> dict[str, Tensor]:
@@ -173,10 +218,16 @@ class NetworkModel:
         training: Training,
         tensors: Mapping[str, Tensor],
     ) -> Self:
-        """With networks for this width of the vector.
+        """Return the model that `tensors` describes.
+
+        Args:
+            network: Makes a network for this width of the vector.
+            vector: Computes the vectors of workloads.
+            training: Training settings.
+            tensors: Everything learned, by name.
 
         Raises:
-            KeyError, ValueError, RuntimeError: tensors that are not those of such networks.
+            KeyError, ValueError, RuntimeError: The tensors are not those of such networks.
         """
         vector_scaler = Scaler.from_tensors(tensors, "vector")
         networks: list[nn.Module] = []
@@ -203,16 +254,15 @@ class NetworkModel:
 
 @dataclass(frozen=True, eq=False)
 class NetworkEstimator:
-    """Trains networks of its own for each metric and device."""
+    """Recipe that trains networks for one metric on one device."""
 
     name: str
     network: Callable[[int, float], nn.Module]
-    """Makes one for this width of the vector and mean number of nodes; from a batch of graphs to
-    (graphs, 1)."""
+    """Makes a network for this width of the vector and mean number of nodes. It maps a batch of
+    graphs to (graphs, 1)."""
     vector: Vector
     training: Training
     on_step: OnProgress = lambda done, total: None
-    tokens: Tokens | None = None
     least_labels: ClassVar[int] = LEAST_LABELS
 
     def fit(
@@ -222,7 +272,10 @@ class NetworkEstimator:
         generator: np.random.Generator,
         start: Model | None = None,
     ) -> NetworkModel:
-        """As `learner.estimator.Estimator`; labels of which only a bound is known are left out."""
+        """Train networks, or fine-tune those of another device (`start`).
+
+        Labels of which only a bound is known are left out.
+        """
         rows, values = labelled(workloads, targets)
         chosen = [workloads[i] for i in rows]
         groups = [targets.groups[i] for i in rows]
@@ -233,16 +286,16 @@ class NetworkEstimator:
             centre, scale = float(logs.mean()), max(float(logs.std()), LEAST_SCALE)
         elif isinstance(start, NetworkModel):
             node_scaler, vector_scaler = start.node_scaler, start.vector_scaler
-            # How much faster or larger the new device is altogether needs no network.
+            # The common factor between the devices needs no training.
             level = np.median(logs - np.log(start.predict(chosen).median))
             centre, scale = start.centre + float(level), start.scale
         else:
             raise InputError(f"{self.name} cannot start from the weights of another method")
         units = ((logs - centre) / scale)[:, None]
-        scaled, texts = vector_scaler.apply(vectors), _texts(self.tokens, chosen)
+        scaled = vector_scaler.apply(vectors)
         data = [
-            to_data(graph, node_scaler, vector=vector, target=unit, tokens=text)
-            for graph, vector, unit, text in zip(graphs, scaled, units, texts, strict=True)
+            to_data(graph, node_scaler, vector=vector, target=unit)
+            for graph, vector, unit in zip(graphs, scaled, units, strict=True)
         ]
         mean_nodes = float(np.mean([graph.node_count for graph in graphs]))
         folds = grouped_folds(groups, FOLDS, generator)
@@ -284,7 +337,6 @@ class NetworkEstimator:
             ),
             familiarity=familiarity,
             batch_nodes=self.training.batch_nodes,
-            tokens=self.tokens,
         )
 
     def _train(
@@ -320,11 +372,74 @@ class NetworkEstimator:
         )
 
 
-def labelled(workloads: Sequence[Workload], targets: Targets) -> tuple[list[int], Array]:
-    """The rows with a value, and the values: what methods learn from that know no bounds.
+@dataclass(frozen=True, eq=False)
+class TrappmAsPublished:
+    """The paper's predictor over a pre-trained encoder."""
+
+    name: str
+    preset: HeadPreset
+    encoder: Encoder | None = None
+    """Pre-trained (`encoder.train_encoder`), or random for the ablation; None where
+    workloads come with their embeddings."""
+    on_step: OnProgress = lambda done, total: None
+    _embeddings: WeakKeyDictionary[Graph, FloatArray] = field(
+        default_factory=WeakKeyDictionary, init=False, repr=False
+    )
+
+    least_labels: ClassVar[int] = LEAST_LABELS
+
+    def fit(
+        self,
+        workloads: Sequence[Workload],
+        targets: Targets,
+        generator: np.random.Generator,
+        start: Model | None = None,
+    ) -> NetworkModel:
+        """Train a regressor, or fine-tune that of another device (Table V: V100 from A100)."""
+        estimator = NetworkEstimator(
+            name=self.name,
+            network=lambda width, nodes: HeadNetwork(self.preset, width, nodes),
+            vector=embedded_vectors if self.encoder is None else self._vectors,
+            training=self.preset,
+            on_step=self.on_step,
+        )
+        return estimator.fit(workloads, targets, generator, start)
+
+    def embed(self, graphs: Sequence[Graph]) -> FloatArray:
+        """Return the encoder's embeddings (n, width), computed once per graph.
+
+        Raises:
+            InputError: There is no encoder.
+        """
+        if self.encoder is None:
+            raise InputError(f"{self.name} has no encoder to embed graphs with")
+        new = [graph for graph in dict.fromkeys(graphs) if graph not in self._embeddings]
+        for graph, row in zip(new, self.encoder.embed(new), strict=True):
+            self._embeddings[graph] = row
+        rows = [self._embeddings[graph] for graph in graphs]
+        return np.array(rows, dtype=np.float32).reshape(len(graphs), self.encoder.width)
+
+    def _vectors(self, workloads: Sequence[Workload]) -> FloatArray:
+        return join_vectors(workloads, self.embed([workload.graph for workload in workloads]))
+
+
+def embedded_vectors(workloads: Sequence[Workload]) -> FloatArray:
+    """Return unscaled embeddings and static features of workloads (n, width + 6).
 
     Raises:
-        InputError: too few, shapes that differ, or values that are not positive.
+        InputError: A workload has no embedding.
+    """
+    rows = [w.embedding for w in workloads if w.embedding is not None]
+    if len(rows) != len(workloads):
+        raise InputError("a workload has no embedding, which networks need; encode its graph")
+    return join_vectors(workloads, np.array(rows, dtype=np.float32))
+
+
+def labelled(workloads: Sequence[Workload], targets: Targets) -> tuple[list[int], Array]:
+    """Return the rows with a value, and the values.
+
+    Raises:
+        InputError: Too few values, shapes that differ, or values that are not positive.
     """
     if targets.values.shape != (len(workloads),):
         raise InputError(f"{len(workloads)} workloads have labels of shape {targets.values.shape}")
@@ -338,13 +453,9 @@ def labelled(workloads: Sequence[Workload], targets: Targets) -> tuple[list[int]
 
 
 def _operators(workloads: Sequence[Workload]) -> Array:
-    """What distances are told by: the operators' shares of each graph (n, operators)."""
+    """Return the operators' shares of each graph's nodes (n, operators)."""
     shares = [operator_shares(workload.graph) for workload in workloads]
     return np.array(shares, dtype=np.float64).reshape(len(workloads), len(OPERATORS))
-
-
-def _texts(tokens: Tokens | None, workloads: Sequence[Workload]) -> Sequence[IntArray | None]:
-    return [None] * len(workloads) if tokens is None else list(tokens(workloads))
 
 
 def _of(data: Sequence[Data], rows: npt.NDArray[np.bool_]) -> list[Data]:
@@ -352,10 +463,7 @@ def _of(data: Sequence[Data], rows: npt.NDArray[np.bool_]) -> list[Data]:
 
 
 def _last_layer(network: nn.Module, data: Sequence[Data], max_nodes: int) -> FloatArray:
-    """What the last linear layer of a frozen network sees of these graphs (n, width).
-
-    These are the output's derivatives by that layer's weights.
-    """
+    """Return the last linear layer's inputs: the output's derivatives by its weights (n, width)."""
     seen: list[Tensor] = []
     last = [layer for layer in network.modules() if isinstance(layer, nn.Linear)][-1]
     hook = last.register_forward_pre_hook(lambda _layer, inputs: seen.append(inputs[0]))
@@ -367,7 +475,7 @@ def _last_layer(network: nn.Module, data: Sequence[Data], max_nodes: int) -> Flo
 
 
 def _outputs(network: nn.Module, data: Sequence[Data], max_nodes: int) -> Array:
-    """Outputs of a frozen network for these graphs (n)."""
+    """Return the outputs of a frozen network for these graphs (n)."""
     with torch.no_grad():
         outputs: list[Any] = [
             network(batch).numpy()[:, 0] for batch in batches(data, max_nodes, range(len(data)))

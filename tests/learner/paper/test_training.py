@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from trappm.learner.networks.dataset import batches, fit_node_scaler, to_data
-from trappm.learner.networks.distinct import classes_of
-from trappm.learner.networks.training import surely_worse, train
+from trappm.learner.paper.distinct_nodes import classes_of
+from trappm.learner.paper.graphs import batches, fit_node_scaler, to_data
+from trappm.learner.paper.training import surely_worse, train
 
 
 class Line(nn.Module):
