@@ -1,6 +1,6 @@
-"""Labelling campaigns: what is measured where, learned and chosen, on Ray actors.
+"""Labelling campaigns on Ray: what is measured where, learned and chosen.
 
-`campaign` has the file and the loop, `scheduler` the state machine that decides what happens next,
-`workers` what the loop asks of whoever measures, `learning` the learner, `profiles` the static and
-kernel profiles of a pool, `actors` all of it on Ray, which `ray_runtime` starts.
+`launch` starts campaigns, `campaign` has the loop, `scheduler` the state machine that decides what
+happens next, `learning` the learner, `profiles` static profiles of a pool, and `actors` the Ray
+actors, which `ray_runtime` starts.
 """

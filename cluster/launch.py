@@ -1,4 +1,4 @@
-"""Starting, resuming and watching a campaign from a command."""
+"""Starting, watching, stopping and retrying campaigns from a command."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import datetime
 import enum
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from trappm.cluster.campaign.history import rule_held
 from trappm.cluster.campaign.ownership import ENDED, begin
 from trappm.cluster.campaign.planner import check_budget, check_stop, pool_of, without_refused
 from trappm.cluster.campaign.progress import Progress
@@ -26,10 +27,11 @@ from trappm.cluster.ray_runtime import (
     require_nodes,
 )
 from trappm.cluster.rehearsal import runs_nothing
-from trappm.cluster.scheduler.stop_rules import past
+from trappm.cluster.scheduler.stop_rules import deadline_passed
 from trappm.cluster.spec import CampaignSpec, spec_of
 from trappm.profiler.devices import meant_device, open_device
 from trappm.profiler.errors import CampaignError, InputError, TrappmError
+from trappm.profiler.records import Outcome
 from trappm.store import (
     CampaignRecord,
     CampaignState,
@@ -56,6 +58,12 @@ SILENT_S = 300.0
 
 ENDS_WITH_NODE = "a campaign with its labels in SQLite ends with its node"
 
+LOST = "lost"
+"""Used in place of an outcome if no attempt came to an end."""
+
+RETRIED = (Outcome.UNSTABLE, Outcome.ERROR, LOST)
+"""Outcomes that are retried by default. Others, such as oom, would be the same again."""
+
 
 class End(enum.Enum):
     """How a command's part in a campaign ended."""
@@ -68,13 +76,12 @@ class End(enum.Enum):
 
 
 def start_or_continue(store: Store, spec: CampaignSpec) -> tuple[CampaignRecord, CampaignSpec]:
-    """The campaign for this spec: the unfinished one of the same spec, else a new one beside it.
+    """Return the unfinished campaign of this spec, or else a new one.
 
-    A new campaign of a name that exists gets the next seed, so that it draws and learns something
-    new instead of repeating the first.
+    A new campaign of an existing name gets the next seed, so that it does not repeat the first.
 
     Raises:
-        InputError: a new campaign would end at once by the clock.
+        InputError: A new campaign would end at once, as its deadline has passed.
     """
     earlier = [c for c in store.campaigns.all() if c.name == spec.name]
     for campaign in earlier:
@@ -82,18 +89,16 @@ def start_or_continue(store: Store, spec: CampaignSpec) -> tuple[CampaignRecord,
             old = spec_of(campaign)
             if _same_work(old, spec):
                 return campaign, old
-    over = past(spec.stop, datetime.datetime.now(datetime.UTC)) if spec.stop is not None else None
-    if over is not None:
-        raise InputError(
-            f"the stop rule ends_at: {over.reason}; give a time to come, or leave it out"
-        )
+    over = spec.stop and deadline_passed(spec.stop, datetime.datetime.now(datetime.UTC))
+    if over:
+        raise InputError(f"stop.ends_at must be in the future: {over.reason}")
     fresh = spec.model_copy(update={"seed": spec.seed + len(earlier)})
     campaign = store.campaigns.create(fresh.name, fresh.model_dump(mode="json"), fresh.seed)
     return campaign, fresh
 
 
 def check_spec(store: Store, spec: CampaignSpec, address: str | None) -> None:
-    """Check what can be seen to fail before anything is started or stored.
+    """Check for faults before anything is started or stored.
 
     Raises:
         InputError: The first fault.
@@ -103,7 +108,7 @@ def check_spec(store: Store, spec: CampaignSpec, address: str | None) -> None:
 
 
 def spec_faults(store: Store, spec: CampaignSpec, address: str | None) -> list[str]:
-    """Return what `check_spec` would raise, one line per fault."""
+    """Return all faults that `check_spec` would raise, a line each."""
     faults = []
     for check in _checks(store, spec, address):
         try:
@@ -127,8 +132,8 @@ def _checks(
 def _check_device(device: str, address: str | None) -> None:
     """Raise InputError for a device that is not on this machine; on a cluster, for a misspelt one.
 
-    A cluster may still start a node of any kind, so a name is refused only if it is much like a
-    known one; the cluster is asked only about names that are not in our own catalogue.
+    A cluster may start a node of any kind, so only names that are similar to known ones are
+    refused. The cluster is queried only about names that are not in the catalogue.
     """
     if address is None or runs_nothing(device):
         open_device(device)
@@ -170,10 +175,10 @@ def plan_lines(spec: CampaignSpec, store: Store) -> list[str]:
 
 
 def to_resume(store: Store, campaign_id: str | None) -> CampaignRecord:
-    """The campaign of this id, or the latest one that has not ended.
+    """Return the campaign of this id, or the latest one that has not ended.
 
     Raises:
-        InputError: there is none, or it has ended.
+        InputError: There is none, or it has ended.
     """
     open_ones = [c for c in store.campaigns.all() if c.state not in ENDED]
     if campaign_id is None and open_ones:
@@ -187,6 +192,64 @@ def to_resume(store: Store, campaign_id: str | None) -> CampaignRecord:
     return campaign
 
 
+def order_stop(store: Store, campaign_id: str | None, state: CampaignState) -> CampaignRecord:
+    """Pause or cancel a campaign, which looks at its state in the store once per second.
+
+    Args:
+        store: The label store.
+        campaign_id: Id of the campaign; None: the running one, or the latest if none runs.
+        state: Paused or cancelled.
+
+    Raises:
+        InputError: There is no such campaign, it has ended, or several run and none is named.
+    """
+    if campaign_id is None:
+        running = [c.id for c in store.campaigns.all() if c.state is CampaignState.RUNNING]
+        if len(running) > 1:
+            raise InputError(
+                f"{len(running)} campaigns run; name one of them: {', '.join(running)}"
+            )
+        campaign_id = running[0] if running else None
+    campaign = store.campaigns.get(campaign_id)
+    store.owners.stop_campaign(campaign.id, state)
+    return store.campaigns.get(campaign.id)
+
+
+def order_retry(
+    store: Store, campaign_id: str | None, outcomes: Sequence[str] = RETRIED
+) -> tuple[CampaignRecord, int]:
+    """Reopen assignments that ended without a label.
+
+    Args:
+        store: The label store.
+        campaign_id: Id of the campaign; None: the latest.
+        outcomes: Outcomes of the last attempt, or "lost" if no attempt ended.
+
+    Returns:
+        The campaign, paused if it had finished, and the number of reopened assignments.
+
+    Raises:
+        InputError: No such campaign or outcome; the campaign was cancelled, is running, or was
+            ended by a stop rule.
+    """
+    for outcome in outcomes:
+        if outcome not in {LOST, *Outcome} - {Outcome.OK}:
+            known = ", ".join([*(str(o) for o in Outcome if o is not Outcome.OK), LOST])
+            raise InputError(f"Unknown outcome {outcome!r}. Expected one of: {known}")
+    campaign = store.campaigns.get(campaign_id)
+    held = rule_held(store, campaign.id)
+    if held is not None:
+        raise InputError(
+            f"campaign {campaign.id} was ended by its stop rule ({held.rule}: {held.reason}), and "
+            "measures no more; launch it with another rule: its labels are taken over"
+        )
+    count = sum(
+        store.assignments.reopen(campaign.id, None if outcome == LOST else Outcome(outcome))
+        for outcome in outcomes
+    )
+    return store.campaigns.get(campaign.id), count
+
+
 def run_campaign(
     home: Home,
     campaign_id: str,
@@ -196,13 +259,12 @@ def run_campaign(
     watch: Callable[[Progress], None],
     detach: bool = False,
 ) -> End:
-    """Runs a campaign to its end, or to Ctrl-C.
+    """Run a campaign to its end, or to Ctrl-C.
 
-    On a cluster it runs there by itself, and goes on whatever becomes of this process; one that
-    runs already is only watched.
+    On a cluster the campaign does not depend on this process; one that runs already is watched.
 
     Raises:
-        CampaignError: it runs elsewhere, or cannot go on; nothing recorded is lost.
+        CampaignError: It runs elsewhere, or cannot go on; nothing recorded is lost.
     """
     if address is None:
         with _opened(home) as store:
@@ -212,23 +274,23 @@ def run_campaign(
 
 
 def opened_first(home: Home) -> Store:
-    """The store for a command that begins; waits for a server that is not up yet.
+    """Open the store for a command that begins; wait for a server that is not up yet.
 
     Raises:
-        StoreAccessError: its address or password is wrong, or it is no store of this version.
-        StoreError: the server did not come up in time.
+        StoreAccessError: Its address or password is wrong, or it is not a store of this version.
+        StoreError: The server did not come up in time.
     """
     return Patience(of=StoreNotUpError)(partial(Store.open, home.database_url))
 
 
 def _opened(home: Home) -> Store:
-    """The store that the command had open before: if it is away now, it will be back."""
+    """Open the store that the command had open before; wait if it is unavailable."""
     return Patience()(partial(Store.open, home.database_url))
 
 
 @contextlib.contextmanager
 def _sigterm_as_interrupt() -> Iterator[None]:
-    """Inside, `kill` and `timeout` stop the campaign as Ctrl-C does."""
+    """Let `kill` and `timeout` stop the campaign in the block as Ctrl-C does."""
 
     def interrupt(_signal: int, _frame: object) -> None:
         raise KeyboardInterrupt
@@ -250,7 +312,7 @@ def _run(
 ) -> End:
     import ray
 
-    from trappm.cluster.actors.campaign_actor import CampaignActor
+    from trappm.cluster.campaign.actor import CampaignActor
 
     access = StoreAccess.of(home)
     is_bound = access.url.startswith("sqlite")
@@ -261,7 +323,7 @@ def _run(
         if is_bound:
             line = f"{ENDS_WITH_NODE}; with PostgreSQL it goes on on another"
             watch(Progress(lines=(line,), line_count=1))
-        _make_way(home, campaign_id, watch)
+        _wait_for_previous(home, campaign_id, watch)
         options |= {
             "name": f"{CAMPAIGN_ACTOR}{campaign_id}",
             "lifetime": "detached",
@@ -283,25 +345,25 @@ def _run(
     )
 
 
-def _make_way(
+def _wait_for_previous(
     home: Home, campaign_id: str, watch: Callable[[Progress], None], silent_s: float = SILENT_S
 ) -> None:
-    """Make room for the next actor of this campaign, unless the one that is there runs it.
+    """Wait for the campaign's previous actor to end, unless it runs the campaign.
 
-    An actor that has ended answers watchers for a while, and one that was asked to stop needs a
-    moment. One that does not answer is killed: the store lets no two of them write. The campaign
-    counts as running from now on, so that an order to stop holds even if it comes before the next
-    actor begins.
+    An actor that has ended still replies to watchers for a while, and one that was asked to stop
+    needs a moment. One that does not reply is killed: the store lets only one of them write. The
+    campaign counts as running from now on, so that an order to stop holds even if it comes before
+    the next actor begins.
 
     Args:
-        home: the data folder.
-        campaign_id: which campaign.
-        watch: called with what is waited for.
-        silent_s: how long an actor may take to answer, and one that was stopped to end.
+        home: The data folder.
+        campaign_id: Id of the campaign.
+        watch: Called with what is waited for.
+        silent_s: Time that an actor may take to reply, and one that was stopped to end.
 
     Raises:
-        OwnedError: it runs elsewhere, on another cluster.
-        CampaignError: its earlier process does not end.
+        OwnedError: It runs elsewhere, on another cluster.
+        CampaignError: Its earlier process does not end.
     """
     import ray
     from ray.exceptions import RayError
@@ -314,7 +376,7 @@ def _make_way(
             except ValueError:  # there is none
                 begin(store, campaign_id)
                 return
-            with contextlib.suppress(RayError):  # it goes just now
+            with contextlib.suppress(RayError):  # it is just ending
                 status = _status(actor, "", 0)
                 now = time.monotonic()
                 if status is None:
@@ -361,16 +423,16 @@ def _follow(
     """Watch a campaign until it ends, or until Ctrl-C.
 
     Args:
-        actor: the campaign's.
-        campaign_id: which campaign.
-        watch: called with its progress.
-        is_detached: it goes on without this process.
-        leave: only see that it has begun, or why it cannot.
-        is_bound: it ends with its node, as its label store does.
-        silent_s: how long it may take to answer, such as while Ray starts it again.
+        actor: Actor of the campaign.
+        campaign_id: Id of the campaign.
+        watch: Called with its progress.
+        is_detached: Whether it goes on without this process.
+        leave: Return once it has begun.
+        is_bound: Whether it ends with its node, as its label store is there.
+        silent_s: Time that it may take to reply, such as while Ray restarts it.
 
     Raises:
-        CampaignError: it failed, or its process is gone.
+        CampaignError: It failed, or its process is gone.
     """
     from ray.exceptions import ActorUnschedulableError, RayError, RayTaskError
 

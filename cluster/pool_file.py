@@ -1,7 +1,7 @@
-"""The pool file, and building a pool from it: configurations, and every static profile in it.
+"""Pool files, and building pools from them: configurations with their static profiles.
 
-A pool file is a short YAML that names the pool and says what is in it. Building can be stopped or
-killed at any moment and be started again: what is in the store is not made twice.
+A pool file is a short YAML file that names a pool and lists its groups. Building can be stopped or
+killed at any moment and started again: what is in the store is not made twice.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trappm.cluster.profiles.static_profiles import ProfiledGraph
-from trappm.cluster.profiles.step_profiles import StepCache, StepKey, TracedStep
+from trappm.cluster.profiles import ProfiledGraph, StepCache, StepKey, TracedStep
 from trappm.cluster.ray_runtime import ray_runtime
 from trappm.cluster.yaml_file import parse, read_text
 from trappm.profiler.models.pool import PoolGroup, PoolSpec, build_pool
@@ -20,11 +19,11 @@ from trappm.profiler.records import Pair
 from trappm.store import Store
 
 Watch = Callable[[int, int, ProfiledGraph | None], None]
-"""Called with static profiles done, how many in all, and the one that was made last."""
+"""Called with static profiles done, their number in all, and the one that was made last."""
 
 
 class PoolFile(BaseModel):
-    """A pool under a name, by which campaigns can ask for it."""
+    """A pool under a name, by which campaigns refer to it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -37,15 +36,15 @@ class PoolFile(BaseModel):
 
 
 def load_pool_file(path: Path) -> PoolFile:
-    """Raises InputError for a file that cannot be read or is not a valid pool file."""
+    """Load a file; raise InputError if it cannot be read or is not a valid pool file."""
     return parse_pool_file(read_text(path, kind="pool"), origin=str(path))
 
 
 def parse_pool_file(text: str, *, origin: str) -> PoolFile:
-    """The pool that this YAML describes.
+    """Return the pool that a YAML text describes.
 
     Raises:
-        InputError: not YAML, or not a pool; names the first fault and its key.
+        InputError: Not YAML, or not a pool; the message names the first fault and its key.
     """
     return parse(text, PoolFile, origin=origin, kind="pool")
 
@@ -59,19 +58,19 @@ def build(
     watch: Watch,
     retry_refused: bool = False,
 ) -> None:
-    """Stores the pool and makes the static profiles that are missing; each is kept as it comes.
+    """Store a pool and make the static profiles that are missing; each is stored as it is made.
 
     Args:
-        store: where configurations, profiles and refusals go.
-        file: what to build.
+        store: Store of configurations, profiles and refusals.
+        file: Pool to build.
         address: Address of a running Ray cluster that does the work; None: this machine.
         processes: Number of profiles made at once on this machine.
-        watch: called with the progress.
-        retry_refused: try again what was refused, as a newer version may know it.
+        watch: Called with the progress.
+        retry_refused: Try again what was refused, as a newer version may support it.
 
     Raises:
-        InputError: an architecture or family that does not exist, or a pool that is too large.
-        CampaignError: the cluster cannot be reached.
+        InputError: An architecture or family that does not exist, or a pool that is too large.
+        CampaignError: The cluster cannot be reached.
     """
     configurations = build_pool(file.spec)
     store.pools.save(file.name, file.model_dump(mode="json"), configurations)
@@ -94,10 +93,7 @@ def make_profiles(
     watch: Watch,
     retry_refused: bool = False,
 ) -> None:
-    """Makes the static profiles of these pairs that are missing; each is kept as it comes.
-
-    Arguments and errors are those of `build`.
-    """
+    """Make the static profiles of pairs that are missing; arguments and errors as in `build`."""
     missing = store.workloads.pairs_to_profile(pairs, also_refused=retry_refused)
     done = len(pairs) - len(missing)
     watch(done, len(pairs), None)
@@ -116,7 +112,7 @@ def make_steps(
     if not keys:
         return
     with ray_runtime(None):
-        from trappm.cluster.actors.profile_tasks import trace_on_ray
+        from trappm.cluster.profiles import trace_on_ray
 
         for traced in trace_on_ray(keys, processes):
             if traced.is_final:
@@ -128,6 +124,6 @@ def _profiled(
     pairs: Sequence[Pair], address: str | None, processes: int
 ) -> Iterator[ProfiledGraph]:
     with ray_runtime(address):
-        from trappm.cluster.actors.profile_tasks import profile_on_ray
+        from trappm.cluster.profiles import profile_on_ray
 
         yield from profile_on_ray(pairs, processes if address is None else None)

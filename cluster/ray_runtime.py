@@ -1,8 +1,8 @@
-"""Starting Ray on this machine, or joining a running cluster; and placing actors on its nodes.
+"""Starting Ray on this machine or joining a cluster, and placing actors on its nodes.
 
-Everything in Ray that is beta or peculiar stands here, in one function each. Ray reads its
+The module wraps Ray's beta or unusual features, one function per feature. Ray reads its
 authentication token from the environment once, when it is imported: so this module imports it late,
-and whoever imports modules with actors does so inside `ray_runtime`.
+and modules with actors must be imported inside `ray_runtime`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from trappm.cluster.placement import Placement, no_room, room_for
 from trappm.cluster.rehearsal import runs_nothing
 from trappm.profiler.devices import local_devices
 from trappm.profiler.devices.catalogue import ray_labels
@@ -51,14 +51,92 @@ _LONGEST_TEMPORARY = 9
 
 
 class RayDiedError(CampaignError):
-    """A process of the private Ray, without which it cannot go on, has died."""
+    """A necessary process of the private Ray has ended."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Nodes that have a device, and Ray options that put a profiler actor on one of them."""
+
+    labels: Mapping[str, tuple[str, ...]]
+    """Accepted values of node labels by name, the usual one first."""
+    gpus: int
+    """Number of a node's GPUs that a profiler uses."""
+
+    @property
+    def needs_gpu(self) -> bool:
+        return self.gpus > 0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        # With a core per profiler, nodes of few cores would leave GPUs idle.
+        gpu = {"num_gpus": self.gpus} if self.needs_gpu else {}
+        selector = {
+            name: values[0] if len(values) == 1 else f"in({','.join(values)})"
+            for name, values in self.labels.items()
+        }
+        return {**gpu, "num_cpus": 0, "label_selector": selector}
+
+    def suits(self, node: Mapping[str, Any]) -> bool:
+        """Return whether a node of `ray.nodes` has the device."""
+        labels = node.get("Labels", {})
+        return all(labels.get(name) in values for name, values in self.labels.items())
+
+
+def no_room(
+    device: str, places: Mapping[str, Placement], nodes: Sequence[Mapping[str, Any]]
+) -> str:
+    """Return why there is no room for a device, and what to do about it."""
+    suited = [int(n["Resources"].get("GPU", 0)) for n in nodes if places[device].suits(n)]
+    others = ", ".join(other for other in places if other != device)
+    beside = f" beside {others}" if places[device].gpus <= max(suited, default=0) else ""
+    return (
+        f"no node has room for {device} (GPUs: {places[device].gpus}){beside}: those of its kind "
+        f"have {', '.join(map(str, suited)) or 'none'}; start another node, or leave out one of "
+        "the devices"
+    )
+
+
+def room_for(places: Mapping[str, Placement], nodes: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return how many profilers of each device on GPUs may run at once.
+
+    Devices that share nodes, such as `a100` and `a100x4`, take GPUs in turn. The device with the
+    largest need is first, on the fullest node that still has enough GPUs. Otherwise `a100` would
+    take single GPUs of every node, and none would have four left.
+
+    Args:
+        places: Placements by device; those without GPUs are left out of the result.
+        nodes: Nodes of `ray.nodes`.
+    """
+    left = [int(node["Resources"].get("GPU", 0)) for node in nodes]
+    suited = {
+        device: [i for i, node in enumerate(nodes) if place.suits(node)]
+        for device, place in places.items()
+        if place.needs_gpu
+    }
+    room = dict.fromkeys(suited, 0)
+    waiting = sorted(suited, key=lambda device: -places[device].gpus)
+    while waiting:
+        for device in list(waiting):
+            each = places[device].gpus
+            if not any(set(suited[device]) & set(suited[o]) for o in waiting if o != device):
+                room[device] += sum(left[i] // each for i in suited[device])
+                waiting.remove(device)
+                continue
+            fitting = [i for i in suited[device] if left[i] >= each]
+            if not fitting:
+                waiting.remove(device)
+                continue
+            left[min(fitting, key=left.__getitem__)] -= each
+            room[device] += 1
+    return room
 
 
 def placement(device: str) -> Placement:
-    """Where profilers of this device are put.
+    """Return where profilers of a device are put.
 
-    One that runs nothing stays here, where its file is; but a simulated GPU takes the place of the
-    real one where a node has that, so that a campaign on a cluster can be rehearsed on it.
+    Simulated and replayed devices stay on this node, where their files are. If a node has the real
+    GPU, the simulated one takes its place, so that a campaign can be rehearsed on a cluster.
     """
     if device.startswith("simulated:"):
         real = placement(device.removeprefix("simulated:"))
@@ -103,9 +181,9 @@ def memory_here(wanted_bytes: int) -> int:
 
 
 def off_measuring_nodes() -> dict[str, Any]:
-    """Ray options that keep a task of one core off nodes that measure, if there are others.
+    """Return Ray options that keep a task of one core off nodes that measure, if there are others.
 
-    It would disturb what campaigns measure there, and have an autoscaler start a GPU to think with.
+    It would disturb measurements there, and make an autoscaler start a GPU node.
     """
     others = [
         node["NodeID"]
@@ -117,12 +195,12 @@ def off_measuring_nodes() -> dict[str, Any]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error of Ray's, without the pages that follow."""
+    """Return the first line of a Ray error, without the pages that follow."""
     return str(error).strip().splitlines()[0]
 
 
 def last_line(error: BaseException) -> str:
-    """Why an actor died, which Ray's error says at the end; its kind if it says nothing."""
+    """Return why an actor ended: the last line of Ray's error, or its class if it is empty."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[-1].strip().removesuffix(".")
 
@@ -131,8 +209,8 @@ def answer(reference: Any, timeout_s: float = math.inf) -> Any:
     """Return what `ray.get` does, unless the private Ray has lost a process.
 
     Raises:
-        RayDiedError: one has died.
-        GetTimeoutError: there is no result after `timeout_s`.
+        RayDiedError: A process of the private Ray has ended.
+        GetTimeoutError: There is no result after `timeout_s`.
     """
     import ray
     from ray.exceptions import GetTimeoutError, RayError
@@ -153,7 +231,7 @@ def answer(reference: Any, timeout_s: float = math.inf) -> Any:
 _CHECK_S = 1.0
 _OWN_NAMES = ("gcs_server", "raylet")
 _own_processes: dict[psutil.Process, str] = {}
-"""Those of the private Ray that it cannot do without, and their names."""
+"""Necessary processes of the private Ray, and their names."""
 
 
 def _check_own_processes() -> None:
@@ -169,16 +247,6 @@ def _lives(process: psutil.Process) -> bool:
         return False
 
 
-def _end_quickly(folder: str) -> None:
-    """End a private Ray that has lost processes, which would wait for them for a minute or two.
-
-    The caller's other children, such as the data loaders of a notebook, go on.
-    """
-    for process in _holders(Path(folder)):
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-
-
 def _this_node() -> str:
     import ray
 
@@ -192,9 +260,9 @@ def _nodes() -> list[dict[str, Any]]:
 
 
 def require_nodes(devices: tuple[str, ...]) -> None:
-    """Raises DeviceError for a device that no node of the cluster offers, or not beside the others.
+    """Raise DeviceError for a device that no node offers, or not in addition to the others.
 
-    Ray lets an actor that nothing can satisfy pend for ever, so we look first.
+    Without this check, Ray would let an actor that no node can run wait forever.
     """
     nodes = _nodes()
     places = {device: placement(device) for device in devices if not runs_nothing(device)}
@@ -213,10 +281,10 @@ def require_nodes(devices: tuple[str, ...]) -> None:
 
 
 def gpus_known_to(address: str) -> set[str]:
-    """Keys of the GPUs that a cluster's nodes have now, and of all that Ray knows by name.
+    """Return keys of the GPUs that a cluster's nodes have, and of all that Ray knows by name.
 
     Raises:
-        CampaignError: the cluster cannot be reached.
+        CampaignError: The cluster cannot be reached.
     """
     with ray_runtime(address):
         from ray.util.accelerators import accelerators
@@ -228,7 +296,7 @@ def gpus_known_to(address: str) -> set[str]:
 
 @contextlib.contextmanager
 def ray_runtime(address: str | None) -> Iterator[None]:
-    """Ray for the length of one command: a private local one, or a cluster at `address`.
+    """Run the block with Ray: a private local one, or a cluster at `address`.
 
     Raises:
         CampaignError: Ray cannot be started or reached.
@@ -250,7 +318,7 @@ def ray_runtime(address: str | None) -> Iterator[None]:
             **_local_devices(),
             "include_dashboard": False,
             "object_store_memory": 200 << 20,
-            # Ray lets everybody write into its folder: so that stands in one of the user's own.
+            # Ray's folder is writable for everybody, so it is put into a private one.
             "_temp_dir": f"{folder}/r",
         }
     try:
@@ -263,7 +331,7 @@ def ray_runtime(address: str | None) -> Iterator[None]:
         yield
     finally:
         if folder is not None and not all(map(_lives, _own_processes)):
-            _end_quickly(folder)
+            _kill_holders(Path(folder))  # a Ray that lost a process waits a minute or two for it
         _own_processes.clear()
         ray.shutdown()
         if folder is not None:
@@ -271,22 +339,21 @@ def ray_runtime(address: str | None) -> Iterator[None]:
 
 
 def _set_environment(*, is_private: bool) -> None:
-    """What Ray reads from the environment when it is imported, here and in its own processes."""
-    # A program that profiles other people's machines does not phone home unasked.
+    """Set what Ray reads from the environment when it is imported, here and in its processes."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Ray's workers would give way to everything else on the machine, and so would measurements.
+    # Ray lowers the priority of its workers, and so of measurements.
     os.environ.setdefault("RAY_worker_niceness", "0")
     if is_private:
-        # This machine measures, and running out of memory is an outcome of a measurement: Ray's
-        # memory monitor would kill the profiler for it. Without it the kernel chooses, and Ray has
-        # the kernel take its workers (oom_score_adj 1000) before the services it cannot do without.
+        # Running out of memory is an outcome of a measurement, but Ray's memory monitor would kill
+        # the profiler. Without it the kernel kills Ray's workers (oom_score_adj 1000) before the
+        # services that Ray needs.
         os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
     if is_private and "ray" not in sys.modules:
-        # The private Ray answers to this process tree only, and leaves no token file behind.
+        # The private Ray serves this process tree only, and leaves no token file.
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        # All of it listens on loopback only, its metrics too, which no token keeps.
+        # Ray listens on loopback only, its metrics included, which no token protects.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 
@@ -306,7 +373,7 @@ def _init(address: str | None, options: Mapping[str, Any]) -> None:
 
 
 def _local_devices() -> dict[str, Any]:
-    """Ray options that offer what this machine can measure on: its cores, and its GPUs by name."""
+    """Return Ray options that offer the devices of this machine: its cores, its GPUs by name."""
     gpus = [key for key in local_devices() if not is_cpu_device(key) and ":" not in key]
     if not gpus:
         return {"num_gpus": 0, "labels": {CPU_LABEL: "true"}}
@@ -314,27 +381,25 @@ def _local_devices() -> dict[str, Any]:
 
 
 def _temporary() -> Path:
-    """Where the private Ray's folder goes.
+    """Return the folder of temporary files, or a shorter one.
 
-    Sockets' paths may have 103 bytes (on Linux 107), of which this leaves those in it 94.
+    Paths of sockets may have 103 bytes (on Linux 107), of which Ray needs 94.
     """
     usual = Path(tempfile.gettempdir())
     return usual if len(bytes(usual)) <= _LONGEST_TEMPORARY else Path("/tmp")  # noqa: S108  # ours is 0700
 
 
 def _remove_leftovers() -> None:
-    """Removes what the local Rays of killed runs left behind: folders, and agents of theirs.
+    """Remove what the private Rays of killed programs left: folders and agents.
 
-    Ray's processes die with the program that started them, but for its two agents, which survive a
-    SIGKILL of it; they are known by the log files that they hold open in the folder.
+    Ray's processes end with the program that started them, except for its two agents after a
+    SIGKILL. They are found by the log files that they hold open in the folder.
     """
     for folder in _temporary().glob(f"{_FOLDER_PREFIX}*"):
         pid = folder.name.removeprefix(_FOLDER_PREFIX).split("-")[0]
         if not pid.isdigit() or psutil.pid_exists(int(pid)) or not _is_own(folder):
             continue
-        for process in _holders(folder):
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+        _kill_holders(folder)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -345,14 +410,15 @@ def _is_own(folder: Path) -> bool:
         return False
 
 
-def _holders(folder: Path) -> Iterator[psutil.Process]:
-    """Yield the processes that hold files open in a folder, except this one.
+def _kill_holders(folder: Path) -> None:
+    """Kill processes that hold files open in a folder, except this one and its forks.
 
-    A fork of this process has inherited its open files, which therefore do not count.
+    A fork, such as a data loader's worker, has inherited the open files of this process, which
+    therefore do not count.
     """
     own = {file.path for file in psutil.Process().open_files()}
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # gone, or not ours to look into
+        with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
             held = {file.path for file in process.open_files()} - own
             if any(path.startswith(f"{folder}/") for path in held):
-                yield process
+                process.kill()

@@ -1,8 +1,7 @@
-"""Devices that run nothing, on which a campaign is rehearsed.
+"""Rehearsals of campaigns on simulated and replayed devices.
 
-`simulated:` answers from a data sheet and `replay:` from a file. Everything about such a campaign
-is as always, but for its end: it publishes no snapshot, since nobody owns the device that one
-would speak of, and simulated labels never train a published one.
+`simulated:` devices reply from a data sheet, `replay:` devices from a file. Rehearsals publish no
+snapshot, because their labels do not come from real hardware.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from trappm.profiler.records import Provenance
 
 
 def runs_nothing(device: str) -> bool:
-    """Whether the device of this key only answers, and measures nothing."""
+    """Return whether a device is simulated or replayed."""
     return device.startswith(("simulated:", "replay:"))
 
 
 def rehearsal_line(devices: Iterable[str]) -> str | None:
-    """What to tell before a campaign on these devices begins; None if all of them are real."""
+    """Return a line of news about simulated devices; None if all devices are real."""
     names = ", ".join(device for device in devices if runs_nothing(device))
     if not names:
         return None
@@ -27,7 +26,7 @@ def rehearsal_line(devices: Iterable[str]) -> str | None:
 
 
 def unfit_to_publish(labels: Iterable[TrainingLabel]) -> str | None:
-    """Why no snapshot may come of these labels; None if one may."""
+    """Return why labels must not train a snapshot; None if they may."""
     simulated = Provenance.SIMULATED
     unfit = {x.device for x in labels if x.provenance == simulated or runs_nothing(x.device)}
     if not unfit:

@@ -1,7 +1,7 @@
-"""The campaign file: a short YAML of what to measure, on which devices, and how much of it.
+"""The campaign file: a short YAML file that says what to measure, on which devices and how much.
 
-It is checked strictly before anything starts: an unknown key, a wrong type or a budget that cannot
-be spent is an error of one line. A preset is such a file that ships with the package.
+It is checked strictly before anything starts: an unknown key, a wrong type or an impossible budget
+is an error of one line. A preset is such a file that ships with the package.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Part(BaseModel):
 
 
 DeviceKey = Annotated[str, Field(min_length=1, max_length=64)]
-"""Any key of `profiler.devices`, such as `a100`, `simulated:a100` or `replay:FILE`."""
+"""A key of `profiler.devices`, such as `a100`, `simulated:a100` or `replay:FILE`."""
 
 
 class Devices(_Part):
@@ -90,7 +90,7 @@ class Characterisation(_Part):
 
 
 class CampaignBudget(BaseModel):
-    """The part of a campaign file that says how much is measured where, and what ends it early.
+    """Part of a campaign file: how much is measured where, and what ends the campaign early.
 
     Reading this alone from a stored file needs neither torch nor the version that wrote it.
     """
@@ -109,17 +109,17 @@ class CampaignBudget(BaseModel):
     """Rules that end the campaign before its last round."""
 
     def shares(self, device: str) -> list[int]:
-        """How many configurations each round measures on this device: evaluation, initial, ..."""
+        """Return the number of configurations per round on a device: evaluation, initial, ..."""
         rounds = (self.evaluation, self.initial, *[self.rounds] * self.rounds.count)
         return [share.on(device, self.devices) for share in rounds]
 
     def budget(self, device: str) -> int:
-        """How many configurations the whole campaign measures on this device."""
+        """Return the number of configurations that the campaign measures on a device."""
         return sum(self.shares(device))
 
     @property
     def total(self) -> int:
-        """How many it measures on all devices together."""
+        """Number of configurations on all devices."""
         return sum(map(self.budget, self.devices.keys))
 
 
@@ -169,7 +169,7 @@ class CampaignSpec(CampaignBudget):
             protocol_named(self.protocol)
         elif self.protocol.name in PROTOCOLS:
             raise ValueError(
-                f"protocol: {self.protocol.name!r} is a protocol of ours; rename yours"
+                f"protocol: {self.protocol.name!r} is a built-in protocol; rename yours"
             )
         head = preset_named(self.learner).head
         strategy_named(self.strategy)
@@ -199,7 +199,7 @@ class CampaignSpec(CampaignBudget):
 
 
 def presets() -> list[str]:
-    """Names of the campaign files that ship with the package."""
+    """Return names of the campaign files that ship with the package."""
     folder = resources.files("trappm.cluster") / "presets"
     return sorted(
         f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")
@@ -207,7 +207,7 @@ def presets() -> list[str]:
 
 
 def load_preset(name: str) -> CampaignSpec:
-    """Raises InputError for a name that is no preset."""
+    """Load a preset; raise InputError for an unknown name."""
     if name not in presets():
         raise InputError(f"no preset {name!r}; there are: {', '.join(presets())}")
     text = (resources.files("trappm.cluster") / "presets" / f"{name}.yaml").read_text(
@@ -217,17 +217,17 @@ def load_preset(name: str) -> CampaignSpec:
 
 
 def load_spec(path: Path) -> CampaignSpec:
-    """Raises InputError for a file that cannot be read or is not a valid campaign file."""
+    """Load a file; raise InputError if it cannot be read or is not a valid campaign file."""
     return parse_spec(read_text(path, kind="campaign"), origin=str(path))
 
 
 def spec_of(campaign: CampaignRecord) -> CampaignSpec:
-    """Raises CampaignError for a campaign whose spec this version cannot read."""
+    """Return a campaign's spec; raise CampaignError if this version cannot read it."""
     return _stored(campaign, CampaignSpec)
 
 
 def budget_of(campaign: CampaignRecord) -> CampaignBudget:
-    """Raises CampaignError for a campaign whose budget this version cannot read."""
+    """Return a campaign's budget; raise CampaignError if this version cannot read it."""
     return _stored(campaign, CampaignBudget)
 
 
@@ -242,9 +242,9 @@ def _stored(campaign: CampaignRecord, model: type[_Model]) -> _Model:
 
 
 def parse_spec(text: str, *, origin: str) -> CampaignSpec:
-    """The campaign spec that this YAML describes.
+    """Return the campaign spec that a YAML text describes.
 
     Raises:
-        InputError: not YAML, or not a campaign; names its faults and their keys.
+        InputError: Not YAML, or not a campaign; the message names faults and their keys.
     """
     return parse(text, CampaignSpec, origin=origin, kind="campaign")

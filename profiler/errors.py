@@ -1,9 +1,4 @@
-"""Every error that TraPPM raises on purpose, in one small tree.
-
-`TrappmError` is the root: the command line turns it into one line and an exit status, and a caller
-from Python can catch everything of ours with one `except`. A message says what is wrong, with which
-value, and what to do next. This file stands on the ground floor because every room raises.
-"""
+"""All errors that TraPPM raises. A message says what is wrong, the value, and what to do."""
 
 from __future__ import annotations
 
@@ -12,35 +7,35 @@ from contextlib import contextmanager
 
 
 class TrappmError(Exception):
-    """Root of all errors raised by TraPPM: the work could not be done (exit status 1)."""
+    """Root of all errors: the work could not be done (exit status 1)."""
 
     exit_status = 1
 
 
 class InputError(TrappmError):
-    """What the user asked for cannot be right: a name, value, file or folder (exit status 2)."""
+    """A wrong name, value, file or folder from the user (exit status 2)."""
 
     exit_status = 2
 
 
 class UnknownArchitectureError(InputError):
-    """No such timm model, or one that cannot be built as asked."""
+    """A model name that timm does not have, or cannot build as asked."""
 
 
 class ModelFileError(InputError):
-    """A file that is not a readable ONNX model within our limits."""
+    """A file that is not a readable ONNX model, or beyond our limits."""
 
 
 class UnsupportedModelError(TrappmError):
-    """A model that is fine in itself, but of which no graph can be made; the message says why."""
+    """A valid model without a graph or a step; the message says why."""
 
 
 class BatchOrderError(UnsupportedModelError):
-    """A step that does other things at another batch size, such as a loop over its samples."""
+    """A step whose operators depend on the batch size, such as a loop over samples."""
 
 
 class DeviceError(InputError):
-    """A device key that is unknown, or a device that is not on this machine."""
+    """An unknown device key, or a device that is not on this machine."""
 
 
 class StoreError(TrappmError):
@@ -48,19 +43,19 @@ class StoreError(TrappmError):
 
 
 class StoreAccessError(StoreError, InputError):
-    """What was named as the label store is none, is of a newer version, or cannot be written."""
+    """A label store that is missing, newer than this version, or read-only."""
 
 
 class SnapshotError(InputError):
-    """A snapshot that is missing, damaged, foreign, or lacks the head that was asked for."""
+    """A snapshot that is missing, damaged, of another origin, or without the wanted head."""
 
 
 class CampaignError(TrappmError):
-    """A campaign that cannot start, go on or be found."""
+    """A campaign that cannot start, continue or be found."""
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of what an error says, or its kind if it says nothing."""
+    """Return the first line of an error's message, or the error's class if it has none."""
     if isinstance(error, MemoryError):
         return "it needs more memory than there is"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -68,7 +63,7 @@ def one_line(error: BaseException) -> str:
 
 
 def storable(text: str) -> str:
-    """The text with marks in place of what databases refuse: NUL, and halves of surrogate pairs."""
+    """Return the text without NUL and lone surrogates, which databases refuse."""
     return (
         text.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     )
@@ -76,14 +71,14 @@ def storable(text: str) -> str:
 
 @contextmanager
 def from_extra(extra: str, need: str) -> Iterator[None]:
-    """Inside, an import that fails becomes an error that names the extra.
+    """Turn failing imports into an error that names the missing extra.
 
     Args:
-        extra: of pyproject.toml, such as evaluate.
-        need: what cannot be done without it; begins the message.
+        extra: Extra of pyproject.toml, such as evaluate.
+        need: What needs it; the beginning of the message.
 
     Raises:
-        InputError: what is imported is not installed.
+        InputError: An imported package is not installed.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""What an error suggests to somebody who gave a name that is not known."""
+"""Suggestions for unknown names in error messages."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import difflib
 from collections.abc import Iterable
 
 _LISTED = 20
-"""So many names are listed where none is near."""
+"""Number of names to list where none is similar."""
 
 
 def nearest(name: str, known: Iterable[str], *, otherwise: str | None = None) -> str:
-    """The end of an error message: the names most like this one, or those that there are.
+    """Return the end of an error message: similar names, or else all names.
 
     Args:
-        name: that is not known.
-        known: names.
-        otherwise: what to say where no name is near, instead of listing them.
+        name: Unknown name.
+        known: Known names.
+        otherwise: Text to use instead of a list where no name is similar.
     """
     names = list(known)
     near = difflib.get_close_matches(name, names, n=3)
@@ -24,6 +24,6 @@ def nearest(name: str, known: Iterable[str], *, otherwise: str | None = None) ->
     if otherwise is not None:
         return otherwise
     if not names:
-        return "there is none yet"
+        return "there are none yet"
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return f"there are: {', '.join(names[:_LISTED])}{more}"

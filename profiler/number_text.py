@@ -1,15 +1,15 @@
-"""Numbers as people write them: digits that count, and never an exponent."""
+"""Formatting of numbers for people: significant digits, no exponents."""
 
 from __future__ import annotations
 
 import math
 
 _NOTHING = 1e-9
-"""What is smaller than this is what rounding left of a zero."""
+"""Smaller numbers are rounding errors of zero."""
 
 
 def number_text(value: float, digits: int = 4) -> str:
-    """A number with so many digits that count; those before the point are all there."""
+    """Return a number with this many significant digits, and all digits of its integer part."""
     if not math.isfinite(value):
         return f"{value}"
     size = abs(value)

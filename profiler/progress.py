@@ -1,11 +1,11 @@
-"""Callables that hear how far long work has come."""
+"""Types of callbacks that report progress."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 OnProgress = Callable[[int, int], None]
-"""Called with steps done and steps in all."""
+"""Called with the number of finished steps and of all steps."""
 
 Watch = Callable[[int, int, str], None]
-"""Called with what is done, how much there is in all, and what is being done."""
+"""Called with the number of finished items, the number of all items, and the current item."""

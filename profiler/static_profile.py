@@ -1,12 +1,11 @@
-"""The static profile of a model: all that is known of it without running a training step.
+"""The static profile of a model: graph, allocations and kernels without running it.
 
     timm name or module ----> graph template (every batch size) + step profile
     ONNX file --> a module rebuilt from it --> the same of this one
 
-A model by its name and as a file have the same graph, up to the differences listed in
-docs/studies/graphs.md. The step profile comes from the same trace and has
-what a graph cannot have: allocations and kernels of whole steps, the bytes that autograd keeps, and
-which parameters are trained.
+A model by its name and as a file have the same graph, except for the differences in
+docs/studies/graphs.md. The step profile, from the same trace, has allocations, kernels, saved bytes
+and trained parameters.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ if TYPE_CHECKING:
 
 
 def static_profile(model: str | nn.Module, input_size: int | Inputs) -> StaticProfile:
-    """The static profile of a timm architecture (or a module) at one input size.
+    """Return the static profile of a timm architecture (or a module) at one input size.
 
-    A model whose graph is known but whose step cannot be traced has a refusal for the step.
+    If the step cannot be traced, the profile has the reason in place of the step.
 
     Raises:
-        UnknownArchitectureError, InputError, UnsupportedModelError: as `graph_template`.
+        UnknownArchitectureError, InputError, UnsupportedModelError: As `graph_template`.
     """
     tracer = _tracer(model, input_size)
     graph = _graph(tracer, model, input_size)
@@ -50,19 +49,17 @@ def static_profile(model: str | nn.Module, input_size: int | Inputs) -> StaticPr
 def graph_template(
     model: str | nn.Module, input_size: int | Inputs, batch_size: int | None = None
 ) -> GraphTemplate:
-    """The graph alone of a timm architecture (or a module), for every batch size.
-
-    A module stays as it is: what runs is a copy of it without weights.
+    """Return the graph of a timm architecture (or a module), for every batch size.
 
     Args:
-        model: a timm architecture, or a module whose inputs have the batch first.
-        input_size: height and width of square images, in pixels; or the inputs of a module.
-        batch_size: the only one that the model knows; the graph then is for that one.
+        model: A timm architecture, or a module whose inputs have the batch first; a copy runs.
+        input_size: Height and width of square images in pixels, or the inputs of a module.
+        batch_size: The only one of the model, if it has one.
 
     Raises:
-        UnknownArchitectureError, InputError: as `profiler.models.zoo.create_model`, or an input
-            size that the module does not take.
-        UnsupportedModelError: no graph can be made of the model; with the reason.
+        UnknownArchitectureError, InputError: As `profiler.models.zoo.create_model`, or a wrong
+            input size.
+        UnsupportedModelError: No graph can be made of the model.
     """
     tracer = _tracer(model, input_size, batch_sizes=_traced(batch_size))
     return _graph(tracer, model, input_size)
@@ -74,17 +71,16 @@ def step_profile(
     options: StepOptions | None = None,
     batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES,
 ) -> StepProfile:
-    """Allocations and kernels of the steps of a timm architecture, or of a copy of a module.
+    """Return allocations and kernels of the steps of a timm architecture, or of a module.
 
     Args:
-        model, input_size: as `graph_template`.
-        options: how the steps are run; by default in fp32, contiguous, with cross-entropy.
-        batch_sizes: two different ones at which the steps are traced; twice the same for a model
-            that knows one only.
+        model, input_size: As `graph_template`.
+        options: How the steps are run; by default in fp32, contiguous, with cross-entropy.
+        batch_sizes: Two different ones, or twice the only one of the model.
 
     Raises:
-        UnknownArchitectureError, InputError: as `profiler.models.zoo.create_model`.
-        UnsupportedModelError: a step cannot be traced; with the reason.
+        UnknownArchitectureError, InputError: As `profiler.models.zoo.create_model`.
+        UnsupportedModelError: A step cannot be traced.
     """
     return _tracer(model, input_size, options, batch_sizes).step()
 
@@ -98,11 +94,7 @@ def kernel_profile(
     fused_attention: bool = True,
     batch_size: int | None = None,
 ) -> KernelProfile:
-    """The kernels of both steps alone; as `step_profile`.
-
-    Args:
-        batch_size: the only one that the model knows; the profile then holds for that one.
-    """
+    """Return the kernels of both steps; arguments as `step_profile`."""
     options = StepOptions(
         precision=precision, memory_format=memory_format, fused_attention=fused_attention
     )
@@ -111,7 +103,7 @@ def kernel_profile(
 
 
 def _traced(batch_size: int | None) -> tuple[int, int]:
-    """The batch sizes to trace at: twice the only one that there is, if there is one."""
+    """Return the batch sizes to trace at: twice the only one, if there is one."""
     return TRACED_BATCH_SIZES if batch_size is None else (batch_size, batch_size)
 
 
@@ -146,12 +138,12 @@ def _graph(tracer: Tracer, model: str | nn.Module, inputs: int | Inputs) -> Grap
 
 
 def file_profile(path: Path, input_size: int | None = None) -> StaticProfile:
-    """The static profile of an ONNX file: that of a module rebuilt from it.
+    """Return the static profile of an ONNX file: that of a module rebuilt from it.
 
     A file with a fixed batch size has a graph and a step for that one only.
 
     Raises:
-        ModelFileError, InputError, UnsupportedModelError: as `rebuilt`, and as `graph_template`.
+        ModelFileError, InputError, UnsupportedModelError: As `rebuilt`, and as `graph_template`.
     """
     module, sample, batch_size = rebuilt(path, input_size)
     tracer = _tracer(module, sample, batch_sizes=_traced(batch_size))
@@ -170,14 +162,14 @@ def file_profile(path: Path, input_size: int | None = None) -> StaticProfile:
 
 
 def rebuilt(path: Path, input_size: int | None = None) -> tuple[RebuiltModule, Sample, int | None]:
-    """A trainable module rebuilt from an ONNX file, one sample of its input, its only batch size.
+    """Return a module rebuilt from an ONNX file, one sample of its input, and its batch size.
 
     The batch size is None if the file leaves it open.
 
     Raises:
-        ModelFileError: as `onnx_files.opening.load_checked`, or the image's size is left open.
+        ModelFileError: As `load_checked`, or the image's size is open.
         InputError: `input_size` contradicts the file.
-        UnsupportedModelError: valid ONNX that no module can be made of.
+        UnsupportedModelError: No module can be made of it.
     """
     from trappm.profiler.onnx_files.folded_norms import with_norms
     from trappm.profiler.onnx_files.module import RebuiltModule
@@ -193,7 +185,7 @@ def rebuilt(path: Path, input_size: int | None = None) -> tuple[RebuiltModule, S
 
 
 def _remark(graph: GraphTemplate, restored_norms: int) -> str | None:
-    """What a file does not say of the training step: norms that its exporter folded."""
+    """Return a remark on batch norms that the exporter folded, or None."""
     if restored_norms:
         return (
             f"{restored_norms} batch norms that the exporter folded into convolutions "
@@ -210,7 +202,7 @@ _NO_NORM = (
     "needs more memory than this: export again with torch.onnx.export(..., dynamo=True, "
     "optimize=False), or by the older exporter with dynamo=False, do_constant_folding=False"
 )
-"""Each exporter of PyTorch 2.13 has an option of its own that keeps the norms."""
+"""Remark on files without batch norms, for the exporters of PyTorch 2.13."""
 
 
 def _without_step(graph: GraphTemplate, error: TrappmError) -> StaticProfile:

@@ -1,4 +1,4 @@
-"""The Ray actor that learns for a campaign, and the campaign's handle to it.
+"""The campaign's handle to its learner, which is a Ray actor.
 
 Import this module inside `with ray_runtime(...)` only (see there).
 """
@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import ray
-import torch
 from ray.exceptions import RayActorError, RayTaskError
 
-from trappm.cluster.interfaces import Call, Choice, ChoiceRequest, PublishedSnapshot
 from trappm.cluster.learning.campaign_learner import CampaignLearner
-from trappm.cluster.profiles.step_profiles import StepKey
+from trappm.cluster.profiles import StepKey
 from trappm.cluster.ray_runtime import first_line, here, memory_here
 from trappm.cluster.scheduler.training_report import TrainingReport
+from trappm.cluster.tasks import Choice, ChoiceRequest, PublishedSnapshot
 from trappm.learner.training_label import TrainingLabel
 from trappm.profiler.errors import CampaignError, TrappmError
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
-from trappm.profiler.records import Configuration
+from trappm.profiler.records import Configuration, Pair
 
 START_S = 60.0
 """Seconds after which a learner that has not started is waiting for memory."""
@@ -36,61 +35,18 @@ BASE_BYTES, LABEL_BYTES = 1 << 30, 160 << 10
 0.7 GiB with 600 labels, 1.4 GiB with 5,000 and 6.8 GiB with 50,000 (docs/studies/learner_speed.md).
 """
 
-THREADS_THAT_SLEEP = {"OMP_WAIT_POLICY": "passive"}
-"""OpenMP threads sleep while they wait for each other. Fits are thousands of small operations, and
-threads that spin take ten times as long where others need the cores too."""
+THREADS = {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": str(os.cpu_count() or 1)}
+"""Networks and encoders use all cores for each product; Ray gives its workers one. OpenMP threads
+sleep while they wait for each other: fits are thousands of small operations, and threads that spin
+take ten times as long where others need the cores too."""
 
 TORCH_OUT_OF_MEMORY = "can't allocate memory"
 
 Result = TypeVar("Result")
 
 
-class LearnerActor:
-    """Encoder, heads and choices of one campaign in a process of its own."""
-
-    def __init__(self, preset: str, strategy: str, source: str, seed: int, cache: Path) -> None:
-        # Networks and encoders take all cores for each product; Ray gives its workers one. Heads
-        # with physics are trained side by side instead (`trappm.learner.threads`).
-        torch.set_num_threads(os.cpu_count() or 1)
-        self._learner = CampaignLearner(
-            preset=preset, strategy=strategy, source=source, seed=seed, cache=cache
-        )
-        self._progress = (0, 0)
-
-    def progress(self) -> tuple[int, int]:
-        """Return parts done and parts in all of the current call, from another thread."""
-        return self._progress
-
-    def set_pool(
-        self,
-        pool: Sequence[tuple[Configuration, bytes]],
-        steps: Mapping[tuple[str, int], bytes],
-        traced: Mapping[StepKey, bytes],
-    ) -> None:
-        self._learner.set_pool(pool, self._note, steps, traced)
-
-    def fit(
-        self,
-        labels: Sequence[TrainingLabel],
-        kernels: Mapping[str, Sequence[KernelMeasurement]],
-    ) -> TrainingReport:
-        return self._learner.fit(labels, self._note, kernels)
-
-    def choose(self, request: ChoiceRequest) -> Sequence[Choice]:
-        return self._learner.choose(request)
-
-    def publish(self, registry: Path, fields: Mapping[str, Any]) -> PublishedSnapshot:
-        return self._learner.publish(registry, fields)
-
-    def promote(self, registry: Path, snapshot_id: str) -> str | None:
-        return self._learner.promote(registry, snapshot_id)
-
-    def _note(self, done: int, total: int) -> None:
-        self._progress = (done, total)
-
-
 class LearnerHandle:
-    """The learner actor behind the campaign's `Learner` interface.
+    """A learner actor, which does one call after the other. Each method returns at once.
 
     When its process ends, another one is started, is given the pool and the labels of the last
     training (the encoder is on disk, the heads are trained again), and then repeats the call.
@@ -109,7 +65,7 @@ class LearnerHandle:
         *,
         tell: Callable[[str], None],
         labels: int,
-        learner: type[Any] = LearnerActor,
+        learner: type[Any] = CampaignLearner,
         **arguments: Any,
     ) -> None:
         self.tell = tell
@@ -119,42 +75,44 @@ class LearnerHandle:
         self._state: dict[str, Callable[[Any], Any]] = {}
         """Calls that give a new process the state of the one before: set_pool, fit."""
         self._progress = (0, 0)
-        self._actor: Any = None
         self._is_new = True
-        """The process has not been given its state yet."""
+        """Whether the process has not been given its state yet."""
         self._has_started = False
         self._started_at = 0.0
-        self._look: Any = None
-        """Reference of the progress that was asked for last."""
         self._start()
 
     def set_pool(
         self,
         pool: Sequence[tuple[Configuration, bytes]],
-        steps: Mapping[tuple[str, int], bytes],
+        steps: Mapping[Pair, bytes],
         traced: Mapping[StepKey, bytes],
-    ) -> Call[None]:
+    ) -> LearnerCall[None]:
         self._state = {}
-        return self._call("set_pool", lambda actor: actor.set_pool.remote(pool, steps, traced))
+        return LearnerCall(
+            self, "set_pool", lambda actor: actor.set_pool.remote(pool, steps, traced)
+        )
 
     def fit(
         self,
         labels: Sequence[TrainingLabel],
         kernels: Mapping[str, Sequence[KernelMeasurement]],
-    ) -> Call[TrainingReport]:
-        return self._call("fit", lambda actor: actor.fit.remote(labels, kernels))
+    ) -> LearnerCall[TrainingReport]:
+        return LearnerCall(self, "fit", lambda actor: actor.fit.remote(labels, kernels))
 
-    def choose(self, request: ChoiceRequest) -> Call[Sequence[Choice]]:
-        return self._call("choose", lambda actor: actor.choose.remote(request))
+    def choose(self, request: ChoiceRequest) -> LearnerCall[Sequence[Choice]]:
+        return LearnerCall(self, "choose", lambda actor: actor.choose.remote(request))
 
-    def publish(self, registry: Path, fields: Mapping[str, Any]) -> Call[PublishedSnapshot]:
-        return self._call("publish", lambda actor: actor.publish.remote(registry, fields))
+    def publish(self, registry: Path, fields: Mapping[str, Any]) -> LearnerCall[PublishedSnapshot]:
+        return LearnerCall(self, "publish", lambda actor: actor.publish.remote(registry, fields))
 
-    def promote(self, registry: Path, snapshot_id: str) -> Call[str | None]:
-        return self._call("promote", lambda actor: actor.promote.remote(registry, snapshot_id))
+    def promote(self, registry: Path, snapshot_id: str) -> LearnerCall[str | None]:
+        return LearnerCall(
+            self, "promote", lambda actor: actor.promote.remote(registry, snapshot_id)
+        )
 
     def submit(self, name: str, send: Callable[[Any], Any]) -> Any:
-        """Return the reference of a call, after those that the process needs before it."""
+        """Return the reference of a call, after those that a new process needs before it."""
+        self._progress = (0, 0)
         if self._is_new:
             self._is_new = False
             for state, send_state in self._state.items():
@@ -172,15 +130,15 @@ class LearnerHandle:
         if name in {"set_pool", "fit"}:
             self._state[name] = send
 
-    def look(self) -> tuple[int, int]:
+    def progress(self) -> tuple[int, int]:
         """Return the progress of the current call as known by now, without waiting for it."""
-        if ray.wait([self._look], timeout=0)[0]:
+        if ray.wait([self._asked], timeout=0)[0]:
             try:
-                self._progress = ray.get(self._look)
+                self._progress = ray.get(self._asked)
             except RayActorError:  # which the call itself reports
                 return self._progress
             self._has_started = True
-            self._look = self._ask_progress()
+            self._ask_progress()
         elif not self._has_started and time.monotonic() - self._started_at > START_S:
             self._has_started = True
             self.tell(
@@ -191,25 +149,18 @@ class LearnerHandle:
         return self._progress
 
     def _start(self) -> None:
-        self._actor = self._class.options(
-            **here(),
-            memory=self._memory_bytes,
-            runtime_env={"env_vars": THREADS_THAT_SLEEP},
-        ).remote(**self._arguments)
+        options = {**here(), "memory": self._memory_bytes, "runtime_env": {"env_vars": THREADS}}
+        self._actor = self._class.options(**options).remote(**self._arguments)
         self._is_new = True
         self._has_started = False
         self._started_at = time.monotonic()
-        self._look = self._ask_progress()
+        self._ask_progress()
 
-    def _ask_progress(self) -> Any:
-        return self._actor.progress.options(concurrency_group="progress").remote()
-
-    def _call(self, name: str, send: Callable[[Any], Any]) -> _LearnerCall[Any]:
-        self._progress = (0, 0)
-        return _LearnerCall(self, name, send)
+    def _ask_progress(self) -> None:
+        self._asked = self._actor.progress.options(concurrency_group="progress").remote()
 
 
-class _LearnerCall(Generic[Result]):
+class LearnerCall(Generic[Result]):
     """A call of the learner actor, repeated if the actor's process ends."""
 
     def __init__(self, learner: LearnerHandle, name: str, send: Callable[[Any], Any]) -> None:
@@ -221,10 +172,16 @@ class _LearnerCall(Generic[Result]):
 
     @property
     def progress(self) -> tuple[int, int]:
-        return self._learner.look()
+        """Parts done, and parts in all; (0, 0) while unknown."""
+        return self._learner.progress()
 
     def wait(self, timeout_s: float) -> bool:
-        self._learner.look()
+        """Return whether the call has ended, after waiting for it this long at most.
+
+        Raises:
+            TrappmError: The learner failed.
+        """
+        self._learner.progress()
         if not ray.wait([self._reference], timeout=timeout_s)[0]:
             return False
         try:
@@ -243,6 +200,7 @@ class _LearnerCall(Generic[Result]):
         return True
 
     def result(self) -> Result:
+        """Return the result of a call that has ended."""
         return self._result
 
     def _repeat(self, why: str, error: Exception) -> None:

@@ -1,13 +1,13 @@
-"""What a worker does before it measures assignments: the canary, and the kernels of its device.
+"""Checks of workers before they measure assignments: the canary, and the kernels of the device.
 
     a worker joins --> canary --> reading, stored --> ok, drifting   goes on
                                                   --> stop           measures no more
-                   --> kernels of its device and software stack in the store, and recent?  go on
+                   --> recent kernels of its device and software stack in the store?  goes on
                        else it times them, once for all workers of that device
-    its canary drifts --> its kernels once more
+    its canary drifts --> its kernels are timed again
 
 The readings of all campaigns on a device are its history, so a node is compared with its state when
-it was new. A run of kernels that fails costs itself only: the campaign goes on without.
+it was new. A run of kernels that fails does not stop the worker.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 
-from trappm.cluster.interfaces import CanaryCheck, Finished, KernelRun
 from trappm.cluster.rehearsal import runs_nothing
 from trappm.cluster.scheduler.messages import Worker
 from trappm.cluster.spec import Characterisation
+from trappm.cluster.tasks import CanaryCheck, Finished, KernelRun
 from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import StoreError
 from trappm.profiler.kernels.ceilings import ceilings, sentence
@@ -28,20 +28,20 @@ from trappm.store import RefusedRowError, Store
 from trappm.store.kernel_measurements import recordable
 
 _MOST_LOSSES = 2
-"""Number of workers that may be lost on a device's kernels; then it is measured without them."""
+"""Number of workers that may be lost in a device's kernels; then it is measured without them."""
 
 _Stack = tuple[str, str]
 """A device and the fingerprint of its software."""
 
 
 class HostChecks:
-    """The canaries of a campaign's workers, and the kernels of its devices.
+    """Canaries of a campaign's workers, and kernels of its devices.
 
     Args:
         store: The label store.
         campaign_id: Id of the campaign.
-        canary: None measures no canary, and stops no worker.
-        kernels: None times no kernels.
+        canary: Plan of the canaries; None for none.
+        kernels: Plan of the kernels; None for none.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class HostChecks:
         self._watches: dict[Worker, CanaryWatch] = {}
         self._canary_losses: Counter[Worker] = Counter()
         self._known: set[_Stack] = set()
-        """Stacks that need no run of kernels, or no other one."""
+        """Stacks whose kernels need not be timed."""
         self._under_way: dict[_Stack, Worker] = {}
         self._kernel_losses: Counter[_Stack] = Counter()
         self._drifted: dict[Worker, bool] = {}
-        """Workers whose last canary drifted, and whether a run of kernels is due for that."""
+        """Workers whose last canary drifted, and whether their kernels are due for that."""
 
     def is_due(self, worker: Worker) -> bool:
         """Return whether this worker has a check to do before an assignment."""
@@ -74,7 +74,7 @@ class HostChecks:
         """Return the check that is due on this worker."""
         if self._canary is not None and self._canary_is_due(worker):
             return CanaryCheck(self._canary.reference_on(worker.device))
-        assert self._kernels is not None  # noqa: S101  (without a plan none is due)
+        assert self._kernels is not None  # noqa: S101  (otherwise none is due)
         self._under_way[_stack(worker)] = worker
         return KernelRun(self._kernels.seconds)
 
@@ -82,9 +82,7 @@ class HostChecks:
         """Store the result of a check, and return a line of news about it."""
         if isinstance(finished.task, KernelRun):
             return self._take_kernels(finished)
-        line = self._take_reading(finished)
-        self._note_drift(finished.worker)
-        return line
+        return self._take_reading(finished)
 
     def count_measurement(self, worker: Worker) -> None:
         """Note that the worker measures an assignment."""
@@ -119,11 +117,16 @@ class HostChecks:
         self._canary_losses.pop(worker, None)
         if reading.decision is CanaryDecision.STOP:
             self._stop(worker, str(reading.message))
+        if reading.decision is CanaryDecision.OK:
+            self._drifted.pop(worker, None)
+        else:
+            self._drifted.setdefault(worker, True)
         return reading_line(reading)
 
     def _lose_canary(self, worker: Worker, loss: str) -> str:
         """Count a worker that was lost in its canary; stop it when that happens repeatedly."""
         self._watches.pop(worker, None)
+        self._drifted.pop(worker, None)
         self._canary_losses[worker] += 1
         if self._canary is not None and self._canary_losses[worker] >= self._canary.confirmations:
             self._stop(worker, f"the canary could not be measured: {loss}")
@@ -161,7 +164,7 @@ class HostChecks:
         worker, kernels = finished.worker, finished.kernels
         stack = _stack(worker)
         self._end_kernels(worker)
-        if worker in self._drifted:  # a worker that drifts and fails the run is not given it again
+        if worker in self._drifted:  # it is not asked again if it fails the run
             self._drifted[worker] = False
         if kernels is None:
             self._kernel_losses[stack] += 1
@@ -182,31 +185,21 @@ class HostChecks:
         reached = sentence(ceilings(kept))
         return f"{worker.device}  {outcomes[Outcome.OK]} kernels timed{but}: {reached}"
 
-    def _note_drift(self, worker: Worker) -> None:
-        """Have kernels timed once more when a worker's canary begins to drift."""
-        watch = self._watches.get(worker)
-        if watch is None or watch.readings[-1].decision is CanaryDecision.OK:
-            self._drifted.pop(worker, None)
-        else:
-            self._drifted.setdefault(worker, True)
-
     def _end_kernels(self, worker: Worker) -> None:
         if self._under_way.get(_stack(worker)) == worker:
             del self._under_way[_stack(worker)]
 
 
 def reading_line(reading: CanaryReading) -> str:
-    """Return one line for a reading, as it comes in."""
+    """Return one line for a canary's reading."""
     if reading.message is not None:
         return f"{reading.device}  canary {reading.decision}: {reading.message}"
-    text = f"{reading.step_time_ms:.2f} ms"
     if reading.relative_drift is None:
-        text += ", the first one here"
+        against = ", the first one here"
     else:
-        text += (
-            f", {reading.relative_drift:+.1%} off its reference of {reading.reference_ms:.2f} ms"
-        )
-    return f"{reading.device}  canary ok: {text}"
+        reference = f"its reference of {reading.reference_ms:.2f} ms"
+        against = f", {reading.relative_drift:+.1%} off {reference}"
+    return f"{reading.device}  canary ok: {reading.step_time_ms:.2f} ms{against}"
 
 
 def _stack(worker: Worker) -> _Stack:

@@ -8,8 +8,8 @@
 
 `scheduler.state_machine` decides what happens next; the campaign carries its commands out and
 reports the results as events. Everything that must survive is in the label store, so that a
-campaign killed at any moment goes on from the last recorded measurement. The campaign knows no Ray:
-`interfaces.Workers` measure, and an `interfaces.Learner` learns.
+campaign killed at any moment goes on from the last recorded measurement. `actors.profiler_pool`
+measures and `actors.learner` learns; the campaign itself imports no Ray.
 """
 
 from __future__ import annotations
@@ -23,25 +23,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trappm.cluster.campaign.history import (
     ENOUGH,
-    course_so_far,
+    ended_by_device,
+    machine_so_far,
     rule_held,
     training_labels,
     training_reports,
-    waiting,
 )
 from trappm.cluster.campaign.host_checks import HostChecks
-from trappm.cluster.campaign.planner import (
-    PURPOSES,
-    Planner,
-    check_budget,
-    pool_of,
-    twins_of,
-    without_refused,
-)
+from trappm.cluster.campaign.planner import PURPOSES, Planner, pool_of
 from trappm.cluster.campaign.progress import (
     LINES_KEPT,
     Pace,
@@ -49,9 +42,9 @@ from trappm.cluster.campaign.progress import (
     measurement_line,
     quiet_line,
     round_line,
+    task_line,
 )
-from trappm.cluster.interfaces import Call, Choice, Finished, KernelRun, Learner, Task, Workers
-from trappm.cluster.profiles.step_profiles import StepCache, StepKey
+from trappm.cluster.profiles import StepCache, StepKey
 from trappm.cluster.rehearsal import rehearsal_line, unfit_to_publish
 from trappm.cluster.scheduler.messages import (
     AwaitQuiet,
@@ -77,14 +70,15 @@ from trappm.cluster.scheduler.messages import (
     Tick,
     Worker,
 )
-from trappm.cluster.scheduler.stop_rules import Stop, past, result_of, stopped
+from trappm.cluster.scheduler.stop_rules import Stop, deadline_passed, target_reached
 from trappm.cluster.scheduler.training_report import LeftOut, Spent, TrainingReport
 from trappm.cluster.spec import CampaignSpec
+from trappm.cluster.tasks import Choice, Finished, KernelRun
 from trappm.learner.physics.device_specs import known_spec
 from trappm.profiler.errors import CampaignError, StoreError, TrappmError
 from trappm.profiler.host.environment import stack_fingerprint, utc_now
 from trappm.profiler.records import Measurement, Outcome
-from trappm.profiler.steps.stability import is_contended
+from trappm.profiler.steps.sampling import is_contended
 from trappm.store import (
     Assignment,
     AssignmentState,
@@ -99,8 +93,12 @@ from trappm.store.measurements import makes_label
 from trappm.store.records import Role, is_final
 from trappm.store.rows import Wanted, recordable, unrecordable
 
+if TYPE_CHECKING:
+    from trappm.cluster.actors.learner import LearnerCall, LearnerHandle
+    from trappm.cluster.actors.profiler_pool import ProfilerPool
+
 TICK_S = 1.0
-"""Period of what is done now and then: notes, demand for workers, the clock."""
+"""Period of notes, demand for workers, and checks of the deadline."""
 
 LOOK_S = 1.0
 """Period of the checks for an order to stop."""
@@ -128,9 +126,9 @@ class CanaryStopError(CampaignError):
 
 @dataclass(frozen=True)
 class _LearnerJob:
-    """Work that the learner does beside the measurements."""
+    """Work of the learner, done while measurements go on."""
 
-    call: Call[Any]
+    call: LearnerCall[Any]
     then: Callable[[Any], None]
     """Called with the result."""
     stage: str | None = None
@@ -157,8 +155,8 @@ class Campaign:
         store: Store,
         campaign_id: str,
         spec: CampaignSpec,
-        workers: Workers,
-        learner: Learner,
+        workers: ProfilerPool,
+        learner: LearnerHandle,
         snapshots: Path,
         steps: StepCache,
         watch: Callable[[Progress], None] = lambda progress: None,
@@ -171,7 +169,7 @@ class Campaign:
         self.protocol = spec.measuring_protocol
         self.progress = Progress()
         self.ended: Counter[str] = Counter()
-        """Assignments that need no measurement any more, by device."""
+        """Number of assignments that need no measurement, by device."""
         self._learner = learner
         self._job: _LearnerJob | None = None
         self._steps = steps
@@ -207,14 +205,14 @@ class Campaign:
         """Run to the end.
 
         Returns:
-            The snapshot's id; None if its labels are of no hardware, and nothing is published.
+            The snapshot's id; None if none is published, as its labels are not of hardware.
 
         Raises:
             CampaignStopped: It was asked to stop, by `stop` or by its state in the store, which
-                says then whether it is paused or cancelled.
+                is then paused or cancelled.
             CanaryStopError: No worker is left that may measure; the campaign is paused.
             NotOwnerError: Another process has taken the campaign over; nothing more is written.
-            TrappmError: The campaign cannot go on; its state says failed, and it can be resumed.
+            TrappmError: The campaign cannot go on; its state is failed, and it can be resumed.
         """
         self._tell(news=rehearsal_line(self.spec.devices.keys))
         try:
@@ -246,7 +244,7 @@ class Campaign:
     # Before the first measurement.
 
     def _take_back_leases(self) -> None:
-        """Open what a killed process had begun; nothing, in a new campaign."""
+        """Reopen assignments that a killed process was measuring."""
         leased = self.store.assignments.of_campaign(self.id, state=AssignmentState.LEASED)
         self.store.assignments.release_leases(self.id)
         self.store.assignments.reopen_failed(self.id)
@@ -271,9 +269,7 @@ class Campaign:
             graph.save(self.store)
             if graph.refusal:
                 self._tell(news=f"no graph of {graph.architecture}: {graph.refusal}")
-        pool = without_refused(configurations, self.store)
-        held_out = check_budget(self.spec, pool, twins_of(pool, self.store))
-        self.store.campaigns.set_pool(self.id, [(c, c.architecture in held_out) for c in pool])
+        self._planner.store_pool(configurations)
 
     def _make_steps(self) -> dict[StepKey, bytes]:
         """Return traced steps of the pool in other settings; trace those that are missing."""
@@ -308,18 +304,9 @@ class Campaign:
 
     def _prepare_learner(self, traced: Mapping[StepKey, bytes]) -> None:
         """Give the learner the pool, and wait until its encoder is ready."""
-        pool = self._planner.pool
-        pairs = {(c.architecture, c.input_size) for c, _ in pool}
-        templates = self.store.workloads.graph_templates(pairs)
+        pool, steps = self._planner.learner_pool()
         self._tell("encoder", total=0)
-        self._wait_for(
-            self._learner.set_pool(
-                [(c, templates[c.architecture, c.input_size]) for c, _ in pool],
-                self.store.workloads.step_profiles(pairs),
-                traced,
-            ),
-            "encoder",
-        )
+        self._wait_for(self._learner.set_pool(pool, steps, traced), "encoder")
         self._tell(news=f"encoder: ready, {len(pool)} configurations embedded")
 
     # The loop.
@@ -327,10 +314,10 @@ class Campaign:
     def _drive(self) -> None:
         """Measure and learn until the scheduler has nothing left to do."""
         self._rule_holds = rule_held(self.store, self.id) is not None
-        known = course_so_far(self.store, self.id, self.spec)
-        self.ended = known.ended
-        self._report = known.report
-        self._machine = known.machine(self._checks.is_due)
+        self.ended = ended_by_device(self.store, self.id)
+        reports = training_reports(self.store, self.id)
+        self._report = reports[-1] if reports else TrainingReport()
+        self._machine = machine_so_far(self.store, self.id, self.spec, self._checks.is_due)
         self._handle(Tick())
         while not self._machine.is_over:
             self._check_stop()
@@ -344,18 +331,18 @@ class Campaign:
             self._poll_learner(0.0 if self.workers.running() else TICK_S)
 
     def _tick(self) -> None:
-        """Do what is due once a second."""
+        """Do what is due once per second."""
         if time.monotonic() < self._next_tick:
             return
         self._next_tick = time.monotonic() + TICK_S
         self._write_notes()
         self.workers.want(self._machine.to_come)
         self._handle(Tick())
-        rules = self.spec.stop
-        stop = None if self._rule_holds or rules is None else past(rules, datetime.now(UTC))
-        if stop is not None:
-            self._record_stop(stop)
-            self._handle(Enough())
+        if self.spec.stop is not None and not self._rule_holds:
+            stop = deadline_passed(self.spec.stop, datetime.now(UTC))
+            if stop is not None:
+                self._record_stop(stop)
+                self._handle(Enough())
         self._show_counts()
 
     def _check_stop(self) -> None:
@@ -521,21 +508,21 @@ class Campaign:
         return finished
 
     def _recorded(self, finished: Sequence[Finished]) -> list[Finished]:
-        """Record measurements together, or one by one if the store refuses one."""
+        """Record measurements together, or one by one if the store refuses one.
+
+        A measurement that the store refuses becomes an error with the reason.
+        """
         try:
             self._record(finished)
-        except RefusedRowError:
-            return [self._recorded_alone(entry) for entry in finished]
-        return [*finished]
-
-    def _recorded_alone(self, entry: Finished) -> Finished:
-        """Record one measurement, or an error with the reason if the store refuses it."""
-        try:
-            self._record([entry])
+            return [*finished]
         except RefusedRowError as error:
-            entry = replace(entry, measurement=unrecordable(str(error), self._wanted(entry)))
-            self._record([entry])
-        return entry
+            reason = str(error)
+        if len(finished) > 1:
+            return [*itertools.chain.from_iterable(self._recorded([x]) for x in finished)]
+        (entry,) = finished
+        entry = replace(entry, measurement=unrecordable(reason, self._wanted(entry)))
+        self._record([entry])
+        return [entry]
 
     def _record(self, finished: Sequence[Finished]) -> None:
         results = [
@@ -554,7 +541,7 @@ class Campaign:
         return replace(entry, measurement=recordable(entry.measurement, self._wanted(entry)))
 
     def _wanted(self, entry: Finished) -> Wanted:
-        """Return the measurement that a worker was to take."""
+        """Return the measurement that a worker had to take."""
         task, worker = entry.task, entry.worker
         assert not isinstance(task, KernelRun)  # noqa: S101  (which is no single measurement)
         key = task.attempt_key
@@ -589,7 +576,7 @@ class Campaign:
             )  # fmt: skip
 
     def _quarantine(self, command: Quarantine) -> None:
-        """Record that an assignment gets no label for now."""
+        """Record that an assignment gets no label unless it is retried."""
         configuration = self._leases.pop(command.assignment_id).configuration
         hosts = len(set(command.hosts))
         what = {None: "its worker was lost", Outcome.UNSTABLE: "steps not steady"}
@@ -619,7 +606,7 @@ class Campaign:
         self._job = _LearnerJob(self._learner.choose(request), chosen)
 
     def _planned(self, device: str, number: int, assignments: Sequence[PlannedAssignment]) -> None:
-        """Write a device's part of a round down; adopt labels that are there for it."""
+        """Store a device's part of a round, and adopt labels that exist for it."""
         if self._rule_holds:  # nothing of it will be measured
             self._handle(Planned(device, number, []))
             return
@@ -629,10 +616,10 @@ class Campaign:
         to_measure = self.store.assignments.of_campaign(
             self.id, device=device, state=AssignmentState.OPEN, round_number=number
         )
-        self._handle(Settled(settled), Planned(device, number, [waiting(a) for a in to_measure]))
+        self._handle(Settled(settled), Planned(device, number, to_measure))
 
     def _learn(self, initial_ended: bool) -> None:
-        """Begin to train on all labels that are there."""
+        """Begin to train on all labels."""
         known = training_labels(self.store, self.id)
         for left_out in known.left_out:
             if left_out not in self._left_out:
@@ -654,10 +641,10 @@ class Campaign:
         )
 
     def _learned(self, report: TrainingReport, initial_ended: bool) -> None:
-        """Take a training's report, and check the stop rules about errors.
+        """Take a training's report, and check the target errors.
 
         Raises:
-            CampaignError: The initial draw has ended, and its labels are too few.
+            CampaignError: The initial round has ended, and its labels are too few.
         """
         source = self.spec.devices.source
         has_heads = source in report.devices
@@ -676,9 +663,7 @@ class Campaign:
         spent = Spent(labels, seconds, datetime.now(UTC))
         self._report = replace(report, left_out=self._left_out, spent=spent)
         if not self._rule_holds and self.spec.stop is not None:
-            reports = [*training_reports(self.store, self.id), self._report]
-            results = [result_of(known) for known in reports]
-            stop = stopped(self.spec.stop, results, self.spec.devices.keys)
+            stop = target_reached(self.spec.stop, report.evaluation, self.spec.devices.keys)
             if stop is not None:
                 self._record_stop(stop)
         self._handle(Learned(has_heads, self._rule_holds))
@@ -703,7 +688,7 @@ class Campaign:
             done, total = job.call.progress
             self._tell(job.stage, done=done, total=total)
 
-    def _wait_for(self, call: Call[Made], stage: str) -> Made:
+    def _wait_for(self, call: LearnerCall[Made], stage: str) -> Made:
         """Wait for the learner while nothing is measured, and show its progress."""
         while not call.wait(TICK_S):
             self._check_stop()
@@ -716,12 +701,12 @@ class Campaign:
     def _publish(self) -> str | None:
         """Publish a snapshot and finish; make it the latest unless it is worse.
 
-        An order to stop may come until the last moment. So the files are written first, which
-        nobody sees; then the store ends the campaign and registers them, unless it was stopped;
-        then the alias moves.
+        An order to stop may come until the last moment. So the files are written first, without
+        effect; then the store ends the campaign and registers them, unless it was stopped; then
+        the alias moves.
 
         Raises:
-            CampaignStopped: It was paused or cancelled meanwhile; no alias was moved.
+            CampaignStopped: It was paused or cancelled before; no alias was moved.
         """
         labels = training_labels(self.store, self.id).labels
         errors = self._report.devices
@@ -797,7 +782,7 @@ class Campaign:
     def _show_counts(self) -> None:
         number = self._machine.round_number
         at_work = self.workers.running()
-        shown = [f"{worker.device}: {_described(task)}" for worker, task in at_work[:SHOWN]]
+        shown = [f"{worker.device}: {task_line(task)}" for worker, task in at_work[:SHOWN]]
         more = [f"and {len(at_work) - SHOWN} more"] if len(at_work) > SHOWN else []
         self._tell(
             f"measuring, round {number} of {1 + self.spec.rounds.count}",
@@ -818,9 +803,3 @@ def others_share(measurement: Measurement) -> float | None:
     if share is None or share < _LEAST_SHARE or not is_contended(measurement):
         return None
     return float(share)
-
-
-def _described(task: Task) -> str:
-    if isinstance(task, KernelRun):
-        return f"its kernels, for up to {task.seconds:.0f} s"
-    return str(task.configuration)

@@ -1,8 +1,8 @@
-"""Has one process at a time run a campaign, and keeps it the campaign's owner while it does.
+"""Ownership of campaigns: one process at a time runs a campaign.
 
-Who that is stands in the label store (`store.owners`), with a heartbeat. On the
-owner's own machine its process is looked for instead, so that a campaign whose process was killed
-goes on at once; on any other machine the heartbeat decides.
+The label store records the owner with a heartbeat (`store.owners`). On the owner's own machine its
+process is checked instead, so that a campaign whose process was killed goes on at once; on any
+other machine the heartbeat decides.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from trappm.store import owners as in_store
 from trappm.store.owners import OwnedError
 
 WAIT_S = 20.0
-"""How long the process of a driver that was killed, or one that is stopping, may take to end."""
+"""Seconds that a process may take to end after its driver was killed or it was stopped."""
 
 POLL_S = 0.3
 
 ENDED = frozenset({CampaignState.FINISHED, CampaignState.CANCELLED})
-"""States of campaigns that nobody runs any more."""
+"""States of campaigns that are over."""
 
 _Result = TypeVar("_Result")
 
 _BEGAN, _STATE = 19, 0
-"""Places in /proc/PID/stat after the command's name."""
+"""Indices in /proc/PID/stat after the command's name."""
 
 
 def this_process() -> OwnerProcess:
-    """This process, as others can look for it."""
+    """Return the identity of this process, by which others can find it."""
     pid = os.getpid()
     return OwnerProcess(
         host=platform.node(), machine=machine(), pid=pid, began=int(_facts(pid)[_BEGAN])
@@ -45,7 +45,7 @@ def this_process() -> OwnerProcess:
 
 
 def machine() -> str:
-    """This boot of this machine, and the namespace of its process ids; empty if unknown."""
+    """Return the boot of this machine and its namespace of process ids; empty if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -54,7 +54,7 @@ def machine() -> str:
 
 
 def is_here(owner: Owner) -> bool:
-    """Whether the owner's process can be looked for: it is, or was, one of this machine."""
+    """Return whether the owner's process is, or was, on this machine, so that it can be checked."""
     if not owner.process.machine or owner.process.machine != machine():
         return False
     pid = owner.process.pid  # that of another user may be hidden, but for its existence
@@ -62,13 +62,13 @@ def is_here(owner: Owner) -> bool:
 
 
 def is_gone(owner: Owner) -> bool:
-    """Whether the process of an owner that is here has ended."""
+    """Return whether the process of an owner on this machine has ended."""
     facts = _facts(owner.process.pid)
     return not facts or int(facts[_BEGAN]) != owner.process.began or facts[_STATE] in {"Z", "X"}
 
 
 def runs(campaign: CampaignRecord) -> bool:
-    """Whether some process runs this campaign now."""
+    """Return whether a process runs this campaign now."""
     owner = campaign.owner
     if owner is None or is_here(owner):
         return owner is not None and not is_gone(owner)
@@ -76,28 +76,29 @@ def runs(campaign: CampaignRecord) -> bool:
 
 
 def begin(store: Store, campaign_id: str) -> None:
-    """Makes this process the owner of a campaign, unless it has an owner that is alive.
+    """Mark a campaign as running, unless it has an owner that is alive.
 
     Raises:
-        OwnedError: somebody does.
-        InputError: it has ended.
+        OwnedError: Another process runs it.
+        InputError: It has ended.
     """
     _patiently(store, campaign_id, lambda gone: store.owners.begin_campaign(campaign_id, gone=gone))
 
 
 @contextlib.contextmanager
 def ownership(store: Store, campaign_id: str, *, outlasts: bool = False) -> Iterator[Store | None]:
-    """Runs a campaign that was begun: its store, with a heartbeat; None if it was stopped since.
+    """Own a begun campaign in the block, with a heartbeat; yield its store.
 
-    Once another process has the campaign, that store raises NotOwnerError.
+    The store is None if the campaign was stopped before. Once another process owns the campaign,
+    the store raises NotOwnerError.
 
     Args:
-        store: that knows the campaign.
-        campaign_id: which campaign.
-        outlasts: wait until an owner on another machine is silent, since this process replaces it.
+        store: The label store.
+        campaign_id: Id of the campaign.
+        outlasts: Wait until an owner on another machine is silent, since this process replaces it.
 
     Raises:
-        OwnedError: somebody else runs it.
+        OwnedError: Another process runs it.
     """
     owner_id, process = uuid.uuid4().hex, this_process()
 
@@ -127,15 +128,15 @@ def _beat(store: Store, campaign_id: str, owner_id: str, over: threading.Event) 
         try:
             impatient.owners.renew(campaign_id, owner_id)
         except NotOwnerError:
-            return  # the campaign hears of it from its store
+            return  # the campaign's store raises the same error
         except StoreError:
-            continue  # it is away: others cannot reach it either
+            continue  # it is unavailable, also to others
 
 
 def _patiently(
     store: Store, campaign_id: str, do: Callable[[str | None], _Result], outlasts: bool = False
 ) -> _Result:
-    """Does it, knowing who is gone; waits for a while for an owner that is about to end."""
+    """Call `do` with the owner that is gone; wait for an owner that is about to end."""
     deadline = time.monotonic() + WAIT_S + (in_store.SILENT_S if outlasts else 0.0)
     while True:
         try:
@@ -148,10 +149,10 @@ def _patiently(
 
 
 def _known_to_be_gone(store: Store, campaign_id: str) -> str | None:
-    """The owner, if it is one of this machine whose process has ended.
+    """Return the owner if it was a process of this machine that has ended.
 
     Raises:
-        OwnedError: its process is here and lives, whatever its heartbeat says.
+        OwnedError: Its process is alive on this machine, whatever its heartbeat says.
     """
     campaign = store.campaigns.get(campaign_id)
     owner = campaign.owner
@@ -173,7 +174,7 @@ def _exists(pid: int) -> bool:
 
 
 def _facts(pid: int) -> list[str]:
-    """What the kernel tells of a process, from its state on; empty if there is none."""
+    """Return the fields of /proc/PID/stat from the state on; empty if there is no process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,14 +1,14 @@
-"""The pool that a campaign chooses from, and what it draws or has chosen from it for a round."""
+"""The pool of a campaign, and assignments that are drawn or chosen from it for a round."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from trappm.cluster.interfaces import Choice, ChoiceRequest
-from trappm.cluster.profiles.step_profiles import StepCache, StepKey
+from trappm.cluster.profiles import StepCache, StepKey
 from trappm.cluster.spec import CampaignSpec
+from trappm.cluster.tasks import Choice, ChoiceRequest
 from trappm.learner.physics.device_specs import has_kernels
 from trappm.learner.stats.errors import split_architectures
 from trappm.learner.stats.folds import content_groups
@@ -17,32 +17,32 @@ from trappm.profiler.devices.capacity import expected_memory_mib
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.pool import build_pool
-from trappm.profiler.records import Configuration, Graph, GraphTemplate, Outcome
+from trappm.profiler.records import Configuration, Graph, GraphTemplate, Outcome, Pair
 from trappm.profiler.transformers.names import model_of
-from trappm.store import Assignment, AssignmentState, PlannedAssignment, Store
+from trappm.store import AssignmentState, PlannedAssignment, Store
 from trappm.store.records import Purpose, Role
 
 PURPOSES = tuple(Purpose)
 
 
 def pool_of(spec: CampaignSpec, store: Store) -> list[Configuration]:
-    """The configurations that a campaign file describes, or that its named pool has now.
+    """Return the configurations that a campaign file describes, or those of its named pool.
 
     Raises:
-        UnknownArchitectureError: a name or glob in the file matches no timm architecture.
-        InputError: there is no pool of this name.
+        UnknownArchitectureError: A name or glob in the file matches no architecture.
+        InputError: There is no pool of this name.
     """
     return store.pools.get(spec.pool) if isinstance(spec.pool, str) else build_pool(spec.pool)
 
 
 def without_refused(pool: Sequence[Configuration], store: Store) -> list[Configuration]:
-    """Those of which a graph can be made, as far as it has been tried."""
+    """Return the configurations whose graphs have not been refused."""
     refused = {(r.architecture, r.input_size) for r in store.workloads.refusals()}
     return [c for c in pool if (c.architecture, c.input_size) not in refused]
 
 
 def check_stop(spec: CampaignSpec) -> None:
-    """Raises InputError for a budget of labels that ends before anything can be learned from."""
+    """Raise InputError for a budget of labels that ends before the first training."""
     budget = None if spec.stop is None else spec.stop.labels
     first = sum(sum(spec.shares(device)[:2]) for device in spec.devices.keys)
     if budget is not None and budget < first:
@@ -52,9 +52,11 @@ def check_stop(spec: CampaignSpec) -> None:
         )
 
 
-def twins_of(pool: Sequence[Configuration], store: Store) -> list[str]:
-    """With whom each configuration is held out: names of the same layers are one, once the store
-    has their graphs."""
+def groups_of(pool: Sequence[Configuration], store: Store) -> list[str]:
+    """Return the group that each configuration is held out with (n).
+
+    Architectures with identical layers are one group, if the store has their graphs.
+    """
     templates = store.workloads.graph_templates([(c.architecture, c.input_size) for c in pool])
     workload_of = {
         architecture: Workload(graph=GraphTemplate.from_bytes(data).at(1))
@@ -66,20 +68,21 @@ def twins_of(pool: Sequence[Configuration], store: Store) -> list[str]:
 
 
 def check_budget(
-    spec: CampaignSpec, pool: Sequence[Configuration], twins: Sequence[str] | None = None
+    spec: CampaignSpec, pool: Sequence[Configuration], groups: Sequence[str] | None = None
 ) -> set[str]:
-    """The architectures to hold out of this pool.
+    """Return the architectures to hold out of a pool.
 
     Args:
-        spec: the campaign file.
-        pool: (n).
-        twins: with whom each configuration is held out (n); by default its model, however trained.
+        spec: The campaign file.
+        pool: Configurations (n).
+        groups: Group that each is held out with (n); by default its model, however trained.
 
     Raises:
-        InputError: the pool is too small for the budget.
+        InputError: The pool is too small for the budget.
     """
     generator = np.random.default_rng([spec.seed, 0])
-    groups = [model_of(c.architecture) for c in pool] if twins is None else twins
+    if groups is None:
+        groups = [model_of(c.architecture) for c in pool]
     held_out = split_architectures(pool, spec.evaluation.architecture_share, generator, groups)
     kept_back = sum(c.architecture in held_out for c in pool)
     for device in spec.devices.keys:
@@ -105,14 +108,31 @@ class Planner:
 
     @property
     def pool(self) -> list[tuple[Configuration, bool]]:
-        """Each configuration, and whether its architecture is held out; it never changes."""
+        """Configurations, and whether their architectures are held out; it never changes."""
         if not self._pool:
             self._pool = self._store.campaigns.pool(self._id)
         return self._pool
 
-    def known_steps(self, kept: StepCache) -> dict[StepKey, bytes]:
-        """Those that were traced before."""
-        profiles = {key: kept.read(key) for key in self.step_keys()}
+    def store_pool(self, configurations: Sequence[Configuration]) -> None:
+        """Store the campaign's pool; configurations without a graph are left out.
+
+        Raises:
+            InputError: The pool is too small for the budget.
+        """
+        pool = without_refused(configurations, self._store)
+        held_out = check_budget(self._spec, pool, groups_of(pool, self._store))
+        self._store.campaigns.set_pool(self._id, [(c, c.architecture in held_out) for c in pool])
+
+    def learner_pool(self) -> tuple[list[tuple[Configuration, bytes]], Mapping[Pair, bytes]]:
+        """Return configurations with graph templates, and step profiles, for the learner."""
+        pairs = {(c.architecture, c.input_size) for c, _ in self.pool}
+        templates = self._store.workloads.graph_templates(pairs)
+        pool = [(c, templates[c.architecture, c.input_size]) for c, _ in self.pool]
+        return pool, self._store.workloads.step_profiles(pairs)
+
+    def known_steps(self, cache: StepCache) -> dict[StepKey, bytes]:
+        """Return the steps that were traced before."""
+        profiles = {key: cache.read(key) for key in self.step_keys()}
         return {key: profile for key, profile in profiles.items() if profile is not None}
 
     def step_keys(self) -> list[StepKey]:
@@ -125,27 +145,31 @@ class Planner:
         return sorted(key for key in keys if plain.get(key) not in stored)
 
     def draw(self, device: str, count: int) -> list[PlannedAssignment]:
-        """A uniform draw for a device's part of the evaluation set."""
+        """Draw a device's part of the evaluation set uniformly."""
         candidates = [c for c, is_held_out in self.pool if is_held_out]
         key = [self._spec.seed, 1, self._spec.devices.keys.index(device)]
         order = np.random.default_rng(key).permutation(len(candidates))[:count]
+        reason = {"strategy": "uniform draw"}
         return [
             PlannedAssignment(
                 configuration=candidates[index],
                 device=device,
                 role=Role.EVALUATE,
                 rank=rank,
-                reason={"strategy": "uniform draw"},
+                reason=reason,
             )
             for rank, index in enumerate(order)
         ]
 
     def request(self, device: str, number: int, count: int) -> ChoiceRequest:
-        """What to ask the learner for a device's part of the initial or of an acquired round.
+        """Return the request for a device's part of the initial or of an acquired round.
 
-        What was given up as unstable may be chosen again; what died or failed otherwise may not.
+        Configurations that failed as unstable may be chosen again, others that failed may not.
         """
-        assigned = self._assigned(device)
+        assigned = {
+            a.configuration.id: a
+            for a in self._store.assignments.of_campaign(self._id, device=device)
+        }
         unsteady = self._store.assignments.given_up(self._id, device, Outcome.UNSTABLE)
         candidates = [
             c.id
@@ -156,7 +180,11 @@ class Planner:
             device=device,
             count=min(count, len(candidates)),
             candidates=candidates,
-            known=_taught(assigned.values()),
+            known=sorted(
+                name
+                for name, a in assigned.items()
+                if a.role == Role.TRAIN and a.state is not AssignmentState.FAILED
+            ),
             unsteady=unsteady,
             capacity_mib=self._store.measurements.device_memory_mib(device)
             or expected_memory_mib(device),
@@ -165,7 +193,7 @@ class Planner:
         )
 
     def chosen(self, device: str, choices: Sequence[Choice]) -> list[PlannedAssignment]:
-        """What the learner answered, to be written down."""
+        """Return assignments of what the learner chose."""
         by_id = {c.id: c for c, _ in self.pool}
         return [
             PlannedAssignment(
@@ -181,18 +209,3 @@ class Planner:
     def card(self, device: str) -> str:
         """Return the name of the card behind a device's key."""
         return card_name(device, self._store.measurements.device_environments(device).values())
-
-    def _assigned(self, device: str) -> dict[str, Assignment]:
-        return {
-            a.configuration.id: a
-            for a in self._store.assignments.of_campaign(self._id, device=device)
-        }
-
-
-def _taught(assigned: Iterable[Assignment]) -> list[str]:
-    """What training learns from, now or later: all but what is held out or was given up."""
-    return sorted(
-        a.configuration.id
-        for a in assigned
-        if a.role == Role.TRAIN and a.state is not AssignmentState.FAILED
-    )

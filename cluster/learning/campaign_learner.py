@@ -1,14 +1,14 @@
-"""What the learner does for a campaign: encode its pool, train its heads, choose, publish.
+"""The learner of a campaign: encodes its pool, trains its heads, chooses, publishes.
 
-Plain Python without Ray: `actors.learner` puts it into a process of its own. Everything that
-is random comes from the campaign's seed, so the same labels give the same heads and choices.
+The class has no Ray in it: `actors.learner` makes an actor of it. All randomness comes from the
+campaign's seed, so the same labels give the same heads and choices.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,28 +16,18 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from trappm.cluster.interfaces import (
-    Choice,
-    ChoiceRequest,
-    PublishedSnapshot,
-)
 from trappm.cluster.learning.encoded_pool import EncodedPool
-from trappm.cluster.learning.judging import Errors, judged_by
-from trappm.cluster.learning.transfer_choice import (
-    LEAST_TRAINING_LABELS,
-    better_heads,
-    cross_validated,
-)
-from trappm.cluster.profiles.step_profiles import StepKey
+from trappm.cluster.profiles import StepKey
 from trappm.cluster.scheduler.training_report import (
     Judgement,
     TrainingReport,
     TransferErrors,
     difference_of,
 )
+from trappm.cluster.tasks import Choice, ChoiceRequest, PublishedSnapshot
 from trappm.learner.acquisition import AcquisitionRequest, cold_start, strategy_named
-from trappm.learner.acquisition.gradient import NEED_GRADIENTS
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
+from trappm.learner.acquisition.strategies import NEED_GRADIENTS
 from trappm.learner.heads.device_heads import Heads, train_heads
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, StepSettings, TrainedHeads
 from trappm.learner.networks.presets import preset_named
@@ -48,21 +38,44 @@ from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.snapshots.registry import LATEST, Registry
 from trappm.learner.snapshots.regressions import promote
 from trappm.learner.snapshots.snapshot import save_snapshot
+from trappm.learner.stats.errors import Accuracy, accuracy
 from trappm.learner.training_label import TrainingLabel, bounds_of, targets_of
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.capacity import USABLE_SHARE
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.profiler.progress import OnProgress
-from trappm.profiler.records import METRICS, Configuration, Phase
+from trappm.profiler.records import METRICS, Configuration, Pair, Phase
 from trappm.store.records import Role
 
 IntArray = npt.NDArray[np.int64]
+Errors = dict[str, Accuracy]
+"""Errors by metric."""
+
+Train = Callable[[Sequence[TrainingLabel], DeviceHeads | None], DeviceHeads]
+"""Trains heads on labels, from the heads of another device or from scratch."""
+Judge = Callable[[DeviceHeads, Sequence[TrainingLabel]], Mapping[str, Accuracy]]
+"""Returns errors of heads on labels."""
+
 FIRST_METRICS = ("memory_mib", "step_time_ms")
-"""What every device tells: what a choice without any label has to serve."""
+"""Metrics that every device measures, for choices without any label."""
+
+FOLDS = 3
+"""Folds of the cross-validation that decides about transfer."""
+
+LEAST_TRAINING_LABELS = 4
+"""A device with fewer training labels gets no heads."""
 
 
 class CampaignLearner:
-    """Encoder and heads of one campaign, over its pool."""
+    """Encoder and heads of one campaign, over its pool.
+
+    Args:
+        preset: Name of the preset of encoder and heads.
+        strategy: Name of the acquisition strategy.
+        source: Source device.
+        seed: Seed of the campaign.
+        cache: Folder of encoders.
+    """
 
     def __init__(self, *, preset: str, strategy: str, source: str, seed: int, cache: Path) -> None:
         self._preset = preset_named(preset)
@@ -71,6 +84,7 @@ class CampaignLearner:
         self._source = source
         self._seed = seed
         self._cache = cache
+        self._progress = (0, 0)
         self._heads: dict[str, DeviceHeads] = {}
         self._known: dict[tuple[str, tuple[str, ...]], PoolKnowledge] = {}
         self._scratch: dict[str, DeviceHeads] = {}
@@ -79,22 +93,22 @@ class CampaignLearner:
         self._cards: Mapping[str, str] = {}
         self._kernels: Mapping[str, Sequence[KernelMeasurement]] = {}
 
+    def progress(self) -> tuple[int, int]:
+        """Return parts done and parts in all of the current call; another thread may ask."""
+        return self._progress
+
     def set_pool(
         self,
         pool: Sequence[tuple[Configuration, bytes]],
-        on_progress: OnProgress,
-        steps: Mapping[tuple[str, int], bytes] | None = None,
+        steps: Mapping[Pair, bytes] | None = None,
         traced: Mapping[StepKey, bytes] | None = None,
     ) -> None:
-        """Takes the pool and pre-trains the encoder on all of it, labelled or not.
-
-        An encoder that was trained on the same graphs before is read back instead.
+        """Pre-train the encoder on the whole pool, or load the one trained on it before.
 
         Args:
-            pool: configurations with their graph templates.
-            on_progress: called with steps done and steps at most.
-            steps: step profiles by architecture and input size, where there are any.
-            traced: those in settings of their own, where there are any.
+            pool: Configurations with their graph templates.
+            steps: Step profiles by architecture and input size.
+            traced: Step profiles in other precisions and memory formats.
         """
         self._pool = EncodedPool.of(
             pool,
@@ -103,25 +117,26 @@ class CampaignLearner:
             preset=self._preset.encoder,
             seed=self._seed,
             cache=self._cache,
-            on_progress=on_progress,
+            on_progress=self._note,
         )
 
     @property
     def embeddings(self) -> npt.NDArray[np.float32]:
-        """Of the pool, in its order (n, width)."""
+        """Embeddings of the pool in its order, shape (n, width)."""
         return self._pool.embeddings
 
     def fit(
         self,
         labels: Sequence[TrainingLabel],
-        on_progress: OnProgress,
         kernels: Mapping[str, Sequence[KernelMeasurement]] | None = None,
     ) -> TrainingReport:
-        """Trains the source's heads, then the other devices' heads from the source's weights.
+        """Train the source's heads, then the other devices' heads from the source's weights.
 
-        A run that ran out of memory teaches the memory head what it needs at least. Heads that
-        started from the source's are judged beside heads from scratch. Kernels of a device move
-        where its step times begin.
+        Heads that started from the source's are compared with heads from scratch.
+
+        Args:
+            labels: Labels of all devices; a run out of memory is a lower bound of its memory.
+            kernels: Kernel measurements by device, from which step-time priors start.
         """
         self._kernels = kernels or {}
         labels = [
@@ -136,7 +151,7 @@ class CampaignLearner:
         devices = [device for device in counts if counts[device] >= LEAST_TRAINING_LABELS]
         devices.sort(key=lambda device: (device != self._source, device))
         trainings = max(1, 2 * len(devices) - 1)
-        parts = (_part(on_progress, number, trainings) for number in itertools.count())
+        parts = (_part(self._note, number, trainings) for number in itertools.count())
         errors: dict[str, Errors] = {}
         transfer: dict[str, dict[str, TransferErrors]] = {}
         evaluation: list[Judgement] = []
@@ -167,12 +182,12 @@ class CampaignLearner:
         )
 
     def choose(self, request: ChoiceRequest) -> list[Choice]:
-        """Picks what to measure next on a device, with reasons; without any label as well."""
+        """Choose what to measure next on a device, with reasons; no label is needed."""
         if not request.count:
             return []
         heads = self._heads.get(request.device) or self._heads.get(self._source)
         pool = self._pool
-        # What is held out is left out here too: nothing is chosen to suit the evaluation set.
+        # Held-out configurations are left out, so that no choice suits the evaluation set.
         rows = np.unique(pool.indices([*request.candidates, *request.known]))
         card = self._cards.get(request.device) or request.card or request.device
         workloads = [pool.workloads(card)[i] for i in rows.tolist()]
@@ -211,10 +226,9 @@ class CampaignLearner:
         ]
 
     def _others(self, device: str, card: str, workloads: Sequence[Workload]) -> Distribution | None:
-        """What other devices, and labels of the source, say of a target's step times.
+        """Return the distribution of a target's step-time constants, given the source's labels.
 
-        None of the source itself, without kernels, which alone tell how devices differ, and
-        unless both are known GPUs: it is these of which that is known.
+        None for the source itself, without kernels, and unless both devices are known GPUs.
         """
         cards = card, self._cards.get(self._source, self._source)
         if (
@@ -225,13 +239,13 @@ class CampaignLearner:
         ):
             return None
         heads, known = self._heads.get(self._source), known_devices()
-        head = heads.of_kernels.get("step_time_ms") if isinstance(heads, Heads) else None
+        head = heads.heads.get("step_time_ms") if isinstance(heads, Heads) else None
         if head is None or not isinstance(head.prior, StepTimePrior):
             return known
         return replace(known, centre=head.prior.constants)
 
     def _knowledge(self, card: str, others: Distribution | None) -> PoolKnowledge:
-        """Of the metrics that labels have had so far; before any label, of time and memory."""
+        """Return knowledge of the metrics that are labelled; before any label, time and memory."""
         known = {
             metric
             for label in self._training_labels
@@ -254,10 +268,9 @@ class CampaignLearner:
         workloads: Sequence[Workload],
         knowledge: PoolKnowledge,
     ) -> npt.NDArray[np.float64] | None:
-        """The probability that runs of these workloads die of the device's memory (n); None where
-        that is not known.
+        """Return the probability that workloads run out of memory, shape (n); None if unknown.
 
-        The memory is what runs died of, or what is known of the device.
+        The capacity is the smallest memory that was exceeded, or the device's known memory.
         """
         bounds = [
             label.memory_above_mib
@@ -273,7 +286,7 @@ class CampaignLearner:
         return None if estimate is None else probability_above(estimate, USABLE_SHARE * capacity)
 
     def publish(self, registry: Path, fields: Mapping[str, Any]) -> PublishedSnapshot:
-        """Saves encoder and heads as a snapshot; its `parent` is the latest in the registry."""
+        """Save encoder and heads as a snapshot; its `parent` is the latest in the registry."""
         before = Registry(registry).history(LATEST)
         notes, errors = self._leave_lost_transfer({**(fields.get("errors") or {})})
         fields = {**fields, "errors": errors}
@@ -294,10 +307,10 @@ class CampaignLearner:
         return PublishedSnapshot(info.id, info.folder.name, info.manifest.to_json(), notes)
 
     def _leave_lost_transfer(self, errors: dict[str, Any]) -> tuple[tuple[str, ...], Any]:
-        """Takes heads from scratch where cross-validation says that they are better.
+        """Replace heads by those from scratch where cross-validation finds these better.
 
         Returns:
-            A line for each device where it does, and the errors of the heads that are there now.
+            A line per device whose heads were replaced, and the errors of the present heads.
         """
         notes = []
         source = self._heads.get(self._source)
@@ -322,13 +335,12 @@ class CampaignLearner:
         return tuple(notes), errors
 
     def promote(self, registry: Path, snapshot_id: str) -> str | None:
-        """Calls it the latest one unless something is lost by it; a line about what speaks against
-        it, else None."""
+        """Make a snapshot the latest unless it is worse; return a remark on it, if any."""
         promotion = promote(Registry(registry), LATEST, snapshot_id)
         return promotion.remark if promotion.moved else promotion.message
 
     def _by_phase(self, device: str) -> dict[Phase, TrainedHeads]:
-        """A device's heads under each phase that its labels had; one fit serves both."""
+        """Return a device's heads for each phase that its labels had; one fit serves both."""
         had: dict[Phase, Counter[StepSettings]] = {}
         for label in self._training_labels:
             if label.device == device:
@@ -365,20 +377,103 @@ class CampaignLearner:
     def _judge(
         self, heads: DeviceHeads, labels: Sequence[TrainingLabel]
     ) -> tuple[Errors, list[Judgement]]:
-        """Errors by metric, and each prediction beside what was measured."""
+        """Return errors by metric, and each prediction with the measured value."""
         if not labels:
             return {}, []
         at = self._pool.indices([label.configuration_id for label in labels]).tolist()
         workloads = self._pool.workloads(self._cards[labels[0].device])
-        architectures = [self._pool.configurations[i].architecture for i in at]
-        return judged_by(heads, [workloads[i] for i in at], labels, architectures)
+        predictions = heads.predict([workloads[i] for i in at])
+        targets = targets_of(labels)
+        errors: Errors = {}
+        judgements = []
+        for column, metric in enumerate(predictions.metrics):
+            measured = targets[:, list(METRICS).index(metric)]
+            known = np.flatnonzero(~np.isnan(measured)).tolist()
+            if not known:
+                continue
+            predicted, low, high = (
+                values[:, column]
+                for values in (predictions.median, predictions.low, predictions.high)
+            )
+            errors[metric] = accuracy(measured, predicted, low, high)
+            judgements += [
+                Judgement(
+                    device=labels[i].device,
+                    configuration_id=labels[i].configuration_id,
+                    architecture=self._pool.configurations[at[i]].architecture,
+                    metric=metric,
+                    measured=float(measured[i]),
+                    predicted=float(predicted[i]),
+                    low=float(low[i]),
+                    high=float(high[i]),
+                )
+                for i in known
+            ]
+        return errors, judgements
 
     def _generator(self, purpose: int) -> np.random.Generator:
         return np.random.default_rng([self._seed, purpose])
 
+    def _note(self, done: int, total: int) -> None:
+        self._progress = (done, total)
+
+
+def cross_validated(
+    labels: Sequence[TrainingLabel],
+    groups: Sequence[str],
+    source: DeviceHeads,
+    train: Train,
+    judge: Judge,
+) -> dict[str, TransferErrors]:
+    """Return the mean errors of transferred heads and of heads from scratch, by metric.
+
+    Folds hold whole architectures out, and the evaluation set has no part. The source's heads have
+    seen the architectures of a fold, which favors transfer.
+
+    Args:
+        labels: Training labels of the target (n).
+        groups: Architecture group of each label (n).
+        source: Heads that transfer starts from.
+        train: Trains heads.
+        judge: Returns errors of heads on labels.
+    """
+    names = sorted(set(groups))
+    sums: dict[str, tuple[float, float, int]] = {}
+    for fold in range(FOLDS):
+        out = set(names[fold::FOLDS])
+        held_out = [label for label, group in zip(labels, groups, strict=True) if group in out]
+        rest = [label for label, group in zip(labels, groups, strict=True) if group not in out]
+        if len(rest) < LEAST_TRAINING_LABELS or not held_out:
+            continue
+        transferred, scratch = (judge(train(rest, init), held_out) for init in (source, None))
+        for metric in transferred.keys() & scratch.keys():
+            count, before = transferred[metric]["count"], sums.get(metric, (0.0, 0.0, 0))
+            sums[metric] = (
+                before[0] + count * transferred[metric]["mape"],
+                before[1] + count * scratch[metric]["mape"],
+                before[2] + count,
+            )
+    return {metric: TransferErrors(t / n, s / n) for metric, (t, s, n) in sums.items()}
+
+
+def better_heads(
+    transferred: DeviceHeads, scratch: DeviceHeads, errors: Mapping[str, TransferErrors]
+) -> tuple[DeviceHeads, list[str]]:
+    """Return the better heads per metric, and the metrics whose heads are from scratch.
+
+    Heads of another kind, which cannot be divided, are from scratch where most metrics lost.
+    """
+    lost = sorted(metric for metric, e in errors.items() if e.transferred > e.from_scratch)
+    if not lost:
+        return transferred, []
+    if isinstance(transferred, Heads) and isinstance(scratch, Heads):
+        better = {metric: scratch.heads[metric] for metric in lost if metric in scratch.heads}
+        return replace(transferred, heads={**transferred.heads, **better}), lost
+    return (scratch, sorted(errors)) if 2 * len(lost) > len(errors) else (transferred, [])
+
 
 def _over_metrics(predictions: Predictions) -> npt.NDArray[np.float64]:
-    """One uncertainty for each graph: the root mean square over metrics, each in its own scale."""
+    """Return one uncertainty per graph: root mean square over metrics, each in its own scale."""
     scale = np.maximum(predictions.disagreement.mean(axis=0), 1e-9)
     return np.asarray(np.sqrt(np.mean((predictions.disagreement / scale) ** 2, axis=1)))
 
@@ -386,7 +481,7 @@ def _over_metrics(predictions: Predictions) -> npt.NDArray[np.float64]:
 def _step_times(
     predictions: Predictions | None, knowledge: PoolKnowledge
 ) -> npt.NDArray[np.float64] | None:
-    """In ms (n), without a head for them those of the prior; None where there is neither."""
+    """Return step times in ms from heads or else the prior, shape (n); None without either."""
     if predictions is not None and "step_time_ms" in predictions.metrics:
         return predictions.median[:, predictions.metrics.index("step_time_ms")]
     estimate = knowledge.estimates.get("step_time_ms")
@@ -394,5 +489,5 @@ def _step_times(
 
 
 def _part(on_progress: OnProgress, number: int, parts: int) -> OnProgress:
-    """Progress of one of several equal parts, as progress of the whole."""
+    """Return a callback that reports one of several equal parts as progress of the whole."""
     return lambda done, total: on_progress(number * total + done, parts * total)

@@ -1,4 +1,4 @@
-"""A campaign's pool as its learner sees it: graphs, profiles, embeddings, all in one order."""
+"""A campaign's pool for its learner: graphs, profiles and embeddings in one order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from trappm.cluster.profiles.step_profiles import StepKey
+from trappm.cluster.profiles import StepKey
 from trappm.learner.networks.gae import Encoder
 from trappm.learner.networks.kept_encoders import make_encoder
 from trappm.learner.networks.presets import EncoderPreset
@@ -32,7 +32,7 @@ class EncodedPool:
     configurations: Sequence[Configuration]
     encoder: Encoder
     embeddings: npt.NDArray[np.float32]
-    """(n, width)."""
+    """Shape (n, width)."""
     _workloads: Sequence[Workload]
 
     @classmethod
@@ -47,16 +47,16 @@ class EncodedPool:
         cache: Path,
         on_progress: OnProgress,
     ) -> Self:
-        """Pre-trains the encoder on the whole pool, or reads back what was trained on it before.
+        """Pre-train the encoder on the whole pool, or load the one trained on it before.
 
         Args:
-            pool: configurations with their graph templates.
-            steps: step profiles by architecture and input size, where there are any.
-            traced: those in settings of their own, where there are any.
-            preset: of the encoder.
-            seed: of all that is random in it.
-            cache: the folder of encoders.
-            on_progress: called with steps done and steps at most.
+            pool: Configurations with their graph templates.
+            steps: Step profiles by architecture and input size.
+            traced: Step profiles in other precisions and memory formats.
+            preset: Preset of the encoder.
+            seed: Seed of the encoder.
+            cache: Folder of encoders.
+            on_progress: Called with steps done and steps at most.
         """
         configurations = [configuration for configuration, _ in pool]
         graphs = _graphs(pool)
@@ -95,7 +95,7 @@ class EncodedPool:
         return len(self.configurations)
 
     def workloads(self, card: str) -> Sequence[Workload]:
-        """As heads of this card see them (n): those of unknown cards know no kernels."""
+        """Return workloads for heads of a card (n); without kernels if the card is unknown."""
         return self._workloads if has_kernels(card) else self._without_kernels
 
     @cached_property
@@ -104,7 +104,7 @@ class EncodedPool:
 
     @cached_property
     def static_features(self) -> npt.NDArray[np.float64]:
-        """Of the configurations (n, f), not scaled."""
+        """Unscaled features of the configurations, shape (n, f)."""
         return np.stack([w.static_features for w in self._workloads])
 
     @cached_property
@@ -113,22 +113,22 @@ class EncodedPool:
 
     @cached_property
     def groups(self) -> list[str]:
-        """With whom each configuration is held out (n): twins under two names are one."""
+        """Group that each configuration is held out with (n); identical models are one group."""
         names = [c.architecture for c in self.configurations]
         return content_groups(names, self._workloads)
 
     @cached_property
     def index(self) -> Mapping[str, int]:
-        """Where a configuration stands, by its id."""
+        """Index of each configuration by its id."""
         return {c.id: i for i, c in enumerate(self.configurations)}
 
     def indices(self, names: Sequence[str]) -> npt.NDArray[np.int64]:
-        """Where configurations of these ids stand."""
+        """Return the indices of configurations by their ids."""
         return np.array([self.index[name] for name in names], dtype=np.int64)
 
 
 def _graphs(pool: Sequence[tuple[Configuration, bytes]]) -> list[Graph]:
-    """Equal graphs are one object, so that what is known of it is known of all that have it."""
+    """Return the graphs; equal graphs are one object, so that work on them is shared."""
     made: dict[tuple[bytes, int], Graph] = {}
     for c, template in pool:
         if (template, c.batch_size) not in made:

@@ -1,8 +1,4 @@
-"""Events and commands: what can happen to a campaign, and what the state machine answers.
-
-Events go in, commands come out. Both are plain values without Ray and without SQL, so that a test
-can play a whole cluster.
-"""
+"""Events that the scheduler takes, and commands that it returns: values without Ray and SQL."""
 
 from __future__ import annotations
 
@@ -11,11 +7,12 @@ from dataclasses import dataclass
 
 from trappm.cluster.scheduler.stop_rules import Stop
 from trappm.profiler.records import Outcome
+from trappm.store.records import Assignment
 
 
 @dataclass(frozen=True)
 class Worker:
-    """One profiler: who it is, what it measures on, and under which software stack."""
+    """A profiler: its name, its device, its host and its software stack."""
 
     name: str
     device: str
@@ -23,34 +20,21 @@ class Worker:
     fingerprint: str
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """An assignment as the machine knows it: enough to rank it and to choose who measures it."""
-
-    id: str
-    device: str
-    round_number: int
-    rank: int
-    failures: int = 0
-    hosts: tuple[str, ...] = ()
-    """Where it failed: another host is to try it next."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """The course that a campaign is to take, whoever measures.
+    """What a campaign measures on each device in each round.
 
     Raises:
-        ValueError: a budget that is not given for every device alike.
+        ValueError: The devices have different numbers of rounds.
     """
 
     devices: tuple[str, ...]
-    """The source first."""
+    """Device keys, the source first."""
     shares: Mapping[str, Sequence[int]]
-    """For each device, how many assignments each round has: evaluation, initial, then acquired."""
+    """Number of assignments per round by device: evaluation, initial, then acquired rounds."""
     max_attempts: int
     keeps_host_quiet: bool
-    """Measurements and the learner need the host's cores for themselves: one thing at a time."""
+    """Whether measurements and the learner use the host one at a time, as they share its cores."""
 
     def __post_init__(self) -> None:
         if len({len(self.shares[device]) for device in self.devices}) != 1:
@@ -66,14 +50,14 @@ class Course:
 
 @dataclass(frozen=True)
 class Joined:
-    """A worker is there and can measure."""
+    """A worker can measure."""
 
     worker: Worker
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A worker is gone, and what it was measuring with it. It may join again."""
+    """A worker is gone with what it was measuring. It may join again."""
 
     worker: Worker
     why: str
@@ -81,69 +65,66 @@ class Lost:
 
 @dataclass(frozen=True)
 class Stopped:
-    """By its canary a worker may measure no more, not even when it joins again."""
+    """A worker failed its canary and must not measure, even if it joins again."""
 
     worker: Worker
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A measurement came back, and has been recorded."""
+    """A measurement came back and has been recorded."""
 
     worker: Worker
     assignment_id: str
     outcome: Outcome
     seconds: float
     is_label: bool
-    """It gives its configuration a label."""
+    """Whether it gives its configuration a label."""
     others_share: float | None = None
-    """Share of its host's cores that other programs used, if it was unstable for that reason."""
+    """Share of the host's cores that other programs used, if that made it unstable."""
 
 
 @dataclass(frozen=True)
 class DeviceChecked:
-    """A canary or a run of kernels came back, and its worker goes on."""
+    """A canary or a run of kernels came back."""
 
     worker: Worker
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A device's part of a round has been chosen and written down."""
+    """A device's part of a round has been chosen and stored."""
 
     device: str
     round_number: int
-    assignments: Sequence[Waiting]
+    assignments: Sequence[Assignment]
 
 
 @dataclass(frozen=True)
 class Settled:
-    """These assignments need no measurement any more: their labels were there before.
-
-    Some may be unknown to the machine, since they were settled as they were planned.
-    """
+    """Assignments have labels of earlier campaigns; some may be unknown to the scheduler."""
 
     assignment_ids: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Learned:
-    """The learner has learned from all labels that there were when it began."""
+    """The learner has trained on all labels that existed when it began."""
 
     has_heads: bool
-    """The source device has heads to choose by."""
+    """Whether the source device has heads to choose by."""
     enough: bool = False
-    """A stop rule holds, as after `Enough`."""
+    """Whether a stop rule holds, as after `Enough`."""
 
 
 @dataclass(frozen=True)
 class Enough:
-    """A stop rule holds: nothing more is to begin, what runs is kept, and learned from."""
+    """A stop rule holds: nothing more begins; what runs is recorded and learned from."""
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed, and nothing else happened."""
+    """Time has passed."""
 
 
 Event = (
@@ -156,7 +137,7 @@ Event = (
 
 @dataclass(frozen=True)
 class Measure:
-    """Lease this assignment to this worker, and have it measured."""
+    """Lease an assignment to a worker and start it."""
 
     worker: Worker
     assignment_id: str
@@ -164,7 +145,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class CheckDevice:
-    """Have this worker do what is due before assignments: the canary, or its device's kernels."""
+    """Start the check that is due on a worker: the canary, or its device's kernels."""
 
     worker: Worker
 
@@ -179,7 +160,7 @@ class GiveUp:
 
 @dataclass(frozen=True)
 class Quarantine:
-    """An assignment has failed for the last time; nobody is to meet it again."""
+    """Stop measuring an assignment that has failed for the last time."""
 
     assignment_id: str
     device: str
@@ -191,12 +172,12 @@ class Quarantine:
 
 @dataclass(frozen=True)
 class AwaitQuiet:
-    """Other programs make measurements on a host unstable: nothing begins there for some time."""
+    """Report a pause: other programs make measurements on a host unstable."""
 
     worker: Worker
     seconds: float
     unstable: int
-    """Number of the latest attempts that others made unstable."""
+    """Number of recent attempts that others made unstable."""
     attempts: int
     others_share: float
     """Mean share of the host's cores that others used in these."""
@@ -204,7 +185,7 @@ class AwaitQuiet:
 
 @dataclass(frozen=True)
 class Plan:
-    """Choose a device's part of a round and write it down; answered by `Planned`."""
+    """Choose and store a device's part of a round; the reply is `Planned`."""
 
     device: str
     round_number: int
@@ -213,40 +194,26 @@ class Plan:
 
 @dataclass(frozen=True)
 class Learn:
-    """Train on all labels that are there; answered by `Learned`."""
+    """Train on all labels; the reply is `Learned`."""
 
     initial_ended: bool
-    """If the source has no heads after this one, no label is left to wait for."""
+    """Whether no label is left to wait for if the source has no heads afterwards."""
 
 
 @dataclass(frozen=True)
 class Close:
-    """Every assignment of this round has ended, and the latest training knew them all."""
+    """Close a round: its assignments have ended, and the latest training knew them all."""
 
     round_number: int
 
 
 @dataclass(frozen=True)
 class BudgetSpent:
-    """A budget is spent, and nothing more begins: record that."""
+    """Record that a budget is spent and nothing more begins."""
 
     stop: Stop
 
 
-@dataclass(frozen=True)
-class Publish:
-    """Nothing is left to measure or to learn."""
-
-
 Command = (
-    Measure
-    | CheckDevice
-    | GiveUp
-    | Quarantine
-    | AwaitQuiet
-    | Plan
-    | Learn
-    | Close
-    | BudgetSpent
-    | Publish
+    Measure | CheckDevice | GiveUp | Quarantine | AwaitQuiet | Plan | Learn | Close | BudgetSpent
 )

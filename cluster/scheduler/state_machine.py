@@ -2,25 +2,25 @@
 
     Joined, Lost, Stopped          -->  workers    --> Measure, CheckDevice
     Measured, Planned, Settled     -->  queues     --> GiveUp, Quarantine
-    Learned                        -->  learner    --> Plan, Learn, Close, Publish
+    Learned                        -->  learner    --> Plan, Learn, Close
 
 Assignments are handed out one by one, so that long and short ones mix and no worker waits for a
 round to end. On GPUs the learner runs ahead: the next round is chosen while there is still work for
-as long as choosing will take. On a CPU device, which measurements and learner share, the same
-machine does one thing at a time. Each event costs O(log n) of the assignments that wait.
+as long as choosing will take. On CPU devices, whose cores measurements and the learner share, one
+thing runs at a time. Each event costs O(log n) of the assignments that wait.
 
 Each device has its share of each round. A round is closed with the report of the first training
-that began after its last assignment had ended. Once a stop rule holds nothing more begins: what
-runs ends and is learned from, what was only planned counts as ended. Nothing is handed out that,
-beside what runs, would overrun a budget.
+that began after its last assignment had ended. Once a stop rule holds, nothing more begins: what
+runs ends and is learned from, and what was only planned counts as ended. No assignment is handed
+out that would exceed a budget.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from trappm.cluster.scheduler.learner_jobs import LearnerJobs
 from trappm.cluster.scheduler.messages import (
     BudgetSpent,
     CheckDevice,
@@ -39,36 +39,149 @@ from trappm.cluster.scheduler.messages import (
     Measured,
     Plan,
     Planned,
-    Publish,
     Quarantine,
     Settled,
     Stopped,
-    Waiting,
     Worker,
 )
-from trappm.cluster.scheduler.quiet_watch import QuietWatch
-from trappm.cluster.scheduler.ranked_queue import RankedQueue
-from trappm.cluster.scheduler.rounds import UNLEARNED_ROUNDS, Rounds
-from trappm.cluster.scheduler.spend import Spend
-from trappm.cluster.scheduler.worker_table import Seat, WorkerTable
+from trappm.cluster.scheduler.queues import QuietWatch, RankedQueue, WorkerTable
+from trappm.cluster.scheduler.stop_rules import Spend
 from trappm.profiler.records import Outcome
-from trappm.store.records import attempts_allowed, is_final
+from trappm.store.records import Assignment, attempts_allowed, is_final
+
+UNLEARNED_ROUNDS = 2
+"""Number of rounds that need no training before they are planned: evaluation and initial."""
 
 _MARGIN = 2.0
-"""The learner starts when what waits lasts so many times as long as the learner took last time."""
+"""Training starts when the waiting work lasts this many times as long as the last training."""
+
+
+class Rounds:
+    """Parts of rounds by device: planned, ended, closed. A round has ended when all parts have.
+
+    Args:
+        course: Course of the campaign.
+        next_rounds: First round that is not planned, by device; 0 by default.
+        closed: Rounds that are closed.
+    """
+
+    def __init__(
+        self, course: Course, next_rounds: Mapping[str, int] | None, closed: Iterable[int]
+    ) -> None:
+        self.next = dict.fromkeys(course.devices, 0) | dict(next_rounds or {})
+        """First round that is not planned, by device."""
+        was_closed = frozenset(closed)
+        self.open = [n for n in range(course.rounds) if n not in was_closed]
+        """Rounds that are not closed, the earliest first."""
+        self.unended: Counter[tuple[int, str]] = Counter()
+        """Number of planned assignments that have not ended, by round and device."""
+        self._course = course
+
+    @property
+    def current(self) -> int:
+        """The earliest round that is not closed, or the last round."""
+        return self.open[0] if self.open else self._course.rounds - 1
+
+    @property
+    def ended(self) -> list[int]:
+        """Rounds that have ended and are not closed."""
+        return [number for number in self.open if self.has_ended(number)]
+
+    def has_ended(self, number: int) -> bool:
+        return all(
+            self.next[device] > number and self.unended[number, device] == 0
+            for device in self._course.devices
+        )
+
+    def is_planned(self, device: str) -> bool:
+        """Return whether the device's parts of all rounds are planned."""
+        return self.next[device] >= self._course.rounds
+
+    def unplanned(self, device: str) -> int:
+        """Return the number of assignments in the device's parts that are not planned yet."""
+        return sum(self._course.shares[device][self.next[device] :])
+
+    def draws(self) -> list[Plan]:
+        """Return plans that need no training and have not been carried out."""
+        return [
+            self._plan(device, number)
+            for number in range(UNLEARNED_ROUNDS)
+            for device in self._course.devices
+            if self.next[device] <= number
+        ]
+
+    def plan(self, device: str) -> Plan:
+        """Return the plan of the device's part of its next round."""
+        return self._plan(device, self.next[device])
+
+    def end_early(self, running: Iterable[Assignment]) -> None:
+        """Plan no more rounds; only these running assignments are still to end."""
+        planned = max(self.next.values())
+        self.open = [number for number in self.open if number < planned]
+        self.next = dict.fromkeys(self._course.devices, self._course.rounds)
+        self.unended = Counter((a.round_number, a.device) for a in running)
+
+    def _plan(self, device: str, number: int) -> Plan:
+        return Plan(device, number, self._course.shares[device][number])
+
+
+class LearnerJobs:
+    """Jobs of the learner: trainings, and choices of what to measure next."""
+
+    def __init__(self) -> None:
+        self.current: Plan | Learn | None = None
+        self.training_s: float | None = None
+        """Duration of the last training with the choices that followed it."""
+        self.has_heads = False
+        self.has_tried = False
+        """Whether a training has begun in this process."""
+        self.knows_all = False
+        """Whether no assignment has ended since the last training began."""
+        self.waiting: deque[Plan | Learn] = deque()
+        self._since = 0.0
+        self._includes_training = False
+
+    @property
+    def is_idle(self) -> bool:
+        return self.current is None and not self.waiting
+
+    def begin(self, jobs: Iterable[Plan | Learn], time: float) -> None:
+        """Add jobs after all earlier ones have ended."""
+        self.waiting.extend(jobs)
+        self._since = time
+
+    def next(self) -> Plan | Learn | None:
+        """Begin the next job and return it; None if there is none."""
+        if self.waiting:
+            self.current = self.waiting.popleft()
+            if isinstance(self.current, Learn):
+                self._includes_training = self.has_tried = self.knows_all = True
+        return self.current
+
+    def end(self, time: float) -> None:
+        """Note that the current job has ended."""
+        if isinstance(self.current, Learn) and not self.has_heads:
+            self.waiting.clear()  # there is nothing to choose by
+        self.current = None
+        if self._includes_training and not self.waiting:
+            self.training_s = time - self._since
+            self._includes_training = False
+
+    def drop_plans(self) -> None:
+        self.waiting = deque(job for job in self.waiting if isinstance(job, Learn))
 
 
 class Machine:
-    """The state of one campaign: takes events, and returns the commands that follow from them.
+    """State of one campaign: takes events, and returns the commands that follow from them.
 
     Args:
-        course: what the campaign is to do.
-        check_is_due: whether a worker is to measure the canary or kernels before anything else.
-        waiting: assignments that were planned before and have not ended.
-        next_rounds: for each device, the first round that has not been planned; 0 by default.
-        closed: rounds that were closed before.
-        enough: a stop rule held before.
-        spend: what may still be spent; by default everything.
+        course: What the campaign measures.
+        check_is_due: Whether a worker must do a canary or kernels before anything else.
+        waiting: Assignments that were planned before and have not ended.
+        next_rounds: First round that is not planned, by device; 0 by default.
+        closed: Rounds that were closed before.
+        enough: Whether a stop rule held before.
+        spend: What may still be spent; by default everything.
     """
 
     def __init__(
@@ -76,24 +189,26 @@ class Machine:
         course: Course,
         *,
         check_is_due: Callable[[Worker], bool] = lambda worker: False,
-        waiting: Iterable[Waiting] = (),
+        waiting: Iterable[Assignment] = (),
         next_rounds: Mapping[str, int] | None = None,
         closed: Iterable[int] = (),
         enough: bool = False,
         spend: Spend | None = None,
     ) -> None:
         self.course = course
+        self.spend = spend or Spend()
         self.is_over = False
         self._check_is_due = check_is_due
         self._workers = WorkerTable(course.devices)
         self._rounds = Rounds(course, next_rounds, closed)
         self._queues = {d: RankedQueue(self._rounds.next[d]) for d in course.devices}
+        self._failed_on: dict[str, tuple[str, ...]] = {}
+        """Hosts on which assignments failed, by their ids."""
         self._quiet = QuietWatch()
         self._to_close: list[int] = []
         self._learner = LearnerJobs()
-        self._spend = spend or Spend()
         self._is_ending = False
-        """A stop rule held: nothing more begins."""
+        """Whether a stop rule held, so that nothing more begins."""
         self._time = 0.0
         self._commands: list[Command] = []
         for assignment in waiting:
@@ -103,7 +218,7 @@ class Machine:
 
     @property
     def to_come(self) -> dict[str, int]:
-        """Assignments by device that are still to begin, planned or not; 0 if none may."""
+        """Number of assignments by device that have not begun, planned or not; 0 if none may."""
         if not self._may_begin:
             return dict.fromkeys(self.course.devices, 0)
         return {
@@ -113,7 +228,7 @@ class Machine:
 
     @property
     def measuring(self) -> int:
-        """How many workers are at something, be it a canary."""
+        """Number of busy workers, those in a canary included."""
         return self._workers.at_work
 
     @property
@@ -121,41 +236,41 @@ class Machine:
         """The earliest round that is not closed, or the last one."""
         return self._rounds.current
 
-    def leases(self) -> Iterator[tuple[Worker, Waiting]]:
-        """The current leases: which worker measures which assignment."""
+    def leases(self) -> Iterator[tuple[Worker, Assignment]]:
+        """Yield workers with the assignments that they measure."""
         return self._workers.leases()
 
     def stalled(self) -> set[str]:
-        """Devices with work that no worker is there for, while nothing else goes on either."""
+        """Return devices that have work and no worker, if nothing else goes on."""
         if self._learner.current or self.measuring or self.is_over:
             return set()
         able = self._workers.able
         return {device for device, queue in self._queues.items() if queue and not able[device]}
 
-    # Events.
-
-    def handle(self, event: Event, now: float) -> list[Command]:
-        """Takes an event in, and returns what is to be done now, in this order.
+    def handle(self, event: Event, now: float) -> Sequence[Command]:
+        """Take an event, and return the commands to carry out now, in this order.
 
         Args:
-            event: what happened.
+            event: What happened.
             now: Monotonic time in seconds.
         """
         self._time = now
         self._commands = []
         if not self.is_over:
             self._take(event)
-            self._look_at_budgets()
+            self._check_budgets()
             self._begin_job()
             if not (self.course.keeps_host_quiet and self._learner.current):
                 self._hand_out()
         return self._commands
 
-    def _take(self, event: Event) -> None:  # noqa: PLR0912  (one line for each)
+    # Events.
+
+    def _take(self, event: Event) -> None:  # noqa: PLR0912  (one branch per event)
         match event:
             case Joined(worker):
                 if worker.device in self._queues:
-                    self._lose(worker, "it has started anew")
+                    self._lose(worker, "it was restarted")
                     self._workers.join(worker)
             case Lost(worker, why):
                 self._lose(worker, why)
@@ -172,15 +287,15 @@ class Machine:
                     for assignment in assignments:
                         self._add(assignment)
                 if number >= UNLEARNED_ROUNDS and not self.course.keeps_host_quiet:
-                    # Rounds that are short beside a training: more of them before the next one.
-                    self._learner.add(self._plans([device]))
+                    # If rounds are short compared to a training, plan several before the next one.
+                    self._learner.waiting.extend(self._plans([device]))
                 self._learner.end(self._time)
             case Settled(assignment_ids):
-                self._spend.labels += len(assignment_ids)
+                self.spend.labels += len(assignment_ids)
                 self._settle(assignment_ids)
             case Learned(has_heads, enough):
                 self._learner.has_heads = has_heads
-                if not has_heads:  # it needs the labels of what was put off
+                if not has_heads:  # it needs the labels of what was deferred
                     for queue in self._queues.values():
                         queue.end = self.course.rounds
                 if enough:
@@ -193,20 +308,20 @@ class Machine:
             case _:
                 self._workers.forget_hosts(self._time)
 
-    def _add(self, assignment: Waiting) -> None:
-        if assignment.round_number not in self._rounds.open:  # put off when its round was closed
+    def _add(self, assignment: Assignment) -> None:
+        if assignment.round_number not in self._rounds.open:  # deferred when its round was closed
             assignment = replace(assignment, round_number=self._rounds.current)
-        self._rounds.add(assignment)
+        self._rounds.unended[assignment.round_number, assignment.device] += 1
         self._queues[assignment.device].push(assignment)
 
     def _end(self, event: Measured) -> None:
         worker, running = event.worker, self._workers.running(event.worker)
-        self._spend.spend(worker.device, event.seconds)
+        self.spend.spend(worker.device, event.seconds)
         if running is None or running.id != event.assignment_id:
             return  # its worker was lost before, and the assignment waits again
         self._workers.free(worker)
-        self._spend.end(worker.device)
-        self._spend.labels += event.is_label
+        self.spend.end(worker.device)
+        self.spend.labels += event.is_label
         if self.course.keeps_host_quiet:
             pause = self._quiet.note(worker, event.others_share, self._time)
             if pause is not None:
@@ -219,12 +334,13 @@ class Machine:
     def _lose(self, worker: Worker, why: str) -> None:
         running = self._workers.leave(worker, self._time)
         if running is not None:
-            self._spend.end(worker.device)
+            self.spend.end(worker.device)
             self._commands.append(GiveUp(running.id, why))
             self._fail(running, worker, None)
 
-    def _fail(self, assignment: Waiting, worker: Worker, outcome: Outcome | None) -> None:
-        failures, hosts = assignment.failures + 1, (*assignment.hosts, worker.host)
+    def _fail(self, assignment: Assignment, worker: Worker, outcome: Outcome | None) -> None:
+        failures = assignment.failures + 1
+        hosts = (*self._failed_on.pop(assignment.id, ()), worker.host)
         if failures >= attempts_allowed(outcome, self.course.max_attempts):
             self._commands.append(
                 Quarantine(assignment.id, assignment.device, failures, hosts, outcome)
@@ -233,22 +349,22 @@ class Machine:
         elif self._is_ending:
             self._ended(assignment.round_number, assignment.device)
         else:
-            again = replace(assignment, failures=failures, hosts=hosts)
+            self._failed_on[assignment.id] = hosts
+            again = replace(assignment, failures=failures)
             if outcome is Outcome.UNSTABLE and self.course.keeps_host_quiet:
-                again = self._put_off(again)
+                again = self._defer(again)
             self._queues[assignment.device].push(again)
 
-    def _put_off(self, assignment: Waiting) -> Waiting:
+    def _defer(self, assignment: Assignment) -> Assignment:
         """Move an assignment to the next round, when the host may be quieter."""
         number, device = assignment.round_number, assignment.device
         next_number = next((n for n in self._rounds.open if n > number), number)
-        later = replace(assignment, round_number=next_number)
-        self._rounds.add(later)
-        self._rounds.end(number, device)
-        return later
+        self._rounds.unended[next_number, device] += 1
+        self._rounds.unended[number, device] -= 1
+        return replace(assignment, round_number=next_number)
 
     def _settle(self, assignment_ids: Iterable[str]) -> None:
-        """End assignments that need no measurement any more."""
+        """End assignments that need no measurement."""
         for assignment_id in assignment_ids:
             for device, queue in self._queues.items():
                 number = queue.remove(assignment_id)
@@ -256,27 +372,23 @@ class Machine:
                     self._ended(number, device)
 
     def _ended(self, number: int, device: str) -> None:
-        self._rounds.end(number, device)
+        self._rounds.unended[number, device] -= 1
         self._learner.knows_all = False
 
+    # Measurements.
+
     def _hand_out(self) -> None:
-        for device in self._in_order():
-            queue, idle = self._queues[device], self._workers.idle[device]
-            if queue and idle:
-                for seat in list(idle.values()):
-                    if not queue or not self._may_begin or self._spend.awaits_first:
-                        break
-                    self._give_work(seat)
+        devices: Iterable[str] = self.course.devices
+        if self.course.keeps_host_quiet:  # devices that share a host's cores take turns by round
+            with_work = [device for device in devices if self._queues[device]]
+            devices = sorted(with_work, key=lambda device: self._queues[device].first_round)
+        for device in devices:
+            for worker in list(self._workers.idle[device].values()):
+                if not self._queues[device] or not self._may_begin or self.spend.awaits_first:
+                    break
+                self._give_work(worker)
 
-    def _in_order(self) -> Iterable[str]:
-        """The devices; those that share a host's cores take turns by round."""
-        if not self.course.keeps_host_quiet:
-            return self.course.devices
-        with_work = [device for device in self.course.devices if self._queues[device]]
-        return sorted(with_work, key=lambda device: self._queues[device].first_round)
-
-    def _give_work(self, seat: Seat) -> None:
-        worker = seat.worker
+    def _give_work(self, worker: Worker) -> None:
         if self.course.keeps_host_quiet and (
             self._workers.busy[worker.host] or self._quiet.is_paused(worker.host, self._time)
         ):
@@ -286,22 +398,23 @@ class Machine:
             self._commands.append(CheckDevice(worker))
         else:
             hosts = self._workers.hosts[worker.device]
-            assignment = self._queues[worker.device].pop_for(worker.host, hosts)
+            queue = self._queues[worker.device]
+            assignment = queue.pop_for(worker.host, hosts, self._failed_on)
             if assignment is None:
                 return
             self._commands.append(Measure(worker, assignment.id))
-            self._spend.begin(worker.device)
-        self._workers.begin(seat, assignment)
+            self.spend.begin(worker.device)
+        self._workers.begin(worker, assignment)
 
     # The learner: what to measure next, and what has been learned.
 
     def _begin_job(self) -> None:
-        """Gives the learner its next job, when it is time for one and it has none."""
+        """Give an idle learner its next job, if one is due."""
         if self._rounds.open and self._rounds.current == 0 and self._rounds.has_ended(0):
-            self._close(0)  # the evaluation set teaches nothing
+            self._close(0)  # nothing is learned from the evaluation set
         if self._learner.current is not None:
             return
-        if self._has_learned():  # what was planned since then, and is empty, ends at once
+        if self._has_learned():  # rounds that were planned since then and are empty end at once
             for number in self._rounds.ended:
                 self._close(number)
         if not self._may_begin:
@@ -315,7 +428,6 @@ class Machine:
             self._commands.append(job)
         elif not self._rounds.open and not self.measuring and self._has_learned():
             self.is_over = True
-            self._commands.append(Publish())
 
     def _next_jobs(self) -> list[Plan | Learn]:
         draws = self._rounds.draws()
@@ -326,59 +438,58 @@ class Machine:
             return []
         choices = self._plans(self.course.devices)
         if not choices and self._rounds.ended != self._rounds.open:
-            return []  # what is planned is to be measured first
+            return []  # planned assignments are measured first
         if self._has_learned():
             return choices
         source = self.course.devices[0]
-        initial_ended = not self._rounds.unended(1, source) and not self._queues[source].deferred
+        initial_ended = not self._rounds.unended[1, source] and not self._queues[source].deferred
         if self._learner.has_tried and not self._learner.has_heads and not initial_ended:
-            return []  # there were too few labels: wait for all of the initial draw
+            return []  # there were too few labels: wait for all of the initial round
         return [Learn(initial_ended), *choices]
 
     def _plans(self, devices: Iterable[str]) -> list[Plan | Learn]:
-        """For those of these devices that need more to do: their part of their next round."""
-        return [self._rounds.plan(device) for device in devices if self._is_hungry(device)]
+        """Return plans for those of these devices that need more work."""
+        return [self._rounds.plan(device) for device in devices if self._needs_work(device)]
 
-    def _is_hungry(self, device: str) -> bool:
-        """Whether this device's part of its next round should be planned now."""
+    def _needs_work(self, device: str) -> bool:
+        """Return whether the device's part of its next round should be planned now."""
         if self._rounds.is_planned(device) or not self._may_begin:
             return False
         waiting = len(self._queues[device])
         if not waiting or self.course.keeps_host_quiet:
             return not waiting
         workers = max(1, self._workers.able[device])
-        mean_s = self._spend.mean_s.get(device)
+        mean_s = self.spend.mean_s.get(device)
         training_s = self._learner.training_s
         if training_s is None or mean_s is None:
             return waiting <= workers
-        lasts_s = waiting * mean_s / workers
-        return lasts_s <= _MARGIN * training_s
+        return waiting * mean_s / workers <= _MARGIN * training_s
 
     def _has_learned(self) -> bool:
-        """The learner knows all labels, in this process, and has heads, or gets none any more."""
+        """Return whether the learner knows all labels, and has heads or will get none."""
         return self._learner.knows_all and (self._learner.has_heads or self._is_ending)
 
     # The end.
 
     @property
     def _may_begin(self) -> bool:
-        """One more assignment may be handed out."""
-        return not self._is_ending and self._spend.has_room
+        """Whether one more assignment may be handed out."""
+        return not self._is_ending and self.spend.has_room
 
-    def _look_at_budgets(self) -> None:
-        """Ends the campaign when nothing runs and a budget has no room for what is to come."""
-        if self._is_ending or (stop := self._spend.spent) is None:
+    def _check_budgets(self) -> None:
+        """End the campaign when nothing runs and a budget has no room for what is to come."""
+        if self._is_ending or (stop := self.spend.spent) is None:
             return
         if any(queue or not self._rounds.is_planned(d) for d, queue in self._queues.items()):
             self._begin_no_more()
             self._commands.append(BudgetSpent(stop))
 
     def _begin_no_more(self) -> None:
-        """What runs still ends; what waits, and rounds that nobody has planned, are no more."""
+        """Let only running assignments end; drop what waits and what is not planned."""
         self._is_ending = True
         self._rounds.end_early(assignment for _, assignment in self.leases())
         self._queues = {device: RankedQueue() for device in self.course.devices}
-        self._learner.drop_all()
+        self._learner.waiting.clear()
 
     def _close(self, number: int) -> None:
         self._rounds.open.remove(number)

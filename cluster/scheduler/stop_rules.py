@@ -1,35 +1,32 @@
-"""The rules that end a campaign early: errors low enough, no progress, a budget spent, the clock.
+"""Rules that end a campaign early: target error, labels, GPU-hours, deadline.
 
-Errors on the evaluation set are means over few architectures, so a target counts as reached only
-when the upper bound of the mean is below it, by architectures, since batch sizes of one err alike.
-
-Targets and plateaus are checked after each training, budgets before each measurement (`spend`),
-the clock once a second. Once a rule holds, nothing more begins. Which budget ends the campaign
-first, and when, follows from the pace so far.
+A target is checked after each training, budgets before each measurement, the deadline once per
+second. Once a rule holds, nothing more begins.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, ClassVar
 
 import numpy as np
 from scipy import stats  # type: ignore[import-untyped]
 
-from trappm.cluster.scheduler.training_report import Spent, TrainingReport
+from trappm.cluster.scheduler.training_report import Judgement, Spent
 from trappm.profiler.errors import InputError
 from trappm.profiler.number_text import number_text
 from trappm.profiler.records import METRICS
 
 SMALLEST_ERROR = 1e-3
-"""Percent; less counts as this."""
+"""Errors below this percentage count as this."""
 
-Series = tuple[str, str]
-"""A device and a metric."""
+_NEWEST_WEIGHT = 0.05
+"""Weight of the newest measurement in a device's mean duration: about the last twenty count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,23 +49,17 @@ class StopRules:
     """Target error by metric in percent; all must be reached on every device."""
     confidence: float = 0.9
     """Confidence with which each mean error is below its target."""
-    plateau_rounds: int | None = None
-    """Number of rounds in a row that improve every error by less than `plateau_share`."""
-    plateau_share: float = 0.02
-    """Relative improvement that counts as progress."""
     labels: int | None = None
     """Number of labels on all devices, the evaluation set included."""
     gpu_hours: float | None = None
     """Hours of measuring on all devices, failed attempts included."""
-    money: float | None = None
-    """Budget in the currency of `price_per_gpu_hour`."""
     price_per_gpu_hour: float | None = None
-    """Price of a GPU for an hour, in any currency."""
+    """Price of a GPU for an hour, in any currency; only reported."""
     ends_at: datetime.datetime | None = None
     """Time at which the campaign ends, with a time zone."""
 
     def __post_init__(self) -> None:
-        for name in ("plateau_rounds", "labels", "gpu_hours", "money", "price_per_gpu_hour"):
+        for name in ("labels", "gpu_hours", "price_per_gpu_hour"):
             _check_positive(name, getattr(self, name))
         for metric, target in (self.target_mape or {}).items():
             if metric not in METRICS:
@@ -77,17 +68,16 @@ class StopRules:
             _check_positive(f"target_mape of {metric}", target)
         if not 0.5 < self.confidence < 1.0:
             raise InputError(f"the confidence is {self.confidence}; give one between 0.5 and 1")
-        if not 0.0 < self.plateau_share < 1.0:
-            raise InputError(f"plateau_share is {self.plateau_share}; give one between 0 and 1")
-        if self.money is not None and self.price_per_gpu_hour is None:
-            raise InputError("a budget in money needs price_per_gpu_hour")
         if self.ends_at is not None and self.ends_at.tzinfo is None:
             raise InputError("ends_at needs a time zone, such as 2026-11-21T18:00+00:00")
 
-    @property
-    def have_budget(self) -> bool:
-        """One of labels, of measuring time or of money."""
-        return any(limit is not None for limit in (self.labels, self.gpu_hours, self.money))
+    def budgets(self, labels: int, gpu_seconds: float) -> list[tuple[str, float, float]]:
+        """Return name, limit and amount spent of each budget."""
+        known = (
+            ("labels", self.labels, float(labels)),
+            ("GPU-hours", self.gpu_hours, gpu_seconds / 3600),
+        )
+        return [(name, float(limit), spent) for name, limit, spent in known if limit is not None]
 
 
 def _check_positive(name: str, value: float | None) -> None:
@@ -96,69 +86,83 @@ def _check_positive(name: str, value: float | None) -> None:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """How a metric was predicted on a device, over the evaluation set."""
-
-    errors: Sequence[float]
-    """Absolute, in percent."""
-    architectures: Sequence[str]
-    """Of each."""
-
-    @property
-    def mape(self) -> float:
-        return float(np.mean(self.errors))
-
-
-Result = Mapping[Series, Judged]
-"""How a training's heads predicted."""
-
-
-def result_of(report: TrainingReport) -> Result:
-    pairs: dict[Series, list[tuple[float, str]]] = defaultdict(list)
-    for judgement in report.evaluation:
-        error = 100.0 * abs(judgement.predicted / judgement.measured - 1.0)
-        pairs[judgement.device, judgement.metric].append((error, judgement.architecture or ""))
-    return {series: Judged(*zip(*errors, strict=True)) for series, errors in pairs.items()}
-
-
-@dataclass(frozen=True)
 class Stop:
     """The stop rule that holds, with its reason."""
 
     rule: str
     reason: str
-    """For people."""
+    """One line for people."""
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """The rule that will hold first at the pace so far."""
+@dataclass(frozen=True, kw_only=True)
+class CampaignEnd:
+    """What ended a campaign, or what will end it first at the pace so far."""
 
     rule: str
     reason: str
-    """For people."""
-    labels: float
-    """At which it will hold."""
-    at: datetime.datetime
+    """One line for people."""
+    holds: bool
+    """Whether it has ended the campaign."""
+    unmeasured: int | None = None
+    """Number of configurations that were planned and not measured, if the rule holds."""
+    labels: int | None = None
+    """Number of labels at which it will hold, if it does not yet."""
+    at: datetime.datetime | None = None
+    """Time at which it will hold, in UTC."""
 
 
-def stopped(rules: StopRules, results: Sequence[Result], devices: Sequence[str]) -> Stop | None:
-    """Whether errors end a campaign after its last training: their target, or their plateau."""
-    if not results:
+def target_reached(
+    rules: StopRules, evaluation: Sequence[Judgement], devices: Sequence[str]
+) -> Stop | None:
+    """Return a stop if all targets are reached on all devices with the wanted confidence."""
+    reasons = []
+    for metric, target in (rules.target_mape or {}).items():
+        for device in devices:
+            judged = [j for j in evaluation if (j.device, j.metric) == (device, metric)]
+            bound = upper_bound(judged, rules.confidence)
+            if bound > target:
+                return None
+            mape = fmean(judgement.error_percent for judgement in judged)
+            reasons.append(
+                f"{metric} on {device}: {mape:.2f} %, with {rules.confidence:.0%} "
+                f"confidence below {bound:.2f} % (target {number_text(target)} %)"
+            )
+    return Stop("target", "; ".join(reasons)) if reasons else None
+
+
+def upper_bound(judged: Sequence[Judgement], confidence: float) -> float:
+    """Return the upper confidence bound of a mean error; infinite below two architectures.
+
+    Batch sizes of one architecture err alike, so the bound is over architectures. Their errors are
+    taken as log-normal (Cox's method with Student's t; Zhou and Gao 1997). Resampling needs no
+    distribution, but its bound is too low with few architectures.
+    """
+    errors: dict[str | None, list[float]] = defaultdict(list)
+    for judgement in judged:
+        errors[judgement.architecture].append(judgement.error_percent)
+    free = len(errors) - 1
+    if free < 1:
+        return np.inf
+    logs = np.log(np.maximum([fmean(group) for group in errors.values()], SMALLEST_ERROR))
+    spread = float(np.var(logs, ddof=1))
+    error = np.sqrt(spread / len(errors) + spread**2 / (2 * free))
+    bound = logs.mean() + spread / 2 + stats.t.ppf(confidence, free) * error
+    return float(np.exp(min(bound, 50.0)))
+
+
+def deadline_passed(rules: StopRules, now: datetime.datetime) -> Stop | None:
+    """Return a stop if the deadline has passed."""
+    if rules.ends_at is None or now < rules.ends_at:
         return None
-    if reason := _reached(rules, results[-1], devices):
-        return Stop("target", reason)
-    if reason := _stagnates(rules, results):
-        return Stop("plateau", reason)
-    return None
+    return Stop("clock", f"it is past {_time_text(rules.ends_at)}")
 
 
 def overspent(
     rules: StopRules, labels: int, gpu_seconds: float, more_labels: int, more_seconds: float
 ) -> Stop | None:
-    """The first budget that would be overrun by spending so much more; None if none would."""
-    now = _budgets(rules, labels, gpu_seconds)
-    then = _budgets(rules, labels + more_labels, gpu_seconds + more_seconds)
+    """Return the first budget that would be exceeded by spending more; None if none would."""
+    now = rules.budgets(labels, gpu_seconds)
+    then = rules.budgets(labels + more_labels, gpu_seconds + more_seconds)
     for (rule, limit, spent), (_, _, expected) in zip(now, then, strict=True):
         if expected > limit * (1.0 + 1e-9):  # sums of seconds are not exact
             reason = f"{number_text(spent)} of {number_text(limit)} {rule} are spent"
@@ -170,118 +174,126 @@ def overspent(
     return None
 
 
-def past(rules: StopRules, now: datetime.datetime) -> Stop | None:
-    """Whether the clock ends a campaign."""
-    if rules.ends_at is None or now < rules.ends_at:
-        return None
-    return Stop("clock", f"it is past {_moment(rules.ends_at)}")
+class Spend:
+    """Amounts spent of a campaign's budgets, counted as it goes.
 
-
-def forecast(rules: StopRules, begin: Spent, now: Spent, planned: int) -> Forecast | None:
-    """What will end a campaign first at the pace so far; None if there is no pace yet.
-
-    Targets and plateaus are not forecast: errors do not fall at a rate.
+    What is being measured counts as if it had ended: it is expected to give a label and to take the
+    device's mean time. Before the first measurement has ended, each is expected to take as long as
+    its protocol allows. So a budget is exceeded only by runs that take longer than expected.
 
     Args:
-        rules: of the campaign.
-        begin: what was spent when the pace began, such as nothing at the launch.
-        now: what is spent by now.
-        planned: labels that the campaign's rounds have in all, which end it in any case.
+        rules: Stop rules of the campaign; None if there are no budgets.
+        labels: Number of labels on all devices so far.
+        seconds: Seconds of measuring so far, failed attempts included.
+        mean_s: Mean duration of measurements by device.
+        limit_s: Longest time that one measurement may take.
+    """
+
+    def __init__(
+        self,
+        rules: StopRules | None = None,
+        *,
+        labels: int = 0,
+        seconds: float = 0.0,
+        mean_s: Mapping[str, float] | None = None,
+        limit_s: float = 0.0,
+    ) -> None:
+        self.labels = labels
+        self.seconds = seconds
+        self.mean_s = dict(mean_s or {})
+        self._rules = rules
+        self._limit_s = limit_s
+        self._running: Counter[str] = Counter()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more measurement fits in addition to all that run."""
+        return self._exceeded() is None
+
+    @property
+    def awaits_first(self) -> bool:
+        """Whether the first measurements, whose duration is still unknown, may use up a budget.
+
+        False while nothing runs: a budget below one measurement's limit is used, too.
+        """
+        is_unknown = bool(self._running.total()) and not self.mean_s
+        return is_unknown and self._exceeded(self._limit_s) is not None
+
+    @property
+    def spent(self) -> Stop | None:
+        """The budget of which nothing more can be spent, once nothing runs."""
+        return None if self._running.total() else self._exceeded()
+
+    def begin(self, device: str) -> None:
+        """Note that a measurement begins on a device."""
+        self._running[device] += 1
+
+    def end(self, device: str) -> None:
+        """Note that a measurement has ended, whatever its outcome."""
+        self._running[device] -= 1
+
+    def spend(self, device: str, seconds: float) -> None:
+        """Count the time of a measurement."""
+        self.seconds += seconds
+        mean = self.mean_s.get(device, seconds)
+        self.mean_s[device] = mean + _NEWEST_WEIGHT * (seconds - mean)
+
+    def _exceeded(self, unknown_s: float = 0.0) -> Stop | None:
+        """Return the first budget that one more measurement, on any device, would exceed.
+
+        Args:
+            unknown_s: Duration of a measurement as long as none has ended.
+        """
+        if self._rules is None:
+            return None
+        longest_s = max(self.mean_s.values(), default=unknown_s)
+        to_come_s = sum(n * self.mean_s.get(d, longest_s) for d, n in self._running.items())
+        return overspent(
+            self._rules, self.labels, self.seconds, self._running.total() + 1, to_come_s + longest_s
+        )
+
+
+def forecast(rules: StopRules, begin: Spent, now: Spent, planned: int) -> CampaignEnd | None:
+    """Return what will end a campaign first at the pace so far; None if there is no pace yet.
+
+    Targets are not forecast: errors do not fall at a rate.
+
+    Args:
+        rules: Stop rules of the campaign.
+        begin: Amounts spent when the pace began, such as zero at the launch.
+        now: Amounts spent by now.
+        planned: Number of labels of all rounds, which end the campaign in any case.
     """
     labels = now.labels - begin.labels
     if labels <= 0:
         return None
     label_s = (now.at - begin.at).total_seconds() / labels
-    ends = [("rounds", float(planned), f"the {planned} labels of all rounds will be there")]
-    ends += [
+    limits = [("rounds", float(planned), f"the {planned} labels of all rounds will be there")]
+    limits += [
         (rule, now.labels * limit / spent, f"{number_text(limit)} {rule} will be spent")
-        for rule, limit, spent in _budgets(rules, now.labels, now.gpu_seconds)
+        for rule, limit, spent in rules.budgets(now.labels, now.gpu_seconds)
         if spent > 0
     ]
-    forecasts = []
-    for rule, at_labels, reason in ends:
+    ends = []
+    for rule, at_labels, reason in limits:
         wait_s = max(at_labels - now.labels, 0.0) * label_s
-        with contextlib.suppress(OverflowError):  # a limit so large that no calendar goes that far
-            at = now.at + datetime.timedelta(seconds=wait_s)
-            forecasts.append(Forecast(rule, reason, at_labels, at))
+        with contextlib.suppress(OverflowError):  # a limit that no calendar reaches
+            ends.append((now.at + datetime.timedelta(seconds=wait_s), rule, reason, at_labels))
     if rules.ends_at is not None:
         wait_s = max((rules.ends_at - now.at).total_seconds(), 0.0)
         at_labels = now.labels + (wait_s / label_s if label_s > 0 else 0.0)
-        reason = f"it will be {_moment(rules.ends_at)}"
-        forecasts.append(Forecast("clock", reason, at_labels, rules.ends_at))
-    return min(forecasts, key=lambda forecast: forecast.at, default=None)
-
-
-def upper_bound(judged: Judged, confidence: float) -> float:
-    """Return the upper confidence bound of a mean error; infinite from one architecture alone.
-
-    The errors of architectures are taken as log-normal (Cox's method with Student's t; Zhou and
-    Gao 1997). Resampling needs no distribution, but its bound is too low with few architectures.
-    """
-    names, number = np.unique(np.array(judged.architectures), return_inverse=True)
-    if len(names) == 1:
-        return np.inf
-    sums = np.bincount(number, np.asarray(judged.errors), len(names))
-    counts = np.bincount(number, minlength=len(names))
-    logs = np.log(np.maximum(sums / counts, SMALLEST_ERROR))
-    spread, free = float(np.var(logs, ddof=1)), len(names) - 1
-    error = np.sqrt(spread / len(names) + spread**2 / (2 * free))
-    bound = logs.mean() + spread / 2 + stats.t.ppf(confidence, free) * error
-    return float(np.exp(min(bound, 50.0)))
-
-
-def _reached(rules: StopRules, last: Result, devices: Sequence[str]) -> str | None:
-    """That all targets are reached on all devices, for people; None as long as one is not."""
-    reasons = []
-    for metric, target in (rules.target_mape or {}).items():
-        for device in devices:
-            judged = last.get((device, metric))
-            if judged is None:
-                return None
-            bound = upper_bound(judged, rules.confidence)
-            if bound > target:
-                return None
-            reasons.append(
-                f"{metric} on {device}: {judged.mape:.2f} %, with {rules.confidence:.0%} "
-                f"confidence below {bound:.2f} % (target {number_text(target)} %)"
-            )
-    return "; ".join(reasons) or None
-
-
-def _stagnates(rules: StopRules, results: Sequence[Result]) -> str | None:
-    """That no error improves any more, for people; None as long as one does."""
-    window = rules.plateau_rounds
-    if window is None or len(results) <= window:
+        ends.append((rules.ends_at, "clock", f"it will be {_time_text(rules.ends_at)}", at_labels))
+    if not ends:
         return None
-    reasons = []
-    for series in results[-1]:
-        if rules.target_mape is not None and series[1] not in rules.target_mape:
-            continue
-        errors = [[result[series].mape for result in part if series in result]
-                  for part in (results[:-window], results[-window:])]  # fmt: skip
-        if not errors[0]:
-            return None  # it is judged for the first time
-        before, since = (min(part) for part in errors)
-        if since <= before * (1.0 - rules.plateau_share):
-            return None
-        reasons.append(f"{series[1]} on {series[0]} from {before:.2f} % to {since:.2f} %")
-    if not reasons:
-        return None
-    share = f"{rules.plateau_share:.0%}"
-    return f"{window} rounds improved no error by {share} or more: {'; '.join(reasons)}"
-
-
-def _budgets(rules: StopRules, labels: int, gpu_seconds: float) -> list[tuple[str, float, float]]:
-    """Rule, limit and what is spent of it."""
-    hours = gpu_seconds / 3600
-    price = rules.price_per_gpu_hour or 0.0
-    budgets = (
-        ("labels", rules.labels, float(labels)),
-        ("GPU-hours", rules.gpu_hours, hours),
-        ("money", rules.money, hours * price),
+    at, rule, reason, at_labels = min(ends, key=lambda end: end[0])
+    return CampaignEnd(
+        rule=rule,
+        reason=reason,
+        holds=False,
+        labels=round(at_labels),
+        at=at.astimezone(datetime.UTC),
     )
-    return [(rule, float(limit), spent) for rule, limit, spent in budgets if limit is not None]
 
 
-def _moment(at: datetime.datetime) -> str:
+def _time_text(at: datetime.datetime) -> str:
     return f"{at.astimezone(datetime.UTC):%Y-%m-%d %H:%M} UTC"

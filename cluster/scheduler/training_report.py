@@ -1,6 +1,6 @@
-"""What a training reports: errors on the evaluation set, and what had been spent until then.
+"""Report of a training: errors on the evaluation set, and what had been spent until then.
 
-A closed round keeps the report as JSON, which later versions and other commands read back.
+A closed round keeps the report as JSON, which later versions and other commands read.
 """
 
 from __future__ import annotations
@@ -20,28 +20,32 @@ from trappm.profiler.number_text import number_text
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """A prediction beside what was measured, in the metric's unit."""
+    """A prediction and the measured value, in the metric's unit."""
 
     device: str
     metric: str
     measured: float
     predicted: float
     architecture: str | None = None
-    """None in reports of before 22 November 2026."""
     configuration_id: str | None = None
     low: float | None = None
-    """The lower end of the predicted interval."""
+    """Lower end of the predicted interval."""
     high: float | None = None
+    """Upper end of the predicted interval."""
+
+    @property
+    def error_percent(self) -> float:
+        return 100.0 * abs(self.predicted / self.measured - 1.0)
 
 
 @dataclass(frozen=True)
 class TransferErrors:
-    """Mean absolute percentage errors of a target device's heads, by what they started from."""
+    """Mean absolute percentage errors of a target device's heads, with and without transfer."""
 
     transferred: float
     from_scratch: float
     chance: float | None = None
-    """How far apart chance alone may bring them, in percentage points; None where unknown."""
+    """Difference that chance alone may cause, in percentage points; None if unknown."""
 
     def __str__(self) -> str:
         before, after = (number_text(e, 3) for e in (self.from_scratch, self.transferred))
@@ -50,33 +54,33 @@ class TransferErrors:
 
 @dataclass(frozen=True)
 class ErrorDifference:
-    """How much the mean error of the same configurations differs between two trainings."""
+    """Difference of the mean error on the same configurations between two trainings."""
 
     points: float
-    """In percentage points: above 0 where the later one is worse."""
+    """Percentage points, above 0 if the later training is worse."""
     chance: float | None
-    """Two standard errors over architectures; None of fewer than two."""
+    """Two standard errors over architectures; None for fewer than two."""
     judged: int
-    """Configurations."""
+    """Number of configurations."""
 
 
 def difference_of(
     before: Sequence[Judgement], after: Sequence[Judgement], device: str, metric: str
 ) -> ErrorDifference:
-    """Compares errors on what both were judged by."""
+    """Compare errors on the configurations that both trainings were judged by."""
 
-    def errors(judgements: Sequence[Judgement]) -> dict[str | None, tuple[float, str | None]]:
+    def by_configuration(judgements: Sequence[Judgement]) -> dict[str, Judgement]:
         return {
-            j.configuration_id: (100 * abs(j.predicted / j.measured - 1), j.architecture)
+            j.configuration_id: j
             for j in judgements
             if (j.device, j.metric) == (device, metric) and j.configuration_id is not None
         }
 
-    old, new = errors(before), errors(after)
+    old, new = by_configuration(before), by_configuration(after)
     by_architecture: dict[str | None, list[float]] = {}
     for name in old.keys() & new.keys():
-        gap = new[name][0] - old[name][0]
-        by_architecture.setdefault(new[name][1], []).append(gap)
+        gap = new[name].error_percent - old[name].error_percent
+        by_architecture.setdefault(new[name].architecture, []).append(gap)
     gaps = [gap for group in by_architecture.values() for gap in group]
     means = [fmean(group) for group in by_architecture.values()]
     chance = 2 * stdev(means) / len(means) ** 0.5 if len(means) > 1 else None
@@ -85,11 +89,11 @@ def difference_of(
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Labels that heads do not learn from, and are not judged by."""
+    """Labels that heads neither learn from nor are judged by."""
 
     device: str
     fingerprint: str
-    """Of the stack that they were measured on."""
+    """Software stack that they were measured on."""
     labels: int
     why: str
 
@@ -102,35 +106,35 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Spent:
-    """What a campaign had spent at a moment."""
+    """Amounts that a campaign had spent at a moment."""
 
     labels: int
     gpu_seconds: float
-    """Of measuring, failed attempts included."""
+    """Seconds of measuring, failed attempts included."""
     at: datetime.datetime
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingReport:
-    """The outcome of one training of a campaign's heads."""
+    """Outcome of one training of a campaign's heads."""
 
     labels: Mapping[str, int] = field(default_factory=dict)
-    """How many the heads learned from, by device."""
+    """Number of training labels by device."""
     devices: Mapping[str, Mapping[str, Mapping[str, float | None]]] = field(default_factory=dict)
     """Errors on the evaluation set by device and metric, as `learner.stats.errors.Accuracy`."""
     transfer: Mapping[str, Mapping[str, TransferErrors]] = field(default_factory=dict)
-    """For devices other than the source, by metric."""
+    """Errors by device other than the source, and by metric."""
     evaluation: Sequence[Judgement] = ()
     left_out: Sequence[LeftOut] = ()
     spent: Spent | None = None
-    """By the end of this training."""
+    """Amounts spent by the end of this training."""
 
     @classmethod
     def of(cls, stored: Mapping[str, Any] | None) -> TrainingReport | None:
-        """What `to_json` gave; None of a round that was closed without a training.
+        """Return the report that `to_json` made; None for a round closed without a training.
 
         Raises:
-            CampaignError: another version wrote it, in a form that this one cannot read.
+            CampaignError: Another version wrote it in a form that this one cannot read.
         """
         if not stored:
             return None
@@ -143,7 +147,7 @@ class TrainingReport:
             ) from error
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, for the store."""
+        """Return plain values for the store."""
         values: dict[str, Any] = _adapter().dump_python(self, mode="json")
         return values
 

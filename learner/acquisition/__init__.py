@@ -1,21 +1,25 @@
-"""What to measure next: the strategies that a campaign can name, behind one small interface.
+"""What to measure next: the strategies that a campaign can name, behind one interface.
 
-The most uncertain configurations are not the most instructive ones: they are often alike, or alike
-nothing else in the pool. `ours` asks how much the *whole pool* would become certain instead.
-docs/studies/choosing.md compares them on recorded labels, with others that `learner.bench` only
-judges.
+The most uncertain configurations are not the most informative ones: they are often similar to each
+other, or unlike the rest of the pool. `ours` reduces the variance of the whole pool instead.
+docs/studies/choosing.md compares the strategies on recorded labels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trappm.learner.acquisition.covariance import Covariance
-from trappm.learner.acquisition.coverage import Clusters, FacilityLocation
-from trappm.learner.acquisition.draws import MostUncertain, RandomChoice, Stratified
-from trappm.learner.acquisition.gradient import Lcmd
-from trappm.learner.acquisition.ours import NOISE_VARIANCE, ours
+from trappm.learner.acquisition.pool_covariance import PoolCovariance
+from trappm.learner.acquisition.pool_variance import NOISE_VARIANCE, ours
 from trappm.learner.acquisition.request import AcquisitionRequest, Pick, Strategy
+from trappm.learner.acquisition.strategies import (
+    Clusters,
+    FacilityLocation,
+    Lcmd,
+    MostUncertain,
+    RandomChoice,
+    Stratified,
+)
 from trappm.profiler.errors import InputError
 from trappm.profiler.nearest import nearest
 
@@ -40,8 +44,8 @@ __all__ = [
     "NOISE_VARIANCE",
     "STRATEGIES",
     "AcquisitionRequest",
-    "Covariance",
     "Pick",
+    "PoolCovariance",
     "Strategy",
     "cold_start",
     "strategy_named",
@@ -49,16 +53,19 @@ __all__ = [
 
 
 def cold_start(strategy: Strategy) -> Strategy:
-    """The strategy that chooses before any label: itself, or the middles of clusters of embeddings
-    within families for one that needs trained heads."""
+    """Return the strategy for the first round: `clusters` for one that needs trained heads."""
     return _STRATEGIES["clusters"] if isinstance(strategy, MostUncertain) else strategy
 
 
 def strategy_named(name: str, others: Sequence[Strategy] = ()) -> Strategy:
-    """The strategy of this name, among those of campaigns and these others.
+    """Return the strategy of this name.
+
+    Args:
+        name: Name of the strategy.
+        others: Strategies to search in addition to those of campaigns.
 
     Raises:
-        InputError: there is none of this name.
+        InputError: There is no such strategy.
     """
     known = _STRATEGIES | {strategy.name: strategy for strategy in others}
     if name in known:

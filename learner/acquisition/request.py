@@ -10,8 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trappm.learner.acquisition.covariance import Covariance
-from trappm.learner.acquisition.similarity import embedding_points
+from trappm.learner.acquisition.pool_covariance import PoolCovariance, embedding_points
 from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]
@@ -50,7 +49,7 @@ class AcquisitionRequest:
 
     families: Sequence[str] | None = None
     """Of each architecture (n)."""
-    covariances: Sequence[Covariance] = ()
+    covariances: Sequence[PoolCovariance] = ()
     """One for each metric that the batch has to serve."""
     gradients: FloatArray | None = None
     """Of the heads' output by their weights, sketched, or of their last layer (n, g)."""

@@ -1,32 +1,26 @@
-"""The heads of a device: for each metric with labels, physics and what physics leaves.
+"""The heads of a device: one per metric, each with prior, residual and calibrated interval.
 
-    memory                  simulated step (`learner.physics.memory_prior`), or the graph; on CPUs
-                            live tensors and layers (`learner.physics.cpu`)
-    step time               simulated kernels (`step_time_prior`) where they have been traced,
-                            terms of the graph (`learner.physics.graph_prior`) elsewhere; on CPUs
-                            a sum over the kernels
-    power                   energies of the kernels over their simulated time (`power_prior`) where
-                            they have been traced, terms of the graph elsewhere
-    energy, others          terms of the graph
+    step time   simulated kernels (`step_time_prior`), on CPUs a sum over the kernels
+    memory      simulated step (`memory_prior`), on CPUs live tensors and layers (`cpu`)
+    power       energies of the kernels over their simulated time (`power_prior`)
+    others      terms of the graph (`graph_prior`)
 
-Each of them is a `learner.heads.metric_head`: prior, residual, calibrated interval. One frame for
-training and
-inference: the phase is part of a workload. The preset `paper` has TraPPM's networks instead
-(`learner.heads.network_heads`), which know no physics.
+Step time and power use terms of the graph, too, where most labels have no kernels. Heads serve
+training and inference: the phase is part of a workload. The preset `paper` has TraPPM's networks
+instead (`learner.heads.network_heads`), which know no physics.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from trappm.learner.estimator import Estimate, Targets
+from trappm.learner.estimator import Targets
 from trappm.learner.heads.metric_head import Head, Ours
 from trappm.learner.heads.predictions import OTHER_START, DeviceHeads, Predictions, Settings
 from trappm.learner.networks.presets import HeadPreset
@@ -39,7 +33,6 @@ from trappm.learner.physics.power.power_prior import PowerPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.starting_prior import OF_KERNELS, starting_prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
-from trappm.learner.stats.folds import drawn_rows
 from trappm.learner.tensors import with_prefix
 from trappm.learner.threads import side_by_side
 from trappm.learner.workload import Workload
@@ -55,13 +48,8 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 
 KIND = "physics"
-_PARTS = ("of_kernels", "heads")
-"""Of `Heads`; training begins with those of kernels, which take longest."""
 LEAST_LABELS = 2
 """A metric with fewer values than this gets no head."""
-MOST_TRACED = 1500
-"""Labels with kernels that the head for workloads without kernels learns from, beside all those
-without. Chosen for the time that training takes; what it loses by that was not measured."""
 
 _KINDS: Mapping[str, type[Prior]] = {
     "graph": GraphPrior,
@@ -71,7 +59,8 @@ _KINDS: Mapping[str, type[Prior]] = {
     "cpu-memory": CpuMemoryPrior,
     "cpu-kernels": CpuTimePrior,
 }
-"""Priors by the name that a snapshot knows them by."""
+"""Priors by their name in a snapshot."""
+_NEED_KERNELS = (*OF_KERNELS, PowerPrior)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,37 +68,32 @@ class Heads:
     """The heads of one device, for training and inference."""
 
     heads: Mapping[str, Head[Prior]]
-    """By metric: for all workloads."""
-    of_kernels: Mapping[str, Head[Prior]]
-    """By metric: for workloads with kernels, where there were labels of such."""
+    """By metric."""
     label_count: int
 
     needs_embeddings = False
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        return tuple(m for m in METRICS if m in self.heads or m in self.of_kernels)
+        return tuple(metric for metric in METRICS if metric in self.heads)
 
     @property
     def needs_kernels(self) -> bool:
-        return bool(self.of_kernels)
+        return any(isinstance(head.prior, _NEED_KERNELS) for head in self.heads.values())
 
     def predict(self, workloads: Sequence[Workload]) -> Predictions:
-        traced = all(w.kernels is not None for w in workloads)
-        estimates = {
-            metric: self._predict(metric, workloads)
-            for metric in self.metrics
-            if traced or metric in self.heads
-        }
+        """Predict the metrics that all workloads have what it takes for."""
+        heads = self._heads_for(workloads)
+        estimates = [head.predict(workloads) for head in heads.values()]
 
         def column(name: str, kind: type = float) -> Any:
-            none = np.zeros(len(workloads))  # heads without labels know no distance from them
-            values = [getattr(estimate, name) for estimate in estimates.values()]
-            rows = [none if value is None else value for value in values]
+            zeros = np.zeros(len(workloads))  # heads without labels have no distance from them
+            values = [getattr(estimate, name) for estimate in estimates]
+            rows = [zeros if value is None else value for value in values]
             return np.array(rows, dtype=kind).reshape(len(rows), len(workloads)).T
 
         return Predictions(
-            metrics=tuple(estimates),
+            metrics=tuple(heads),
             median=column("median"),
             low=column("low"),
             high=column("high"),
@@ -120,102 +104,72 @@ class Heads:
         )
 
     def out_of_memory(self, workloads: Sequence[Workload], capacity_mib: float) -> Array:
-        """The probability that each of n workloads does not fit into a device's memory (n).
+        """Return the probability that each of n workloads exceeds a device's memory (n).
 
         Raises:
-            InputError: there is no memory head.
+            InputError: There is no memory head.
         """
         if "memory_mib" not in self.heads:
             raise InputError("there are no labels of memory to predict what fits")
         return self.heads["memory_mib"].exceeding(workloads, USABLE_SHARE * capacity_mib)
 
     def gradients(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float32]:
-        """As `learner.heads.metric_head.Head.gradients`, of one metric after the other (n, g).
+        """Return the gradients of all heads side by side, each metric with equal weight (n, g).
 
-        Each metric has the same weight. Workloads that different heads predict have no direction in
-        common.
+        A workload that a head cannot predict has zeros there.
         """
-        blocks = []
-        for metric in self.metrics:
-            for rows, head in self._by_head(metric, workloads):
-                if not len(rows):
-                    continue
-                part = head.gradients([workloads[i] for i in rows.tolist()])
+        blocks = [np.zeros((len(workloads), 0), np.float32)]
+        for head in self.heads.values():
+            rows = [i for i, workload in enumerate(workloads) if _is_for(head, workload)]
+            if rows:
+                part = head.gradients([workloads[i] for i in rows])
                 block = np.zeros((len(workloads), part.shape[1]), np.float32)
                 block[rows] = part / max(float(np.linalg.norm(part, axis=1).mean()), 1e-9)
                 blocks.append(block)
         return np.hstack(blocks)
 
-    def _predict(self, metric: str, workloads: Sequence[Workload]) -> Estimate:
-        by_head = self._by_head(metric, workloads)
-        if len(by_head) == 1:
-            return by_head[0][1].predict(workloads)
-        parts = [(rows, h.predict([workloads[i] for i in rows.tolist()])) for rows, h in by_head]
-        joined: dict[str, Any] = {}
-        for name in (
-            "median",
-            "low",
-            "high",
-            "log_std",
-            "log_std_of_mean",
-            "outside",
-            "labels_end",
-        ):
-            joined[name] = np.zeros(len(workloads), dtype=getattr(parts[0][1], name).dtype)
-            for rows, estimate in parts:
-                joined[name][rows] = getattr(estimate, name)
-        return Estimate(**joined)
-
-    def _by_head(
-        self, metric: str, workloads: Sequence[Workload]
-    ) -> list[tuple[npt.NDArray[np.int64], Head[Prior]]]:
-        """The heads of a metric, each with the rows that it predicts: that of kernels where there
-        are some. A head for all workloads predicts the empty list, too."""
-        plain, better = self.heads.get(metric), self.of_kernels.get(metric)
-        traced = np.array([w.kernels is not None and better is not None for w in workloads])
-        parts = []
-        if better is not None and (traced.any() or plain is None):
-            parts.append((np.flatnonzero(traced), better))
-        if plain is not None and not (parts and traced.all()):
-            parts.append((np.flatnonzero(~traced.astype(bool)), plain))
-        return parts
+    def _heads_for(self, workloads: Sequence[Workload]) -> dict[str, Head[Prior]]:
+        """Return the heads that can predict all these workloads, in the order of `METRICS`."""
+        return {
+            metric: self.heads[metric]
+            for metric in self.metrics
+            if all(_is_for(self.heads[metric], workload) for workload in workloads)
+        }
 
     def tensors(self) -> dict[str, Tensor]:
         return {
-            f"{part}.{metric}.{name}": tensor
-            for part, heads in self._parts()
-            for metric, head in heads.items()
+            f"{metric}.{name}": tensor
+            for metric, head in self.heads.items()
             for name, tensor in head.tensors().items()
         }
 
     def settings(self) -> dict[str, Any]:
-        parts = {
-            part: {metric: _kind_of(head.prior) for metric, head in sorted(heads.items())}
-            for part, heads in self._parts()
-        }
         return {
             "kind": KIND,
             "metrics": list(self.metrics),
             "label_count": self.label_count,
-            **parts,
+            "heads": {metric: _kind_of(head.prior) for metric, head in sorted(self.heads.items())},
         }
-
-    def _parts(self) -> tuple[tuple[str, Mapping[str, Head[Prior]]], ...]:
-        return ("heads", self.heads), ("of_kernels", self.of_kernels)
 
     @classmethod
     def from_tensors(cls, settings: Settings, tensors: Mapping[str, Tensor]) -> Self:
-        """Raises KeyError, TypeError or ValueError for tensors that do not fit the settings."""
-        heads: dict[str, dict[str, Head[Prior]]] = {}
-        for part in ("heads", "of_kernels"):
-            unknown = set(settings[part]) - set(METRICS)
-            if unknown:
-                raise ValueError(f"heads for an unknown metric: {', '.join(sorted(unknown))}")
-            heads[part] = {
-                metric: Head.from_tensors(_KINDS[kind], with_prefix(tensors, f"{part}.{metric}."))
-                for metric, kind in settings[part].items()
-            }
-        return cls(**heads, label_count=int(settings["label_count"]))
+        """Return the heads that `settings` and `tensors` describe.
+
+        Raises:
+            KeyError, TypeError, ValueError: The tensors do not fit the settings.
+        """
+        unknown = set(settings["heads"]) - set(METRICS)
+        if unknown:
+            raise ValueError(f"heads for an unknown metric: {', '.join(sorted(unknown))}")
+        heads = {
+            metric: Head.from_tensors(_KINDS[kind], with_prefix(tensors, f"{metric}."))
+            for metric, kind in settings["heads"].items()
+        }
+        return cls(heads, int(settings["label_count"]))
+
+
+def _is_for(head: Head[Prior], workload: Workload) -> bool:
+    return workload.kernels is not None or not isinstance(head.prior, _NEED_KERNELS)
 
 
 def heads_from_tensors(
@@ -277,94 +231,58 @@ def train_heads(
         )
     if init is not None and not isinstance(init, Heads):
         raise InputError(OTHER_START)
-    # A head draws from its own generator: it is the same whichever others are trained beside it.
-    names = list(product(_PARTS, METRICS))
-    generators = dict(zip(names, generator.spawn(len(names)), strict=True))
-    heads: dict[str, dict[str, Head[Prior]]] = {part: {} for part in _PARTS}
+    # A head has a generator of its own: it does not depend on which others are trained.
+    generators = dict(zip(METRICS, generator.spawn(len(METRICS)), strict=True))
+    heads: dict[str, Head[Prior]] = {}
 
-    def train(task: tuple[str, str, Prior, bool]) -> Head[Prior] | None:
-        part, metric, prior, other_head = task
+    def train(metric: str) -> Head[Prior]:
         at = list(METRICS).index(metric)
-        labels = Targets(targets[:, at], bounds[:, at], groups)
-        start = None if init is None else getattr(init, part).get(metric)
+        values, limits = targets[:, at], bounds[:, at]
+        rows = np.flatnonzero(~(np.isnan(values) & np.isnan(limits)))
+        traced = np.array([workloads[i].kernels is not None for i in rows.tolist()])
+        prior = _prior(metric, spec, evidence, heads, kernels=2 * traced.sum() >= len(rows))
+        if isinstance(prior, _NEED_KERNELS):
+            rows = rows[traced]
+        own = Targets(values[rows], limits[rows], [groups[i] for i in rows.tolist()])
+        start = None if init is None else init.heads.get(metric)
         if start is not None and type(start.prior) is not type(prior):
-            start = None  # another formula: a GPU's constants tell nothing of a CPU
-        rows = _rows_of(part, workloads, labels, other_head=other_head)
-        return _train_head(rows, workloads, labels, prior, generators[part, metric], start)
+            start = None  # constants of another formula, such as a GPU's for a CPU
+        chosen = [workloads[i] for i in rows.tolist()]
+        return Ours(prior).fit(chosen, own, generators[metric], start)
 
-    # Power goes by what labels have taught of step times, so it waits for these.
+    # Power needs the step times that labels have taught, so it waits for these.
     power = [metric for metric in metrics if metric == "power_w"]
-    done = 0
     for together in ([metric for metric in metrics if metric not in power], power):
-        priors = {m: _priors(m, spec, evidence, heads["of_kernels"]) for m in together}
-        tasks = [
-            (part, metric, priors[metric][part], len(priors[metric]) > 1)
-            for part, metric in product(_PARTS, together)
-            if part in priors[metric]
-        ]
-        for (part, metric, *_), head in zip(tasks, side_by_side(train, tasks), strict=True):
-            if head is not None:
-                heads[part][metric] = head
-            if part == "heads":  # the last of a metric, which each has
-                done += 1
-                on_progress(done, len(metrics))
-    return Heads(**heads, label_count=len(workloads))
+        for metric, head in zip(together, side_by_side(train, together), strict=True):
+            heads[metric] = head
+            on_progress(len(heads), len(metrics))
+    return Heads(heads, len(workloads))
 
 
-def _rows_of(
-    part: str, workloads: Sequence[Workload], labels: Targets, *, other_head: bool
-) -> list[int]:
-    """The labels with a value or a bound that a part of the heads learns from.
-
-    The part `of_kernels` learns from workloads that come with their kernels; where it exists, the
-    other one, which predicts workloads without, needs some of these only.
-    """
-    known = ~(np.isnan(labels.values) & np.isnan(labels.above))
-    traced = np.array([w.kernels is not None for w in workloads], dtype=bool) & known
-    if part == "of_kernels":
-        known = traced
-    elif other_head and traced.sum() > MOST_TRACED:
-        positions = np.flatnonzero(traced)
-        known[np.delete(positions, drawn_rows(len(positions), MOST_TRACED))] = False
-    rows: list[int] = np.flatnonzero(known).tolist()
-    return rows
-
-
-def _train_head(
-    rows: Sequence[int],
-    workloads: Sequence[Workload],
-    labels: Targets,
-    prior: Prior,
-    generator: np.random.Generator,
-    start: Head[Prior] | None,
-) -> Head[Prior] | None:
-    """A head of these labels; None where too few have a value."""
-    if np.count_nonzero(~np.isnan(labels.values[rows])) < LEAST_LABELS:
-        return None
-    own = Targets(labels.values[rows], labels.above[rows], [labels.groups[i] for i in rows])
-    return Ours(prior).fit([workloads[i] for i in rows], own, generator, start)
-
-
-def _priors(
+def _prior(
     metric: str,
     spec: DeviceSpec | None,
     evidence: Sequence[Evidence],
-    of_kernels: Mapping[str, Head[Prior]],
-) -> dict[str, Prior]:
-    """What explains a metric before labels do, by the part of the heads that it belongs to.
+    heads: Mapping[str, Head[Prior]],
+    *,
+    kernels: bool,
+) -> Prior:
+    """Return the prior of a metric without labels.
 
-    Power goes by the step times that labels have taught before it.
+    Args:
+        metric: Column of the metric.
+        spec: Specification of the device, if known.
+        evidence: Kernels of the device alone.
+        heads: Heads of the metrics that were trained before.
+        kernels: Whether to use the labels' kernels.
     """
-    priors = {"heads": starting_prior(metric, spec, kernels=False)}
-    better = starting_prior(metric, spec, kernels=True)
-    if isinstance(better, OF_KERNELS):
-        if evidence and isinstance(better, StepTimePrior):
-            better = StepTimePrior.like_others(better.spec, known_devices(), evidence)
-        priors["of_kernels"] = better
-    times = of_kernels.get("step_time_ms")
-    if metric == "power_w" and times is not None and isinstance(times.prior, StepTimePrior):
-        priors["of_kernels"] = PowerPrior.with_times(times.prior)
-    return priors
+    times = heads.get("step_time_ms")
+    if metric == "power_w" and kernels and times and isinstance(times.prior, StepTimePrior):
+        return PowerPrior.with_times(times.prior)
+    prior = starting_prior(metric, spec, kernels=kernels)
+    if evidence and isinstance(prior, StepTimePrior):
+        return StepTimePrior.like_others(prior.spec, known_devices(), evidence)
+    return prior
 
 
 def _kind_of(prior: Prior) -> str:

@@ -81,7 +81,7 @@ def for_transformers(
         return trained, None
     head = language_model_head(others, card, spec, times, errors_of(times))
     known = trained.heads
-    heads = replace(known, of_kernels={**known.of_kernels, "step_time_ms": head})
+    heads = replace(known, heads={**known.heads, "step_time_ms": head})
     return replace(trained, heads=heads), times.basis
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from trappm.learner.estimator import Estimate, Model, Targets
+from trappm.learner.gaussian_process import Coordinates
 from trappm.learner.physics.prior import Prior
 from trappm.learner.residual.residual import CAUTION, FOLDS, Residual, fit_residual
 from trappm.learner.residual.surprises import Surprises
@@ -30,7 +31,6 @@ from trappm.learner.stats.calibration import (
     central_interval,
 )
 from trappm.learner.stats.folds import cluster_folds, grouped_folds
-from trappm.learner.stats.kernels import Coordinates
 from trappm.learner.stats.labelled_range import LabelledRange
 from trappm.learner.tensors import with_prefix
 from trappm.learner.workload import Workload

@@ -93,7 +93,8 @@ class OtherDevices:
         judged = basis if (basis, phase) in self.step_time else Basis.KERNELS
         step_time = head_of(StepTimePrior(spec, constants), self.step_time[judged, phase])
         memory = head_of(MemoryPrior.on(spec), self.memory)
-        return TrainedHeads(Heads({"memory_mib": memory}, {"step_time_ms": step_time}, 0), SETTINGS)
+        heads: dict[str, Head[Prior]] = {"memory_mib": memory, "step_time_ms": step_time}
+        return TrainedHeads(Heads(heads, 0), SETTINGS)
 
     def completed(self, known: TrainedHeads, device: str, phase: Phase) -> TrainedHeads:
         """Heads of a device with those of the metrics that it had no labels of."""
@@ -102,15 +103,7 @@ class OtherDevices:
             return known
         own, others = known.heads, added.heads
         assert isinstance(others, Heads)  # noqa: S101  (made above)
-        has = set(own.metrics)
-        return replace(
-            known,
-            heads=Heads(
-                {**_without(others.heads, has), **own.heads},
-                {**_without(others.of_kernels, has), **own.of_kernels},
-                own.label_count,
-            ),
-        )
+        return replace(known, heads=Heads({**others.heads, **own.heads}, own.label_count))
 
     def tensors(self) -> dict[str, Tensor]:
         tensors = {"constants": self.constants}
@@ -211,7 +204,3 @@ def head_of(prior: Prior, errors: Calibration) -> Head[Prior]:
     weights = {"process": 0.0, "trees": 0.0}
     residual = Residual(sum(prior.feature_groups), None, None, weights, deviation)
     return Head(prior, residual, Calibration(errors.quantiles / deviation), None)
-
-
-def _without(heads: Mapping[str, Head[Prior]], metrics: set[str]) -> dict[str, Head[Prior]]:
-    return {metric: head for metric, head in heads.items() if metric not in metrics}

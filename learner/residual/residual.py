@@ -1,6 +1,6 @@
 """What a prior leaves of a metric, in the logarithm: one model from two labels to thousands.
 
-Two members explain it: a Gaussian process with Student-t noise (`learner.stats.gaussian_process`),
+Two members explain it: a Gaussian process with Student-t noise (`learner.gaussian_process`),
 which is best at few labels, and boosted trees with absolute error (`trees`), which are best at many
 and see the prediction of the process as one more feature. Both predict every label without its fold
 (folds hold whole architectures), and their weights are those with the least relative error of these
@@ -21,14 +21,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trappm.learner.residual.trees import Growth, Trees, grow, join
-from trappm.learner.stats.folds import grouped_folds
-from trappm.learner.stats.gaussian_process import (
+from trappm.learner.gaussian_process import (
     LEAST_NOISE,
     FoldPredictions,
     GaussianProcess,
     fit_process,
 )
+from trappm.learner.residual.trees import Growth, Trees, grow, join
+from trappm.learner.stats.folds import grouped_folds
 from trappm.learner.stats.student_t import robust_deviation
 from trappm.learner.tensors import with_prefix
 from trappm.profiler.errors import InputError

@@ -2,7 +2,7 @@
 
     <id>/manifest.json                       what it is, how good, from which labels, and checksums
          encoder.safetensors                 only where some heads need it
-         heads-<device>-<phase>.safetensors
+         heads-<device>-<phase>.safetensors  `all` where all phases of a device have the same
 
 A snapshot's id is a hash of its content, so it never changes. Whoever takes bytes of one from
 anywhere, a folder or a bucket, has them checked here first.
@@ -29,8 +29,8 @@ from trappm.profiler.errors import InputError, SnapshotError
 from trappm.profiler.files.plain_files import read_plain
 
 FORMAT = "trappm-snapshot"
-FORMAT_VERSION = 3
-"""3: heads by device and phase, the encoder only where it is needed."""
+FORMAT_VERSION = 4
+"""4: Gaussian processes by unique landmarks and their whitened posterior."""
 OTHERS = "other-devices.safetensors"
 """The file of what is known of cards without labels."""
 MANIFEST = "manifest.json"

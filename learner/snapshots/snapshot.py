@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from trappm.learner.networks.gae import Encoder
 
 ENCODER = "encoder.safetensors"
+ALL_PHASES = "all"
+"""In the name of a file that all phases of a device share."""
 
 _MISFITS = (KeyError, RuntimeError, TypeError, ValueError, AttributeError, SafetensorError)
 """What tensors and settings raise that do not belong together."""
@@ -129,7 +131,7 @@ class Snapshot:
         memory = {m: head for m, head in trained.heads.heads.items() if m == "memory_mib"}
         if not memory:
             return None
-        return replace(trained, heads=Heads(memory, {}, trained.heads.label_count))
+        return replace(trained, heads=Heads(memory, trained.heads.label_count))
 
     def _key(self, device: str, phase: Phase) -> str:
         """The device whose heads answer: another form of the same card, where it has none."""
@@ -258,13 +260,18 @@ def save_snapshot(
 def _contents(
     encoder: Encoder | None, heads: Mapping[str, Mapping[Phase, TrainedHeads]]
 ) -> dict[str, bytes]:
-    """The files of tensors, by name."""
+    """Return the files of tensors by name.
+
+    Phases with equal heads share one file.
+    """
     contents = {} if encoder is None else {ENCODER: _saved(encoder.tensors())}
     for device, phases in heads.items():
         if not NAME.fullmatch(device):
             raise SnapshotError(f"device key {device!r} cannot be part of a file name")
-        for phase, trained in phases.items():
-            contents[_file(device, phase)] = _saved(trained.heads.tensors())
+        files = {phase: _saved(trained.heads.tensors()) for phase, trained in phases.items()}
+        if len(files) > 1 and len(set(files.values())) == 1:
+            files = {ALL_PHASES: next(iter(files.values()))}
+        contents |= {_file(device, phase): data for phase, data in files.items()}
     return contents
 
 
@@ -311,7 +318,12 @@ def load_snapshot(folder: Path) -> Snapshot:
             device: {
                 phase: TrainedHeads(
                     heads_from_tensors(
-                        head_preset, head.model_dump(), load_tensors(contents[_file(device, phase)])
+                        head_preset,
+                        head.model_dump(),
+                        load_tensors(
+                            contents.get(_file(device, phase))
+                            or contents[_file(device, ALL_PHASES)]
+                        ),
                     ),
                     tuple(_step_settings(row) for row in head.label_settings),
                 )
@@ -369,7 +381,7 @@ def _versions() -> dict[str, str]:
     return versions if commit is None else {**versions, "commit": commit}
 
 
-def _file(device: str, phase: Phase) -> str:
+def _file(device: str, phase: str) -> str:
     return f"heads-{device}-{phase}.safetensors"
 
 

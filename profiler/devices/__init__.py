@@ -1,10 +1,9 @@
-"""The devices of this machine by key: `cpu-2t`, `cuda:0`, or a GPU's name such as `a100`.
+"""Devices of this machine by key: `cpu-2t`, `cuda:0`, or a GPU's name such as `a100`.
 
-A key begins with the kind of the device, up to the first `:` or `-`; what begins with no known kind
-is the name of a GPU. Ranks of either have a number before the threads or after the GPU: `cpu-2x1t`,
-`a100x4`. A new kind of device is one file with one subclass of `Device` (or of
-`StepDevice`), and an entry point: the group `trappm.devices`, the kind as its name, the class as
-its value. See docs/own_device.md for a complete one.
+A key begins with the kind of the device, up to the first `:` or `-`; any other key is the name of a
+GPU. Keys of ranks have a number before the threads or after the GPU: `cpu-2x1t`, `a100x4`. A new
+kind is a subclass of `Device` or `StepDevice` and an entry point of the group `trappm.devices`
+(docs/own_device.md).
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ _KINDS = {
 
 
 def open_device(key: str) -> Device:
-    """The device of this key on this machine; nothing of it is used yet, torch is not imported.
+    """Return the device of this key, without using it or importing torch.
 
     Raises:
-        DeviceError: there is no such device here; the message says which there are.
+        DeviceError: This machine has no such device; the message lists its devices.
     """
     kinds = _kinds()
     try:
@@ -60,11 +59,11 @@ def open_device(key: str) -> Device:
 
 
 def meant_device(key: str, offered: Iterable[str] = ()) -> str | None:
-    """The device that a misspelt key probably means; None for a key that may well be right.
+    """Return the device that a misspelled key probably means; None for a plausible key.
 
     Args:
-        key: of a device that may be on another machine.
-        offered: keys of devices of other machines.
+        key: Key of a device, perhaps of another machine.
+        offered: Keys of devices of other machines.
     """
     from trappm.profiler.devices.catalogue import (
         nearest_device,  # not needed by who opens what is there
@@ -76,7 +75,7 @@ def meant_device(key: str, offered: Iterable[str] = ()) -> str | None:
 
 
 def local_devices() -> list[str]:
-    """Keys of what this machine offers: numbers of CPU threads, each GPU by its name, others'."""
+    """Return the keys of this machine's devices."""
     keys = []
     for entry in _kinds().values():
         with contextlib.suppress(DeviceError):  # a broken kind says so when it is asked for
@@ -85,7 +84,7 @@ def local_devices() -> list[str]:
 
 
 def local_failures() -> list[str]:
-    """What this machine has and cannot use, one line each: a GPU that is lost, say."""
+    """Return one line for each device of this machine that cannot be used."""
     failures = []
     for entry in _kinds().values():
         with contextlib.suppress(DeviceError):  # as above
@@ -100,7 +99,7 @@ def _kind(key: str) -> str:
 
 
 def _kinds() -> dict[str, EntryPoint]:
-    """Every kind of device and where its class is; a kind of ours cannot be taken over."""
+    """Return the entry point of each kind; built-in kinds cannot be replaced."""
     ours = {kind: EntryPoint(kind, value, _GROUP) for kind, value in _KINDS.items()}
     theirs = {entry.name: entry for entry in entry_points(group=_GROUP)}
     return ours | {kind: entry for kind, entry in theirs.items() if kind not in ours}
@@ -112,5 +111,5 @@ def _load(entry: EntryPoint) -> type[Device]:
     except (ImportError, AttributeError) as error:
         raise DeviceError(f"the device kind {entry.name!r} cannot be loaded: {error}") from error
     if not (isinstance(loaded, type) and issubclass(loaded, Device)):
-        raise DeviceError(f"the device kind {entry.name!r} is {entry.value}, which is no Device")
+        raise DeviceError(f"the device kind {entry.name!r} is {entry.value}, which is not a Device")
     return loaded

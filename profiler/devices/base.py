@@ -1,14 +1,13 @@
-"""The interface of devices: measure a configuration, in whatever way.
+"""The interface of devices.
 
-Most devices run the step on hardware (`StepDevice`) and leave the protocol to us:
+Most devices run the step on hardware (`StepDevice`), by the protocol of `profiler.steps`:
 
     prepare -> watch_memory -> (create model, two steps) -> memory -> (warm up)
             -> open_window -> time_steps, time_steps, ... -> fill_window -> run_to_tick
             -> close_window -> time_parts
 
-Others answer without running anything (`Device.measure`), such as a replay of recorded labels.
-Creating a device is cheap and may happen in any process. Everything from `prepare` on belongs to
-the process that measures, which does one measurement and ends.
+Others, such as a replay of labels, implement `Device.measure`. Any process can create a device.
+Everything from `prepare` on runs in the measuring process, which does one measurement and ends.
 """
 
 from __future__ import annotations
@@ -22,74 +21,77 @@ from trappm.profiler.steps.meter import Findings, StepMeter
 
 
 class Device(ABC):
-    """Whatever can say what a step costs: hardware under one software stack, or a record of it.
+    """A measurement target: a physical, replayed or simulated device with one software stack.
 
     Raises:
-        DeviceError: on creation, when the key's device is not on this machine.
+        DeviceError: On creation, if this machine does not have the device.
     """
 
     key: str
     lock_name: str | None
-    """Measurements whose devices share this name never run at the same time on a host; None for
-    devices that nothing can disturb."""
+    """Devices with the same name never measure at once on a host; None: no lock."""
     provenance: Provenance = Provenance.MEASURED
     uses_host_memory: bool = True
-    """Whether a step takes the host's memory: then the capacity is what the host has to give."""
+    """Whether a step uses the host's memory."""
     ranks: int = 1
-    """How many processes take a step together; batch, memory and power are of each."""
+    """Number of processes that share a step; batch, memory and power are of each."""
 
     def __init__(self, key: str) -> None:
         self.key = key
 
     @property
     def lock_names(self) -> tuple[str, ...]:
-        """All that is locked, in an order that is the same for everybody who locks several."""
+        """All locks, in an order that is the same for all devices."""
         return () if self.lock_name is None else (self.lock_name,)
 
     @classmethod
     def local_keys(cls) -> list[str]:
-        """Keys of the devices of this kind that this machine offers by itself."""
+        """Return the keys of this machine's devices of this kind."""
         return []
 
     @classmethod
     def local_failures(cls) -> list[str]:
-        """Why others of this kind, which this machine has, cannot be used: one line each."""
+        """Return one line for each device of this kind that cannot be used."""
         return []
 
     @abstractmethod
     def environment(self) -> dict[str, Any]:
-        """Hardware and software facts that hold for every measurement here; uses no device."""
+        """Return the facts of hardware and software; uses no device."""
 
     def prepare(self) -> dict[str, Any]:
-        """Gets this process ready (threads, pinning, limits, switches); says what it got."""
+        """Prepare this process (threads, pinning, limits, switches); return facts about it."""
         return {}
 
     @property
     @abstractmethod
     def capacity_mib(self) -> float:
-        """The most memory that a measurement can have here; known after `prepare`."""
+        """Largest memory of a measurement; known after `prepare`."""
 
     def memory_limits_mib(self) -> dict[str, float]:
-        """`capacity`: what a step that has just run out of memory could have had.
+        """Return `capacity`, the memory that a step that ran out of it could have had.
 
-        Where others had a part of the whole, so that it may fit another time, the whole is told
-        beside it: `host_memory`, or `device_memory` of a device with memory of its own.
+        If others had a part of the memory, also the whole: `host_memory`, or `device_memory`.
         """
         return {"capacity": self.capacity_mib}
 
     def is_nearly_full(self) -> bool:
-        """Whether so little memory is left that an error without a reason is for want of it."""
+        """Return whether an unexplained error is probably due to missing memory."""
         return False
 
     @abstractmethod
     def measure(
         self, configuration: Configuration, protocol: Protocol, enter: Callable[[str], None]
     ) -> Findings:
-        """Measures on this prepared device; calls `enter` with `create`, `warmup`, `measure`.
+        """Measure on this prepared device.
+
+        Args:
+            configuration: Configuration to measure.
+            protocol: How to measure.
+            enter: Called with each phase: `create`, `warmup`, `measure`.
 
         Raises:
-            InputError, UnsupportedModelError: it cannot be measured here; becomes `unsupported`.
-            MemoryError: becomes `oom`.
+            InputError, UnsupportedModelError: It cannot be measured here; becomes `unsupported`.
+            MemoryError: Becomes `oom`.
         """
 
 
@@ -99,7 +101,7 @@ class StepDevice(Device, StepMeter):
     def measure(
         self, configuration: Configuration, protocol: Protocol, enter: Callable[[str], None]
     ) -> Findings:
-        from trappm.profiler.steps.stability import judge
+        from trappm.profiler.steps.sampling import judge
         from trappm.profiler.steps.step import run_protocol
 
         return judge(run_protocol(configuration, self, protocol, enter), protocol)

@@ -1,4 +1,4 @@
-"""How much memory a device has, before any measurement: by its name, or on its host."""
+"""Memory of a device before any measurement."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from trappm.profiler.host import procfs
 from trappm.profiler.records import is_cpu_device
 
 USABLE_SHARE = 0.94
-"""Of a device's memory: published runs that reached 38,000 of an A100's 40,536 MiB had mostly died.
-The rest is what single segments do not fit into."""
+"""Usable share of a device's memory; the rest is lost to fragmentation.
+
+Most published runs that reached 38,000 of an A100's 40,536 MiB ran out of memory.
+"""
 
 
 def memory_mib(device: str) -> float | None:
-    """A GPU's memory, or that of its part; None for a device whose memory its name does not fix.
+    """Return the memory of a GPU or of its part; None for other devices.
 
-    By the data sheet, where it was never observed how much a process can have.
+    It is the observed memory of a process, or else that of the data sheet.
     """
     card = None if is_cpu_device(device) else card_of(device)
     if card is None:
@@ -24,10 +26,7 @@ def memory_mib(device: str) -> float | None:
 
 
 def expected_memory_mib(device: str) -> float | None:
-    """The same, and for cores what a process of this machine may have: their host may be another.
-
-    None where that is unknown.
-    """
+    """Return the memory of a GPU, or for CPU cores that of this machine's processes."""
     key = rank_key(device)
     if is_cpu_device(device):
         return procfs.allowed_memory_mib() / key.ranks

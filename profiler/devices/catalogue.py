@@ -1,14 +1,13 @@
-"""What NVIDIA's cards can do by their data sheets, for all who need to know: `catalogue.csv`.
+"""Specifications of NVIDIA's cards: `catalogue.csv`.
 
-The figures are of NVIDIA's data sheets and architecture white papers (Volta, Turing, Ampere, Ada,
-Hopper, Blackwell), without sparsity and with fp32 accumulation, which is what PyTorch uses and
-what halves the tensor peak of most GeForce cards; where those give clocks only, cores times boost
-clock. Parts by MIG follow `nvidia-smi mig -lgip` and the MIG user guide. What is not known is
-missing and never guessed; a card that is not listed is no other card. To add one, add a line.
+The figures are from NVIDIA's data sheets and architecture white papers (Volta to Blackwell),
+without sparsity and with fp32 accumulation, which PyTorch uses and which halves the tensor peak of
+most GeForce cards; where only clocks are given, cores times boost clock. Parts by MIG follow
+`nvidia-smi mig -lgip` and the MIG user guide. Unknown figures are missing, never guessed. To add a
+card, add a line.
 
-`read_name` makes one form of all the names that a card goes by: NVML's (`NVIDIA A100-SXM4-40GB`),
-Ray's labels (`GeForce-RTX-3090`), and the keys in campaigns and stores (`a100`, `rtx-3090`,
-`rtx3090`, `a100-80gb`).
+`read_name` normalizes all names of a card: NVML's (`NVIDIA A100-SXM4-40GB`), Ray's labels
+(`GeForce-RTX-3090`), and keys (`a100`, `rtx-3090`, `rtx3090`, `a100-80gb`).
 """
 
 from __future__ import annotations
@@ -28,8 +27,10 @@ _NO_NAME = frozenset(
     {"nvidia", "tesla", "geforce", "quadro", "graphics", "device", "generation", "edition", "gpu",
      "simulated", "120gb", "480gb", "ac"}
 )  # fmt: skip
-"""Words that tell no card from another; the sizes are those of GH200's memory beside its CPU, and
-`ac` is a B300 that air cools."""
+"""Words that do not identify a card.
+
+The sizes are those of GH200's CPU memory; `ac` is an air-cooled B300.
+"""
 _FORM = re.compile(r"sxm\d?|pcie|nvl|dgxs")
 _MEMORY = re.compile(r"(\d+)gb?")
 _HBM = re.compile(r"hbm\w+")
@@ -39,14 +40,14 @@ _SERIES = re.compile(r"\b(rtx|gtx)\W*(\d+)(ti|super|d)?\b")
 _GEFORCE = re.compile(r"[rg]tx-\d")
 _NUMBERED = re.compile(r"[rg]tx-\D*\d+")
 _MEMORY_TOLERANCE = 0.12
-"""NVML reports a little less than data sheets: error correction, the driver's own, GB for GiB."""
+"""NVML reports less than data sheets: error correction, the driver's memory, GB for GiB."""
 _USUAL_SHARE = {1: 1 / 8, 2: 2 / 8, 3: 4 / 8, 4: 4 / 8, 7: 1.0}
-"""Of the memory, by compute slices of a part; of the cards with seven."""
+"""Share of the memory by compute slices of a part, for cards with seven slices."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CardName:
-    """What a name reveals about a card."""
+    """Facts about a card in its name."""
 
     model: str
     """Such as `a100` or `rtx-3090-ti`."""
@@ -54,10 +55,10 @@ class CardName:
     """`sxm4`, `pcie` or `nvl`."""
     memory_gb: int | None = None
     part: str | None = None
-    """Of a part by MIG: its profile, such as `1g.5gb`."""
+    """Profile of a part by MIG, such as `1g.5gb`."""
 
     def __str__(self) -> str:
-        """Such as `a100 sxm4 40gb`."""
+        """Return the full name, such as `a100 sxm4 40gb`."""
         size = None if self.memory_gb is None else f"{self.memory_gb}gb"
         return " ".join(
             filter(None, (self.model, self.form, size, self.part and f"mig {self.part}"))
@@ -65,11 +66,11 @@ class CardName:
 
     @property
     def key(self) -> str:
-        """The key of such devices, whatever their form: `a100`, `rtx-3090`, `a100-mig-1g.5gb`."""
+        """Key of such devices in any form: `a100`, `rtx-3090`, `a100-mig-1g.5gb`."""
         return f"{self.model}-mig-{self.part}" if self.part else self.model
 
     def may_be(self, other: CardName) -> bool:
-        """Whether nothing that one says contradicts the other; `sxm` may be any of them."""
+        """Return whether two names can mean the same card; `sxm` matches any SXM form."""
         forms = self.form or other.form or "", other.form or self.form or ""
         sizes = {self.memory_gb, other.memory_gb} - {None}
         return (
@@ -80,33 +81,35 @@ class CardName:
 
 
 CONTEXT_MIB: Mapping[Phase, float] = {Phase.TRAIN: 760.0, Phase.INFER: 686.0}
-"""What a process takes beside PyTorch's allocator: CUDA's context and kernels of its libraries,
-which are loaded when first used. Measured on an H100 with CUDA 13 and PyTorch 2.11 (758 to 762 and
-686: examples/data/h100); a published A100 sheet of older software shows about 1,750 in training."""
+"""Memory of a process outside of PyTorch's allocator: CUDA's context and loaded kernels.
+
+Measured on an H100 with CUDA 13 and PyTorch 2.11 (758 to 762 and 686: examples/data/h100); a
+published A100 sheet of older software shows about 1,750 in training.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """A card, or a part of one by MIG, on paper; None is what is not known."""
+    """Specification of a card, or of a part by MIG; None for unknown figures."""
 
     name: CardName
     half_tflops: float
-    """Dense products in fp16 with fp32 accumulation; in bf16 the same from Ampere on."""
+    """Dense products in fp16 with fp32 accumulation; from Ampere on the same in bf16."""
     tf32_tflops: float | None
-    """Dense products of fp32 numbers in TF32; None before Ampere, which has none."""
+    """Dense products of fp32 numbers in TF32; None before Ampere."""
     fp32_tflops: float
     bandwidth_gbs: float
     memory_gb: float
     memory_mib: float | None
-    """What a CUDA process can have of it, where that was observed."""
+    """Observed memory of a CUDA process."""
     cache_mib: float
-    """L2."""
+    """L2 cache."""
     units: int
     """Streaming multiprocessors."""
     power_w: float | None
-    """Limit as delivered; None also for parts, which share their card's."""
+    """Factory limit; None also for parts, which share the limit of their card."""
     capability: tuple[int, int]
-    """CUDA's compute capability."""
+    """Compute capability of CUDA."""
     units_of_part: tuple[tuple[int, int], ...] = ()
     """Streaming multiprocessors of a part by its compute slices."""
 
@@ -115,18 +118,17 @@ class Card:
         return self.capability >= (8, 0)
 
     def library_workspace_mib(self, phase: Phase) -> float:
-        """What cuBLAS keeps of PyTorch's allocator from the first matrix product on.
+        """Return the workspaces of cuBLAS in PyTorch's allocator, in MiB.
 
-        A workspace for the thread of the forward pass and for that of a backward pass, 32 MiB
-        each on Hopper and data-centre Blackwell, (2 * 4096 + 8 * 16) KiB elsewhere, and 1 MiB of
-        cuBLASLt's (aten/src/ATen/cuda/CublasHandlePool.cpp; seen so on an H100:
-        examples/data/h100/traces).
+        One for the thread of the forward pass and one for that of the backward pass: 32 MiB each on
+        Hopper and data-center Blackwell, (2 * 4096 + 8 * 16) KiB elsewhere, and 1 MiB of cuBLASLt
+        (aten/src/ATen/cuda/CublasHandlePool.cpp; observed on an H100: examples/data/h100/traces).
         """
         threads = 2 if phase is Phase.TRAIN else 1
         return threads * (32.0 if self.capability[0] in {9, 10} else 8.125) + 1.0
 
     def part(self, profile: str) -> Card | None:
-        """A part by MIG, such as `1g.5gb`; None if no list has its sizes."""
+        """Return a part by MIG, such as `1g.5gb`; None for unknown sizes."""
         match = _PROFILE.fullmatch(profile)
         by_slices = dict(self.units_of_part)
         units = by_slices.get(int(match[1] or match[2])) if match else None
@@ -153,7 +155,7 @@ class Card:
 
 
 def read_name(name: str) -> CardName:
-    """What a name says, be it NVML's, a label of Ray or the key of a device."""
+    """Return the facts in a name of NVML, a label of Ray or a device's key."""
     words = _SERIES.sub(r"\1 \2 \3", name.strip().lower())
     part = _PART.search(words)
     if part is not None:
@@ -176,11 +178,11 @@ def read_name(name: str) -> CardName:
 
 
 def card_of(name: str, memory_mib: float | None = None) -> Card | None:
-    """The card of this name, or the part of one; None if it is not in the catalogue.
+    """Return the card or part of this name; None if it is not in the catalogue.
 
     Args:
-        name: any that it goes by. Where it says neither form nor memory, the first row is meant.
-        memory_mib: as NVML reports it, where that is known.
+        name: Any name of the card. Without form and memory, the first row is meant.
+        memory_mib: Memory as NVML reports it, if known.
     """
     wanted = read_name(name)
     whole = replace(wanted, part=None)
@@ -196,14 +198,15 @@ def card_of(name: str, memory_mib: float | None = None) -> Card | None:
 
 
 def card_name(device: str, environments: Iterable[Mapping[str, object]]) -> str:
-    """The full name of the card behind a device's key, such as `a100 sxm4 80gb` behind `a100`.
+    """Return the full name of the card with a device's key: `a100 sxm4 80gb` for `a100`.
 
-    It goes wherever a key goes, and means one row of the catalogue. The key itself comes back where
-    measurements name no listed card, or several.
+    The full name can be used as a key, and identifies one row of the catalogue. If measurements
+    name no listed card or several, the key is returned.
 
     Args:
-        device: the key.
-        environments: of measurements under this key: `device_name` and `device_memory_mib` count.
+        device: The key.
+        environments: Environments of measurements with this key (`device_name`,
+            `device_memory_mib`).
     """
     names = set()
     for environment in environments:
@@ -217,7 +220,7 @@ def card_name(device: str, environments: Iterable[Mapping[str, object]]) -> str:
 
 @cache
 def cards() -> tuple[Card, ...]:
-    """All of the catalogue, in its order."""
+    """Return all cards in the catalogue's order."""
     with _FILE.open(encoding="utf-8", newline="") as file:
         lines = [line for line in file if not line.startswith("#")]
     return tuple(_card(row) for row in csv.DictReader(lines))
@@ -225,15 +228,15 @@ def cards() -> tuple[Card, ...]:
 
 @cache
 def card_keys() -> tuple[str, ...]:
-    """The keys of all of them, in the catalogue's order."""
+    """Return the keys of all cards in the catalogue's order."""
     return tuple(dict.fromkeys(card.name.key for card in cards()))
 
 
 def ray_labels(device: str) -> tuple[str, ...]:
-    """Values of Ray's label `ray.io/accelerator-type` that nodes with this device may carry.
+    """Return the values of `ray.io/accelerator-type` that nodes with this device may have.
 
-    Ray takes it from the name that NVML gives: `A100`, `RTX-A6000`, but `GeForce-RTX-3090`, and
-    `RTX-6000` for cards of three generations. Which one it is the profiler there looks at.
+    Ray derives it from NVML's name: `A100`, `RTX-A6000`, but `GeForce-RTX-3090`, and `RTX-6000` for
+    cards of three generations. The profiler on the node checks which card it is.
     """
     model = read_name(device).model
     labels = [device.upper().replace(" ", "-"), model.upper()]
@@ -280,23 +283,22 @@ _FURTHER_GPUS = (
     "a100x", "a10m", "a30x", "k40", "k80", "l2", "l40g", "m10", "m40",
     "m60", "p4", "p40", "p6", "t4g",
 )  # fmt: skip
-"""NVIDIA's for servers, beside those of the catalogue; each differs from another one by a letter,
-so without this list they would be taken for misspelt."""
+"""NVIDIA's server GPUs outside of the catalogue; they are not misspellings of others."""
 
 _TOO_MANY = ("rtx", "gtx")
-"""Beginnings of the names of cards, which no list has in full."""
+"""Prefixes of names of cards that no list has completely."""
 
 _CLOSE = 0.75
-"""Of difflib's likeness: a round number, above its usual 0.6, as names of cards are alike."""
+"""Cutoff of difflib, above its default of 0.6, as names of cards are similar."""
 _SIMULATED = "simulated:"
 
 
 def nearest_device(key: str, offered: Iterable[str]) -> str | None:
-    """The device that a misspelt key probably means; None for a key that may well be right.
+    """Return the device that a misspelled key probably means; None for a plausible key.
 
     Args:
-        key: a GPU's name, or a simulated one.
-        offered: keys that are known to be right, beside the names of GPUs.
+        key: Name of a GPU, or a simulated one.
+        offered: Further valid keys.
     """
     if key.startswith(_SIMULATED):
         near = None if card_of(key) else _nearest(key.removeprefix(_SIMULATED), card_keys())
@@ -307,7 +309,7 @@ def nearest_device(key: str, offered: Iterable[str]) -> str | None:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like this one; None if it is known, or like none."""
+    """Return the most similar known name; None if it is known, or similar to none."""
     ordered = sorted(known)
     if name in ordered:
         return None

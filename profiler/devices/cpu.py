@@ -1,11 +1,10 @@
-"""Cores of this host as a device: `cpu-1t`, `cpu-2t`, ... one thread per core, pinned.
+"""CPU cores of this host as a device: `cpu-1t`, `cpu-2t`, ... with one thread per pinned core.
 
-Memory is the peak resident set above the baseline before the model was created, less the code and
-data of libraries that were paged in meanwhile: those belong to the software, not to the step. While
-it is watched, the C library maps every tensor on its own, so that what a step has freed does not
-count; otherwise chance in the heap's layout moves the peak by 10 % from run to run. For the timed
-steps the heap keeps what is freed, as it does by itself once a training has run for a while.
-Energy comes from RAPL's package counters, where the kernel lets us read them.
+Memory is the peak resident set above the baseline before the model was created, without libraries
+that were paged in since. While it is observed, the C library maps every tensor on its own, so that
+freed memory does not count; otherwise the heap's layout moves the peak by 10 % between runs. During
+timed steps the heap keeps freed memory, as in a long training. Energy comes from RAPL's package
+counters, if readable.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 POWERCAP = Path("/sys/class/powercap")
 
 _MEMORY_SHARE = 0.9
-"""Of the available memory, what one measurement may take before it counts as out of memory."""
+"""Share of the available memory that a measurement may take."""
 
 _POWER_WINDOW_S = 0.1
 """RAPL's counters are refreshed every millisecond."""
@@ -54,7 +53,7 @@ class CpuDevice(StepDevice):
 
     @classmethod
     def local_keys(cls) -> list[str]:
-        """`cpu-1t`, `cpu-2t`, `cpu-4t`, ... up to the number of cores this process may use."""
+        """Return `cpu-1t`, `cpu-2t`, `cpu-4t`, ... up to the number of usable cores."""
         cores = len(os.sched_getaffinity(0))
         threads = {2**power for power in range(cores.bit_length()) if 2**power <= cores} | {cores}
         return [f"cpu-{n}t" for n in sorted(threads)]
@@ -62,7 +61,7 @@ class CpuDevice(StepDevice):
     def __init__(
         self, key: str, *, powercap: Path = POWERCAP, rank: int = 0, ranks: int = 1
     ) -> None:
-        """With `rank` and `ranks`: one of so many alike, each with cores and memory of its own."""
+        """Create the device; with `rank` and `ranks` one of several on separate cores."""
         match = re.fullmatch(r"cpu-([1-9]\d{0,3})t", key)
         if match is None:
             raise DeviceError("write cpu-2t for two threads, cpu-2x1t for two ranks of one thread")
@@ -115,7 +114,7 @@ class CpuDevice(StepDevice):
         }
 
     def refusal(self, configuration: Configuration) -> str | None:
-        """Half precision on a CPU depends on torch's version and on the processor: try it."""
+        """Try half precision, which depends on torch's version and on the processor."""
         if configuration.precision is Precision.FP32:
             return None
         import torch
@@ -172,7 +171,7 @@ class CpuDevice(StepDevice):
         now = procfs.memory_status_kib()
         _set_heap(_KEEP_FREED)
         if not {"VmHWM", "RssFile"} <= now.keys():
-            why = "the kernel tells no peak resident set in /proc/self/status"
+            why = "the kernel reports no peak resident set in /proc/self/status"
             return MemoryReading(peak_mib=None, method="none", missing={"memory_mib": why})
         peak = (now["VmHWM"] - self._baseline["VmRSS"]) / 1024
         libraries = max(0, now["RssFile"] - self._baseline["RssFile"]) / 1024
@@ -222,13 +221,13 @@ def _has_mallopt() -> bool:
 
 
 def _set_heap(options: Mapping[int, int]) -> bool:
-    """Tells glibc's malloc when to map, keep and return memory; False with another C library."""
+    """Set options of glibc's malloc; return False for another C library."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and all(mallopt(name, value) for name, value in options.items())
 
 
 class _Rapl:
-    """Energy of all processor packages, from the kernel's powercap counters."""
+    """Energy of all processor packages from the kernel's powercap counters."""
 
     def __init__(self, root: Path) -> None:
         self._counters = sorted(root.glob("intel-rapl:[0-9]*"))

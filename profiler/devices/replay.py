@@ -1,11 +1,10 @@
-"""Recorded labels as a device: `replay:FILE` answers what was measured before, and runs nothing.
+"""Recorded labels as a device: `replay:FILE` runs nothing.
 
-The file has JSON lines, each a whole measurement (as `trappm measure --json` prints,
-or `Measurement.to_dict`) or a plain label: `architecture`, `batch_size`, `input_size`, any other
-field of a `Configuration`, and any of `step_time_ms`, `memory_mib`, `power_w`, `energy_j`,
-`provenance`. The same question always gets the same answer; what is not in the file is
-`unsupported`. An answer keeps the provenance and the environment of its record. A file whose
-records are of several stacks is refused: they are several devices.
+The file has JSON lines, each a measurement (`trappm measure --json` or `Measurement.to_dict`) or a
+label: `architecture`, `batch_size`, `input_size`, other fields of a `Configuration`, and any of
+`step_time_ms`, `memory_mib`, `power_w`, `energy_j`, `provenance`. Other configurations are
+`unsupported`. Results keep the provenance and the environment of their record. All records must be
+of one stack.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _UNTOLD = "not in the recorded label"
 
 
 class ReplayDevice(Device):
-    """What a file of measurements or labels says; nothing disturbs it, so it needs no lock."""
+    """A file of measurements or labels; needs no lock."""
 
     lock_name = None
     provenance = Provenance.IMPORTED  # of what it does not know: no measurement of this machine
@@ -49,14 +48,14 @@ class ReplayDevice(Device):
         self._answers  # noqa: B018  # a file that cannot be read fails now
 
     def environment(self) -> dict[str, Any]:
-        """What all records agree on, so that a failure belongs to the same stack as the labels."""
+        """Return the facts that all records share, for the fingerprint of failures."""
         first, *others = [answer.environment for answer in self._answers.values()]
         shared = {k: v for k, v in first.items() if all(o.get(k) == v for o in others)}
         return {"device": self.key, **shared, "replayed_from": self._path.name}
 
     @property
     def capacity_mib(self) -> float:
-        """The largest recorded; it limits nothing here."""
+        """Largest recorded capacity; it limits nothing here."""
         answers = self._answers.values()
         return max((f.memory_detail_mib.get("capacity", 0.0) for f in answers), default=0.0)
 
@@ -80,7 +79,7 @@ class ReplayDevice(Device):
 
 @lru_cache(maxsize=4)
 def _read(path: Path, *_version: int) -> Mapping[Configuration, Findings]:
-    """The answer to each configuration: its first `ok` record, or else its first."""
+    """Return the findings of each configuration: its first `ok` record, or else its first."""
     answers: dict[Configuration, Findings] = {}
     first: Mapping[str, Any] = {}
     with path.open("rb") as lines:
@@ -90,11 +89,11 @@ def _read(path: Path, *_version: int) -> Mapping[Configuration, Findings]:
             try:
                 record = json.loads(line)
                 if not isinstance(record, dict):
-                    raise InputError("it is no JSON object")
+                    raise InputError("it is not a JSON object")
                 configuration, findings = _whole(record) if "step" in record else _label(record)
             except (InputError, TypeError, ValueError, KeyError, RecursionError) as error:
                 raise DeviceError(
-                    f"line {number} of {path.name} is no measurement and no label: {error!r}"
+                    f"line {number} of {path.name} is neither a measurement nor a label: {error!r}"
                 ) from error
             first = first or findings.environment
             difference = _difference(findings.environment, first)
@@ -112,7 +111,7 @@ def _read(path: Path, *_version: int) -> Mapping[Configuration, Findings]:
 
 
 def _difference(other: Mapping[str, Any], first: Mapping[str, Any]) -> str | None:
-    """In what two records' stacks differ, of what both tell: a label knows little, or nothing."""
+    """Return the difference of two records' stacks, of the facts that both have."""
     both = [n for n in other if other[n] is not None and first.get(n) is not None]
     return stack_difference({n: other[n] for n in both}, {n: first[n] for n in both})
 
@@ -133,7 +132,7 @@ def _whole(record: Mapping[str, Any]) -> tuple[Configuration, Findings]:
 
 
 def _label(record: Mapping[str, Any]) -> tuple[Configuration, Findings]:
-    """A label has no samples but its step time, which is taken as the only one."""
+    """Read a label, which has no samples except its step time."""
     configuration = Configuration(**{k: v for k, v in record.items() if k in _CONFIGURATION})
     values = {name: _positive(name, record.get(name)) for name in _METRICS}
     if all(value is None for value in values.values()):

@@ -1,9 +1,9 @@
-"""GPUs that are not here, from the catalogue of data sheets: `simulated:a100`, `simulated:h200`.
+"""GPUs from the catalogue of specifications: `simulated:a100`, `simulated:h200`.
 
-Each node of the static graph takes as long as its arithmetic or its memory traffic needs at the
-specified peak, whichever is longer (Williams, Waterman and Patterson, "Roofline", CACM 2009), and
-one launch. No kernel reaches its peak, so the times are lower bounds: good for trying the loop
-without a GPU, no substitute for a measurement. Every answer has the provenance `simulated`.
+Each node of the static graph takes the time of its arithmetic or its memory traffic at the peak,
+whichever is longer (Williams, Waterman and Patterson, "Roofline", CACM 2009), and one launch.
+Kernels do not reach peaks, so the times are lower bounds, for trying campaigns without a GPU. The
+provenance is `simulated`.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ _NOISE = 0.01
 """Standard deviation of the logarithm of a sample."""
 
 _BACKWARD_PASSES = 2
-"""The backward pass has about twice the forward's work: a gradient of the input, one of weights."""
+"""Work of the backward pass relative to the forward pass: gradients of inputs and weights."""
 
 
 class SimulatedDevice(Device):
-    """A GPU as its data sheet has it; needs the static profile of the model, and no lock.
+    """A GPU by its specification; needs the static profile of the model, and no lock.
 
     Args:
-        seed: of the noise on the samples; the same seed gives the same samples.
+        key: Such as `simulated:a100`.
+        seed: Seed of the noise of the samples.
     """
 
     lock_name = None
@@ -136,7 +137,7 @@ class SimulatedDevice(Device):
     def _step(
         self, graph: Graph, configuration: Configuration
     ) -> tuple[tuple[float, float, float], float]:
-        """Milliseconds of forward, backward and optimizer; and how long a peak is reached."""
+        """Return the milliseconds of forward, backward and optimizer, and those at a peak."""
         kernels = np.array([o not in VIEWS for o in graph.operators], dtype=bool)
         width = BYTES_PER_ELEMENT // (1 if configuration.precision is Precision.FP32 else 2)
         traffic = _elements_moved(graph) * width / (self._card.bandwidth_gbs * 1e6)
@@ -153,7 +154,7 @@ class SimulatedDevice(Device):
         return parts_ms, busy_ms * (1 + _BACKWARD_PASSES) + update_ms
 
     def _peak_tflops(self, graph: Graph, configuration: Configuration) -> FloatArray:
-        """What each node's arithmetic may reach (N), as `devices.gpu.cuda` sets up torch."""
+        """Return the peak of each node's arithmetic (N), as `devices.gpu.cuda` sets up torch."""
         card = self._card
         convolution, product = card.tf32_tflops or card.fp32_tflops, card.fp32_tflops
         if configuration.precision is not Precision.FP32:
@@ -164,7 +165,7 @@ class SimulatedDevice(Device):
     def _memory(
         self, profile: StaticProfile, configuration: Configuration
     ) -> tuple[float | None, dict[str, float], dict[str, str]]:
-        """Memory of the process in MiB, its parts, and why it is missing."""
+        """Return the memory of the process in MiB, its parts, and why it is missing."""
         detail = {"capacity": self.capacity_mib}
         graph = profile.graph.at(configuration.batch_size)
         weights = BYTES_PER_ELEMENT * float(graph.parameters.sum()) / 2**20
@@ -199,7 +200,7 @@ def _profile(architecture: str, input_size: int) -> StaticProfile:
 
 
 def _elements_moved(graph: Graph) -> FloatArray:
-    """Elements that each node reads (inputs and weights) and writes (N)."""
+    """Return the number of elements that each node reads and writes (N)."""
     written = graph.memory_bytes / BYTES_PER_ELEMENT
     outputs = written - graph.parameters
     read = np.zeros(graph.node_count)

@@ -1,7 +1,4 @@
-"""NumPy arrays as bytes and back, without pickle and without believing what headers promise.
-
-Records of the static profile (`step_profile`, `kernel_profile`) are stored like this.
-"""
+"""NumPy arrays as bytes and back, without pickle and without trust in headers."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ MAX_ARCHIVE_BYTES = 16 << 20
 
 
 def pack(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """A compressed archive of these arrays; equal arrays give equal bytes."""
+    """Return a compressed archive of these arrays; equal arrays give equal bytes."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **dict(arrays))  # type: ignore[arg-type]
     return buffer.getvalue()

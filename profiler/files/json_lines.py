@@ -1,7 +1,7 @@
-"""A file of JSON lines that only grows: one record a line, on the disk before anybody goes on.
+"""An append-only file of JSON lines; each record is on the disk before `append` returns.
 
-One process at a time writes to a file. A line that was torn when its writer was killed is cut off
-when the file is opened again; a line that cannot be written whole is not written at all.
+One process at a time writes to a file. An incomplete last line, of a writer that was killed, is
+removed when the file is opened again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from trappm.profiler.errors import InputError, TrappmError, one_line
@@ -33,11 +32,10 @@ Record = TypeVar("Record", bound=_Record)
 
 
 class JsonLines(Generic[Record]):
-    """Records of one kind, such as `Measurement`; `earlier` has those that were there already.
+    """File of records of one class, such as `Measurement`; `earlier` holds the existing ones.
 
     Raises:
-        InputError: the file cannot be opened, somebody else writes to it, or a line of it is no
-            such record.
+        InputError: The file cannot be opened, is locked by another writer, or has an invalid line.
     """
 
     def __init__(self, path: Path, kind: type[Record]) -> None:
@@ -49,7 +47,7 @@ class JsonLines(Generic[Record]):
             raise InputError(f"cannot write results to {path}: {error.strerror}") from error
         try:
             if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
-                raise InputError(f"{path} is no file; results are kept in one")
+                raise InputError(f"{path} is not a file; give a file for the results")
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.earlier = tuple(self._read())
         except BlockingIOError as error:
@@ -62,22 +60,17 @@ class JsonLines(Generic[Record]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         os.close(self._descriptor)
 
     def append(self, record: Record) -> None:
-        """Puts a record on the disk; when it cannot, the file is as it was before.
+        """Write a record to the disk, or leave the file as it was.
 
         Raises:
-            TrappmError: the disk is full, or failed.
+            TrappmError: The disk is full, or failed.
         """
         data = json.dumps(record.to_dict()).encode() + b"\n"
         size = os.fstat(self._descriptor).st_size
@@ -104,8 +97,8 @@ class JsonLines(Generic[Record]):
                         os.ftruncate(self._descriptor, end)
                         return
                     raise InputError(
-                        f"line {number} of {self._path} is no {self._kind.__name__} "
-                        f"({one_line(error)}); name another file for the results, or mend this one"
+                        f"line {number} of {self._path} is not a {self._kind.__name__} "
+                        f"({one_line(error)}); give another file for the results, or fix this one"
                     ) from error
                 if not line.endswith(b"\n"):
                     os.write(self._descriptor, b"\n")  # whole, but for an editor's taste
@@ -113,6 +106,6 @@ class JsonLines(Generic[Record]):
                 yield record
 
     def _is_torn(self, line: bytes) -> bool:
-        """Whether this is the beginning of a line of ours, and not somebody's unfinished file."""
+        """Return whether a line is the beginning of one of our records."""
         begin = f'{{"{dataclasses.fields(self._kind)[0].name}": '.encode()
         return not line.endswith(b"\n") and line[: len(begin)] == begin[: len(line)]

@@ -1,4 +1,4 @@
-"""Reads files of any origin: plain ones only, and never more bytes than allowed."""
+"""Reading of untrusted files, with a limit on their size."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from trappm.profiler.errors import InputError
 
 
 def read_plain(path: Path, max_bytes: int) -> bytes:
-    """What a plain file holds; a pipe or a device could go on without end, or never begin.
+    """Return the content of a plain file; reading a pipe or a device might never end.
 
     Raises:
-        InputError: it cannot be read, is no plain file, is larger than `max_bytes`, or grows.
+        InputError: The file cannot be read, is not a plain file, is larger than `max_bytes`, or
+            grows.
     """
     try:
         # Without the flag, opening a pipe would wait for somebody to write.
@@ -21,7 +22,7 @@ def read_plain(path: Path, max_bytes: int) -> bytes:
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise InputError(f"cannot read {path}: it is no plain file")
+                raise InputError(f"cannot read {path}: it is not a plain file")
             if status.st_size > max_bytes:
                 raise InputError(f"{path} has {status.st_size:,} bytes; at most {max_bytes:,}")
             # Not `max_bytes`: as much memory as is asked for is taken beforehand.

@@ -1,7 +1,7 @@
-"""Files that appear when they are whole: written beside, under another name, and renamed last.
+"""Writing of files that appear only when they are complete.
 
-What a killed process leaves behind is no file of the name that was wanted, and goes when the next
-file is written in that folder: whoever still writes holds a lock on what it writes.
+A file is written under another name in the same folder and renamed at the end. Parts that a killed
+process left behind are removed by the next writer: an active writer holds a lock on its part.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pathlib import Path
 
 _SUFFIX = ".trappm-part"
 _BESIDE = ("-journal", "-wal", "-shm")
-"""What SQLite keeps beside a database."""
+"""Suffixes of files that SQLite writes next to a database."""
 
 
 @contextmanager
 def made_whole(path: Path, *, mode: int = 0o666, replace: bool) -> Iterator[Path]:
-    """An empty file to write into, which gets this name at the end if nothing goes wrong.
+    """Yield a new file to write into, which is renamed to `path` at the end without errors.
 
     Args:
-        path: the name.
-        mode: who may read it; less what the process' umask takes away.
-        replace: a file of this name makes room; otherwise FileExistsError is raised at the end.
+        path: Final name.
+        mode: Permissions before the umask.
+        replace: Whether to replace a file of this name; FileExistsError is raised otherwise.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: The file cannot be written.
     """
     _clear(path.parent)
     part = path.with_name(f".{secrets.token_hex(8)}{_SUFFIX}")

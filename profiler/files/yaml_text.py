@@ -1,8 +1,7 @@
-"""Reads YAML that anyone may have written: plain data, or one line of what is wrong with it.
+"""Reading of untrusted YAML.
 
-PyYAML lets through what Python itself raises at a value that looks like a date or a number and is
-none (`2026-13-01`, five thousand digits); takes the last of two equal keys; and copies what merge
-keys (`<<`) name, so that two kilobytes can fill all memory. Here these are faults of the file.
+PyYAML raises various exceptions for bad dates and numbers, takes the last of two equal keys, and
+expands merge keys (`<<`), so that two kilobytes can fill all memory. Here these are errors.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from trappm.profiler.errors import InputError
 
 
 def load_yaml(text: str | bytes, origin: str) -> Any:
-    """What the text says, by YAML's safe subset.
+    """Return the plain data in a YAML text.
 
     Args:
-        text: the file.
-        origin: names the file in errors.
+        text: Content of the file.
+        origin: Name of the file for errors.
 
     Raises:
-        InputError: it is no YAML, or has a key twice.
+        InputError: It is not YAML, or has a key twice.
     """
     try:
         return _Loader(text).get_single_data()
@@ -42,7 +41,7 @@ class _Loader(yaml.SafeLoader):
             key = self.construct_object(key_node, deep=True)
             if key in seen:
                 raise yaml.MarkedYAMLError(
-                    problem=f"the key {key!r} stands here twice", problem_mark=key_node.start_mark
+                    problem=f"duplicate key {key!r}", problem_mark=key_node.start_mark
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)

@@ -1,1 +1,1 @@
-"""Graphs of models: how they are made from modules, and what learning sees of them."""
+"""Graphs of forward passes as ONNX nodes, and their features."""

@@ -1,4 +1,4 @@
-"""Collects the nodes of a forward pass as it runs: values, calls, and what is folded away."""
+"""Collects the nodes of a forward pass as it runs."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from trappm.profiler.records import Graph
 
 @dataclass(frozen=True)
 class Value:
-    """What a tensor is: where it comes from and of what shape."""
+    """Origin and shape of a tensor."""
 
     shape: Shape
     producer: int | None = None
-    """Number of the node that computes it; None for the images and what is folded away."""
+    """Number of its node; None for images and what is folded away."""
     output: int = 0
-    """Of that node."""
+    """Output of that node."""
     depends: bool = False
-    """Whether it depends on the images."""
     weights: frozenset[int] = frozenset()
-    """Identities of the parameters that a folded tensor is made of."""
+    """Identities of the parameters in a folded tensor."""
 
     def of_shape(self, shape: Shape) -> Value:
         return dataclasses.replace(self, shape=shape)
@@ -41,7 +40,7 @@ class GraphBuilder:
     def emit(
         self, operator: str, inputs: Sequence[Value], *shapes: Shape, **attributes: Any
     ) -> list[Value]:
-        """Adds a node and returns its outputs, of these shapes; one without images is folded."""
+        """Add a node and return its outputs; a node that does not depend on images is folded."""
         if not any(value.depends for value in inputs):
             weights = frozenset[int]().union(*(value.weights for value in inputs))
             return [Value(shape, weights=weights) for shape in shapes]
@@ -51,14 +50,14 @@ class GraphBuilder:
         return [Value(shape, node_number, i, depends=True) for i, shape in enumerate(shapes)]
 
     def before(self, value: Value, operator: str) -> tuple[Value, Node] | None:
-        """The node that made this value and its first input, if it is of this operator."""
+        """Return the first input and the node of a value, if the node has this operator."""
         if value.producer is None or self._nodes[value.producer][0].operator != operator:
             return None
         node, inputs = self._nodes[value.producer]
         return inputs[0], node
 
     def graph(self, outputs: Sequence[Value], batch_size: int, image_type: str) -> Graph:
-        """The nodes that these outputs need; a parameter counts at the first that uses it."""
+        """Return the nodes that these outputs need; a parameter counts at its first user."""
         alive = {value.producer for value in outputs}
         for number in reversed(range(len(self._nodes))):
             if number in alive:
@@ -84,7 +83,7 @@ def _source(value: Value, place: Mapping[int, int]) -> Source | None:
 
 
 class Call:
-    """One call of a PyTorch operator, with what is known of its tensors."""
+    """One call of a PyTorch operator."""
 
     def __init__(
         self,
@@ -108,19 +107,19 @@ class Call:
         return self.arguments.get(name)
 
     def value(self, name: str) -> Value | None:
-        """The tensor of this name, or None if it is left out or a number."""
+        """Return the tensor of this name, or None if it is missing or a number."""
         tensor = self.arguments.get(name)
         return self._value(tensor) if isinstance(tensor, torch.Tensor) else None
 
     def values(self, *names: str) -> list[Value]:
-        """The tensors among these arguments, in order."""
+        """Return the tensors among these arguments, in order."""
         return [value for value in map(self.value, names) if value is not None]
 
     def sequence(self, name: str) -> list[Value]:
         return [self._value(t) for t in self.arguments[name] if t is not None]
 
     def tensors(self) -> list[Value]:
-        """All tensors among the arguments, in order."""
+        """Return all tensors among the arguments, in order."""
         values = []
         for argument in self.arguments.values():
             items = argument if isinstance(argument, (list, tuple)) else [argument]
@@ -137,7 +136,7 @@ class Call:
         return [tuple(t.shape) for t in self.outputs]
 
     def emit(self, operator: str, *inputs: Value, shape: Shape | None = None, **more: Any) -> Value:
-        """A node of one output: of this shape, or of that of the call's first result."""
+        """Return the output of a new node, by default with the shape of the call's first result."""
         return self.builder.emit(
             operator, inputs, self.shapes[0] if shape is None else shape, **more
         )[0]

@@ -1,8 +1,7 @@
-"""The numbers that learning sees of a graph: 113 for each node, 6 for the whole.
+"""Features of a graph: 113 for each node, 6 for the whole (TraPPM: node and static features).
 
-As in the TraPPM paper (node features and static features), with one difference: the paper's code
-puts raw sizes of up to 1e9 beside a one-hot operator, which drowns it. Here each size stands as
-log(1 + size), which is of the one-hot's order of magnitude.
+One difference to the paper: its code puts raw sizes of up to 1e9 next to the one-hot operator. Here
+sizes are log(1 + size), which has the one-hot's order of magnitude.
 """
 
 from __future__ import annotations
@@ -10,24 +9,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from trappm.profiler.graphs.operator_table import ONNX
 from trappm.profiler.records import SHAPE_LENGTH, Graph
 
 OPERATORS: tuple[str, ...] = (
-    "Abs", "Add", "And", "ArgMax", "ArgMin", "Attention", "AveragePool", "BatchNormalization",
-    "Cast", "Ceil", "Celu", "Clip", "Compress", "Concat", "ConstantOfShape", "Conv",
-    "ConvTranspose", "Cos", "CumSum", "DepthToSpace", "DequantizeLinear", "Div", "Dropout",
-    "Einsum", "Elu", "Equal", "Erf", "Exp", "Expand", "Flatten", "Floor", "GRU", "Gather",
-    "GatherElements", "GatherND", "Gelu", "Gemm", "GlobalAveragePool", "GlobalMaxPool", "Greater",
-    "GridSample", "GroupNormalization", "HardSigmoid", "HardSwish", "InstanceNormalization", "LRN",
-    "LSTM", "LayerNormalization", "LeakyRelu", "Less", "Log", "LogSoftmax", "LpNormalization",
-    "MatMul", "Max", "MaxPool", "Min", "Mish", "Mod", "Mul", "Neg", "Not", "OneHot", "PRelu",
-    "Pad", "Pow", "QuantizeLinear", "RMSNormalization", "Reciprocal", "ReduceL2", "ReduceMax",
-    "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Relu", "Reshape", "Resize", "Round",
-    "ScatterElements", "ScatterND", "Selu", "Sigmoid", "Sign", "Sin", "Slice", "Softmax",
-    "Softplus", "Split", "Sqrt", "Squeeze", "Sub", "Swish", "Tanh", "Transpose", "Unsqueeze",
-    "Where", "Other",
-)  # fmt: skip
-"""ONNX operators that have a place of their own in the one-hot; the last is for all others."""
+    *(row.operator for row in ONNX.values() if row.is_feature),
+    "Other",
+)
+"""ONNX operators of the one-hot in the table's order; the last is for all others."""
 
 NODE_FEATURES = len(OPERATORS) + 2 * SHAPE_LENGTH + 3
 """113: operator, input shape, output shape, MACs, parameters, memory."""
@@ -41,9 +30,9 @@ _PLACE = {operator: place for place, operator in enumerate(OPERATORS)}
 
 
 def node_features(graph: Graph) -> npt.NDArray[np.float32]:
-    """Features of every node (N, 113): one-hot operator (98), then log(1 + size) of the rest.
+    """Return the features of every node (N, 113): one-hot operator (98), then log(1 + size).
 
-    The rest: input shape (6), output shape (6), MACs, parameters and memory in bytes.
+    The sizes are input shape (6), output shape (6), MACs, parameters and memory in bytes.
     """
     count = graph.node_count
     one_hot = np.zeros((count, len(OPERATORS)), dtype=np.float32)
@@ -62,10 +51,10 @@ def node_features(graph: Graph) -> npt.NDArray[np.float32]:
 
 
 def static_features(graph: Graph) -> npt.NDArray[np.float64]:
-    """Batch size, nodes, edges, and the sums of MACs, parameters and memory in bytes (6), raw.
+    """Return batch size, nodes, edges, and the sums of MACs, parameters and memory (6).
 
-    They are not scaled here: a scale must come from the whole data set. The paper's code scales
-    over the six numbers of one sample, so that batch 1 and batch 512 look alike.
+    They are not scaled: a scale must come from the whole data set. The paper's code scales over the
+    six numbers of one sample, so that batch 1 and batch 512 look alike.
     """
     return np.array(
         [

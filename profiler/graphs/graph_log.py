@@ -1,9 +1,8 @@
 """The graph of one forward pass as it is traced: tensors by identity, operators as ONNX nodes.
 
-Each call becomes the ONNX nodes that PyTorch's exporter would have written for it
-(`operators.table`), so that a model by its name and the same model as a file have one graph;
-docs/studies/graphs.md lists where they differ. Only what depends on the inputs is in the graph: the
-rest is folded away, and its weights count at the node that uses the result.
+Each call becomes the ONNX nodes of PyTorch's exporter (`operators`), so that a model and its file
+have the same graph; docs/studies/graphs.md lists the differences. Only what depends on the inputs
+is in the graph: the rest is folded, and its weights count at the node that uses the result.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Run = Callable[[], Any]
 
 
 class GraphLog:
-    """Turns operators into nodes; it holds no tensor, so each lives as long as in the model."""
+    """Turns operators into nodes; holds no tensor, so lifetimes do not change."""
 
     def __init__(self, module: nn.Module, inputs: Sequence[Tensor]) -> None:
         parameters = {id(p): p for p in module.parameters()}
@@ -33,7 +32,7 @@ class GraphLog:
         self._values: dict[int, Value] = {}
         self._watchers: dict[int, weakref.ref[Tensor]] = {}
         self._views: dict[int, set[int]] = {}
-        """Identities of the tensors that lie in each storage."""
+        """Identities of the tensors in each storage."""
         for key, parameter in parameters.items():
             weights = frozenset([key])
             self._set(parameter, Value(tuple(parameter.shape), weights=weights))
@@ -42,10 +41,10 @@ class GraphLog:
         self._input_type = str(inputs[0].dtype).removeprefix("torch.")
 
     def graph(self, output: Any, batch_size: int) -> Graph:
-        """What the forward pass amounts to, which returned this.
+        """Return the graph of the forward pass with this output.
 
         Raises:
-            UnsupportedModelError: no output depends on the inputs, or one has no batch axis.
+            UnsupportedModelError: No output depends on the inputs, or one has no batch axis.
         """
         results = [t for t in tree_leaves(output) if isinstance(t, Tensor)]
         outputs = [value for value in map(self._value, results) if value.depends]
@@ -60,10 +59,10 @@ class GraphLog:
         return self._builder.graph(outputs, batch_size, self._input_type)
 
     def rule(self, func: Any, args: Sequence[Any], tensors: Sequence[Tensor]) -> Rule | None:
-        """Which nodes a call stands for; None if none, or if its parts will tell.
+        """Return the rule for the nodes of a call, or None if there is none.
 
         Raises:
-            UnsupportedModelError: the call depends on values.
+            UnsupportedModelError: The call depends on values.
         """
         if not any(self._value(t).depends for t in tensors):
             return _folded
@@ -76,7 +75,7 @@ class GraphLog:
         self, rule: Rule | None, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
         tensors: Sequence[Tensor], result: Any,
     ) -> None:  # fmt: skip
-        """Adds the nodes of a call that has run; without a rule one goes by the operator's tags."""
+        """Add the nodes of a call that has run."""
         outputs = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
         if rule is _folded:
             weights = frozenset[int]().union(*(self._value(t).weights for t in tensors))
@@ -89,7 +88,7 @@ class GraphLog:
             (self._overwrite if written else self._set)(tensor, value)
 
     def _value(self, tensor: Tensor) -> Value:
-        """The value of a tensor; one that no operator made is a buffer or a constant."""
+        """Return the value of a tensor; unknown ones are buffers or constants."""
         return self._values.get(id(tensor)) or Value(tuple(tensor.shape))
 
     def _set(self, tensor: Tensor, value: Value) -> None:
@@ -106,26 +105,26 @@ class GraphLog:
         self._values[key] = value
 
     def _overwrite(self, tensor: Tensor, value: Value) -> None:
-        """After an in-place operator all views of the same memory are what it wrote."""
+        """Set the value of all views of the same memory after an in-place operator."""
         self._set(tensor, value)
         for key in self._views[_storage(tensor)]:
             self._values[key] = value.of_shape(self._values[key].shape)
 
 
 def _folded(call: Call) -> list[Value]:
-    """Stands for a call that does not depend on the inputs."""
+    """Mark a call that does not depend on the inputs."""
     raise AssertionError(call)
 
 
 def _needs_values(func: Any, args: Sequence[Any]) -> bool:
-    """Whether a number or a shape hangs on values: by a mask it does, by whole numbers not."""
+    """Return whether a result or its shape depends on values: masks do, integer indices do not."""
     if func is torch.ops.aten.index.Tensor:
         return any(t is not None and t.dtype == torch.bool for t in args[1])
     return needs_values(func)
 
 
 def needs_values(func: Any) -> bool:
-    """Whether an operator of PyTorch returns a number, or a shape, that hangs on values."""
+    """Return whether an operator returns a number, or a shape, that depends on values."""
     return bool(_NEEDS_VALUES & set(func.tags))
 
 
@@ -133,10 +132,10 @@ _NEEDS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
 
 
 def _rule_by_tag(func: Any) -> Rule:
-    """Any operator that computes element by element is one node under its own name."""
+    """Return the rule of an elementwise operator: one node with its own name."""
     if torch.Tag.pointwise not in func.tags:
         raise UnsupportedModelError(
-            f"no rule says which ONNX operators {func} stands for; export the model to ONNX and "
+            f"no rule maps {func} to ONNX operators; export the model to ONNX and "
             "use the file, or add a rule to profiler/graphs/operators.py"
         )
     words = func._schema.name.removeprefix("aten::").strip("_").split("_")

@@ -1,4 +1,4 @@
-"""Nodes as they are collected, and the Graph that they add up to: MACs, memory, padded shapes."""
+"""Nodes and the Graph made of them: MACs, memory, signatures, padded shapes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.graphs.operator_table import ONNX, operators_of
 from trappm.profiler.records import SHAPE_LENGTH, Graph, IntArray
 
 # Linear algebra is counted exactly as FlopCounterMode counts it (half its flops; the addition of a
@@ -20,50 +21,25 @@ Shape = tuple[int, ...]
 Attributes = Mapping[str, Any]
 _Rule = Callable[[Attributes, Sequence[Shape], Sequence[Shape]], int]
 
-MOVES = frozenset(
-    {"BitCast", "Cast", "CastLike", "CenterCropPad", "Compress", "Concat", "ConstantOfShape",
-     "DepthToSpace", "Dropout", "Expand", "Flatten", "Gather", "GatherElements", "GatherND",
-     "Identity", "Pad", "Reshape", "ReverseSequence", "ScatterElements", "ScatterND", "Slice",
-     "SpaceToDepth", "Split", "Squeeze", "TensorScatter", "Tile", "Transpose", "Trilu",
-     "Unsqueeze"}
-)  # fmt: skip
-"""Operators that move data and compute nothing (Dropout: as inference runs it)."""
-VIEWS = frozenset(
-    {"Constant", "Dropout", "Expand", "Flatten", "Identity", "Reshape", "Shape", "Slice", "Split",
-     "Squeeze", "Transpose", "Unsqueeze"}
-)  # fmt: skip
-"""Operators for which PyTorch runs no kernel."""
-CONVOLUTIONS = frozenset({"CausalConvWithState", "Conv", "ConvTranspose", "DeformConv"})
-PRODUCTS = frozenset(
-    {"Attention", "Einsum", "GRU", "Gemm", "LSTM", "LinearAttention", "MatMul", "RNN"}
-)
-"""Operators made of matrix products, beside convolutions."""
-
-_PASSES = {
-    # mean, variance, normalise, scale and shift
-    "GroupNormalization": 4,
-    "InstanceNormalization": 4,
-    "LayerNormalization": 4,
-    "LpNormalization": 2,
-    "RMSNormalization": 3,
-    # times cosine, times sine, sum
-    "RotaryEmbedding": 3,
-    # maximum, exponential, sum, divide
-    "LogSoftmax": 4,
-    "Softmax": 4,
-}
+MOVES = operators_of("move", "view")
+"""Operators that move data and compute nothing (Dropout: as in inference)."""
+VIEWS = operators_of("view", "constant")
+"""Operators without a kernel in PyTorch."""
+CONVOLUTIONS = operators_of("convolution")
+PRODUCTS = operators_of("product")
+"""Operators made of matrix products, except convolutions."""
 
 
 def node_macs(
     operator: str, attributes: Attributes, inputs: Sequence[Shape], outputs: Sequence[Shape]
 ) -> int:
-    """MACs of one node.
+    """Return the MACs of one node.
 
     Args:
-        operator: ONNX operator type.
-        attributes: the node's attributes as Python values.
-        inputs: shapes of all inputs, weights included; () for one left out.
-        outputs: shapes of all outputs.
+        operator: ONNX operator.
+        attributes: Attributes as Python values.
+        inputs: Shapes of all inputs with weights; () for a missing one.
+        outputs: Shapes of all outputs.
     """
     if operator in MOVES or not outputs:
         return 0
@@ -72,7 +48,7 @@ def node_macs(
         return rule(attributes, inputs, outputs)
     if operator.startswith(("Arg", "Global", "Reduce")):
         return math.prod(inputs[0])
-    return math.prod(outputs[0]) * _PASSES.get(operator, 1)
+    return math.prod(outputs[0]) * (ONNX[operator].passes if operator in ONNX else 1)
 
 
 def _conv(_: Attributes, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
@@ -93,7 +69,7 @@ def _matmul(_: Attributes, inputs: Sequence[Shape], outputs: Sequence[Shape]) ->
 
 
 def _einsum(attributes: Attributes, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """The product over all labels, as if it were one loop nest (exact for two operands)."""
+    """Return the product of all labels' extents, as of one loop nest (exact for two operands)."""
     terms = attributes["equation"].replace(" ", "").split("->")[0].split(",")
     extents: dict[str, int] = {}
     batch = 1
@@ -109,7 +85,7 @@ def _einsum(attributes: Attributes, inputs: Sequence[Shape], outputs: Sequence[S
 
 
 def _attention(attributes: Attributes, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """Scores and weighted values: each query meets each key, over all heads."""
+    """Return the MACs of scores and weighted values, over all heads."""
     query, key, value = inputs[:3]
     if len(query) == 3:  # (batch, length, heads * size)
         batch, length, width = query
@@ -125,9 +101,9 @@ def _attention(attributes: Attributes, inputs: Sequence[Shape], outputs: Sequenc
 def _linear_attention(
     attributes: Attributes, inputs: Sequence[Shape], outputs: Sequence[Shape]
 ) -> int:
-    """At each place a state of key by value is updated by each key head, read by each query head.
+    """Return the MACs of a state of key by value, updated and read at each position.
 
-    The delta rules also read it to find out what to add.
+    Each key head updates it and each query head reads it. Delta rules also read it for the update.
     """
     (batch, length, width), _, value = inputs[:3]
     heads: int = attributes["q_num_heads"]
@@ -138,7 +114,7 @@ def _linear_attention(
 
 
 def _recurrent(_: Attributes, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """At each time step of each sample, the weights for the input and for the state."""
+    """Return the MACs of the weights for inputs and states at each time step of each sample."""
     return inputs[0][0] * inputs[0][1] * (math.prod(inputs[1]) + math.prod(inputs[2]))
 
 
@@ -166,21 +142,18 @@ _RULES: Mapping[str, _Rule] = {
 
 
 class Source(NamedTuple):
-    """Where an input that depends on the image comes from."""
+    """Origin of an input that depends on the image."""
 
     node: int
-    """Place among the nodes, or `IMAGE`."""
+    """Index of the node, or `IMAGE`."""
     output: int = 0
-    """Of that node."""
+    """Output of that node."""
 
 
 IMAGE = -1
 
-COMMUTATIVE = frozenset(
-    ["Add", "And", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Equal", "Max", "Mean", "Min", "Mul",
-     "Or", "Sum", "Xor"]
-)  # fmt: skip
-"""Operators of which `a, b` and `b, a` are one."""
+COMMUTATIVE = frozenset(row.operator for row in ONNX.values() if row.is_commutative)
+"""Operators for which `a, b` and `b, a` are the same."""
 
 
 def node_signature(
@@ -193,20 +166,21 @@ def node_signature(
     """Return what a node does beyond its operator and shapes, as text for the content hash.
 
     The axis of a softmax or the order of a subtraction changes no shape. The text has the
-    attributes that modules and files both know, in one form: defaults filled in, axes counted from
-    the front, numbers as fp32 holds them.
+    attributes that both modules and files have, with defaults, axes from the front, and numbers in
+    fp32.
 
     Args:
-        operator: ONNX operator type.
-        attributes: as Python values.
-        inputs: shapes of all inputs, weights included; () for one left out.
-        sources: of the same inputs; None for weights, constants and what is left out.
-        image_type: element type of the image, such as `float32`.
+        operator: ONNX operator.
+        attributes: Attributes as Python values.
+        inputs: Shapes of all inputs with weights; () for a missing one.
+        sources: Sources of the same inputs; None for weights, constants and missing ones.
+        image_type: Element type of the image, such as `float32`.
 
     Raises:
-        IndexError, KeyError, TypeError, ValueError: attributes that do not fit the operator.
+        IndexError, KeyError, TypeError, ValueError: Attributes that do not fit the operator.
     """
-    names = _COUNTED.get(operator)
+    row = ONNX.get(operator)
+    names = None if row is None else row.attributes
     if names is None:
         pairs = sorted((name, _plain(value)) for name, value in attributes.items())
     else:
@@ -218,7 +192,7 @@ def node_signature(
 
 
 def _pattern(operator: str, sources: Sequence[Source | None]) -> str:
-    """A letter for each input: image, node or constant; constants at the end are left out."""
+    """Return a letter for each input: image, node or constant, without constants at the end."""
     letters = ["c" if s is None else "i" if s.node == IMAGE else "n" for s in sources]
     if operator in COMMUTATIVE:
         letters = sorted(letter for letter in letters if letter != "c")
@@ -228,7 +202,7 @@ def _pattern(operator: str, sources: Sequence[Source | None]) -> str:
 def edge_slots(
     operators: Sequence[str], sources: Iterable[Sequence[Source | None]]
 ) -> dict[tuple[int, int], str]:
-    """For each edge, which outputs of its producer are which inputs of its consumer: `0>1 0>2`."""
+    """Return the outputs and inputs that each edge connects, such as `0>1 0>2`."""
     slots: dict[tuple[int, int], list[str]] = {}
     for node, (operator, given) in enumerate(zip(operators, sources, strict=True)):
         for place, source in enumerate(given):
@@ -239,7 +213,7 @@ def edge_slots(
 
 
 def _plain(value: Any) -> str:
-    """Numbers, texts and lists of them; anything else (a tensor) by its type alone."""
+    """Return numbers, texts and lists of them as text; for others the type."""
     if isinstance(value, (list, tuple)):
         return ",".join(map(_plain, value))
     if isinstance(value, float):
@@ -251,7 +225,7 @@ _Form = Callable[[str, Attributes, Sequence[Shape]], str]
 
 
 def _number(name: str, default: float = 0.0, **defaults: float) -> _Form:
-    """A number; its default may hang on the operator."""
+    """Return the form of a number, whose default may depend on the operator."""
 
     def form(operator: str, attributes: Attributes, _: Sequence[Shape]) -> str:
         return _plain(float(attributes.get(name, defaults.get(operator, default))))
@@ -281,7 +255,7 @@ def _perm(_: str, attributes: Attributes, inputs: Sequence[Shape]) -> str:
 
 
 def _kernel(attributes: Attributes, inputs: Sequence[Shape]) -> Sequence[int]:
-    """Given, or that of the weight."""
+    """Return the kernel shape, by default that of the weight."""
     return attributes.get("kernel_shape") or inputs[1][2:]
 
 
@@ -297,7 +271,7 @@ def _per_axis(name: str, default: int) -> _Form:
 
 
 def _pads(operator: str, attributes: Attributes, inputs: Sequence[Shape]) -> str:
-    """Before all axes, then after them; `auto_pad` is worked out as ONNX says it."""
+    """Return padding before all axes, then after them, with `auto_pad` resolved."""
     kernel = _kernel(attributes, inputs)
     auto = attributes.get("auto_pad", "NOTSET")
     if auto == "NOTSET":
@@ -321,13 +295,13 @@ def _pads(operator: str, attributes: Attributes, inputs: Sequence[Shape]) -> str
 
 
 def _count_include_pad(operator: str, attributes: Attributes, inputs: Sequence[Shape]) -> str:
-    """Of no consequence without padding."""
+    """Return the attribute, which is irrelevant without padding."""
     padded = set(_pads(operator, attributes, inputs).split(",")) != {"0"}
     return str(int(padded and attributes.get("count_include_pad", 0)))
 
 
 def _equation(_: str, attributes: Attributes, __: Sequence[Shape]) -> str:
-    """Labels renamed in the order in which they come."""
+    """Return the equation with labels renumbered in the order of their appearance."""
     text = attributes["equation"].replace(" ", "")
     labels = list(dict.fromkeys(letter for letter in text if letter.isalpha()))
     return "".join(str(labels.index(c)) + ";" if c.isalpha() else c for c in text)
@@ -355,44 +329,6 @@ _FORMS: Mapping[str, _Form] = {
     "transB": _number("transB"),
 }
 
-_SHAPES_TELL = (
-    "Celu", "Col2Im", "CumSum", "DepthToSpace", "Dropout", "Expand", "Flatten", "GatherND",
-    "GridSample", "Mod", "Reshape", "Resize", "ScatterElements", "ScatterND", "Selu", "Slice",
-    "SpaceToDepth",
-    "Squeeze", "ThresholdedRelu", "Tile", "TopK", "Trilu", "Unsqueeze",
-)  # fmt: skip
-_REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
-
-_COUNTED: Mapping[str, Sequence[str]] = {
-    **dict.fromkeys(_SHAPES_TELL, ()),
-    **{f"Reduce{name}": ("axes",) for name in _REDUCTIONS},
-    **dict.fromkeys(
-        ["ArgMax", "ArgMin", "Concat", "Gather", "GatherElements", "LogSoftmax", "Softmax",
-         "Split"],
-        ("axis",),
-    ),
-    "AveragePool": ("count_include_pad", "kernel_shape", "pads", "strides"),
-    "BatchNormalization": ("epsilon",),
-    "Cast": ("to",),
-    "Conv": ("dilations", "group", "kernel_shape", "pads", "strides"),
-    "ConvTranspose": (
-        "dilations", "group", "kernel_shape", "output_padding", "pads", "strides",
-    ),
-    "Einsum": ("equation",),
-    "Elu": ("alpha",),
-    "Gemm": ("alpha", "beta", "transA", "transB"),
-    "HardSigmoid": ("alpha", "beta"),
-    "InstanceNormalization": ("epsilon",),
-    "LSTM": ("direction",),
-    "LayerNormalization": ("axis", "epsilon"),
-    "LeakyRelu": ("alpha",),
-    "MaxPool": ("dilations", "kernel_shape", "pads", "strides"),
-    "Pad": ("mode",),
-    "Transpose": ("perm",),
-}  # fmt: skip
-"""What counts of operators that a module's trace emits; of all others every attribute counts."""
-
-
 BYTES_PER_ELEMENT = 4
 
 
@@ -401,24 +337,25 @@ class Node(NamedTuple):
 
     operator: str
     inputs: Sequence[Shape]
-    """Of all inputs, weights included; () for one left out."""
+    """Shapes of all inputs with weights; () for a missing one."""
     outputs: Sequence[Shape]
     parameters: int = 0
     attributes: Mapping[str, Any] = MappingProxyType({})
     sources: Sequence[Source | None] = ()
-    """Of the inputs; None for weights, constants and what is left out."""
+    """Sources of the inputs; None for weights, constants and missing ones."""
 
 
 def assemble(nodes: Sequence[Node], image_type: str, batch_size: int) -> Graph:
-    """The Graph of these nodes, which are in topological order.
+    """Return the Graph of these nodes, which are in topological order.
 
     Args:
-        nodes: with their shapes at this batch size.
-        image_type: element type of the image, such as `float32`.
+        nodes: Nodes with their shapes at this batch size.
+        image_type: Element type of the image, such as `float32`.
+        batch_size: Batch size of the shapes.
 
     Raises:
-        UnsupportedModelError: attributes or shapes that do not fit the operator, or sizes beyond
-            64 bits.
+        UnsupportedModelError: Attributes or shapes that do not fit the operator, or sizes beyond 64
+            bits.
     """
     operators = tuple(node.operator for node in nodes)
     slots = dict(sorted(edge_slots(operators, (node.sources for node in nodes)).items()))
@@ -453,7 +390,7 @@ def assemble(nodes: Sequence[Node], image_type: str, batch_size: int) -> Graph:
 
 
 def _padded(shape: Shape) -> Shape:
-    """Six sizes; the axes from the sixth on are one, so that no element is lost."""
+    """Return six sizes; the product of all axes from the sixth on is the last."""
     if len(shape) > SHAPE_LENGTH:
         shape = (*shape[: SHAPE_LENGTH - 1], math.prod(shape[SHAPE_LENGTH - 1 :]))
     return shape + _PADDING[len(shape)]

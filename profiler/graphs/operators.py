@@ -1,7 +1,7 @@
-"""Which ONNX nodes each PyTorch operator stands for, as PyTorch exports it at opset 17.
+"""Rules that turn PyTorch operators into the ONNX nodes of PyTorch's exporter at opset 17.
 
-A rule gets one call of an operator whose result depends on the images and returns the nodes that
-stand for it. Calls on weights and constants alone are folded and need no rule.
+A rule gets one call of an operator whose result depends on the images, and returns the outputs of
+its nodes. Calls on weights and constants alone are folded and need no rule.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import torch
 
 from trappm.profiler.graphs.builder import Call, Value
 from trappm.profiler.graphs.nodes import Shape
+from trappm.profiler.graphs.operator_table import ATEN
 
 Rule = Callable[[Call], list[Value]]
 
 
 def elementwise(operator: str) -> Rule:
-    """One node of all tensors."""
+    """Return a rule for one node of all tensors."""
 
     def rule(call: Call) -> list[Value]:
         return [call.emit(operator, *call.tensors())]
@@ -29,7 +30,7 @@ def elementwise(operator: str) -> Rule:
 
 
 def binary(operator: str) -> Rule:
-    """One node of the first two operands, where a number stands for a constant."""
+    """Return a rule for one node of the first two operands; numbers are constants."""
 
     def rule(call: Call) -> list[Value]:
         return [call.emit(operator, *_operands(call, *list(call.arguments)[:2]))]
@@ -38,7 +39,7 @@ def binary(operator: str) -> Rule:
 
 
 def _operands(call: Call, *names: str) -> list[Value]:
-    """Of these arguments, in order; numbers are constants."""
+    """Return these arguments in order; numbers are constants."""
     return [call.value(name) or Value(()) for name in names]
 
 
@@ -47,12 +48,12 @@ def alias(call: Call) -> list[Value]:
 
 
 def constant(call: Call) -> list[Value]:
-    """A new tensor of the shape of another, without its values."""
+    """Return new tensors with the shapes of the results, without values."""
     return [Value(shape) for shape in call.shapes]
 
 
 def first(operator: str) -> Rule:
-    """One node of the first tensor, of as many outputs as the call has."""
+    """Return a rule for one node of the first tensor, with the call's number of outputs."""
 
     def rule(call: Call) -> list[Value]:
         return call.builder.emit(operator, [call.input], *call.shapes)
@@ -61,7 +62,7 @@ def first(operator: str) -> Rule:
 
 
 def along(operator: str) -> Rule:
-    """As `first`, along the axis that the call names."""
+    """Return a rule like `first`, along the axis of the call."""
 
     def rule(call: Call) -> list[Value]:
         axis = 0 if call["dim"] is None else call["dim"]
@@ -71,7 +72,7 @@ def along(operator: str) -> Rule:
 
 
 def reduction(operator: str) -> Rule:
-    """As `first`, over the axes that the call names, or all."""
+    """Return a rule like `first`, over the axes of the call, or all."""
 
     def rule(call: Call) -> list[Value]:
         return [call.emit(operator, call.input, axes=_axes(call))]
@@ -85,7 +86,7 @@ def _axes(call: Call) -> list[int]:
 
 
 def pick(operator: str) -> Rule:
-    """Parts of the first operand, by the places in the second, along an axis."""
+    """Return a rule for parts of the first operand, by the indices in the second."""
 
     def rule(call: Call) -> list[Value]:
         values = call.values("weight", "self", "indices", "index")
@@ -95,7 +96,7 @@ def pick(operator: str) -> Rule:
 
 
 def pad(mode: str) -> Rule:
-    """Padding with a constant or what the image has at its edge."""
+    """Return a rule for padding with a constant or with values of the image."""
 
     def rule(call: Call) -> list[Value]:
         given = call["mode"] or mode
@@ -104,16 +105,16 @@ def pad(mode: str) -> Rule:
     return rule
 
 
-def activation(operator: str, **attributes: str | float) -> Rule:
-    """One node of the first tensor; an attribute is a number, or the argument that holds it."""
+def elu(call: Call) -> list[Value]:
+    return [call.emit("Elu", call.input, alpha=float(call["alpha"]))]
 
-    def rule(call: Call) -> list[Value]:
-        values: dict[str, Any] = {
-            k: float(call[v] if isinstance(v, str) else v) for k, v in attributes.items()
-        }
-        return [call.emit(operator, call.input, **values)]
 
-    return rule
+def leaky_relu(call: Call) -> list[Value]:
+    return [call.emit("LeakyRelu", call.input, alpha=float(call["negative_slope"]))]
+
+
+def hard_sigmoid(call: Call) -> list[Value]:
+    return [call.emit("HardSigmoid", call.input, alpha=1 / 6)]
 
 
 def dropout(call: Call) -> list[Value]:
@@ -147,7 +148,7 @@ def sub(call: Call) -> list[Value]:
 
 
 def reversed_sub(call: Call) -> list[Value]:
-    """A number, or another tensor, minus this one."""
+    """Return a number, or another tensor, minus this one."""
     return [call.emit("Sub", *_operands(call, "other", "self"))]
 
 
@@ -157,7 +158,7 @@ def div(call: Call) -> list[Value]:
 
 
 def clamp(call: Call) -> list[Value]:
-    """One Clip for numbers; tensors as bounds are Max and Min."""
+    """Return one Clip for numbers; tensors as bounds are Max and Min."""
     value, bounds = call.input, call.values("min", "max")
     if not any(bound.shape for bound in bounds):
         return [call.emit("Clip", value)]
@@ -177,7 +178,7 @@ def vector_norm(call: Call) -> list[Value]:
 
 
 def variance(call: Call) -> list[Value]:
-    """Mean of the squared differences from the mean, scaled by n / (n - 1) unless switched off."""
+    """Return the mean squared difference from the mean, times n / (n - 1) unless uncorrected."""
     x, axes = call.input, _axes(call)
     mean = call.emit("ReduceMean", x, axes=axes)
     difference = call.emit("Sub", x, mean, shape=x.shape)
@@ -223,7 +224,7 @@ def masked_fill(call: Call) -> list[Value]:
 
 
 def transpose_of(call: Call, value: Value, shape: Shape, perm: Sequence[int]) -> Value:
-    """Two transpositions in a row are one, as the exporter fuses them."""
+    """Transpose a value; two transpositions in a row are one, as in the exporter."""
     before = call.builder.before(value, "Transpose")
     if before is not None:
         value, node = before
@@ -232,7 +233,7 @@ def transpose_of(call: Call, value: Value, shape: Shape, perm: Sequence[int]) ->
 
 
 def transpose(call: Call) -> list[Value]:
-    """The axes in a new order, or two of them swapped."""
+    """Reorder the axes, or swap two of them."""
     rank = len(call.input.shape)
     perm = list(range(rank))
     if call["dims"] is not None:  # permute
@@ -264,7 +265,7 @@ def flatten(call: Call) -> list[Value]:
 
 
 def select(call: Call) -> list[Value]:
-    """An index from the start gathers; one from the end is a slice whose axis is dropped."""
+    """Gather an index from the start; an index from the end is a slice whose axis is dropped."""
     x, axis = call.input, call["dim"] % len(call.input.shape)
     if call["index"] >= 0:
         return [call.emit("Gather", x, Value(()), axis=axis)]
@@ -298,7 +299,7 @@ def stack(call: Call) -> list[Value]:
 
 
 def roll(call: Call) -> list[Value]:
-    """Along each axis two slices, joined the other way round."""
+    """Return two slices along each axis, concatenated in reverse order."""
     value = call.input
     for shift, axis in zip(call["shifts"], call["dims"], strict=True):
         size = value.shape[axis]
@@ -312,7 +313,7 @@ def roll(call: Call) -> list[Value]:
 
 
 def windows(call: Call) -> list[Value]:
-    """Overlapping windows along an axis, which move to a last axis: the exporter takes each out."""
+    """Return overlapping windows along an axis, which the exporter takes out one by one."""
     x, axis = call.input, call["dimension"] % len(call.input.shape)
     rest = (*x.shape[:axis], *x.shape[axis + 1 :], call["size"])
     window = (*x.shape[:axis], call["size"], *x.shape[axis + 1 :])
@@ -334,13 +335,13 @@ def index(call: Call) -> list[Value]:
 
 
 def scatter(call: Call) -> list[Value]:
-    """Writing into a tensor; where nothing of it stays, the result is what was written."""
+    """Write into a tensor; if nothing of it stays, the result is what was written."""
     written = call.value("src") or call.value("values") or Value(())
     return [call.emit("ScatterND", call.input, Value(()), written)]
 
 
 def extremum(operator: str) -> Rule:
-    """Over one axis also the place: a second node."""
+    """Return a rule for a reduction; over one axis a second node gives the indices."""
 
     def rule(call: Call) -> list[Value]:
         if call.value("other") is not None:
@@ -430,7 +431,7 @@ def instance_norm(call: Call) -> list[Value]:
 
 
 def group_norm(call: Call) -> list[Value]:
-    """Instances of one group each, then the scale and shift of each channel."""
+    """Return an instance norm over groups, then scale and shift of each channel."""
     x, groups = call.input, call["num_groups"]
     elements = 1
     for size in x.shape[1:]:
@@ -484,7 +485,7 @@ def mish(call: Call) -> list[Value]:
 
 
 def attention(call: Call) -> list[Value]:
-    """Scaled queries times scaled keys, mask, softmax, times values."""
+    """Return scaled queries times scaled keys, mask, softmax, times values."""
     query, key, value = call.values("query", "key", "value")
     turned = (*key.shape[:-2], key.shape[-1], key.shape[-2])
     scores_shape = (*query.shape[:-1], key.shape[-2])
@@ -510,7 +511,7 @@ def attention(call: Call) -> list[Value]:
 
 
 def adaptive_pool(call: Call) -> list[Value]:
-    """As `tests.onnx_export` writes it."""
+    """Return a global pool, a pool of equal windows, or two products with weights."""
     x, target = call.input, list(call.shapes[0][-2:])
     if target == [1, 1]:
         return [call.emit("GlobalAveragePool", x)]
@@ -535,13 +536,13 @@ def adaptive_max_pool(call: Call) -> list[Value]:
 
 
 def _spread(size: int | Sequence[int], axes: int) -> list[int]:
-    """A number for each axis, of which one may stand for all."""
+    """Return a number for each axis from one or several numbers."""
     sizes = [size] if isinstance(size, int) else list(size)
     return sizes * axes if len(sizes) == 1 else sizes
 
 
 def lstm(call: Call) -> list[Value]:
-    """A node for each layer, both directions in one; it wants time first, and splits directions."""
+    """Return a node for each layer with both directions; time comes first in ONNX."""
     x, weights = call.input, call.sequence("params")
     directions = 2 if call["bidirectional"] else 1
     each = len(weights) // (call["num_layers"] * directions)
@@ -586,7 +587,7 @@ def _weights(values: Sequence[Value]) -> frozenset[int]:
 
 
 def unfold(call: Call) -> list[Value]:
-    """Neighbourhoods as columns: two gathers along rows and columns of the padded image."""
+    """Return neighborhoods as columns: gathers along rows and columns of the padded image."""
     x = call.input
     shape = (*x.shape[:2], *call["kernel_size"], call.shapes[0][-1])
     value = call.emit("Gather", call.emit("Pad", x, shape=x.shape), Value(()), shape=shape)
@@ -594,7 +595,7 @@ def unfold(call: Call) -> list[Value]:
 
 
 def max_pool(axes: int) -> Rule:
-    """In one to three axes; with places, those within each image and channel."""
+    """Return a rule for one to three axes; indices are within each image and channel."""
 
     def rule(call: Call) -> list[Value]:
         window = _window(call, axes)
@@ -612,7 +613,7 @@ def max_pool(axes: int) -> Rule:
 
 
 def average_pool(axes: int) -> Rule:
-    """In one to three axes; zeros that count in the average are an attribute."""
+    """Return a rule for one to three axes."""
 
     def rule(call: Call) -> list[Value]:
         counted = int(call["count_include_pad"])
@@ -623,7 +624,7 @@ def average_pool(axes: int) -> Rule:
 
 
 def _window(call: Call, axes: int) -> dict[str, Any]:
-    """Windows follow one another unless a stride is given."""
+    """Return the window attributes; the default stride is the window's size."""
     kernel = _spread(call["kernel_size"], axes)
     return {
         "kernel_shape": kernel,
@@ -633,7 +634,7 @@ def _window(call: Call, axes: int) -> dict[str, Any]:
 
 
 def fill(call: Call) -> list[Value]:
-    """A whole tensor forgets what it was; of a part, the rest of its memory stays."""
+    """Fill a tensor; a whole tensor forgets its value, a part keeps the rest of its memory."""
     written, tensor = call.value("value"), call.outputs[0]
     if tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes():
         return scatter(call)
@@ -643,7 +644,7 @@ def fill(call: Call) -> list[Value]:
 
 
 def embedding_bag(call: Call) -> list[Value]:
-    """Rows of the table, reduced bag by bag; the exporter writes a loop that no graph can hold."""
+    """Return rows of the table, reduced per bag; the exporter would write a loop."""
     table, places = call.values("weight", "indices")
     shape = (*places.shape, table.shape[-1])
     rows = call.emit("Gather", table, places, shape=shape, axis=0)
@@ -655,7 +656,7 @@ def embedding_bag(call: Call) -> list[Value]:
 
 
 def bilinear(call: Call) -> list[Value]:
-    """The exporter does not know it."""
+    """Return an Einsum; the exporter does not know the operator."""
     left, right, weight = call.values("input1", "input2", "weight")
     product = call.emit("Einsum", left, weight, right, equation="...i,oij,...j->...o")
     bias = call.value("bias")
@@ -663,153 +664,20 @@ def bilinear(call: Call) -> list[Value]:
 
 
 def as_in_the_file(call: Call) -> list[Value]:
-    """An operator of an ONNX file that PyTorch has no form of; its attributes are JSON."""
+    """Return a node of an ONNX file without a form in PyTorch; its attributes are JSON."""
     attributes = json.loads(call["attributes"])
     inputs = call.sequence("inputs")
     return call.builder.emit(call["operator"], inputs, *call.shapes, **attributes)
 
 
-def _named(make: Callable[[str], Rule], names: Mapping[str, str]) -> dict[str, Rule]:
-    """The rule that `make` gives for an ONNX operator, by each of its names in ATen."""
-    return {name: make(operator) for operator, text in names.items() for name in text.split()}
+def _rule(text: str) -> Rule:
+    """Return the rule of this name in the table, such as `gelu` or `elementwise:Mul`."""
+    name, _, argument = text.partition(":")
+    rule: Rule = globals()[name]
+    if argument:
+        rule = globals()[name](int(argument) if argument.isdigit() else argument)
+    return rule
 
 
-_ONE_INPUT = {
-    "Reshape": "reshape reshape_as view view_as _unsafe_view unflatten",
-    "Expand": "expand expand_as broadcast_to",
-    "Tile": "repeat tile repeat_interleave",
-    "Squeeze": "squeeze",
-    "Unsqueeze": "unsqueeze",
-    "Slice": "narrow slice",
-    "CumSum": "cumsum",
-    "TopK": "topk sort",
-    "DepthToSpace": "pixel_shuffle",
-    "SpaceToDepth": "pixel_unshuffle",
-    "Col2Im": "col2im",
-    "Resize": "upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d "
-    "upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa",
-}
-_ELEMENTWISE = {
-    "And": "logical_and",
-    "Clip": "hardtanh relu6",
-    "IsNaN": "isnan",
-    "Mod": "remainder fmod",
-    "Not": "logical_not",
-    "Or": "logical_or",
-    "MatMul": "matmul bmm mm mv",
-    "GridSample": "grid_sampler grid_sampler_2d",
-    "ScatterElements": "scatter",
-    "HardSwish": "hardswish",
-    "Max": "maximum",
-    "Min": "minimum",
-    "Mul": "mul multiply",
-    "PRelu": "prelu _prelu_kernel",
-    "Selu": "selu",
-    "ThresholdedRelu": "threshold",
-}
-_REDUCTIONS = {
-    "ReduceLogSumExp": "logsumexp",
-    "ReduceMax": "amax",
-    "ReduceMean": "mean",
-    "ReduceMin": "amin",
-    "ReduceProd": "prod",
-    "ReduceSum": "sum",
-}
-_ALONG_AN_AXIS = {
-    "ArgMax": "argmax",
-    "ArgMin": "argmin",
-    "LogSoftmax": "log_softmax _log_softmax",
-    "Softmax": "softmax _softmax",
-    "Split": "split split_with_sizes tensor_split",
-}
-
-RULES: Mapping[str, Rule] = {
-    "_adaptive_avg_pool2d": adaptive_pool,
-    "_convolution": conv,
-    "adaptive_avg_pool2d": adaptive_pool,
-    "adaptive_max_pool2d": adaptive_max_pool,
-    "add": add,
-    "addcmul": addcmul,
-    "addmm": addmm,
-    "baddbmm": baddbmm,
-    "batch_norm": batch_norm,
-    "cat": concat,
-    "chunk": chunk,
-    "clamp": clamp,
-    "clamp_max": clamp,
-    "clamp_min": clamp,
-    "concat": concat,
-    "constant_pad_nd": pad("constant"),
-    "copy_": scatter,
-    "div": div,
-    "dropout": dropout,
-    "einsum": einsum,
-    "elu": activation("Elu", alpha="alpha"),
-    "embedding": pick("Gather"),
-    "flatten": flatten,
-    "gather": pick("GatherElements"),
-    "gelu": gelu,
-    "group_norm": group_norm,
-    "hardsigmoid": activation("HardSigmoid", alpha=1 / 6),
-    "im2col": unfold,
-    "index": index,
-    "index_put_": scatter,
-    "index_select": pick("Gather"),
-    "instance_norm": instance_norm,
-    "layer_norm": layer_norm,
-    "leaky_relu": activation("LeakyRelu", alpha="negative_slope"),
-    "lerp": lerp,
-    "linalg_vector_norm": vector_norm,
-    "linear": linear,
-    "lstm": lstm,
-    "masked_fill": masked_fill,
-    "mish": mish,
-    "pad": pad("constant"),
-    "eq": binary("Equal"),
-    "ge": binary("GreaterOrEqual"),
-    "gt": binary("Greater"),
-    "le": binary("LessOrEqual"),
-    "lt": binary("Less"),
-    "pow": binary("Pow"),
-    "reflection_pad2d": pad("reflect"),
-    "replication_pad2d": pad("edge"),
-    "rms_norm": rms_norm,
-    "roll": roll,
-    "rsqrt": inverse_root,
-    "rsub": reversed_sub,
-    "scaled_dot_product_attention": attention,
-    "select": select,
-    "silu": silu,
-    "square": square,
-    "stack": stack,
-    "std": deviation,
-    "std_mean": deviation,
-    "sub": sub,
-    "unbind": unbind,
-    "unfold": windows,
-    "var": variance,
-    "var_mean": variance,
-    "where": where,
-    "bilinear": bilinear,
-    "trappm::onnx": as_in_the_file,
-    "flip": first("Slice"),
-    "max": extremum("Max"),
-    "min": extremum("Min"),
-    **{f"conv{n}d": conv for n in (1, 2, 3)},
-    **{f"conv_transpose{n}d": conv_transpose for n in (1, 2, 3)},
-    **dict.fromkeys(("permute", "transpose", "t", "swapaxes", "movedim"), transpose),
-    **dict.fromkeys(("to", "type_as", "_to_copy", "float", "half"), cast),
-    **dict.fromkeys(("alias", "clone", "contiguous", "detach", "lift_fresh"), alias),
-    **dict.fromkeys(("zero_", "fill_"), fill),
-    **{f"new_{name}": constant for name in ("empty", "full", "ones", "zeros")},
-    **{f"{name}_like": constant for name in ("empty", "full", "ones", "zeros")},
-    **{f"max_pool{n}d": max_pool(n) for n in (1, 2, 3)},
-    **{f"max_pool{n}d_with_indices": max_pool(n) for n in (1, 2, 3)},
-    **{f"avg_pool{n}d": average_pool(n) for n in (1, 2, 3)},
-    **dict.fromkeys(("embedding_bag", "_embedding_bag"), embedding_bag),
-    **_named(first, _ONE_INPUT),
-    **_named(elementwise, _ELEMENTWISE),
-    **_named(reduction, _REDUCTIONS),
-    **_named(along, _ALONG_AN_AXIS),
-}
+RULES: Mapping[str, Rule] = {row.operator: _rule(row.rule) for row in ATEN.values() if row.rule}
 """By the name of the ATen operator; its in-place form (`relu_`) has the same rule."""

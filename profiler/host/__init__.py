@@ -1,1 +1,1 @@
-"""This machine and this process: /proc, environments, forks, the data folder."""
+"""Facts of this machine and process, forks, and the data folder."""

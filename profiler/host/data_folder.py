@@ -1,4 +1,4 @@
-"""Where all our data is kept, found without a database, so that predictions start quickly."""
+"""The folder of all data; found without a database, so that predictions start quickly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VARIABLE = "TRAPPM_HOME"
 
 
 def data_folder() -> Path:
-    """The folder that TRAPPM_HOME names, else the user's data folder; maybe not there yet."""
+    """Return TRAPPM_HOME, or else the user's data folder; it may not exist yet."""
     named = os.environ.get(VARIABLE)
     path = Path(named).expanduser() if named else user_data_path("trappm", appauthor=False)
     return path.absolute()

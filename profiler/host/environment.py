@@ -1,11 +1,9 @@
-"""What surrounded a measurement: the facts that make two labels comparable, or not.
+"""Facts about the environment of a measurement, which decide whether labels are comparable.
 
-A device gives the hardware and software facts (`Device.environment`), which hold for all its
-measurements; a run adds its own (threads, precision, load). `stack_fingerprint` hashes the few that
-decide whether labels may be mixed, so it is the same for both.
-
-A fact that joined these few later counts only where it was recorded. So a label keeps the
-fingerprint that it was stored with, and what was measured before and after is kept apart.
+A device gives the facts of its hardware and software (`Device.environment`); a run adds its own
+(precision, load). `stack_fingerprint` hashes the few that decide whether labels may be mixed. A
+fact that was added to them later counts only where it was recorded, so stored fingerprints stay
+valid.
 """
 
 from __future__ import annotations
@@ -26,17 +24,16 @@ from trappm.profiler.host import procfs
 from trappm.profiler.records import Configuration
 
 MEASURING_VERSION = 2
-"""The protocol's version: raised whenever a change to this room changes what a label means.
+"""Version of the protocol, raised with every change of what a label means.
 
-2: ordinary gains, gradients scaled by 65,536, a GPU that is busy at either end of the window.
+2: ordinary gains, gradients scaled by 65,536, a GPU that is busy at both ends of the window.
 """
 
 CORES_VERSION = 3
-"""The same for one process on cores of a host: steps that others disturbed are rejected, and what a
-step lost to them is subtracted."""
+"""The same for one process on CPU cores: disturbed steps are rejected, lost time subtracted."""
 
 SEED = 0
-"""Seeds weights, images and targets of every measurement; none of them changes its cost."""
+"""Seed of weights, images and targets of every measurement; it does not change their cost."""
 
 _STACK = (
     "device",
@@ -56,13 +53,14 @@ _STACK = (
 _JOINED_LATER = (
     "switches", "ecc_enabled", "device_clock_mhz", "host_cpu", "strategy", "collectives", "nccl",
 )  # fmt: skip
-"""Of the stack too, where they are known: environment variables; of a GPU error correction, the
-clock that a user has set, and the processor that launches its kernels; of ranks how they share a
-step, and the library that they talk by."""
+"""Further facts of the stack, if they are known.
+
+Environment variables; of a GPU its error correction, the clock set by a user and the host's CPU;
+of several ranks their strategy and their communication library.
+"""
 
 _USUAL_MEMORY = (None, "none", "nvml process memory", "peak resident set")
-"""Ways of counting memory that belong to a device, and that make no other stack of it; `none`
-counts nothing."""
+"""Methods of counting memory that do not make another stack."""
 
 _SWITCHES = (
     "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUDA_LAUNCH_BLOCKING",
@@ -75,16 +73,16 @@ _SWITCHES = (
     "OMP_WAIT_POLICY", "OMP_DYNAMIC", "OMP_SCHEDULE", "GOMP_SPINCOUNT", "KMP_BLOCKTIME",
     "GLIBC_TUNABLES", "MALLOC_CONF", "LD_PRELOAD",
 )  # fmt: skip
-"""Environment variables that change what a step costs; OMP_NUM_THREADS does not, as we set it."""
+"""Environment variables that change the time or memory of a step (OMP_NUM_THREADS is set by us)."""
 
 
 def utc_now() -> str:
-    """Now in UTC, ISO 8601, to the microsecond."""
+    """Return the time in UTC, ISO 8601, to the microsecond."""
     return datetime.now(UTC).isoformat()
 
 
 def host_facts() -> dict[str, Any]:
-    """Host, processor and software versions, from package metadata: torch is not imported."""
+    """Return the facts of host, processor and software without importing torch."""
     return {**_machine_facts(), "switches": _switches()}
 
 
@@ -111,7 +109,7 @@ def _switches() -> dict[str, str]:
 
 
 def run_facts(configuration: Configuration) -> dict[str, Any]:
-    """What one run adds: how it computes, when, and how busy the host was before."""
+    """Return the facts of one run: how it computes, when, and the load before it."""
     return {
         "precision": configuration.precision.value,
         "memory_format": configuration.memory_format.value,
@@ -124,9 +122,9 @@ def run_facts(configuration: Configuration) -> dict[str, Any]:
 
 
 def stack_facts(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of an environment that decide whether labels may be mixed.
+    """Return the facts that decide whether labels may be mixed.
 
-    The host's name, kernel and load do not count; two equal nodes are one device.
+    Host name, kernel and load do not count: two equal nodes are one device.
     """
     later = {name: environment.get(name) for name in _JOINED_LATER}
     known = {name: fact for name, fact in later.items() if fact is not None and fact != {}}
@@ -138,13 +136,13 @@ def stack_facts(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stack_fingerprint(environment: Mapping[str, Any]) -> str:
-    """16 hexadecimal digits, equal where labels may be mixed: same hardware, software and rules."""
+    """Return 16 hexadecimal digits that are equal for labels that may be mixed."""
     text = json.dumps(stack_facts(environment), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def stack_difference(other: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
-    """In what the stack of one environment differs from another's, in words; None if in nothing."""
+    """Return the differences between the stacks of two environments as text, or None."""
     there, ours = stack_facts(other), stack_facts(here)
     differences = [
         f"{name} {there.get(name)!r} instead of {ours.get(name)!r}"
@@ -155,7 +153,7 @@ def stack_difference(other: Mapping[str, Any], here: Mapping[str, Any]) -> str |
 
 
 def _code_version() -> tuple[str | None, str | None]:
-    """The installed version, with the git commit where this runs from a checkout; or why not."""
+    """Return the installed version with the commit of a checkout, or why it is missing."""
     version, commit = _version("trappm"), code_commit()
     if commit.name is not None:
         return (f"{version}+{commit.name}" if version else commit.name), None
@@ -172,7 +170,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _cpu_model() -> str:
-    """The processor's name, with family and model: virtual machines often say only "AMD EPYC"."""
+    """Return name, family and model: virtual machines often report only "AMD EPYC"."""
     facts: dict[str, str] = {}
     with open("/proc/cpuinfo", encoding="utf-8") as lines:
         for line in lines:
@@ -190,7 +188,7 @@ def _cpu_model() -> str:
 
 
 class Commit(NamedTuple):
-    """A commit, or why a checkout's is not known; neither for what runs from no checkout."""
+    """Commit of the code, or why that of a checkout is unknown; neither outside of a checkout."""
 
     name: str | None
     """12 hexadecimal digits, with `-dirty` where files were changed."""
@@ -199,7 +197,7 @@ class Commit(NamedTuple):
 
 @cache
 def code_commit() -> Commit:
-    """The commit that this code stands at; asked of git once in a process."""
+    """Return the commit of this code, cached per process."""
     here = Path(__file__).resolve()  # the rooms stand as links in `trappm/`
     if not any((folder / ".git").exists() for folder in here.parents):
         return Commit(None)
@@ -209,9 +207,9 @@ def code_commit() -> Commit:
         words = ("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
         return Commit(_git(here.parent, *words))
     except subprocess.CalledProcessError as error:
-        return Commit(None, f"the checkout's commit is not told: {error.stderr.strip() or error}")
+        return Commit(None, f"the checkout's commit is unknown: {error.stderr.strip() or error}")
     except (OSError, subprocess.SubprocessError) as error:
-        return Commit(None, f"the checkout's commit is not told: {error}")
+        return Commit(None, f"the checkout's commit is unknown: {error}")
 
 
 def _git(folder: Path, *words: str) -> str:

@@ -1,15 +1,13 @@
-"""A fork server of our own: runs a function in a fresh fork of a process that is already warm.
+"""A fork server: runs a function in a fresh fork of a process that has torch and timm loaded.
 
     worker ── requests, kill ──> server (torch and timm imported, no thread, no CUDA context)
       ^  └──────── pid, exit ─────┘ └─ fork ─> child: runs the function, writes JSON lines
-      └────── messages, what it prints ──────────┘
+      └────── messages, output ──────────────────┘
 
-The standard library's fork server is one per process, imports the caller's main module again, and
-lives on as long as a child of a killed worker does. This one belongs to its `ForkServer`. Nothing
-outlives the worker: the server sees the worker's end of the socket close, kills its child and ends,
-and a child is killed by the kernel when the server dies. Whatever a child has started ends with it,
-in its process group or out of it. What the server and its children print comes through a pipe, of
-which only the end is kept: it explains a crash.
+The fork server of the standard library is one per process, imports the main module again, and
+survives a killed worker while it has children. Here nothing survives the worker: the server ends
+when its socket closes, and kills its child and all processes that the child has started. The end of
+what server and children print is kept to explain a crash.
 """
 
 from __future__ import annotations
@@ -38,13 +36,13 @@ from trappm.profiler.errors import TrappmError
 MAX_REQUEST_BYTES = 1 << 16
 
 _STRAYS_TIMEOUT_S = 5.0
-"""How long to kill what a child has left behind, before going on without its end."""
+"""Time to kill the processes that a child left behind."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def serve(control_fd: int, preload: Sequence[str]) -> None:
-    """The server's whole life: warm up, then fork a child per request until the worker is gone."""
+    """Run the server: import modules, then fork one child per request until the worker ends."""
     for module in preload:
         importlib.import_module(module)
     # Orphans of a child become ours, so that none is left behind.
@@ -72,7 +70,7 @@ def serve(control_fd: int, preload: Sequence[str]) -> None:
 
 
 def _watch(pid: int, control: socket.socket) -> bool:
-    """Waits for the child's end, killing it on request; False when the worker is gone."""
+    """Wait for the child's end, or kill it on request; return False if the worker has ended."""
     worker_lives = True
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.setpgid(pid, pid)  # the child does so too: whoever comes first
@@ -96,7 +94,7 @@ def _watch(pid: int, control: socket.socket) -> bool:
 
 
 def _end_family(pid: int) -> int:
-    """Kills the child and whatever it has started; the child's wait status."""
+    """Kill the child and all processes that it has started; return the child's wait status."""
     # The whole group in one stroke, which no fork outruns.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
@@ -123,14 +121,14 @@ def _kill_strays() -> None:
 
 
 def end_with(parent: int) -> None:
-    """Has the kernel kill this process when its parent, which has forked it, dies."""
+    """Have the kernel kill this process when its parent dies."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)  # it died before it could take us along
 
 
 def _child(request: Mapping[str, Any], pipe: int, server: int) -> None:
-    """Runs the function and leaves without any clean-up: the kernel frees faster."""
+    """Run the function and exit without clean-up, which is faster."""
     status, own_pid = 1, os.getpid()
     try:
         with contextlib.suppress(PermissionError):
@@ -164,9 +162,9 @@ _MAX_MESSAGE_BYTES = 64 << 20
 _PRINTED_BYTES = 2000
 _CHUNK_BYTES = 1 << 16
 _ANSWER_TIMEOUT_S = 30.0
-"""For a fork or a kill: a server that takes longer is stuck, or its child cannot be killed."""
+"""Time for a fork or a kill, after which the server counts as stuck."""
 _STOP_TIMEOUT_S = 5.0
-"""For a server to end with all that it has started, before it is killed."""
+"""Time for the server to end before it is killed."""
 
 
 _SECRET_NAME = re.compile(
@@ -174,7 +172,7 @@ _SECRET_NAME = re.compile(
     r"|^TRAPPM_DATABASE$",
     re.IGNORECASE,
 )
-"""Names of variables with secrets; `PG` begins those that libpq reads."""
+"""Names of variables with secrets; those with `PG` are read by libpq."""
 _URL_WITH_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]*@")
 
 
@@ -197,11 +195,11 @@ def forget_secrets() -> None:
 
 
 class ForkServerError(TrappmError):
-    """The fork server ended, never came up or does not answer; the next fork starts another."""
+    """The fork server ended, never started or does not respond; the next fork restarts it."""
 
 
 class ForkServer:
-    """The worker's side: one warm server process, one forked child at a time."""
+    """The worker's side: one warm server process, and one forked child at a time."""
 
     def __init__(
         self,
@@ -211,9 +209,13 @@ class ForkServer:
         environment: Mapping[str, str] | None = None,
         folder: str | None = None,
     ) -> None:
-        """`environment` and `folder` are those of the server, instead of the worker's own.
+        """Create the server; it starts with the first fork, and gets no secrets.
 
-        The server gets no secrets from either environment.
+        Args:
+            preload: Modules to import before any fork.
+            start_timeout_s: Time for these imports.
+            environment: Environment of the server; by default the worker's.
+            folder: Working directory of the server; by default the worker's.
         """
         self._preload = list(preload)
         self._start_timeout_s = start_timeout_s
@@ -236,10 +238,10 @@ class ForkServer:
         return self._tail.decode(errors="replace").strip()
 
     def start(self) -> None:
-        """Starts the server unless it runs, and waits until it is warm.
+        """Start the server unless it runs, and wait until it is ready.
 
         Raises:
-            ForkServerError: it ended before it was warm, or took longer than `start_timeout_s`.
+            ForkServerError: It ended early, or took longer than `start_timeout_s`.
         """
         self.begin()
         if self._is_warm:
@@ -254,10 +256,10 @@ class ForkServer:
         self._is_warm = True
 
     def begin(self) -> None:
-        """Starts the server unless it runs, and leaves it to warm up.
+        """Start the server unless it runs, without waiting.
 
         Raises:
-            ForkServerError: it could not be started.
+            ForkServerError: It could not be started.
         """
         if self._process is not None and self._process.poll() is None:
             return
@@ -296,10 +298,10 @@ class ForkServer:
             os.close(output)
 
     def fork(self, function: str, argument: Message) -> Child:
-        """Forks a child that calls `function` ("module:name") with the argument and a `Send`.
+        """Fork a child that calls `function` ("module:name") with the argument and a `send`.
 
         Raises:
-            ForkServerError: the server could not be started, died or did not answer.
+            ForkServerError: The server could not be started, ended or did not respond.
         """
         self.start()
         assert self._control is not None  # noqa: S101  # started above
@@ -319,7 +321,7 @@ class ForkServer:
         return Child(self, read_end)
 
     def stop(self) -> None:
-        """Ends the server and whatever child it has. May be called again."""
+        """End the server and its child. May be called again."""
         if self._control is not None:
             self._control.close()  # for a healthy server, the sign to end with all its children
             self._control = None
@@ -342,9 +344,9 @@ class ForkServer:
             self._output = None
 
     def wait(self, message_pipe: int | None, timeout_s: float) -> set[str]:
-        """Waits for `message`s of the child or a `packet` of the server; empty: neither yet.
+        """Wait for a `message` of the child or a `packet` of the server.
 
-        Reads away what is printed meanwhile, so that a child that prints much does not block.
+        Output is read away, so that a child that prints much does not block.
         """
         assert self._control is not None  # noqa: S101  # whoever waits has started it
         with selectors.DefaultSelector() as selector:
@@ -359,10 +361,10 @@ class ForkServer:
         return ready - {"printed"}
 
     def packet(self) -> bytes:
-        """What the server says next.
+        """Return the next packet of the server.
 
         Raises:
-            ForkServerError: it has died.
+            ForkServerError: The server has ended.
         """
         assert self._control is not None  # noqa: S101  # whoever waits has started it
         try:
@@ -374,10 +376,10 @@ class ForkServer:
         return packet
 
     def kill_child(self) -> int:
-        """Has the child killed; its exit code.
+        """Have the child killed and return its exit code.
 
         Raises:
-            ForkServerError: the server has died, or the child does not end.
+            ForkServerError: The server has ended, or the child does not end.
         """
         assert self._control is not None  # noqa: S101  # there is a child
         with contextlib.suppress(OSError):
@@ -385,14 +387,14 @@ class ForkServer:
         return int(self._answer(_ANSWER_TIMEOUT_S))
 
     def interrupt(self) -> None:
-        """Has the child killed, if there is one; every thread that waits for it notices."""
+        """Have the child killed, if any; all threads that wait for it notice."""
         control = self._control
         if control is not None:
             with contextlib.suppress(OSError):
                 control.send(b"kill")
 
     def child_ended(self) -> None:
-        """From here on its number may be another process's."""
+        """Forget the child's process id, which may be used again from now on."""
         self._child_pid = None
 
     def _answer(self, timeout_s: float) -> bytes:
@@ -405,7 +407,7 @@ class ForkServer:
         return self.packet()
 
     def _read_output(self) -> bool:
-        """Takes some of what is printed; False when there is no more for now, or for ever."""
+        """Read some of the output; return False if there is no more for now."""
         if self._output is None:
             return False
         try:
@@ -429,16 +431,17 @@ class Child:
         self._pipe = read_end
         self._rest = b""
         self.exit_code: int | None = None
-        """Set once it has ended; -9 when a SIGKILL ended it. None also when the server died."""
+        """Set at its end; -9 after SIGKILL. None also if the server ended."""
 
     def messages(self, deadline: Callable[[], float]) -> Iterator[Message]:
-        """What the child sends, until it ends.
+        """Yield what the child sends, until it ends.
 
-        `deadline` is asked before every wait, in seconds of `time.monotonic`.
+        Args:
+            deadline: Called before every wait; in seconds of `time.monotonic`.
 
         Raises:
-            TimeoutError: the deadline has passed; the child still runs (see `kill`).
-            ForkServerError: the server has died, and the child with it; or what came is no message.
+            TimeoutError: The deadline has passed, and the child still runs (see `kill`).
+            ForkServerError: The server has ended, or the pipe has something else than messages.
         """
         pipe: int | None = self._pipe
         while self.exit_code is None:
@@ -459,10 +462,10 @@ class Child:
                 yield from self._lines(data)
 
     def kill(self) -> None:
-        """Kills the child and waits for its end.
+        """Kill the child and wait for its end.
 
         Raises:
-            ForkServerError: the server has died, and the child with it; or the child does not end.
+            ForkServerError: The server has ended, or the child does not end.
         """
         if self.exit_code is None:
             self._ended(self._server.kill_child())

@@ -1,4 +1,4 @@
-"""The few numbers about this process and this machine that Linux keeps in /proc and /sys."""
+"""Numbers about this process and this machine from /proc and /sys."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 _USER_NICE_SYSTEM = slice(3)
 _STEAL = 7
-"""Place of the stolen time among the numbers of a core in /proc/stat."""
+"""Index of the stolen time of a core in /proc/stat."""
 
 
 def memory_status_kib() -> dict[str, int]:
-    """The `Vm*` and `Rss*` lines of this process's status, in KiB."""
+    """Return the `Vm*` and `Rss*` lines of this process's status in KiB."""
     status = {}
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         name, _, value = line.partition(":")
@@ -31,12 +31,12 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 def can_reset_peak_resident() -> bool:
-    """Whether the kernel has what `reset_peak_resident` needs."""
+    """Return whether the kernel supports `reset_peak_resident`."""
     return os.access(_CLEAR_REFS, os.W_OK)
 
 
 def reset_peak_resident() -> bool:
-    """Sets VmHWM of this process back to its resident set; False where the kernel forbids it."""
+    """Reset this process's VmHWM to its resident set; return False if not permitted."""
     try:
         _CLEAR_REFS.write_text("5", encoding="ascii")
     except OSError:
@@ -45,9 +45,10 @@ def reset_peak_resident() -> bool:
 
 
 def available_memory_mib(*, proc: Path = Path("/proc"), cgroups: Path = CGROUPS) -> float:
-    """Memory that a new process may take without swapping, within all of this process's cgroups.
+    """Return the memory that a new process may take without swapping, in MiB.
 
-    A job of Slurm or Kubernetes is limited by its own group, or by any group around it.
+    All cgroups around this process count: Slurm and Kubernetes limit a job by its own or an outer
+    one.
     """
     rooms = [_meminfo_kib(proc / "meminfo", "MemAvailable") / 1024]
     rooms += [limit - used for limit, used in _memory_limits_mib(proc, cgroups)]
@@ -55,7 +56,7 @@ def available_memory_mib(*, proc: Path = Path("/proc"), cgroups: Path = CGROUPS)
 
 
 def allowed_memory_mib(*, proc: Path = Path("/proc"), cgroups: Path = CGROUPS) -> float:
-    """The same, if no other process took any: the machine's memory, or the smallest cgroup's."""
+    """Return the memory of the machine or of the smallest cgroup, in MiB."""
     limits = [limit for limit, _ in _memory_limits_mib(proc, cgroups)]
     return min([_meminfo_kib(proc / "meminfo", "MemTotal") / 1024, *limits])
 
@@ -65,7 +66,7 @@ _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 def _memory_limits_mib(proc: Path, cgroups: Path) -> Iterator[tuple[float, float]]:
-    """Limit of each cgroup that bounds this process's memory, and what is in use of it."""
+    """Yield the limit and the used memory of each cgroup of this process, in MiB."""
     for group, (limit, used, reclaimable) in _memory_groups(proc, cgroups):
         try:
             limit_bytes = int((group / limit).read_text(encoding="ascii"))  # v2 may say "max"
@@ -79,7 +80,7 @@ def _memory_limits_mib(proc: Path, cgroups: Path) -> Iterator[tuple[float, float
 
 
 def _memory_groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
-    """The cgroups that bound this process's memory, with the names of their files."""
+    """Yield the cgroups that limit this process's memory, with their files' names."""
     try:
         lines = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -98,12 +99,11 @@ def _memory_groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, tuple[str,
 
 
 def total_memory_mib() -> float:
-    """Memory of this machine."""
     return _meminfo_kib(Path("/proc/meminfo"), "MemTotal") / 1024
 
 
 def kernel_oom_kills() -> int:
-    """How often the kernel has killed a process of this machine for lack of memory; 0 if untold."""
+    """Return the number of OOM kills on this machine, or 0 if unavailable."""
     try:
         lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -148,12 +148,12 @@ def lost_ms(before: Mapping[str, int], after: Mapping[str, int]) -> float:
 
 
 def stolen_cpu_s(cores: Iterable[int]) -> float:
-    """Seconds of these cores that a hypervisor gave to others, since the machine started."""
+    """Return the seconds that a hypervisor took from these cores since the machine started."""
     return _core_seconds(cores, slice(_STEAL, _STEAL + 1))
 
 
 def busy_cpu_s(cores: Iterable[int]) -> float:
-    """Seconds in which these cores ran processes, whose ever, since the machine started."""
+    """Return the seconds in which these cores ran any process since the machine started."""
     return _core_seconds(cores, _USER_NICE_SYSTEM)
 
 
@@ -169,13 +169,13 @@ def _core_seconds(cores: Iterable[int], kinds: slice) -> float:
 
 
 class LostTime:
-    """How much of its processor time this process had to wait for, since this was made.
+    """Processor time that this process had to wait for since the object was created.
 
     Args:
-        cores: those that it may use.
-        threads: how many of its threads are to run at once.
-        has_helpers: whether it has more threads than cores, which wait for each other; then what
-            others had of its cores counts, by the kernel's clock ticks.
+        cores: Cores that the process may use.
+        threads: Number of its threads that run at once.
+        has_helpers: Whether more threads than cores wait for each other. Then the time that other
+            processes had on the cores counts, by the kernel's clock ticks.
     """
 
     def __init__(self, cores: Iterable[int], threads: int, *, has_helpers: bool = False) -> None:
@@ -190,7 +190,7 @@ class LostTime:
         self._begin = time.perf_counter()
 
     def facts(self) -> dict[str, float | int | None]:
-        """For the environment record; `lost_cpu_share` is None where the kernel does not tell."""
+        """Return facts for the environment; `lost_cpu_share` is None if unavailable."""
         seconds = time.perf_counter() - self._begin
         waited_s = run_queue_wait_s()
         stolen_s = stolen_cpu_s(self._cores) - self._stolen_s
@@ -212,11 +212,11 @@ class LostTime:
         }
 
     def _others(self) -> float:
-        """Seconds of its cores that were not this process's own."""
+        """Return the seconds of its cores that other processes used."""
         return busy_cpu_s(self._cores) - _own_cpu_s()
 
     def _others_of_host(self) -> float:
-        """Seconds of all cores of the host that were not this process's own."""
+        """Return the seconds of all cores that other processes used."""
         return busy_cpu_s(range(os.cpu_count() or 1)) - _own_cpu_s()
 
 
@@ -226,7 +226,7 @@ def _own_cpu_s() -> float:
 
 
 def first_sibling(cpu: int) -> int:
-    """The lowest-numbered hardware thread of the core that this one belongs to."""
+    """Return the lowest-numbered hardware thread of this thread's core."""
     path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     try:
         return int(path.read_text(encoding="ascii").replace("-", ",").split(",")[0])

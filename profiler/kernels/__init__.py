@@ -1,1 +1,1 @@
-"""Kernels alone: one operator with shapes and types, run and timed on a device, or traced."""
+"""Single kernels with shapes and types, timed on a device or traced."""

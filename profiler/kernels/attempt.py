@@ -1,8 +1,8 @@
-"""Timing kernel calls, inside the measuring child: lock, prepare, one call after the other.
+"""Timing of kernel calls, inside the measuring child.
 
-The child says what it can time before it begins, which call it is at, and each result as it comes,
-so that the parent, if the child dies, knows what is left. After an error that may have left the
-device in disorder it ends, and the parent goes on with another child.
+The child sends the list of calls, the current call and each result, so that the parent knows what
+is left if the child dies. After an error that may have broken the device's state it ends, and
+another child continues.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from trappm.profiler.kernels.running import PreparedCall, Run, tf32_allowed
 from trappm.profiler.measuring.attempt import explain, hold_lock
 from trappm.profiler.records import Configuration, Outcome, Precision
 from trappm.profiler.records import Protocol as StepProtocol
-from trappm.profiler.steps.sampling import sample
-from trappm.profiler.steps.stability import judge
+from trappm.profiler.steps.sampling import judge, sample
 from trappm.profiler.steps.step import Step, StepRun, fill_window
 
 _SAMPLING_SHARE = 0.4
-"""Of a call's share of the time, what its samples may take; the rest is for what surrounds them."""
+"""Share of a call's time for its samples; the rest is for their preparation."""
 _NOT_METERED = "left out, to save time: only one call of each kind is metered"
 _SHARED = "left out: several ranks share it"
 _WARMING_WIDTH = 1024
@@ -47,10 +46,10 @@ class _Prepare(Protocol):
 
 
 def attempt(request: Mapping[str, Any], send: _Send) -> None:
-    """Times the calls of the request (see `characterise`), and sends what came of each.
+    """Time the calls of the request (see `characterise`), and send the results.
 
     Raises:
-        TrappmError: the device's lock was not to be had, or it is not here.
+        TrappmError: The device is missing, or its lock was not available in time.
     """
     device = device_to_time(request["device"])
     prepare = _prepare_of(request["run"])
@@ -85,7 +84,7 @@ def _catalogue(device: StepDevice) -> list[KernelCall]:
 
 
 def protocol_of(seconds: float, calls: int) -> StepProtocol:
-    """How so many calls are timed in so many seconds: a share for each."""
+    """Return the protocol for this number of calls in this time."""
     return StepProtocol(
         name="kernels",
         warmup_steps=1,
@@ -107,14 +106,14 @@ def _prepare_of(name: str | None) -> _Prepare:
 
 
 class Timing:
-    """Times calls until they are done or the time is up; what was unstable once more, if it lasts.
+    """Times calls until they are done or the time is up; unstable ones once more if there is time.
 
     Args:
-        device: prepared.
-        calls: in their order.
-        seconds: that all of them may take.
-        prepare: makes what runs a call.
-        send: hears how each begins.
+        device: Prepared device.
+        calls: Calls in their order.
+        seconds: Time for all of them.
+        prepare: Prepares a call.
+        send: Receives the start of each call.
     """
 
     def __init__(
@@ -147,7 +146,7 @@ class Timing:
                 yield self._measured(call)
 
     def _warm_up(self) -> None:
-        """An idle GPU takes a while to raise its clocks."""
+        """Run products until an idle GPU has raised its clocks."""
         begin, width = time.monotonic(), _WARMING_WIDTH
         if not self._device.min_warmup_s:
             return
@@ -235,15 +234,17 @@ _CPU_CHECKS = {
     DataType.FP16: ("_is_avx512_fp16_supported", "_is_amx_fp16_supported"),
     DataType.BF16: ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),
 }
-"""Of torch.cpu: whether the processor computes in the type by itself. Both types run everywhere,
-but converted to 32 bits and back, which no library takes for fast."""
+"""Functions of torch.cpu that tell whether a processor computes in a type natively.
+
+Others convert to 32 bits and back, which is slow.
+"""
 _AMPERE = 8
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _SIZE = re.compile(r"(\d+)([KM])")
 
 
 def abilities_of(device: StepDevice) -> Abilities:
-    """What kernels to time on a prepared device."""
+    """Return what a prepared device can compute."""
     where = device.torch_device
     is_cpu = where.type == "cpu"
     return Abilities(
@@ -255,7 +256,7 @@ def abilities_of(device: StepDevice) -> Abilities:
 
 
 def cache_bytes(where: torch.device, caches: Path = _CACHES) -> dict[str, int]:
-    """The device's caches of data by name, `L1` to `L3`, as far as they are told."""
+    """Return the device's data caches by name, `L1` to `L3`, as far as known."""
     if where.type == "cuda":
         size = getattr(torch.cuda.get_device_properties(where), "L2_cache_size", 0)
         return {"L2": int(size)} if size else {}

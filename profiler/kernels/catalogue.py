@@ -1,11 +1,11 @@
-"""Which kernels a device is known by: 150 to 300 that cover what the recorder tells apart.
+"""The 150 to 300 kernels that characterize a device, one of each kind that traces distinguish.
 
     launches, copies through every level of cache, sustained peaks      the ceilings
-    products, convolutions, norms, softmax, attention, ...              how far below each stays
+    products, convolutions, norms, softmax, attention, ...              distance from them
 
-Shapes are those of layers of well-known networks; the batch is chosen for the work: small enough
-for launches and caches to show, and large enough to fill the device. The ceilings come first, and
-the rest in an order by chance, so that what a budget of time cuts off is a uniform part of it.
+Shapes are those of layers of well-known networks; the batch is small enough to show launches and
+caches, or large enough to fill the device. Ceilings come first, the rest in random order, so that a
+budget of time cuts off a uniform part.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from trappm.profiler.records import MemoryFormat
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _LARGEST_SHARE = 1 / 16
-"""Of the device's memory, what one tensor may take at most: a call has a few of them."""
+"""Largest share of the device's memory for one tensor; a call has a few of them."""
 _LARGEST_COLLECTIVE_BYTES = 256 * _MIB
 _COLLECTIVE_BYTES = tuple(_KIB << step for step in range(19))
-"""Of the tensors that ranks sum or gather: from 1 KiB to 256 MiB, by factors of two."""
+"""Sizes of collectives: from 1 KiB to 256 MiB, by factors of two."""
 _LADDER_BYTES = tuple(4 * _KIB << (2 * step) for step in range(10))
-"""Of the tensors that are copied: from 4 KiB to 1 GiB, by factors of four."""
+"""Sizes of copies: from 4 KiB to 1 GiB, by factors of four."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Abilities:
-    """What a device can, and how much work keeps it busy."""
+    """What a device can compute, and how much work keeps it busy."""
 
     memory_mib: float
     data_types: tuple[DataType, ...] = (DataType.FP32,)
-    """Those that it computes in by itself; what is emulated says nothing about it."""
+    """Native types."""
     has_tf32: bool = False
     is_cpu: bool = False
 
     @property
     def busy_flops(self) -> float:
-        """Of a product that keeps it busy for some milliseconds, in fp32."""
+        """Operations in fp32 of a product that takes some milliseconds."""
         return 1e9 if self.is_cpu else 1e10
 
     @property
     def busy_bytes(self) -> float:
-        """Of a tensor that no cache holds."""
+        """Bytes of a tensor that no cache holds."""
         wanted = 64 * _MIB if self.is_cpu else 512 * _MIB
         return min(wanted, self.largest_bytes)
 
@@ -65,7 +65,7 @@ class _Convolution(NamedTuple):
     groups: int = 1
 
     def bytes(self) -> int:
-        """Of one sample's images, the larger of read and written, in fp32."""
+        """Return the larger of read and written bytes of one sample's images in fp32."""
         written = self.outputs * (self.height // self.stride) ** 2
         return 4 * max(self.inputs * self.height**2, written)
 
@@ -82,7 +82,7 @@ _MAIN = (
     _Convolution(96, 96, 56, 3, 1, 96),
     _Convolution(240, 240, 28, 5, 1, 240),
 )
-"""One of each kind, of which the gradients are measured too."""
+"""One of each kind; their gradients are measured too."""
 _FURTHER = (
     _Convolution(256, 64, 56, 1),
     _Convolution(256, 512, 56, 1, 2),
@@ -106,9 +106,9 @@ _LINEAR = (
 """Rows of a sample, inputs, outputs."""
 _CLASSIFIER = (1, 2048, 1000)
 _PRODUCTS = ((197, 64, 197), (197, 197, 64), (49, 32, 49), (512, 512, 512))
-"""Of scores, of values, within windows, and of a size that fills a device by itself."""
+"""Scores, values, windows, and a product that fills a device by itself."""
 _IMAGES = ((64, 56), (256, 14), (512, 7))
-"""Channels and height of what norms see."""
+"""Channels and height of images for norms."""
 _WIDTHS = (96, 768, 4096)
 _POINTWISE = (
     Operator.ADD_SCALAR,
@@ -124,7 +124,7 @@ _LAYOUTS = tuple(MemoryFormat)
 
 
 def catalogue(abilities: Abilities) -> list[KernelCall]:
-    """The calls that a device of these abilities is known by, in the order to measure them."""
+    """Return the calls that characterize a device with these abilities, in the order to measure."""
     halves = tuple(t for t in abilities.data_types if t is not DataType.FP32)
     first = [*_launches(), *_ladder(abilities), *_peaks(abilities)]
     rest = [*_streams(abilities, halves[:1]), *_normalisations(abilities, halves[:1])]
@@ -152,10 +152,10 @@ def catalogue(abilities: Abilities) -> list[KernelCall]:
 
 
 def collectives(ranks: int, memory_mib: float) -> list[KernelCall]:
-    """The collectives that the links between so many ranks of a node are known by.
+    """Return the collectives that characterize the links between ranks of a node.
 
-    The largest are as large as DDP's buckets and FSDP's blocks; all of one size stand together, so
-    that what a budget cuts off is the largest of each.
+    The largest are as large as DDP's buckets and FSDP's blocks. They are ordered by size, so that a
+    budget cuts off the largest.
     """
     largest = min(_LARGEST_COLLECTIVE_BYTES, memory_mib * _MIB * _LARGEST_SHARE)
     sizes = [size for size in _COLLECTIVE_BYTES if size <= largest]
@@ -168,10 +168,10 @@ def collectives(ranks: int, memory_mib: float) -> list[KernelCall]:
 
 
 def metered(calls: Sequence[KernelCall]) -> set[KernelCall]:
-    """Those whose energy is measured, which takes longer than time: one of each kind and type.
+    """Return the calls whose energy is measured, which takes longer: one of each kind and type.
 
-    All copies, fills and large products are, as they tell the energy of a byte by level and of a
-    floating-point operation. Of collectives, whose energy several ranks share, none is.
+    In addition all copies and fills, which give the energy of a byte by cache level. Collectives
+    are not metered: several ranks share their energy.
     """
     calls = [call for call in calls if not call.form.is_collective]
     kinds = {(c.operator, c.data_type, c.tf32, c.memory_format): c for c in reversed(calls)}
@@ -189,7 +189,7 @@ def _launches() -> Iterator[KernelCall]:
 
 
 def _ladder(abilities: Abilities) -> Iterator[KernelCall]:
-    """Copies, fills and sums through every level of cache, into memory."""
+    """Yield copies, fills and sums through every level of cache into memory."""
     rows = partial(_rows, width=1024, data_type=DataType.FP32)
     most = max(abilities.busy_bytes, 256 * _MIB)
     sizes = [size for size in _LADDER_BYTES if size <= min(most, abilities.largest_bytes)]
@@ -201,7 +201,7 @@ def _ladder(abilities: Abilities) -> Iterator[KernelCall]:
 
 
 def _peaks(abilities: Abilities) -> Iterator[KernelCall]:
-    """Large products, which run at what a device sustains."""
+    """Yield large products, which reach the sustained peak."""
     width = 1024 if abilities.is_cpu else 4096
     for data_type in abilities.data_types:
         rows = width if data_type is DataType.FP32 else 2 * width
@@ -214,7 +214,7 @@ def _peaks(abilities: Abilities) -> Iterator[KernelCall]:
 
 
 def _streams(abilities: Abilities, halves: tuple[DataType, ...]) -> Iterator[KernelCall]:
-    """What reads and writes element by element, over images, and by number."""
+    """Yield elementwise calls, calls over images, and lookups."""
     large = abilities.busy_bytes / 2
     for operator in _POINTWISE:
         for direction in KernelCall.of(operator, batch=1, width=1).form.directions:
@@ -273,7 +273,7 @@ def _optimizers(abilities: Abilities) -> Iterator[KernelCall]:
 
 
 def _products(abilities: Abilities, data_type: DataType) -> Iterator[KernelCall]:
-    """Linear layers, products of computed tensors and fused attention."""
+    """Yield linear layers, products of computed tensors and fused attention."""
     busy_flops = abilities.busy_flops * (1 if data_type is DataType.FP32 else 4)
 
     def batch_of(products: int, rows: int, depth: int, columns: int) -> int:
@@ -314,7 +314,7 @@ def _products(abilities: Abilities, data_type: DataType) -> Iterator[KernelCall]
 def _convolutions(
     abilities: Abilities, data_type: DataType, layout: MemoryFormat
 ) -> Iterator[KernelCall]:
-    """All of them forward, and the gradients of the main ones."""
+    """Yield all convolutions forward, and the gradients of the main ones."""
     yield from _main_convolutions(abilities, data_type, layout)
     for shape in _FURTHER:
         yield _convolution(shape, _batch(shape, abilities), data_type, layout)
@@ -332,7 +332,7 @@ def _main_convolutions(
 
 
 def _small_convolutions() -> Iterator[KernelCall]:
-    """Of one image, as users of a processor often have it; its tensors stay in a cache."""
+    """Yield convolutions of one image, whose tensors stay in a cache."""
     for shape in (*_MAIN, *_FURTHER):
         yield _convolution(shape, 1, DataType.FP32, MemoryFormat.CONTIGUOUS)
 
@@ -349,7 +349,7 @@ def _convolution(
 
 
 def _batch(shape: _Convolution, abilities: Abilities) -> int:
-    """So many images that arithmetic or memory keep the device busy, whichever needs fewer."""
+    """Return the smaller batch that keeps arithmetic or memory busy."""
     of_one = flops(_convolution(shape, 1, DataType.FP32, MemoryFormat.CONTIGUOUS))
     by_flops = _fitting(of_one, abilities.busy_flops)
     return min(by_flops, _fitting(shape.bytes(), abilities.busy_bytes / 2))
@@ -362,7 +362,7 @@ def _rows(
     data_type: DataType,
     direction: Direction = Direction.FORWARD,
 ) -> KernelCall:
-    """Over rows of this width, of so many bytes in fp32."""
+    """Return a call over rows of this width, with this number of bytes in fp32."""
     batch = max(1, int(size) // (4 * width))
     return KernelCall.of(operator, data_type, direction=direction, batch=batch, width=width)
 
@@ -377,7 +377,7 @@ def _image(
     height: int = _IMAGES[0][1],
     **further: int,
 ) -> KernelCall:
-    """Over images of so many bytes in fp32."""
+    """Return a call over images with this number of bytes in fp32."""
     return KernelCall.of(
         operator, data_type, memory_format, direction,
         batch=_fitting(4 * channels * height**2, size), channels=channels, height=height,
@@ -386,6 +386,6 @@ def _image(
 
 
 def _fitting(of_one: float, in_all: float) -> int:
-    """The largest power of two that does not make more than this in all; 1 at least."""
+    """Return the largest power of two that does not exceed the total; at least 1."""
     times = max(1, int(in_all / of_one))
     return int(1 << (times.bit_length() - 1))

@@ -1,6 +1,6 @@
-"""What kernels say of a device at a glance: peaks sustained, bandwidth by level of cache, launches.
+"""Ceilings of a device from its kernels: sustained peaks, bandwidth by cache level, launches.
 
-The ceilings of a roofline (Williams, Waterman and Patterson, CACM 2009), measured: no data sheet's.
+These are the measured ceilings of a roofline (Williams, Waterman and Patterson, CACM 2009).
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ _STREAMS = {Operator.COPY: 2, Operator.ADD: 3, Operator.ADD_SCALAR: 2, Operator.
 """Tensors that each reads and writes."""
 _MEMORY = "memory"
 _BEYOND = 4
-"""What is so many times as large as the last level of cache is in memory."""
+"""A working set this many times as large as the last cache is in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bandwidth:
-    """The fastest that bytes were moved from one level of memory."""
+    """Highest bandwidth from one level of memory."""
 
     level: str
     """`L1` to `L3`, or `memory`."""
     gb_s: float
     working_set_bytes: int
-    """Of the call that was as fast: all tensors that it reads and writes."""
+    """Bytes of all tensors of that call."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ceilings:
-    """What a device reaches at best."""
+    """Best results of a device."""
 
     tflops: Mapping[str, float]
     """Sustained, by type: `fp32`, `tf32`, `fp16`, `bf16`."""
     bandwidths: tuple[Bandwidth, ...]
-    """From the smallest level to memory; without known caches, of the largest tensors only."""
+    """From the smallest level to memory; without known caches only the largest tensors."""
     launch_us: float | None
-    """Of one kernel alone."""
+    """Time of a single kernel."""
     dispatch_us: float | None
-    """Of one of many kernels in a row."""
+    """Time per kernel of many in a row."""
 
 
 def flops(call: KernelCall) -> float:
-    """Floating-point operations of the forward pass of a product; 0 for what multiplies none.
+    """Return the floating-point operations of a product's forward pass; 0 for others.
 
-    Two for each multiply-accumulate; a gradient has as many for each tensor that it is of.
+    Two for each multiply-accumulate; a gradient has as many for each tensor.
     """
     if call.operator is Operator.LINEAR:
         return 2.0 * math.prod(call.sizes)
@@ -65,10 +65,9 @@ def flops(call: KernelCall) -> float:
 
 
 def ceilings(measurements: Iterable[KernelMeasurement]) -> Ceilings:
-    """What the measurements of one device say; those that are not `ok` say nothing.
+    """Return the ceilings of one device; only outcomes `ok` count.
 
-    Compute is of matrix products: fast algorithms of convolutions seem to multiply more than they
-    do.
+    Peaks are of matrix products: fast convolution algorithms seem to multiply more than they do.
     """
     timed = [(m, m.time_ms) for m in measurements if m.outcome is Outcome.OK and m.time_ms]
     tflops: dict[str, float] = {}
@@ -96,14 +95,14 @@ def ceilings(measurements: Iterable[KernelMeasurement]) -> Ceilings:
 
 
 def _caches(sizes: object) -> dict[str, int]:
-    """The caches that an environment tells, which may come from anybody's file."""
+    """Return the caches of an environment, which may be an untrusted file."""
     if not isinstance(sizes, Mapping):
         return {}
     return {str(name): size for name, size in sizes.items() if type(size) is int and size > 0}
 
 
 def _by_level(streams: Sequence[tuple[int, float]], caches: Mapping[str, int]) -> list[Bandwidth]:
-    """The fastest call of each level: what fits into it and not into the one before."""
+    """Return the fastest call of each level: of those that fit into it, but not the one before."""
     levels = sorted(caches.items(), key=lambda item: item[1])
     if not levels:
         largest = streams[-1][0] if streams else 0
@@ -131,7 +130,7 @@ def _size(number: int) -> str:
 
 
 def sentence(known: Ceilings) -> str:
-    """The ceilings in one line, such as `0.12 TFLOP/s in fp32; 24 GB/s from memory; ...`."""
+    """Return the ceilings in one line, such as `sustained TFLOP/s: 0.12 in fp32; ...`."""
     parts = []
     if known.tflops:
         peaks = ", ".join(

@@ -1,10 +1,9 @@
-"""Knows a device by its kernels: times a catalogue of them within a minute, in processes apart.
+"""Characterization of a device: times a catalogue of kernels in child processes.
 
     Characteriser ── calls, seconds ──> child: lock, prepare, time one call after the other
           ^  └── each result as it comes ─┘
 
-A child that dies or hangs costs the call that it was at: this becomes an outcome, and another child
-goes on with those that are left.
+If a child fails or hangs, its current call gets that outcome, and another child continues.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from trappm.profiler.devices import Device
@@ -29,7 +27,7 @@ from trappm.profiler.measuring.isolation import how_it_ended
 from trappm.profiler.records import Outcome, Protocol
 
 BUDGET_S = 60.0
-"""What timing all kernels of a device may take, beside getting it ready."""
+"""Time for all kernels of a device, without its preparation."""
 
 _ATTEMPT = "trappm.profiler.kernels.attempt:attempt"
 _PRELOAD = (
@@ -39,29 +37,29 @@ _PRELOAD = (
     "filelock",
 )
 _GRACE_S = 15.0
-"""Beyond the wait for the lock, what a child may take to come to it."""
+"""Time for a child to reach the lock, in addition to the wait for it."""
 _PREPARE_TIMEOUT_S = 120.0
 _KERNEL_TIMEOUT_S = 30.0
 _MOST_CHILDREN = 10
-"""After so many have ended early the device is not worth another."""
+"""Largest number of children that may end early."""
 _PROTOCOL = Protocol(name="kernels")
-"""Of what ended before it was timed."""
+"""Protocol of calls that ended before they were timed."""
 
 OnResult = Callable[[KernelMeasurement, int], None]
-"""Called with each result, and with how many calls there are in all."""
+"""Called with each result, and with the number of all calls."""
 
 
 class Characteriser:
-    """Times the kernels of one device at a time, in forks of a process that is already warm.
+    """Times the kernels of one device at a time, in forks of a warm process.
 
-    The warm process starts with the first of them and ends with `close`, or with the `with` block.
+    The warm process starts with the first of them and ends with `close` or the `with` block.
 
     Args:
-        lock_dir: where the locks of this host's devices are; all who measure must agree on it.
-        lock_timeout_s: how long to wait for another measurement to end, before giving up.
-        kernel_timeout_s: after which one call is killed.
-        run: a function that makes what runs a call in the child, as "module:name", in place of
-            `profiler.kernels.running.PreparedCall`.
+        lock_dir: Folder of the locks of this host; the same for all measurers.
+        lock_timeout_s: Longest wait for other measurements.
+        kernel_timeout_s: Time after which one call is killed.
+        run: Function of the child that prepares a call, as "module:name", instead of
+            `PreparedCall`.
     """
 
     def __init__(
@@ -79,16 +77,10 @@ class Characteriser:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Ends the warm process."""
         self._server.stop()
 
     def characterise(
@@ -99,20 +91,20 @@ class Characteriser:
         seconds: float = BUDGET_S,
         on_result: OnResult = lambda result, count: None,
     ) -> list[KernelMeasurement]:
-        """Times kernels on a device of this machine; every call ends in an outcome.
+        """Time kernels on a device of this machine; every call ends in an outcome.
 
-        What was unstable is tried once more if time is left, so a call may have two results.
+        Unstable calls are tried once more if there is time, so a call may have two results.
 
         Args:
-            device_key: such as `cpu-2t` or `a100`.
-            calls: those to time; by default the catalogue of what the device can, or of several
-                ranks their collectives.
-            seconds: for all of them; what they do not suffice for ends as `timeout`.
-            on_result: told each result as it comes.
+            device_key: Such as `cpu-2t` or `a100`.
+            calls: Calls to time; by default the device's catalogue, or the collectives of several
+                ranks.
+            seconds: Time for all of them; the rest ends as `timeout`.
+            on_result: Called with each result.
 
         Raises:
-            InputError: there is no such device on this machine, or it runs nothing.
-            TrappmError: the device cannot be used at all, or is in use for too long.
+            InputError: This machine has no such device, or it runs nothing.
+            TrappmError: The device cannot be used, or is in use for too long.
         """
         device = device_to_time(device_key)
         state = _State(device, None if calls is None else [*calls], seconds, on_result)
@@ -142,11 +134,11 @@ class _Limits:
 
 @dataclass
 class _State:
-    """What is known so far, over all children."""
+    """Results so far, over all children."""
 
     device: Device
     left: list[KernelCall] | None
-    """Calls without a result; None before the first child has said which there are."""
+    """Calls without a result; None before the first child has sent the list."""
     seconds: float
     on_result: OnResult
     results: list[KernelMeasurement] = field(default_factory=list)
@@ -158,7 +150,7 @@ class _State:
     timing_since: float | None = None
     count: int = 0
     deadline: float = 0.0
-    """Until when the child may be silent."""
+    """Time until which the child may be silent."""
 
     @property
     def seconds_left(self) -> float:
@@ -191,7 +183,7 @@ class _State:
         self.current, self.phase = None, WORKER
 
     def fail(self, call: KernelCall, outcome: Outcome, phase: str, message: str) -> None:
-        """Adds the failure of the call that a child was at, or that none came to."""
+        """Add a failure of the current call of a child, or of one that was not reached."""
         is_current = call == self.current
         self.add(
             KernelMeasurement(
@@ -214,10 +206,10 @@ class _State:
 
 
 def _one_child(server: ForkServer, request: dict[str, Any], state: _State, limits: _Limits) -> None:
-    """Runs one child to its end; what it did not come to stays in `state.left`.
+    """Run one child to its end; unfinished calls stay in `state.left`.
 
     Raises:
-        TrappmError: it ended before it had anything to time.
+        TrappmError: It ended before it had anything to time.
     """
     oom_kills = procfs.kernel_oom_kills()
     state.forget_call()
@@ -250,10 +242,10 @@ def _one_child(server: ForkServer, request: dict[str, Any], state: _State, limit
 
 
 def _timed_out(child: Child, state: _State, limits: _Limits) -> None:
-    """Ends a child that is silent; its call becomes an outcome.
+    """End a silent child; its call becomes an outcome.
 
     Raises:
-        TrappmError: it had none, or does not end.
+        TrappmError: It had no call, or does not end.
     """
     try:
         child.kill()

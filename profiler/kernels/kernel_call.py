@@ -1,10 +1,10 @@
-"""One operator with its shapes, types and layout: what is timed to know a device.
+"""One operator with its shapes, types and layout, which is timed to characterize a device.
 
-    KernelCall --running--> a callable on a real device, timed by `characterising`
-               --recorded-> a KernelProfile, by the recorder that traces whole steps
+    KernelCall --running--> a function on a real device, timed by `characterising`
+               --traced---> a KernelProfile, by the recorder of whole steps
 
-A kernel call is a step of one kernel, so its time is evidence for the same constants of a device
-as the time of a step. The record needs no torch; its text is its identity, in files and in SQL:
+Times of kernel calls are evidence for the same constants of a device as times of steps. The record
+needs no torch; its text identifies it in files and in SQL:
 
     conv2d batch=32 inputs=64 outputs=64 height=56 window=3 stride=1 groups=1 fp16 channels-last
 """
@@ -21,17 +21,17 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.records import MemoryFormat, Optimizer, member
 
 MAX_SIZE = 1 << 32
-"""A larger size is damage, or a slip of the keyboard."""
+"""Larger sizes are damage or typing errors."""
 _MAX_TEXT = 500
 
 
 class Operator(enum.StrEnum):
-    """What is run; `FORMS` says which sizes each has."""
+    """Operator of a call; `FORMS` has the sizes of each."""
 
     LINEAR = "linear"
     """(batch, rows, inputs) times (inputs, outputs), with bias."""
     MATMUL = "matmul"
-    """So many products of (rows, depth) and (depth, columns) at once."""
+    """`batch` products of (rows, depth) and (depth, columns)."""
     CONV2D = "conv2d"
     """Square images and windows, padded by `padding` on all sides, without bias."""
     BATCH_NORM = "batch-norm"
@@ -42,7 +42,7 @@ class Operator(enum.StrEnum):
     SOFTMAX = "softmax"
     """Over the last axis."""
     ATTENTION = "attention"
-    """Fused, of queries, keys and values of one length, without mask."""
+    """Fused; queries, keys and values of one length, without mask."""
     ADD = "add"
     ADD_SCALAR = "add-scalar"
     MULTIPLY = "multiply"
@@ -57,39 +57,38 @@ class Operator(enum.StrEnum):
     GELU = "gelu"
     TANH = "tanh"
     ADD_CHANNELS = "add-channels"
-    """A number for each channel of images: a broadcast."""
+    """Adds a number for each channel to images: a broadcast."""
     ADD_LAYOUTS = "add-layouts"
-    """Images to others of the other layout."""
+    """Adds images to others of the other layout."""
     CAST = "cast"
     """From fp32 to the 16 bits of the call."""
     COPY = "copy"
-    """Into memory that is there already."""
+    """Into existing memory."""
     RELAYOUT = "relayout"
-    """Images into the other layout."""
+    """Copies images into the other layout."""
     FILL = "fill"
-    """Zeros into memory that is there already."""
+    """Writes zeros into existing memory."""
     MEAN = "mean"
     """Of each channel's pixels."""
     MAX_POOL = "max-pool"
     EMBEDDING = "embedding"
     """Rows of a table, by number."""
     SGD = "sgd"
-    """An optimizer's step over so many tensors of so many elements; so are the next two."""
+    """An optimizer's step over `tensors` of `elements` each; also the next two."""
     MOMENTUM = "momentum"
     ADAM = "adam"
     ALL_REDUCE = "all-reduce"
-    """Of a tensor of so many elements over so many ranks, each with a process; so are the next two,
-    which `collectives` runs."""
+    """Over a tensor of `elements` in each of the ranks; also the next two."""
     ALL_GATHER = "all-gather"
-    """Into a tensor of so many elements, of which each rank has its share."""
+    """Into a tensor of `elements`, of which each rank has a share."""
     REDUCE_SCATTER = "reduce-scatter"
-    """Of a tensor of so many elements, of whose sum each rank gets its share."""
+    """Of a tensor of `elements`; each rank gets a share of the sum."""
     LAUNCH = "launch"
-    """So many kernels on one element each, one after the other."""
+    """`kernels` on one element each, one after the other."""
 
 
 class DataType(enum.StrEnum):
-    """Of the tensors that are read and written."""
+    """Type of the tensors that are read and written."""
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -97,7 +96,7 @@ class DataType(enum.StrEnum):
 
 
 class Direction(enum.StrEnum):
-    """The forward pass, or of the backward pass all gradients, or one side's."""
+    """The forward pass, the whole backward pass, or one of its gradients."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -107,15 +106,14 @@ class Direction(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Form:
-    """Which sizes an operator has, and which settings."""
+    """Sizes and settings of an operator."""
 
     sizes: tuple[str, ...]
     is_product: bool = False
-    """Multiplies matrices: TF32 may be used."""
+    """Multiplies matrices, so TF32 may be used."""
     is_collective: bool = False
-    """Several ranks take part: no device alone can run it."""
+    """Needs several ranks."""
     has_images: bool = False
-    """Has a layout of images."""
     directions: tuple[Direction, ...] = (Direction.FORWARD, Direction.BACKWARD)
     types: tuple[DataType, ...] = tuple(DataType)
 
@@ -171,12 +169,11 @@ Kind = TypeVar("Kind", bound=enum.StrEnum)
 
 @dataclass(frozen=True, order=True)
 class KernelCall:
-    """An operator with everything that changes how long it takes on a device.
+    """An operator with everything that changes its time on a device.
 
     Raises:
-        InputError: sizes that the operator does not have or that are no whole numbers from 1 to
-            MAX_SIZE; channels that no groups divide; a type, direction, layout or TF32 where there
-            is none.
+        InputError: Wrong sizes, channels that the groups do not divide, or a type, direction,
+            layout or TF32 that the operator does not have.
     """
 
     operator: Operator
@@ -184,7 +181,7 @@ class KernelCall:
     """In the order of `FORMS`."""
     data_type: DataType = DataType.FP32
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
-    """Of images."""
+    """Layout of images."""
     direction: Direction = Direction.FORWARD
     tf32: bool = False
     """Whether a product of fp32 tensors may be computed in TF32."""
@@ -213,10 +210,10 @@ class KernelCall:
         tf32: bool = False,
         **sizes: int,
     ) -> Self:
-        """A call with its sizes by name, in any order.
+        """Return a call with its sizes by name.
 
         Raises:
-            InputError: as the class; a size is missing, or not the operator's.
+            InputError: As the class; a size is missing or unknown.
         """
         operator = member("operator", Operator, operator)
         ordered = _in_order(operator, sizes)
@@ -224,10 +221,10 @@ class KernelCall:
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """The call that `text` stands for.
+        """Return the call of a text.
 
         Raises:
-            InputError: it stands for none.
+            InputError: The text is not that of a call.
         """
         name, *words = text[:_MAX_TEXT].split()[:20] or [""]
         operator = member("operator", Operator, name)
@@ -243,12 +240,14 @@ class KernelCall:
             tf32=_TF32 in settings,
         )
         if call.text != text:
-            raise InputError(f"{text[:_MAX_TEXT]!r} is no kernel call; it would be {call.text!r}")
+            raise InputError(
+                f"invalid kernel call {text[:_MAX_TEXT]!r}; the canonical form is {call.text!r}"
+            )
         return call
 
     @cached_property
     def text(self) -> str:
-        """Operator, sizes by name, type, and what differs from the usual; `from_text` reads it."""
+        """Operator, sizes by name, type, and settings other than the default."""
         form = FORMS[self.operator]
         words = [self.operator.value]
         words += [f"{name}={size}" for name, size in zip(form.sizes, self.sizes, strict=True)]
@@ -265,7 +264,7 @@ class KernelCall:
         return self.text
 
     def __getitem__(self, name: str) -> int:
-        """A size by its name."""
+        """Return a size by its name."""
         return self.sizes[FORMS[self.operator].sizes.index(name)]
 
     @property
@@ -274,21 +273,19 @@ class KernelCall:
 
     @property
     def padding(self) -> int:
-        """Of a window: half of what it is larger than a pixel, rounded down."""
+        """Padding of a window: half of its size, rounded down."""
         return (self["window"] - 1) // 2
 
     @property
     def batch_size(self) -> int:
-        """Of what has one; 1 for optimizers and launches."""
+        """Batch size; 1 for optimizers and launches."""
         return self["batch"] if "batch" in self.form.sizes else 1
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The optimizer whose step this is."""
         return _OPTIMIZERS.get(self.operator)
 
     def with_batch(self, batch_size: int) -> Self:
-        """The same of another batch size; itself if it has none."""
         if "batch" not in self.form.sizes:
             return self
         sizes = (batch_size, *self.sizes[1:])
@@ -329,7 +326,7 @@ def _in_order(operator: Operator, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def _only(words: set[str], kind: type[Kind], otherwise: Kind) -> Kind:
-    """The member of an enumeration among the words, if there is one."""
+    """Return the member of an enumeration among the words, or the default."""
     return next((kind(word) for word in sorted(words & set(kind))), otherwise)
 
 

@@ -1,7 +1,7 @@
-"""One kernel call on one device: samples, energy, environment, outcome; as a step's `Measurement`.
+"""One kernel call measured on one device, as a step's `Measurement`.
 
-The time of a call includes its launch. On a device whose kernels run beside the host, one that is
-shorter than its launch takes as long as the host needs to launch it.
+The time of a call includes its launch: a kernel shorter than its launch takes as long as the
+launch.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ from trappm.profiler.records import Outcome, Protocol, Provenance, member
 
 @dataclass(frozen=True, kw_only=True)
 class KernelMeasurement:
-    """What came of timing a kernel call again and again."""
+    """Result of timing a kernel call repeatedly."""
 
     call: KernelCall
     device: str
-    """The device's key, such as `cpu-2t` or `a100`."""
+    """Key of the device, such as `cpu-2t` or `a100`."""
     outcome: Outcome
     protocol: Protocol
-    """One step of it is one call."""
+    """One step is one call."""
     started_at: str
     """UTC, ISO 8601."""
     duration_s: float
-    """Wall time, making the tensors included."""
+    """Wall time, including the creation of tensors."""
     attempt_key: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Names this attempt; recording the same key twice records it once."""
+    """Name of this attempt; recording it twice has no effect."""
     provenance: Provenance = Provenance.MEASURED
     samples_ms: tuple[float, ...] = ()
     time_ms: float | None = None
-    """The median, or what a source tells that has no samples."""
+    """Median, or the value of a source without samples."""
     iqr_ms: float | None = None
     power_w: float | None = None
-    """Mean over the window, with what the device draws when it is idle."""
+    """Mean over the window, idle power included."""
     energy_j: float | None = None
-    """Of one call."""
+    """Energy of one call."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """For each metric that is None: why."""
+    """Reason for each metric that is None."""
     failed_in: str | None = None
     """For outcomes other than ok: `create`, `warmup`, `measure` or `worker`."""
     message: str | None = None
     """For outcomes other than ok: what happened."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What was observed while this call was timed: clocks, lost processor time, the meter."""
+    """Observations during this call: clocks, lost processor time, the meter."""
     environment: Mapping[str, Any] = field(default_factory=dict)
-    """What holds for all calls of a run: hardware, software, how the process was prepared."""
+    """Facts of all calls of a run: hardware, software, preparation."""
 
     def __post_init__(self) -> None:
         for name, kind in (("outcome", Outcome), ("provenance", Provenance)):
             object.__setattr__(self, name, member(name, kind, getattr(self, name)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; `from_dict` is its inverse."""
+        """Return plain JSON values; `from_dict` is the inverse."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return {
             **values,
@@ -73,10 +73,10 @@ class KernelMeasurement:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The measurement that `to_dict` gave.
+        """Return the measurement of `to_dict`.
 
         Raises:
-            InputError: a call, outcome or protocol that there is not.
+            InputError: Unknown call, outcome or protocol.
         """
         return cls(
             **{

@@ -1,12 +1,10 @@
-"""Runs kernel calls: one function makes the tensors of a call, on a device or on the meta device.
-
-What is timed and what is traced is the same function, so both are of the same kernels.
-"""
+"""Runs kernel calls on a device, or on the meta device to trace the same kernels."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -16,7 +14,13 @@ from torch import Tensor
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.kernels.kernel_call import DataType, Direction, KernelCall, Operator
-from trappm.profiler.records import MemoryFormat
+from trappm.profiler.records import MemoryFormat, Precision
+from trappm.profiler.simulation.kernel_profile import KernelProfile, KernelTable
+from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, Pass
+from trappm.profiler.tracing.allocation_log import AllocationLog
+from trappm.profiler.tracing.gpu_functions import GpuFunctions
+from trappm.profiler.tracing.kernel_log import KernelLog, kernel_table
+from trappm.profiler.tracing.step_recorder import StepRecorder
 
 DTYPES = {
     DataType.FP32: torch.float32,
@@ -33,17 +37,17 @@ _OTHER_LAYOUT = {
 }
 _LEARNING_RATE = 1e-6
 _DRAWN = 1 << 16
-"""So many random numbers are drawn, and repeated: zeros would cost less power, new numbers time."""
+"""Number of random numbers, which are repeated: zeros would draw less power."""
 
 Run = Callable[[], Any]
 
 
 class PreparedCall:
-    """The tensors of a call on a device, and what runs it.
+    """The tensors of a call on a device, and a function that runs it.
 
     Args:
-        call: what is run.
-        device: where its tensors are made; on the meta device nothing is.
+        call: Call to run.
+        device: Device of its tensors.
     """
 
     def __init__(self, call: KernelCall, device: torch.device) -> None:
@@ -59,10 +63,10 @@ class PreparedCall:
         self._forward = self._made()
 
     def run(self) -> Run:
-        """What runs the call once; a backward pass has its forward pass behind it.
+        """Return a function that runs the call once; a backward pass has its forward pass done.
 
         Raises:
-            RuntimeError: whatever torch raises, out of memory included.
+            RuntimeError: Any error of torch, including missing memory.
         """
         if self._call.direction is Direction.FORWARD:
             return partial(_without_gradients, self._forward)
@@ -76,7 +80,7 @@ class PreparedCall:
         )
 
     def _wanted(self) -> list[Tensor]:
-        """The tensors whose gradients the call is of."""
+        """Return the tensors whose gradients the call computes."""
         if self._call.direction is Direction.DATA_GRADIENT:
             return self._inputs
         if self._call.direction is Direction.WEIGHT_GRADIENT:
@@ -225,7 +229,7 @@ class PreparedCall:
     def _filled(
         self, shape: tuple[int, ...], like: Tensor | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """A tensor of normal random numbers; of the layout and type of another one."""
+        """Return a tensor of normal random numbers, with layout and type of `like`."""
         if like is None:
             tensor = torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
         else:
@@ -285,7 +289,7 @@ _OF_TWO = {Operator.ADD, Operator.MULTIPLY, Operator.DIVIDE, Operator.POWER}
 
 @contextlib.contextmanager
 def tf32_allowed(allowed: bool) -> Iterator[None]:
-    """Within, products of fp32 tensors may be computed in TF32 or not, whatever PyTorch has it."""
+    """Allow or forbid TF32 for products of fp32 tensors within the block."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.allow_tf32, matmul.allow_tf32
     cudnn.allow_tf32 = matmul.allow_tf32 = allowed
@@ -303,3 +307,53 @@ def _without_gradients(forward: Run) -> None:
 def _repeated(kernel: Run, count: int) -> None:
     for _ in range(count):
         kernel()
+
+
+_PRECISIONS = {
+    DataType.FP32: Precision.FP32,
+    DataType.FP16: Precision.AMP_FP16,
+    DataType.BF16: Precision.AMP_BF16,
+}
+
+
+def kernel_profile_of(call: KernelCall) -> KernelProfile:
+    """Return the kernels of a call for every batch size.
+
+    Both phases have the kernels of the call's direction. An optimizer's step has only parameters,
+    from which simulations derive its kernels.
+
+    Raises:
+        TrappmError: A size is too large for a kernel.
+    """
+    optimizer = call.optimizer
+    if optimizer is not None:
+        table, tensors = _table(KernelLog(), KernelLog()), call["tensors"]
+        parameters = tensors * call["elements"]
+    else:
+        first, second = (_recorded(call.with_batch(size)) for size in TRACED_BATCH_SIZES)
+        table, tensors, parameters = _table(first, second), 0, 0
+        backward = table.passes != Pass.FORWARD
+        keep = backward == (call.direction is not Direction.FORWARD)
+        table = KernelTable(**{f.name: getattr(table, f.name)[keep] for f in fields(table)})
+    return KernelProfile(
+        train=table,
+        infer=table,
+        parameter_tensors=tensors,
+        parameters=parameters,
+        precision=_PRECISIONS[call.data_type],
+        memory_format=call.memory_format,
+    )
+
+
+def _table(first: KernelLog, second: KernelLog) -> KernelTable:
+    return kernel_table(first, second, TRACED_BATCH_SIZES)
+
+
+def _recorded(call: KernelCall) -> KernelLog:
+    """Run the call on the meta device, with the forward pass if it needs one."""
+    kernels = KernelLog()
+    functions = GpuFunctions(kernels)
+    prepared = PreparedCall(call, torch.device("meta"))
+    with StepRecorder(AllocationLog(()), kernels, functions), functions:
+        prepared.run()()
+    return kernels

@@ -1,1 +1,1 @@
-"""The dynamic profile: one trusted measurement, and many in a row."""
+"""Measurements in a process of their own, one or many in a row."""

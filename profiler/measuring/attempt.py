@@ -1,7 +1,7 @@
-"""One attempt to measure, inside the measuring child: lock, prepare, run, report.
+"""One attempt to measure, inside the measuring child.
 
-The child sends its phases and environment as they come, so that the parent, if the child dies,
-knows how far it came. It ends with a `result`: the measurement, in whatever outcome.
+The child sends phases and environment as they come, so that the parent knows how far it came. The
+last message is the `result`, a measurement of any outcome.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelErro
 from trappm.profiler.host.environment import run_facts
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
 from trappm.profiler.steps.meter import ExplainedError
-from trappm.profiler.steps.stability import judge
+from trappm.profiler.steps.sampling import judge
 
 WORKER = "worker"
-"""The phase before the device is ready; what fails in it is not the configuration's doing."""
+"""Phase before the device is ready; failures in it are not caused by the configuration."""
 
 LOCK_DIR = Path("/tmp") / f"trappm-{os.getuid()}"  # noqa: S108  # see `lock_path`
 
@@ -40,26 +40,28 @@ _PERHAPS_OUT_OF_MEMORY = re.compile(
     r"|CU(BLAS|DNN)_STATUS_NOT_INITIALIZED|CUDNN_STATUS_INTERNAL_ERROR\b",
     re.I,
 )
-"""Errors of cuDNN without a kernel for the step or without memory for its workspace; of torch's
-allocator where it needs NVML, which is missing, to see who holds the memory; and of both libraries
-without memory for themselves, or after something else went wrong."""
+"""Errors that may be due to missing memory.
+
+cuDNN without a kernel or a workspace, torch's allocator without NVML, and both libraries without
+memory for themselves or after another failure.
+"""
 _WORTH_ANOTHER = re.compile(
     r"CU(BLAS|DNN)_STATUS_NOT_INITIALIZED|CUDNN_STATUS_INTERNAL_ERROR\b", re.I
 )
 _NOT_TRAINABLE = re.compile(r"Expected more than 1 value per channel when training")
-"""Batch norm's error for a single image that the model has shrunk to one pixel."""
+"""Error of batch norm for a single image of one pixel."""
 _ALLOCATION = re.compile(r"(?:tried|unable) to allocate ([\d.]+) ?(bytes|[KMGT]iB)", re.I)
 _MIB = {"bytes": 2**-20, "kib": 2**-10, "mib": 1.0, "gib": 2.0**10, "tib": 2.0**20}
 
 _SHORT_SHARE = 0.5
-"""A host that has less of its memory free than this is short of it, for the moment."""
+"""A host with a smaller share of its memory free is short of memory for the moment."""
 
 
 def attempt(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) -> None:
-    """Measures the configuration of the request (see `Measurer`), and sends the outcome.
+    """Measure the configuration of the request (see `Measurer`), and send the outcome.
 
     Raises:
-        TrappmError: the device's lock was not to be had, or the device is not here.
+        TrappmError: The device is missing, or its lock was not available in time.
     """
     configuration = Configuration(**request["configuration"])
     protocol = Protocol(**request["protocol"])
@@ -111,14 +113,14 @@ def attempt(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None
 
 
 def is_out_of_memory(text: str, device: Device) -> bool:
-    """Whether an error's words say that this device's memory ran out."""
+    """Return whether an error's text says that this device's memory ran out."""
     if _OUT_OF_MEMORY.search(text) is not None:
         return True
     return device.uses_host_memory and _OUT_OF_HOST_MEMORY.search(text) is not None
 
 
 def is_worth_another(measurement: Measurement) -> bool:
-    """Whether a library of the GPU failed as it does for want of memory, on a GPU with enough."""
+    """Return whether a GPU library failed as if without memory, on a GPU with enough."""
     return (
         measurement.outcome is Outcome.ERROR
         and measurement.failed_in != WORKER
@@ -127,14 +129,14 @@ def is_worth_another(measurement: Measurement) -> bool:
 
 
 def others_had_memory(detail_mib: Mapping[str, float]) -> bool:
-    """Whether memory ran out because others had a part of it, so that it may fit later."""
+    """Return whether memory ran out because other processes had a part of it."""
     if "host_memory" in detail_mib:
         return detail_mib["capacity"] < _SHORT_SHARE * detail_mib["host_memory"]
     return "device_memory" in detail_mib
 
 
 def with_shortage(message: str, detail_mib: Mapping[str, float]) -> str:
-    """The message of an attempt that ran out of memory, and whether others are to blame."""
+    """Return the message of an out-of-memory attempt, and whether others caused it."""
     if not others_had_memory(detail_mib):
         return message
     whole_mib = detail_mib.get("host_memory", detail_mib.get("device_memory"))
@@ -145,12 +147,12 @@ def with_shortage(message: str, detail_mib: Mapping[str, float]) -> str:
 
 
 def lock_path(lock_dir: Path, lock_name: str) -> Path:
-    """The file that a measurement on this device holds locked; same for all jobs of a user.
+    """Return the lock file of a device, shared by all jobs of a user.
 
-    It stands in /tmp by default whatever TMPDIR says, because two jobs of one host often have two.
+    It is in /tmp by default whatever TMPDIR says: two jobs of one host often have different ones.
 
     Raises:
-        TrappmError: the folder belongs to somebody else, or cannot be made.
+        TrappmError: The folder belongs to another user, or cannot be made.
     """
     try:
         lock_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -163,10 +165,10 @@ def lock_path(lock_dir: Path, lock_name: str) -> Path:
 
 
 def hold_lock(device: Device, lock_dir: Path, timeout_s: float) -> float:
-    """Locks the device for this process until it ends; the seconds that it had to wait.
+    """Lock the device until this process ends; return the seconds of waiting.
 
     Raises:
-        TrappmError: another measurement held it for longer than `timeout_s`.
+        TrappmError: Another measurement held it for longer than `timeout_s`.
     """
     from filelock import FileLock, Timeout
 
@@ -189,7 +191,7 @@ _held: list[object] = []
 
 
 def explain(error: BaseException, device: Device, phase: str) -> Findings:
-    """What a failure means: of what is measured, of its memory, or of the worker."""
+    """Classify a failure: of the configuration, of memory, or of the worker."""
     if isinstance(error, ExplainedError):
         of_process = error.findings.failed_in
         return replace(error.findings, failed_in=WORKER if of_process == WORKER else phase)

@@ -1,14 +1,13 @@
-"""The canary: a configuration measured again and again shows when a node's speed has changed.
+"""The canary: a configuration that is measured repeatedly to notice changes of a node's speed.
 
     reading, reading, ...  --median of the first few-->  reference
     later reading / reference - 1 = drift:   |drift| <= drifting bound     ok
                                              beyond the stop bound, again  stop
                                              anything between              drifting
 
-A node whose fan fails, whose clocks were changed or whose neighbours woke up still measures, and
-its samples may be steady: only a comparison with itself shows it. One reading beyond the bound may
-be chance, so it takes a second in succession to stop, which is then due at once. A node that
-became faster is as suspicious as one that became slower.
+Broken fans, changed clocks and new neighbors do not make samples noisy; only a comparison over time
+shows them. One reading beyond the bound may be chance, so a second in succession, which is due at
+once, stops the node. A node that became faster is as suspicious as one that became slower.
 """
 
 from __future__ import annotations
@@ -30,31 +29,29 @@ LARGE = Configuration(architecture="resnet50", batch_size=32, input_size=224)
 
 
 def default_reference(device_key: str) -> Configuration:
-    """What the canary measures: a small step on cores of a host, a larger one anywhere else.
+    """Return the configuration of the canary: a small one for CPUs, a larger one for GPUs.
 
-    On a GPU a small step waits for the host to launch its kernels, and hardly shows a slower clock;
-    the larger one has some tens of milliseconds of arithmetic, and takes about 4 GiB. Both are
-    known to every timm.
+    A small step on a GPU waits for kernel launches and hardly shows a slower clock.
     """
     return SMALL if is_cpu_device(device_key) else LARGE
 
 
 class CanaryDecision(enum.StrEnum):
-    """What a reading shows about its node."""
+    """Conclusion about a node from a reading."""
 
     OK = "ok"
     DRIFTING = "drifting"
-    """Look again before long; labels are still taken."""
+    """Read again soon; labels are still taken."""
     STOP = "stop"
-    """The node is to measure no more until a person has examined it."""
+    """Measure no more until a person has examined the node."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryPlan:
-    """What the canary measures, how often, and how far it may drift.
+    """Configuration, interval and bounds of the canary.
 
     Raises:
-        InputError: a bound or interval that is not above 0, or bounds in the wrong order.
+        InputError: A bound or an interval that is not above 0, or bounds in the wrong order.
     """
 
     __pydantic_config__: ClassVar[Any] = {
@@ -64,19 +61,18 @@ class CanaryPlan:
     }
 
     configuration: Configuration | None = None
-    """None: what `default_reference` says for the device."""
+    """None: `default_reference` of the device."""
     every_measurements: int = 50
     every_s: float = 1800.0
-    """A reading is due after so many measurements or seconds, whichever comes first."""
+    """A reading is due after this time, or after `every_measurements`."""
     reference_readings: int = 5
-    """The reference is the median of the first so many readings."""
+    """The reference is the median of this number of first readings."""
     drifting_relative: float = 0.05
     stop_relative: float = 0.15
     confirmations: int = 2
-    """Readings in succession beyond `stop_relative`, or that failed, which stop the node."""
+    """Successive failed readings or readings beyond `stop_relative` that stop the node."""
 
     def reference_on(self, device_key: str) -> Configuration:
-        """The configuration that is measured on this device."""
         return self.configuration or default_reference(device_key)
 
     def __post_init__(self) -> None:
@@ -92,34 +88,33 @@ class CanaryPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryReading:
-    """One measurement of the canary, what it was compared with, and what follows from it."""
+    """One measurement of the canary, its reference, and the decision."""
 
     attempt_key: str
-    """Of the measurement; recording the same key twice records it once."""
+    """Key of the measurement; recording it twice has no effect."""
     taken_at: str
     """UTC, ISO 8601."""
     host: str
-    """The host; of a GPU its UUID too, since each of a host's GPUs ages by itself."""
+    """Host; for a GPU with its UUID, since each GPU ages by itself."""
     device: str
     stack_fingerprint: str
     configuration: Configuration
     protocol: str
-    """The protocol's name."""
     outcome: Outcome
     step_time_ms: float | None
-    """None unless the outcome is `ok`; so are the two below, and where the metric is missing."""
+    """None unless the outcome is `ok`; also `memory_mib` and `power_w`."""
     memory_mib: float | None
     power_w: float | None
     reference_ms: float | None
-    """Step time that this one was compared with; None for the first one."""
+    """Step time of the reference; None for the first reading."""
     relative_drift: float | None
-    """step_time_ms / reference_ms - 1; None where either is."""
+    """step_time_ms / reference_ms - 1; None if either is missing."""
     decision: CanaryDecision
     message: str | None = None
-    """For decisions other than `ok`: why."""
+    """Reason for decisions other than `ok`."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; `from_dict` is its inverse."""
+        """Return plain JSON values; `from_dict` is the inverse."""
         return {
             **dataclasses.asdict(self),
             "configuration": self.configuration.to_dict(),
@@ -140,7 +135,7 @@ class CanaryReading:
 
     @property
     def series(self) -> tuple[object, ...]:
-        """Readings may be compared where this is equal: same node, stack, question and protocol."""
+        """Readings with equal series are comparable."""
         return (
             self.host, self.device, self.stack_fingerprint, self.configuration, self.protocol
         )  # fmt: skip
@@ -151,10 +146,12 @@ def read_canary(
     history: Iterable[CanaryReading],
     plan: CanaryPlan,
 ) -> CanaryReading:
-    """What a measurement of the canary's configuration says, given the readings before it.
+    """Return the reading of a measurement of the canary.
 
     Args:
-        history: earlier readings, the oldest first; those of other series do not count.
+        measurement: Measurement of the canary's configuration.
+        history: Earlier readings, the oldest first; other series are ignored.
+        plan: Bounds.
     """
     ok, facts = measurement.outcome is Outcome.OK, measurement.environment
     reading = CanaryReading(
@@ -185,10 +182,9 @@ def read_canary(
 
 
 def _trusted(before: Iterable[CanaryReading], plan: CanaryPlan) -> list[CanaryReading]:
-    """The readings that may set the reference: all but those that stopped the node.
+    """Return the readings that may set the reference: all except those that stopped the node.
 
-    Otherwise a node that is sick from early on would become its own reference, and pass when it is
-    tried again.
+    Otherwise a node that is slow from the start would become its own reference.
     """
     trusted: list[CanaryReading] = []
     for reading in before:
@@ -226,11 +222,12 @@ def _is_beyond(reading: CanaryReading, plan: CanaryPlan) -> bool:
 
 
 class CanaryWatch:
-    """Knows when a reading is due and what one says; for one node and device.
+    """Schedule and history of the readings of one node and device.
 
     Args:
-        history: readings of this node from before, such as from the store; the oldest first.
-        clock: seconds that never go backwards.
+        plan: Intervals and bounds.
+        history: Earlier readings of this node, the oldest first.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -247,10 +244,10 @@ class CanaryWatch:
         self.readings = list(history)
 
     def is_due(self) -> bool:
-        """Whether the canary is to be measured next. It is at first, in every process.
+        """Return whether to measure the canary next; True at first in every process.
 
-        A reading that was not `ok` is confirmed at once; after that, mild drift is no reason to
-        measure the canary more often than before.
+        A reading that was not `ok` is confirmed at once. Known mild drift makes no further readings
+        due.
         """
         return (
             self._read_at is None
@@ -260,11 +257,10 @@ class CanaryWatch:
         )
 
     def count_measurement(self) -> None:
-        """Notes that a measurement of something else is taken."""
+        """Count a measurement of another configuration."""
         self._measurements += 1
 
     def take(self, measurement: Measurement) -> CanaryReading:
-        """What this measurement of the canary says; the next one is due later, or at once."""
         reading = read_canary(measurement, self.readings, self._plan)
         self.readings.append(reading)
         self._read_at, self._measurements = self._clock(), 0
@@ -280,9 +276,10 @@ class Canary(CanaryWatch):
     """A watch that takes its readings itself.
 
     Args:
-        measure: one measurement of this configuration here, under the protocol of the labels.
-        device_key: the device that it measures on.
-        watch: of a `CanaryWatch`.
+        plan: Intervals and bounds.
+        measure: Measures a configuration, by the protocol of the labels.
+        device_key: Device to measure on.
+        watch: Further arguments of `CanaryWatch`.
     """
 
     def __init__(
@@ -297,10 +294,7 @@ class Canary(CanaryWatch):
         self._configuration = plan.reference_on(device_key)
 
     def check(self) -> CanaryReading | None:
-        """A new reading where one is due, or None: then it is a measurement's turn.
-
-        Call it until it returns None, before each measurement.
-        """
+        """Return a new reading if one is due, or None. Call before each measurement until None."""
         if not self.is_due():
             self.count_measurement()
             return None

@@ -1,8 +1,8 @@
-"""Measures in a process of its own, so that nothing a model does can take the worker down.
+"""Measurements in a process of their own, so that no model can harm the worker.
 
-Every attempt ends in a Measurement: a crash in native code, a hang, a kill and memory running out
-are outcomes, recorded with the phase they happened in. The child, not the worker, holds the lock
-that keeps CPU measurements of a host apart, so an orphan still keeps others off until it is dead.
+Every attempt ends in a Measurement: crashes, hangs, kills and missing memory are outcomes, recorded
+with their phase. The child holds the lock of the device, so an orphan keeps others away while it
+runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from trappm.profiler.devices import Device, open_device
@@ -34,27 +33,26 @@ from trappm.profiler.records import Configuration, Measurement, Outcome, Protoco
 _ATTEMPT = "trappm.profiler.measuring.attempt:attempt"
 _PRELOAD = (
     "trappm.profiler.measuring.attempt",
-    "trappm.profiler.steps.stability",
+    "trappm.profiler.steps.sampling",
     "trappm.profiler.steps.step",
     "trappm.profiler.devices.cpu",
     "trappm.profiler.devices.gpu.cuda",
     "filelock",
 )
 _GRACE_S = 15.0
-"""Beyond the wait for the lock, what a child may take to come to it."""
+"""Time for a child to reach the lock, in addition to the wait for it."""
 
 
 class Measurer:
-    """Measures one configuration at a time, each in a fork of a process that is already warm.
+    """Measures one configuration at a time, each in a fork of a warm process.
 
     The warm process starts with the first measurement (a few seconds: torch and timm) and ends with
-    `close`, with the `with` block, or with this process, whatever ends it.
+    `close`, the `with` block, or this process.
 
     Args:
-        lock_dir: where the locks of this host's devices are; all measurers must agree on it.
-        lock_timeout_s: how long to wait for another measurement to end, before giving up.
-        run: a function that stands in for `profiler.steps.step.run_protocol` in the child, as
-            "module:name"; None leaves it to the device.
+        lock_dir: Folder of the locks of this host; the same for all measurers.
+        lock_timeout_s: Longest wait for other measurements.
+        run: Function to call in the child instead of `run_protocol`, as "module:name".
     """
 
     def __init__(
@@ -73,16 +71,11 @@ class Measurer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Ends the warm process; a later measurement starts another."""
+        """End the warm process; a later measurement starts another."""
         self._server.stop()
 
     def measure(
@@ -93,17 +86,21 @@ class Measurer:
         attempt_key: str | None = None,
         on_phase: Callable[[str], None] = lambda phase: None,
     ) -> Measurement:
-        """One attempt. Whatever the measured process does, this returns how it went.
+        """Measure a configuration; any behavior of the measured process is an outcome.
 
-        Where a library of the GPU fails as it does for want of memory, though there was enough, it
-        is tried once more, now that this process is gone with whatever it had of the GPU.
+        If a GPU library fails as if without memory, though there was enough, a second process tries
+        again. The wait for other measurements counts neither for the timeout nor for `duration_s`;
+        it is in the environment as `lock_wait_s`.
 
-        Waiting for another measurement of this host counts neither towards the time-out nor in
-        `duration_s`; it is in the environment as `lock_wait_s`. `on_phase` hears of each part of
-        the work as it begins.
+        Args:
+            configuration: Configuration to measure.
+            device_key: Device of this machine.
+            protocol: How to measure.
+            attempt_key: Name of the attempt; by default a new one.
+            on_phase: Called with each phase as it begins.
 
         Raises:
-            DeviceError: there is no such device on this machine.
+            DeviceError: This machine has no such device.
         """
         first = self._measure(configuration, device_key, protocol, attempt_key, on_phase)
         if not is_worth_another(first):
@@ -129,7 +126,6 @@ class Measurer:
         attempt_key: str | None,
         on_phase: Callable[[str], None],
     ) -> Measurement:
-        """One try, in a process of its own."""
         # A wrong key is the caller's mistake, not an outcome.
         device = open_device(device_key)
         started_at, key = utc_now(), attempt_key or uuid.uuid4().hex
@@ -166,7 +162,7 @@ class Measurer:
     def _attempt_alone(
         self, request: dict[str, Any], progress: _Progress, device: Device
     ) -> _Failure:
-        """As `_attempt`, when no other one runs; also where the server or the host fails."""
+        """Run an attempt while no other runs; failures of the server count too."""
         with self._one_at_a_time:
             oom_kills = procfs.kernel_oom_kills()
             try:
@@ -183,7 +179,7 @@ class Measurer:
             return failure
 
     def _attempt(self, request: dict[str, Any], progress: _Progress, device: Device) -> _Failure:
-        """Runs one child to its end; the failure counts only if no result has come."""
+        """Run one child to its end; the failure counts only without a result."""
         child = self._server.fork(_ATTEMPT, request)
         try:
             progress.follow(child.messages(lambda: progress.deadline))
@@ -208,11 +204,11 @@ class Measurer:
 
 
 def how_it_ended(exit_code: int | None, printed: str) -> str:
-    """What to say of a measuring process that ended without a result.
+    """Return the message about a measuring process that ended without a result.
 
     Args:
-        exit_code: below 0 for a signal.
-        printed: by it, of which the last line may say why.
+        exit_code: Below 0 for a signal.
+        printed: Output of the process; the last line may give the reason.
     """
     if exit_code is not None and exit_code < 0:
         what = f"was killed by {_signal_name(-exit_code)}"
@@ -224,7 +220,7 @@ def how_it_ended(exit_code: int | None, printed: str) -> str:
 
 
 def _with_memory_limits(failed: Measurement) -> Measurement:
-    """What ran out of the host's memory, with the memory that it could have had."""
+    """Add the available memory to a measurement that ran out of host memory."""
     facts = failed.environment
     if failed.outcome is not Outcome.OOM or "memory_limit_mib" not in facts:
         return failed
@@ -237,7 +233,7 @@ def _with_memory_limits(failed: Measurement) -> Measurement:
 
 
 def _host_ran_out(phase: str, message: str, device: Device) -> _Failure:
-    """It is the configuration's doing only where its step takes the host's memory."""
+    """Return the outcome of missing host memory; only steps in host memory caused it."""
     if phase != WORKER and device.uses_host_memory:
         return _Failure(Outcome.OOM, phase, message)
     return _Failure(Outcome.ERROR, WORKER, message)
@@ -256,12 +252,12 @@ class _Failure:
     phase: str
     message: str
     killed: bool = False
-    """By a SIGKILL that was not ours."""
+    """Whether by a SIGKILL that was not ours."""
 
 
 @dataclass
 class _Progress:
-    """How far a child has come, and until when it may go on."""
+    """Phase and deadline of a child."""
 
     lock_timeout_s: float
     timeout_s: float

@@ -1,4 +1,4 @@
-"""The named ways of taking a measurement, for a campaign file or the command line."""
+"""Named protocols for campaign files and the command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUICK = Protocol(
     target_relative_error=0.01,
     timeout_s=120.0,
 )
-"""Stops once the median is known to about 1 %: for campaigns on a CPU, where a step is slow."""
+"""Stops when the median is known to about 1 %; for campaigns on CPUs, where steps are slow."""
 
 ADAPTIVE = Protocol(
     name="adaptive",
@@ -27,16 +27,16 @@ ADAPTIVE = Protocol(
     max_seconds=4.0,
     target_relative_error=0.002,
 )
-"""Goes on until the median is known to 0.2 % or gets no better: for GPUs, where steps are cheap."""
+"""Stops when the median is known to 0.2 % or does not improve; for GPUs."""
 
 PROTOCOLS = {protocol.name: protocol for protocol in (PAPER, QUICK, ADAPTIVE)}
 
 
 def protocol_named(name: str) -> Protocol:
-    """The protocol of this name.
+    """Return the protocol of this name.
 
     Raises:
-        InputError: there is none.
+        InputError: There is none.
     """
     if name not in PROTOCOLS:
         raise InputError(f"no protocol is named {name!r}; there are {', '.join(PROTOCOLS)}")

@@ -1,10 +1,8 @@
-"""Measures a list of configurations, one after the other, into a file of JSON lines.
+"""Measures a list of configurations into a file of JSON lines.
 
-    list (YAML or JSON lines) --> what the result file lacks --> measure --> one line, on the disk
-
-The result file is all the state there is: whatever ends a sweep, the same command goes on behind
-the last whole line. What is not the configuration's own doing (an unstable run, a worker that
-broke down, a host short of memory) is tried again a bounded number of times, after all the others.
+The result file is the only state: a sweep continues after its last complete line. Unstable runs,
+broken workers and hosts short of memory are tried again a limited number of times, after all
+others.
 """
 
 from __future__ import annotations
@@ -26,19 +24,22 @@ from trappm.profiler.models.pool import PoolGroup, PoolSpec, build_pool
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
 
 _MAX_WORKER_FAILURES = 3
-"""So many in succession are no accident: the machine cannot measure."""
+"""Number of successive failures after which the machine counts as unable to measure."""
 
 
 class Sweep:
-    """A list of configurations on one device, and how far it is.
+    """A list of configurations on one device, and their results.
 
     Args:
-        environment: of the device (`Device.environment`); results of another stack are refused.
-        retries: how often to try again what failed for reasons that may pass.
+        configurations: Configurations to measure.
+        results: File of all results.
+        device_key: Device of this machine.
+        protocol: How to measure.
+        environment: Environment of the device (`Device.environment`).
+        retries: Number of retries after failures that may pass.
 
     Raises:
-        InputError: the results were taken under another software stack, or on another device of
-            the same key.
+        InputError: The results are of another software stack or device.
     """
 
     def __init__(
@@ -78,32 +79,32 @@ class Sweep:
 
     @property
     def settled(self) -> int:
-        """How many configurations have an outcome that stands."""
+        """Number of configurations with a final outcome."""
         return sum(map(self._is_settled, self.configurations))
 
     @property
     def measured(self) -> int:
-        """How many of them have been measured: their outcome is `ok`."""
+        """Number of configurations with the outcome `ok`."""
         return self.outcomes[Outcome.OK]
 
     @property
     def outcomes(self) -> Counter[Outcome]:
-        """How many configurations ended how, by their latest attempts."""
+        """Number of configurations by the outcome of their latest attempt."""
         return Counter(measurement.outcome for measurement in self._latest.values())
 
     @property
     def attempts(self) -> int:
-        """How many measurements the result file has of this sweep."""
+        """Number of measurements of this sweep in the file."""
         return self._tries.total()
 
     def run(
         self, measure: Callable[[Configuration], Measurement], tell: Callable[[str], None]
     ) -> None:
-        """Measures what is not settled; reports a line after each attempt.
+        """Measure the remaining configurations; report a line after each attempt.
 
         Raises:
-            TrappmError: a result cannot be written, or the worker broke down several times in
-                succession. What was measured before is in the file.
+            TrappmError: A result cannot be written, or the worker failed several times in
+                succession.
         """
         waiting = deque(c for c in self.configurations if not self._is_settled(c))
         begin, attempts, failures = time.monotonic(), 0, 0
@@ -153,7 +154,7 @@ class Sweep:
 
 
 def may_pass(measurement: Measurement) -> bool:
-    """Whether it failed for a reason that another attempt may not meet."""
+    """Return whether a measurement failed for a temporary reason."""
     return (
         measurement.outcome is Outcome.UNSTABLE
         or _worker_failed(measurement)
@@ -162,7 +163,7 @@ def may_pass(measurement: Measurement) -> bool:
 
 
 def duration(seconds: float) -> str:
-    """A duration in the two units that matter, such as `3 min` or `2 h 10 min`."""
+    """Return a duration in suitable units, such as `3 min` or `2 h 10 min`."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -178,11 +179,10 @@ _DOCUMENTS = {".yaml", ".yml", ".json"}
 
 
 def read_configurations(path: Path) -> list[Configuration]:
-    """The configurations of a list, each once, in its order; a group's are sorted.
+    """Return the configurations of a list, each once, in its order.
 
     Raises:
-        InputError: the file cannot be read or is empty, or an entry of it is wrong (told by its
-            number).
+        InputError: The file cannot be read or is empty, or an entry is wrong (named by its number).
     """
     configurations: dict[Configuration, None] = {}
     entries = _document(path) if path.suffix.lower() in _DOCUMENTS else _lines(path)
@@ -198,7 +198,7 @@ def read_configurations(path: Path) -> list[Configuration]:
 
 def _configurations(entry: object) -> list[Configuration]:
     if not isinstance(entry, dict) or not all(isinstance(key, str) for key in entry):
-        raise InputError(f"{str(entry)[:80]!r} is no configuration and no group of them")
+        raise InputError(f"{str(entry)[:80]!r} is neither a configuration nor a group")
     if "architecture" not in entry:
         values = {name: _values(name, value) for name, value in entry.items()}
         return build_pool(PoolSpec(groups=(PoolGroup(**_fields(PoolGroup, values)),)))
@@ -208,11 +208,11 @@ def _configurations(entry: object) -> list[Configuration]:
 
 
 def _fields(kind: type[Configuration | PoolGroup], entry: dict[str, Any]) -> dict[str, Any]:
-    """The entry, which has what this kind needs and nothing that it does not know."""
+    """Check that an entry has all needed keys and no unknown ones."""
     known = {field.name: field.default for field in dataclasses.fields(kind)}
     unknown = [name for name in entry if name not in known]
     if unknown:
-        raise InputError(f"{unknown[0]!r} is none of {', '.join(known)}")
+        raise InputError(f"unknown key {unknown[0]!r}; expected one of: {', '.join(known)}")
     for name, default in known.items():
         if default is dataclasses.MISSING and name not in entry:
             raise InputError(f"{name} is missing")
@@ -247,7 +247,7 @@ def _lines(path: Path) -> Iterator[tuple[str, object]]:
                 entry = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise InputError(
-                    f"line {number} of {path} is no JSON: {one_line(error)}"
+                    f"line {number} of {path} is not JSON: {one_line(error)}"
                 ) from error
             yield f"line {number}", entry
 

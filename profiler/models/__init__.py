@@ -1,1 +1,1 @@
-"""timm's models: their names, families, inputs, and pools of configurations of them."""
+"""Models by name: families, inputs, and pools of configurations."""

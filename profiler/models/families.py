@@ -1,8 +1,4 @@
-"""Which family an architecture belongs to, by its name alone.
-
-The eleven families are those of the TraPPM paper (Table I). Labels are counted and splits are
-stratified by family, so this must be quick and must not depend on the installed timm.
-"""
+"""Family of an architecture by its name: the eleven of the TraPPM paper (Table I), or others."""
 
 from __future__ import annotations
 
@@ -37,9 +33,9 @@ _FOLDER = re.compile(r"^hf:(?:.*/)?")
 
 @lru_cache(maxsize=10_000)
 def family_of(architecture: str) -> str:
-    """The paper's family of this architecture, or the leading letters of its name for others.
+    """Return the paper's family of this architecture, or the leading letters of its name.
 
-    Of transformers by configuration with the number that belongs to their name, as `gpt2` and `t5`.
+    Transformers keep the number in their name, as `gpt2` and `t5`.
     """
     if is_transformer(architecture):
         name = _FOLDER.sub("", model_of(architecture))
@@ -54,10 +50,10 @@ def family_of(architecture: str) -> str:
 
 
 def in_families(families: Iterable[str], architectures: Iterable[str]) -> set[str]:
-    """Those of the architectures that belong to one of these families.
+    """Return the architectures that belong to one of these families.
 
     Raises:
-        InputError: a family to which none of them belongs.
+        InputError: None belongs to one of the families.
     """
     members: dict[str, set[str]] = {}
     for architecture in architectures:

@@ -1,4 +1,4 @@
-"""What a model is given: one sample's shape and type, without values."""
+"""Inputs of a model: shapes and types without values."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from torch import nn
 
 TARGETS = "targets of the loss"
-"""The keyword of tensors that the loss alone takes; no argument of a module has such a name."""
+"""Keyword of tensors for the loss alone, which no module has as an argument."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample of a batch: square images say only their size, others their shape and type."""
+    """One sample of a batch."""
 
     shape: tuple[int, ...]
     """Without the batch axis; (3, 224, 224) for images of 224 px."""
@@ -28,10 +28,10 @@ class Sample:
 
     @classmethod
     def of(cls, input_size: int | Self) -> Self:
-        """A square RGB image of this size in pixels, or the sample that is given.
+        """Return a square RGB image of this size in pixels, or the given sample.
 
         Raises:
-            InputError: the size is below 1.
+            InputError: The size is below 1.
         """
         import torch
 
@@ -43,10 +43,10 @@ class Sample:
 
     @classmethod
     def from_example(cls, module: nn.Module, example: object) -> Self:
-        """One sample of an example input, whose first axis is the batch; only its shape is read.
+        """Return one sample of an example input, whose first axis is the batch.
 
         Raises:
-            InputError: the example is not one tensor with a batch, or `forward` takes more.
+            InputError: The example is not one tensor with a batch, or `forward` takes more.
         """
         import torch
 
@@ -73,7 +73,7 @@ class Sample:
     def batch(
         self, batch_size: int, memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """So many samples on the meta device, batch first, as the one argument."""
+        """Return this number of samples on the meta device as arguments."""
         import torch
 
         images = torch.empty((batch_size, *self.shape), dtype=self.dtype, device="meta")
@@ -82,11 +82,10 @@ class Sample:
         return (images,), {}
 
     def values(self, batch_size: int) -> list[torch.Tensor | None]:
-        """Nothing is known of images."""
+        """Return None for each tensor: image values are unknown when tracing."""
         return [None]
 
     def in_phase(self, _phase: Phase) -> Self:
-        """The same in both."""
         return self
 
     def __str__(self) -> str:
@@ -96,11 +95,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class ExampleInputs:
-    """Whatever a module is called with: tensors, lists and dictionaries of them, keywords.
+    """Arguments of a module: tensors, lists and dictionaries of them, keywords.
 
     The first axis of the first tensor is the batch; each tensor with as many entries there has the
-    same batch. Where the first argument is a list of samples, as torchvision's detectors want it,
-    the length of the lists is the batch. The keyword `TARGETS` is for the loss, not the module.
+    same batch. If the first argument is a list of samples, as for torchvision's detectors, its
+    length is the batch. The keyword `TARGETS` is for the loss, not the module.
     """
 
     args: tuple[Any, ...]
@@ -112,10 +111,10 @@ class ExampleInputs:
 
     @classmethod
     def of(cls, *args: Any, **kwargs: Any) -> Self:
-        """Inputs as in `model(*args, **kwargs)`; only shapes and types are read.
+        """Return inputs as in `model(*args, **kwargs)`; only shapes and types are used.
 
         Raises:
-            InputError: there is no tensor in them, or an empty batch.
+            InputError: There is no tensor in them, or an empty batch.
         """
         import torch
         from torch.utils._pytree import tree_leaves
@@ -139,7 +138,7 @@ class ExampleInputs:
     def batch(
         self, batch_size: int, memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same inputs with so many samples, on the meta device."""
+        """Return the same inputs with this number of samples, on the meta device."""
         import torch
 
         def empty(tensor: torch.Tensor) -> torch.Tensor:
@@ -152,8 +151,9 @@ class ExampleInputs:
         return self._spread(empty, batch_size)
 
     def values(self, batch_size: int) -> list[torch.Tensor | None]:
-        """Of each tensor of `batch`, its values on the CPU if it holds whole numbers: the example's
-        samples over and over again.
+        """Return the values of integer tensors on the CPU, and None for others.
+
+        The example's samples are repeated.
         """
         import torch
         from torch.utils._pytree import tree_leaves
@@ -180,7 +180,7 @@ class ExampleInputs:
     def _spread(
         self, change: Callable[[torch.Tensor], torch.Tensor], batch_size: int
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The inputs with every tensor changed, and lists of samples of another length."""
+        """Return the inputs with every tensor changed, and lists of samples resized."""
         import torch
         from torch.utils._pytree import tree_map
 

@@ -14,7 +14,7 @@ from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import MemoryFormat, Precision
 
 EAGER = "torch.compile is left out: this is the step in eager mode"
-"""Remark of an answer about a compiled module."""
+"""Remark about a compiled module."""
 
 
 def eager(module: nn.Module) -> nn.Module:
@@ -25,7 +25,6 @@ def eager(module: nn.Module) -> nn.Module:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return whether the module or a part of it is compiled."""
     return any(
         part._compiled_call_impl is not None or eager(part) is not part for part in module.modules()
     )
@@ -37,18 +36,17 @@ def on_meta(
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
     precision: Precision = Precision.FP32,
 ) -> nn.Module:
-    """The model of this name, or a copy of this module, on the meta device.
+    """Return the model of this name, or a copy of this module, on the meta device.
 
     Args:
-        model: an architecture's name, or a module on any device; it stays as it is. What is
-            compiled in it is copied as it was before.
-        input_size: of an architecture, in pixels or tokens.
-        memory_format: of the weights.
-        precision: of the step; `bf16` is the weights' own.
+        model: Name of an architecture, or a module on any device, which stays as it is.
+        input_size: Input size of an architecture, in pixels or tokens.
+        memory_format: Layout of the weights.
+        precision: Precision of the step; `bf16` is the weights' own.
 
     Raises:
-        UnknownArchitectureError, InputError, UnsupportedModelError: as `sources.create_model`; or a
-            module that cannot be copied, has no weights yet, or no such memory format.
+        UnknownArchitectureError, InputError, UnsupportedModelError: As `sources.create_model`; or a
+        module that cannot be copied, has lazy layers, or no such memory format.
     """
     module = _made(model, input_size)
     if precision is Precision.BF16:
@@ -61,10 +59,7 @@ def on_meta(
 
 
 class _OnMeta(DeviceContext):
-    """As `torch.device("meta")`, but initial weights are not computed.
-
-    Their arithmetic, which computes nothing there, takes half the time of making a model.
-    """
+    """The meta device without the computation of initial weights, which takes half the time."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _FILLING and args[0].is_meta:

@@ -1,4 +1,4 @@
-"""The pool: the configurations that a campaign may choose from, drawn up from a short spec."""
+"""The pool: the configurations that a campaign may choose from, by a short specification."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ class PoolGroup:
     """Every combination of these architectures and settings.
 
     Raises:
-        InputError: no architectures, a setting without values, no size of input, a number that is
-            not whole and from 1 to MAX_SIZE, or a method that there is not.
+        InputError: No architectures, a setting without values, no input size, a number that is not
+        an
+            integer from 1 to MAX_SIZE, or an unknown method.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "use_attribute_docstrings": True}
@@ -43,19 +44,19 @@ class PoolGroup:
     architectures: tuple[str, ...] = ()
     """timm names or globs, such as `resnet18` or `convnext_*`, or transformers: `hf:gpt2*`."""
     families: tuple[str, ...] = ()
-    """Families whose architectures are all in the group, such as `vit`."""
+    """Families whose architectures all belong to the group, such as `vit`."""
     batch_sizes: tuple[int, ...]
     input_sizes: tuple[Literal["native"] | int, ...] = ()
-    """Pixels of square images, of models that take images; `native` is each model's own size."""
+    """Pixels of square images; `native` is each model's own size."""
     sequence_lengths: tuple[Literal["native"] | int, ...] = ()
-    """Tokens of a sample, of models that take text; `native` is the most that each one takes."""
+    """Tokens of a sample of text; `native` is the longest of each model."""
     methods: tuple[str, ...] = ("full",)
     """How transformers are trained: `full`, `lora=RANK`, `frozen=embeddings`, `frozen=body`."""
     checkpointing: tuple[bool, ...] = (False,)
     """Whether transformers compute activations again in the backward pass."""
     attentions: tuple[Attention, ...] = (Attention.SDPA,)
     vocabularies: tuple[Literal["native"] | int, ...] = ("native",)
-    """Tokens that there are; `native` is the configuration's own number."""
+    """Size of the vocabulary; `native` is the configuration's own."""
     precisions: tuple[Precision, ...] = (Precision.FP32,)
     memory_formats: tuple[MemoryFormat, ...] = (MemoryFormat.CONTIGUOUS,)
     optimizers: tuple[Optimizer, ...] = (Optimizer.SGD,)
@@ -87,10 +88,10 @@ class PoolGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolSpec:
-    """A pool as the sum of its groups; what two groups share is in the pool once.
+    """A pool as the union of its groups.
 
     Raises:
-        InputError: there is no group.
+        InputError: There is no group.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
@@ -103,12 +104,13 @@ class PoolSpec:
 
 
 def build_pool(spec: PoolSpec) -> list[Configuration]:
-    """All configurations of the spec, each once, sorted.
+    """Return all configurations of the specification, each once, sorted.
 
     Raises:
-        UnknownArchitectureError: a name or glob matches no architecture.
-        InputError: a family has no architectures, a model's kind of size is missing, a sequence is
-            longer than a model allows, or there are more than MAX_CONFIGURATIONS.
+        UnknownArchitectureError: A name or glob matches no architecture.
+        InputError: A family is empty, a model's kind of size is missing, a sequence is too long, or
+        there
+            are more than MAX_CONFIGURATIONS.
     """
     pool: set[Configuration] = set()
     named = [(group, _architectures(group)) for group in spec.groups]
@@ -140,7 +142,7 @@ def build_pool(spec: PoolSpec) -> list[Configuration]:
 
 
 def _product(group: PoolGroup, architectures: int) -> int:
-    """The most configurations that a group has, values that it names twice counted once."""
+    """Return the largest number of configurations of a group."""
     settings = (
         group.batch_sizes, max(group.input_sizes, group.sequence_lengths, key=len),
         group.precisions, group.memory_formats, group.optimizers, group.phases,
@@ -177,7 +179,7 @@ def _architectures(group: PoolGroup) -> list[str]:
 
 
 def _endings(group: PoolGroup) -> list[str]:
-    """What follows the names of a group's transformers, such as `,lora=8,eager`, or nothing."""
+    """Return the suffixes of the names of a group's transformers, such as `,lora=8,eager`."""
     options = (
         ["" if method == FULL else f",{method}" for method in group.methods],
         [",checkpointing" if is_on else "" for is_on in group.checkpointing],
@@ -190,10 +192,10 @@ def _endings(group: PoolGroup) -> list[str]:
 
 
 def _sizes(group: PoolGroup, architecture: str) -> set[int]:
-    """The group's sizes of input that are for this model; one that is the native one counts once.
+    """Return the input sizes of the group for this model.
 
     Raises:
-        InputError: a sequence is longer than the model allows.
+        InputError: A sequence is too long for the model.
     """
     from trappm.profiler.models.sources import source_of
 
@@ -210,7 +212,7 @@ def _sizes(group: PoolGroup, architecture: str) -> set[int]:
 
 
 def _check_kinds(group: PoolGroup, architectures: Sequence[str]) -> None:
-    """Raises InputError where a model's kind of size is missing, or a kind is for no model."""
+    """Raise InputError if a model's kind of size is missing, or a kind fits no model."""
     first = {unit_of(name): name for name in reversed(architectures)}
     for key, unit, taken in _KINDS:
         if unit in first and not getattr(group, key):

@@ -1,10 +1,10 @@
-"""Lets torchvision, and so timm, be imported beside a torch without CUDA.
+"""Makes torchvision, and so timm, importable with a torch without CUDA.
 
-The torchvision on PyPI carries an extension built against CUDA. Where that cannot be loaded, its
-operators are unknown and `import torchvision` raises "operator torchvision::nms does not exist".
-No image classifier calls them; declaring their schemas is enough for the import. TraPPM does so
-before it imports timm; for everybody else's scripts in an environment where it is needed,
-`python -m trappm.profiler.models.torchvision_shim` has Python do so (`make install` calls it).
+The torchvision on PyPI has an extension built with CUDA. If it cannot be loaded, `import
+torchvision` raises "operator torchvision::nms does not exist". No image classifier calls these
+operators, so declaring their schemas is enough. TraPPM does so before it imports timm; `python -m
+trappm.profiler.models.torchvision_shim` makes every Python of an environment do so (`make install`
+calls it).
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ _library: torch.library.Library | None = None
 
 
 def register_missing_operators() -> None:
-    """Declares torchvision's operators where its own extension cannot; otherwise does nothing.
+    """Declare torchvision's operators if its own extension cannot be loaded.
 
-    To be called before the first `import timm` or `import torchvision` of a process; calling it
-    again is harmless.
+    Call before the first `import timm` or `import torchvision`; further calls have no effect.
     """
     import torch
 
@@ -51,7 +50,7 @@ def register_missing_operators() -> None:
 
 
 STARTUP = "trappm_torchvision"
-"""What an environment runs whenever Python starts: it only waits for torchvision."""
+"""Module that runs when Python starts, and waits for an import of torchvision."""
 _WAITING = '''"""Written by TraPPM: torchvision's operators cannot be loaded beside this torch."""
 
 import sys
@@ -73,11 +72,10 @@ sys.meta_path.insert(0, BeforeTorchvision())
 
 
 def mend(folder: Path) -> bool:
-    """Has every later Python of an environment declare the operators, where `import torchvision`
-    fails without; whether it does.
+    """Make every later Python of an environment declare the operators if needed; return whether.
 
     Args:
-        folder: of the environment's packages.
+        folder: The environment's packages.
     """
     with contextlib.suppress(ImportError):
         try:

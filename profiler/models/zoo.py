@@ -1,7 +1,4 @@
-"""timm's models by name: which there are, and how to build one for an input size.
-
-This is the only module that imports timm.
-"""
+"""timm's models by name; the only module that imports timm."""
 
 from __future__ import annotations
 
@@ -29,10 +26,10 @@ from timm.models import _registry, get_pretrained_cfg  # noqa: E402
 
 
 def architectures(patterns: Iterable[str]) -> list[str]:
-    """All timm architectures that match one of these names or globs, sorted, each once.
+    """Return all timm architectures that match one of these names or globs, sorted.
 
     Raises:
-        UnknownArchitectureError: a name or glob matches nothing.
+        UnknownArchitectureError: A name or glob matches nothing.
     """
     names: set[str] = set()
     for pattern in patterns:
@@ -45,11 +42,10 @@ def architectures(patterns: Iterable[str]) -> list[str]:
 
 
 def current_name(name: str) -> str:
-    """The architecture that a name of timm's means today.
+    """Return the current name of an architecture.
 
-    Tags (`resnet50.a1_in1k`) and names of older versions (`tf_efficientnet_b0_ns`) say how weights
-    were trained, which costs nothing: they lead to the same architecture. Other names stay as they
-    are.
+    Tags (`resnet50.a1_in1k`) and old names (`tf_efficientnet_b0_ns`) describe weights, which do not
+    change the cost. Unknown names are returned as they are.
     """
     if name in _names() or any(mark in name for mark in WILD):
         return name
@@ -62,10 +58,10 @@ def current_name(name: str) -> str:
 
 
 def check(architecture: str) -> str:
-    """The architecture's current name.
+    """Return the architecture's current name.
 
     Raises:
-        UnknownArchitectureError: timm has no such model; with the nearest spellings.
+        UnknownArchitectureError: timm has no such model.
     """
     name = current_name(architecture)
     if name not in _names():
@@ -74,21 +70,21 @@ def check(architecture: str) -> str:
 
 
 def native_input_size(architecture: str) -> int | None:
-    """The input size in pixels that the architecture was designed for, where timm knows it.
+    """Return the input size in pixels that the architecture was designed for, if known.
 
     Raises:
-        UnknownArchitectureError: no such timm model.
+        UnknownArchitectureError: timm has no such model.
     """
     config = get_pretrained_cfg(check(architecture))
     return None if config is None else int(config.input_size[-1])
 
 
 def input_size_of(architecture: str, input_size: int | None) -> int:
-    """The input size that is given, or the architecture's own.
+    """Return the given input size, or the architecture's own.
 
     Raises:
-        UnknownArchitectureError: no such timm model.
-        InputError: none is given, and timm knows none.
+        UnknownArchitectureError: timm has no such model.
+        InputError: None is given, and timm knows none.
     """
     size = native_input_size(architecture) if input_size is None else input_size
     if size is None:
@@ -97,12 +93,12 @@ def input_size_of(architecture: str, input_size: int | None) -> int:
 
 
 def create_model(architecture: str, input_size: int) -> nn.Module:
-    """A timm model with fresh weights that takes square images of this size.
+    """Return a timm model with fresh weights for square images of this size.
 
     Raises:
-        UnknownArchitectureError: no such timm model.
-        InputError: the input size is below 1, or not one that this model can be built for.
-        UnsupportedModelError: timm cannot build this model at all.
+        UnknownArchitectureError: timm has no such model.
+        InputError: The input size is below 1, or wrong for this model.
+        UnsupportedModelError: timm cannot build this model.
     """
     architecture = check(architecture)
     if input_size < 1:
@@ -132,10 +128,10 @@ def create_model(architecture: str, input_size: int) -> nn.Module:
 
 
 def inputs(_architecture: str, input_size: int) -> Sample:
-    """Square images of this size.
+    """Return square images of this size.
 
     Raises:
-        InputError: it is below 1.
+        InputError: It is below 1.
     """
     return Sample.of(input_size)
 

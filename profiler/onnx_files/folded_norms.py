@@ -1,10 +1,10 @@
-"""Batch norms that an exporter folded into convolutions, put back where that is clear.
+"""Restores batch norms that an exporter folded into convolutions.
 
-PyTorch's exporters write a model as it runs in evaluation mode: a batch norm becomes part of the
-convolution before it, as a scale of its weights and a bias. Training such a file would keep far
-fewer activations than training the model does. Nothing in a file says that this happened, but
-image classifiers whose residual additions or depthwise convolutions come without any norm are
-trained by nobody; other networks without norms there are, such as VGG, so these stay as they are.
+PyTorch's exporters write a model in evaluation mode, where a batch norm becomes part of the
+convolution before it. Training such a file would keep fewer activations than training the model.
+The file does not say so. But image classifiers whose residual additions or depthwise convolutions
+have no norm at all are not trained in practice; other networks without norms, such as VGG, stay as
+they are.
 """
 
 from __future__ import annotations
@@ -22,23 +22,20 @@ _OTHER_NORMS = frozenset({"InstanceNormalization", "LayerNormalization", "GroupN
 _PARTS = ("convolution", "scale", "bias", "mean", "variance")
 _POOLS = frozenset({"GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceMax"})
 _BEFORE_ANY_NORM = frozenset({"Add", "Concat", "MaxPool", "AveragePool"})
-"""What batch norms that no exporter can fold read, in networks that activate before convolving."""
+"""Inputs of batch norms that no exporter can fold, in networks with pre-activation."""
 _AFTER_A_NORM = frozenset({
     "Add", "AveragePool", "Clip", "Concat", "Conv", "Div", "Elu", "Erf", "Gelu",
     "GlobalAveragePool", "HardSigmoid", "HardSwish", "LeakyRelu", "MaxPool", "Mish", "Mul", "PRelu",
     "Pad", "ReduceMean", "Relu", "Resize", "Sigmoid", "Slice", "Softplus", "Split", "Swish", "Tanh",
 })  # fmt: skip
-"""What reads the result of a norm after a convolution. Other norms of other networks, and what
-prepares tokens, are not among it: no batch norm stood before them."""
+"""Readers of a norm's result after a convolution; others never follow a batch norm."""
 _DEEP = 30
-"""Convolutions behind each other. GoogLeNet, the deepest that was trained without norms or
-residuals, has 22."""
+"""Convolutions in a row; GoogLeNet, the deepest trained without norms or residuals, has 22."""
 _UNKNOWN: Kind = (0, ())
 
 
 def with_norms(model: CheckedModel) -> CheckedModel:
-    """The model with a batch norm after each convolution that lost its own; as it is where it is
-    not clear that any did."""
+    """Return the model with a batch norm after each convolution that clearly lost its own."""
     operations, kinds = list(_direct(model.operations)), _kinds(model)
     pooled = _pooled(operations, set(kinds))
     if not pooled.issuperset(model.outputs):
@@ -64,7 +61,7 @@ def with_norms(model: CheckedModel) -> CheckedModel:
 def _bare(
     convolutions: Sequence[Operation], operations: Sequence[Operation], outputs: Sequence[str]
 ) -> dict[str, Operation]:
-    """By their results, the convolutions that are followed by what follows a batch norm."""
+    """Map output names to convolutions whose batch norm may have been folded away."""
     readers: dict[str, set[str]] = {}
     for operation in operations:
         for name in operation.inputs:
@@ -80,7 +77,7 @@ def _bare(
 def _open(
     operations: Sequence[Operation], bare: Mapping[str, Operation], weights: Set[str]
 ) -> dict[str, Operation]:
-    """Those that no other norm stands before in their branch, as in networks of layer norms."""
+    """Return the convolutions without another norm earlier in their branch."""
     maker: dict[str, str] = {}
     behind: set[str] = set()
     for operation in operations:
@@ -99,8 +96,11 @@ def _needs_norms(
     kinds: Mapping[str, Kind],
     pooled: Set[str],
 ) -> bool:
-    """Whether such a network is not trained without norms: its convolutions are depthwise, half
-    of its residual additions follow them directly, or many stand behind each other."""
+    """Return whether such a network cannot be trained without norms.
+
+    Its convolutions are depthwise, half of its residual additions follow them directly, or many
+    convolutions are in a row.
+    """
     if any(c.attributes.get("group", 1) == kinds[c.inputs[1]][1][0] > 1 for c in bare.values()):
         return True
     sums = direct = 0
@@ -123,7 +123,7 @@ def _kinds(model: CheckedModel) -> dict[str, Kind]:
 
 
 def _direct(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """The operations without those that only give another name to a value."""
+    """Yield the operations without identities."""
     names: dict[str, str] = {}
     for operation in operations:
         inputs = tuple(names.get(name, name) for name in operation.inputs)
@@ -134,7 +134,7 @@ def _direct(operations: Sequence[Operation]) -> Iterator[Operation]:
 
 
 def _pooled(operations: Sequence[Operation], weights: Set[str]) -> set[str]:
-    """Names of what is made of pooled images and weights alone, such as the gates of channels."""
+    """Return the names of tensors made of pooled images and weights alone."""
     pooled: set[str] = set()
     for operation in operations:
         inputs = {*operation.inputs} - weights - {""}
@@ -149,7 +149,7 @@ def _restored(
     bare: Mapping[str, Operation],
     kinds: Mapping[str, Kind],
 ) -> CheckedModel:
-    """The model with these convolutions and a norm after each in place of their biases."""
+    """Return the model with these convolutions, and norms in place of their biases."""
     restored: list[Operation] = []
     weights, parameters = dict(model.weights), dict(model.parameters)
     for operation in operations:

@@ -1,11 +1,10 @@
-"""A module rebuilt from an ONNX file: the way to the graph and the training step of anyone's file.
+"""A module rebuilt from an ONNX file, to trace its graph and training step.
 
-    ONNX file -> operations -> put together (`operators.patterns`) -> run in PyTorch (`operators`)
+    ONNX file -> operations -> fused (`patterns`) -> run in PyTorch (`operators`)
 
-The module lies on the meta device: it is made of the shapes in the file, so the file may have no
-weights, or have lost them. All floats are fp32. What a file leaves open stays unknown: which
-operators ran in place, and what an exporter folded into something else; batch norms that became
-part of convolutions are put back where that is clear (`folded_norms`).
+The module is on the meta device: it uses only shapes, so weights may be missing. All floats are
+fp32. Unknown remains which operators ran in place and what an exporter folded; folded batch norms
+are restored where that is clear (`folded_norms`).
 """
 
 from __future__ import annotations
@@ -34,23 +33,21 @@ from trappm.profiler.onnx_files.patterns import put_together
 from trappm.profiler.onnx_files.stored import Kind, Operation, value_of
 
 MAX_TRAINED_OPERATIONS = 12_000
-"""Of a step that is run in PyTorch, a millisecond each; more than the largest timm model has."""
+"""Operators of a traced step, a millisecond each; more than in any timm model."""
 _MAX_INPUTS = 1000
-"""Tensors that one operator of PyTorch takes; no real model has as many."""
-
-_NOTHING: Array = np.zeros(0)
+"""Tensors that one operator of PyTorch takes."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Program:
-    """What runs, in order; no run changes it, so that copies of a module share it."""
+    """Operations in order; immutable, so that copies of a module share it."""
 
     operations: Sequence[Operation]
     last_uses: Sequence[Sequence[str]]
     """For each operation, the names that no later one needs."""
     constants: Mapping[str, Array]
     attribute_of: Mapping[str, str]
-    """Where the module keeps its weights, by their names in the file."""
+    """Attributes of the module by names of weights in the file."""
     outputs: Sequence[str]
     dialect: Dialect
 
@@ -61,15 +58,14 @@ class _Program:
 class RebuiltModule(nn.Module):
     """Runs the operators of a checked ONNX model in PyTorch, on the meta device.
 
-    Its parameters are the weights that training changes (`CheckedModel.parameters`) and, frozen,
-    those of small integers; its buffers the other tensors whose values are not known. In training
-    mode, running it raises UnsupportedModelError where the file has an operator without a form in
-    PyTorch, or one that hangs on values; in evaluation mode such an operator has a shape if ONNX
-    infers one.
+    Its parameters are the trained weights (`CheckedModel.parameters`) and, frozen, those of small
+    integers; its buffers are other tensors without known values. In training mode, operators
+    without a form in PyTorch raise UnsupportedModelError; in evaluation mode they get the shape
+    that ONNX infers.
 
     Args:
-        model: as `load_checked` gives it.
-        name: for messages.
+        model: Result of `load_checked`.
+        name: Name for messages.
     """
 
     def __init__(self, model: CheckedModel, name: str = "the file") -> None:
@@ -77,7 +73,6 @@ class RebuiltModule(nn.Module):
         self._name = name
         self._image = model.image
         self.image_type = torch_type(model.image_kind)
-        """Of the images that the file takes."""
         self.restored_norms = model.restored_norms
         constants: dict[str, Array] = {}
         attribute_of: dict[str, str] = {}
@@ -94,8 +89,9 @@ class RebuiltModule(nn.Module):
             turned = key in factors and len(kind[1]) == 2
             self._add(attribute, kind, turned, key in model.parameters, key in model.quantized)
             attribute_of[key] = attribute + (".t" if turned else "")
+        dialect = Dialect(list(model.source.opset_import), model.source.ir_version)
         operations = put_together(
-            list(_folded(model.operations, constants)),
+            list(_folded(model.operations, constants, dialect.version(""))),
             set(model.outputs),
             constants,
             model.image,
@@ -107,7 +103,7 @@ class RebuiltModule(nn.Module):
             constants=constants,
             attribute_of=attribute_of,
             outputs=model.outputs,
-            dialect=Dialect(list(model.source.opset_import), model.source.ir_version),
+            dialect=dialect,
         )
 
     def _get_name(self) -> str:
@@ -128,7 +124,7 @@ class RebuiltModule(nn.Module):
             self.register_buffer(attribute, tensor)
 
     def forward(self, images: Tensor) -> Any:
-        """One output, or a list of those that there are."""
+        """Return the output, or a list of several."""
         program = self._program
         if self.training and len(program.operations) > MAX_TRAINED_OPERATIONS:
             raise UnsupportedModelError(
@@ -159,9 +155,9 @@ class RebuiltModule(nn.Module):
             return [shape_value(operation.attributes, inputs[0].shape)]
         if operator == "Identity":
             return inputs
-        known = [_NOTHING if v is None else v for v in inputs if not isinstance(v, Tensor)]
+        known = [value for value in inputs if not isinstance(value, Tensor)]
         if len(known) == len(inputs):
-            folded = fold(operation, known)
+            folded = fold(operation, known, self._program.dialect.version(""))
             if folded:
                 return folded
         try:
@@ -204,12 +200,14 @@ def _value(operation: Operation, name: str, values: Mapping[str, Value]) -> Valu
     return values[name]
 
 
-def _folded(operations: Iterable[Operation], constants: dict[str, Array]) -> Iterator[Operation]:
-    """The operations but those on constants alone, whose results are added to the constants."""
+def _folded(
+    operations: Iterable[Operation], constants: dict[str, Array], opset: int
+) -> Iterator[Operation]:
+    """Yield all operations except those on constants, whose results become constants."""
     for operation in operations:
         if constants.keys() >= set(operation.inputs) - {""}:
-            known = [constants.get(name, _NOTHING) for name in operation.inputs]
-            values = fold(operation, known)
+            known = [constants.get(name) for name in operation.inputs]
+            values = fold(operation, known, opset)
             if values:
                 constants.update(zip(operation.outputs, values, strict=False))
                 continue
@@ -217,7 +215,7 @@ def _folded(operations: Iterable[Operation], constants: dict[str, Array]) -> Ite
 
 
 def _factors(operations: Iterable[Operation]) -> set[str]:
-    """Names of what is only ever the second factor of a product."""
+    """Return the names of tensors that are only second factors of products."""
     second: set[str] = set()
     other: set[str] = set()
     for operation in operations:
@@ -227,7 +225,7 @@ def _factors(operations: Iterable[Operation]) -> set[str]:
 
 
 def _last_uses(operations: Sequence[Operation], outputs: Iterable[str]) -> Iterator[list[str]]:
-    """For each operation, the names that no later one needs."""
+    """Yield for each operation the names that no later one needs."""
     last: dict[str, int] = {}
     for number, operation in enumerate(operations):
         last.update(dict.fromkeys((*operation.inputs, *operation.outputs), number))

@@ -1,7 +1,7 @@
-"""Opens an ONNX file that anyone may have made, and hands over a small, checked model.
+"""Opens an untrusted ONNX file and returns a small, checked model.
 
-Nothing in the file is trusted: size, external data, validity and control flow are examined before
-anything is computed from it. `stored` reads the tensors in the file.
+Size, external data, validity and control flow are checked before anything is computed. `stored`
+reads the tensors in the file.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ _WEIGHT_SLOTS: Mapping[str, tuple[int, ...]] = {
     "RNN": (1, 2, 3),
     "RotaryEmbedding": (1, 2),
 }
-"""Places among a node's inputs that only weights take."""
+"""Indices of a node's inputs that only weights take."""
 
 _PRODUCTS = frozenset(["Einsum", "Gemm", "MatMul"])
-"""What is multiplied by something made of the image is a weight, on either side."""
+"""Products; a factor that does not depend on the image is a weight."""
 
 
 def image_input(path: Path, graph: onnx.GraphProto, stored: Stored) -> onnx.ValueInfoProto:
-    """The first input of rank 4, preferring one whose batch axis is open: weights are closed.
+    """Return the first input of rank 4, if possible with an open batch axis.
 
     Raises:
-        ModelFileError: there is none.
-        UnsupportedModelError: there are several with an open batch axis.
+        ModelFileError: There is none.
+        UnsupportedModelError: There are several with an open batch axis.
     """
     candidates: list[onnx.ValueInfoProto] = [
         value
@@ -85,7 +85,7 @@ def image_input(path: Path, graph: onnx.GraphProto, stored: Stored) -> onnx.Valu
 
 
 def image_shape(value: onnx.ValueInfoProto) -> tuple[int | None, ...]:
-    """Its sizes; None where the file leaves one open."""
+    """Return the sizes of an input; None for open ones."""
     axes = value.type.tensor_type.shape.dim
     return tuple(axis.dim_value if axis.dim_value > 0 else None for axis in axes)
 
@@ -93,11 +93,11 @@ def image_shape(value: onnx.ValueInfoProto) -> tuple[int | None, ...]:
 def supplied_weights(
     path: Path, values: Sequence[onnx.ValueInfoProto], image: str
 ) -> dict[str, Kind]:
-    """Type and shape of inputs beside the image that nothing is stored for.
+    """Return type and shape of the inputs, except the image, without stored values.
 
     Raises:
-        UnsupportedModelError: one has no fixed shape, so it is none.
-        ModelFileError: one is larger than any weight.
+        UnsupportedModelError: One has no fixed shape, so it is not a weight.
+        ModelFileError: One is too large.
     """
     supplied = {}
     for value in values:
@@ -105,7 +105,7 @@ def supplied_weights(
         shape = tuple(axis.dim_value for axis in kind.shape.dim)
         if not kind.HasField("shape") or min(shape, default=1) < 1:
             raise UnsupportedModelError(
-                f"{path}: input {value.name!r} beside the image {image!r} has no fixed shape; "
+                f"{path}: input {value.name!r} besides the image {image!r} has no fixed shape; "
                 "models of one image input are supported"
             )
         check_size(path, value.name, shape)
@@ -120,18 +120,20 @@ def refuse_what_is_no_weight(
     supplied: Mapping[str, Kind],
     stored: Collection[str],
 ) -> None:
-    """Looks at how inputs beside the image are used.
+    """Check that the inputs without stored values are used as weights.
 
-    A file that leaves its weights out may add or scale by some of them too (position tables, layer
-    scale); so one that no weight slot takes is still a weight if others are, and all slots whose
-    weights are known are filled by inputs.
+    A file without its weights may add or scale by some of them (position tables, layer scale). So
+    an input outside of weight slots is a weight if inputs fill all slots.
 
     Args:
-        supplied: the inputs beside the image that nothing is stored for.
-        stored: names of the weights that the file does store.
+        path: The file.
+        operations: Its operations.
+        image: Input of the images.
+        supplied: Inputs without stored values, except the image.
+        stored: Names of stored weights.
 
     Raises:
-        UnsupportedModelError: one is no weight; it is named.
+        UnsupportedModelError: An input is not a weight.
     """
     in_slots = _in_weight_slots(operations, image.name)
     left_out = not supplied.keys().isdisjoint(in_slots) and in_slots.isdisjoint(stored)
@@ -141,13 +143,13 @@ def refuse_what_is_no_weight(
         second = len(shape) == 4 and (shape[0], *shape[2:]) == (images[0], *images[2:])
         if name in used and (second or not (left_out or name in in_slots)):
             raise UnsupportedModelError(
-                f"{path}: input {name!r} of shape {list(shape)} beside the image {image.name!r} "
+                f"{path}: input {name!r} of shape {list(shape)} besides the image {image.name!r} "
                 "is not a weight; models of one image input are supported"
             )
 
 
 def _in_weight_slots(operations: Iterable[Operation], image: str) -> set[str]:
-    """Names of all that weights in their places are made of, themselves included."""
+    """Return the names of tensors in weight slots, and of all they are computed from."""
     depends = {image}  # on the pixels
     folded: dict[str, Operation] = {}  # by output
     names: list[str] = []
@@ -171,14 +173,11 @@ def _in_weight_slots(operations: Iterable[Operation], image: str) -> set[str]:
 
 
 _SETTINGS = {"Clip": (1, 2), "Dropout": (1,), "OneHot": (2,), "Pad": (2,), "Resize": (1, 2)}
-"""Places among a node's inputs where numbers say how it computes."""
+"""Indices of a node's inputs that are settings."""
 
 
 def not_trained(operations: Iterable[Operation]) -> set[str]:
-    """Of what is stored as weights, running statistics and what stands only in places of settings.
-
-    Running means and variances are updated, but not trained.
-    """
+    """Return the stored weights that are running statistics or only settings."""
     statistics: set[str] = set()
     settings: set[str] = set()
     others: set[str] = set()
@@ -192,23 +191,23 @@ def not_trained(operations: Iterable[Operation]) -> set[str]:
 
 
 BUFFERS_KEY = "trappm.buffers"
-"""Metadata of files of ours: the weights that are buffers, which training does not touch (JSON)."""
+"""Metadata of our own files: weights that are buffers, as JSON."""
 
 MAX_BYTES = 2 << 30
-"""A protobuf message cannot be larger."""
+"""Largest protobuf message."""
 MAX_NODES = 20_000
-"""Twice what the largest timm model has."""
+"""Twice the number of the largest timm model."""
 
 MAX_CONNECTIONS = 200_000
-"""Inputs and outputs of all nodes together; ten times what the largest timm model has."""
+"""Inputs and outputs of all nodes; ten times the number of the largest timm model."""
 
 _STANDARD = ("", "ai.onnx")
 _MAX_DEPTH = 64
-"""Of functions that call functions."""
+"""Depth of functions that call functions."""
 _MAX_NAME = 1000
-"""Letters of a tensor's name in a file with functions, which copy it."""
+"""Length of a tensor's name in a file with functions, which copy it."""
 _MAX_EXPANDED_BYTES = 64 << 20
-"""Of nodes that calls of functions may add to a file, with all that the calls hand on to them."""
+"""Bytes that function calls may add to a file."""
 
 
 @dataclass(frozen=True)
@@ -216,35 +215,35 @@ class CheckedModel:
     """A valid ONNX model without large tensors."""
 
     operations: list[Operation]
-    """In topological order; constants are not among them."""
+    """In topological order, without constants."""
     image: str
-    """Name of the graph input that is the batch of images."""
+    """Name of the input of images."""
     image_kind: int
     """Its element type (of onnx.TensorProto)."""
     image_shape: tuple[int | None, ...]
-    """Four sizes; None where the file leaves one open."""
+    """Four sizes; None for open ones."""
     outputs: list[str]
     constants: Mapping[str, onnx.TensorProto]
-    """Small tensors stored in the file."""
+    """Small tensors in the file."""
     weights: Mapping[str, Kind]
-    """Type and shape of everything else that is stored, or to be supplied beside the image."""
+    """Type and shape of all other tensors, and of missing weights."""
     parameters: Mapping[str, int]
-    """Number of elements of each weight that training changes."""
+    """Number of elements of each trained weight."""
     quantized: Mapping[str, int]
-    """Number of elements of each weight of small integers, which nothing trains."""
+    """Number of elements of each weight of small integers, which are not trained."""
     source: onnx.ModelProto
     """The file, with its large tensors emptied."""
     restored_norms: int = 0
-    """Batch norms that are in no file: an exporter folded them into convolutions."""
+    """Number of batch norms that an exporter had folded into convolutions."""
 
 
 def load_checked(path: Path) -> CheckedModel:
-    """Reads and checks an ONNX file; external data is looked at only where it may hold a shape.
+    """Read and check an ONNX file; external data is read only for possible shapes.
 
     Raises:
-        ModelFileError: missing, unreadable, too large, not valid ONNX, external data that leaves
-            the folder, or no image-like input.
-        UnsupportedModelError: valid, but with control flow or sparse weights.
+        ModelFileError: It is missing, unreadable, too large, or not valid ONNX, has external data
+            outside of its folder, or no image-like input.
+        UnsupportedModelError: It has control flow or sparse weights.
     """
     model = _parse(path)
     for name in _names(model):
@@ -298,10 +297,10 @@ def load_checked(path: Path) -> CheckedModel:
 
 
 def image_sizes(path: Path, model: CheckedModel, input_size: int | None) -> tuple[int, ...]:
-    """Channels, height and width (or height, width and channels, if the file has them so).
+    """Return channels, height and width, or the file's other order of them.
 
     Raises:
-        ModelFileError: the file leaves one open, and so does `input_size`.
+        ModelFileError: A size is open in the file and in `input_size`.
         InputError: `input_size` contradicts the file.
     """
     sizes = []
@@ -318,7 +317,7 @@ def image_sizes(path: Path, model: CheckedModel, input_size: int | None) -> tupl
 
 
 def _elements(path: Path, graph: onnx.GraphProto, kinds: Collection[int]) -> dict[str, int]:
-    """Elements of the stored weights of these types; stored scalars are constants, not weights."""
+    """Return the elements of stored weights of these types; scalars are constants."""
     return {
         tensor.name: check_size(path, tensor.name, tensor.dims)
         for tensor in graph.initializer
@@ -327,10 +326,10 @@ def _elements(path: Path, graph: onnx.GraphProto, kinds: Collection[int]) -> dic
 
 
 def _attribute_value(attribute: onnx.AttributeProto) -> Any:
-    """A node's attribute as a Python value; text as str.
+    """Return a node's attribute as a Python value.
 
     Raises:
-        ValueError: it is of no kind that there is.
+        ValueError: It has an unknown type.
     """
     kind = attribute.type
     if kind == onnx.AttributeProto.INT:
@@ -356,7 +355,7 @@ def _parse(path: Path) -> onnx.ModelProto:
 
 
 def _names(model: onnx.ModelProto) -> Iterator[str | bytes]:
-    """All names in a file that anything is looked up by."""
+    """Yield all names in a file that are used as keys."""
     graph = model.graph
     for thing in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
         yield thing.name
@@ -371,7 +370,7 @@ def _names(model: onnx.ModelProto) -> Iterator[str | bytes]:
 
 
 def _inlined(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without functions; its size is worked out before they are expanded."""
+    """Return the model without functions; its size is computed before they are expanded."""
     bodies = {_key(f.domain, f.name, f.overload): f for f in model.functions}
     sizes: dict[tuple[str, str, str], tuple[int, int, int]] = {}
     everywhere = [model.graph.node, *(function.node for function in model.functions)]
@@ -416,7 +415,7 @@ def _inlined(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
 def _handed_on(
     model: onnx.ModelProto, functions: Collection[tuple[str, str, str]]
 ) -> tuple[int, int]:
-    """Of what calls hand on: bytes of the largest attribute, letters of the longest name."""
+    """Return bytes of the largest attribute and length of the longest name that calls pass on."""
     heaviest, longest = 0, 0
     for function in model.functions:
         heaviest = max([heaviest, *(a.ByteSize() for a in function.attribute_proto)])
@@ -429,7 +428,7 @@ def _handed_on(
 
 
 def _key(domain: str, name: str, overload: str) -> tuple[str, str, str]:
-    """By which a node calls a function; ONNX's own domain has two names."""
+    """Return the key of a function call; ONNX's own domain has two names."""
     return "" if domain == "ai.onnx" else domain, name, overload
 
 
@@ -448,7 +447,7 @@ def _check_counts(path: Path, nodes: int, connections: int, how: str = "") -> No
 
 
 def _check_nodes(path: Path, nodes: Iterable[onnx.NodeProto]) -> None:
-    """No control flow, and no tensor outside the file but that of a constant, which is stored."""
+    """Refuse control flow, and external tensors except those of constants."""
     for node in nodes:
         if node.op_type == "Constant" and node.domain in _STANDARD and len(node.attribute) == 1:
             _check_attributes(path, "Constant", node.attribute, may_lie_outside="value")
@@ -462,7 +461,7 @@ def _check_attributes(
     attributes: Iterable[onnx.AttributeProto],
     may_lie_outside: str | None = None,
 ) -> None:
-    """Whatever its type says, an attribute may hold anything."""
+    """Refuse graphs and external tensors; the type of an attribute is not trusted."""
     for attribute in attributes:
         if attribute.HasField("g") or attribute.graphs:
             raise UnsupportedModelError(
@@ -483,7 +482,7 @@ def _check_attributes(
 
 
 def _operations(path: Path, graph: onnx.GraphProto, stored: Stored) -> Iterator[Operation]:
-    """All nodes but the constants, which go to what is stored."""
+    """Yield all nodes except constants, which are stored."""
     for node in graph.node:
         operator, domain, outputs = node.op_type, node.domain, tuple(node.output)
         if domain == "ai.onnx":
@@ -513,7 +512,7 @@ def _operations(path: Path, graph: onnx.GraphProto, stored: Stored) -> Iterator[
 
 
 def _declared_buffers(model: onnx.ModelProto) -> set[str]:
-    """What an exporter wrote down: ours for the model, that of PyTorch for each tensor."""
+    """Return the buffers that our exporter or PyTorch's declared."""
     by_pytorch = {
         value.name
         for value in (*model.graph.input, *model.graph.value_info)
@@ -527,12 +526,12 @@ _TORCH_KIND_KEY = "pkg.torch.export.graph_signature.InputSpec.kind"
 
 
 def _is_ours(model: onnx.ModelProto) -> bool:
-    """Whether our exporter says that it wrote the file: all inputs but one are weights then."""
+    """Return whether our exporter wrote the file: then all inputs but one are weights."""
     return any(entry.key == BUFFERS_KEY for entry in model.metadata_props)
 
 
 def _listed_buffers(model: onnx.ModelProto) -> set[str]:
-    """From a stranger it is any text."""
+    """Return the buffers in the metadata, which is untrusted text."""
     for entry in model.metadata_props:
         if entry.key == BUFFERS_KEY:
             try:

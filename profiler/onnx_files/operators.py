@@ -1,8 +1,8 @@
-"""What each ONNX operator does, in PyTorch: for modules that are rebuilt from files.
+"""PyTorch's form of each ONNX operator, for modules that are rebuilt from files.
 
-Tensors lie on the meta device; what is known by value (shapes, axes, scales) is a NumPy array.
-Of several ways to compute the same, the one is taken whose memory in training is that of the
-models that are exported: `Linear` for a product with weights, fused norms, views where views do.
+Tensors are on the meta device; known values (shapes, axes, scales) are NumPy arrays. Forms are
+chosen for the training memory of the exported models: `Linear` for a product with weights, fused
+norms, views.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trappm.profiler.onnx_files.patterns import IN_PLACE
 from trappm.profiler.onnx_files.stored import MAX_ELEMENTS, MAX_RANK, Operation
 
 Value = Tensor | Array | None
-"""A tensor on the meta device, an array of known values, or None for an input left out."""
+"""A tensor on the meta device, an array of known values, or None for a missing input."""
 
 _TYPES: Mapping[int, torch.dtype] = {
     onnx.TensorProto.UINT8: torch.uint8,
@@ -51,10 +51,10 @@ _ONNX_TYPES = {dtype: kind for kind, dtype in reversed(list(_TYPES.items()))}
 
 
 def torch_type(element_type: int) -> torch.dtype:
-    """The type of a tensor whose ONNX element type is this; floats are all fp32.
+    """Return the type of a tensor by its ONNX element type; all floats are fp32.
 
     Raises:
-        UnsupportedModelError: PyTorch has no such type, or none of a model's.
+        UnsupportedModelError: PyTorch has no such type.
     """
     if element_type not in _TYPES:
         names = {number: name for name, number in onnx.TensorProto.DataType.items()}
@@ -64,12 +64,12 @@ def torch_type(element_type: int) -> torch.dtype:
 
 
 def onnx_type(dtype: torch.dtype) -> int:
-    """The element type, of onnx.TensorProto, that stands for this one."""
+    """Return the element type of onnx.TensorProto."""
     return int(_ONNX_TYPES[dtype])
 
 
 def as_tensor(value: Value) -> Tensor:
-    """The value as a tensor on the meta device."""
+    """Return the value as a tensor on the meta device."""
     if isinstance(value, Tensor):
         return value
     if value is None:
@@ -79,7 +79,7 @@ def as_tensor(value: Value) -> Tensor:
 
 
 def check_shape(name: str, shape: Sequence[int]) -> None:
-    """Raises UnsupportedModelError: the tensor of this name is beyond all bounds."""
+    """Raise UnsupportedModelError for a tensor that is too large."""
     if len(shape) > MAX_RANK:
         raise UnsupportedModelError(f"tensor {name!r} would have {len(shape)} axes")
     if math.prod(shape) > MAX_ELEMENTS or min(shape, default=0) < 0:
@@ -110,21 +110,21 @@ class Call:
         return self.tensor(place) if self.has(place) else None
 
     def operand(self, place: int) -> Any:
-        """A tensor, or a plain number for a constant that is one."""
+        """Return a tensor, or a number for a constant with one element."""
         value = self.value(place)
         if isinstance(value, np.ndarray) and value.size == 1 and value.ndim <= 1:
             return value.item()
         return as_tensor(value)
 
     def known(self, place: int) -> Array | None:
-        """The value of an input that must be known before the step runs; None if left out."""
+        """Return an input whose value must be known before the step runs; None if missing."""
         value = self.value(place)
         if isinstance(value, Tensor):
-            raise UnsupportedModelError(f"its {self.operator} hangs on values that are not known")
+            raise UnsupportedModelError(f"its {self.operator} depends on unknown values")
         return value
 
     def ints(self, name: str, place: int | None = None) -> list[int] | None:
-        """Integers that older opsets have as an attribute and newer ones as an input."""
+        """Return integers that are an attribute in older opsets and an input in newer ones."""
         if name in self.attributes:
             return [int(i) for i in np.atleast_1d(self.attributes[name])]
         value = None if place is None else self.known(place)
@@ -269,14 +269,14 @@ def _scatter_nd(call: Call) -> Tensor:
 
 
 def _places(x: Tensor, index: Tensor) -> tuple[Tensor, ...]:
-    """One tensor of places for each axis that is indexed."""
+    """Return a tensor of indices for each indexed axis."""
     if index.shape[-1] > x.dim():
         raise UnsupportedModelError(f"places of {index.shape[-1]} axes in a tensor of {x.dim()}")
     return tuple(index.unbind(-1))
 
 
 def _one_hot(call: Call) -> Sequence[Value]:
-    """Known positions only: exporters write so what an index of PyTorch does to a shape."""
+    """Return known values only: exporters write an index of PyTorch so."""
     places, depth, values = (call.known(i) for i in range(3))
     if places is None or depth is None or values is None or call.axis(-1) != -1:
         raise UnsupportedModelError("a OneHot along another axis than the last")
@@ -287,7 +287,7 @@ def _one_hot(call: Call) -> Sequence[Value]:
 
 
 def _written_into(call: Call) -> Tensor:
-    """What assigning to a slice does; where the slice lies makes no difference."""
+    """Assign to a slice; the position of the slice is irrelevant."""
     x, part = call.tensor(0).clone(), call.tensor(1)
     if x.dim() == part.dim():
         pairs = zip(part.shape, x.shape, strict=True)
@@ -405,7 +405,7 @@ def _activation(function: Callable[..., Tensor]) -> Function:
 
 
 def _chain(function: Callable[[Tensor, Tensor], Tensor]) -> Function:
-    """An operator of any number of inputs, pair by pair."""
+    """Return a function that applies `function` to any number of inputs, pair by pair."""
 
     def run(call: Call) -> Tensor:
         result = call.tensor(0)
@@ -436,7 +436,7 @@ def _index_reduction(function: Callable[..., Tensor]) -> Function:
 
 
 def _window(call: Call, x: Tensor, kernel: Sequence[int]) -> tuple[Tensor, list[int], Any, Any]:
-    """The input, padded where its padding is lopsided; then padding, strides, dilations."""
+    """Return the input, padded if its padding is asymmetric; padding, strides, dilations."""
     rank = len(kernel)
     strides = call.ints("strides") or [1] * rank
     dilations = call.ints("dilations") or [1] * rank
@@ -468,7 +468,7 @@ def _transposed_convolution(call: Call) -> Tensor:
     weight = call.tensor(1)
     rank = weight.dim() - 2
     if "output_shape" in call.attributes or call.attributes.get("auto_pad", "NOTSET") != "NOTSET":
-        raise UnsupportedModelError("a ConvTranspose whose padding hangs on its output's shape")
+        raise UnsupportedModelError("a ConvTranspose whose padding depends on its output's shape")
     pads = call.ints("pads") or [0] * (2 * rank)
     more = call.ints("output_padding") or [0] * rank
     # What ONNX cuts off at the end beyond the beginning is less output padding.
@@ -559,7 +559,7 @@ def _addition(call: Call) -> Tensor:
 
 
 def _linear(call: Call) -> Tensor:
-    """A product with weights, and a bias if the file adds one."""
+    """Return a product with weights, and a bias if the file adds one."""
     x, weight, bias = call.tensor(0), call.tensor(1), call.optional(2)
     if weight.dim() == 2 and (bias is None or bias.dim() == 1):
         return F.linear(x, weight.t(), bias)
@@ -583,7 +583,7 @@ def _gemm(call: Call) -> Tensor:
 
 
 def _attention(call: Call) -> Tensor:
-    """The operator of opset 23, for queries, keys and values of four axes."""
+    """Return the operator of opset 23, for queries, keys and values of four axes."""
     query, key, value = (call.tensor(i) for i in range(3))
     if query.dim() != 4 or call.outputs > 1 or call.has(4):
         raise UnsupportedModelError("an Attention with a cache, or of three axes")
@@ -592,7 +592,7 @@ def _attention(call: Call) -> Tensor:
 
 
 def _scaled_attention(call: Call) -> Tensor:
-    """Attention as exporters take it apart: queries, transposed keys, values, and a mask."""
+    """Return attention of queries, transposed keys, values, and a mask."""
     query, keys, value = (call.tensor(i) for i in range(3))
     return F.scaled_dot_product_attention(
         query, keys.transpose(-2, -1), value, None if not call.has(3) else call.tensor(3)
@@ -630,6 +630,8 @@ def _dropout(call: Call) -> Any:
     x = F.dropout(call.tensor(), share, call.training and share > 0)
     return [x, x] if call.outputs > 1 else x
 
+
+_UNARY = "Abs Neg Sign Sqrt Reciprocal Exp Log Erf Sin Cos Floor Ceil Round"
 
 FUNCTIONS: Mapping[str, Function] = {
     # linear algebra
@@ -697,19 +699,7 @@ FUNCTIONS: Mapping[str, Function] = {
     "Not": _unary(torch.logical_not),
     "IsNaN": _unary(torch.isnan),
     "Where": lambda call: torch.where(call.tensor(0), call.operand(1), call.operand(2)),
-    "Abs": _unary(torch.abs),
-    "Neg": _unary(torch.neg),
-    "Sign": _unary(torch.sign),
-    "Sqrt": _unary(torch.sqrt),
-    "Reciprocal": _unary(torch.reciprocal),
-    "Exp": _unary(torch.exp),
-    "Log": _unary(torch.log),
-    "Erf": _unary(torch.erf),
-    "Sin": _unary(torch.sin),
-    "Cos": _unary(torch.cos),
-    "Floor": _unary(torch.floor),
-    "Ceil": _unary(torch.ceil),
-    "Round": _unary(torch.round),
+    **{name: _unary(getattr(torch, name.lower())) for name in _UNARY.split()},
     # reductions
     "ReduceMean": _reduction(lambda x, axes, keep: x.mean(axes, keepdim=keep)),
     "ReduceSum": _reduction(lambda x, axes, keep: x.sum(axes, keepdim=keep)),
@@ -763,22 +753,22 @@ _LIBRARY.impl("onnx", _make, "CompositeExplicitAutograd")  # type: ignore[no-unt
 
 @dataclass(frozen=True)
 class Dialect:
-    """The versions of operators that a file is written in."""
+    """Versions of operators in a file."""
 
     opsets: Sequence[onnx.OperatorSetIdProto]
     ir_version: int
 
     def version(self, domain: str) -> int:
-        """Of the operators of a domain; of ONNX's own for the empty one."""
+        """Return the version of a domain; the empty one is ONNX's own."""
         names = ("", "ai.onnx") if domain in ("", "ai.onnx") else (domain,)
         return max((o.version for o in self.opsets if o.domain in names), default=1)
 
 
 def run_unknown(operation: Operation, inputs: Sequence[Value], dialect: Dialect) -> list[Value]:
-    """Outputs without values, of the shapes that ONNX infers.
+    """Return outputs without values, of the shapes that ONNX infers.
 
     Raises:
-        UnsupportedModelError: it infers none.
+        UnsupportedModelError: ONNX infers none.
     """
     node = operation.node
     if node is None:
@@ -825,7 +815,7 @@ def run_unknown(operation: Operation, inputs: Sequence[Value], dialect: Dialect)
 
 
 def _inferred(kind_and_shape: onnx.TypeProto) -> tuple[list[int] | None, int]:
-    """Sizes, if all are known, and element type of an output."""
+    """Return the sizes, if all are known, and the element type of an output."""
     tensor = kind_and_shape.tensor_type
     axes = tensor.shape.dim
     if not tensor.HasField("shape") or not all(axis.HasField("dim_value") for axis in axes):

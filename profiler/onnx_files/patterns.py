@@ -1,11 +1,11 @@
-"""Puts operators together again that exporters take apart: GELU, SiLU, norms, attention, Linear.
+"""Fuses operators that exporters decompose: GELU, SiLU, norms, attention, Linear.
 
-Memory in training depends on it: one fused GELU keeps its input for the backward pass, the eight
-operators that stand for it in a file would keep six tensors.
+Memory in training depends on it: a fused GELU keeps its input for the backward pass, its eight
+operators in a file would keep six tensors.
 
-Patterns are nested tuples of an operator and its inputs. A word binds a tensor, a number stands for
-a constant of that value, `_` for anything. Words that begin with `w_` bind what is made of weights
-alone, those with `c_` a constant or arithmetic on shapes; `Operator:word` binds what it computes.
+Patterns are nested tuples of an operator and its inputs. A word binds a tensor, a number matches a
+constant of that value, `_` anything. Words with `w_` bind what is computed from weights alone,
+those with `c_` constants or arithmetic on shapes; `Operator:word` binds the operator's output.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Bindings = Mapping[str, str]
 
 
 IN_PLACE = "trappm.in_place"
-"""An attribute of activations that overwrite their input."""
+"""Attribute of activations that overwrite their input."""
 
 _OVERWRITES = frozenset({"Relu", "LeakyRelu", "Clip", "HardSwish", "trappm.Silu"})
 _NORMS = frozenset({"BatchNormalization", "GroupNormalization"})
 _OVERWRITTEN = _NORMS | {"Conv", "Add"}
 _COMMUTES = frozenset({"Add", "Mul"})
 _TOLERANCE = 1e-3
-"""Of constants such as the square root of 2, which exporters round to 16 or 32 bits."""
+"""Tolerance of constants such as the square root of 2, which exporters round."""
 
 
 def _times(*factors: Pattern) -> Pattern:
@@ -115,14 +115,14 @@ def put_together(
     image: str,
     weights: Set[str],
 ) -> list[Operation]:
-    """The steps that the outputs need, with everything that is recognised as one put together.
+    """Return the steps that the outputs need, fused where a pattern matches.
 
     Args:
-        steps: in topological order.
-        outputs: names of the tensors that are wanted.
-        constants: known values by name.
-        image: name of the tensor that all else depends on.
-        weights: names of parameters and buffers.
+        steps: In topological order.
+        outputs: Names of the wanted tensors.
+        constants: Known values by name.
+        image: Name of the tensor of images.
+        weights: Names of parameters and buffers.
     """
     matcher = _Matcher(steps, constants, image, weights)
     fused = [matcher.fused(step) for step in steps]
@@ -137,10 +137,10 @@ def put_together(
 
 
 def _in_place(steps: Sequence[Operation], outputs: Set[str]) -> Iterator[Operation]:
-    """Lets activations overwrite their input where image models of PyTorch do.
+    """Mark activations that overwrite their input, as image models of PyTorch do.
 
-    That is after a norm, a convolution or an addition, whose result nothing else reads. A file does
-    not tell it, and live memory hardly depends on it; fragmentation does, by up to 6 %.
+    They follow a norm, a convolution or an addition whose result has no other reader. A file does
+    not say so. Live memory hardly depends on it; fragmentation does, by up to 6 %.
     """
     maker = {name: step.operator for step in steps for name in step.outputs}
     readers = Counter(name for step in steps for name in step.inputs)
@@ -184,7 +184,7 @@ class _Matcher:
                     names.update(step.outputs)
 
     def fused(self, step: Operation) -> Operation:
-        """The largest operator that ends with this step, or the step itself."""
+        """Return the largest operator that ends with this step, or the step itself."""
         if step.outputs[0] not in self._on_image:
             return step
         for operator, inputs, pattern, attributes in _PATTERNS:
@@ -198,7 +198,7 @@ class _Matcher:
         return step
 
     def _more(self, operator: str, bindings: Bindings) -> dict[str, Any] | None:
-        """Attributes that follow from what was found; None if it is not this operator after all."""
+        """Return further attributes of a match, or None if it is not this operator."""
         if operator == "GroupNormalization":
             ones = self._constants.get(bindings["c_ones"])
             return None if ones is None else {"num_groups": ones.size}
@@ -209,7 +209,7 @@ class _Matcher:
         return {}
 
     def _last_axes(self, mean: Operation) -> dict[str, Any] | None:
-        """The first of the axes that the mean is over, if they are the last ones."""
+        """Return the first of the mean's axes, if they are the last ones."""
         axes = mean.attributes.get("axes")
         if axes is None and len(mean.inputs) > 1 and mean.inputs[1] in self._constants:
             axes = self._constants[mean.inputs[1]].tolist()

@@ -1,7 +1,7 @@
-"""The tensors stored in an ONNX file: small ones are kept, of large ones only type and shape.
+"""The tensors in an ONNX file: small ones with values, of large ones only type and shape.
 
-A small tensor may be a shape or a scale; a large one is a weight, of which a graph needs its size
-alone. So a file with weights, without them, or with its external data absent reads the same.
+A small tensor may be a shape or a scale; of weights a graph needs the size alone. So a file with
+weights, without them, or without its external data reads the same.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from trappm.profiler.errors import ModelFileError, UnsupportedModelError, one_li
 
 
 class Operation(NamedTuple):
-    """One node of the file, or several that were put together to one operator."""
+    """One node of the file, or several that were fused to one operator."""
 
     operator: str
-    """With its domain in front, if that is not ONNX's own: it is another operator then."""
+    """With its domain as prefix, except for ONNX's own."""
     inputs: tuple[str, ...]
-    """Names; empty for one left out."""
+    """Names; empty for a missing one."""
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
     node: onnx.NodeProto | None = None
-    """As the file has it; None for what was put together."""
+    """The node in the file; None if fused."""
 
 
 MAX_RANK = 16
 MAX_ELEMENTS = 1 << 48
-"""Of one tensor; beyond it, a size is a mistake or an attack."""
+"""Elements of one tensor; larger sizes are mistakes or attacks."""
 
 FLOATS = frozenset(
     {
@@ -54,20 +54,20 @@ INTEGERS = frozenset(
         onnx.TensorProto.INT4,
     }
 )
-"""Of the weights of quantised models."""
+"""Types of weights of quantized models."""
 
 Kind = tuple[int, tuple[int, ...]]
 """Element type (of onnx.TensorProto) and shape of a tensor."""
 
 _SHAPE_LIKE = 64
-"""Tensors of at most this many elements keep their values, which may be shapes or scales."""
+"""Largest number of elements of tensors that keep their values."""
 
 _OF_SHAPES = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
-"""Element types of shapes; of tensors outside the file only these are read."""
+"""Element types of shapes, which alone are read from outside of the file."""
 _MAX_OUTSIDE = 1 << 24
 """Numbers of a shape are smaller; four letters of text, read as a number, are not."""
 _ENDS = frozenset({(1 << 63) - 1, -(1 << 63), (1 << 31) - 1, -(1 << 31)})
-"""What a slice to the very end is written as."""
+"""Numbers that mean the end in a slice."""
 
 _PLAIN: dict[int, npt.DTypeLike] = {
     onnx.TensorProto.BOOL: "?",
@@ -75,29 +75,29 @@ _PLAIN: dict[int, npt.DTypeLike] = {
     onnx.TensorProto.INT32: "<i4",
     onnx.TensorProto.INT64: "<i8",
 }
-"""Element types whose raw bytes NumPy reads as they are."""
+"""Element types whose raw bytes NumPy reads directly."""
 
 
 class Stored:
-    """What a file stores, by the name of the tensor.
+    """Tensors of a file by name.
 
     Args:
-        path: the file, for messages and to find external data.
+        path: The file, for messages and to find external data.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.constants: dict[str, onnx.TensorProto] = {}
-        """Small tensors, with their values."""
+        """Small tensors with their values."""
         self.weights: dict[str, Kind] = {}
         """All others."""
 
     def add(self, name: str, tensor: onnx.TensorProto) -> None:
-        """Takes a tensor; a large one is emptied, so that no later step carries it along.
+        """Add a tensor; a large one is emptied to save memory.
 
         Raises:
-            ModelFileError: a size beyond all bounds, or external data that leave the folder or
-                cannot be read though their values matter.
+            ModelFileError: It is too large, or its external data is outside of the folder or
+                unreadable.
         """
         shape = tuple(tensor.dims)
         elements = check_size(self._path, name, shape)
@@ -115,10 +115,10 @@ class Stored:
 
 
 def check_size(path: Path, name: str, shape: Sequence[int]) -> int:
-    """The number of elements of a stored tensor.
+    """Return the number of elements of a stored tensor.
 
     Raises:
-        ModelFileError: it is beyond all bounds.
+        ModelFileError: It is too large.
     """
     if len(shape) > MAX_RANK:  # before they are multiplied: there may be a million
         raise ModelFileError(f"{path}: weight {name!r} has {len(shape)} axes; at most {MAX_RANK}")
@@ -129,7 +129,7 @@ def check_size(path: Path, name: str, shape: Sequence[int]) -> int:
 
 
 def constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    """The tensor of a Constant node, or None if it holds text or a sparse tensor."""
+    """Return the tensor of a Constant node, or None for text and sparse tensors."""
     values = {attribute.name: attribute for attribute in node.attribute}
     if "value" in values:
         tensor: onnx.TensorProto = values["value"].t
@@ -145,10 +145,10 @@ def constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
 
 
 def value_of(name: str, tensor: onnx.TensorProto) -> npt.NDArray[Any]:
-    """The value of a small stored tensor.
+    """Return the value of a small stored tensor.
 
     Raises:
-        UnsupportedModelError: it cannot be read.
+        UnsupportedModelError: It cannot be read.
     """
     try:
         plain = _PLAIN.get(tensor.data_type)
@@ -181,7 +181,7 @@ def _load_external(path: Path, name: str, tensor: onnx.TensorProto) -> None:
     try:
         location = {entry.key: entry.value for entry in tensor.external_data}["location"]
         if not stat.S_ISREG((path.parent / location).stat().st_mode):
-            raise OSError(f"{location!r} is no plain file")  # a pipe would be waited for
+            raise OSError(f"{location!r} is not a plain file")  # a pipe would be waited for
         # What is small is read as such, however large the file of the others may be.
         item = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
         others = [entry for entry in tensor.external_data if entry.key != "length"]
@@ -195,5 +195,5 @@ def _load_external(path: Path, name: str, tensor: onnx.TensorProto) -> None:
     except Exception as error:
         raise ModelFileError(
             f"{path}: the external data of {name!r} cannot be read; keep the data file "
-            f"beside the model ({one_line(error)})"
+            f"next to the model ({one_line(error)})"
         ) from error

@@ -115,7 +115,7 @@ class RanksDevice(Device):
     def measure(
         self, configuration: Configuration, protocol: Protocol, enter: Callable[[str], None]
     ) -> Findings:
-        from trappm.profiler.steps.stability import judge
+        from trappm.profiler.steps.sampling import judge
 
         results = self.family.measure(configuration, protocol, enter)
         if isinstance(results, Findings):

@@ -1,8 +1,6 @@
-"""The plain records that all rooms share: Configuration, Graph, Protocol, Measurement.
+"""Records that all packages share: Configuration, Graph, Protocol, Measurement.
 
-They are frozen, hold only numbers, strings and NumPy arrays, and import without torch, so that
-asking the label store or drawing a pool is quick. Whatever needs torch, timm or ONNX to *make* one
-of them lives in the other modules of this room.
+They are frozen, hold numbers, strings and NumPy arrays, and import without torch.
 """
 
 from __future__ import annotations
@@ -41,40 +39,39 @@ __all__ = [
 ]
 
 Pair = tuple[str, int]
-"""An architecture and an input size in pixels, to which a graph belongs."""
+"""Architecture and input size in pixels, to which a graph belongs."""
 
 
 class Phase(enum.StrEnum):
-    """What a step does: a whole training step, or one forward pass without gradients."""
+    """A whole training step, or one forward pass without gradients."""
 
     TRAIN = "train"
     INFER = "infer"
 
 
 class Precision(enum.StrEnum):
-    """Arithmetic of the step: plain fp32, autocast to fp16 or bf16, or all of it in bf16."""
+    """Arithmetic of the step: fp32, autocast to fp16 or bf16, or bf16 for everything."""
 
     FP32 = "fp32"
     AMP_FP16 = "amp-fp16"
     AMP_BF16 = "amp-bf16"
     BF16 = "bf16"
-    """Without autocast: parameters, gradients and optimizer states are bf16 themselves."""
+    """Without autocast: parameters, gradients and optimizer states are bf16."""
 
     @property
     def needs_bf16(self) -> bool:
-        """Whether the device has to compute in bf16."""
         return self in (Precision.AMP_BF16, Precision.BF16)
 
 
 class MemoryFormat(enum.StrEnum):
-    """Layout of the images and convolution weights."""
+    """Layout of images and convolution weights."""
 
     CONTIGUOUS = "contiguous"
     CHANNELS_LAST = "channels-last"
 
 
 class Optimizer(enum.StrEnum):
-    """Optimizer of a training step; its states cost memory, its update costs time."""
+    """Optimizer of a training step."""
 
     SGD = "sgd"
     MOMENTUM = "momentum"
@@ -88,7 +85,7 @@ class Optimizer(enum.StrEnum):
 
 
 class Outcome(enum.StrEnum):
-    """How an attempt to measure ended. Every attempt ends in one of these; none vanishes."""
+    """How an attempt to measure ended."""
 
     OK = "ok"
     OOM = "oom"
@@ -99,7 +96,7 @@ class Outcome(enum.StrEnum):
 
 
 class Provenance(enum.StrEnum):
-    """Where a label comes from. Simulated labels never train a published snapshot."""
+    """Origin of a label. Simulated labels never train a published snapshot."""
 
     MEASURED = "measured"
     IMPORTED = "imported"
@@ -107,7 +104,7 @@ class Provenance(enum.StrEnum):
 
 
 MAX_SIZE = 1_000_000
-"""Batch and input sizes beyond this are slips of the keyboard, and overflow what is computed."""
+"""Larger batch and input sizes are typing errors, and overflow."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -115,16 +112,16 @@ class Configuration:
     """An architecture with everything that changes the cost of its step.
 
     Raises:
-        InputError: a batch or input size not from 1 to MAX_SIZE, or an empty architecture name.
+        InputError: A batch or input size not from 1 to MAX_SIZE, or an empty architecture name.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     architecture: str
-    """A timm model name, such as `resnet18`, or a transformer's, such as `hf:gpt2,lora=16`."""
+    """A timm name, such as `resnet18`, or a transformer, such as `hf:gpt2,lora=16`."""
     batch_size: int
     input_size: int
-    """Height and width of the square input image in pixels; tokens of a transformer's sample."""
+    """Height and width of the image in pixels; tokens of a transformer's sample."""
     precision: Precision = Precision.FP32
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
     optimizer: Optimizer = Optimizer.SGD
@@ -149,7 +146,7 @@ class Configuration:
 
     @cached_property
     def id(self) -> str:
-        """20 hexadecimal digits: a hash of exactly the fields above."""
+        """20 hexadecimal digits of a hash of all fields."""
         return hashlib.sha256(_canonical_json(self.to_dict()).encode()).hexdigest()[:20]
 
     def to_dict(self) -> dict[str, Any]:
@@ -168,12 +165,11 @@ class Configuration:
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """How a measurement is taken: how many steps, how long, and when to give up.
+    """How a measurement is taken: number of steps, time, and bounds of noise.
 
-    After `warmup_steps`, steps are timed until at least `min_steps` have been taken and either the
-    relative standard error of the median is below `target_relative_error` or has stopped falling,
-    or `max_steps` or `max_seconds` is reached. The paper's protocol is 5 and 50, whatever the
-    noise.
+    After `warmup_steps`, at least `min_steps` steps are timed, until the relative standard error of
+    the median is below `target_relative_error` or stops falling, or `max_steps` or `max_seconds` is
+    reached.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "use_attribute_docstrings": True}
@@ -185,15 +181,17 @@ class Protocol:
     max_seconds: float = 60.0
     target_relative_error: float = 0.0
     timeout_s: float = 300.0
-    """Wall time after which the measuring process is killed, model creation included."""
+    """Time after which the measuring process is killed, model creation included."""
     power_window_s: float = 2.0
-    """How long steps run at least while a GPU's energy is measured; its meter sees a part of it."""
+    """Shortest time of steps while a GPU's energy is measured."""
     unstable_relative_iqr: float = 0.25
-    """A run whose interquartile range exceeds this share of its median is `unstable`."""
+    """A run with a larger interquartile range, relative to the median, is `unstable`."""
     unstable_lost_share: float = 0.1
-    """A step on cores of a host that lost a larger share of its time to other programs is rejected,
-    unless too few lost less in twice `max_seconds`. A run whose steps are not judged one by one, as
-    on a GPU, is `unstable`."""
+    """Steps on CPU cores that lost a larger share of their time are rejected.
+
+    They count only if too few others came within twice `max_seconds`. A run whose steps are not
+    judged one by one, as on a GPU, is `unstable`.
+    """
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_steps <= self.max_steps or self.warmup_steps < 0:
@@ -218,18 +216,17 @@ class Protocol:
 
 @dataclass(frozen=True, kw_only=True)
 class StepSummary:
-    """What the raw step samples say, in milliseconds."""
+    """Summary of the step samples in milliseconds."""
 
     median_ms: float
     mean_ms: float
     iqr_ms: float
     p95_ms: float
     forward_share: float | None = None
-    """Share of forward pass and loss in a training step, seen in a few more steps; None if untold,
-    as for inference."""
+    """Share of forward pass and loss, from a few more steps; None if unknown."""
     backward_share: float | None = None
     optimizer_share: float | None = None
-    """Share of the optimizer's step and of setting the gradients to zero."""
+    """Share of the optimizer's step and of zeroing the gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +235,7 @@ class Measurement:
 
     configuration: Configuration
     device: str
-    """The device's key, such as `cpu-2t` or `a100`."""
+    """Key of the device, such as `cpu-2t` or `a100`."""
     outcome: Outcome
     protocol: Protocol
     started_at: str
@@ -246,18 +243,18 @@ class Measurement:
     duration_s: float
     """Wall time of the whole attempt, model creation included."""
     attempt_key: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Names this attempt; recording the same key twice records it once."""
+    """Name of this attempt; recording it twice has no effect."""
     provenance: Provenance = Provenance.MEASURED
     step_samples_ms: tuple[float, ...] = ()
     step: StepSummary | None = None
     memory_mib: float | None = None
-    """Peak memory of the step; what exactly was counted is in `memory_detail_mib`."""
+    """Peak memory of the step; `memory_detail_mib` has what was counted."""
     power_w: float | None = None
     energy_j: float | None = None
     """Energy of one step."""
     memory_detail_mib: Mapping[str, float] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
-    """For each metric that is None: why."""
+    """Reason for each metric that is None."""
     failed_in: str | None = None
     """For outcomes other than ok: `create`, `warmup`, `measure` or `worker`."""
     message: str | None = None
@@ -274,14 +271,14 @@ class Measurement:
 
     @property
     def samples_per_second(self) -> float | None:
-        """Images that the device gets through, all of its ranks together."""
+        """Throughput of all ranks together."""
         if self.step is None:
             return None
         ranks = int(self.environment.get("world_size", 1))
         return 1000 * ranks * self.configuration.batch_size / self.step.median_ms
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; `from_dict` is its inverse."""
+        """Return plain JSON values; `from_dict` is the inverse."""
         return {
             **dataclasses.asdict(self),
             "configuration": self.configuration.to_dict(),
@@ -306,7 +303,7 @@ class Measurement:
 
 
 METRICS: Mapping[str, str] = {"step_time_ms": "ms", "memory_mib": "MiB", "power_w": "W"}
-"""The metrics a label carries and a head predicts, with their units, in the paper's order."""
+"""Metrics of labels and heads with their units, in the paper's order."""
 
 
 Member = TypeVar("Member", bound=enum.StrEnum)
@@ -337,7 +334,7 @@ _ALSO_CALLED = {
     "bfloat16": Precision.BF16,
     "float32": Precision.FP32,
 }
-"""Precisions by names of other libraries."""
+"""Names of precisions in other libraries."""
 
 
 def _canonical_json(value: object) -> str:
@@ -345,7 +342,7 @@ def _canonical_json(value: object) -> str:
 
 
 def size_text(architecture: str, input_size: int) -> str:
-    """A size of input with its unit: `224 px`, or `512 tokens` of a transformer of text."""
+    """Return an input size with its unit: `224 px`, or `512 tokens`."""
     return f"{input_size} {unit_by_name(architecture)}"
 
 
@@ -355,19 +352,16 @@ _OF_IMAGES = (
     "metaclip", "mobilenet", "mobilevit", "poolformer", "pp-lcnet", "pvt", "regnet", "resnet",
     "segformer", "siglip", "swiftformer", "swin", "textnet", "vit",
 )  # fmt: skip
-"""How names of transformers begin that take images."""
+"""Prefixes of names of transformers for images."""
 
 
 def unit_by_name(architecture: str) -> str:
-    """What a size counts, by the name alone: `px` of images, `tokens` of text.
-
-    What `profiler.transformers.names.unit_of` knows of a shape or a file, records do not open.
-    """
+    """Return the unit of an input size by the name alone: `px` or `tokens`."""
     name = architecture.partition(",")[0].rpartition("/")[2].removeprefix("hf:").lower()
     is_text = architecture.startswith("hf:") and not name.startswith(_OF_IMAGES)
     return "tokens" if is_text else "px"
 
 
 def is_cpu_device(key: str) -> bool:
-    """Whether this device key means cores of a host, such as `cpu-2t`, and not a GPU."""
+    """Return whether a device key names CPU cores, such as `cpu-2t`."""
     return key.startswith("cpu-")

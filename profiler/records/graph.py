@@ -1,7 +1,4 @@
-"""The computation graph of an architecture, as plain arrays: at one batch size, and at every one.
-
-Taken from `profiler.records` by the other rooms.
-"""
+"""The computation graph of an architecture as arrays, at one batch size and at all."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.profiler.errors import InputError, TrappmError
+from trappm.profiler.files.array_archive import pack
 
 # As in the test of isomorphism by Weisfeiler and Lehman (1968), a node's hash takes in those of
 # its neighbours. In an acyclic graph one pass down and one pass up do what their rounds do: they
@@ -30,18 +28,18 @@ def graph_hash(
     signatures: Sequence[str] = (),
     edge_slots: Sequence[str] = (),
 ) -> str:
-    """64 hexadecimal digits.
+    """Return 64 hexadecimal digits that are equal for equal graphs in any topological order.
 
     Args:
-        operators: of the nodes, in topological order (N).
-        edges: producer and consumer (E, 2).
-        content: whatever else belongs to each node (N, any).
-        salt: whatever else belongs to the whole.
-        signatures: of the nodes, or none.
-        edge_slots: of the edges, or none.
+        operators: Operator of each node, in topological order (N).
+        edges: Producer and consumer (E, 2).
+        content: Further numbers of each node (N, any).
+        salt: Further text of the whole graph.
+        signatures: Further text of each node, or none.
+        edge_slots: Further text of each edge, or none.
 
     Raises:
-        TrappmError: the nodes are not in topological order.
+        TrappmError: The nodes are not in topological order.
     """
     if np.any(edges[:, 0] >= edges[:, 1]):
         raise TrappmError("the nodes of a graph must be in topological order to be hashed")
@@ -77,17 +75,17 @@ def _digest(parts: Iterable[bytes]) -> bytes:
 IntArray = npt.NDArray[np.int64]
 
 SHAPE_LENGTH = 6
-"""Tensor shapes are padded with zeros to this length, as in the paper's node features."""
+"""Length of shapes, padded with zeros as in the paper's node features."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Graph:
-    """The computation graph of a configuration: N nodes, E edges, with sizes at its batch size."""
+    """The computation graph of a configuration with N nodes and E edges, at its batch size."""
 
     operators: tuple[str, ...]
-    """ONNX operator type of each node, in topological order (N)."""
+    """ONNX operator of each node, in topological order (N)."""
     edges: IntArray
-    """Producer and consumer of every edge (E, 2)."""
+    """Producer and consumer of each edge (E, 2)."""
     input_shapes: IntArray
     """Shape of each node's first input, padded with zeros (N, 6)."""
     output_shapes: IntArray
@@ -95,19 +93,18 @@ class Graph:
     macs: IntArray
     """Multiply-accumulate operations of each node's forward pass (N)."""
     parameters: IntArray
-    """Number of weights of each node (N); a weight that two nodes share counts at the first."""
+    """Number of weights of each node (N); shared weights count at the first."""
     memory_bytes: IntArray
     """Bytes of each node's outputs and weights in fp32 (N)."""
     batch_size: int
     signatures: tuple[str, ...] = ()
-    """What each node does beyond operator and shapes (N), as `node_signature` writes it;
-    empty in a graph stored before there were any."""
+    """Further properties of each node (N), by `node_signature`; empty in old graphs."""
     edge_slots: tuple[str, ...] = ()
-    """Of each edge, which outputs are which inputs (E); empty as the signatures."""
+    """Outputs and inputs that each edge connects (E); empty in old graphs."""
 
     @classmethod
     def empty(cls, batch_size: int) -> Self:
-        """No node: for predictors that ask a graph for its batch size only."""
+        """Return a graph without nodes, for predictors that use only the batch size."""
         none, shapes = np.zeros(0, dtype=np.int64), np.zeros((0, 6), dtype=np.int64)
         return cls(
             operators=(),
@@ -137,27 +134,26 @@ _SCALED = ("input_shapes", "output_shapes", "macs", "memory_bytes")
 class GraphTemplate:
     """The graph of an architecture at one input size, for every batch size.
 
-    Every size in it is affine in the batch size (`constant + slope * batch_size`), which whoever
-    builds one has checked at a third batch size. A model whose batch size is baked in has
-    `fixed_batch_size` and slopes of zero.
+    Every size is affine in the batch size (`constant + slope * batch_size`). A model for a single
+    batch size has `fixed_batch_size` and slopes of zero.
     """
 
     operators: tuple[str, ...]
     edges: IntArray
     constant: Mapping[str, IntArray]
-    """The part that does not grow, for input_shapes, output_shapes, macs and memory_bytes."""
+    """Constant part of input_shapes, output_shapes, macs and memory_bytes."""
     slope: Mapping[str, IntArray]
-    """What each further sample adds, for the same four."""
+    """Increase per sample of the same four."""
     parameters: IntArray
     fixed_batch_size: int | None = None
     signatures: tuple[str, ...] = ()
     edge_slots: tuple[str, ...] = ()
 
     def at(self, batch_size: int) -> Graph:
-        """The graph at this batch size.
+        """Return the graph at this batch size.
 
         Raises:
-            InputError: the batch size is below 1, or the model only has another, fixed one.
+            InputError: The batch size is below 1, or not the fixed one of the model.
         """
         if batch_size < 1:
             raise InputError(f"batch size is {batch_size}; it must be 1 or more")
@@ -179,10 +175,10 @@ class GraphTemplate:
 
     @classmethod
     def from_graphs(cls, first: Graph, second: Graph, third: Graph | None = None) -> Self:
-        """The template through two graphs of one model, verified on a third if there is one.
+        """Return the template of graphs at two batch sizes, checked at an optional third.
 
         Raises:
-            TrappmError: they are not of one structure, or not affine in the batch size.
+            TrappmError: They differ in structure, or are not affine in the batch size.
         """
         signatures = _common_signatures(first, second)
         step = second.batch_size - first.batch_size
@@ -218,7 +214,7 @@ class GraphTemplate:
 
     @classmethod
     def fixed(cls, graph: Graph) -> Self:
-        """A template that knows one batch size only."""
+        """Return a template for one batch size only."""
         return cls(
             operators=graph.operators,
             edges=graph.edges,
@@ -231,7 +227,7 @@ class GraphTemplate:
         )
 
     def to_bytes(self) -> bytes:
-        """A compressed NumPy archive without pickled objects."""
+        """Return a compressed NumPy archive without pickled objects."""
         arrays: dict[str, npt.NDArray[Any]] = {
             **_packed("vocabulary", "operators", self.operators),
             **_packed("signature_texts", "signatures", self.signatures),
@@ -242,9 +238,7 @@ class GraphTemplate:
         }
         arrays |= {f"constant.{name}": self.constant[name] for name in _SCALED}
         arrays |= {f"slope.{name}": self.slope[name] for name in _SCALED}
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]  # NumPy stub: allow_pickle
-        return buffer.getvalue()
+        return pack(arrays)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -262,10 +256,9 @@ class GraphTemplate:
 
     @property
     def content_hash(self) -> str:
-        """64 hexadecimal digits, equal for graphs of one structure in whatever order of nodes.
+        """64 hexadecimal digits, equal for graphs of one structure in any order of nodes.
 
-        A template stored without signatures keeps the hash that it was stored under, which no
-        graph with signatures has.
+        Templates stored without signatures keep their own hash.
         """
         version = "signatures 1, " if self.signatures else ""
         columns = [part[name] for part in (self.constant, self.slope) for name in _SCALED]
@@ -284,13 +277,13 @@ _NUMBER = re.compile(r"(\d+)")
 
 
 def _common_signatures(first: Graph, second: Graph) -> tuple[str, ...]:
-    """The signatures of two graphs of one structure at two batch sizes.
+    """Return the signatures of graphs of one structure at two batch sizes.
 
-    A number that grows with the batch, as the groups of a convolution that has weights of their own
-    for each sample (CondConv), stands as a line over it: `group=0+1n`.
+    A number that grows with the batch, as the groups of a convolution with weights for each sample
+    (CondConv), becomes a line: `group=0+1n`.
 
     Raises:
-        TrappmError: they are not of one structure.
+        TrappmError: They differ in structure.
     """
     same = all(getattr(first, name) == getattr(second, name) for name in _STRUCTURE)
     if not same or not np.array_equal(first.edges, second.edges):
@@ -321,7 +314,7 @@ def _affine_text(first: str, second: str, batch_sizes: tuple[int, int]) -> str:
 
 
 def _packed(texts: str, places: str, values: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
-    """Each text once, and the place of each value among them."""
+    """Return the distinct texts, and the index of each value."""
     once = sorted(set(values))
     place = {text: i for i, text in enumerate(once)}
     return {

@@ -1,7 +1,6 @@
-"""What is inside a timed step: those who publish step times do not all time the same.
+"""What a timed step includes; published step times differ in it.
 
-A property of the labels' source, so that what a source leaves out goes into no constant of a
-device. It stands in a measurement's environment; where nothing stands, the step is a whole one.
+The scope is part of a measurement's environment. Without one, the step is a whole step.
 """
 
 from __future__ import annotations
@@ -13,33 +12,32 @@ from typing import Any, Self
 from trappm.profiler.errors import InputError
 
 KEY = "step_scope"
-"""In the environment of a measurement."""
+"""Key in the environment of a measurement."""
 PARTIAL_PROTOCOLS = frozenset(("pycls", "pytorch-gpu-benchmark", "zeus"))
-"""Of published labels that are not of whole steps, or of more (Zeus's loader, under power limits):
-something to learn from, and nobody's cost."""
+"""Protocols of published labels that are not whole steps; they train, but never answer."""
 MAX_BYTES = 1 << 40
-"""Of an image: a round number above any."""
+"""Upper bound for an image."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepScope:
-    """What is timed beside forward and backward pass."""
+    """Parts of a timed step in addition to forward and backward pass."""
 
     updates: bool = True
-    """The optimizer's step, in training."""
+    """Whether training includes the optimizer's step."""
     copied_bytes: int = 0
-    """Of each image, copied from the host's memory to the device within the step."""
+    """Bytes of each image that the step copies from host to device."""
     waits_for_host: bool = True
-    """False for kernels alone: nothing is launched within that the device could wait for."""
+    """False for sums of kernel times, without kernel launches."""
     loads_data: bool = False
-    """The step waits for images that are read and decoded; how long, nothing tells."""
+    """Whether the step waits for images to be read and decoded."""
 
     @classmethod
     def of(cls, environment: Mapping[str, Any]) -> Self:
-        """The scope of a measurement with this environment.
+        """Return the scope in a measurement's environment.
 
         Raises:
-            InputError: it is of a form that nobody writes.
+            InputError: It has an unknown form.
         """
         given = environment.get(KEY, {})
         known = {name: type(value) for name, value in asdict(cls()).items()}
@@ -54,7 +52,7 @@ class StepScope:
         return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values. They name attempts, so what came later stands there where it says more."""
+        """Return plain values. They name attempts, so a later field is absent by default."""
         values = asdict(self)
         if not self.loads_data:
             del values["loads_data"]
@@ -64,8 +62,10 @@ class StepScope:
 WHOLE_STEP = StepScope()
 
 IN_TRAINING = "in-training"
-"""The protocol of steps that somebody's training took: recorded beside its other work, on a machine
-that nobody kept quiet. Such a label is `imported`, under a stack of its own, and never answers for
-one that was measured alone."""
+"""Protocol of steps recorded during a user's training.
+
+Other work ran next to them, so they are `imported`, have a stack of their own, and never answer for
+a step that was measured alone.
+"""
 RECORDED = "recorded in training"
-"""The source that the environment of such a label names."""
+"""Source in the environment of such a label."""

@@ -1,1 +1,1 @@
-"""Steps without a device: their allocations and their kernels, traced once for all batch sizes."""
+"""Allocations and kernels of steps without a device, for all batch sizes."""

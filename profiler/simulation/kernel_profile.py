@@ -1,8 +1,7 @@
 """The kernels of a training step and of an inference step, for every batch size.
 
-`kernel_log` writes them, `step_time` says how long each takes. A kernel is one launch
-on a GPU, or one loop over tensors on a CPU. Whatever has a size is affine in the batch size, and
-equal kernels are one row with a count. The record needs NumPy only.
+A kernel is one launch on a GPU, or one loop over tensors on a CPU. Sizes are affine in the batch
+size, and equal kernels are one row with a count. The record needs NumPy only.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ __all__ = ["ConvolutionKind", "KernelKind", "KernelProfile", "KernelTable", "Ker
 MAX_KERNELS = 100_000
 """The longest steps of timm's models have about 3,000 different kernels."""
 MAX_SIZE = 1 << 60
-"""More bytes or operations than this in one kernel and sample is damage."""
+"""More bytes or operations in one kernel and sample are damage."""
 
 
 class KernelKind(IntEnum):
@@ -46,12 +45,12 @@ class KernelKind(IntEnum):
     """Fused: products, softmax and dropout without a matrix of scores in memory."""
     BATCH_NORM = 7
     LAYER_NORM = 8
-    """Also group, instance and RMS normalisation."""
+    """Also group, instance and RMS normalization."""
     SOFTMAX = 9
     ELEMENTWISE = 10
     """Reads and writes dense tensors of one layout, in order."""
     STRIDED = 11
-    """Element by element too, over tensors of different layouts."""
+    """Elementwise over tensors of different layouts."""
     CAST = 12
     COPY = 13
     """Into another layout or place: contiguous, cat, roll, pad."""
@@ -62,26 +61,26 @@ class KernelKind(IntEnum):
     FILL = 17
     """Writes without reading."""
     BROADCAST = 18
-    """Element by element too, with some tensor that repeats along an axis."""
+    """Elementwise with a tensor that repeats along an axis."""
     OTHER = 19
-    """Not known to us: taken to be bound by memory."""
+    """Unknown: assumed to be limited by memory."""
 
 
 class Size(IntEnum):
-    """What is counted of each kernel."""
+    """Sizes of a kernel."""
 
     READ_BYTES = 0
     WRITTEN_BYTES = 1
     FLOPS = 2
     """Two for each multiply-accumulate."""
     ROWS = 3
-    """Of the result of the matrix product that a kernel is, or that a convolution amounts to."""
+    """Rows of the result of a matrix product, or of a convolution as a product."""
     COLUMNS = 4
-    """Of a normalisation: its channels; of a softmax, its axis; of a reduction, its results."""
+    """Columns of that; channels of a norm, axis of a softmax, results of a reduction."""
     DEPTH = 5
-    """Length of each dot product, or of what each result of a reduction is made of."""
+    """Length of each dot product, or number of values in each result of a reduction."""
     PRODUCTS = 6
-    """So many matrix products at once: groups of a convolution, heads of an attention."""
+    """Number of products at once: groups of a convolution, heads of an attention."""
 
 
 _COLUMNS: dict[str, npt.DTypeLike] = {
@@ -102,26 +101,25 @@ class KernelTable:
     """The different kernels of one step, n of them, in the order in which they first run.
 
     Raises:
-        TrappmError: the arrays contradict each other, or are larger than any step.
+        TrappmError: The arrays contradict each other, or are too large.
     """
 
     kinds: npt.NDArray[np.int8]
     """`KernelKind` of each (n)."""
     passes: npt.NDArray[np.int8]
-    """`Pass` of each (n); all that runs backward and is no weight's gradient is DATA_GRADIENT."""
+    """`Pass` of each (n); DATA_GRADIENT for all of backward except weight gradients."""
     counts: npt.NDArray[np.int32]
-    """How often it runs in the step (n)."""
+    """Number of runs in the step (n)."""
     half: npt.NDArray[np.bool_]
     """Whether it computes in 16 bits (n)."""
     channels_last: npt.NDArray[np.bool_]
-    """Whether it works on images whose channels lie next to each other (n)."""
+    """Whether it works on channels-last images (n)."""
     sizes: IntArray
-    """By `Size`, first the part that does not depend on the batch, then what each sample adds
-    (n, 7, 2)."""
+    """By `Size`, the part that is constant and the part per sample (n, 7, 2)."""
     windows: npt.NDArray[np.int32]
     """Height times width of a convolution's or pool's kernel (n); 1 for others."""
     strides: npt.NDArray[np.int32]
-    """Of a convolution (n); 1 for others."""
+    """Stride of a convolution (n); 1 for others."""
     pixels: npt.NDArray[np.int32]
     """Height times width of a convolution's result (n); 1 for others."""
 
@@ -152,7 +150,7 @@ class KernelTable:
         return len(self.kinds)
 
     def sizes_at(self, batch_size: int) -> npt.NDArray[np.float64]:
-        """By `Size`, at this batch size (n, 7)."""
+        """Return the sizes at this batch size, by `Size` (n, 7)."""
         fixed, slope = self.sizes[..., 0], self.sizes[..., 1]
         return fixed.astype(np.float64) + slope.astype(np.float64) * batch_size
 
@@ -168,30 +166,30 @@ class Kernels:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KernelProfile:
-    """The kernels of both steps of a model at one input size, and what an optimizer works on."""
+    """The kernels of both steps of a model at one input size, and its trained parameters."""
 
     train: KernelTable
     infer: KernelTable
     parameter_tensors: int
-    """Those that get a gradient."""
+    """Number of tensors that get a gradient."""
     parameters: int
-    """Their elements."""
+    """Number of their elements."""
     precision: Precision
     memory_format: MemoryFormat
-    """Of images and weights; what comes after may have another."""
+    """Layout of images and weights; later tensors may have another."""
     fused_attention: bool = True
-    """Whether the software stack has one kernel for attention; PyTorch before 2.0 has not."""
+    """Whether the software stack has a kernel for attention, as PyTorch from 2.0."""
     batch_size: int | None = None
-    """Of a model that knows one only; the sizes then do not depend on the batch."""
+    """The only batch size of a model that has one."""
 
     def table(self, phase: Phase) -> KernelTable:
         return self.train if phase is Phase.TRAIN else self.infer
 
     def at(self, batch_size: int, phase: Phase = Phase.TRAIN) -> Kernels:
-        """The kernels of a step at this batch size.
+        """Return the kernels of a step at this batch size.
 
         Raises:
-            TrappmError: the batch size is below 1, or not the one that the model is made for.
+            TrappmError: The batch size is below 1, or not the only one of the model.
         """
         if batch_size < 1 or self.batch_size not in (None, batch_size):
             only = "1 or more" if self.batch_size is None else f"{self.batch_size}"
@@ -200,7 +198,7 @@ class KernelProfile:
         return Kernels(table=table, sizes=table.sizes_at(batch_size))
 
     def to_bytes(self) -> bytes:
-        """A compressed NumPy archive without pickled objects; equal profiles give equal bytes."""
+        """Return a compressed NumPy archive; equal profiles give equal bytes."""
         arrays: dict[str, npt.NDArray[Any]] = {
             f"{phase}.{f.name}": getattr(self.table(phase), f.name)
             for phase in Phase
@@ -221,10 +219,10 @@ class KernelProfile:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """The profile that `to_bytes` wrote.
+        """Return the profile of `to_bytes`.
 
         Raises:
-            TrappmError: the bytes are damaged, or ask for more memory than a profile takes.
+            TrappmError: The bytes are damaged, or ask for too much memory.
         """
         kinds = {f"{phase}.{name}": kind for phase in Phase for name, kind in _COLUMNS.items()}
         try:
@@ -254,5 +252,5 @@ class KernelProfile:
 
 
 _NUMBERS = "numbers"
-"""One more array: what is not an array in the record."""
+"""Array of the scalars of the record."""
 _MAX_ARRAY_BYTES = 2 * len(Size) * 8 * MAX_KERNELS + 4096

@@ -1,6 +1,6 @@
-"""What the memory of a step is made of at its peak: kinds of tensors, modules, the largest ones.
+"""Composition of a step's memory at its peak: kinds of tensors, modules, the largest tensors.
 
-A trace tells which block lives when; whoever made it has noted who asked for each (`origins`).
+A trace has the lifetime of each block, and the recorder notes its origin.
 """
 
 from __future__ import annotations
@@ -18,37 +18,35 @@ from trappm.profiler.simulation.memory_simulation import MIB, SimulatedMemory
 from trappm.profiler.simulation.step_trace import Event, Origin, StepTrace
 
 LARGEST = 10
-"""So many tensors are named."""
+"""Number of largest tensors to name."""
 
 
 class Part(StrEnum):
-    """What memory is needed for."""
+    """Purpose of memory."""
 
     PARAMETERS = "parameters"
     """And buffers."""
     GRADIENTS = "gradients"
-    """Of parameters."""
     OPTIMIZER = "optimizer state"
     OPTIMIZER_STEP = "optimizer step"
-    """Passing tensors of the optimizer's step."""
+    """Temporary tensors of the optimizer's step."""
     INPUTS = "inputs"
     ACTIVATIONS = "activations"
-    """What the forward pass made and still holds, most of it for the backward pass."""
+    """Results of the forward pass, most of them for the backward pass."""
     LOGITS = "logits"
-    """Scores of a loss over classes or a vocabulary, their softmax, and gradients of both: with a
-    large vocabulary often the peak itself."""
+    """Scores of a loss over classes or a vocabulary, their softmax, and gradients of both."""
     BACKWARD = "backward pass"
-    """Gradients of activations, and other passing tensors of the backward pass."""
+    """Gradients of activations, and other temporary tensors of the backward pass."""
     WORKSPACES = "workspaces"
     """Scratch memory of convolutions and matrix products."""
     FRAGMENTS = "fragments"
-    """Held by PyTorch's allocator, and of no use to it at the peak."""
+    """Memory of PyTorch's allocator that is unusable at the peak."""
     CONTEXT = "CUDA context"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LargeTensor:
-    """A tensor that lives at the peak."""
+    """A tensor that is alive at the peak."""
 
     size_mib: float
     part: Part
@@ -57,15 +55,15 @@ class LargeTensor:
 
 @dataclass
 class ModuleMemory:
-    """Tensors of a module at the peak, those of its children included, in MiB."""
+    """Tensors of a module and its children at the peak, in MiB."""
 
     name: str
-    """Its path within the model."""
+    """Path within the model."""
     size_mib: float = 0.0
     children: dict[str, ModuleMemory] = field(default_factory=dict)
 
     def add(self, path: str, size_mib: float) -> None:
-        """Counts a tensor at a module of this path below, and at all on the way."""
+        """Count a tensor for the module of this path and all modules above."""
         node = self
         node.size_mib += size_mib
         for step in filter(None, path.split(".")):
@@ -74,7 +72,7 @@ class ModuleMemory:
             node.size_mib += size_mib
 
     def walk(self, depth: int) -> Iterator[ModuleMemory]:
-        """All modules down to this depth, in the model's order."""
+        """Yield all modules down to this depth, in the model's order."""
         for child in self.children.values():
             yield child
             if depth > 1:
@@ -83,14 +81,14 @@ class ModuleMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryBreakdown:
-    """What a step needs at its peak."""
+    """Composition of a step's memory at its peak."""
 
     parts_mib: Mapping[Part, float]
     modules: ModuleMemory
-    """Of activations and gradients of activations."""
+    """Activations and gradients of activations."""
     largest: Sequence[LargeTensor]
     moment: str
-    """Of the peak, such as `the backward pass, in layer4.2 (timm/models/resnet.py:233)`."""
+    """Moment of the peak: `the backward pass, in layer4.2 (timm/models/resnet.py:233)`."""
 
     @property
     def total_mib(self) -> float:
@@ -107,16 +105,16 @@ def break_down(
     fixed_mib: Mapping[Part, float],
     keeps_gradients: bool = False,
 ) -> MemoryBreakdown:
-    """What the simulated memory of a step is made of.
+    """Return the composition of the simulated memory of a step.
 
     Args:
-        trace: the allocations.
-        origins: of each block.
-        batch_size: any.
-        memory: as `simulate_memory` gives it for the same step.
-        state_bytes: of the optimizer.
-        fixed_mib: of parts that no trace knows: the context, workspaces of libraries.
-        keeps_gradients: whether those of an earlier pass are there throughout the step.
+        trace: Allocations.
+        origins: Origin of each block.
+        batch_size: Any batch size.
+        memory: Result of `simulate_memory` for the same step.
+        state_bytes: Optimizer states.
+        fixed_mib: Parts outside of the trace: the context, workspaces of libraries.
+        keeps_gradients: Whether gradients of an earlier pass exist throughout the step.
     """
     peak = _Peak.of(trace, batch_size)
     weights = int(trace.parameter_bytes.sum() + trace.buffer_bytes.sum())
@@ -164,7 +162,7 @@ def break_down(
 
 @dataclass(frozen=True)
 class _Peak:
-    """The moment of a trace at which most bytes live."""
+    """The moment of a trace at which most bytes are alive."""
 
     event: int
     alive: npt.NDArray[np.bool_]
@@ -188,10 +186,10 @@ class _Peak:
 
 
 def _of_logits(origins: Sequence[Origin], sizes: IntArray) -> npt.NDArray[np.bool_]:
-    """Which blocks are scores of a loss, their softmax or gradients.
+    """Return which blocks are scores of a loss, their softmax or gradients.
 
-    A loss over classes takes the logarithm of their softmax. What is of as many numbers, in 32 bits
-    or 16, and was made by the loss or by the module that made the scores, is of them too.
+    A loss over classes computes a log-softmax. Blocks with as many elements, in 32 bits or 16, made
+    by the loss or by the module of the scores, belong to it.
     """
     are_logits = np.zeros(len(origins), dtype=np.bool_)
     for place, origin in enumerate(origins):

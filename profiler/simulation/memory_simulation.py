@@ -3,13 +3,11 @@
 The rules are those of PyTorch's caching allocator (c10/cuda/CUDACachingAllocator.cpp): sizes are
 rounded up to 512 bytes; requests up to 1 MiB come from segments of 2 MiB, those under 10 MiB from
 segments of 20 MiB, larger ones from segments of their own rounded up to 2 MiB; the best fitting
-free block is taken and split, neighbours merge when freed, and no segment is given back but after
-cuDNN's search for the fastest algorithm. So the reserved memory, which is what the device loses,
-includes rounding and fragmentation.
+free block is taken and split, neighbors merge when freed, and segments are returned only after
+cuDNN's search for the fastest algorithm. So reserved memory includes rounding and fragmentation.
 
-What is simulated is a step in fp32 on contiguous tensors, without AMP or compilation: where a
-configuration asks for another precision or memory format, the answer is still that of fp32 and
-contiguous, and whoever passes it on has to say so.
+The step is in fp32 on contiguous tensors, without AMP or compilation. For other configurations the
+result is still that of fp32 and contiguous.
 """
 
 from __future__ import annotations
@@ -27,37 +25,37 @@ from trappm.profiler.simulation.training_loop import DEFAULT_LOOP, Block, Traini
 
 MIB = 1 << 20
 _UNIT = 512
-"""All sizes and addresses within the allocator are counted in units of so many bytes."""
+"""Unit of all sizes and addresses within the allocator, in bytes."""
 _MIB_UNITS = MIB // _UNIT
 _ADDRESS_BITS = 48
 _ADDRESS = (1 << _ADDRESS_BITS) - 1
 
 STEPS = 2
-"""The second step differs from the first: optimizer states are there before it."""
+"""The second step differs from the first: optimizer states exist before it."""
 
 
 MICRO_STEPS = 2
-"""So does the second micro-step of a step, as gradients are there before it; those that follow are
-like the second."""
+"""The second micro-step differs from the first: gradients exist before it."""
 
 WORKSPACE_SHARE: Mapping[int, float] = {
     ConvolutionKind.DENSE * 3 + Pass.FORWARD: 0.6,
     ConvolutionKind.DENSE * 3 + Pass.DATA_GRADIENT: 1.25,
     ConvolutionKind.GROUPED * 3 + Pass.DATA_GRADIENT: 0.85,
 }
-"""Scratch bytes per byte touched, by `ConvolutionKind` * 3 + `Pass`; what is absent needs none.
+"""Scratch bytes per byte touched, by `ConvolutionKind` * 3 + `Pass`; 0 where absent.
 
-Fitted on published A100 labels: docs/studies/simulated_memory.md says how, and how well they do."""
+Fitted on published A100 labels (docs/studies/simulated_memory.md).
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedMemory:
-    """What the allocator holds at its peak, in MiB, without the CUDA context and libraries."""
+    """Peaks of the allocator in MiB, without the CUDA context and libraries."""
 
     live_mib: float
-    """Peak of the tensors alive at once."""
+    """Tensors alive at once."""
     reserved_mib: float
-    """Peak of the segments taken from the device."""
+    """Segments taken from the device."""
     reserved_with_workspace_mib: float
     """The same, with scratch memory of convolutions."""
 
@@ -68,16 +66,16 @@ def simulate_memory(
     loop: TrainingLoop = DEFAULT_LOOP,
     workspace_share: Mapping[int, float] = WORKSPACE_SHARE,
 ) -> SimulatedMemory:
-    """Replays two training steps at this batch size.
+    """Replay two training steps at this batch size.
 
     Args:
-        trace: of a step in fp32.
-        batch_size: any, not only the traced ones.
-        loop: what happens around the steps; by default as in our protocol, with SGD.
-        workspace_share: see `WORKSPACE_SHARE`; others are for fitting it.
+        trace: Trace of a step in fp32.
+        batch_size: Any batch size.
+        loop: Training loop around the steps.
+        workspace_share: See `WORKSPACE_SHARE`; other values are for fitting.
 
     Raises:
-        InputError: the batch size is below 1.
+        InputError: The batch size is below 1.
     """
     if batch_size < 1:
         raise InputError(f"batch size is {batch_size}; it must be 1 or more")
@@ -131,11 +129,11 @@ def _units(sizes: IntArray) -> IntArray:
 def _events(
     trace: StepTrace, batch_size: int, shares: Mapping[int, float], *, adding: bool = False
 ) -> list[tuple[int, int]]:
-    """The requests to the allocator, in order: a block and its size; 0 frees the block.
+    """Return the requests to the allocator in order: a block and its size; 0 frees the block.
 
-    The blocks `_SCRATCH` and `_SEARCHED` are scratch memory, which is given back at once; the
-    second is that of a convolution that has not been met before, and may be 0. With `adding`,
-    gradients are freed as they are added to those of an earlier backward pass.
+    The blocks `_SCRATCH` and `_SEARCHED` are scratch memory, which is freed at once; the second is
+    that of a new kind of convolution, and may be 0. With `adding`, gradients are freed as they are
+    added to those of an earlier backward pass.
     """
     sizes, blocks = trace.sizes_at(batch_size), trace.blocks.copy()
     scratch = np.flatnonzero(trace.kinds == Event.WORKSPACE)
@@ -164,7 +162,7 @@ def _replay_step(
     *,
     searching: bool,
 ) -> list[Block]:
-    """Replays one step and returns the blocks that are kept, its gradients."""
+    """Replay one step and return its gradients' blocks."""
     allocate, free = allocator.allocate, allocator.free
     held: dict[int, Block] = {}
     for block, size in events:
@@ -188,8 +186,8 @@ _SCRATCH, _SEARCHED = -1, -2
 class Allocator:
     """PyTorch's caching allocator on one stream; sizes and addresses in units of 512 bytes.
 
-    Free blocks are found by size (best fit, then lowest address), and by their borders, to merge
-    neighbours. Segments lie apart, so that blocks of two never merge.
+    Free blocks are found by size (best fit, then lowest address), and by their borders to merge
+    neighbors. Gaps between segments keep their blocks from merging.
     """
 
     def __init__(self) -> None:
@@ -201,14 +199,13 @@ class Allocator:
         """Size of each segment by its address."""
         self._small: list[int] = []
         self._large: list[int] = []
-        """Size and address of each free block as one number, in order."""
+        """Sorted free blocks, with size and address in one number."""
         self._borders: dict[int, int] = {}
-        """Size of each free block at its beginning, and the negative size at its end. Two never
-        meet at one address, as they would have been merged."""
+        """Size of each free block by its start, and the negative size by its end."""
         self._next = 0
 
     def allocate(self, size: int) -> Block:
-        """Takes a block of at least this size, which must not be 0."""
+        """Return a block of at least this size, which must not be 0."""
         small = size <= _MIB_UNITS
         pool = self._small if small else self._large
         at = bisect_left(pool, size << _ADDRESS_BITS)
@@ -236,7 +233,6 @@ class Allocator:
         return address, have
 
     def free(self, block: Block) -> None:
-        """Gives a block back."""
         address, size = block
         self.live -= size
         pool = self._small if size <= _MIB_UNITS else self._large
@@ -256,7 +252,7 @@ class Allocator:
         insort(pool, size << _ADDRESS_BITS | address)
 
     def give_back(self) -> None:
-        """Gives segments of which nothing is in use back to the device (`empty_cache`)."""
+        """Return unused segments to the device (`empty_cache`)."""
         for pool in (self._small, self._large):
             for block in pool.copy():
                 address, size = block & _ADDRESS, block >> _ADDRESS_BITS
@@ -268,7 +264,6 @@ class Allocator:
 
 
 def _segment(size: int) -> int:
-    """Units that are taken from the device for a request of this size."""
     if size <= _MIB_UNITS:
         return 2 * _MIB_UNITS
     if size < 10 * _MIB_UNITS:

@@ -1,7 +1,4 @@
-"""What the steps of a model do, for every batch size: their allocations and their kernels.
-
-The record needs NumPy only, so that a stored one can be used without PyTorch.
-"""
+"""Allocations and kernels of both steps of a model, for every batch size. Needs NumPy only."""
 
 from __future__ import annotations
 
@@ -30,19 +27,18 @@ _TRACE: dict[str, npt.DTypeLike] = {
     "parameter_bytes": np.int64,
     "buffer_bytes": np.int64,
 }
-"""The arrays of a trace in an archive, and their types."""
+"""Arrays of a trace in an archive, and their types."""
 TRACE_VERSION = 2
-"""Counted up when the recorder sees something else of the same step: what is stored with an earlier
-one is made anew. The first knew training steps in fp32 alone, and no kernels."""
+"""Increased when the recorder changes; profiles of earlier versions are traced again."""
 _INFER = {f"infer.{name}": kind for name, kind in _TRACE.items()}
 _KERNELS = "kernels"
-"""One more array: the archive of a kernel profile."""
+"""Array with the archive of a kernel profile."""
 _NUMBERS = "numbers"
-"""One more array: batch sizes, saved bytes, parameters."""
+"""Array with batch sizes, saved bytes and parameters."""
 _NUMBER_COUNT = 6
 _MAX_ARRAY_BYTES = 16 * MAX_EVENTS + 4096
 _MAX_KNOWN = 4096
-"""Simulations that are remembered; a server runs for long."""
+"""Largest number of cached simulations."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +54,7 @@ class SavedBytes:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepProfile:
-    """Both steps of a model in one way of running it."""
+    """Both steps of a model, run in one way."""
 
     trace: StepTrace
     """Allocations of a training step."""
@@ -69,7 +65,7 @@ class StepProfile:
     infer_trace: StepTrace | None = None
     """Allocations of an inference step; None in profiles of earlier versions."""
     kernels: KernelProfile | None = None
-    """Of both steps; None in profiles of earlier versions."""
+    """Kernels of both steps; None in profiles of earlier versions."""
 
     def memory(
         self,
@@ -78,17 +74,17 @@ class StepProfile:
         loop: Loop = Loop.PLAIN,
         phase: Phase = Phase.TRAIN,
     ) -> SimulatedMemory:
-        """GPU memory of a step at this batch size; see `memory_in`."""
+        """Return the GPU memory of a step at this batch size; see `memory_in`."""
         return self.memory_in(loop.with_optimizer(optimizer), batch_size, phase)
 
     def memory_in(
         self, loop: TrainingLoop, batch_size: int, phase: Phase = Phase.TRAIN
     ) -> SimulatedMemory:
-        """GPU memory of a step in this loop at this batch size; see `simulate_memory`.
+        """Return the GPU memory of a step in this loop; see `simulate_memory`.
 
         Raises:
-            InputError: the batch size is below 1.
-            TrappmError: an inference step, of which a profile of an earlier version has none.
+            InputError: The batch size is below 1.
+            TrappmError: A profile of an earlier version has no inference step.
         """
         key = loop, batch_size, phase
         memory = self._known.get(key)
@@ -100,21 +96,21 @@ class StepProfile:
         return memory
 
     def trace_of(self, phase: Phase) -> StepTrace:
-        """Allocations of the step of this phase.
+        """Return the allocations of the step of this phase.
 
         Raises:
-            TrappmError: an inference step, of which a profile of an earlier version has none.
+            TrappmError: A profile of an earlier version has no inference step.
         """
         trace = self.trace if phase is Phase.TRAIN else self.infer_trace
         if trace is None:
             raise TrappmError(
                 "the profile is of an earlier version and has no inference step; `trappm store "
-                "upgrade` makes it anew"
+                "upgrade` traces it again"
             )
         return trace
 
     def kernels_in(self, precision: Precision, memory_format: MemoryFormat) -> KernelProfile | None:
-        """The kernels, if they were traced in these settings."""
+        """Return the kernels, if they were traced in these settings."""
         kernels = self.kernels
         if kernels is None or (kernels.precision, kernels.memory_format) != (
             precision, memory_format
@@ -124,16 +120,14 @@ class StepProfile:
 
     @property
     def precision(self) -> Precision:
-        """In which it was traced; profiles of earlier versions are all of fp32."""
         return Precision.FP32 if self.kernels is None else self.kernels.precision
 
     @cached_property
     def _known(self) -> dict[tuple[TrainingLoop, int, Phase], SimulatedMemory]:
-        """What was simulated before: an answer needs it more than once."""
         return {}
 
     def to_bytes(self) -> bytes:
-        """A compressed NumPy archive without pickled objects; equal profiles give equal bytes."""
+        """Return a compressed NumPy archive; equal profiles give equal bytes."""
         numbers = (
             *self.trace.batch_sizes,
             self.saved_bytes.constant,
@@ -151,10 +145,10 @@ class StepProfile:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """The profile that `to_bytes` wrote.
+        """Return the profile of `to_bytes`.
 
         Raises:
-            TrappmError: the bytes are damaged, or ask for more memory than a step profile takes.
+            TrappmError: The bytes are damaged, or ask for too much memory.
         """
         try:
             needed, added = {**_TRACE, _NUMBERS: np.int64}, {**_INFER, _KERNELS: np.uint8}
@@ -186,30 +180,30 @@ _QUANTIZED = re.compile(r"QuantizeLinear$|QLinear|ConvInteger$|MatMulInteger$|^c
 
 
 class StepSource(enum.StrEnum):
-    """Which model's training step was traced."""
+    """Model whose training step was traced."""
 
     TRACED = "traced"
-    """The model's own."""
+    """The model itself."""
     REBUILT = "rebuilt"
-    """That of a module rebuilt from an ONNX file."""
+    """A module rebuilt from an ONNX file."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StaticProfile:
-    """A graph template and, where a training step can be traced, the step's profile."""
+    """A graph template and, if a training step can be traced, the step's profile."""
 
     graph: GraphTemplate
     step: StepProfile | None
     step_refusal: str | None
-    """Why there is no step profile; None if there is one."""
+    """Why there is no step profile."""
     step_source: StepSource | None
-    """None if there is no step profile."""
+    """None without a step profile."""
     step_remark: str | None = None
-    """What the step's source could not see; None if it saw all."""
+    """What the step's source does not contain, or None."""
 
     @property
     def quantized(self) -> str | None:
-        """An operator on quantised numbers, which no training step has; None without one."""
+        """An operator on quantized numbers, which no training step has, or None."""
         return next((name for name in self.graph.operators if _QUANTIZED.search(name)), None)
 
     def memory(
@@ -218,15 +212,15 @@ class StaticProfile:
         optimizer: Optimizer = Optimizer.SGD,
         loop: Loop = Loop.PLAIN,
     ) -> SimulatedMemory | None:
-        """GPU memory of a training step in fp32, contiguous; None where no step could be traced.
+        """Return the GPU memory of a contiguous fp32 training step, or None without a trace.
 
         Args:
-            batch_size: any; the file's own for a file that has one.
-            optimizer: whose states and temporaries are added.
-            loop: what happens around the steps; by default as in our protocol.
+            batch_size: Any batch size that the graph has.
+            optimizer: Optimizer.
+            loop: Training loop around the step.
 
         Raises:
-            InputError: the batch size is below 1, or not the only one that the graph has.
+            InputError: The batch size is below 1, or not the only one of the graph.
         """
         self.graph.at(batch_size)  # refuses what the graph cannot have
         return None if self.step is None else self.step.memory(batch_size, optimizer, loop)

@@ -1,8 +1,4 @@
-"""The allocations of one training step: `allocation_log` writes them, `memory_simulation` replays.
-
-Each event's size is affine in the batch size, so the sizes at two batch sizes give the trace at
-every one. The record needs NumPy only.
-"""
+"""The allocations of one step. Sizes are affine in the batch size; the record needs NumPy only."""
 
 from __future__ import annotations
 
@@ -19,24 +15,23 @@ from trappm.profiler.records import IntArray
 MAX_EVENTS = 1_000_000
 """The longest steps of timm's models have about 40,000 events."""
 MAX_BYTES = 1 << 50
-"""A block larger than this is damage, not a tensor."""
+"""Larger blocks are damage."""
 
 
 class Event(IntEnum):
-    """What happened to the allocator."""
+    """Event of the allocator."""
 
     ALLOCATE = 0
     FREE = 1
     WORKSPACE = 2
-    """A convolution runs here and needs scratch memory; `size` are the bytes that it touches."""
+    """A convolution runs and needs scratch memory; the size is that of the bytes it touches."""
     END_OF_FORWARD = 3
     ACCUMULATE = 4
-    """A gradient is complete: it becomes the parameter's, or is added to the one that is there and
-    freed. Traces of earlier versions have none."""
+    """A gradient is complete: it becomes the parameter's, or is added to it and freed."""
 
 
 class ConvolutionKind(IntEnum):
-    """Classes of convolutions whose scratch memory differs."""
+    """Classes of convolutions with different scratch memory."""
 
     POINTWISE = 0
     DENSE = 1
@@ -45,7 +40,7 @@ class ConvolutionKind(IntEnum):
 
 
 class Pass(IntEnum):
-    """Which of a convolution's three computations."""
+    """Computation of a convolution."""
 
     FORWARD = 0
     DATA_GRADIENT = 1
@@ -53,12 +48,12 @@ class Pass(IntEnum):
 
 
 class Origin(NamedTuple):
-    """Where a tensor comes from."""
+    """Origin of a tensor."""
 
     module: str
-    """Its path within the model, such as `layer1.0.conv2`; empty outside of all modules."""
+    """Path within the model, such as `layer1.0.conv2`; empty outside of modules."""
     operator: str
-    """Of ATen, such as `convolution`."""
+    """ATen operator, such as `convolution`."""
     line: str
     """File and line of the model's code, such as `timm/models/resnet.py:233`."""
     is_backward: bool
@@ -66,30 +61,29 @@ class Origin(NamedTuple):
 
 
 TRACED_BATCH_SIZES = (8, 32)
-"""Where steps are traced; the sizes at other batch sizes lie on the line through these two."""
+"""Batch sizes of traces; the sizes at others lie on the line through these two."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepTrace:
-    """The allocations of a training step at every batch size: E events in order.
+    """The allocations of a step at every batch size: E events in order.
 
     Raises:
-        TrappmError: the arrays contradict each other, or are larger than any step.
+        TrappmError: The arrays contradict each other, or are too large.
     """
 
     kinds: npt.NDArray[np.int8]
     """`Event` of each (E)."""
     blocks: npt.NDArray[np.int32]
-    """For allocations and frees, the block's number, counted from 0 in the order of allocation; for
-    workspaces, kind * 3 + pass (E)."""
+    """Number of the block, in the order of allocation; kind * 3 + pass of workspaces (E)."""
     sizes: IntArray
     """Bytes of the block, or that the convolution touches, at both `batch_sizes` (E, 2)."""
     gradients: npt.NDArray[np.int32]
-    """Numbers of the blocks that are gradients of parameters: they outlive the step."""
+    """Blocks of parameters' gradients, which outlive the step."""
     parameter_bytes: IntArray
-    """Bytes of each parameter that gets a gradient: the optimizer keeps its states for these."""
+    """Bytes of each parameter with a gradient, for which the optimizer keeps states."""
     buffer_bytes: IntArray
-    """Bytes of each buffer and of every other parameter."""
+    """Bytes of each buffer and other parameter."""
     batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES
 
     def __post_init__(self) -> None:
@@ -139,7 +133,7 @@ class StepTrace:
         return None
 
     def sizes_at(self, batch_size: int) -> IntArray:
-        """Bytes of each event at this batch size (E)."""
+        """Return the bytes of each event at this batch size (E)."""
         first, second = self.batch_sizes
         share = (batch_size - first) / (second - first)
         below, above = self.sizes[:, 0], self.sizes[:, 1]
@@ -147,7 +141,7 @@ class StepTrace:
 
     @property
     def additions(self) -> IntArray:
-        """Index of the event at which each gradient is added if its parameter has one already."""
+        """Index of the event at which each gradient is added to an existing one."""
         complete = self.kinds == Event.ACCUMULATE
         events = np.flatnonzero(complete & np.isin(self.blocks, self.gradients))[::-1]
         # What several parameters share is freed with the last.

@@ -1,4 +1,4 @@
-"""What a training loop allocates around forward and backward pass, as PyTorch 2.13 does on CUDA.
+"""Allocations of a training loop around forward and backward pass, as PyTorch 2.13 on CUDA.
 
     zero_grad   frees the gradients, or keeps them
     backward    once for each micro-step; the second adds its gradients to those of the first
@@ -6,8 +6,8 @@
     clip        `clip_grad_norm_`, if gradients are clipped
     step        the optimizer: states in the first step, temporaries in every one
 
-The rules follow torch/optim, torch/amp/grad_scaler.py and torch/nn/utils/clip_grad.py;
-tests/profiler/simulation/test_training_loop.py compares them with what these allocate.
+The rules follow torch/optim, torch/amp/grad_scaler.py and torch/nn/utils/clip_grad.py; tests
+compare them with real allocations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Block = tuple[int, int]
 """Address and size of a block, in units of 512 bytes."""
 
 _SCALAR = 1
-"""A tensor of one number takes one unit of 512 bytes."""
+"""Size of a tensor with one number, in units of 512 bytes."""
 _CHUNK = 65_536 * 4 // 512
 """Units of fp32 that one block of a kernel sums: `kChunkSize` in MultiTensorApply.cuh."""
 _NORMS = 128
@@ -33,7 +33,7 @@ _NORMS = 128
 
 
 class Memory(Protocol):
-    """Where blocks are taken from; sizes in units of 512 bytes."""
+    """Allocator of blocks; sizes in units of 512 bytes."""
 
     def allocate(self, size: int) -> Block: ...
 
@@ -41,7 +41,7 @@ class Memory(Protocol):
 
 
 class Implementation(StrEnum):
-    """How `torch.optim` runs an optimizer."""
+    """Implementation of an optimizer in `torch.optim`."""
 
     PLAIN = "plain"
     """One parameter after the other (`foreach=False`)."""
@@ -56,25 +56,27 @@ class TrainingLoop:
     """A training loop around a step in fp32.
 
     Raises:
-        InputError: fewer than one accumulation step.
+        InputError: Fewer than one accumulation step.
     """
 
     optimizer: Optimizer = Optimizer.SGD
     implementation: Implementation = Implementation.FOREACH
     weight_decay: bool = False
-    """Whether it is above 0. AdamW's default is, all others' is not."""
+    """Whether it is above 0, as by default in AdamW alone."""
     accumulation_steps: int = 1
     """Forward and backward passes before each step of the optimizer."""
     set_to_none: bool = True
     """Whether `zero_grad` frees the gradients, which is its default."""
     gradient_scaler: bool = False
-    """Whether a `GradScaler` scales the loss; it unscales before gradients are clipped."""
+    """Whether a `GradScaler` scales the loss; it unscales before clipping."""
     clip_gradients: bool = False
     """By `clip_grad_norm_`."""
     cudnn_benchmark: bool = False
-    """Whether each convolution is searched for its fastest algorithm when it is first met, after
-    which PyTorch gives all unused segments back to the device (`emptyCache` in
-    aten/src/ATen/native/cudnn/Conv_v7.cpp)."""
+    """Whether cuDNN searches for the fastest algorithm of each new convolution.
+
+    After a search PyTorch returns unused segments (`emptyCache` in
+    aten/src/ATen/native/cudnn/Conv_v7.cpp).
+    """
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "optimizer", member("optimizer", Optimizer, self.optimizer))
@@ -85,23 +87,23 @@ class TrainingLoop:
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether gradients are there while forward and backward pass run."""
+        """Whether gradients exist during forward and backward pass."""
         return self.accumulation_steps > 1 or not self.set_to_none
 
     @property
     def states_per_parameter(self) -> int:
-        """Tensors of a parameter's size that the optimizer keeps."""
+        """Number of tensors of a parameter's size that the optimizer keeps."""
         if self.optimizer.is_adam:
             return 2
         return int(self.optimizer is Optimizer.MOMENTUM)
 
     def update(self, memory: Memory, sizes: Sequence[int], *, first: bool) -> None:
-        """Replays what comes between the last backward pass and the next step.
+        """Replay what comes between the last backward pass and the next step.
 
         Args:
-            memory: where the gradients lie already.
-            sizes: of all parameters that have a gradient, in units.
-            first: whether this is the first step, which makes the states.
+            memory: Allocator with the gradients.
+            sizes: Sizes of all parameters with a gradient, in units.
+            first: Whether this is the first step, which makes the states.
         """
         fused = self.implementation is Implementation.FUSED
         with ExitStack() as step:
@@ -128,12 +130,12 @@ class TrainingLoop:
 
     @property
     def _adds_decay(self) -> bool:
-        """Whether weight decay is added to copies of the gradients; AdamW has it in the weights."""
+        """Whether weight decay is added to copies of gradients; AdamW changes the weights."""
         return self.weight_decay and self.optimizer is not Optimizer.ADAMW
 
     @staticmethod
     def _clip(memory: Memory, sizes: Sequence[int]) -> None:
-        """By all norms at once, CUDA's default whatever the optimizer's implementation is."""
+        """Clip by all norms at once, CUDA's default for all implementations."""
         if not sizes:
             return
         count, chunks = len(sizes), max(-(-size // _CHUNK) for size in sizes)
@@ -181,7 +183,7 @@ def _allocate(memory: Memory, sizes: Sequence[int]) -> list[Block]:
 
 @contextmanager
 def _passing(memory: Memory, sizes: Sequence[int]) -> Iterator[None]:
-    """Blocks that are there within only."""
+    """Allocate blocks within the block of code only."""
     blocks = _allocate(memory, sizes)
     yield
     for block in reversed(blocks):
@@ -189,16 +191,14 @@ def _passing(memory: Memory, sizes: Sequence[int]) -> Iterator[None]:
 
 
 class Loop(Enum):
-    """The loops that published labels come from, for any optimizer."""
+    """Training loops of labels, for any optimizer."""
 
     PLAIN = "plain"
-    """Our protocol's (`profiler.steps.step`): all is PyTorch's default."""
+    """Our protocol (`profiler.steps.step`): PyTorch's defaults."""
     TUNED = "tuned"
-    """As the published A100 labels imply, though undocumented: SGD has momenta, there is weight
-    decay, and `torch.backends.cudnn.benchmark` is on, so that less is fragmented."""
+    """As the published A100 labels imply: SGD has momentum, weight decay, and cuDNN's benchmark."""
 
     def with_optimizer(self, optimizer: Optimizer) -> TrainingLoop:
-        """This loop with an optimizer of a configuration."""
         tuned = self is Loop.TUNED
         if tuned and optimizer is Optimizer.SGD:
             optimizer = Optimizer.MOMENTUM

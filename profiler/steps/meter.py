@@ -1,7 +1,4 @@
-"""What a step needs of the device that it runs on: a stopwatch, and readings of memory and energy.
-
-`profiler.devices` has the meters of real devices; `step` runs a step with any of them.
-"""
+"""What a step needs of its device: a stopwatch, and readings of memory and energy."""
 
 from __future__ import annotations
 
@@ -22,12 +19,12 @@ if TYPE_CHECKING:
 
 Mark = Callable[[], None]
 MarkedStep = Callable[[Mark], None]
-"""A step that calls the mark after each of its parts."""
+"""A step that calls its argument after each of its parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What a device found: the fields of a `Measurement` that come from the device."""
+    """The fields of a `Measurement` that come from the device."""
 
     outcome: Outcome
     failed_in: str | None = None
@@ -40,12 +37,12 @@ class Findings:
     energy_j: float | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
-    """Facts of this run, added to those of the device."""
+    """Facts of this run, in addition to those of the device."""
     provenance: Provenance = Provenance.MEASURED
 
 
 class ExplainedError(TrappmError):
-    """A failure that is explained already, by the process that it happened in."""
+    """A failure that the process in which it happened has classified."""
 
     def __init__(self, findings: Findings) -> None:
         super().__init__(findings.message or f"it ended as {findings.outcome}")
@@ -66,25 +63,24 @@ class MemoryReading:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """What happened on the device while the steps ran."""
+    """Observations while the steps ran."""
 
     seconds: float
-    """In which steps ran; pauses between them do not count."""
+    """Time in which steps ran, without pauses."""
     energy_j: float | None
     energy_missing: str | None = None
     """Why `energy_j` is None."""
     lost_share: float | None = None
-    """Share of its CPU time in which the measurement was ready but others ran; None if unknown."""
+    """Share of CPU time in which others ran while the step was ready; None if unknown."""
     disturbances: tuple[str, ...] = ()
-    """Reasons not to trust the samples, such as a foreign process or a thermal slowdown."""
+    """Reasons not to trust the samples, such as other processes or thermal throttling."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """For the environment record."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Why a fact is None."""
 
 
 class StepTime(NamedTuple):
-    """Wall time of a step, and how much of it the step lost to other programs."""
+    """Wall time of a step, and the part lost to other programs."""
 
     wall_ms: float
     lost_ms: float = 0.0
@@ -96,80 +92,80 @@ class StepTime(NamedTuple):
 
     @property
     def net_ms(self) -> float:
-        """Wall time without the time lost."""
+        """Wall time without the lost time."""
         return self.wall_ms * (1 - self.lost_share)
 
 
 class StepMeter(ABC):
-    """Times whole steps and watches memory, energy and disturbances while they run."""
+    """Times whole steps and observes memory, energy and disturbances."""
 
     min_warmup_s: float = 0.0
-    """How long steps run before any is timed, however few the protocol asks for."""
+    """Shortest time of untimed steps, whatever the protocol says."""
 
     def refusal(self, configuration: Configuration) -> str | None:
-        """Why this configuration cannot run here, whatever the model; None if it can."""
+        """Return why this configuration cannot run here, whatever the model, or None."""
         return None
 
     @property
     @abstractmethod
     def torch_device(self) -> torch.device:
-        """Where torch puts the model."""
+        """Device of the model."""
 
     def share(self, model: nn.Module) -> nn.Module:
-        """The model as it is trained here: by this device alone, or with others."""
+        """Return the model as it is trained here: by this device alone, or with others."""
         return model
 
     @abstractmethod
     def time_steps(self, step: Callable[[], None], count: int) -> list[float]:
-        """Runs `count` whole steps and synchronises at the end; milliseconds of each.
-
-        It may run more than it times.
-        """
+        """Run whole steps, synchronize at the end, and return the milliseconds of `count` steps."""
 
     def thread_waits_ns(self) -> Mapping[str, int]:
         """Return how long each thread has waited for a core; empty if steps need no cores."""
         return {}
 
     def time_parts(self, step: MarkedStep) -> list[float]:
-        """Runs one step; milliseconds of each of its parts."""
+        """Run one step and return the milliseconds of its parts."""
         marks = [time.perf_counter_ns()]
         step(lambda: marks.append(time.perf_counter_ns()))
         return [(b - a) / 1e6 for a, b in itertools.pairwise(marks)]
 
     @abstractmethod
     def watch_memory(self) -> None:
-        """Starts to watch the peak; what is in use now is not the measurement's."""
+        """Start to observe the peak; memory in use now does not count."""
 
     @abstractmethod
     def memory(self) -> MemoryReading:
-        """The peak since `watch_memory`; ends the watch."""
+        """Return the peak since `watch_memory`, and stop to observe."""
 
     def power_window_s(self, protocol: Protocol) -> float:
-        """The shortest window over which the energy meter can be believed; 0 without a meter."""
+        """Return the shortest valid window of the energy meter; 0 without a meter."""
         del protocol
         return 0.0
 
     @abstractmethod
     def open_window(self, step: Callable[[], None], *, is_metered: bool = True) -> None:
-        """Starts to watch energy and disturbances; may run steps until the meter is ready.
+        """Start to observe energy and disturbances; may run steps until the meter is ready.
 
         Args:
-            is_metered: whether the energy counts; nobody waits for the meter otherwise.
+            step: The step.
+            is_metered: Whether energy counts; otherwise nothing waits for the meter.
         """
 
     def fill_window(self, step: Callable[[], None], count: int, pauses: random.Random) -> None:
-        """Runs `count` more steps, which are not timed, to give the energy meter its time.
+        """Run `count` more untimed steps for the energy meter.
 
         Args:
-            pauses: draws how long to pause in between, for a meter that looks only now and then.
+            step: The step.
+            count: Number of steps.
+            pauses: Random pauses in between, for a meter that samples.
         """
         del pauses
         self.time_steps(step, count)
 
     def run_to_tick(self, step: Callable[[], None]) -> None:
-        """Goes on with whole steps until the energy meter has just been refreshed."""
+        """Run whole steps until the energy meter has just been refreshed."""
         del step
 
     @abstractmethod
     def close_window(self) -> Window:
-        """What happened since `open_window`."""
+        """Return the observations since `open_window`."""

@@ -1,4 +1,8 @@
-"""When enough steps have been timed, and what follows from the samples. Needs no torch."""
+"""How many steps to time, the summary of their times, and whether a run can be trusted.
+
+An untrusted run ends as `unstable`: its samples are kept, and it never becomes a label. Imports no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -6,36 +10,49 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trappm.profiler.records import Protocol, StepSummary
-from trappm.profiler.steps.meter import StepTime
+from trappm.profiler.records import Measurement, Outcome, Protocol, StepSummary, is_cpu_device
+from trappm.profiler.steps.meter import Findings, StepTime, Window
+
+if TYPE_CHECKING:
+    from trappm.profiler.steps.step import StepRun
 
 _CHUNK = 4
-"""Steps between two looks at the noise, at least: a look is a synchronisation on a GPU."""
+"""Smallest number of steps between two checks: a check is a synchronization on a GPU."""
 
 _TRUSTED_HALF = 32
-"""Of 64 independent normal samples, 3 % do not lower the error of their first half; of 16, 22 %."""
+"""Half of the number of samples from which `has_stopped_falling` is reliable.
+
+Of 64 independent normal samples, 3 % do not lower the error of their first half; of 16, 22 %.
+"""
 
 
 _PATIENCE = 2.0
-"""Clean steps are waited for this many times longer than the protocol's `max_seconds`."""
+"""Time to wait for undisturbed steps, as a multiple of `max_seconds`."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Times of the steps that count, without the time that they lost to other programs."""
+    """Times of the accepted steps, without the time lost to other programs."""
 
     times_ms: tuple[float, ...]
     rejected: int = 0
-    """Number of other steps, which lost too much of their time."""
+    """Number of steps that lost too much of their time."""
     lost_share: float = 0.0
+<<<<<<< HEAD
+    """Largest share of its wall time that an accepted step lost."""
+=======
     """Largest share of its wall time that one of the steps that count lost."""
+    least_lost_share: float = 0.0
+    """Smallest such share."""
+>>>>>>> w/cluster
 
 
 def sample(time_steps: Callable[[int], list[float]], protocol: Protocol) -> tuple[float, ...]:
-    """Step times in milliseconds, until the protocol's rules are satisfied."""
+    """Return step times in milliseconds, until the protocol's rules are satisfied."""
     return sample_clean(lambda n: [StepTime(ms) for ms in time_steps(n)], protocol).times_ms
 
 
@@ -44,15 +61,15 @@ def sample_clean(
     protocol: Protocol,
     clock: Callable[[], float] = time.monotonic,
 ) -> Samples:
-    """Time steps until enough of them are clean and the protocol's rules are satisfied.
+    """Time steps until enough of them are undisturbed and the protocol's rules are satisfied.
 
-    A step is clean if it lost at most the protocol's `unstable_lost_share` of its time. If the time
-    is up before there are `min_steps` clean ones, those that lost the smallest shares count.
+    A step is undisturbed if it lost at most the protocol's `unstable_lost_share` of its time. If
+    the time is up before there are `min_steps` of them, those with the smallest losses count.
 
     Args:
         time_steps: Runs this number of steps.
         protocol: Number of steps, time and precision.
-        clock: Seconds that never go backwards.
+        clock: Monotonic seconds.
     """
     begin = clock()
     steps = time_steps(protocol.min_steps)
@@ -81,14 +98,15 @@ def sample_clean(
         tuple(step.net_ms for step in clean),
         rejected=len(steps) - len(clean),
         lost_share=max(step.lost_share for step in clean),
+        least_lost_share=min(step.lost_share for step in clean),
     )
 
 
 def relative_error(samples_ms: Sequence[float]) -> float:
-    """Standard error of the median, relative to it; infinite for fewer than two samples.
+    """Return the relative standard error of the median; infinite for fewer than two samples.
 
-    For n normal samples it is 1.2533 sigma / sqrt(n); sigma is taken from the interquartile range,
-    which one slow step does not move.
+    For n normal samples it is 1.2533 sigma / sqrt(n); sigma comes from the interquartile range,
+    which is robust to slow steps.
     """
     if len(samples_ms) < 2:
         return math.inf
@@ -97,10 +115,10 @@ def relative_error(samples_ms: Sequence[float]) -> float:
 
 
 def has_stopped_falling(samples_ms: Sequence[float]) -> bool:
-    """Whether twice as many samples have not lowered the relative error of the median.
+    """Return whether twice as many samples have not lowered the median's relative error.
 
-    Independent samples lower it by 1 / sqrt(2) for each doubling. Where it stays, the samples hang
-    together (a drift, a clock that changes), and more of them would not make the median better.
+    Independent samples lower it by 1 / sqrt(2) per doubling. Where it stays, samples are correlated
+    (a drift, a changing clock), and more of them do not help.
     """
     half = len(samples_ms) // 2
     return half >= _TRUSTED_HALF and relative_error(samples_ms) >= relative_error(samples_ms[:half])
@@ -109,11 +127,11 @@ def has_stopped_falling(samples_ms: Sequence[float]) -> bool:
 def summarize(
     samples_ms: tuple[float, ...], parts_ms: Sequence[Sequence[float]] = ()
 ) -> StepSummary:
-    """Median, mean, interquartile range and 95th percentile of the samples.
+    """Return median, mean, interquartile range and 95th percentile of the samples.
 
     Args:
-        parts_ms: of a few other steps: forward, backward, optimizer (n, 3). The median of each
-            gives the shares; none, no shares.
+        samples_ms: Step times.
+        parts_ms: Forward, backward and optimizer of a few other steps (n, 3); none, no shares.
     """
     low, median, high, p95 = (float(q) for q in np.percentile(samples_ms, (25, 50, 75, 95)))
     shares: list[float | None] = [None, None, None]
@@ -129,3 +147,102 @@ def summarize(
         backward_share=shares[1],
         optimizer_share=shares[2],
     )
+
+
+CONTENTION = "contention"
+"""First word of the reason that other programs used the cores."""
+NOISE = "noise"
+"""First word of the reason that the interquartile range was too large."""
+DRIFT = "drift"
+"""First word of the reason that the two halves differed."""
+
+_CONTENDED_SHARE = 0.05
+"""Noise and drift count as contention if other programs used a larger share of the cores."""
+
+_MOST_LOST_SHARE = 0.5
+"""A step that lost more does not count, since the loss is an estimate."""
+
+_DRIFT_SHARE = 0.5
+"""Largest drift between the two halves, as a share of the bound on the interquartile range."""
+
+
+def judge(run: StepRun, protocol: Protocol) -> Findings:
+    """Return the findings of a run: `ok`, or `unstable` with the reasons."""
+    reasons = unstable_reasons(run.samples_ms, run.window, protocol, run.lost_step_share)
+    window, memory = run.window, run.memory
+    missing = {**memory.missing, **window.missing}
+    energy_j, energy_missing = window.energy_j, window.energy_missing
+    timed = len(run.samples_ms) + run.rejected_steps
+    if energy_j is not None and run.rejected_steps > protocol.unstable_lost_share * timed:
+        energy_j = None
+        energy_missing = f"others used the cores in {run.rejected_steps} of {timed} steps"
+    if energy_missing is not None:
+        missing |= dict.fromkeys(("power_w", "energy_j"), energy_missing)
+    return Findings(
+        outcome=Outcome.UNSTABLE if reasons else Outcome.OK,
+        failed_in="measure" if reasons else None,
+        message="; ".join(reasons) or None,
+        step_samples_ms=run.samples_ms,
+        step=summarize(run.samples_ms, run.parts_ms),
+        memory_mib=memory.peak_mib,
+        memory_detail_mib=memory.detail_mib,
+        power_w=None if energy_j is None else energy_j / window.seconds,
+        energy_j=None if energy_j is None else energy_j / run.steps_in_window,
+        missing=missing,
+        environment={
+            **window.facts,
+            "window_s": window.seconds,
+            "steps_in_window": run.steps_in_window,
+            "steps_rejected": run.rejected_steps,
+            "lost_step_share": run.lost_step_share,
+            "memory_method": memory.method,
+        },
+    )
+
+
+def unstable_reasons(
+    samples_ms: Sequence[float], window: Window, protocol: Protocol, lost_step_share: float = 0.0
+) -> list[str]:
+    """Why the samples cannot be trusted; empty when they can.
+
+    Args:
+        samples_ms: Step times, without the time that steps lost to other programs.
+        window: What happened while steps ran.
+        protocol: Its bounds.
+        lost_step_share: Largest share of its wall time that one of these steps lost.
+    """
+    reasons = list(window.disturbances)
+    low, median, high = np.percentile(samples_ms, (25, 50, 75))
+    bound = protocol.unstable_relative_iqr
+    if high - low > bound * median:
+        reasons.append(f"{NOISE}: the interquartile range is {(high - low) / median:.0%} of a step")
+    if len(samples_ms) >= 8:
+        half = len(samples_ms) // 2
+        drift = (np.median(samples_ms[half:]) - np.median(samples_ms[:half])) / median
+        if abs(drift) > bound * _DRIFT_SHARE:
+            longer = "longer" if drift > 0 else "shorter"
+            reasons.append(
+                f"{DRIFT}: steps of the second half were {longer} by {abs(drift):.0%} of the median"
+            )
+    lost = window.lost_share
+    if lost is not None and lost > protocol.unstable_lost_share:
+        reasons.append(f"{CONTENTION}: others had its cores for {lost:.0%} of the time")
+    if lost_step_share > max(_MOST_LOST_SHARE, protocol.unstable_lost_share):
+        reasons.append(f"{CONTENTION}: others had its cores for {lost_step_share:.0%} of a step")
+    return reasons
+
+
+def is_contended(measurement: Measurement) -> bool:
+    """Return whether a run on CPU cores was unstable because other programs used the cores.
+
+    The run reported contention, or its steps were noisy or drifted while other programs used more
+    than 5 % of the host's cores. Other reasons, such as skipped optimizer steps, do not count.
+    """
+    if measurement.outcome is not Outcome.UNSTABLE or not is_cpu_device(measurement.device):
+        return False
+    reasons = measurement.message or ""
+    if f"{CONTENTION}:" in reasons:
+        return True
+    share = measurement.environment.get("others_cpu_share")
+    is_unsteady = f"{NOISE}:" in reasons or f"{DRIFT}:" in reasons
+    return is_unsteady and share is not None and share > _CONTENDED_SHARE

@@ -37,6 +37,11 @@ _DRIFT_SHARE = 0.5
 def judge(run: StepRun, protocol: Protocol) -> Findings:
     """What a finished run of the protocol found: `ok`, or `unstable` with the reasons."""
     reasons = unstable_reasons(run.samples_ms, run.window, protocol, run.lost_step_share)
+    if run.least_lost_step_share > protocol.unstable_lost_share:
+        reasons.append(
+            f"{CONTENTION}: others had its cores for {run.least_lost_step_share:.0%} or more of "
+            "every step"
+        )
     window, memory = run.window, run.memory
     missing = {**memory.missing, **window.missing}
     energy_j, energy_missing = window.energy_j, window.energy_missing

@@ -1,8 +1,8 @@
-"""The step that is measured, and how it is timed: runs in the measuring child only.
+"""The step that is measured, and how it is timed; runs in the measuring child only.
 
 A training step is zero_grad, forward, cross-entropy, backward, optimizer step; an inference step is
-one forward pass. Images and targets are drawn once and stay on the device: loading data is not part
-of a step. Imported by the fork server, so that its children find torch and timm warm.
+one forward pass. Inputs are drawn once and stay on the device. The fork server imports this module,
+so that its children find torch and timm loaded.
 """
 
 from __future__ import annotations
@@ -47,30 +47,32 @@ _FIRST_SCALE = 65_536.0
 _NEVER_GROWS = 1 << 30
 
 _MEMORY_STEPS = 2
-"""The second step has everything that later ones have: gradients, optimizer states, workspaces."""
+"""The second step has all allocations of later ones: gradients, states, workspaces."""
 _MOST_MEMORY_STEPS = 40
-"""So many are tried where gradients overflow at first."""
+"""Largest number of steps to try while gradients overflow."""
 _WARMUP_BATCH = 8
 
 _PARTED_STEPS = 3
-"""Steps whose parts are timed, once all samples are taken: parting a step may slow it down."""
+"""Number of steps whose parts are timed after all samples: marks may slow a step down."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepRun:
-    """All that one run of the protocol has seen."""
+    """All observations of one run of the protocol."""
 
     samples_ms: tuple[float, ...]
-    """Without the time that steps lost to other programs."""
+    """Step times without the time lost to other programs."""
     window: Window
     steps_in_window: int
     memory: MemoryReading
     parts_ms: tuple[tuple[float, ...], ...] = ()
-    """Forward with loss, backward, optimizer with zero_grad of a few more training steps (n, 3)."""
+    """Forward with loss, backward, optimizer with zero_grad of a few more steps (n, 3)."""
     rejected_steps: int = 0
-    """Timed steps that are not among the samples, since other programs disturbed them."""
+    """Number of timed steps that were rejected as disturbed."""
     lost_step_share: float = 0.0
-    """Largest share of its wall time that one of the samples lost."""
+    """Largest share of its wall time that a sample lost."""
+    least_lost_step_share: float = 0.0
+    """Smallest share of its wall time that a sample lost."""
 
 
 def run_protocol(
@@ -79,15 +81,19 @@ def run_protocol(
     protocol: Protocol,
     enter: Callable[[str], None],
 ) -> StepRun:
-    """Creates the model, warms up and times steps on a prepared device.
+    """Create the model, warm up and time steps on a prepared device.
 
-    `enter` is called with each phase as it begins: `create`, `warmup`, `measure`.
+    Args:
+        configuration: Configuration to run.
+        device: Prepared device.
+        protocol: How to measure.
+        enter: Called with each phase as it begins: `create`, `warmup`, `measure`.
 
     Raises:
         InputError: timm has no such architecture, or not for this input size.
-        UnsupportedModelError: a model that cannot be built, or is no image classifier, or a
-            precision that the device does not have.
-        RuntimeError: whatever torch raises, out of memory included.
+        UnsupportedModelError: The model cannot be built or is not a classifier, or the device does
+            not have this precision.
+        RuntimeError: Any error of torch, including missing memory.
     """
     enter("create")
     refusal = device.refusal(configuration)
@@ -125,11 +131,12 @@ def run_protocol(
         parts_ms=parts_ms,
         rejected_steps=samples.rejected,
         lost_step_share=samples.lost_share,
+        least_lost_step_share=samples.least_lost_share,
     )
 
 
 def timed_steps(step: Step, device: StepMeter, count: int) -> list[StepTime]:
-    """Time steps, and between them read how long their threads waited for cores."""
+    """Time steps, and read between them how long their threads waited for cores."""
     before = device.thread_waits_ns()
     if not before:
         return [StepTime(wall_ms) for wall_ms in device.time_steps(step, count)]
@@ -145,7 +152,7 @@ def timed_steps(step: Step, device: StepMeter, count: int) -> list[StepTime]:
 def fill_window(
     step: Step, device: StepMeter, protocol: Protocol, samples_ms: tuple[float, ...]
 ) -> None:
-    """Goes on without timing: steps that are fast leave the energy meter too little time."""
+    """Run untimed steps until the energy meter's window is full."""
     remaining_ms = device.power_window_s(protocol) * 1000 - sum(samples_ms)
     if remaining_ms > 0:
         more = math.ceil(remaining_ms / float(np.median(samples_ms)))
@@ -154,7 +161,7 @@ def fill_window(
 
 
 def _run_whole_steps(step: Step, device: StepMeter, configuration: Configuration) -> None:
-    """Runs steps until all that a step allocates has been allocated, optimizer states included."""
+    """Run steps until a step has allocated everything, including optimizer states."""
     while (whole := step.count - step.skipped()) < _MEMORY_STEPS:
         if step.count >= _MOST_MEMORY_STEPS:
             raise UnsupportedModelError(
@@ -165,7 +172,7 @@ def _run_whole_steps(step: Step, device: StepMeter, configuration: Configuration
 
 
 def _warm_up(step: Step, device: StepMeter, protocol: Protocol) -> None:
-    """The protocol's steps, and more on a device that takes longer to come up to speed."""
+    """Run the protocol's warm-up steps, and more on a device that needs a longer time."""
     begin = time.monotonic()
     if protocol.warmup_steps:
         device.time_steps(step, protocol.warmup_steps)
@@ -174,7 +181,7 @@ def _warm_up(step: Step, device: StepMeter, protocol: Protocol) -> None:
 
 
 def _parts(marked_ms: list[float]) -> tuple[float, ...]:
-    """Forward, backward, optimizer, of the parts as a training step marks them."""
+    """Return forward, backward and optimizer of the four marked parts."""
     zero_grad, forward, backward, optimizer = marked_ms
     return forward, backward, zero_grad + optimizer
 
@@ -185,19 +192,19 @@ def _no_mark() -> None:
 
 @dataclass
 class Step:
-    """A whole step, ready to be called again and again; calls `mark` after each of its parts."""
+    """A step that can be called repeatedly; calls `mark` after each of its parts."""
 
     run: Callable[[Mark], None]
     scaler: torch.amp.GradScaler | None = None
     count: int = 0
-    """How often it has run."""
+    """Number of runs so far."""
 
     def __call__(self, mark: Mark = _no_mark) -> None:
         self.run(mark)
         self.count += 1
 
     def skipped(self) -> int:
-        """Steps so far whose update was left out; waits for the GPU, so not while timing."""
+        """Return the number of skipped updates so far; waits for the GPU."""
         if self.scaler is None:
             return 0
         # Each of them has halved the scale, which never grows and ends at 0.
@@ -206,7 +213,7 @@ class Step:
 
 
 def create_model(architecture: str, input_size: int) -> nn.Module:
-    """The model of a configuration; raises as `ModelSource.create_model`."""
+    """Return the model of a configuration; raises as `ModelSource.create_model`."""
     return source_of(architecture).create_model(architecture, input_size)
 
 
@@ -215,15 +222,15 @@ def make_step(
     device: torch.device,
     share: Callable[[nn.Module], nn.Module] = lambda model: model,
 ) -> Step:
-    """The whole step of a configuration, ready to be called again and again.
+    """Return the step of a configuration.
 
     Args:
-        configuration: of the step.
-        device: where it runs.
-        share: makes of a model one that is trained together with others' (`StepMeter.share`).
+        configuration: Configuration of the step.
+        device: Device to run it on.
+        share: Wraps the model if several devices train it (`StepMeter.share`).
 
     Raises:
-        InputError, UnsupportedModelError: as for `run_protocol`.
+        InputError, UnsupportedModelError: As for `run_protocol`.
     """
     torch.manual_seed(SEED)
     model = create_model(configuration.architecture, configuration.input_size)
@@ -273,7 +280,7 @@ def _step_of_named(
     configuration: Configuration,
     generator: torch.Generator,
 ) -> Step:
-    """Of a model that is called by keyword, and has a loss of its own."""
+    """Return the step of a model that is called by keyword and has its own loss."""
     phase = configuration.phase
     batch = inputs.in_phase(phase).drawn(configuration.batch_size, generator)
     if configuration.precision is Precision.BF16:
@@ -367,16 +374,15 @@ def _shape(output: object) -> str:
 # steps of a training no model is like that, so we measure none that way.
 
 _TINY = 0.1
-"""Gains below this are given a new value; those of trained models are of the order of 1."""
+"""Smaller gains get a new value; those of trained models are of the order of 1."""
 
 _GAIN = re.compile(r"weight$|gamma|gain|scale|alpha|^ls\d")
-"""Names of what multiplies. Biases, tokens and embeddings of positions begin at 0 too, harmlessly:
-they are added."""
+"""Names of factors. Biases, tokens and position embeddings are added, so zeros are harmless."""
 
 
 @torch.no_grad()
 def give_ordinary_gains(model: nn.Module) -> None:
-    """Sets gains that are all 0, or all the same tiny number, to 1; matrices of zeros to noise."""
+    """Set gains that are all 0, or all equal and tiny, to 1, and zero matrices to noise."""
     for name, parameter in model.named_parameters():
         if not _GAIN.search(name.rpartition(".")[2]) or parameter.numel() == 0:
             continue

@@ -1,4 +1,4 @@
-"""The allocations of one step as it is traced: every storage's birth and death, in order."""
+"""The allocations of one step as it is traced."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class AllocationLog:
     """Numbers the storages of one step at one batch size.
 
     Args:
-        present: parameters, buffers and whatever else is there before the step begins.
-        origin: tells where what an operator allocates comes from, if anybody wants to know.
+        present: Parameters, buffers and other tensors from before the step.
+        origin: Callback that returns the origin of an allocation.
     """
 
     def __init__(
@@ -27,15 +27,14 @@ class AllocationLog:
     ) -> None:
         self.closed = False
         self.gradients: set[int] = set()
-        """Blocks that are gradients of parameters."""
+        """Blocks of parameters' gradients."""
         self.trained: set[int] = set()
-        """Ids of the parameters that got a gradient."""
+        """Ids of the parameters with a gradient."""
         self.saved_bytes = 0
-        """Bytes that autograd keeps, once the forward pass has ended."""
+        """Bytes that autograd keeps at the end of the forward pass."""
         self.operator: Any = None
-        """Which runs at present."""
         self.origins: list[Origin] = []
-        """Of each block, where `origin` is given."""
+        """Origin of each block, if `origin` is given."""
         self._origin = origin
         self._events: list[tuple[int, int, int]] = []
         self._live: dict[int, int] = {}
@@ -45,11 +44,11 @@ class AllocationLog:
         self._present = {t.untyped_storage()._cdata for t in present}
 
     def events(self) -> IntArray:
-        """Kind, block and size of every event (E, 3)."""
+        """Return kind, block and size of every event (E, 3)."""
         return np.array(self._events, dtype=np.int64).reshape(-1, 3)
 
     def see(self, tensor: Tensor) -> None:
-        """Logs an allocation if this tensor's storage is new."""
+        """Log an allocation if this tensor's storage is new."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._live or key in self._present:
@@ -74,13 +73,13 @@ class AllocationLog:
     def workspace(
         self, which: Pass, images: Tensor, weight: Tensor, output: Tensor, groups: int
     ) -> None:
-        """A convolution runs here, and needs scratch memory."""
+        """Log a convolution that needs scratch memory."""
         kind = ConvolutionKind(convolution_kind(weight, groups))
         touched = sum(t.numel() * t.element_size() for t in (images, weight, output))
         self._events.append((Event.WORKSPACE, kind * 3 + which, touched))
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """Notes what autograd keeps; the hook of the same name in PyTorch is called `pack`."""
+        """Note a tensor that autograd keeps (PyTorch's `pack` hook)."""
         storage = tensor.untyped_storage()
         number = self._live.get(storage._cdata)
         if number is not None:
@@ -93,7 +92,7 @@ class AllocationLog:
         self._events.append((Event.END_OF_FORWARD, 0, 0))
 
     def accumulated(self, parameter: Tensor) -> None:
-        """A gradient of this parameter is complete."""
+        """Log a complete gradient of this parameter."""
         if parameter.grad is not None:
             storage = parameter.grad.untyped_storage()
             number = self._live.get(storage._cdata)

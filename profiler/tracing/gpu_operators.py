@@ -1,9 +1,8 @@
-"""What operators return: on the meta device, and where a GPU allocates something else.
+"""Results of operators, on the meta device and where a GPU allocates something else.
 
-PyTorch finds the shape of many results in Python, up to milliseconds a call. Networks repeat their
-layers, so most calls were seen before, with tensors of the same shapes, strides and types: what
-they returned is remembered. Of the others, elementwise operators and products have results that
-their arguments tell. Normalisations allocate something else on a GPU.
+PyTorch finds the shape of many results in Python, in up to milliseconds. Networks repeat their
+layers, so results are cached by the shapes, strides and types of the arguments. Normalizations
+allocate something else on a GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trappm.profiler.tracing.kernel_log import channels_last, tensors_of
+from trappm.profiler.tracing.kernel_log import tensors_of
 
 _ATEN = torch.ops.aten
 
@@ -27,18 +26,18 @@ def _arguments(func: Any) -> tuple[tuple[str, ...], Mapping[str, Any]]:
 
 
 def bound(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of one call by their names in the operator's schema, defaults filled in."""
+    """Return the arguments of a call by their names in the operator's schema, with defaults."""
     names, defaults = _arguments(func)
     return {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
 
 
 def new(like: Tensor, *shape: Any) -> Tensor:
-    """A contiguous tensor of this shape, and of the type and device of another."""
+    """Return a contiguous tensor of this shape, with type and device of another."""
     return torch.empty(*shape, dtype=like.dtype, device=like.device)
 
 
 def like(tensor: Tensor) -> Tensor:
-    """As `torch.empty_like`, which is slow on the meta device."""
+    """Return `torch.empty_like`, which is slow on the meta device."""
     if tensor.is_contiguous():
         return new(tensor, tensor.shape)
     return torch.empty_like(tensor)
@@ -89,42 +88,37 @@ RESULTS: Mapping[Any, Callable[[Mapping[str, Any]], Any]] = {
     _ATEN.native_batch_norm.default: _batch_norm,
     _ATEN.native_batch_norm_backward.default: _batch_norm_backward,
 }
-"""What an operator of PyTorch returns on a GPU, by its arguments; called in its place."""
+"""Results of operators on a GPU by their arguments."""
 
 COPYING: Mapping[Any, Callable[[Mapping[str, Any]], Any]] = {
     _ATEN.native_layer_norm.default: _layer_norm,
     _ATEN.native_layer_norm_backward.default: _layer_norm_backward,
 }
-"""Those that may copy their arguments first."""
+"""Results of operators that may copy their arguments first."""
 
 _Kind = tuple[torch.Size, tuple[int, ...], torch.dtype]
-"""Shape, strides and type: all that a tensor on the meta device has."""
+"""Shape, strides and type."""
 
 MAX_CALLS = 50_000
-"""That are remembered, some 20 MiB; a large model has 2,000 different ones."""
+"""Size of the cache, some 20 MiB; a large model has 2,000 different calls."""
 _KINDS: dict[Any, tuple[bool, list[_Kind | None]] | None] = {}
-"""By operator and arguments; None where results lie in other tensors' memory."""
-_TYPES: dict[Any, torch.dtype] = {}
-"""Of the result of an operator on each element, by operator and arguments without their shapes."""
+"""By operator and arguments; None where results share memory with other tensors."""
 
 
 def result_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What an operator returns on the meta device: `func(*args, **kwargs)`."""
+    """Return the result of an operator on the meta device: `func(*args, **kwargs)`."""
     if not _is_new(func):
-        return args[0] if _is_only_written(func, args) else func(*args, **kwargs)
+        return func(*args, **kwargs)
     try:
         key = func, _key(args), _key(kwargs.items())
         known = _KINDS.get(key)
     except TypeError:
         return func(*args, **kwargs)
     if known is None:
-        output = _derived(func, args, kwargs)
-        if output is None:
-            output = func(*args, **kwargs)
+        output = func(*args, **kwargs)
         if key not in _KINDS:
             if len(_KINDS) >= MAX_CALLS:
                 _KINDS.clear()
-                _TYPES.clear()
             _KINDS[key] = _kinds_of(output, tensors_of((*args, *kwargs.values())))
         return output
     several, kinds = known
@@ -137,7 +131,7 @@ def result_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 @cache
 def _is_new(func: Any) -> bool:
-    """Whether the operator returns tensors of its own, and writes to none that it is given."""
+    """Return whether the operator returns new tensors, and writes to none of its arguments."""
     schema = func._schema
     results = [str(r.type) for r in schema.returns]
     return (
@@ -147,110 +141,12 @@ def _is_new(func: Any) -> bool:
     )
 
 
-def _is_only_written(func: Any, args: Sequence[Any]) -> bool:
-    """Whether a call does no more than write to its first argument, which it returns."""
-    if not _works_in_place(func):
-        return False
-    first, *others = (a for a in args if isinstance(a, Tensor))
-    # All else may be an error, which PyTorch shall raise.
-    return first.dtype.is_floating_point and all(
-        t.shape == first.shape and t.dtype == first.dtype for t in others
-    )
-
-
-@cache
-def _works_in_place(func: Any) -> bool:
-    schema = func._schema
-    written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    return _is_elementwise(func) and len(schema.returns) == 1 and written == schema.arguments[:1]
-
-
-@cache
-def _is_elementwise(func: Any) -> bool:
-    """Whether the result has the shape of the arguments, broadcast to each other."""
-    name = str(func._schema.name).removeprefix("aten::").rstrip("_")
-    if any(a.name in ("memory_format", "out") for a in func._schema.arguments):
-        return False
-    return torch.Tag.pointwise in func.tags or name in _OF_THE_SAME_SHAPE
-
-
-_ROWS_AND_OTHERS = (
-    "hardswish hardswish_backward hardsigmoid_backward hardtanh_backward leaky_relu_backward "
-    "elu_backward softplus_backward mish_backward _softmax _softmax_backward_data _log_softmax "
-    "_log_softmax_backward_data roll"
-)
-_OF_THE_SAME_SHAPE = frozenset(_ROWS_AND_OTHERS.split())
-"""Operators that PyTorch does not tag as pointwise."""
-
-
-def _derived(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """The result of a call of which a glance at the arguments tells it; None for all others.
-
-    PyTorch would take 0.2 to 6 ms to find out the same, in Python.
-    """
-    tensors = [a for a in args if isinstance(a, Tensor)]
-    if func in _PRODUCTS and not kwargs:
-        return _product(tensors, _PRODUCTS[func])
-    if not (tensors and _is_elementwise(func)) or tensors_of(kwargs.values()):
-        return None
-    shape, layout = tensors[0].shape, torch.contiguous_format
-    if not all(t.stride() == _row_strides(t.shape) for t in tensors):
-        layout = torch.channels_last
-        alike = all(t.shape == shape and channels_last(t) for t in tensors)
-        if not alike or torch.Tag.pointwise not in func.tags:  # softmax writes rows
-            return None
-    elif not all(t.shape == shape for t in tensors):
-        shape = torch.broadcast_shapes(*(t.shape for t in tensors))  # type: ignore[no-untyped-call]
-        if not any(t.shape == shape for t in tensors):
-            return None
-    others = [(a.dim(), a.dtype) if isinstance(a, Tensor) else (type(a), str(a)) for a in args]
-    pattern = func, tuple(others), str(kwargs)
-    kind = _TYPES.get(pattern)
-    if kind is None:
-        output = func(*args, **kwargs)
-        if isinstance(output, Tensor):
-            _TYPES[pattern] = output.dtype
-        return output  # type: ignore[no-any-return]
-    return torch.empty(shape, dtype=kind, device="meta", memory_format=layout)
-
-
-def _row_strides(shape: torch.Size) -> tuple[int, ...]:
-    """Of a new tensor; those of a contiguous one may be others where an axis has one element."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
-
-
-_PRODUCTS: Mapping[Any, int] = {
-    _ATEN.mm.default: 2,
-    _ATEN.bmm.default: 3,
-    _ATEN.addmm.default: 2,
-}
-"""Axes of their factors."""
-
-
-def _product(tensors: Sequence[Tensor], axes: int) -> Tensor | None:
-    """Of two matrices, or of as many pairs of them; None where they do not fit each other."""
-    *bias, left, right = tensors
-    if not left.dim() == right.dim() == axes:
-        return None
-    fits = left.shape[:-2] == right.shape[:-2] and left.shape[-1] == right.shape[-2]
-    rows = (right.shape[-1],)
-    if not fits or left.dtype != right.dtype:
-        return None
-    if any(b.shape != rows or b.dtype != left.dtype for b in bias):
-        return None
-    return new(left, *left.shape[:-1], *rows)
-
-
 def _key(values: Any) -> tuple[Any, ...]:
-    """Equal for calls with equal results.
+    """Return a key that is equal for calls with equal results.
 
     Raises:
-        TypeError: a tensor of which shape, strides and type are not all: one without axes, whose
-            type may count for less than that of others; a sparse or complex one.
+        TypeError: A tensor that shape, strides and type do not describe: without axes (whose type
+            may count less in promotion), sparse or complex.
     """
     parts: list[Any] = []
     for value in values:
@@ -267,9 +163,9 @@ def _key(values: Any) -> tuple[Any, ...]:
 
 
 def _kinds_of(output: Any, given: Sequence[Tensor]) -> tuple[bool, list[_Kind | None]] | None:
-    """Of each result; None where one lies in memory that is larger, or another's.
+    """Return the kind of each result; None where one is a view or shares memory.
 
-    Some operators return views of what they are given, and their schema does not say so.
+    Some operators return views of their arguments without saying so in their schema.
     """
     several = isinstance(output, tuple)
     results = list(output) if several else [output]

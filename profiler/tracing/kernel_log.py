@@ -1,4 +1,4 @@
-"""The kernels of one step as it is traced, and the table of them for every batch size.
+"""The kernels of one step as it is traced, and their table for every batch size.
 
 An operator without a rule is a kernel that reads its inputs and writes its outputs.
 """
@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from trappm.profiler.errors import BatchOrderError
+from trappm.profiler.graphs.operator_table import ATEN
 from trappm.profiler.records import IntArray
 from trappm.profiler.simulation.kernel_profile import KernelKind, KernelTable, Pass, Size
 
 
 @dataclass(frozen=True)
 class Product:
-    """The matrix products of one kernel: so many of (rows, depth) by (depth, columns)."""
+    """Matrix products of one kernel: `products` of (rows, depth) by (depth, columns)."""
 
     rows: int
     columns: int
@@ -52,7 +53,7 @@ def convolution_kind(weight: Tensor, groups: int) -> KernelKind:
 def convolution(
     which: Pass, images: Tensor, weight: Tensor, output: Tensor, stride: Sequence[int], groups: int
 ) -> Product:
-    """The product that a convolution amounts to in one of its passes (implicit GEMM)."""
+    """Return the product of a convolution in one of its passes (implicit GEMM)."""
     window = math.prod(weight.shape[2:])
     batch, pixels = output.shape[0], math.prod(output.shape[2:])
     fan_in, fan_out = images.shape[1] // groups, output.shape[1] // groups
@@ -76,7 +77,7 @@ _FACTORS = {
 
 
 def product_of(name: str, call: Mapping[str, Any]) -> Product | None:
-    """Of an operator that multiplies matrices, with these arguments; None for any other."""
+    """Return the product of an operator that multiplies matrices, or None."""
     if name not in _FACTORS:
         return None
     left, right = (call[factor] for factor in _FACTORS[name])
@@ -85,7 +86,7 @@ def product_of(name: str, call: Mapping[str, Any]) -> Product | None:
 
 
 def shape_of(kind: KernelKind, name: str, call: Mapping[str, Any], written: Tensor) -> Product:
-    """What decides how well a kernel without a product uses a device; its other sizes are 0."""
+    """Return the sizes that decide the efficiency of a kernel without a product."""
     first = next(iter(call.values()), None)
     first = first if isinstance(first, Tensor) else written
     if not first.dim():
@@ -110,18 +111,17 @@ def shape_of(kind: KernelKind, name: str, call: Mapping[str, Any], written: Tens
 
 @cache
 def kind_of(func: Any) -> KernelKind | None:
-    """The kernel of an operator; None if it runs none, as for views.
+    """Return the kernel of an operator; None if it runs none, as for views.
 
     Elementwise operators are ELEMENTWISE here, whatever the layout of their tensors.
     """
     name = name_of(func)
     if name == "contiguous":
         return KernelKind.COPY
-    if func.is_view or name in _NONE or name.startswith(("empty", "sym_", "_assert")):
+    if func.is_view or name.startswith(("empty", "sym_", "_assert")):
         return None
-    kind = _KIND_OF.get(name)
-    if kind is not None:
-        return kind
+    if name in _KIND_OF:
+        return _KIND_OF[name]
     if torch.Tag.pointwise in func.tags:
         return KernelKind.ELEMENTWISE
     for part, kind in _KIND_BY_WORD.items():
@@ -131,37 +131,15 @@ def kind_of(func: Any) -> KernelKind | None:
 
 
 def name_of(func: Any) -> str:
-    """`add` for `aten::add_.Tensor`."""
+    """Return `add` for `aten::add_.Tensor`."""
     return str(func._schema.name).removeprefix("aten::").rstrip("_")
 
 
-_NOTHING = (
-    "new_empty new_empty_strided detach set resize _unsafe_view lift_fresh _local_scalar_dense "
-    "scalar_tensor as_strided is_same_size _reshape_alias equal item"
-)
-_NONE = frozenset(_NOTHING.split())
-
-_NAMES: dict[KernelKind, str] = {
-    KernelKind.LINEAR: "mm addmm mv addmv",
-    KernelKind.MATMUL: "bmm baddbmm dot",
-    KernelKind.BATCH_NORM: "native_batch_norm native_batch_norm_backward",
-    KernelKind.LAYER_NORM: "native_layer_norm native_layer_norm_backward native_group_norm "
-    "native_group_norm_backward _fused_rms_norm _fused_rms_norm_backward",
-    KernelKind.CAST: "_to_copy",
-    KernelKind.COPY: "clone copy cat stack roll flip repeat constant_pad_nd slice_backward "
-    "select_backward as_strided_scatter slice_scatter select_scatter unfold_backward im2col "
-    "col2im pixel_shuffle pixel_unshuffle tril triu channel_shuffle diagonal_backward",
-    KernelKind.REDUCTION: "sum mean var std var_mean amax amin max min argmax argmin norm prod "
-    "linalg_vector_norm cumsum logsumexp all any topk sort nll_loss_forward",
-    KernelKind.ELEMENTWISE: "native_dropout native_dropout_backward where masked_fill bernoulli "
-    "nll_loss_backward lerp _prelu_kernel_backward hardswish hardswish_backward "
-    "hardsigmoid_backward leaky_relu_backward",
-    KernelKind.INDEX: "index index_put index_add index_select gather scatter scatter_add embedding "
-    "embedding_dense_backward masked_select",
-    KernelKind.FILL: "zeros ones full fill zero new_zeros new_ones new_full zeros_like ones_like "
-    "full_like arange linspace rand randn rand_like randn_like normal uniform eye",
+_KIND_OF = {
+    row.operator: None if row.kernel == "none" else KernelKind[row.kernel.upper()]
+    for row in ATEN.values()
+    if row.kernel
 }
-_KIND_OF = {name: kind for kind, names in _NAMES.items() for name in names.split()}
 _KIND_BY_WORD = {
     "batch_norm": KernelKind.BATCH_NORM,
     "softmax": KernelKind.SOFTMAX,
@@ -176,7 +154,7 @@ _KIND_BY_WORD = {
 HALVES = frozenset((torch.float16, torch.bfloat16))
 _NOT_A_PRODUCT = Product(0, 0, 0, 0)
 _DESCRIPTION = 7
-"""Columns that say what a kernel is; the sizes follow."""
+"""Number of columns before the sizes."""
 
 
 class KernelLog:
@@ -188,12 +166,12 @@ class KernelLog:
         self._counts: list[int] = []
 
     def operator(self, func: Any, call: Mapping[str, Any], output: Any) -> None:
-        """The kernel of an operator, if it runs any.
+        """Add the kernel of an operator, if it runs any.
 
         Args:
-            func: of ATen.
-            call: its arguments by name.
-            output: what it returned.
+            func: ATen operator.
+            call: Its arguments by name.
+            output: Its result.
         """
         kind = kind_of(func)
         if kind is None:
@@ -222,12 +200,12 @@ class KernelLog:
         self.add(kind, which, read, written, product or shape_of(kind, name, call, written[0]))
 
     def accumulated(self, gradient: Tensor, other: Tensor) -> None:
-        """Adding one gradient to another, in place."""
+        """Add the in-place addition of a gradient to another."""
         kind = _by_layout([gradient, other], gradient)
         self.add(kind, Pass.DATA_GRADIENT, [gradient, other], [gradient])
 
     def convolution(self, call: Mapping[str, Any], images: Tensor, output: Tensor) -> None:
-        """The forward pass of a convolution; of images as the kernel takes them."""
+        """Add the forward pass of a convolution, with images as the kernel reads them."""
         weight, groups, stride = call["weight"], call["groups"], call["stride"]
         if call["transposed"]:  # PyTorch runs the gradient of the other direction
             product = convolution(Pass.DATA_GRADIENT, output, weight, images, stride, groups)
@@ -241,7 +219,7 @@ class KernelLog:
     def convolution_backward(
         self, call: Mapping[str, Any], gradient: Tensor, gradients: Sequence[Tensor | None]
     ) -> None:
-        """The other two passes; of the result's gradient as the kernel takes it."""
+        """Add the other two passes, with the gradient as the kernel reads it."""
         images, weight, groups, stride = (
             call[name] for name in ("input", "weight", "groups", "stride")
         )
@@ -269,7 +247,7 @@ class KernelLog:
         causal: bool,
         backward: bool = False,
     ) -> None:
-        """A fused attention; its backward pass computes five products where forward has two."""
+        """Add a fused attention; its backward pass has five products instead of two."""
         products, length, width = query.shape[:-2].numel(), query.shape[-2], query.shape[-1]
         both = width + value.shape[-1]
         read = [query, key, value] + ([] if mask is None else [mask])
@@ -292,7 +270,7 @@ class KernelLog:
         product: Product = _NOT_A_PRODUCT,
         count: int = 1,
     ) -> None:
-        """So many kernels that read and write these tensors."""
+        """Add `count` kernels that read and write these tensors."""
         read_bytes, written_bytes = map(_bytes, (read, written))
         if not (read_bytes or written_bytes):
             return
@@ -324,10 +302,10 @@ class KernelLog:
 
 
 def kernel_table(first: KernelLog, second: KernelLog, batch_sizes: tuple[int, int]) -> KernelTable:
-    """The kernels for every batch size, from those at two; equal ones are one row.
+    """Return the kernels for every batch size from those at two; equal ones are one row.
 
     Raises:
-        BatchOrderError: the kernels depend on the batch size by more than their sizes.
+        BatchOrderError: More than the kernels' sizes depends on the batch size.
     """
     rows, others = first.rows(), second.rows()
     if rows.shape != others.shape or (rows[:, :_DESCRIPTION] != others[:, :_DESCRIPTION]).any():

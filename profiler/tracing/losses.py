@@ -1,4 +1,4 @@
-"""Losses of training steps: the default one, and those that a caller gives, with their targets."""
+"""Losses of training steps: the default one, and those of a caller with their targets."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from trappm.profiler.models.model_input import TARGETS
 from trappm.profiler.models.on_meta import on_meta
 
 Loss = Callable[[Any, Any], Tensor]
-"""Of what a model returns, and of what it was called with, as (args, kwargs)."""
+"""Called with the model's output and its inputs as (args, kwargs)."""
 
 _OF_CLASSES = ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss")
-"""Losses of torch that compare scores (B, classes, ...) with the numbers of classes (B, ...)."""
+"""Losses of torch for scores (B, classes, ...) and class numbers (B, ...)."""
 _OF_VALUES = (
     "BCELoss", "BCEWithLogitsLoss", "HuberLoss", "L1Loss", "MSELoss", "SmoothL1Loss",
     "binary_cross_entropy", "binary_cross_entropy_with_logits", "huber_loss", "l1_loss",
     "mse_loss", "smooth_l1_loss",
 )  # fmt: skip
-"""Losses of torch whose targets have the shape and the type of the output."""
+"""Losses of torch whose targets have the shape and type of the output."""
 
 
 def loss_of(loss: object, *, has_targets: bool) -> Loss:
-    """Return the loss of a step from what a caller gave for it.
+    """Return the loss of a step from the argument of a caller.
 
     Args:
         loss: None for the default; or called with the output, and with the targets if there are
             any. A loss of `torch.nn` without targets gets some of the right shape.
-        has_targets: whether the inputs have targets.
+        has_targets: Whether the inputs have targets.
 
     Raises:
-        InputError: it is no loss, or needs targets that are missing.
+        InputError: It is not a loss, or needs targets that are missing.
     """
     if loss is None:
         return default_loss
@@ -107,16 +107,16 @@ def _made_targets(kind: str, output: Any) -> Tensor:
 
 
 def default_loss(output: Any, inputs: Any) -> Tensor:
-    """The model's own loss; else cross-entropy of class scores; else the mean of all outputs.
+    """Return the model's own loss, else cross-entropy of class scores, else the mean output.
 
-    A model's own is `output.loss`, `output["loss"]`, or the sum of a dictionary of scalars, as
-    torchvision's detectors give it. Scores are (B, classes), those of a distilled model two such,
-    or (B, T, classes) of a model of integer tokens (B, T). Targets of whole numbers are classes;
-    other targets have the shape of the output, and the loss is the mean squared error.
+    A model's own loss is `output.loss`, `output["loss"]`, or the sum of a dictionary of scalars, as
+    of torchvision's detectors. Scores are (B, classes), two such of a distilled model, or (B, T,
+    classes) of a model of tokens (B, T). Integer targets are classes; for others the loss is the
+    mean squared error.
 
     Raises:
-        UnsupportedModelError: no output depends on a trainable parameter.
-        InputError: the targets fit no output.
+        UnsupportedModelError: No output depends on a trainable parameter.
+        InputError: The targets fit no output.
     """
     own = _own(output)
     if own is not None:
@@ -143,7 +143,7 @@ def _own(output: Any) -> Tensor | None:
 
 
 def _plain(output: Any) -> Any:
-    """Hugging Face's outputs are mappings that not every version of pytree looks into."""
+    """Return a mapping as a dictionary, which every version of pytree opens."""
     return dict(output) if isinstance(output, Mapping) else output
 
 

@@ -1,13 +1,13 @@
-"""Watches a step run on the meta device: one stream of operators, of which logs make records.
+"""Records a step on the meta device: one stream of operators, from which logs make records.
 
     operators as PyTorch runs them --> allocations (`allocation_log`)
                                    --> kernels (`kernel_log`)
                                    --> nodes of the graph (`graphs.graph_log`), in inference
 
-In inference mode PyTorch hands each operator over whole (a linear layer, an attention), before it
-takes it apart: the graph is made of these, allocations and kernels of their parts. Where the meta
-device would take another path than a GPU, the recorder imitates the GPU (`gpu_functions`,
-`gpu_operators`): fused attention and dropout, cuDNN's layouts, gradients that meet in place.
+In inference mode PyTorch dispatches composite operators (linear layers, attention) before it
+decomposes them: the graph has the composite ones, allocations and kernels have their parts. Where
+the meta device differs from a GPU, the recorder imitates the GPU (`gpu_functions`,
+`gpu_operators`): fused attention and dropout, cuDNN's layouts, in-place accumulation of gradients.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ from trappm.profiler.tracing.kernel_log import KernelLog, channels_last, in_back
 # into.
 
 MAX_ELEMENTS = 1 << 22
-"""Of a tensor whose values are followed: masks of a few thousand tokens by as many."""
+"""Largest tensor with known values: masks of a few thousand tokens by as many."""
 
 
 class KnownValues:
-    """The values of those tensors on the meta device that are known."""
+    """Known values of tensors on the meta device."""
 
     def __init__(self) -> None:
         self._values: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
         self._lost: set[int] = set()
-        """Storages of values in which something unknown was written."""
+        """Storages in which something unknown was written."""
 
     def set(self, tensor: Tensor, values: Tensor) -> None:
         self._values[tensor] = values
 
     def get(self, tensor: Tensor) -> Tensor | None:
-        """The values, on the CPU; None if they are not known."""
+        """Return the values on the CPU, or None if they are unknown."""
         values = self._values.get(tensor)
         lost = values is None or values.untyped_storage()._cdata in self._lost
         return None if lost else values
 
     def number(self, tensor: Tensor) -> bool | int | None:
-        """The value of a tensor of one element; None if it is not known."""
+        """Return the value of a tensor with one element, or None if it is unknown."""
         values = self.get(tensor)
         return None if values is None else values.item()  # type: ignore[return-value]
 
     def follow(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
-        """Computes what an operator returned on the meta device, if its arguments are known."""
+        """Compute the values of an operator's result, if its arguments are known."""
         if not isinstance(out, Tensor) or not _is_whole(out):
             return
         unknown = False
@@ -90,7 +90,7 @@ def _is_whole(tensor: Tensor) -> bool:
 
 
 def _is_arbitrary(func: Any) -> bool:
-    """Whether what an operator returns is random, or whatever was in memory."""
+    """Return whether an operator's result is random or uninitialized."""
     return torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name
 
 
@@ -99,11 +99,11 @@ _RECURRENT = {getattr(_ATEN, name).input: name for name in ("lstm", "gru", "rnn_
 
 
 class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs every operator, and tells the logs."""
+    """Dispatch mode that runs every operator and calls the logs."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Not to be wrapped for torch.compile, which would take a tenth of the time."""
+        """Return False: wrapping for torch.compile would take a tenth of the time."""
         return False
 
     def __init__(
@@ -123,9 +123,9 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.failed: Any = None
         """The first operator that raised, the innermost one."""
         self._inside: Any = None
-        """An operator whose result is being made by others."""
+        """Operator whose result is made by others."""
         self._from_outside: dict[int, tuple[Tensor, Tensor]] = {}
-        """Tensors with values, by their ids, and what stands in their place."""
+        """Tensors with values by id, and their counterparts on the meta device."""
         self._last = _references_to_the_last()
 
     def end_forward(self) -> None:
@@ -167,7 +167,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._from_outside[id(value)][1]
 
     def _watched(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Runs an operator, and adds it to the graph if one is made."""
+        """Run an operator, and add it to the graph if there is one."""
         graph = self._graph
         if graph is None:
             return self._run(func, args, kwargs)
@@ -184,7 +184,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What the operator returns on a GPU; its allocations and kernels are logged."""
+        """Return the operator's result on a GPU; log its allocations and kernels."""
         if func is _ATEN.add.Tensor and in_backward() and _accumulates(args, self._last):
             # The engine adds gradients in place, but not while a dispatch mode is watching.
             self._kernels.accumulated(args[0], args[1])
@@ -229,7 +229,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._values.follow(func, args, kwargs, output)
 
     def _whole(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What a GPU does not take apart as the meta device would; else NotImplemented."""
+        """Return the result of an operator that a GPU does not decompose, or NotImplemented."""
         with self:
             if func is _ATEN.scaled_dot_product_attention.default:
                 return self._functions.attention(*args, **kwargs)
@@ -240,7 +240,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return NotImplemented
 
     def _taken_apart(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """As `OpOverload.decompose`, but by C++ where decompositions in Python copy more."""
+        """Decompose an operator in C++; decompositions in Python copy more."""
         with self:
             return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
@@ -275,7 +275,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tuple(gradients)
 
     def _as_read(self, images: Tensor, layout: torch.memory_format) -> Tensor:
-        """The images as cuDNN takes them: copied if they have another layout."""
+        """Return the images as cuDNN reads them: copied if they have another layout."""
         if images.dim() != 4 or images.is_contiguous(memory_format=layout):
             return images
         with self:
@@ -283,16 +283,16 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _layout(images: Tensor, weight: Tensor) -> torch.memory_format:
-    """In which a convolution runs on a GPU: channels-last if its images or its weights are."""
+    """Return the layout of a convolution on a GPU: channels-last if its images or weights are."""
     last = channels_last(images) or channels_last(weight)
     return torch.channels_last if last else torch.contiguous_format
 
 
 def _as_written(result: Tensor, layout: torch.memory_format) -> Tensor:
-    """A convolution's result in its layout; the meta device goes by the weights alone.
+    """Return a convolution's result in its layout; the meta device considers the weights only.
 
-    But windows of one pixel are in both layouts, and weights that are computed anew in each step
-    (standardised ones) are contiguous.
+    But windows of one pixel have both layouts, and computed weights (standardized ones) are
+    contiguous.
     """
     if result.dim() != 4 or result.is_contiguous(memory_format=layout):
         return result
@@ -301,7 +301,7 @@ def _as_written(result: Tensor, layout: torch.memory_format) -> Tensor:
 
 @cache
 def _is_composite(func: Any) -> bool:
-    """Whether PyTorch takes the operator apart on every device; some have one of their own."""
+    """Return whether PyTorch decomposes the operator on every device."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     keys = torch._C.DispatchKey
     whole = has_kernel(func.name(), keys.CPU)
@@ -309,7 +309,7 @@ def _is_composite(func: Any) -> bool:
 
 
 def _accumulates(args: Sequence[Any], last: tuple[int, int]) -> bool:
-    """Whether the engine would add these two gradients in place, as it decides it itself.
+    """Return whether the autograd engine would add these two gradients in place.
 
     `can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp: the buffer is dense and holds
     the last reference to the first gradient.
@@ -325,14 +325,14 @@ def _accumulates(args: Sequence[Any], last: tuple[int, int]) -> bool:
 
 
 def _references(tensor: Tensor) -> tuple[int, int]:
-    """How many hold the tensor, and its storage; this function's caller included."""
+    """Return the number of references to the tensor and to its storage."""
     storage = tensor.untyped_storage()._cdata
     return tensor._use_count(), torch._C._storage_Use_Count(storage)  # type: ignore[attr-defined]
 
 
 @cache
 def _references_to_the_last() -> tuple[int, int]:
-    """What `_references` says in a dispatch mode of a gradient that only the engine holds."""
+    """Return `_references` in a dispatch mode for a gradient that only the engine holds."""
     seen: list[tuple[int, int]] = []
 
     class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]

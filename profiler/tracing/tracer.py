@@ -3,7 +3,8 @@
     model + inputs --inference step at two batch sizes--> graph, allocations, kernels
                    --training step at the same two------> allocations, kernels
 
-Every size is affine in the batch size, so two sizes give all; graphs are checked at a third.
+Sizes are affine in the batch size, so two batch sizes give all. A third is checked where an
+intercept is negative.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ _PACKAGES = str(Path(torch.__file__).parents[1]) + os.sep
 class OriginLog:
     """Follows which module of a model runs.
 
-    Autograd numbers its nodes in the order in which the forward pass makes them; by this number the
-    backward pass finds out whose gradient it computes.
+    Autograd numbers its nodes in the order of the forward pass; by this number the backward pass
+    finds the forward operator.
     """
 
     def __init__(self) -> None:
@@ -66,7 +67,7 @@ class OriginLog:
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """Within, the modules of this model are followed."""
+        """Follow the modules of this model within the block."""
         self._stack.clear()
         self._by_node.clear()
         hooks = []
@@ -82,7 +83,7 @@ class OriginLog:
                 hook.remove()
 
     def __call__(self, operator: Any) -> Origin:
-        """Of a tensor that this operator has just made."""
+        """Return the origin of a tensor that this operator has just made."""
         name = operator._schema.name.removeprefix("aten::") if operator is not None else ""
         node = torch._C._current_autograd_node()
         if node is None or self._stack:  # what is computed again has modules in the backward pass
@@ -102,7 +103,7 @@ class OriginLog:
 
 
 def _line_of_model() -> str:
-    """The innermost frame that is neither PyTorch's nor the recorder's; empty if it is ours."""
+    """Return the innermost line of the model's code, or an empty text."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
@@ -115,7 +116,7 @@ def _line_of_model() -> str:
 
 
 def line_of_error(error: BaseException) -> str:
-    """The innermost line of the model's code that an error came through; empty if there is none."""
+    """Return the innermost line of the model's code in an error's traceback, or an empty text."""
     traceback, line = error.__traceback__, ""
     while traceback is not None:
         path = traceback.tb_frame.f_code.co_filename
@@ -132,7 +133,7 @@ def _is_of_model(path: str) -> bool:
 
 
 def short_path(path: str) -> str:
-    """A path as people know it: below the installed packages, or below the current folder."""
+    """Return a path relative to the installed packages or the current folder."""
     for folder in (_PACKAGES, os.getcwd() + os.sep):
         if path.startswith(folder):
             return path.removeprefix(folder)
@@ -140,22 +141,22 @@ def short_path(path: str) -> str:
 
 
 CHECKED_BATCH_SIZE = 3
-"""Where a graph is checked whose sizes look as if they were not affine in the batch size."""
+"""Third batch size, where sizes do not seem to be affine."""
 _HALF = {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """How a step is run, beside its batch size."""
+    """How a step is run, apart from its batch size."""
 
     precision: Precision = Precision.FP32
     """What autocast does to types; with `bf16` parameters and inputs are of that type."""
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
-    """Of images and weights."""
+    """Layout of images and weights."""
     fused_attention: bool = True
     """Whether the software stack has a kernel for attention."""
     loss: Loss = default_loss
-    """Of the output, and of the inputs that it came from."""
+    """Loss of the output and the inputs."""
 
 
 @dataclass(frozen=True)
@@ -173,14 +174,14 @@ class _Recorded:
 
 
 class Tracer:
-    """Traces one model in one way of running it.
+    """Traces one model, run in one way.
 
     Args:
-        model: lies on the meta device; its mode changes.
-        inputs: what it is called with.
-        options: how its steps are run.
-        batch_sizes: two different ones, or twice the only one that the model knows.
-        with_origins: whether to find out where each tensor comes from, which takes longer.
+        model: Model on the meta device; its mode changes.
+        inputs: Inputs of the model.
+        options: How its steps are run.
+        batch_sizes: Two different ones, or twice the only one of the model.
+        with_origins: Whether to find the origin of each tensor, which takes longer.
     """
 
     def __init__(
@@ -199,14 +200,14 @@ class Tracer:
         self._origin_log = OriginLog() if with_origins else None
         self._known: dict[tuple[Phase, bool], tuple[_Recorded, _Recorded]] = {}
         self.origins: dict[Phase, Sequence[Origin]] = {}
-        """Of each block of the phases that were traced."""
+        """Origin of each block, by traced phase."""
 
     def graph(self) -> GraphTemplate:
-        """The graph of the forward pass in inference.
+        """Return the graph of the forward pass in inference.
 
         Raises:
-            UnsupportedModelError: it does not run without values, or has an operator without rule.
-            TrappmError: its structure changes with the batch size, or it mixes samples.
+            UnsupportedModelError: It depends on values, or has an operator without rule.
+            TrappmError: Its structure changes with the batch size, or it mixes samples.
         """
         recorded = self._record_twice(Phase.INFER, with_graph=True)
         first, second = (cast(Graph, r.graph) for r in recorded)
@@ -220,10 +221,10 @@ class Tracer:
         return template
 
     def step(self) -> StepProfile:
-        """Allocations and kernels of both phases.
+        """Return allocations and kernels of both phases.
 
         Raises:
-            UnsupportedModelError: a step cannot run without data, or its order hangs on the batch.
+            UnsupportedModelError: A step depends on values, or its order on the batch size.
         """
         options, parameters = self._options, list(self._model.parameters())
         infer_trace, infer_kernels = self.phase(Phase.INFER)
@@ -263,10 +264,10 @@ class Tracer:
         return max(self._batch_sizes[1] - self._batch_sizes[0], 1)
 
     def phase(self, phase: Phase) -> tuple[StepTrace, KernelTable]:
-        """Allocations and kernels of one phase.
+        """Return allocations and kernels of one phase.
 
         Raises:
-            UnsupportedModelError: as `step`.
+            UnsupportedModelError: As `step`.
         """
         first, second = self._record_twice(phase)
         if not np.array_equal(first.order, second.order):
@@ -288,10 +289,10 @@ class Tracer:
         return trace, kernel_table(first.kernels, second.kernels, self._batch_sizes)
 
     def is_affine(self, phase: Phase) -> bool:
-        """Whether the sizes of a phase's blocks lie on a line over the batch size.
+        """Return whether the sizes of a phase's blocks are affine in the batch size.
 
-        Those of all pairs of samples do not: the line through two of them begins below 0. Where
-        one does so, a third batch size is tried.
+        Sizes of all pairs of samples are not: the line through two of them begins below 0. Then a
+        third batch size is tried.
         """
         first, second = (r.allocations.events()[:, 2] for r in self._record_twice(phase))
         slope, rest = np.divmod(second - first, self._span)
@@ -326,7 +327,7 @@ class Tracer:
 
 
 def _refusal(phase: Phase, error: Exception, operator: Any) -> UnsupportedModelError:
-    """One line that says where in the model's code a step failed, at which operator, and why."""
+    """Return one line with the model's line of code, the operator and the reason of a failure."""
     what = "the training step" if phase is Phase.TRAIN else "its forward pass"
     why = one_line(error)
     if operator is not None:
@@ -350,7 +351,7 @@ def _storage_bytes(tensors: Sequence[Tensor]) -> IntArray:
 
 
 def _eager() -> contextlib.AbstractContextManager[object]:
-    """Run what `torch.compile` made as plain Python; nothing is compiled before dynamo is there."""
+    """Run what `torch.compile` made as plain Python, unless dynamo is not even imported."""
     if "torch._dynamo" not in sys.modules:
         return contextlib.nullcontext()
     stance: contextlib.AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
@@ -359,10 +360,7 @@ def _eager() -> contextlib.AbstractContextManager[object]:
 
 @contextlib.contextmanager
 def _no_collector() -> Iterator[None]:
-    """Keeps Python's collector from running, which takes a tenth of the time and frees at random.
-
-    A step frees its tensors by counting references, as on a GPU.
-    """
+    """Disable Python's collector, which takes a tenth of the time and frees at random."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -381,7 +379,6 @@ def _record(
     with_graph: bool,
     origin_log: OriginLog | None,
 ) -> _Recorded:
-    """Runs one step and returns what was recorded of it."""
     training = phase is Phase.TRAIN
     model.train(training)
     parameters = list(model.parameters())

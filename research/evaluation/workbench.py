@@ -16,8 +16,7 @@ import numpy as np
 from research.evaluation.benchmark import PAPER_SEEDS, Samples
 from research.peers.predictors import Surroundings, estimator_named
 from trappm.cluster.pool_file import make_profiles, make_steps
-from trappm.cluster.profiles.static_profiles import ProfiledGraph
-from trappm.cluster.profiles.step_profiles import StepCache, StepKey
+from trappm.cluster.profiles import ProfiledGraph, StepCache, StepKey
 from trappm.learner.estimator import Estimator
 from trappm.learner.networks.gae import Encoder
 from trappm.learner.networks.kept_encoders import make_encoder

@@ -97,7 +97,7 @@ def compare(measured: Mapping[Configuration, Measurement], processes: int) -> pd
     for configuration, workload in zip(
         prepared.samples.configurations, prepared.samples.workloads, strict=True
     ):
-        known = heads[configuration.phase].heads.of_kernels["step_time_ms"].prior
+        known = heads[configuration.phase].heads.heads["step_time_ms"].prior
         priors = {"sheet": sheet, CONSTANTS_OF: sheet.started_from(known)}
         measurement = measured[configuration]
         rows.append(

@@ -80,7 +80,7 @@ def prior_of(card: str) -> StepTimePrior:
     name = MEASURED[card][0]
     if card == "v100":
         heads = load_snapshot(SHIPPED).heads["v100-16gb"][Phase.TRAIN].heads
-        shipped: StepTimePrior = heads.of_kernels["step_time_ms"].prior  # type: ignore[attr-defined]
+        shipped: StepTimePrior = heads.heads["step_time_ms"].prior  # type: ignore[attr-defined]
         return StepTimePrior(spec_of(name), shipped.constants)
     return StepTimePrior.like_others(spec_of(name), known_devices())
 

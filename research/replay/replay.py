@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from research.evaluation.benchmark import TEST_SHARE, Samples
+from research.replay.joint import Joint, JointModel, PoolPoints
 from research.replay.strategies import (
     CONDITIONED,
     NEED_GRADIENTS,
@@ -23,11 +24,10 @@ from research.replay.strategies import (
 )
 from trappm.learner.acquisition import (
     AcquisitionRequest,
-    Covariance,
+    PoolCovariance,
     cold_start,
 )
-from trappm.learner.acquisition.covariance import narrow
-from trappm.learner.acquisition.joint import Joint, JointModel, PoolPoints
+from trappm.learner.acquisition.pool_covariance import narrow
 from trappm.learner.acquisition.pool_knowledge import probability_above
 from trappm.learner.estimator import Estimate, Estimator, Model
 from trappm.learner.physics.prior import Prior
@@ -67,7 +67,7 @@ class Bench:
     prior: Prior
     """Without labels: of the quick learner, and of what guards every learner from dying runs."""
     estimator: Estimator | None = None
-    """The learner that is judged; by default the quick one (`learner.acquisition.joint`)."""
+    """The learner that is judged; by default the quick one (`research.replay.joint`)."""
     knows_physics: bool = True
     """Whether the learner stands on the prior, so that a strategy may use what that knows."""
     times: bool = False
@@ -165,14 +165,14 @@ class _View:
             failure=probability_above(estimate, capacity) if estimate and capacity else None,
         )
 
-    def _believed(self) -> Covariance:
+    def _believed(self) -> PoolCovariance:
         """By the quick learner as it is fitted: at its constants, with its amplitude and noise.
 
         What labels have taken of it, a strategy works out for itself, as it does for what is
         pending.
         """
         wide = self._quick.covariance(self._workloads, np.random.default_rng(0))
-        return Covariance(narrow(wide.features), wide.noise)
+        return PoolCovariance(narrow(wide.features), wide.noise)
 
     def _uncertainty(self, estimate: Estimate | None) -> Array | None:
         """By the quick learner; a purely learned one states its own."""

@@ -2,7 +2,7 @@
 
 docs/studies/choosing.md has the figures. Coreset is the greedy k-center of Sener and Savarese
 (2018); density weighs its distances by the number of near configurations, so that outliers wait;
-LCMD is on embeddings here (on gradients it is offered, `learner.acquisition.gradient`); BADGE (Ash
+LCMD is on embeddings here (on gradients it is in `learner.acquisition.strategies`); BADGE (Ash
 et al. 2020) draws by k-means++ on gradients, which are long where the heads are unsure;
 `ours-conditioned` is `ours` with the covariance of the fitted learner; `ours-laplace` is `ours` for
 purely learned heads, with the posterior of their last layers.
@@ -25,16 +25,22 @@ from numpy.typing import NDArray
 from torch import nn
 
 from trappm.learner.acquisition import NOISE_VARIANCE, Strategy, strategy_named
-from trappm.learner.acquisition.covariance import Covariance
-from trappm.learner.acquisition.coverage import MOST_TARGETS, at_most, pairwise
-from trappm.learner.acquisition.draws import RandomChoice
-from trappm.learner.acquisition.gradient import NEED_GRADIENTS as OFFERED_NEED_GRADIENTS
-from trappm.learner.acquisition.gradient import Distances, Lcmd, gradient_vectors
-from trappm.learner.acquisition.ours import PoolReduction
+from trappm.learner.acquisition.pool_covariance import PoolCovariance
+from trappm.learner.acquisition.pool_variance import PoolReduction
 from trappm.learner.acquisition.request import AcquisitionRequest, FloatArray, Pick, explained
+from trappm.learner.acquisition.strategies import (
+    MOST_TARGETS,
+    Distances,
+    Lcmd,
+    RandomChoice,
+    at_most,
+    gradient_vectors,
+    pairwise,
+)
+from trappm.learner.acquisition.strategies import NEED_GRADIENTS as OFFERED_NEED_GRADIENTS
+from trappm.learner.gaussian_process import matern32
 from trappm.learner.networks.dataset import Scaler
 from trappm.learner.networks.randomness import torch_seeded
-from trappm.learner.stats.kernels import matern32
 from trappm.profiler.errors import InputError
 
 ROWS_AT_ONCE = 4096
@@ -172,14 +178,14 @@ class LastLayers(PoolReduction):
         return super().select(replace(request, covariances=covariances))
 
 
-def last_layers(gradients: FloatArray) -> Covariance:
+def last_layers(gradients: FloatArray) -> PoolCovariance:
     """Return the covariance of outputs that are linear in these gradients, shape (n, g).
 
     Weights are independent; the mean variance over the pool is 1, as that of scaled labels.
     """
     centred = gradients - gradients.mean(axis=0)
     scale = np.sqrt((centred**2).sum(axis=1).mean())
-    return Covariance(centred / max(scale, np.float32(1e-9)), NOISE_VARIANCE)
+    return PoolCovariance(centred / max(scale, np.float32(1e-9)), NOISE_VARIANCE)
 
 
 class BmdalLcmd:

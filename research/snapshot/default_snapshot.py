@@ -36,7 +36,7 @@ from research.snapshot.shipped_sheets import (
     Sheet,
     neusight_kernels,
 )
-from trappm.cluster.profiles.step_profiles import StepCache
+from trappm.cluster.profiles import StepCache
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.metric_head import Head, Ours
 from trappm.learner.heads.other_devices import OTHERS, known_of_others
@@ -186,10 +186,8 @@ def publish(trained: Sequence[Trained], registry: Path) -> SnapshotInfo:
 def _trained_heads(part: Trained, phase: Phase) -> TrainedHeads:
     of_phase = [m.configuration for m in part.measurements if m.configuration.phase is phase]
     settings = Counter(StepSettings(c.precision, c.memory_format, c.optimizer) for c in of_phase)
-    head = {part.sheet.metric: part.head}
-    simulated = part.sheet.metric == "memory_mib"
     return TrainedHeads(
-        Heads(head if simulated else {}, {} if simulated else head, len(of_phase)),
+        Heads({part.sheet.metric: part.head}, len(of_phase)),
         tuple(setting for setting, _ in settings.most_common()),
     )
 
@@ -207,11 +205,7 @@ def _beside(known: TrainedHeads | None, other: TrainedHeads) -> TrainedHeads:
     first, second = known.heads, other.heads
     assert isinstance(first, Heads) and isinstance(second, Heads)  # noqa: PT018  (made here)
     return TrainedHeads(
-        Heads(
-            {**first.heads, **second.heads},
-            {**first.of_kernels, **second.of_kernels},
-            first.label_count + second.label_count,
-        ),
+        Heads({**first.heads, **second.heads}, first.label_count + second.label_count),
         known.settings,
     )
 

@@ -16,18 +16,17 @@ import yaml
 
 from trappm.cluster.campaign.loop import Campaign
 from trappm.cluster.campaign.ownership import this_process
-from trappm.cluster.interfaces import (
+from trappm.cluster.profiles import ProfiledGraph, StepCache, StepKey, TracedStep
+from trappm.cluster.scheduler.messages import Worker
+from trappm.cluster.scheduler.training_report import TrainingReport
+from trappm.cluster.spec import CampaignSpec, parse_spec, spec_of
+from trappm.cluster.tasks import (
     CanaryCheck,
     Choice,
     Finished,
     KernelRun,
     PublishedSnapshot,
 )
-from trappm.cluster.profiles.static_profiles import ProfiledGraph
-from trappm.cluster.profiles.step_profiles import StepCache, StepKey, TracedStep
-from trappm.cluster.scheduler.messages import Worker
-from trappm.cluster.scheduler.training_report import TrainingReport
-from trappm.cluster.spec import CampaignSpec, parse_spec, spec_of
 from trappm.profiler.host.environment import utc_now
 from trappm.profiler.records import (
     GraphTemplate,
@@ -212,10 +211,10 @@ class Inline:
         self.learner = learner
 
     def set_pool(self, pool, steps, traced):
-        return InlineCall(lambda: self.learner.set_pool(pool, no_progress, steps, traced))
+        return InlineCall(lambda: self.learner.set_pool(pool, steps, traced))
 
     def fit(self, labels, kernels):
-        return InlineCall(lambda: self.learner.fit(labels, no_progress, kernels))
+        return InlineCall(lambda: self.learner.fit(labels, kernels))
 
     def choose(self, request):
         return InlineCall(lambda: self.learner.choose(request))
@@ -248,10 +247,6 @@ class UnfinishedError(Exception):
     """What a learner raises to be asked again later."""
 
 
-def no_progress(done, total):
-    pass
-
-
 class FakeLearner:
     """Picks the first candidates; remembers what it was given."""
 
@@ -261,11 +256,10 @@ class FakeLearner:
         self.seen_roles = set()
         self.promoted = None
 
-    def set_pool(self, pool, on_progress, steps=None, traced=None):
+    def set_pool(self, pool, steps=None, traced=None):
         self.pool = {c.id: c for c, _ in pool}
-        on_progress(1, 1)
 
-    def fit(self, labels, on_progress, kernels):
+    def fit(self, labels, kernels):
         self.fits.append(Counter((x.device, x.role) for x in labels))
         self.train = {
             self.pool[x.configuration_id].architecture for x in labels if x.role == "train"

@@ -19,8 +19,7 @@ import campaign_crew
 
 from trappm.cluster.campaign.loop import Campaign
 from trappm.cluster.learning.campaign_learner import CampaignLearner
-from trappm.cluster.profiles.static_profiles import profile_graph
-from trappm.cluster.profiles.step_profiles import StepCache
+from trappm.cluster.profiles import StepCache, profile_graph
 from trappm.cluster.spec import load_preset
 from trappm.learner.networks.presets import LAPTOP, PRESETS
 from trappm.store import Home, Store
@@ -38,8 +37,8 @@ class Workers(campaign_crew.FakeWorkers):
 class Learner(CampaignLearner):
     """Remembers on what it was trained last."""
 
-    def fit(self, labels, on_progress, kernels=()):
-        self.report = super().fit(labels, on_progress, kernels)
+    def fit(self, labels, kernels=()):
+        self.report = super().fit(labels, kernels)
         return self.report
 
 

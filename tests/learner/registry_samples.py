@@ -20,7 +20,7 @@ def write_sample(
     manifest = sealed(
         {
             "format": "trappm-snapshot",
-            "format_version": 3,
+            "format_version": 4,
             "created_at": f"2026-01-{number + 1:02}T00:00:00+00:00",
             "errors": {device: {phase: errors} if judged_by_phase else errors},
             "heads": {device: {phase: head}},

@@ -12,7 +12,7 @@ from research.evaluation.label_files import read_labels
 from research.evaluation.workbench import opened_workbench
 from research.peers.graph_networks import SIZES
 from research.peers.predictors import ESTIMATORS, NAMED_ONLY
-from trappm.cluster.profiles.static_profiles import profile_graph
+from trappm.cluster.profiles import profile_graph
 from trappm.learner.networks.presets import LAPTOP, PRESETS
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.zoo import native_input_size

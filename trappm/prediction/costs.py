@@ -136,7 +136,7 @@ def power_of_step(
             why = f"of the power of {card}" if known is None else "of the kernels of this model"
             raise InputError(f"nothing is known {why}, so not what a power limit does to it")
         return Power()
-    head = heads.of_kernels.get("step_time_ms") if isinstance(heads, Heads) else None
+    head = heads.heads.get("step_time_ms") if isinstance(heads, Heads) else None
     times = head.prior if head is not None and isinstance(head.prior, StepTimePrior) else None
     step = StepPower(workload, times, card, known, step_time_ms)
     figures = step.under(known.limit_w if limit_w is None else limit_w)

@@ -13,15 +13,16 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from trappm.cluster.campaign.history import CampaignEnd, end_of, rule_held
-from trappm.cluster.campaign.orders import LOST, RETRIED
+from trappm.cluster.campaign.history import end_of, rule_held
 from trappm.cluster.campaign.ownership import ENDED, runs
+from trappm.cluster.launch import LOST, RETRIED
 from trappm.cluster.rehearsal import runs_nothing
+from trappm.cluster.scheduler.stop_rules import CampaignEnd
 from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.cluster.spec import CampaignBudget, budget_of
 from trappm.profiler.measuring.canary import CanaryDecision, CanaryReading
 from trappm.profiler.records import Outcome, is_cpu_device
-from trappm.profiler.steps.stability import is_contended
+from trappm.profiler.steps.sampling import is_contended
 from trappm.reports.setbacks import Setback, setbacks
 from trappm.store import AssignmentState, CampaignRecord, CampaignState, LabelFilter, Store
 from trappm.store.records import EventRecord, Purpose, RoundState

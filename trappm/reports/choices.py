@@ -166,12 +166,9 @@ def _next(
     from trappm.cluster.campaign.history import training_labels
     from trappm.cluster.campaign.planner import Planner
     from trappm.cluster.learning.campaign_learner import CampaignLearner
-    from trappm.cluster.profiles.step_profiles import StepCache
-    from trappm.learner.acquisition.similarity import principal_directions
+    from trappm.cluster.profiles import StepCache
+    from trappm.learner.acquisition.pool_covariance import principal_directions
 
-    pool = store.campaigns.pool(campaign.id)
-    pairs = {(c.architecture, c.input_size) for c, _ in pool}
-    templates = store.workloads.graph_templates(pairs)
     learner = CampaignLearner(
         preset=spec.learner,
         strategy=spec.strategy,
@@ -180,15 +177,11 @@ def _next(
         cache=home.campaigns / campaign.id,
     )
     planner = Planner(store, campaign.id, spec)
-    learner.set_pool(
-        [(c, templates[c.architecture, c.input_size]) for c, _ in pool],
-        lambda done, total: None,
-        store.workloads.step_profiles(pairs),
-        planner.known_steps(StepCache(home.step_profiles)),
-    )
+    pool, steps = planner.learner_pool()
+    learner.set_pool(pool, steps, planner.known_steps(StepCache(home.step_profiles)))
     known = training_labels(store, campaign.id)
     if known.labels:
-        learner.fit(known.labels, lambda done, total: None, known.kernels)
+        learner.fit(known.labels, known.kernels)
     number = max((r.number for r in store.rounds.all(campaign.id)), default=0) + 1
     choices = learner.choose(planner.request(device, number, count))
     embeddings = learner.embeddings

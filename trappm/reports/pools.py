@@ -21,7 +21,7 @@ from trappm.terminal.progress_bar import LiveBar
 from trappm.terminal.tables import console, table
 
 if TYPE_CHECKING:
-    from trappm.cluster.profiles.static_profiles import ProfiledGraph
+    from trappm.cluster.profiles import ProfiledGraph
     from trappm.store import PoolPart, Store
 
 _EXAMPLES = 3

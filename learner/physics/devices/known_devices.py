@@ -21,7 +21,7 @@ from trappm.learner.physics.devices.joint_fit import Distribution, Evidence
 from trappm.learner.workload import Workload
 from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
-from trappm.profiler.kernels.tracing import kernel_profile_of
+from trappm.profiler.kernels.running import kernel_profile_of
 from trappm.profiler.records import Graph, Optimizer, Outcome, Phase
 from trappm.profiler.records.step_scope import StepScope
 

@@ -1,1 +1,1 @@
-"""NVIDIA GPUs: CUDA, events, sensors and neighbours by NVML."""
+"""NVIDIA GPUs through NVML and CUDA."""

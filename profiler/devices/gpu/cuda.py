@@ -1,9 +1,8 @@
 """An NVIDIA GPU as a device: `cuda:0`, or by its name, such as `a100`.
 
-Steps are timed with CUDA events around whole steps and one synchronisation at the end of a batch of
-steps; the wall clock beside them shows a step that waits for launches rather than for the GPU.
-Memory is what NVML counts for this process, context and libraries included: what the step takes
-away from everybody else. Energy is NVML's counter over a window of seconds.
+Steps are timed with CUDA events, with one synchronization per batch of steps; the wall clock next
+to them shows a step that waits for launches. Memory is what NVML counts for this process, context
+and libraries included. Energy is NVML's counter over a window of seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.devices.base import StepDevice
 from trappm.profiler.devices.catalogue import read_name
-from trappm.profiler.devices.gpu.neighbours import Neighbours
 from trappm.profiler.devices.gpu.nvml import (
     Answer,
     Gpu,
@@ -27,7 +25,7 @@ from trappm.profiler.devices.gpu.nvml import (
     driver_version,
     visible_gpus,
 )
-from trappm.profiler.devices.gpu.sensors import PERIOD_S, GpuWatch
+from trappm.profiler.devices.gpu.sensors import PERIOD_S, GpuWatch, Neighbours
 from trappm.profiler.errors import DeviceError, one_line
 from trappm.profiler.host import procfs
 from trappm.profiler.host.environment import host_facts
@@ -39,22 +37,24 @@ if TYPE_CHECKING:
 
 
 _EVENT_BATCH = 64
-"""Steps between two synchronisations: bounds how far Python may run ahead of the GPU."""
+"""Steps between two synchronizations, which bounds how far Python runs ahead of the GPU."""
 
 _MIB = 2**20
 
 _CONTEXT_MIB = 4096
-"""More than any context with its libraries takes beside torch's own memory."""
+"""More than any context with its libraries takes in addition to torch's memory."""
 _NEARLY_FULL = 0.8
 """Share of the GPU that torch has reserved at the peak."""
 _TICK_TIMEOUT_S = 0.25
-"""More than twice the period at which the meters of these cards are refreshed."""
+"""More than twice the refresh period of the meters of these cards."""
 
 _PAUSES = 8
 _LONGEST_PAUSE_S = 0.025
-"""The power sensors of A100 and H100 see 25 ms of each 100 ms, so steps that keep in time with them
-are seen in one part only. Eight pauses of up to 25 ms shift them over the whole 100 ms (Yang,
-Adamek and Armour, "Part-time power measurements", SC 2024)."""
+"""Longest pause of a window's eight.
+
+The power sensors of A100 and H100 see 25 ms of each 100 ms. Pauses of up to 25 ms shift the steps
+over the whole period (Yang, Adamek and Armour, "Part-time power measurements", SC 2024).
+"""
 _CLOCK_SM = 1  # of nvml.h
 
 _PROCESS_MEMORY = "nvml process memory"
@@ -63,14 +63,14 @@ _ABOVE_BASELINE = "nvml device memory above its baseline"
 
 
 class CudaDevice(StepDevice):
-    """One GPU or MIG instance, known by its UUID."""
+    """One GPU or MIG instance, identified by its UUID."""
 
     uses_host_memory = False
     min_warmup_s = 0.5  # an idle GPU takes a while to raise its clocks
 
     @classmethod
     def local_keys(cls) -> list[str]:
-        """The short names of the GPUs that this process may use; none without GPU or driver."""
+        """Return the short names of the usable GPUs; none without GPU or driver."""
         try:
             return sorted({gpu.short_key for gpu in visible_gpus() if gpu.failure is None})
         except DeviceError:
@@ -78,7 +78,7 @@ class CudaDevice(StepDevice):
 
     @classmethod
     def local_failures(cls) -> list[str]:
-        """Why GPUs that are here cannot be used: lost, or all of them under a broken driver."""
+        """Return why GPUs cannot be used: lost, or a broken driver."""
         try:
             return [gpu.failure for gpu in visible_gpus() if gpu.failure is not None]
         except NoDriverError:
@@ -87,7 +87,7 @@ class CudaDevice(StepDevice):
             return [str(error)]
 
     def __init__(self, key: str, *, rank: int = 0) -> None:
-        """With `rank`: that one of the GPUs which the key may mean."""
+        """Open the GPU of this key; `rank` chooses among several of one name."""
         super().__init__(key)
         gpus = visible_gpus()
         ordinal = re.fullmatch(r"cuda:(\d{1,3})", key)
@@ -105,7 +105,7 @@ class CudaDevice(StepDevice):
             raise DeviceError(self._gpu.failure)
         memory, why = self._gpu.memory()
         if memory is None:
-            raise DeviceError(f"{self._gpu.name} does not tell its memory ({why})")
+            raise DeviceError(f"{self._gpu.name} does not report its memory ({why})")
         self._total_mib = self._capacity_mib = float(memory.total / _MIB)
         # Instances of one GPU share its power budget and memory bus.
         self.lock_name = f"gpu-{(self._gpu.board or self._gpu).uuid}"
@@ -266,25 +266,25 @@ class CudaDevice(StepDevice):
         return MemoryReading(peak_mib=peak_mib, method=method, detail_mib=detail, missing=missing)
 
     def _process_bytes(self) -> tuple[int | None, str | None]:
-        """What NVML says that this process uses on the GPU, or why that is not to be believed."""
+        """Return this process's bytes on the GPU by NVML, or why they are implausible."""
         import torch
 
         used, why = self._neighbours.own_bytes()
         reserved = torch.cuda.memory_reserved()
         if used is not None and used <= reserved:  # a context alone takes more than nothing
             return None, (
-                f"NVML tells {used / _MIB:.0f} MiB of this process, of which torch alone has "
+                f"NVML reports {used / _MIB:.0f} MiB of this process, of which torch alone has "
                 f"{reserved / _MIB:.0f} MiB"
             )
         return used, why
 
     def _above_baseline(self, memory: Any) -> tuple[float | None, str | None]:
-        """What is in use on the GPU beyond what was before us, or why that is not ours alone."""
+        """Return the memory in use above the baseline in MiB, or why it is not only ours."""
         import torch
 
         before = self._neighbours.used_before
         if memory is None or before is None:
-            return None, "NVML does not tell the memory of the GPU"
+            return None, "NVML does not report the memory of the GPU"
         others = self._neighbours.untold() or self._neighbours.now()
         if others is not None:
             return None, others
@@ -359,7 +359,7 @@ class CudaDevice(StepDevice):
         )
 
     def _at_tick(self, step: Callable[[], None]) -> Answer:
-        """The energy counter as soon as it moves, or after a while; it is refreshed every 0.1 s.
+        """Return the energy counter when it has moved, or after a timeout.
 
         Steps keep the GPU as busy as it is in the window.
         """
@@ -375,14 +375,14 @@ class CudaDevice(StepDevice):
 
 
 def _tf32(capability: tuple[int, int] | None) -> str | None:
-    """Where TF32 is used, as `prepare` sets it; Ampere was the first to have it."""
+    """Return where TF32 is used, as `prepare` sets it; it exists since Ampere."""
     if capability is None:
         return None
     return "convolutions only" if capability[0] >= 8 else "not available"
 
 
 def _joules(before: Answer, after: Answer) -> tuple[float | None, str | None]:
-    """Energy between two readings of the counter in mJ, or why it is not known."""
+    """Return the energy between two readings of the counter in mJ, or why it is unknown."""
     if before.value is None or after.value is None:
         return None, before.missing or after.missing
     if after.value < before.value:
@@ -393,23 +393,23 @@ def _joules(before: Answer, after: Answer) -> tuple[float | None, str | None]:
 
 
 def _bare_uuids(gpu: Gpu) -> set[str]:
-    """The UUIDs by which CUDA may know this GPU or instance, without NVML's prefix."""
+    """Return the UUIDs that CUDA may report for this GPU or instance, without NVML's prefix."""
     uuids = {gpu.uuid, gpu.board.uuid if gpu.board else gpu.uuid}
     return {uuid.removeprefix("GPU-").removeprefix("MIG-") for uuid in uuids}
 
 
 def repeat(step: Callable[[], None], count: int, mark: Mark) -> None:
-    """Runs so many steps, and sets the mark after each."""
+    """Run this number of steps, and set the mark after each."""
     for _ in range(count):
         step()
         mark()
 
 
 def between_events(work: MarkedStep, before: Callable[[], None]) -> list[float]:
-    """Milliseconds on the GPU between the marks that the work sets, and from its start.
+    """Return the milliseconds on the GPU between the marks that `work` sets.
 
-    `before` is launched first, so that the GPU has work when the first event is set: it would
-    otherwise be set at once, and the first span hold the launch of what follows.
+    `before` is launched first, so that the GPU is busy when the first event is set. Otherwise the
+    first span would include a launch.
     """
     import torch
 

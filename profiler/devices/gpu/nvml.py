@@ -18,31 +18,30 @@ from trappm.profiler.errors import DeviceError
 _POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT, in mW, an unsigned int
 
 _OF_INSTANCE = frozenset({"nvmlDeviceGetMemoryInfo", "nvmlDeviceGetComputeRunningProcesses"})
-"""What a MIG instance answers for itself; everything else is asked of its board."""
+"""Queries of a MIG instance itself; all others go to its board."""
 _OF_ALL_INSTANCES = frozenset(
     {"nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetPowerUsage",
      "nvmlDeviceGetFieldValues", "nvmlDeviceGetUtilizationRates"}
 )  # fmt: skip
-"""What a board answers for all its instances together, which says nothing of one of them."""
+"""Queries that a board answers for all its instances together."""
 
 _OTHERWISE = {
     "nvmlDeviceGetCurrentClocksEventReasons": "nvmlDeviceGetCurrentClocksThrottleReasons",
     "nvmlDeviceGetComputeRunningProcesses": "nvmlDeviceGetComputeRunningProcesses_v2",
     "nvmlDeviceGetTemperature": "nvmlDeviceGetTemperatureV",
 }
-"""What other drivers have in the place of a function: those before 535, those before 510, and those
-that answer DEPRECATED (NVIDIA's deprecation notices of NVML 13 say which will)."""
+"""Replacements in drivers before 535, before 510, and after NVML 13's deprecations."""
 
 _DEPRECATED = 26
-"""NVML's code for a function that a driver has no more; older packages have no class for it."""
+"""NVML's code for a removed function; older packages have no class for it."""
 
 
 class NoDriverError(DeviceError):
-    """This machine has no NVIDIA driver, or nothing to ask it with: most likely it has no GPU."""
+    """Missing NVIDIA driver or Python package; most likely there is no GPU."""
 
 
 class Answer(NamedTuple):
-    """What NVML answers, or why it does not."""
+    """Result of an NVML query, or why there is none."""
 
     value: Any
     missing: str | None
@@ -50,16 +49,16 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, or one MIG instance, that this process may use."""
+    """A GPU or MIG instance that this process may use."""
 
     uuid: str
     name: str
     handle: Any = field(compare=False)
-    """NVML's own handle: a pointer, which can be neither compared nor hashed."""
+    """Handle of NVML: a pointer, which can be neither compared nor hashed."""
     board: Gpu | None = None
-    """Of a MIG instance: the GPU that it is a part of."""
+    """For a MIG instance: its GPU."""
     failure: str | None = None
-    """Why NVML knows nothing about it: it is lost, say, and only keeps its number."""
+    """Why NVML cannot query it, such as a lost GPU."""
 
     @property
     def short_key(self) -> str:
@@ -67,7 +66,7 @@ class Gpu:
         return read_name(self.name).key
 
     def ask(self, function: str, *arguments: Any) -> Answer:
-        """The answer of one NVML query on this GPU, or the reason why there is none."""
+        """Return the result of an NVML query on this GPU, or the reason why there is none."""
         handle = self.handle
         if self.board is not None and function not in _OF_INSTANCE:
             if function in _OF_ALL_INSTANCES:
@@ -82,7 +81,7 @@ class Gpu:
         return Answer(None, why)
 
     def power_instant_mw(self) -> Answer:
-        """Its power at this moment; NVML's usual one is the mean of the last second on some."""
+        """Return the instantaneous power; NVML's usual one may be a mean of the last second."""
         values, why = self.ask("nvmlDeviceGetFieldValues", [_POWER_INSTANT])
         if values is None:
             return Answer(None, why)
@@ -91,8 +90,7 @@ class Gpu:
         return Answer(int(values[0].value.uiVal), None)
 
     def memory(self) -> Answer:
-        """Its memory in bytes as `total` and `used`; since driver 510 `used` leaves out `reserved`,
-        the driver's own."""
+        """Return the memory in bytes as `total` and `used`; since driver 510 without `reserved`."""
         import pynvml
 
         version = getattr(pynvml, "nvmlMemory_v2", None)
@@ -103,14 +101,14 @@ class Gpu:
 
 
 class _AbsentError(Exception):
-    """The driver, or its Python package, has no such function, or has it no more."""
+    """A function that the driver or its Python package does not have."""
 
 
 def _query(handle: Any, function: str, *arguments: Any) -> Answer:
-    """What NVML answers.
+    """Query NVML.
 
     Raises:
-        _AbsentError: there is no driver to answer.
+        _AbsentError: The driver has no such function.
     """
     import pynvml
 
@@ -127,22 +125,23 @@ def _query(handle: Any, function: str, *arguments: Any) -> Answer:
 
 
 def visible_gpus() -> list[Gpu]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves to this process, in its order.
+    """Return the GPUs in CUDA_VISIBLE_DEVICES, in its order.
 
     Raises:
-        DeviceError: NVML is not there, or CUDA_VISIBLE_DEVICES names what is not here.
+        DeviceError: NVML is missing, or CUDA_VISIBLE_DEVICES names a missing GPU.
     """
     return select_visible(all_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def select_visible(gpus: list[Gpu], visible: str | None) -> list[Gpu]:
-    """What a value of CUDA_VISIBLE_DEVICES leaves: indices by PCI bus, or UUIDs.
+    """Return the GPUs of a value of CUDA_VISIBLE_DEVICES: indices by PCI bus, or UUIDs.
 
     Args:
-        gpus: all of them, as `all_gpus` lists them.
+        gpus: All GPUs, as `all_gpus` lists them.
+        visible: The value.
 
     Raises:
-        DeviceError: it names what is not here, or a GPU that is split by MIG.
+        DeviceError: It names a missing GPU, or one that is split by MIG.
     """
     if visible is None:
         return gpus
@@ -169,9 +168,9 @@ def select_visible(gpus: list[Gpu], visible: str | None) -> list[Gpu]:
 
 
 def all_gpus() -> list[Gpu]:
-    """Every GPU of this machine by PCI bus; in the place of one split by MIG, its instances.
+    """Return the GPUs of this machine by PCI bus; MIG instances in place of a split GPU.
 
-    One that NVML cannot ask keeps its place, with its `failure`.
+    A GPU that NVML cannot query is listed with its `failure`.
 
     Raises:
         NoDriverError: NVML is not installed.
@@ -192,21 +191,21 @@ def all_gpus() -> list[Gpu]:
 
 
 def driver_version() -> str:
-    """The version of the NVIDIA driver; `all_gpus` has been called before.
+    """Return the version of the NVIDIA driver, after a call of `all_gpus`.
 
     Raises:
-        DeviceError: NVML does not tell.
+        DeviceError: NVML does not report it.
     """
     import pynvml
 
     try:
         return _text(pynvml.nvmlSystemGetDriverVersion)
     except pynvml.NVMLError as error:
-        raise DeviceError(f"NVML does not tell the driver's version: {error}") from error
+        raise DeviceError(f"NVML does not report the driver's version: {error}") from error
 
 
 def _board(index: int) -> list[Gpu]:
-    """The GPU in this place of the bus, or its MIG instances."""
+    """Return the GPU at this index of the bus, or its MIG instances."""
     import pynvml
 
     try:
@@ -219,7 +218,6 @@ def _board(index: int) -> list[Gpu]:
 
 
 def _instances(board: Gpu) -> list[Gpu]:
-    """The MIG instances of a GPU."""
     import pynvml
 
     instances = []

@@ -1,12 +1,15 @@
-"""Readings of a GPU's sensors while steps run: a thread takes them ten times a second.
+"""What NVML reports about a GPU during a measurement: its sensors and other processes on it.
 
-The thread gives Python's lock away while NVML answers, so the steps hardly notice it.
+Sensors are read ten times a second in a thread. NVML may list every process, only those of a
+container, or none, and may hide their memory. Processes are listed before our own CUDA context
+exists, and memory that is in use then reveals unlisted ones.
 """
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ import numpy as np
 from trappm.profiler.devices.gpu.nvml import Answer, Gpu
 
 PERIOD_S = 0.1
-"""NVML refreshes its energy counter about as often, and its utilisation less often."""
+"""NVML refreshes its energy counter about as often, and its utilization less often."""
 
 # Numbers of NVML's interface (nvml.h).
 _CLOCK_SM, _CLOCK_MEMORY, _TEMPERATURE_GPU = 1, 2, 0
@@ -53,16 +56,16 @@ _SENSORS: Mapping[str, tuple[Callable[[Gpu], Answer], Callable[[Any], Any]]] = {
         lambda processes: {process.pid for process in processes},
     ),
 }
-"""For each sensor how NVML is asked, and what to make of the answer."""
+"""Query and conversion of each sensor."""
 
 _RANGES = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c")
 
 
 class GpuWatch:
-    """Asks a GPU's sensors in a thread, from creation until `stop`.
+    """Reads a GPU's sensors in a thread, from creation until `stop`.
 
-    A sensor that does not answer is not asked again. If it has answered before, the GPU or its
-    driver failed in mid-window, and `failure` says how.
+    A sensor without a result is not read again. If it had results before, the GPU or its driver
+    failed during the window: `failure` has the reason.
     """
 
     def __init__(self, gpu: Gpu, period_s: float = PERIOD_S) -> None:
@@ -70,7 +73,7 @@ class GpuWatch:
         self._period_s = period_s
         self._sensors = dict(_SENSORS)
         self.power_is_instant = gpu.power_instant_mw().value is not None
-        """Whether the polled power is that of the moment, and not the mean of a while before."""
+        """Whether the polled power is instantaneous, not a mean."""
         if self.power_is_instant:
             self._sensors["power_w"] = Gpu.power_instant_mw, _SENSORS["power_w"][1]
         self._seen: dict[str, list[Any]] = {name: [] for name in _SENSORS}
@@ -82,14 +85,14 @@ class GpuWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread, with a last look at the sensors."""
+        """End the thread with a last reading."""
         self._end.set()
         self._thread.join()
         self._ask()
 
     @property
     def mean_power_w(self) -> float | None:
-        """The mean of the polled power; None where the GPU does not tell."""
+        """Mean of the polled power; None if unavailable."""
         looks_w = self._seen["power_w"]
         # At the first and the last look the GPU may wait for us.
         return float(np.mean(looks_w[1:-1] or looks_w)) if looks_w else None
@@ -106,16 +109,16 @@ class GpuWatch:
         )
 
     def slowdowns(self) -> list[str]:
-        """What slowed the GPU down at any look, but for the usual."""
+        """Return the unusual reasons for lower clocks in any reading."""
         return [what for bit, what in _REASONS.items() if self._reasons() & bit & _SPOILING]
 
     def processes(self) -> set[int] | None:
-        """Ids of the processes that used the GPU at any look; None where NVML does not tell."""
+        """Return the ids of all processes seen on the GPU; None if unavailable."""
         seen = self._seen["processes"]
         return set().union(*seen) if seen else None
 
     def facts(self) -> dict[str, Any]:
-        """For the environment record; None for what is missing."""
+        """Return facts for the environment; None for missing ones."""
         facts: dict[str, Any] = {name: _range(self._seen[name]) for name in _RANGES}
         gpu, memory = np.mean(self._seen["utilization"] or [(np.nan, np.nan)], axis=0).tolist()
         has_utilization = bool(self._seen["utilization"])
@@ -151,3 +154,73 @@ def _range(values: list[int]) -> dict[str, float] | None:
     if not values:
         return None
     return {"min": min(values), "median": float(np.median(values)), "max": max(values)}
+
+
+_MIB = 2**20
+
+_STRANGER_MIB = 256
+"""Memory in use before our context that must belong to another process.
+
+The smallest context takes more, and drivers keep less for an idle GPU.
+"""
+_RESERVE_MIB = 2048
+"""Memory of the driver itself, where it counts as used (before 510)."""
+
+
+class Neighbours:
+    """Other processes on this GPU: earlier ones, and those that came later."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._before, self._untold = self._processes()
+        memory = gpu.memory().value
+        self.used_before: int | None = None if memory is None else memory.used
+        """Bytes in use on the GPU at the start; the baseline."""
+        self.mib_before: float | None = None
+        """The same in MiB without the driver's memory."""
+        if memory is not None:
+            reserve_mib = 0 if hasattr(memory, "reserved") else _RESERVE_MIB
+            self.mib_before = max(0.0, memory.used / _MIB - reserve_mib)
+
+    @property
+    def count_before(self) -> int | None:
+        """Number of processes on the GPU at the start; None if unavailable."""
+        return None if self._untold is not None else len(self._before)
+
+    def own_bytes(self) -> tuple[int | None, str | None]:
+        """Return the bytes that this process uses on the GPU, or why they are unknown."""
+        processes, why = self._processes()
+        # In a container NVML shows the host's process ids, so ours is the one that is new.
+        new = processes.keys() - self._before.keys()
+        mine = os.getpid() if os.getpid() in new else (min(new) if len(new) == 1 else None)
+        if mine is None:
+            return None, why or f"NVML lists {len(new)} new processes on the GPU, not just ours"
+        return processes[mine], "NVML does not report the memory of a process"
+
+    def count(self, seen: Set[int]) -> int | None:
+        """Return the number of other processes among those seen; None if ours is not listed."""
+        if not seen:
+            return None
+        new = seen - self._before.keys()
+        return len(seen) - bool(new)  # one of the new is this process
+
+    def unlisted(self) -> str | None:
+        """Return a remark on unlisted processes that used the GPU before us, or None."""
+        if self._before or self.mib_before is None or self.mib_before <= _STRANGER_MIB:
+            return None
+        return f"others on the GPU, not listed, who had {self.mib_before:.0f} MiB of it before us"
+
+    def now(self) -> str | None:
+        """Return a remark on other processes on the GPU, or None."""
+        processes, _ = self._processes()
+        others = self.count(processes.keys()) or len(self._before)
+        return f"{others} other processes on the GPU" if others else self.unlisted()
+
+    def untold(self) -> str | None:
+        """Return why NVML does not list the processes on the GPU, or None if it does."""
+        return self._untold or self._processes()[1]
+
+    def _processes(self) -> tuple[dict[int, int | None], str | None]:
+        """Return the bytes of each process on the GPU by its id, or why they are unknown."""
+        processes, why = self._gpu.ask("nvmlDeviceGetComputeRunningProcesses")
+        return {process.pid: process.usedGpuMemory for process in processes or []}, why

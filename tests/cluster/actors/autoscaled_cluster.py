@@ -142,15 +142,13 @@ class Watched:
 
     def __init__(self):
         self.most = Counter()
-        self.first_s = {}
-        self._begin, self._over = time.monotonic(), threading.Event()
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
 
     def _watch(self):
         while not self._over.wait(0.2):
             for kind, count in workers().items():
-                self.first_s.setdefault(kind, time.monotonic() - self._begin)
                 self.most[kind] = max(self.most[kind], count)
 
     def stop(self):

@@ -11,12 +11,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 from unittest import mock
 
@@ -55,12 +53,11 @@ from ownership_scenarios import (
 )
 
 import trappm.cluster.actors.profiler_pool
+from trappm.cluster import profiles as profile_tasks
 from trappm.cluster import ray_runtime
-from trappm.cluster.actors import profile_tasks
 from trappm.cluster.actors.learner import LearnerHandle
-from trappm.cluster.campaign.orders import order_stop
 from trappm.cluster.campaign.ownership import runs
-from trappm.cluster.launch import _follow
+from trappm.cluster.launch import _follow, order_stop
 from trappm.cluster.scheduler.stop_rules import StopRules
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.measuring.protocols import QUICK
@@ -77,12 +74,6 @@ def budget(url):
     rules = StopRules(labels=37)
     with emulated(NODES):
         return play(url, spec(60).model_copy(update={"stop": rules}))
-
-
-def busy(url):
-    gpus = int(os.environ.get("GPUS", "1"))
-    with emulated([("A100", gpus), ("A100", gpus), ("V100", gpus), ("V100", gpus)]):
-        return play(url, spec(int(os.environ["LABELS"])))
 
 
 def profiles_made(url):
@@ -103,7 +94,6 @@ def profiles_made(url):
 
 
 def node_comes_late(url):
-    report = {}
     with emulated([("A100", 1), ("V100", 1)]) as made:
 
         def faults(recorded):
@@ -111,9 +101,9 @@ def node_comes_late(url):
             there = {host.split()[0] for _, _, host in list(recorded)}
             moment = time.monotonic()
             add(made, "A100", 1)
-            report["recovery_s"] = first_after(recorded, moment, besides=there)
+            first_after(recorded, moment, besides=there)
 
-        return play(url, spec(600), faults) | report
+        return play(url, spec(600), faults)
 
 
 def autoscaled_from_nothing(url):
@@ -122,14 +112,10 @@ def autoscaled_from_nothing(url):
         before, watched = workers(), Watched()
         report = play(url, spec(240, devices=("a100", "v100")))
         watched.stop()
-        begin = time.monotonic()
         ray.shutdown()  # as a campaign's process does when it ends
         join()
         wait_until(lambda: not workers())
-        return report | {
-            "before": before, "most": watched.most, "first_s": watched.first_s,
-            "recovery_s": max(watched.first_s.values()), "empty_s": time.monotonic() - begin,
-        }  # fmt: skip
+        return report | {"before": before, "most": watched.most}
 
 
 def node_out_of_order(url):
@@ -139,35 +125,29 @@ def node_out_of_order(url):
         return play(url, spec(60))
 
 
-def node_lost(url, graceful=False):
-    report = {}
+def node_lost(url):
     with emulated([*NODES, ("V100", 1)]) as made:
 
         def faults(recorded):
             wait_for(recorded, 10)
-            report["moment"] = time.monotonic()
-            made.remove_node(made.measuring[2], allow_graceful=graceful)
-            made.remove_node(made.measuring[1], allow_graceful=graceful)
+            made.remove_node(made.measuring[2], allow_graceful=False)
+            made.remove_node(made.measuring[1], allow_graceful=False)
 
-        report |= play(url, spec(150), faults)
-        return report | {"recovery_s": max(report["lost_at"]) - report["moment"]}
+        return play(url, spec(150), faults)
 
 
 def worker_killed(url):
-    report = {}
     with emulated(NODES):
 
         def faults(recorded):
             wait_for(recorded, 10, V100)
             (node,) = {host for _, d, host in recorded if d == V100}
             os.kill(int(node.split()[1]), signal.SIGKILL)
-            report["recovery_s"] = first_after(recorded, time.monotonic(), V100)
 
-        return play(url, spec(100), faults) | report
+        return play(url, spec(100), faults)
 
 
 def worker_frozen(url):
-    report = {}
     trappm.cluster.actors.profiler_pool.SILENT_S = 30.0 - QUICK.timeout_s
     with emulated(NODES):
 
@@ -175,30 +155,26 @@ def worker_frozen(url):
             wait_for(recorded, 10, V100)
             (node,) = {host for _, d, host in recorded if d == V100}
             os.kill(int(node.split()[1]), signal.SIGSTOP)
-            report["recovery_s"] = first_after(recorded, time.monotonic() + 1, V100)
 
-        return play(url, spec(100), faults) | report
+        return play(url, spec(100), faults)
 
 
 def node_frozen(url):
     """Everything on a node stands still, as when its machine sleeps, and later goes on."""
-    report = {}
     with emulated([*NODES, ("V100", 1)]) as made, Store.open(url) as store:
 
         def faults(recorded):
             wait_for(recorded, 10, V100)
-            moment = time.monotonic()
             frozen = family(made.measuring[2])
             for process in frozen:
                 process.suspend()
             (record,) = store.campaigns.all()
             wait_until(lambda: any(e.kind == "lost" for e in store.campaigns.events(record.id)))
-            report["recovery_s"] = time.monotonic() - moment
             for process in frozen:
                 with contextlib.suppress(psutil.Error):
                     process.resume()
 
-        return play(url, spec(150), faults) | report
+        return play(url, spec(150), faults)
 
 
 def learner_killed(url):
@@ -215,16 +191,14 @@ def campaign_killed(url):
     with emulated(NODES), Store.open(url) as store:
         record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
         launch(url, record.id, plan)
-        recovery_s = []
         for count in (20, 60):
             wait_until(lambda count=count: attempts(store, record.id) >= count)
             (pid,) = processes("ray::MadeUpCampaignActor")
             os.kill(pid, signal.SIGKILL)
-            moment, before = time.monotonic(), attempts(store, record.id)
+            before = attempts(store, record.id)
             wait_until(lambda before=before: attempts(store, record.id) > before)
-            recovery_s.append(time.monotonic() - moment)
         wait_until(lambda: store.campaigns.state(record.id) == "finished")
-        return summary(store, record.id, plan) | {"recovery_s": max(recovery_s)}
+        return summary(store, record.id, plan)
 
 
 def campaign_node_lost(url):
@@ -307,15 +281,10 @@ def head_restarted(url):
             wait_until(lambda: attempts(store, record.id) >= 20)
         wait_until(lambda: not runs(store.campaigns.get(record.id)))
         between = live_state(store.campaigns.get(record.id))
-        begin = time.monotonic()
         with emulated(NODES):
-            before = attempts(store, record.id)
             launch(url, record.id, plan)
-            wait_until(lambda: attempts(store, record.id) > before)
-            recovery_s = time.monotonic() - begin
             wait_until(lambda: store.campaigns.state(record.id) == "finished")
-        report = {"between": between, "recovery_s": recovery_s}
-        return summary(store, record.id, plan) | report
+        return summary(store, record.id, plan) | {"between": between}
 
 
 def poisoned(url):
@@ -324,84 +293,13 @@ def poisoned(url):
         return play(url, few)
 
 
-def soak(url):
-    """A campaign of SOAK_MINUTES or so, while something fails every EVERY_S seconds."""
-    minutes, every_s = float(os.environ["SOAK_MINUTES"]), float(os.environ["EVERY_S"])
-    # A third of the labels is for the only V100.
-    labels = int(3 * 60 * minutes / float(os.environ["MEASURE_S"]))
-    plan = spec(labels).model_copy(update={"max_attempts": 10})
-    generator, happened = random.Random(1), Counter()
-    with emulated(NODES) as made, Store.open(url) as store:
-        record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
-        launch(url, record.id, plan)
-        begin = time.monotonic()
-        wait_until(lambda: attempts(store, record.id) > 0)
-        while store.campaigns.state(record.id) == "running":
-            assert time.monotonic() - begin < 60 * (10 + 5 * minutes), "it does not come to an end"
-            name = generator.choice(sorted(SOAK_FAULTS))
-            happened[name] += SOAK_FAULTS[name](made, store, generator)
-            soon = time.monotonic() + every_s
-            while time.monotonic() < soon and store.campaigns.state(record.id) == "running":
-                time.sleep(0.5)
-        report = {"faults": happened, "minutes": (time.monotonic() - begin) / 60}
-        return summary(store, record.id, plan) | report
-
-
-def one_of(name, order):
-    """Sends a signal to one of the processes of Ray actors of this class; how many there were."""
-
-    def fault(made, store, generator):
-        there = processes(f"ray::{name}")
-        for pid in generator.sample(there, min(1, len(there))):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, order)
-        return min(1, len(there))
-
-    return fault
-
-
-def lose_a_node(made, store, generator):
-    place = generator.randrange(len(made.measuring))
-    made.remove_node(made.measuring[place], allow_graceful=False)
-    made.measuring[place] = add(made, *NODES[place])
-    return 1
-
-
-def freeze_a_node(made, store, generator):
-    frozen = family(generator.choice(made.measuring))
-    for process in frozen:
-        process.suspend()
-    time.sleep(5.0)
-    for process in frozen:
-        with contextlib.suppress(psutil.Error):
-            process.resume()
-    return 1
-
-
-def lock_the_store(made, store, generator):
-    with store.database.writing():
-        time.sleep(5.0)
-    return 1
-
-
-SOAK_FAULTS = {
-    "profiler killed": one_of("MadeUpProfiler", signal.SIGKILL),
-    "profiler frozen": one_of("MadeUpProfiler", signal.SIGSTOP),
-    "learner killed": one_of("MadeUpLearner", signal.SIGKILL),
-    "campaign killed": one_of("MadeUpCampaignActor", signal.SIGKILL),
-    "node lost, another came": lose_a_node,
-    "node frozen for 5 s": freeze_a_node,
-    "label store locked for 5 s": lock_the_store,
-}
-
 SCENARIOS = {f.__name__: f for f in (
-    calm, budget, busy, profiles_made, node_comes_late, autoscaled_from_nothing,
+    calm, budget, profiles_made, node_comes_late, autoscaled_from_nothing,
     node_out_of_order, node_lost,
     node_frozen, worker_killed, worker_frozen, poisoned, learner_killed, campaign_killed,
     campaign_node_lost, campaign_node_lost_with_postgresql, gpus_while_profiling,
     paused_and_resumed_at_once, head_restarted, database_away, restarted_during_an_outage,
     two_hosts, profilers_that_cannot_start, mixed_stacks, cancelled_while_publishing,
-    soak,
 )}  # fmt: skip
 
 

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -34,22 +35,24 @@ os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[0], str(ROOT)])
 
 import psutil  # noqa: E402
 import ray  # noqa: E402
-from campaign_crew import FakeLearner, Inline, made_up, no_progress, owned, template  # noqa: E402
+from campaign_crew import FakeLearner, Inline, made_up, owned, template  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
-import trappm.cluster.actors.campaign_actor  # noqa: E402
 import trappm.cluster.actors.profiler_pool  # noqa: E402
+import trappm.cluster.campaign.actor  # noqa: E402
 import trappm.cluster.campaign.loop  # noqa: E402
 import trappm.cluster.campaign.ownership  # noqa: E402
 import trappm.cluster.launch  # noqa: E402
 import trappm.store.owners  # noqa: E402
-from trappm.cluster.actors.campaign_actor import CampaignActor  # noqa: E402
 from trappm.cluster.actors.learner import LearnerHandle  # noqa: E402
-from trappm.cluster.actors.profiler_actor import this_process  # noqa: E402
-from trappm.cluster.actors.profiler_pool import ProfilerPool  # noqa: E402
+from trappm.cluster.actors.profiler_pool import ProfilerPool, this_process  # noqa: E402
+from trappm.cluster.campaign.actor import CampaignActor  # noqa: E402
 from trappm.cluster.campaign.loop import Campaign  # noqa: E402
-from trappm.cluster.profiles.static_profiles import ProfiledGraph  # noqa: E402
-from trappm.cluster.profiles.step_profiles import StepCache, TracedStep  # noqa: E402
+from trappm.cluster.profiles import (  # noqa: E402
+    ProfiledGraph,
+    StepCache,
+    TracedStep,
+)
 from trappm.cluster.ray_runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
 from trappm.cluster.spec import CampaignSpec  # noqa: E402
 from trappm.profiler.errors import DeviceError  # noqa: E402
@@ -137,10 +140,10 @@ class MadeUpLearner:
         return 0, 0
 
     def set_pool(self, pool, steps, traced):
-        self._learner.set_pool(pool, no_progress, steps, traced)
+        self._learner.set_pool(pool, steps, traced)
 
     def fit(self, labels, kernels):
-        return self._learner.fit(labels, no_progress, kernels)
+        return self._learner.fit(labels, kernels)
 
     def choose(self, request):
         if self._dies_once and not self._dies_once.exists():
@@ -178,13 +181,16 @@ class MadeUpCampaignActor(CampaignActor):
         return MadeUpPool(
             devices,
             may_grow=True,
-            tell=self._note_worker,
+            tell=partial(self._note, "node"),
             profiler=MadeUpProfiler,
         )
 
     def _learner(self):
         return LearnerHandle(
-            tell=self._note_learner, labels=self._spec.total, learner=MadeUpLearner, dies_once=None
+            tell=partial(self._note, "learner"),
+            labels=self._spec.total,
+            learner=MadeUpLearner,
+            dies_once=None,
         )
 
 
@@ -285,7 +291,7 @@ def play(url, plan, faults=lambda recorded: None, learner=None):
             plan.devices.keys, may_grow=True, profiler=MadeUpProfiler,
             tell=lambda message: campaign.note("node", message),
         )  # fmt: skip
-        recorded, cpu_s, lost_at = [], [], []
+        recorded = []
         keep = Campaign._recorded
 
         def note(self, finished):
@@ -294,9 +300,6 @@ def play(url, plan, faults=lambda recorded: None, learner=None):
                 if result.measurement is not None:
                     host = result.measurement.environment["host"]
                     recorded.append((time.monotonic(), result.worker.device, host))
-                    cpu_s.append(time.process_time())
-                else:
-                    lost_at.append(time.monotonic())
             return kept
 
         Campaign._recorded = note
@@ -308,18 +311,12 @@ def play(url, plan, faults=lambda recorded: None, learner=None):
         if isinstance(learner, LearnerHandle):
             learner.tell = lambda message: campaign.note("learner", message)
         beside = ThreadPoolExecutor(1).submit(faults, recorded)
-        begin = time.monotonic()
         campaign.run()
-        seconds = time.monotonic() - begin
         beside.result(timeout=60)
         Campaign._recorded = keep
         return summary(store, record.id, plan) | {
             "workers": len({host for _, _, host in recorded}),
             "hosts": len({host.split()[0] for _, _, host in recorded}),
-            "seconds": seconds,
-            "measuring_s": recorded[-1][0] - recorded[0][0],
-            "cpu_s": cpu_s[-1] - cpu_s[0],
-            "lost_at": lost_at,
         }
 
 
@@ -346,11 +343,11 @@ def wait_for(recorded, count, device=None):
 
 
 def first_after(recorded, moment, device=None, besides=()):
-    """Seconds from a moment to the first attempt after it, not on these hosts."""
+    """Wait for the first attempt after a moment that is not on these hosts."""
     for _ in range(6000):
         for at, d, host in list(recorded):
             if at > moment and device in {None, d} and host.split()[0] not in besides:
-                return at - moment
+                return
         time.sleep(0.02)
     raise TimeoutError("nothing was recorded any more")
 
@@ -363,7 +360,7 @@ def processes(name):
 
 def launch(url, campaign_id, plan):
     """Has a campaign run by itself, launched by a shell that alone knows the URL."""
-    trappm.cluster.actors.campaign_actor.CampaignActor = MadeUpCampaignActor
+    trappm.cluster.campaign.actor.CampaignActor = MadeUpCampaignActor
     os.environ["TRAPPM_DATABASE"] = url
     home = Home(Path(os.environ["TRAPPM_HOME"]))
     end = trappm.cluster.launch._run(home, campaign_id, plan, "auto", lambda progress: None, True)
@@ -380,11 +377,6 @@ def family(node):
 def attempts(store, campaign_id):
     by_device = store.campaigns.outcome_counts(campaign_id).values()
     return sum(sum(counts.values()) for counts in by_device)
-
-
-def on(store, record, device):
-    """Attempts of a campaign on a device."""
-    return sum(store.campaigns.outcome_counts(record.id).get(device, {}).values())
 
 
 def wait_until(condition):

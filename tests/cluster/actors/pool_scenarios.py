@@ -20,7 +20,7 @@ from ray.autoscaler.v2.sdk import get_cluster_status
 
 from trappm.cluster.actors import profiler_pool
 from trappm.cluster.actors.profiler_pool import ProfilerPool
-from trappm.cluster.interfaces import CanaryCheck
+from trappm.cluster.tasks import CanaryCheck
 from trappm.profiler.errors import DeviceError
 from trappm.profiler.measuring.protocols import QUICK
 from trappm.profiler.records import Configuration

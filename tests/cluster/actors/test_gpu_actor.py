@@ -28,7 +28,7 @@ from trappm.profiler.records import Configuration
 
 with ray_runtime(None):
     import ray
-    from trappm.cluster.actors.profiler_actor import ProfilerActor
+    from trappm.cluster.actors.profiler_pool import ProfilerActor
     gpus = ray.cluster_resources()["GPU"]
     start = ray.remote(ProfilerActor).options(max_concurrency=2, **placement("h200").options).remote
     actors = [start("h200") for _ in range(3)]
@@ -55,7 +55,7 @@ from trappm.profiler.records import Configuration
 
 with ray_runtime(None):
     import ray
-    from trappm.cluster.actors.profiler_actor import ProfilerActor
+    from trappm.cluster.actors.profiler_pool import ProfilerActor
     start = ray.remote(ProfilerActor).options(max_concurrency=2, **placement("h200x2").options)
     actor = start.remote("h200x2")
     facts = ray.get(actor.describe.remote())

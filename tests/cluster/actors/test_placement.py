@@ -1,4 +1,4 @@
-"""A device is placed on the nodes that Ray labels with its card, whatever its key is."""
+"""Placement of profilers and of tasks on the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ import pytest
 from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
 
 from trappm.cluster import ray_runtime
-from trappm.cluster.placement import room_for
-from trappm.cluster.ray_runtime import ACCELERATOR_LABEL, placement
+from trappm.cluster.ray_runtime import (
+    ACCELERATOR_LABEL,
+    CPU_LABEL,
+    NODE_LABEL,
+    off_measuring_nodes,
+    placement,
+    room_for,
+)
 from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import DeviceError
 
@@ -63,3 +69,29 @@ def test_a_node_that_cannot_hold_both_devices_is_refused_in_a_line(monkeypatch):
         ray_runtime.require_nodes(("a100", "a100x4"))
     with pytest.raises(DeviceError, match=r"room for a100x8 \(GPUs: 8\): "):
         ray_runtime.require_nodes(("a100x8",))
+
+
+HEAD = {"NodeID": "head", "Resources": {"CPU": 4.0}, "Labels": {NODE_LABEL: "head"}}
+SECOND = {"NodeID": "second", "Resources": {"CPU": 1.0}}
+HEAD_WITHOUT_CORES = {**HEAD, "Resources": {"memory": 1.0}}
+GPU = {
+    "NodeID": "gpu",
+    "Resources": {"CPU": 8.0, "GPU": 1.0},
+    "Labels": {ACCELERATOR_LABEL: "A100"},
+}
+CORES = {"NodeID": "cores", "Resources": {"CPU": 8.0}, "Labels": {CPU_LABEL: "true"}}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "chosen"),
+    [
+        ([HEAD, GPU, CORES], "in(head)"),
+        ([HEAD, GPU, SECOND], "in(head,second)"),
+        ([HEAD_WITHOUT_CORES, GPU, CORES], None),  # better there than nowhere
+        ([CORES], None),
+    ],
+)
+def test_profiles_stay_off_nodes_that_measure_where_there_are_others(monkeypatch, nodes, chosen):
+    monkeypatch.setattr(ray_runtime, "_nodes", lambda: nodes)
+    expected = {} if chosen is None else {"label_selector": {NODE_LABEL: chosen}}
+    assert off_measuring_nodes() == expected

@@ -31,14 +31,14 @@ import json, os, signal, sys
 from trappm.cluster.ray_runtime import ray_runtime
 
 def crash_on_vit(job):
-    from trappm.cluster.profiles.static_profiles import profile_graph
+    from trappm.cluster.profiles import profile_graph
     architecture, input_size, step_refusal = job
     if architecture == "test_vit" and (input_size == 64 or step_refusal is None):
         os.kill(os.getpid(), signal.SIGKILL)
     return [profile_graph(*job)]
 
 with ray_runtime(sys.argv[1]):
-    from trappm.cluster.actors import profile_tasks
+    from trappm.cluster import profiles as profile_tasks
     profile_tasks._profile = crash_on_vit
     pairs = [("test_resnet", 64), ("test_vit", 64), ("test_vit", 96)]
     made = list(profile_tasks.profile_on_ray(pairs))
@@ -51,12 +51,12 @@ print(json.dumps({
 
 TRACES = """
 import json, os, signal, sys
-from trappm.cluster.profiles.step_profiles import StepKey
+from trappm.cluster.profiles import StepKey
 from trappm.cluster.ray_runtime import ray_runtime
 from trappm.profiler.records import MemoryFormat, Precision
 
 def crash_on_fp16(keys):
-    from trappm.cluster.profiles.step_profiles import trace_steps
+    from trappm.cluster.profiles import trace_steps
     if any(key.precision == "amp-fp16" for key in keys):
         os.kill(os.getpid(), signal.SIGKILL)
     return trace_steps(keys)
@@ -65,7 +65,7 @@ keys = [StepKey("test_resnet", 64, precision, MemoryFormat.CONTIGUOUS, True)
         for precision in (Precision.FP32, Precision.AMP_FP16)]
 keys.append(StepKey("test_no_such", 64, Precision.FP32, MemoryFormat.CONTIGUOUS, True))
 with ray_runtime(sys.argv[1]):
-    from trappm.cluster.actors import profile_tasks
+    from trappm.cluster import profiles as profile_tasks
     profile_tasks.trace_steps = crash_on_fp16
     made = list(profile_tasks.trace_on_ray(keys))
 print(json.dumps({
@@ -79,11 +79,11 @@ import json, os, sys
 from trappm.cluster.ray_runtime import ray_runtime
 
 def return_environment(job):
-    from trappm.cluster.profiles.static_profiles import ProfiledGraph
+    from trappm.cluster.profiles import ProfiledGraph
     return [ProfiledGraph(*job[:2], None, json.dumps(dict(os.environ)))]
 
 with ray_runtime(sys.argv[1]):
-    from trappm.cluster.actors import profile_tasks
+    from trappm.cluster import profiles as profile_tasks
     profile_tasks._profile = return_environment
     made = list(profile_tasks.profile_on_ray([("test_resnet", size) for size in range(64, 72)]))
 print(json.dumps([json.loads(p.refusal) for p in made]))

@@ -10,7 +10,6 @@ from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_
 
 from trappm.cluster.campaign.host_checks import HostChecks
 from trappm.cluster.campaign.loop import CanaryStopError
-from trappm.cluster.spec import spec_of
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Provenance
 
@@ -154,16 +153,6 @@ def test_a_canary_that_was_lost_once_is_measured_again(store):
     assert run.run() == "snap1"
     assert after_each_canary(workers, "w-cpu-2t") == [0, BUDGET["cpu-2t"]]
     assert len(store.canaries.all(device="cpu-2t")) == 1
-
-
-def test_a_spec_of_before_the_canary_and_one_with_it_are_read_back(store):
-    old = spec().model_dump(mode="json")
-    del old["canary"]
-    assert spec_of(store.campaigns.create("old", old, 7)) == spec()
-    for canary in (False, CANARY):
-        new = spec(canary=canary)
-        assert spec_of(store.campaigns.create("new", new.model_dump(mode="json"), 7)) == new
-    assert spec(canary=CANARY).canary.every_measurements == CANARY["every_measurements"]
 
 
 @pytest.mark.parametrize(

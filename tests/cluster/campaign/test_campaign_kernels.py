@@ -60,9 +60,9 @@ def test_kernels_come_first_and_once(store):
 
 
 class Hearing(FakeLearner):
-    def fit(self, labels, on_progress, kernels):
+    def fit(self, labels, kernels):
         self.heard = {device: len(known) for device, known in kernels.items()}
-        return super().fit(labels, on_progress, kernels)
+        return super().fit(labels, kernels)
 
 
 def test_the_learner_hears_of_the_kernels_of_the_stack_of_its_labels(store):

@@ -18,7 +18,7 @@ from store_samples import lost_reply
 import trappm.cluster.campaign.loop
 import trappm.store.engine
 import trappm.store.owners
-from trappm.cluster.campaign.history import course_so_far
+from trappm.cluster.campaign.history import machine_so_far
 from trappm.cluster.campaign.loop import CampaignStopped
 from trappm.profiler.records import Configuration, StepSummary
 from trappm.reports.campaign_facts import campaign_facts, campaign_rows
@@ -251,5 +251,4 @@ def test_who_only_counts_loads_no_label(store, monkeypatch):
     monkeypatch.setattr(Labels, "matching", labels_are_not_loaded)
     assert [row.labels for row in campaign_rows(store)] == [counted] == [9]
     assert sum(d.done for d in campaign_facts(store, run.id).devices.values()) == 9
-    known = course_so_far(store, run.id, run.spec)
-    assert known.spend.labels == 9
+    assert machine_so_far(store, run.id, run.spec).spend.labels == 9

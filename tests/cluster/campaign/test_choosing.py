@@ -18,9 +18,9 @@ from campaign_crew import (
 )
 from store_whole import kernel
 
-from trappm.cluster.interfaces import Choice, ChoiceRequest
 from trappm.cluster.learning.campaign_learner import CampaignLearner
-from trappm.cluster.profiles.step_profiles import StepKey, trace_steps
+from trappm.cluster.profiles import StepKey, trace_steps
+from trappm.cluster.tasks import Choice, ChoiceRequest
 from trappm.learner.acquisition import STRATEGIES
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge
 from trappm.learner.networks.presets import LAPTOP, PRESETS
@@ -77,7 +77,7 @@ def learner(tmp_path_factory):
             campaign_learner = CampaignLearner(
                 preset="laptop", strategy=strategy, source="a100", seed=7, cache=cache
             )
-            campaign_learner.set_pool(POOL, lambda done, total: None)
+            campaign_learner.set_pool(POOL)
             return campaign_learner
 
         yield made
@@ -115,7 +115,7 @@ def test_runs_that_surely_die_of_the_memory_are_not_bought_even_before_one_has(
         (Configuration(architecture=name, batch_size=1 << 17, input_size=32), template(number + 3))
         for number, name in enumerate(ARCHITECTURES)
     ]
-    ours.set_pool([*POOL, *huge], lambda done, total: None)
+    ours.set_pool([*POOL, *huge])
     dying = {c.id for c, _ in huge}
     candidates = [*IDS, *dying]
     assert dying & set(picks(ours, query(count=8, candidates=candidates)))
@@ -159,7 +159,7 @@ def test_purely_learned_heads_are_chosen_for_without_physics(
     encoder = replace(LAPTOP.encoder, steps=1)
     monkeypatch.setitem(PRESETS, preset, replace(PRESETS[preset], encoder=encoder))
     learner = CampaignLearner(preset=preset, strategy="ours", source="a100", seed=7, cache=tmp_path)
-    learner.set_pool(POOL, lambda done, total: None)
+    learner.set_pool(POOL)
     with requests_of(learner) as requests:
         picks(learner, query())
     assert len(requests[0].covariances) == covariances
@@ -186,7 +186,6 @@ def traced(tmp_path, monkeypatch):
     )
     learner.set_pool(
         [(c, profile.graph.to_bytes()) for c in configurations],
-        lambda done, total: None,
         {("test_resnet", 64): profile.step.to_bytes()},
         {step.key: step.profile for step in steps},
     )
@@ -206,7 +205,7 @@ def test_kernels_are_for_devices_that_are_known(traced):
     for device, expected in (("a100", 8), ("simulated:a100", 8), ("cpu-2t", 8), ("nobodys", 0)):
         workloads = learner._pool.workloads(device)
         assert [w.kernels is not None for w in workloads] == [i < expected for i in range(8)]
-        learner.fit(labels_of(configurations, device), lambda done, total: None)
+        learner.fit(labels_of(configurations, device))
         assert learner._heads[device].needs_kernels == bool(expected)
         request = query(count=2, device=device, candidates=[c.id for c in configurations])
         assert len(set(picks(learner, request))) == 2
@@ -223,8 +222,8 @@ def test_heads_begin_with_the_data_sheet_of_the_card_and_their_snapshot_names_it
     traced, tmp_path, card, sheet
 ):
     learner, configurations = traced
-    learner.fit(labels_of(configurations, "a100", card), lambda done, total: None)
-    assert learner._heads["a100"].of_kernels["step_time_ms"].prior.spec == spec_of(sheet)
+    learner.fit(labels_of(configurations, "a100", card))
+    assert learner._heads["a100"].heads["step_time_ms"].prior.spec == spec_of(sheet)
     published = learner.publish(tmp_path, {})
     snapshot = load_snapshot(tmp_path / published.folder)
     assert snapshot.card("a100") == (card or "a100")
@@ -247,8 +246,8 @@ def test_kernels_of_a_device_say_where_its_step_times_begin(traced):
     few = labels_of(configurations[:4], "a100")
 
     def predicted(kernels):
-        learner.fit(few, lambda done, total: None, kernels)
-        head = learner._heads["a100"].of_kernels["step_time_ms"]
+        learner.fit(few, kernels)
+        head = learner._heads["a100"].heads["step_time_ms"]
         assert bool(head.prior.evidence) == ("a100" in kernels)
         return head.prior.constants
 
@@ -268,7 +267,7 @@ def test_what_is_chosen_first_and_later_goes_by_the_data_sheet_of_the_card(trace
     plain = costs()
     assert np.array_equal(costs(card="a100 sxm4 40gb"), plain)
     assert (costs(card=A100_80GB) < plain).all()
-    learner.fit(labels_of(configurations[:3], "a100", A100_80GB), lambda done, total: None)
+    learner.fit(labels_of(configurations[:3], "a100", A100_80GB))
     assert (costs(card="a100") < plain).all(), "the campaign's own labels know it better"
 
 
@@ -291,8 +290,8 @@ def test_on_the_target_is_chosen_what_tells_how_gpus_differ(traced, device, taug
         assert np.array_equal(memory, expected.covariances["memory_mib"].features)
 
     check(known_devices() if taught else None)
-    learner.fit(labels_of(configurations[:5], "a100"), lambda done, total: None)
-    source = learner._heads["a100"].of_kernels["step_time_ms"].prior
+    learner.fit(labels_of(configurations[:5], "a100"))
+    source = learner._heads["a100"].heads["step_time_ms"].prior
     check(replace(known_devices(), centre=source.constants) if taught else None)
 
 
@@ -302,7 +301,7 @@ def test_a_source_that_is_no_known_gpu_has_taught_a_gpu_nothing(traced, source):
     learner._source = source
     for labels in ([], labels_of(configurations[:5], source)):
         if labels:
-            learner.fit(labels, lambda done, total: None)
+            learner.fit(labels)
         with requests_of(learner) as requests:
             picks(learner, query(device="v100", candidates=[c.id for c in configurations], count=2))
         assert not requests[0].taught
@@ -420,7 +419,7 @@ def test_the_same_graph_in_another_precision_is_not_a_copy(tmp_path, monkeypatch
         for precision in Precision
         for phase in Phase
     ]
-    learner.set_pool(pool, lambda done, total: None)
+    learner.set_pool(pool)
     names = [c.id for c, _ in pool]
     with requests_of(learner) as requests:
         picks(learner, query(candidates=names, count=2))
@@ -438,7 +437,7 @@ def test_purely_learned_heads_choose_before_labels_with_them_and_for_the_target(
     learner = CampaignLearner(
         preset="paper", strategy=strategy, source="a100", seed=7, cache=tmp_path
     )
-    learner.set_pool(POOL, lambda done, total: None)
+    learner.set_pool(POOL)
     assert len(set(picks(learner, query()))) == 4
 
     known, rest = IDS[:8], IDS[8:]
@@ -446,11 +445,11 @@ def test_purely_learned_heads_choose_before_labels_with_them_and_for_the_target(
         TrainingLabel(name, "a100", "train", (1.0 + i, 500.0 + i, None), "measured")
         for i, name in enumerate(known)
     ]
-    learner.fit(labels, lambda done, total: None)
+    learner.fit(labels)
     assert set(picks(learner, query(known=known, candidates=rest))) <= set(rest)
     target = picks(learner, query(device="v100"))
     labels += [replace(label, device="v100") for label in labels]
-    learner.fit(labels, lambda done, total: None)
+    learner.fit(labels)
     left = [name for name in IDS if name not in target]
     again = picks(learner, query(device="v100", known=target, candidates=left))
     assert len(set(again)) == 4

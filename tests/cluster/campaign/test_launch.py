@@ -51,7 +51,7 @@ def test_a_store_that_is_away_while_ray_starts_is_waited_for(tmp_path, monkeypat
             raise ValueError
 
         monkeypatch.setattr(ray, "get_actor", none)
-        launch._make_way(home, campaign.id, print)
+        launch._wait_for_previous(home, campaign.id, print)
     assert len(tries) == 2
     with opened(home.database_url, Patience()) as store:
         assert store.campaigns.state(campaign.id) is CampaignState.RUNNING
@@ -101,7 +101,7 @@ def test_resuming_kills_an_earlier_process_that_does_not_answer(begun_home, monk
 
     monkeypatch.setattr(ray, "get_actor", get_actor)
     monkeypatch.setattr(ray, "kill", there.remove)
-    launch._make_way(*begun_home, print, silent_s=0.5)
+    launch._wait_for_previous(*begun_home, print, silent_s=0.5)
     assert there == []
 
 
@@ -109,7 +109,7 @@ def test_resuming_ends_with_an_error_if_an_earlier_process_stays(begun_home, mon
     monkeypatch.setattr(ray, "get_actor", lambda _name: NoAnswer)
     monkeypatch.setattr(ray, "kill", lambda _actor: None)
     with pytest.raises(CampaignError, match=r"has not ended for 1 s; .* trappm campaign resume"):
-        launch._make_way(*begun_home, print, silent_s=0.5)
+        launch._wait_for_previous(*begun_home, print, silent_s=0.5)
 
 
 PATIENCE_S = 120

@@ -10,8 +10,7 @@ from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign, made_up
 from test_campaign_canary import CANARY
 
 from trappm.cluster.campaign.loop import CampaignStopped
-from trappm.cluster.campaign.orders import order_retry
-from trappm.cluster.scheduler.stop_rules import result_of
+from trappm.cluster.launch import order_retry
 from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.profiler.errors import CampaignError
 from trappm.profiler.measuring.canary import CanaryPlan, read_canary
@@ -232,13 +231,6 @@ def test_a_campaign_that_has_just_begun_can_be_watched(store, tmp_path, capsys):
     assert {device.done for device in facts.devices.values()} == {0}
     live_campaign.watch(store, run.id, once=True)
     assert "running" in capsys.readouterr().out
-
-
-def test_a_report_of_before_judgements_had_architectures_is_read():
-    judged = {"device": "cpu-2t", "metric": "step_time_ms", "measured": 2.0, "predicted": 1.0}
-    report = TrainingReport.of({"evaluation": [judged]})
-    assert report.evaluation[0].architecture is None
-    assert [judged.mape for judged in result_of(report).values()] == [50.0]
 
 
 def test_a_report_that_cannot_be_read_is_one_line():

@@ -61,10 +61,8 @@ def test_stop_rules_survive_the_round_trip_through_the_store():
         + """
 stop:
   target_mape: {step_time_ms: 10, memory_mib: 5}
-  plateau_rounds: 3
   labels: 400
   gpu_hours: 12.5
-  money: 40
   price_per_gpu_hour: 2.5
   ends_at: 2026-11-22T08:00:00+00:00
 """
@@ -141,7 +139,7 @@ def test_the_budget_is_the_sum_of_evaluation_initial_and_rounds():
         ({"stop": {"target": 5}}, "unknown key; did you mean 'target"),
         ({"stop": {"target_mape": {"memory": 5}}}, "no metric 'memory'"),
         ({"stop": {"labels": "many"}}, "stop.labels"),
-        ({"stop": {"money": 5}}, "price_per_gpu_hour"),
+        ({"stop": {"money": 5}}, "stop.money: unknown key"),
         ({"pool": {"groups": [{"architectures": ["a"], "batch_sizes": [0], "input_sizes": [1]}]}},
          "batch_sizes"),
     ],

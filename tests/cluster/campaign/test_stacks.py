@@ -37,11 +37,11 @@ class Mixed(FakeWorkers):
 
 
 class Seeing(FakeLearner):
-    def fit(self, labels, on_progress, kernels):
+    def fit(self, labels, kernels):
         self.values = Counter(
             x.values[0] / self.pool[x.configuration_id].batch_size for x in labels
         )
-        return super().fit(labels, on_progress, kernels)
+        return super().fit(labels, kernels)
 
 
 @pytest.mark.parametrize("every", [3, 4])

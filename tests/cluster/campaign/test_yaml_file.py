@@ -54,7 +54,9 @@ def test_another_key_that_is_missing_still_counts():
 def test_a_pipe_a_device_and_a_giant_are_not_read(tmp_path):
     os.mkfifo(tmp_path / "pipe.yaml")
     for path in (tmp_path / "pipe.yaml", Path("/dev/zero")):
-        with pytest.raises(InputError, match=f"pool file: cannot read {path}: it is no plain file"):
+        with pytest.raises(
+            InputError, match=f"pool file: cannot read {path}: it is not a plain file"
+        ):
             read_text(path, kind="pool")
     with (tmp_path / "giant.yaml").open("wb") as file:
         file.truncate(MAX_FILE_BYTES + 1)
@@ -76,7 +78,7 @@ BOMB = "\n".join(NINE)
         (f"{{name: {'9' * 5000}}}", "4300 digits"),
         ("{name: 2026-13-01}", "month must be in 1..12"),
         ("{name: 2026-01-01T99:00:00}", "hour must be in 0..23"),
-        ("{name: a, name: b}", "the key 'name' stands here twice"),
+        ("{name: a, name: b}", "duplicate key 'name'"),
         ("{[a]: b}", "unhashable"),
         (BOMB, "merge keys"),
     ],

@@ -1,4 +1,7 @@
-"""The files for clusters that are no cloud's: as far as they can be checked without the cluster."""
+"""Files that start clusters, as far as they can be checked without the cluster.
+
+`ray up` has no dry run; the validation is private to Ray, but it is what `ray up` itself calls.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,14 @@ import copy
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import jsonschema
 import pytest
 import yaml
+from guarded_postgresql import launched_and_left
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from trappm.cluster.ray_runtime import placement
@@ -270,3 +275,88 @@ def test_the_image_is_made_of_what_is_there_and_lets_it_in():
     assert instructions.index("USER trappm") > max(
         i for i, line in enumerate(instructions) if line.startswith("RUN ")
     )
+
+
+# `ray_config.yaml`
+
+
+@pytest.fixture
+def config():
+    return yaml.safe_load((ROOT / "ray_config.yaml").read_text())
+
+
+def _validate(config):
+    prepared = prepare_config(copy.deepcopy(config))
+    validate_config(prepared)
+    return prepared
+
+
+def test_ray_accepts_the_file(config):
+    prepared = _validate(config)
+    assert prepared["head_node_type"] == "head"
+    assert prepared["available_node_types"]["head"]["max_workers"] == 0
+
+
+@pytest.mark.parametrize("device", ["a100", "v100"])
+def test_a_worker_group_offers_what_the_device_asks_for(config, device):
+    wanted = placement(device)
+    group = _validate(config)["available_node_types"][device]
+    assert wanted.suits({"Labels": group["labels"]})
+    # No core: a node of few cores and several GPUs measures on all of them.
+    assert wanted.options == {"num_gpus": 1, "num_cpus": 0, "label_selector": group["labels"]}
+    assert group["resources"]["GPU"] == 1
+    assert group["min_workers"] == 0
+    assert group["max_workers"] >= 1
+
+
+def test_the_head_neither_measures_nor_scales(config):
+    head = config["available_node_types"]["head"]
+    assert "GPU" not in head["resources"]
+    assert "labels" not in head
+
+
+def test_every_node_authenticates_and_reports_nothing(config):
+    prepared = _validate(config)
+    for setup in (prepared["head_setup_commands"], prepared["worker_setup_commands"]):
+        assert any("RAY_AUTH_MODE=token" in command for command in setup)
+        assert any("RAY_USAGE_STATS_ENABLED=0" in command for command in setup)
+        installs = [command for command in setup if "dist/trappm-" in command]
+        assert installs
+        assert all("-c constraints.txt" in command for command in installs)
+        assert all('"$wheel[postgresql]"' in command for command in installs)
+    starts = prepared["head_start_ray_commands"] + prepared["worker_start_ray_commands"]
+    assert all(". /home/ubuntu/trappm/environment;" in command for command in starts)
+
+
+def test_all_gpus_have_one_software_stack_that_the_v100_is_in(config):
+    prepared = _validate(config)
+    types = prepared["available_node_types"].values()
+    assert not any("worker_setup_commands" in node_type for node_type in types)
+    (torch,) = [c for c in prepared["worker_setup_commands"] if "torch torchvision" in c]
+    assert "--index-url https://download.pytorch.org/whl/cu126 " in torch
+
+
+def test_the_environment_command_can_run_twice_and_is_what_a_login_shell_gets(config, tmp_path):
+    (command,) = [c for c in config["setup_commands"] if "RAY_AUTH_MODE" in c]
+    (tmp_path / "trappm").mkdir()
+    shell_env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    for _ in range(2):
+        subprocess.run(
+            ["bash", "-c", command.replace("/home/ubuntu", str(tmp_path))],
+            env=shell_env,
+            check=True,
+        )
+    rc = (tmp_path / ".bashrc").read_text()
+    assert len(rc.splitlines()) == 1
+    shown = subprocess.run(
+        ["bash", "-c", f"{rc}\nenv"], env=shell_env, check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    assert {"RAY_AUTH_MODE=token", "RAY_USAGE_STATS_ENABLED=0"} <= set(shown)
+    assert f"PATH={tmp_path}/trappm/venv/bin:/usr/bin:/bin" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_campaign_keeps_the_password_when_its_shell_is_gone_and_it_is_started_again(tmp_path):
+    report = launched_and_left(sys.executable, tmp_path)
+    assert {Path(path).parent for path in report["trappm"]} == {ROOT / "trappm"}

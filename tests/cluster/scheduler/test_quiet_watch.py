@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from campaign_crew import made_up
-from virtual_cluster import Ledger, VirtualCluster, Weather
+from virtual_cluster import Ledger, VirtualCluster, Weather, waiting
 
 from trappm.cluster.campaign.loop import others_share
 from trappm.cluster.campaign.progress import quiet_line
@@ -22,10 +22,9 @@ from trappm.cluster.scheduler.messages import (
     Plan,
     Planned,
     Tick,
-    Waiting,
     Worker,
 )
-from trappm.cluster.scheduler.quiet_watch import QuietWatch
+from trappm.cluster.scheduler.queues import QuietWatch
 from trappm.cluster.scheduler.state_machine import Machine
 from trappm.profiler.records import Configuration, Outcome, Protocol
 
@@ -134,7 +133,7 @@ class Played:
                         pending.append(Measured(WORKER, id_, outcome, 1.0, not is_bad, share))  # type: ignore[arg-type]
                     case Plan(device, number, count):
                         planned = [
-                            Waiting(f"{number}/{i}", device, number, i) for i in range(count)
+                            waiting(f"{number}/{i}", device, number, i) for i in range(count)
                         ]
                         pending.append(Planned(device, number, planned))  # type: ignore[arg-type]
                     case AwaitQuiet():
@@ -168,7 +167,7 @@ def test_a_resumed_campaign_measures_what_was_put_off() -> None:
     """Its own round is closed in the store; the next one is not planned yet."""
     played = Played(
         {},
-        waiting=[Waiting("1/0", "cpu-2t", 1, 0, failures=1)],
+        waiting=[waiting("1/0", "cpu-2t", 1, 0, failures=1)],
         next_rounds={"cpu-2t": 2},
         closed=[0, 1],
     )

@@ -6,25 +6,31 @@ import numpy as np
 import pytest
 
 from trappm.cluster.scheduler.stop_rules import (
-    Judged,
     StopRules,
+    deadline_passed,
     forecast,
     overspent,
-    past,
-    stopped,
+    target_reached,
     upper_bound,
 )
-from trappm.cluster.scheduler.training_report import Spent
+from trappm.cluster.scheduler.training_report import Judgement, Spent
 from trappm.profiler.errors import InputError
 
-SERIES = ("a100", "step_time_ms")
 START = datetime.datetime(2026, 11, 21, 12, 0, tzinfo=datetime.UTC)
 
 
-def result(mape, spread=0.0):
+def judged(errors, architectures, device="a100"):
+    return [
+        Judgement(device=device, metric="step_time_ms", architecture=name, measured=100.0,
+                  predicted=100.0 + error)
+        for error, name in zip(errors, architectures, strict=True)
+    ]  # fmt: skip
+
+
+def result(mape, spread=0.0, device="a100"):
     """40 architectures with two labels each."""
     errors = np.repeat(mape + spread * np.linspace(-1, 1, 40), 2)
-    return {SERIES: Judged(errors.tolist(), [f"a{i // 2}" for i in range(80)])}
+    return judged(errors.tolist(), [f"a{i // 2}" for i in range(80)], device)
 
 
 def spent(labels):
@@ -32,19 +38,18 @@ def spent(labels):
     return Spent(labels, 60.0 * labels, START + datetime.timedelta(minutes=labels))
 
 
-def ended(rules, rounds, devices=("a100",)):
-    return stopped(rules, rounds, devices)
-
-
 def target(mape):
     return {"target_mape": {"step_time_ms": mape}}
 
 
-def test_a_target_is_reached_only_with_its_confidence():
+def test_a_target_is_reached_only_with_its_confidence_on_every_device():
     rules = StopRules(**target(5.0), confidence=0.95)
-    assert ended(rules, [result(4.9, spread=0.1)]).rule == "target"
-    assert ended(rules, [result(4.9, spread=4.0)]) is None
-    assert ended(rules, [result(5.1)]) is None
+    assert target_reached(rules, result(4.9, spread=0.1), ["a100"]).rule == "target"
+    assert target_reached(rules, result(4.9, spread=4.0), ["a100"]) is None
+    assert target_reached(rules, result(5.1), ["a100"]) is None
+    assert target_reached(rules, result(4.9), ["a100", "v100"]) is None
+    both = result(4.9) + result(4.9, device="v100")
+    assert target_reached(rules, both, ["a100", "v100"]).rule == "target"
 
 
 @pytest.mark.parametrize("count", [3, 8])
@@ -53,41 +58,20 @@ def test_the_bound_holds_as_often_as_it_says_even_from_few_architectures(count):
     held = 0
     for _ in range(200):
         errors = np.exp(draw.normal(0.0, 0.8, count))
-        judged = Judged(errors.tolist(), [str(at) for at in range(count)])
-        held += upper_bound(judged, 0.9) >= np.exp(0.32)  # their mean
+        mean = np.exp(0.32)
+        held += upper_bound(judged(errors.tolist(), map(str, range(count))), 0.9) >= mean
     assert 0.8 <= held / 200 <= 0.99
 
 
 def test_one_architecture_does_not_tell_that_a_target_is_reached():
-    assert upper_bound(Judged([1.0, 1.1], ["resnet18"] * 2), 0.9) == np.inf
-
-
-def test_a_target_has_to_be_reached_on_every_device():
-    single = result(4.9)
-    assert ended(StopRules(**target(5.0)), [single], ("a100", "v100")) is None
-    both = {**single, ("v100", "step_time_ms"): single[SERIES]}
-    assert ended(StopRules(**target(5.0)), [both], ("a100", "v100")).rule == "target"
+    assert upper_bound(judged([1.0, 1.1], ["resnet18"] * 2), 0.9) == np.inf
 
 
 def test_the_bound_is_over_architectures_not_over_their_near_copies():
     """Ten labels of each architecture that err alike tell no more than one."""
-    few = Judged([3.0, 5.0, 7.0, 9.0], list("abcd"))
-    copies = Judged([3.0, 5.0, 7.0, 9.0] * 10, list("abcd") * 10)
+    few = judged([3.0, 5.0, 7.0, 9.0], list("abcd"))
+    copies = judged([3.0, 5.0, 7.0, 9.0] * 10, list("abcd") * 10)
     assert upper_bound(few, 0.9) == pytest.approx(upper_bound(copies, 0.9))
-
-
-def test_a_plateau_is_rounds_without_progress():
-    rules = StopRules(plateau_rounds=2)
-    falling = [result(mape) for mape in (9.0, 7.0, 6.0, 5.0)]
-    assert ended(rules, falling) is None
-    flat = [*falling, result(5.0), result(4.95)]
-    assert ended(rules, flat).rule == "plateau"
-    assert ended(rules, flat[:-1]) is None
-    # An error that still falls, or that is judged for the first time, is progress.
-    other = ("a100", "memory_mib")
-    falls = [{**r, other: result(9.0 / (i + 1))[SERIES]} for i, r in enumerate(flat)]
-    assert ended(rules, falls) is None
-    assert ended(rules, [*flat[:-1], falls[-1]]) is None
 
 
 @pytest.mark.parametrize(
@@ -95,7 +79,6 @@ def test_a_plateau_is_rounds_without_progress():
     [
         ({"labels": 60}, "labels"),
         ({"gpu_hours": 1.0}, "GPU-hours"),
-        ({"money": 3.0, "price_per_gpu_hour": 3.0}, "money"),
         ({"ends_at": START + datetime.timedelta(hours=1)}, "clock"),
     ],
 )
@@ -111,8 +94,6 @@ def test_the_end_of_a_budget_is_forecast(rules, rule):
     [
         ({"labels": 60}, "60 of 60 labels are spent"),
         ({"gpu_hours": 1.0}, "1 of 1 GPU-hours are spent"),
-        ({"money": 3.0, "price_per_gpu_hour": 3.0}, "3 of 3 money are spent"),
-        ({"money": 9.0, "price_per_gpu_hour": 3.0, "gpu_hours": 1.0}, "1 of 1 GPU-hours are spent"),
     ],
 )
 def test_a_budget_is_spent_to_its_last_part_and_no_further(rules, reason):
@@ -128,9 +109,9 @@ def test_time_that_is_left_but_too_short_for_one_more_is_told():
 
 def test_the_clock_is_a_rule():
     rules = StopRules(ends_at=START)
-    assert past(rules, START - datetime.timedelta(seconds=1)) is None
-    assert past(rules, START).rule == "clock"
-    assert past(StopRules(labels=1), START) is None
+    assert deadline_passed(rules, START - datetime.timedelta(seconds=1)) is None
+    assert deadline_passed(rules, START).rule == "clock"
+    assert deadline_passed(StopRules(labels=1), START) is None
 
 
 def test_the_first_rule_to_come_is_forecast_at_the_pace_so_far():
@@ -156,10 +137,8 @@ def test_without_rules_the_last_round_ends_a_campaign():
     [
         ({"labels": 0}, "labels is 0"),
         ({"confidence": 1.0}, "between 0.5 and 1"),
-        ({"plateau_share": 1.0}, "between 0 and 1"),
         ({"target_mape": {"memory": 5.0}}, "no metric 'memory'"),
         ({"target_mape": {"memory_mib": 0.0}}, "must be positive"),
-        ({"money": 5.0}, "needs price_per_gpu_hour"),
         ({"ends_at": datetime.datetime(2026, 1, 1)}, "time zone"),
     ],
 )

@@ -28,16 +28,14 @@ from trappm.cluster.scheduler.messages import (
     Measured,
     Plan,
     Planned,
-    Publish,
     Quarantine,
     Tick,
-    Waiting,
     Worker,
 )
-from trappm.cluster.scheduler.spend import Spend
 from trappm.cluster.scheduler.state_machine import Machine
-from trappm.cluster.scheduler.stop_rules import StopRules
-from trappm.profiler.records import Outcome
+from trappm.cluster.scheduler.stop_rules import Spend, StopRules
+from trappm.profiler.records import Configuration, Outcome
+from trappm.store import Assignment, AssignmentState, Role
 
 TICK_S = 10.0
 
@@ -48,6 +46,17 @@ SILENT_S = 180.0
 
 LONGEST_S = 3e6
 """No campaign that is played takes so long."""
+
+ANY = Configuration(architecture="resnet18", batch_size=1, input_size=64)
+
+
+def waiting(id_: str, device: str, number: int, rank: int, failures: int = 0) -> Assignment:
+    """An open assignment of a round."""
+    return Assignment(
+        id=id_, campaign_id="played", round_number=number, configuration=ANY, device=device,
+        role=Role.TRAIN, rank=rank, reason={}, state=AssignmentState.OPEN, attempts=failures,
+        failures=failures, worker=None,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +127,8 @@ class Ledger:
         """A machine that goes on after everything but the ledger was lost."""
         for id_ in list(self.holder):
             self.end(id_, "open")
-        waiting = [
-            Waiting(id_, device, int(number), int(rank))
+        left = [
+            waiting(id_, device, int(number), int(rank))
             for id_, state in self.state.items()
             if state == "open"
             for device, number, rank in [id_.split("/")]
@@ -129,7 +138,7 @@ class Ledger:
             for device in course.devices
         }
         return self.machine(
-            course, waiting=waiting, next_rounds=next_rounds, closed=self.closed,
+            course, waiting=left, next_rounds=next_rounds, closed=self.closed,
             enough=self.enough is not None,
         )  # fmt: skip
 
@@ -171,7 +180,7 @@ class VirtualCluster:
     ) -> None:
         self.course, self.weather, self.ledger = course, weather, ledger or Ledger()
         self.machine = machine or self.ledger.machine(course)
-        self.time_s, self.events, self.publications = 0.0, 0, 0
+        self.time_s, self.events = 0.0, 0
         self.idle_s: Counter[str] = Counter()
         """By device: how long its workers were idle though work of the budget was left."""
         self.busy_s: Counter[str] = Counter()
@@ -280,7 +289,7 @@ class VirtualCluster:
         elif kind is Plan:
             ids = [f"{command.device}/{command.round_number}/{i}" for i in range(command.count)]
             planned = [
-                Waiting(id_, command.device, command.round_number, i) for i, id_ in enumerate(ids)
+                waiting(id_, command.device, command.round_number, i) for i, id_ in enumerate(ids)
             ]
             self._begin_thinking()
             takes_s = 0.0 if command.round_number == 0 else self.weather.choosing_s
@@ -297,8 +306,6 @@ class VirtualCluster:
             assert not self.ledger.enough
             assert not self.ledger.holder, "something runs that might fail"
             self.ledger.enough = command.stop.rule
-        elif kind is Publish:
-            self.publications += 1
 
     def _begin_thinking(self) -> None:
         assert not self._job, "two thoughts at once"

@@ -109,7 +109,7 @@ def build_home(folder: Path) -> tuple[Home, str]:
             cache=home.campaigns / campaign,
         )  # fmt: skip
         ordered = [(c, templates[c.architecture]) for c, _ in store.campaigns.pool(campaign)]
-        learner.set_pool(ordered, lambda done, total: None)
+        learner.set_pool(ordered)
         judged = [c for c in pool if c.architecture == HELD_OUT][:2]
         taught = [c for c in pool if c.architecture != HELD_OUT]
         store.rounds.plan(campaign, 0, "evaluation", planned(judged, "evaluate"))

@@ -218,7 +218,7 @@ def test_a_token_file_that_anybody_may_write_is_refused(tmp_path):
         token_for(ELSEWHERE, path)
     path.chmod(0o644)
     assert token_for(ELSEWHERE, path) == TOKEN
-    with pytest.raises(InputError, match="no plain file"):
+    with pytest.raises(InputError, match="not a plain file"):
         token_for(ELSEWHERE, Path("/dev/zero"))
 
 

@@ -12,15 +12,18 @@ from trappm.learner.acquisition import (
     NOISE_VARIANCE,
     STRATEGIES,
     AcquisitionRequest,
-    Covariance,
+    PoolCovariance,
     strategy_named,
 )
-from trappm.learner.acquisition.covariance import narrow
-from trappm.learner.acquisition.coverage import Representation
-from trappm.learner.acquisition.ours import taught_by_bounds
-from trappm.learner.acquisition.reduction import Knowledge
-from trappm.learner.acquisition.similarity import LANDMARKS, embedding_features
-from trappm.learner.stats.kernels import matern32
+from trappm.learner.acquisition.pool_covariance import (
+    LANDMARKS,
+    PoolPosterior,
+    embedding_features,
+    narrow,
+)
+from trappm.learner.acquisition.pool_variance import taught_by_bounds
+from trappm.learner.acquisition.strategies import Representation
+from trappm.learner.gaussian_process import matern32
 from trappm.profiler.errors import InputError
 
 EVERY = [*STRATEGIES, *(s.name for s in JUDGED if not s.name.startswith("bmdal"))]
@@ -41,7 +44,7 @@ def request(n=60, seed=0, count=8, **options):
         "count": count,
         "generator": np.random.default_rng(seed + 1),
         "families": [f"family {k}" for k in cluster],
-        "covariances": [Covariance(generator.normal(0, 1, (n, 10)).astype(np.float32), 0.1)],
+        "covariances": [PoolCovariance(generator.normal(0, 1, (n, 10)).astype(np.float32), 0.1)],
         "uncertainty": generator.uniform(0.5, 1.5, n),
     }
     return AcquisitionRequest(**{**values, **options})
@@ -303,7 +306,7 @@ def test_lcmd_is_what_bmdal_reg_chooses():
 
 def of_metric(n=60, seed=5, width=10, noise=0.1):
     generator = np.random.default_rng(seed)
-    return Covariance(generator.normal(0, 1, (n, width)).astype(np.float32), noise)
+    return PoolCovariance(generator.normal(0, 1, (n, width)).astype(np.float32), noise)
 
 
 def test_the_worth_of_a_run_falls_with_the_probability_that_it_dies():
@@ -348,7 +351,7 @@ def test_one_batch_serves_all_metrics():
         covariance = of_metric()
         features = np.zeros_like(covariance.features)
         features[half] = covariance.features[half]
-        halves.append(Covariance(features, 0.1))
+        halves.append(PoolCovariance(features, 0.1))
     query = request(labelled=nothing(), pending=nothing(), count=8)
     for covariances, expected in (([halves[0]], 8), ([halves[1]], 0), (halves, 4)):
         picked = picks_of("ours", replace(query, covariances=covariances))
@@ -357,7 +360,7 @@ def test_one_batch_serves_all_metrics():
 
 def test_the_unit_of_a_metric_does_not_matter():
     first, second = of_metric(seed=1), of_metric(seed=2)
-    louder = Covariance(second.features * 30, second.noise * 900)
+    louder = PoolCovariance(second.features * 30, second.noise * 900)
     query = request(count=10)
     plain, scaled = (
         picks_of("ours", replace(query, covariances=[first, c])) for c in (second, louder)
@@ -371,7 +374,7 @@ def test_siblings_of_a_picked_architecture_are_left():
     features = np.repeat(generator.normal(0, 1, (20, 30)), 3, axis=0)
     features += generator.normal(0, 0.02, features.shape)
     query = request(
-        covariances=[Covariance(features.astype(np.float32), 0.05)],
+        covariances=[PoolCovariance(features.astype(np.float32), 0.05)],
         labelled=nothing(), pending=nothing(), count=15,
     )  # fmt: skip
     picked = picks_of("ours", query)
@@ -432,7 +435,7 @@ def test_what_is_no_number_is_refused_instead_of_chosen():
     spoiled = of_metric().features.copy()
     spoiled[5, 3] = np.nan
     with pytest.raises(InputError, match=r"covariances\[0\] has no number for configuration 5"):
-        request(covariances=[Covariance(spoiled, 0.1)])
+        request(covariances=[PoolCovariance(spoiled, 0.1)])
 
 
 def represented(points, known):
@@ -495,7 +498,7 @@ def test_ours_wants_what_teaches_and_stands_for_many_at_once():
     features[22, 22], features[27, 27] = 0.9, 1.2
     query = request(
         n=30, embeddings=places[place].astype(np.float32), static_features=np.ones((30, 1)),
-        covariances=[Covariance(features, 0.1)], count=1, labelled=nothing(), pending=nothing(),
+        covariances=[PoolCovariance(features, 0.1)], count=1, labelled=nothing(), pending=nothing(),
     )  # fmt: skip
     assert picks_of("variance-heads", query) == [27]
     assert picks_of("facility", query)[0] < 20
@@ -527,7 +530,7 @@ def test_what_last_layers_leave_open_is_the_posterior_of_their_weights():
     rows = centred / np.sqrt((centred**2).sum(axis=1).mean())
     precision = rows[known].T @ rows[known] / covariance.noise + np.eye(3)
     expected = np.einsum("np,pq,nq->n", rows, np.linalg.inv(precision), rows)
-    assert Knowledge(covariance, known, None).variance == pytest.approx(expected, rel=1e-4)
+    assert PoolPosterior(covariance, known, None).variance == pytest.approx(expected, rel=1e-4)
     assert np.mean(covariance.deviation**2) == pytest.approx(1.0, rel=1e-5)
 
 
@@ -537,3 +540,22 @@ def test_last_layers_count_once_there_are_any():
     gradients = np.zeros((60, 2), np.float32)
     gradients[33] = 9.0
     assert picks_of("ours-laplace", replace(query, gradients=gradients))[0] == 33
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=20)
+def test_what_a_pool_knows_is_what_the_inverse_says(seed):
+    """Also after labels: the covariance of the pool, reduced as if they had come one by one."""
+    generator = np.random.default_rng(seed)
+    features = generator.normal(0, 1, (30, 6)).astype(np.float32)
+    known, noise = np.array([2, 7, 11]), 0.1
+    factor = generator.uniform(1.0, 3.0, 30)
+    knowledge = PoolPosterior(PoolCovariance(features, noise), known, factor)
+    knowledge.learn(20)
+    seen = np.array([*known, 20])
+    wide = features.astype(np.float64)
+    inner = np.linalg.inv(np.eye(6) + wide[seen].T @ (wide[seen] / (noise * factor[seen, None])))
+    covariance = wide @ inner @ wide.T
+    np.testing.assert_allclose(knowledge.variance, np.diag(covariance), rtol=1e-3, atol=1e-5)
+    gains = (covariance**2).sum(axis=0) / (np.diag(covariance) + noise * factor)
+    np.testing.assert_allclose(knowledge.gains(), gains, rtol=2e-3, atol=1e-4)

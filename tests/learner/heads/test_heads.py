@@ -179,7 +179,7 @@ def test_heads_that_know_no_ends_of_labels_are_as_sure_as_between_them(trained, 
     workloads = zoo.workloads(held_out)[0]
     np.testing.assert_array_equal(old.predict(workloads).low, heads.predict(workloads).low)
     assert np.isnan(old.predict(workloads).labels_end).all()
-    broken = {"heads.memory_mib.labelled.ends": torch.tensor([5.0, 2.0], dtype=torch.float64)}
+    broken = {"memory_mib.labelled.ends": torch.tensor([5.0, 2.0], dtype=torch.float64)}
     with pytest.raises(ValueError, match=r"labels between 5\.0 and 2\.0"):
         heads_from_tensors(small.head, heads.settings(), {**heads.tensors(), **broken})
 

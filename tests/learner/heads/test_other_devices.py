@@ -137,7 +137,7 @@ def test_constants_of_another_formula_are_refused(others):
 def test_labelled_metrics_stay_and_missing_ones_are_added(others):
     whole = others.heads("a100", Phase.TRAIN)
     memory = whole.heads.heads["memory_mib"]
-    known = TrainedHeads(Heads({"memory_mib": memory}, {}, 7), whole.settings)
+    known = TrainedHeads(Heads({"memory_mib": memory}, 7), whole.settings)
     completed = others.completed(known, "a100-40gb", Phase.TRAIN)
     assert completed.heads.heads["memory_mib"] is memory
     assert completed.heads.metrics == ("step_time_ms", "memory_mib")

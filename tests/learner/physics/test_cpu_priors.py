@@ -213,8 +213,7 @@ def trained(labelled, device, init=None):
 def test_heads_of_a_cpu_are_kept_and_read_back(labelled):
     heads = trained(labelled, "cpu-2t")
     settings = heads.settings()
-    assert settings["heads"]["memory_mib"] == "cpu-memory"
-    assert settings["of_kernels"] == {"step_time_ms": "cpu-kernels"}
+    assert settings["heads"] == {"memory_mib": "cpu-memory", "step_time_ms": "cpu-kernels"}
     again = heads_from_tensors(preset_named("laptop").head, settings, heads.tensors())
     np.testing.assert_array_equal(
         again.predict(labelled[0]).median, heads.predict(labelled[0]).median

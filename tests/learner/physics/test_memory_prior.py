@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from trappm.learner.acquisition.joint import Joint, PoolPoints
+from research.replay.joint import Joint, PoolPoints
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.metric_head import Head, Ours
 from trappm.learner.physics.device_specs import spec_of

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from trappm.learner.heads import device_heads
 from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
 from trappm.learner.networks.presets import LAPTOP
 from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.power import known_power
 from trappm.learner.physics.power.joint_fit import Labels, fit
 from trappm.learner.physics.power.known_power import MEASURED, power_of
@@ -155,7 +155,7 @@ def test_heads_of_a_campaign_learn_power_by_kernels_and_their_own_times(profiles
     heads = train_heads(
         rows, targets, groups=groups, preset=LAPTOP.head, generator=random, spec=PRIOR.spec
     )
-    assert isinstance(heads.of_kernels["power_w"].prior, PowerPrior)
+    assert isinstance(heads.heads["power_w"].prior, PowerPrior)
     got = heads.predict(rows)
     at = got.metrics.index("power_w")
     assert np.median(np.abs(got.median[:, at] / power - 1)) < 0.06
@@ -165,7 +165,7 @@ def test_heads_of_a_campaign_learn_power_by_kernels_and_their_own_times(profiles
     assert np.isfinite(heads.gradients(rows)).all()
     assert heads.predict([]).median.shape == (0, len(got.metrics))
     # Another device begins with its constants, and has its own times.
-    prior = heads.of_kernels["power_w"].prior
+    prior = heads.heads["power_w"].prior
     other = PowerPrior.with_times(PRIOR).started_from(prior)
     assert np.array_equal(other.log_constants, prior.log_constants)
     assert other.times is PRIOR
@@ -174,26 +174,25 @@ def test_heads_of_a_campaign_learn_power_by_kernels_and_their_own_times(profiles
         PowerPrior.from_tensors(broken)
 
 
-def test_the_head_for_untraced_workloads_learns_from_few_of_the_traced(profiles, monkeypatch):
-    monkeypatch.setattr(device_heads, "MOST_TRACED", 6)
+@pytest.mark.parametrize(("untraced", "kind"), [(2, StepTimePrior), (4, GraphPrior)])
+def test_step_time_uses_kernels_if_most_labels_have_them(profiles, untraced, kind):
     rows = [
-        Workload(graph=profile.at(batch), kernels=kernels if batch > 2 else None)
+        Workload(graph=profile.at(batch), kernels=kernels if place >= untraced else None)
         for profile, kernels in zip(graphs(), profiles, strict=True)
-        for batch in (1, 2, 4, 8, 16, 32)
+        for place, batch in enumerate((1, 2, 4, 8, 16, 32))
     ]
-    traced = [w for w in rows if w.kernels is not None]
     known = [replace(w, kernels=profiles[i // 6]) for i, w in enumerate(rows)]
-    time_ms = np.exp(PRIOR.log_values(known))
-    targets = np.stack([time_ms, *2 * [np.full(len(rows), np.nan)]], axis=1)
+    targets = np.full((len(rows), 3), np.nan)
+    targets[:, 0] = np.exp(PRIOR.log_values(known))
     heads = train_heads(
         rows, targets, groups=[str(i // 6) for i in range(len(rows))], preset=LAPTOP.head,
         generator=np.random.default_rng(0), spec=PRIOR.spec,
     )  # fmt: skip
-    learned_from = {
-        part: len(head["step_time_ms"].familiarity.points)
-        for part, head in (("all", heads.heads), ("traced", heads.of_kernels))
-    }
-    assert learned_from == {"all": len(rows) - len(traced) + 6, "traced": len(traced)}
+    assert isinstance(heads.heads["step_time_ms"].prior, kind)
+    if kind is StepTimePrior:
+        assert heads.predict(rows).metrics == ()
+        assert not heads.gradients(rows[:untraced]).any()
+    assert heads.predict(known).metrics == ("step_time_ms",)
 
 
 def test_what_is_known_of_a_card_says_what_it_rests_on():

@@ -5,9 +5,9 @@ from functools import cache
 import numpy as np
 import pytest
 
+from trappm.learner.gaussian_process import fit_process
 from trappm.learner.residual.residual import Residual, fit_residual
 from trappm.learner.stats.folds import grouped_folds
-from trappm.learner.stats.gaussian_process import fit_process
 from trappm.profiler.errors import InputError
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from trappm.profiler.devices import local_devices, meant_device, open_device
 from trappm.profiler.devices.cpu import CpuDevice
-from trappm.profiler.devices.gpu.nvml import Gpu, select_visible
+from trappm.profiler.devices.gpu.nvml import Gpu
 from trappm.profiler.errors import DeviceError
 
 CORES = len(os.sched_getaffinity(0))
@@ -189,43 +189,4 @@ def test_no_rapl_is_missing_with_the_reason(tmp_path: Path) -> None:
     assert str(tmp_path) in (window.energy_missing or "")
 
 
-@pytest.mark.parametrize(
-    ("name", "key"),
-    [
-        ("NVIDIA A100-SXM4-40GB", "a100"),
-        ("NVIDIA A100 80GB PCIe", "a100"),
-        ("NVIDIA H200", "h200"),
-        ("NVIDIA H100 80GB HBM3", "h100"),
-        ("NVIDIA H100 NVL", "h100"),
-        ("Tesla V100-SXM2-16GB", "v100"),
-        ("Tesla T4", "t4"),
-        ("NVIDIA GeForce RTX 3090", "rtx-3090"),
-    ],
-)
-def test_short_key_of_a_gpu(name: str, key: str) -> None:
-    assert Gpu(uuid="GPU-0", name=name, handle=None).short_key == key
-
-
 GPUS = [Gpu(uuid=f"GPU-{letter}", name="NVIDIA A100", handle=i) for i, letter in enumerate("abc")]
-
-
-@pytest.mark.parametrize(
-    ("visible", "uuids"),
-    [
-        (None, "abc"),
-        ("", ""),
-        ("1", "b"),
-        ("2,0", "ca"),
-        ("GPU-b", "b"),
-        (" GPU-c , 1", "cb"),
-        ("0,-1,1", "a"),
-    ],
-)
-def test_visible_gpus_follow_the_environment(visible: str | None, uuids: str) -> None:
-    assert [g.uuid for g in select_visible(GPUS, visible)] == [f"GPU-{u}" for u in uuids]
-
-
-@pytest.mark.parametrize("visible", ["3", "MIG-abc", "GPU-d", "GPU-"])
-def test_visible_gpu_that_is_not_here_is_refused(visible: str) -> None:
-    with pytest.raises(DeviceError, match="CUDA_VISIBLE_DEVICES"):
-        select_visible(GPUS, visible)

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import pynvml
 import pytest
 import torch
 from fake_cuda import install_cuda, prepared
-from nvml_stub import GIB, Board, Process, error, install, own
+from nvml_stub import GIB, Board, error, install
 from test_gpu_listing import machine
 
 from trappm.profiler.devices import MemoryReading, Window, local_devices, open_device
@@ -24,7 +23,7 @@ from trappm.profiler.host import procfs
 from trappm.profiler.host.environment import stack_fingerprint
 from trappm.profiler.measuring.protocols import PAPER
 from trappm.profiler.records import Configuration, Outcome
-from trappm.profiler.steps.stability import judge
+from trappm.profiler.steps.sampling import judge
 from trappm.profiler.steps.step import StepRun
 
 
@@ -240,28 +239,6 @@ def test_bf16_is_refused_where_the_gpu_has_none(monkeypatch: pytest.MonkeyPatch)
     )
     assert "bf16" in (device.refusal(bf16) or "")
     assert device.refusal(fp16) is None
-
-
-def test_an_old_nvml_package_lacks_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, Board("GPU-a"))
-    for name in ("EventReasons", "ThrottleReasons"):
-        monkeypatch.delattr(pynvml, f"nvmlDeviceGetCurrentClocks{name}")
-    window = window_on("cuda:0", monkeypatch)
-    assert window.facts["clock_event_reasons"] is None
-    assert "nvidia-ml-py" in window.missing["clock_event_reasons"]
-
-
-def test_an_old_driver_is_asked_by_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    board = Board("GPU-a", reasons=0x8)
-    install(monkeypatch, board, driver="418.226")
-
-    def come() -> None:
-        board.processes = [own(), Process(7)]
-
-    window = window_on("cuda:0", monkeypatch, come)
-    assert window.facts["clock_event_reasons"] == ["hardware slowdown"]
-    assert window.facts["foreign_gpu_processes"] == 1
-    assert "processes" not in window.missing
 
 
 def test_lost_processor_time_is_told_of_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:

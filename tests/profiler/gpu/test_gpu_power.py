@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import random
 from types import SimpleNamespace
@@ -13,13 +12,10 @@ from fake_cuda import install_cuda, prepared
 from nvml_stub import Board, error, install
 from test_cuda_without_gpu import judged, window_on
 
-from trappm.profiler.devices import open_device
 from trappm.profiler.devices.gpu import cuda
 from trappm.profiler.devices.gpu.cuda import CudaDevice
-from trappm.profiler.devices.gpu.nvml import Answer, Gpu, visible_gpus
 from trappm.profiler.devices.gpu.sensors import GpuWatch
 from trappm.profiler.host import procfs
-from trappm.profiler.measuring.protocols import PAPER
 from trappm.profiler.records import Outcome
 
 
@@ -75,17 +71,6 @@ def test_polled_power_is_that_of_the_moment_where_the_driver_tells_it(
     assert window.facts["power_method"].startswith("nvml instant power, polled")
 
 
-def test_looks_at_a_gpu_that_waits_do_not_count_as_power(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, Board("GPU-a", power_mw=[60_000, 300_000]))
-    watch = GpuWatch(visible_gpus()[0], period_s=0.001)
-    while len(watch._seen["processes"]) < 10:
-        pass
-    monkeypatch.setattr(Gpu, "ask", lambda *_: Answer(60_000, None))
-    watch._sensors = {"power_w": watch._sensors["power_w"]}
-    watch.stop()
-    assert watch.mean_power_w == pytest.approx(300.0)
-
-
 def test_watch_is_built_and_the_gpu_busy_before_the_window_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -130,14 +115,6 @@ def test_pauses_shift_the_steps_and_do_not_count(monkeypatch: pytest.MonkeyPatch
     assert window.seconds == 9.0  # 17 looks at the clock since the window began, 8 pauses
     device.fill_window(lambda: None, 1, random.Random(0))
     assert parts[8:] == [1]
-
-
-def test_protocol_sets_the_power_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, Board("GPU-a"))
-    device = open_device("cuda:0")
-    assert isinstance(device, CudaDevice)
-    assert device.power_window_s(PAPER) == 2.0
-    assert device.power_window_s(dataclasses.replace(PAPER, power_window_s=5.5)) == 5.5
 
 
 def test_power_is_missing_without_any_meter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,13 +105,3 @@ def test_what_is_no_message_is_told(
 def test_server_that_cannot_start_says_why() -> None:
     with pytest.raises(ForkServerError, match="no_such_module"):
         ForkServer(("no_such_module",)).start()
-
-
-def test_server_that_was_killed_is_replaced(server: ForkServer) -> None:
-    server.start()
-    assert server._process is not None
-    server._process.kill()
-    server._process.wait()
-    child = server.fork("test_forks:echo", {"times": 1, "text": "new"})
-    assert [m["text"] for m in child.messages(lambda: time.monotonic() + 60)] == ["new"]
-    child.close()

@@ -69,11 +69,6 @@ def test_container_that_sees_only_its_own_group_as_the_root(proc: Path) -> None:
     assert memory_gib(proc) == (1, 2)
 
 
-def test_real_ones_are_plausible() -> None:
-    assert 0 < procfs.available_memory_mib() <= procfs.allowed_memory_mib()
-    assert procfs.allowed_memory_mib() <= procfs.total_memory_mib()
-
-
 def test_each_threads_wait_for_a_core_is_read(tmp_path: Path) -> None:
     for thread, waited_ns in (("7", 2_000_000), ("8", 500)):
         (tmp_path / thread).mkdir()

@@ -1,7 +1,5 @@
 """Kernel calls: their text, what they refuse, that they run, what the recorder makes of them."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -14,8 +12,7 @@ from trappm.profiler.kernels.kernel_call import (
     KernelCall,
     Operator,
 )
-from trappm.profiler.kernels.running import PreparedCall, tf32_allowed
-from trappm.profiler.kernels.tracing import kernel_profile_of
+from trappm.profiler.kernels.running import PreparedCall, kernel_profile_of, tf32_allowed
 from trappm.profiler.records import MemoryFormat, Optimizer
 from trappm.profiler.simulation.kernel_profile import KernelKind, Pass, Size
 
@@ -170,15 +167,6 @@ def test_kernels_by_hand():
     assert launches.train.counts.tolist() == [5]
 
 
-@pytest.mark.parametrize(("window", "height"), [(4, 56), (16, 14)])
-def test_patches_are_as_many_as_networks_have(window, height):
-    call = KernelCall.of(
-        Operator.CONV2D, batch=1, inputs=3, outputs=8, height=224, window=window, stride=window,
-        groups=1,
-    )  # fmt: skip
-    assert kernel_profile_of(call).train.pixels.tolist() == [height**2]
-
-
 def test_kernels_hold_for_every_batch_size():
     call = small(Operator.CONV2D, direction=Direction.BACKWARD)
     profile = kernel_profile_of(call)
@@ -219,10 +207,3 @@ def test_what_neusight_measured_can_be_said():
     assert kernels.sizes[0, Size.READ_BYTES] == 4 * (3 * 5 * 7 + 7 * 11 + 11)
     unary = KernelCall.of(Operator.ADD_SCALAR, batch=32_768, width=1_600)
     assert kernel_profile_of(unary).at(32_768).sizes[0, Size.READ_BYTES] == 4 * 32_768 * 1_600
-
-
-def test_calls_are_records():
-    call = small(Operator.SOFTMAX)
-    assert {call: 1}[KernelCall.from_text(call.text)] == 1
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        call.sizes = (1, 2)

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import statistics
-import time
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.measuring.canary import (
@@ -130,59 +125,6 @@ def test_failures_stop_but_a_busy_host_does_not() -> None:
     assert read_all([*steady, measured(300), measured(None, Outcome.OOM)])[-1].decision is STOP
 
 
-def stopped_by(index: int, readings: list[CanaryReading], plan: CanaryPlan) -> bool:
-    """Whether this reading belongs to an unbroken row of far ones that ends in a stop."""
-    for reading in readings[index:]:
-        if reading.relative_drift is None or abs(reading.relative_drift) <= plan.stop_relative:
-            return False
-        if reading.decision is STOP:
-            return True
-    return False
-
-
-@settings(deadline=None)  # it also runs beside other work
-@given(
-    st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=12),
-    st.floats(0.01, 0.2),
-    st.floats(1.0, 5.0),
-    st.integers(1, 4),
-    st.integers(1, 3),
-)
-def test_decisions_follow_from_the_bounds(
-    times_ms: list[float], drifting: float, factor: float, references: int, confirmations: int
-) -> None:
-    plan = CanaryPlan(
-        drifting_relative=drifting,
-        stop_relative=drifting * factor,
-        reference_readings=references,
-        confirmations=confirmations,
-    )
-    readings = read_all([measured(t) for t in times_ms], plan)
-    for number, reading in enumerate(readings):
-        assert CanaryReading.from_dict(json.loads(json.dumps(reading.to_dict()))) == reading
-        if number == 0:
-            assert reading.relative_drift is None
-            assert reading.decision is OK
-            continue
-        counted = [i for i in range(number) if not stopped_by(i, readings[:number], plan)]
-        first = [times_ms[i] for i in counted][:references]
-        assert reading.reference_ms == statistics.median(first)
-        drift = reading.relative_drift
-        assert drift is not None
-        assert (reading.decision is OK) == (abs(drift) <= drifting)
-        latest = [r.relative_drift for r in readings[: number + 1]][-confirmations:]
-        far = [d is not None and abs(d) > plan.stop_relative for d in latest]
-        assert (reading.decision is STOP) == (all(far) and len(far) == confirmations)
-
-
-@settings(deadline=None)  # it also runs beside other work
-@given(st.lists(st.floats(1.0, 1000.0), min_size=2, max_size=8), st.floats(0.01, 100.0))
-def test_decisions_do_not_depend_on_the_unit(times_ms: list[float], scale: float) -> None:
-    drifts = [r.relative_drift for r in read_all([measured(t) for t in times_ms])]
-    scaled = [r.relative_drift for r in read_all([measured(t * scale) for t in times_ms])]
-    assert scaled[1:] == pytest.approx(drifts[1:], abs=1e-9)
-
-
 def checks(times_ms: list[float], plan: CanaryPlan, ticks_s: list[float]) -> str:
     """`r` where a reading was taken and `m` where it was a measurement's turn."""
     taken, marks, now = iter(times_ms), "", 0.0
@@ -214,31 +156,6 @@ def test_history_counts_but_a_new_process_looks_for_itself() -> None:
     assert second is not None
     assert (first.decision, second.decision) == (DRIFTING, STOP)
     assert len(canary.readings) == 5
-
-
-def test_real_slow_down_stops_the_node() -> None:
-    nap_s = 0.05
-
-    def measure(configuration: Configuration) -> Measurement:
-        samples_ms = []
-        for _ in range(3):
-            begin = time.perf_counter()
-            time.sleep(nap_s)
-            samples_ms.append((time.perf_counter() - begin) * 1000)
-        return dataclasses.replace(measured(statistics.median(samples_ms)), protocol=Protocol())
-
-    patient = dataclasses.replace(PLAN, stop_relative=4.0, drifting_relative=4.0)
-    canary = Canary(dataclasses.replace(patient, every_measurements=1), measure, "cpu-1t")
-    for _ in range(4):
-        reading = canary.check()
-        assert reading is not None
-        assert reading.decision is OK
-        assert canary.check() is None
-    nap_s *= 10  # far beyond what a busy machine does to a nap
-    first, second = canary.check(), canary.check()
-    assert first is not None
-    assert second is not None
-    assert (first.decision, second.decision) == (DRIFTING, STOP)
 
 
 @pytest.mark.parametrize(

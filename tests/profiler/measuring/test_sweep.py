@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -281,17 +281,6 @@ def test_results_have_one_writer(tmp_path: Path) -> None:
             JsonLines(wrong, Measurement)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(disk)]
-    if os.getuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("no file system can be mounted here")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
-
-
 def assert_goes_on_after_a_full_disk(path: Path, *make_room: str) -> None:
     kept = path.read_bytes()
     assert kept.endswith(b"\n")
@@ -301,15 +290,6 @@ def assert_goes_on_after_a_full_disk(path: Path, *make_room: str) -> None:
     assert "done" in out, error
     assert path.read_bytes().startswith(kept)
     assert len(lines_of(path)) == 100
-
-
-def test_full_disk_ends_with_one_error_and_loses_nothing(small_disk: Path) -> None:
-    path = small_disk / "out"
-    _, error = start_sweep(path, 100).communicate()
-    assert error.splitlines()[-1].startswith("trappm.profiler.errors.TrappmError: cannot write to")
-    assert "No space left on device" in error
-    make_room = ("mount", "-o", "remount,size=8m", str(small_disk))
-    assert_goes_on_after_a_full_disk(path, *make_room)
 
 
 def test_file_limit_ends_with_one_error_and_loses_nothing(tmp_path: Path) -> None:
@@ -353,8 +333,8 @@ def test_interrupted_sweep_says_how_far_it_is(tmp_path: Path) -> None:
         ),
         (["--sweep", "LIST", "--out", "OUT", "--retries", "-1"], "--retries"),
         (["--sweep", "LIST", "--out", "OUT", "--shuffle", "-1"], "--shuffle"),
-        (["--sweep", "/dev/zero", "--out", "OUT"], "no plain file"),
-        (["--sweep", "FIFO", "--out", "OUT"], "no plain file"),
+        (["--sweep", "/dev/zero", "--out", "OUT"], "not a plain file"),
+        (["--sweep", "FIFO", "--out", "OUT"], "not a plain file"),
         (["--sweep", "LIST", "--out", "OUT", "--canary", "0"], "every_measurements"),
         (["--sweep", "none.jsonl", "--out", "OUT"], "none.jsonl"),
         (["resnet18", "--sweep", "LIST", "--out", "OUT"], "architecture must be in the list"),
@@ -394,16 +374,3 @@ def test_devices_of_this_machine_are_listed(capsys: pytest.CaptureFixture[str]) 
 
 def test_durations_are_told_in_the_units_that_matter() -> None:
     assert [duration(s) for s in (3, 99, 180, 7800)] == ["3 s", "99 s", "3 min", "2 h 10 min"]
-
-
-def test_measuring_imports_neither_ray_nor_sql() -> None:
-    code = (
-        "import sys\n"
-        "from trappm.cli import run\n"
-        "arguments = ['--device', 'simulated:a100', '--batch-size', '8', '--input-size', '64']\n"
-        "assert run(['measure', 'test_resnet', *arguments]) == 0\n"
-        "assert not {'ray', 'sqlalchemy', 'pandas'} & set(sys.modules)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "throughput" in done.stdout

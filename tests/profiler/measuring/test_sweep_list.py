@@ -45,17 +45,20 @@ def test_groups_are_those_of_a_pool(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "lists no configurations"),
-        ("[", "line 1 .* is no JSON"),
+        ("[", "line 1 .* is not JSON"),
         ('{"architecture": "x"}', "batch_size is missing"),
-        ('{"architecture": "x", "batch_size": 1, "input_size": 2, "sizes": 3}', "'sizes' is none"),
+        (
+            '{"architecture": "x", "batch_size": 1, "input_size": 2, "sizes": 3}',
+            "unknown key 'sizes'",
+        ),
         ('{"architecture": "x", "batch_size": 0, "input_size": 2}', "batch_size is 0"),
         ('{"architecture": ["x"], "batch_size": 1, "input_size": 2}', "must be a name"),
         ('{"architectures": "x", "batch_sizes": [1], "input_sizes": [2]}', "lists of names"),
         ('{"architectures": [1], "batch_sizes": [1], "input_sizes": [2]}', "lists of names"),
         ('{"architectures": ["x"], "batch_sizes": [], "input_sizes": [2]}', "batch_sizes is empty"),
         ('{"batch_sizes": [1], "input_sizes": [2]}', "neither architectures nor families"),
-        ("7", "no configuration"),
-        ("[" * 100_000, "is no JSON"),
+        ("7", "neither a configuration"),
+        ("[" * 100_000, "is not JSON"),
     ],
 )
 def test_wrong_line_is_told(tmp_path: Path, text: str, message: str) -> None:

@@ -9,26 +9,15 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from onnx import TensorProto, helper
-from onnx_export import BUFFERS_KEY, export_onnx, file_graph
-from torch import nn
+from onnx_export import BUFFERS_KEY, file_graph
 
-from trappm.profiler.errors import InputError, ModelFileError, UnsupportedModelError
+from trappm.profiler.errors import ModelFileError, UnsupportedModelError
 from trappm.profiler.static_profile import StepSource, file_profile
 
 IMAGE = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])
 RESULT = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3, 8, 8])
 RELU = helper.make_node("Relu", ["x"], ["y"])
-
-
-@pytest.fixture(scope="module")
-def valid(tmp_path_factory):
-    path = tmp_path_factory.mktemp("valid") / "m.onnx"
-    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)
-    export_onnx(nn.Sequential(*layers), 8, path)
-    return path.read_bytes()
 
 
 @pytest.fixture
@@ -68,30 +57,6 @@ def test_a_file_that_is_too_large_is_refused_unread(tmp_path):
         file_graph(path)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_a_damaged_file_is_refused_or_read_but_never_ends_the_process(valid, tmp_path, data):
-    content = bytearray(valid)
-    if data.draw(st.booleans()):
-        del content[data.draw(st.integers(0, len(content))) :]
-    for _ in range(data.draw(st.integers(0, 4))):
-        if content:
-            content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    path = tmp_path / "m.onnx"
-    path.write_bytes(content)
-    with contextlib.suppress(InputError, UnsupportedModelError):
-        assert file_graph(path).operators
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(content=st.binary(max_size=300))
-def test_random_bytes_are_refused(tmp_path, content):
-    path = tmp_path / "m.onnx"
-    path.write_bytes(content)
-    with pytest.raises(ModelFileError):
-        file_graph(path)
-
-
 @pytest.mark.parametrize(
     "location", ["/etc/passwd", "../secret.bin", "a/../../secret.bin", "..\\secret.bin", ""]
 )
@@ -123,7 +88,7 @@ def test_a_shape_in_external_data_is_read_or_asked_for(write, tmp_path):
     result = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 192])
     node = helper.make_node("Reshape", ["x", "s"], ["y"])
     path = write(node, outputs=[result], initializers=[tensor])
-    with pytest.raises(ModelFileError, match="keep the data file beside the model"):
+    with pytest.raises(ModelFileError, match="keep the data file next to the model"):
         file_graph(path)
     (tmp_path / "shape.bin").write_bytes(np.array([-1, 192], dtype=np.int64).tobytes())
     assert file_graph(path).at(4).output_shapes.tolist() == [[4, 192, 0, 0, 0, 0]]
@@ -249,13 +214,13 @@ def test_scales_that_are_stored_as_weights_are_read_and_are_none(write):
 def test_a_pipe_or_a_device_is_not_read(write, tmp_path):
     os.mkfifo(tmp_path / "pipe.onnx")
     for path in (tmp_path / "pipe.onnx", Path("/dev/zero")):
-        with pytest.raises(ModelFileError, match="no plain file"):
+        with pytest.raises(ModelFileError, match="not a plain file"):
             file_graph(path)
     os.mkfifo(tmp_path / "shape.bin")
     tensor = TensorProto(name="s", data_type=TensorProto.INT64, dims=[2])
     tensor.data_location = TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value="shape.bin")
-    with pytest.raises(ModelFileError, match="no plain file"):
+    with pytest.raises(ModelFileError, match="not a plain file"):
         file_graph(write(helper.make_node("Reshape", ["x", "s"], ["y"]), initializers=[tensor]))
 
 
@@ -439,32 +404,3 @@ def test_too_many_inputs_in_functions_are_refused_before_they_are_expanded(write
 
 
 LATEST = onnx.defs.onnx_opset_version()
-
-
-@pytest.mark.parametrize("opset", range(11, LATEST + 1))
-@pytest.mark.parametrize("batch", ["n", 2], ids=["dynamic", "fixed"])
-@pytest.mark.parametrize("weights", ["inside", "outside", "lost", "left out"])
-def test_every_opset_batch_and_place_of_weights_gives_the_same_graph(
-    write, tmp_path, opset, batch, weights
-):
-    shape = [8, 3, 3, 3]
-    image = helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, 8, 8])
-    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 8, 8, 8])
-    tensor = helper.make_tensor("w", TensorProto.FLOAT, shape, np.zeros(216))
-    inputs, stored = [image], [tensor]
-    if weights == "left out":
-        inputs, stored = [image, helper.make_tensor_value_info("w", TensorProto.FLOAT, shape)], []
-    elif weights != "inside":
-        tensor.ClearField("float_data")
-        tensor.data_location = TensorProto.EXTERNAL
-        tensor.external_data.add(key="location", value="weights.bin")
-        if weights == "outside":
-            (tmp_path / "weights.bin").write_bytes(bytes(4 * 216))
-    node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])
-    path = write(node, inputs=inputs, outputs=[result], initializers=stored, opset=opset)
-    template = file_graph(path)
-    assert template.fixed_batch_size == (None if batch == "n" else 2)
-    graph = template.at(2)
-    assert graph.parameters.tolist() == [216]
-    assert graph.macs.tolist() == [2 * 64 * 216]
-    assert graph.output_shapes.tolist() == [[2, 8, 8, 8, 0, 0]]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-import sys
 from dataclasses import fields, replace
 
 import numpy as np
@@ -13,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trappm.profiler.errors import TrappmError
-from trappm.profiler.files.array_archive import pack
 from trappm.profiler.records import MemoryFormat, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import (
     KernelKind,
@@ -66,22 +62,12 @@ def test_a_profile_survives_its_bytes(profile):
             np.testing.assert_array_equal(stored, made)
 
 
-def test_a_profile_without_kernels_survives_too(profile):
-    empty = replace(profile, infer=table(0))
-    assert len(KernelProfile.from_bytes(empty.to_bytes()).infer) == 0
-
-
 @given(first=st.integers(1, 10_000), second=st.integers(1, 10_000))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 def test_sizes_are_affine_in_the_batch_size(profile, first, second):
     sizes = [profile.at(b, Phase.TRAIN).sizes for b in (first, second, first + second)]
     fixed = profile.train.sizes[..., 0]
     np.testing.assert_allclose(sizes[0] + sizes[1] - fixed, sizes[2], rtol=1e-12)
-
-
-def test_the_phase_decides_between_the_steps(profile):
-    assert len(profile.at(4, Phase.TRAIN).table) == 40
-    assert len(profile.at(4, Phase.INFER).table) == 15
 
 
 @pytest.mark.parametrize("batch_size", [0, -3])
@@ -114,29 +100,3 @@ def test_a_model_for_one_batch_size_has_kernels_at_no_other(profile):
 def test_arrays_that_contradict_each_other_are_refused(wrong):
     with pytest.raises(TrappmError, match="not the kernels of a step"):
         replace(table(5), **wrong)
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_damaged_bytes_raise_one_kind_of_error_or_are_harmless(profile, data):
-    stored = bytearray(profile.to_bytes())
-    for _ in range(data.draw(st.integers(1, 4))):
-        stored[data.draw(st.integers(0, len(stored) - 1))] = data.draw(st.integers(0, 255))
-    end = data.draw(st.sampled_from([len(stored), len(stored) // 2, len(stored) - 1, 0]))
-    with contextlib.suppress(TrappmError):
-        assert KernelProfile.from_bytes(bytes(stored[:end])).to_bytes() == profile.to_bytes()
-
-
-def test_an_archive_that_promises_too_much_or_carries_objects_is_refused(profile):
-    huge = pack({"train.kinds": np.zeros(1 << 25, np.int8)})
-    objects = pack({"train.kinds": np.array([object()] * 3, dtype=object)})
-    for data in (huge, objects, b"", b"PK"):
-        with pytest.raises(TrappmError, match="profile the model again"):
-            KernelProfile.from_bytes(data)
-
-
-def test_reading_a_profile_needs_no_torch():
-    module = "trappm.profiler.simulation.kernel_profile"
-    code = f"import sys; import {module}; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traced_steps import meta, tiny, trace_step
 
-from trappm.profiler.errors import InputError
 from trappm.profiler.records import Optimizer
 from trappm.profiler.simulation.memory_simulation import MIB, Allocator, simulate_memory
 from trappm.profiler.simulation.step_trace import Event, StepTrace
@@ -205,11 +204,6 @@ def test_reserved_memory_holds_what_is_live_and_scratch_memory_adds_to_it():
         trace_step(meta("resnet10t"), 64)[0], 32, TrainingLoop(optimizer=Optimizer.ADAM)
     )
     assert 0 < memory.live_mib <= memory.reserved_mib <= memory.reserved_with_workspace_mib
-
-
-def test_batch_zero_is_refused():
-    with pytest.raises(InputError, match="batch size is 0"):
-        simulate_memory(trace_step(tiny(), 16)[0], 0)
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the published labels are not beside the repository")

@@ -1,7 +1,5 @@
 """What is remembered of an operator's results is what the operator would return again."""
 
-import itertools
-
 import pytest
 import torch
 
@@ -65,68 +63,6 @@ IMAGES = [
     meta(2, 8, 3, 5, dtype=torch.bool),
     meta(1, 8, 1, 1).to(memory_format=LAST),
 ]
-
-
-@pytest.mark.parametrize(
-    "func",
-    [
-        ATEN.add.Tensor, ATEN.mul.Tensor, ATEN.div.Tensor, ATEN.gt.Tensor, ATEN.maximum.default,
-        ATEN.silu_backward.default, ATEN.sigmoid_backward.default, ATEN.hardswish_backward.default,
-        ATEN.relu.default, ATEN.gelu.default, ATEN.hardswish.default, ATEN.logical_not.default,
-    ],
-)  # fmt: skip
-def test_results_of_elementwise_operators_are_derived_as_pytorch_finds_them(func):
-    """The second call of each pattern of types is derived, with whichever shapes and layouts."""
-    count = sum(isinstance(a.type, torch.TensorType) for a in func._schema.arguments)
-    for _ in range(2):
-        for args in itertools.product(IMAGES, repeat=count):
-            try:
-                expected = kind_of(func(*args))
-            except (RuntimeError, ValueError, TypeError) as error:
-                with pytest.raises(type(error)):
-                    result_of(func, args, {})
-                continue
-            assert kind_of(result_of(func, args, {})) == expected, [kind_of(a) for a in args]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("width", [1, 4])
-def test_results_of_softmax_and_products_are_derived_as_pytorch_finds_them(dtype, width):
-    tokens, turned = meta(3, 5, 4, dtype=dtype), meta(3, 4, 5, dtype=dtype).transpose(1, 2)
-    right, bias = meta(4, width, dtype=dtype), meta(width, dtype=dtype)
-    images = meta(2, 8, 3, 5, dtype=dtype).to(memory_format=LAST)
-    calls = [
-        *((ATEN._softmax.default, (x, -1, False)) for x in (tokens, turned, images)),
-        *((ATEN._softmax_backward_data.default, (x, x, -1, dtype)) for x in (tokens, images)),
-        *((ATEN.roll.default, (x, [1], [2])) for x in (tokens, images)),
-        (ATEN.mm.default, (tokens[0], right)),
-        (ATEN.mm.default, (tokens[0], meta(width, 4, dtype=dtype).t())),
-        (ATEN.addmm.default, (bias, tokens[0], right)),
-        (ATEN.addmm.default, (meta(5, width, dtype=dtype), tokens[0], right)),
-        (ATEN.bmm.default, (turned, meta(3, 4, width, dtype=dtype))),
-    ]
-    for func, args in calls * 2:
-        assert kind_of(result_of(func, args, {})) == kind_of(func(*args)), func
-
-
-@pytest.mark.parametrize(
-    ("func", "args"),
-    [
-        (ATEN.mm.default, (meta(2, 3), meta(4, 5))),
-        (ATEN.mm.default, (meta(2, 2, 3), meta(2, 3, 5))),
-        (ATEN.mm.default, (meta(3), meta(3))),
-        (ATEN.bmm.default, (meta(2, 3), meta(3, 5))),
-        (ATEN.addmm.default, (meta(7), meta(2, 3), meta(3, 5))),
-        (ATEN.add.Tensor, (meta(2, 3), meta(2, 4))),
-        (ATEN.add_.Tensor, (meta(2, 3), meta(2, 4))),
-        (ATEN.add_.Tensor, (meta(3), meta(2, 3))),
-    ],
-)
-def test_calls_that_pytorch_refuses_are_refused_still(func, args):
-    with pytest.raises((RuntimeError, ValueError, IndexError)):
-        func(*args)
-    with pytest.raises((RuntimeError, ValueError)):
-        result_of(func, args, {})
 
 
 @pytest.mark.parametrize(

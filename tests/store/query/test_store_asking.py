@@ -153,7 +153,7 @@ UNKNOWN = [
     ({"family": "resnets"}, "no family 'resnets'; did you mean 'resnet'?"),
     ({"architecture": "resnet81"}, "no architecture 'resnet81'; did you mean 'resnet18'"),
     ({"architecture": "RESNET*"}, "no architecture of the label store matches 'RESNET*'"),
-    ({"campaign": "nope"}, "no campaign 'nope'; there is none yet"),
+    ({"campaign": "nope"}, "no campaign 'nope'; there are none yet"),
     ({"outcome": "oom", "device": "a10"}, "did you mean 'a100'?"),
     ({"family": "vgg", "device": "a10"}, "did you mean 'a100'?"),
 ]

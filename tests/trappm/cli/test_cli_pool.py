@@ -20,7 +20,7 @@ import yaml
 
 import trappm.cluster.pool_file
 from trappm.cli import run
-from trappm.cluster.profiles.static_profiles import profile_graph
+from trappm.cluster.profiles import profile_graph
 
 ARCHITECTURES = [
     "test_resnet", "test_vit", "test_efficientnet", "test_convnext", "resnet10t", "test_vit2",

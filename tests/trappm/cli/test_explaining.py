@@ -13,9 +13,9 @@ import pytest
 from terminal import Terminal
 
 from trappm.cli import run
-from trappm.cluster.interfaces import ChoiceRequest
 from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.cluster.spec import parse_spec
+from trappm.cluster.tasks import ChoiceRequest
 from trappm.learner.networks.presets import LAPTOP, PRESETS
 from trappm.profiler.errors import InputError
 from trappm.profiler.host.environment import utc_now
@@ -73,7 +73,7 @@ def home(tmp_path_factory, hasty):
             cache=home.campaigns / campaign.id,
         )  # fmt: skip
         ordered = [(c, templates[c.architecture]) for c, _ in store.campaigns.pool(campaign.id)]
-        learner.set_pool(ordered, lambda done, total: None)
+        learner.set_pool(ordered)
         ids = [c.id for c, _ in pool if c.architecture != held_out]
         choices = learner.choose(
             ChoiceRequest(device="cpu-2t", count=2, candidates=ids, known=[], seed=(1,))

@@ -8,8 +8,11 @@ import pytest
 
 from trappm.cli import run
 from trappm.cluster.learning import campaign_learner
-from trappm.cluster.learning.campaign_learner import CampaignLearner
-from trappm.cluster.learning.transfer_choice import better_heads, cross_validated
+from trappm.cluster.learning.campaign_learner import (
+    CampaignLearner,
+    better_heads,
+    cross_validated,
+)
 from trappm.cluster.scheduler.training_report import (
     Judgement,
     TrainingReport,
@@ -131,14 +134,14 @@ def learner(tmp_path, monkeypatch):
          graph_template(name, 64).to_bytes())
         for name in names for batch in (1, 2, 4)
     ]  # fmt: skip
-    learner.set_pool(pool, lambda done, total: None)
+    learner.set_pool(pool)
     labels = [
         label(name, batch, device, scale * batch * (3 + at), "evaluate" if at == 3 else "train")
         for device, scale in (("cpu-2t", 1.0), ("cpu-1t", 2.0))
         for at, name in enumerate(names)
         for batch in (1, 2, 4)
     ]
-    learner.training = learner.fit(labels, lambda done, total: None)
+    learner.training = learner.fit(labels)
     return learner
 
 

@@ -16,7 +16,7 @@ from test_cli_evaluate import write_sheet
 
 from research.evaluation.tables import EvaluationDisplay
 from trappm.cluster.campaign.progress import Progress
-from trappm.cluster.profiles.static_profiles import ProfiledGraph
+from trappm.cluster.profiles import ProfiledGraph
 from trappm.cluster.spec import load_preset
 from trappm.reports.pools import BuildDisplay
 from trappm.terminal.campaign_display import Display

@@ -226,7 +226,7 @@ WRONG = [
     (["query", "--device", "cpu-2"], "did you mean 'cpu-2t'?"),
     (["query", "--family", "resnets"], "did you mean 'resnet'?"),
     (["query", "--architecture", "resnet19"], "did you mean 'resnet18'?"),
-    (["query", "--campaign", "c0ffee"], "no campaign 'c0ffee'; there is none yet"),
+    (["query", "--campaign", "c0ffee"], "no campaign 'c0ffee'; there are none yet"),
     (["query", "--since", "yesterday"], "'yesterday' is no time"),
     (["query", "--outcome", "good"], "outcome is 'good'"),
     (["query", "--columns", "prize"], "cannot show 'prize'"),

@@ -190,7 +190,7 @@ def retry(
     ] = None,
 ) -> None:
     """Open configurations without a label again; the next `resume` measures them."""
-    from trappm.cluster.campaign.orders import RETRIED, order_retry
+    from trappm.cluster.launch import RETRIED, order_retry
     from trappm.store import Home, Store
 
     with Store.open(Home.open().database_url) as store:
@@ -256,7 +256,7 @@ def _show(
 
 
 def _stop(campaign_id: str | None, state: str, next_step: str) -> None:
-    from trappm.cluster.campaign.orders import order_stop
+    from trappm.cluster.launch import order_stop
     from trappm.store import CampaignState, Home, Store
 
     with Store.open(Home.open().database_url) as store:

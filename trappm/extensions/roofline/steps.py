@@ -137,7 +137,7 @@ def step_settings(question: Question, devices: Sequence[KnownDevice]) -> StepSet
     return question.settings(next(known, _UNTRAINED))
 
 
-_UNTRAINED = TrainedHeads(Heads(heads={}, of_kernels={}, label_count=0), ())
+_UNTRAINED = TrainedHeads(Heads(heads={}, label_count=0), ())
 
 
 def _trained(
@@ -155,7 +155,7 @@ def _trained(
         except SnapshotError:
             continue
         heads = trained.heads
-        head = heads.of_kernels.get("step_time_ms") if isinstance(heads, Heads) else None
+        head = heads.heads.get("step_time_ms") if isinstance(heads, Heads) else None
         if head is None or not isinstance(head.prior, StepTimePrior):
             continue
         basis = snapshot.bases(key, question.phase).get("step_time_ms", "labels")

@@ -256,7 +256,7 @@ def _workload(
         kernels=kernels,
     )
     heads = trained.heads
-    head = heads.of_kernels.get("step_time_ms") if isinstance(heads, Heads) else None
+    head = heads.heads.get("step_time_ms") if isinstance(heads, Heads) else None
     return workload, None if head is None else head.prior
 
 

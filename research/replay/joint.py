@@ -16,25 +16,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from trappm.learner.acquisition.covariance import Covariance, FloatArray, narrow
+from trappm.learner.acquisition.pool_covariance import FloatArray, PoolCovariance, narrow
 from trappm.learner.estimator import Estimate, Model, Targets
+from trappm.learner.gaussian_process import (
+    PSEUDO_LABELS,
+    Coordinates,
+    matern32,
+    nystroem_root,
+)
 from trappm.learner.physics.prior import Prior
 from trappm.learner.stats.calibration import COVERAGE
-from trappm.learner.stats.kernels import Coordinates, matern32, nystroem_root
-from trappm.learner.stats.student_t import (
-    SolvedLabels,
-    backward_solved,
-    cholesky,
-    forward_solved,
-    half_widths,
-    losses,
-    solve,
-)
+from trappm.learner.stats.student_t import DEGREES_OF_FREEDOM, losses, precisions
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 
@@ -51,14 +50,139 @@ LINEAR_SHARE = 0.4
 FIRST_NOISE = 0.08
 """Deviation of an error before any label: the second of `AMPLITUDES`; labels soon replace it."""
 LEAST_NOISE = 0.004
-"""About what steps differ by when they are repeated, as in `learner.stats.gaussian_process`."""
+"""About what steps differ by when they are repeated, as in `learner.gaussian_process`."""
 LINEARISATIONS = 3
 REWEIGHTINGS = 6
 """Round numbers: each more costs another solution of the whole."""
 MOST_STEP = 1.0
 """Spreads that a constant moves at most between two linearisations."""
 LANDMARKS = 256
-"""Points that stand for the pool, as in `similarity`."""
+"""Landmarks of a pool."""
+GAMMA_NODES = 60
+"""Of the quadrature over precisions, which is then right to three digits."""
+
+
+def fitted_scale(squares: Array, scale: float, *, guess: float, lowest: float) -> float:
+    """The scale of Student-t errors, one step on from `scale`, from expected squares (n)."""
+    weights = precisions(squares, scale) * scale**2
+    total = float((weights * squares).sum()) + PSEUDO_LABELS * guess**2
+    return max(float(np.sqrt(total / (len(squares) + PSEUDO_LABELS))), lowest)
+
+
+@dataclass(frozen=True, eq=False)
+class SolvedLabels:
+    """A Gaussian process with Student-t noise, as n labels determine it."""
+
+    weights: Array
+    """The inverse covariance times the labels (n)."""
+    factor: Array
+    """Of the labels' covariance with their noise, by Cholesky: lower triangular (n, n)."""
+    precision: Array
+    """Of each label's noise (n)."""
+    noise: float
+    """Scale of the noise."""
+
+    def explained(self, across: Array) -> Array:
+        """The variance that labels take away of m points with these covariances (m, n): (m)."""
+        squares: Array = (forward_solved(self.factor, across.T) ** 2).sum(axis=0)
+        return squares
+
+    def unseen(self, rows: npt.NDArray[np.int64]) -> tuple[Array, Array]:
+        """Errors and variances of some labels by the others alone (k) each, noise included.
+
+        These are blocks of the inverse (Rasmussen and Williams 2006, section 5.4.2), solved from
+        its factor: the k columns of it, and the block of k.
+        """
+        columns = forward_solved(self.factor, np.eye(len(self.factor))[:, rows])
+        block = cholesky(columns.T @ columns)
+        errors = backward_solved(block, forward_solved(block, self.weights[rows]))
+        spread: Array = (forward_solved(block, np.eye(len(rows))) ** 2).sum(axis=0)
+        return errors, spread
+
+
+def solve(
+    covariance: Array,
+    values: Array,
+    noise: float,
+    *,
+    steps: int,
+    least_noise: float,
+    guess: float | None = None,
+) -> SolvedLabels:
+    """The process of n labels, their noise found by reweighting.
+
+    Args:
+        covariance: of the labels without noise (n, n).
+        values: the labels (n).
+        noise: the scale to start from.
+        steps: of reweighting; each is one factorisation.
+        least_noise: a smaller scale is not believed.
+        guess: of the scale, worth `PSEUDO_LABELS`; by default that of the step before.
+    """
+    precision = np.full(len(values), 1.0 / noise**2)
+    weights, factor = values, covariance
+    for _ in range(steps):
+        factor = cholesky(covariance + np.diag(1.0 / precision))
+        weights = backward_solved(factor, forward_solved(factor, values))
+        # Errors of the fit and their variance, which is what is left of the process.
+        squares = (weights / precision) ** 2
+        left = np.diag(covariance) - (forward_solved(factor, covariance) ** 2).sum(axis=0)
+        squares += np.maximum(left, 0.0)
+        noise = fitted_scale(squares, noise, guess=guess or noise, lowest=least_noise)
+        precision = precisions(squares, noise)
+    return SolvedLabels(weights, factor, precision, noise)
+
+
+def cholesky(matrix: Array) -> Array:
+    """The lower factor of a positive definite matrix."""
+    factor: Array = torch.linalg.cholesky(torch.from_numpy(matrix)).numpy()
+    return factor
+
+
+def forward_solved(factor: Array, right: Array) -> Array:
+    """x with `factor @ x = right`, for right sides (n) or (n, m)."""
+    return _triangular(factor, right, upper=False)
+
+
+def backward_solved(factor: Array, right: Array) -> Array:
+    """x with `factor.T @ x = right`, for right sides (n) or (n, m)."""
+    return _triangular(factor.T, right, upper=True)
+
+
+def _triangular(factor: Array, right: Array, *, upper: bool) -> Array:
+    columns = torch.from_numpy(right if right.ndim == 2 else right[:, None])
+    solved = torch.linalg.solve_triangular(torch.from_numpy(factor), columns, upper=upper)
+    shaped: Array = solved.numpy().reshape(right.shape)
+    return shaped
+
+
+def half_widths(variances: Array, scale: float, coverage: float) -> Array:
+    """Half the width of the interval that so large a share of new values lies in (n).
+
+    A new value is a normal one of this variance (n) with a Student-t error of this scale: normal
+    where the process knows little, and with heavy tails where only the error is left.
+    """
+    deviation = np.sqrt(variances + scale**2)
+    widths: Array = deviation * np.interp((scale / deviation) ** 2, *_half_widths(coverage))
+    return widths
+
+
+@cache
+def _half_widths(coverage: float) -> tuple[Array, Array]:
+    """Of sums of variance 1 before tails, by the share of it that is the error's: (33) each."""
+    shares = np.linspace(0.0, 1.0, 33)
+    # A Student-t error is a normal one of a precision that is gamma distributed.
+    nodes, weights = np.polynomial.laguerre.laggauss(GAMMA_NODES)
+    weights = weights * nodes ** (DEGREES_OF_FREEDOM / 2 - 1)
+    precision = nodes / (DEGREES_OF_FREEDOM / 2)
+    deviations = torch.from_numpy(np.sqrt(1.0 - shares[:, None] + shares[:, None] / precision))
+    low, high = np.full(len(shares), 0.0), np.full(len(shares), 100.0)
+    for _ in range(60):
+        middle = (low + high) / 2
+        inside = torch.special.erf(torch.from_numpy(middle)[:, None] / (2**0.5 * deviations))
+        enough = (inside.numpy() * weights).sum(axis=1) / weights.sum() > coverage
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return shares, high
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,14 +271,14 @@ class JointModel:
 
     def covariance(
         self, workloads: Sequence[Workload], generator: np.random.Generator
-    ) -> Covariance:
+    ) -> PoolCovariance:
         """The covariance of a pool before any label, with the constants as they are now."""
         points = self.pool.points(self.start, workloads)
         chosen = np.sort(generator.permutation(len(points))[:LANDMARKS])
         root = nystroem_root(self.smooth.between(points[chosen], points[chosen]))
         smooth = self.smooth.between(points, points[chosen]) @ root
         features = np.hstack([self.prior.sensitivities(workloads), smooth])
-        return Covariance(features.astype(np.float32), self.labels.noise**2)
+        return PoolCovariance(features.astype(np.float32), self.labels.noise**2)
 
 
 class Joint:

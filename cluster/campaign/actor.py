@@ -1,7 +1,6 @@
 """The Ray actor that runs a campaign, with profilers and a learner that are actors as well.
 
-A plain class; who starts one makes an actor of it with `ray.remote`. Import this module inside
-`with ray_runtime(...)` only (see there).
+Import this module inside `with ray_runtime(...)` only (see there).
 """
 
 from __future__ import annotations
@@ -23,28 +22,27 @@ from trappm.cluster.actors.profiler_pool import ProfilerPool
 from trappm.cluster.campaign.loop import Campaign, CampaignStopped
 from trappm.cluster.campaign.ownership import ownership
 from trappm.cluster.campaign.progress import Progress
-from trappm.cluster.interfaces import Learner, Workers
-from trappm.cluster.profiles.step_profiles import StepCache
+from trappm.cluster.profiles import StepCache
 from trappm.cluster.spec import CampaignSpec
 from trappm.store import CampaignState, Home, Patience, Store, StoreAccess
 
 LINGER_S = 60.0
-"""How long a detached campaign that has ended answers its watchers."""
+"""Time for which a detached campaign that has ended replies to watchers."""
 
 
 class CampaignActor:
-    """Runs a campaign in a thread of its own, from the moment that it is there.
+    """Runs a campaign in a thread of its own from its start.
 
-    So a detached one needs nobody: when Ray starts it again after it was killed, it goes on. If its
-    node is gone, that may be on another one.
+    A detached campaign depends on no other process: when Ray restarts it, it goes on, on another
+    node if its own is gone.
 
     Args:
-        home: the data folder.
-        access: to the label store, as the shell that launched it has it. An argument, and not an
-            environment that Ray would show to everybody: it may hold a password.
-        campaign_id: which campaign.
-        spec: of the campaign.
-        may_grow: it is detached, on a cluster that nodes may join later.
+        home: The data folder.
+        access: Access to the label store, as the launching shell has it. It may hold a password, so
+            it is not part of the environment, which Ray would show.
+        campaign_id: Id of the campaign.
+        spec: Spec of the campaign.
+        may_grow: Whether it is detached, on a cluster that nodes may join.
     """
 
     def __init__(
@@ -69,11 +67,11 @@ class CampaignActor:
             self._campaign.stop()
 
     def progress(self, life: str, lines_seen: int) -> dict[str, Any]:
-        """The progress, with only the lines that the watcher has not seen; whether it began, ended.
+        """Return the progress with unseen lines, and whether the campaign has begun and ended.
 
         Args:
-            life: from the last answer; lines seen in an earlier life do not count.
-            lines_seen: how many, in all.
+            life: Id of this process from the last reply; lines of an earlier process do not count.
+            lines_seen: Number of lines that the watcher has seen.
         """
         progress, ended = self._progress, self._ended.done()
         lines = progress.lines_after(lines_seen if life == self._life else 0)
@@ -86,7 +84,7 @@ class CampaignActor:
         }
 
     def result(self) -> bool:
-        """Whether it ran to its end; False when it was stopped on its way. Raises why it failed."""
+        """Return whether it ran to its end, False if it was stopped; raise its failure."""
         return self._ended.result()
 
     def _live(self) -> None:
@@ -99,13 +97,13 @@ class CampaignActor:
             ray.kill(ray.get_runtime_context().current_actor)
 
     def _run(self) -> bool:
-        patience = Patience(tell=self._note_store)
+        patience = Patience(tell=partial(self._note, "store"))
         open_store = partial(Store.open, self._access.take_over(), patience)
         with (
             patience(open_store) as opened,
             ownership(opened, self._campaign_id, outlasts=self._is_restarted) as store,
         ):
-            if store is None:  # it was stopped before it began, or ended while this was not there
+            if store is None:  # it was stopped before it began, or ended without this process
                 return opened.campaigns.state(self._campaign_id) is CampaignState.FINISHED
             folder = self._home.campaigns / self._campaign_id
             is_elsewhere = self._is_restarted and not folder.is_dir()
@@ -135,16 +133,14 @@ class CampaignActor:
                 return False
             return True
 
-    def _workers(self) -> Workers:
+    def _workers(self) -> ProfilerPool:
         return ProfilerPool(
-            self._spec.devices.keys,
-            may_grow=self._may_grow,
-            tell=self._note_worker,
+            self._spec.devices.keys, may_grow=self._may_grow, tell=partial(self._note, "node")
         )
 
-    def _learner(self) -> Learner:
+    def _learner(self) -> LearnerHandle:
         return LearnerHandle(
-            tell=self._note_learner,
+            tell=partial(self._note, "learner"),
             labels=self._spec.total,
             preset=self._spec.learner,
             strategy=self._spec.strategy,
@@ -156,17 +152,10 @@ class CampaignActor:
     def _watch(self, progress: Progress) -> None:
         self._progress = progress
 
-    def _note_store(self, message: str) -> None:
+    def _note(self, kind: str, message: str) -> None:
+        """Report an event; before the campaign begins, only to watchers."""
         if self._campaign is not None:
-            self._campaign.note("store", message)
-        else:  # it is not open yet
+            self._campaign.note(kind, message)
+        else:
             lines = (*self._progress.lines, message)
             self._progress = Progress(stage="label store", lines=lines, line_count=len(lines))
-
-    def _note_worker(self, message: str) -> None:
-        if self._campaign is not None:
-            self._campaign.note("node", message)
-
-    def _note_learner(self, message: str) -> None:
-        if self._campaign is not None:
-            self._campaign.note("learner", message)

@@ -2,11 +2,14 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from trappm.learner.acquisition.joint import Joint, PoolPoints
-from trappm.learner.acquisition.reduction import Knowledge
+from research.replay.joint import Joint, PoolPoints, half_widths, solve
+from trappm.learner.acquisition.pool_covariance import PoolPosterior
 from trappm.learner.estimator import Targets
 from trappm.learner.physics.graph_prior import GraphPrior
+from trappm.learner.stats.student_t import precisions
 from trappm.profiler.errors import InputError
 
 METRIC = "step_time_ms"
@@ -108,7 +111,7 @@ def test_the_covariance_of_a_fitted_learner_leaves_what_its_predictions_doubt(po
     train, test = split(pool, 20)
     model = fit(pool, train)
     covariance = model.covariance(workloads, np.random.default_rng(0))
-    left = Knowledge(covariance, train, None).variance[test]
+    left = PoolPosterior(covariance, train, None).variance[test]
     doubt = model.predict([workloads[i] for i in test]).log_std_of_mean ** 2
     assert np.median(left / doubt) == pytest.approx(1.0, abs=0.2)
     assert np.all(left <= covariance.deviation[test] ** 2)
@@ -131,3 +134,64 @@ def test_a_start_is_refused(pool):
     targets = Targets(np.ones(1), np.full(1, np.nan), ["a"])
     with pytest.raises(InputError, match="starts from no other"):
         learner(workloads).fit(workloads[:1], targets, np.random.default_rng(0), model)
+
+
+def process(seed, n=12, spread=1.0):
+    generator = np.random.default_rng(seed)
+    points = generator.normal(0, spread, (n, 3))
+    squares = ((points[:, None] - points[None]) ** 2).sum(axis=2)
+    return np.exp(-squares / 2), generator.normal(0, 1, n), generator
+
+
+@given(seed=st.integers(0, 2**32 - 1), steps=st.integers(1, 6))
+@settings(deadline=None, max_examples=40)
+def test_a_solution_is_that_of_the_inverse(seed, steps):
+    covariance, values, generator = process(seed)
+    solved = solve(covariance, values, 0.3, steps=steps, least_noise=0.01)
+    before = (
+        solve(covariance, values, 0.3, steps=steps - 1, least_noise=0.01) if steps > 1 else None
+    )
+    precision = np.full(12, 1 / 0.3**2) if before is None else before.precision
+    inverse = np.linalg.inv(covariance + np.diag(1 / precision))
+    np.testing.assert_allclose(solved.weights, inverse @ values, rtol=1e-7, atol=1e-9)
+    squares = (solved.weights / precision) ** 2
+    squares += (1 - np.diag(inverse) / precision) / precision
+    np.testing.assert_allclose(solved.precision, precisions(squares, solved.noise), rtol=1e-6)
+
+    across = generator.normal(0, 1, (5, 12))
+    np.testing.assert_allclose(
+        solved.explained(across), np.diag(across @ inverse @ across.T), rtol=1e-7
+    )
+    rows = np.array([1, 4, 9])
+    block = np.linalg.inv(inverse[np.ix_(rows, rows)])
+    errors, spread = solved.unseen(rows)
+    np.testing.assert_allclose(errors, block @ solved.weights[rows], rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(spread, np.diag(block), rtol=1e-6)
+
+
+def test_labels_unseen_are_what_the_others_predict():
+    covariance, values, _ = process(3)
+    solved = solve(covariance, values, 0.3, steps=1, least_noise=0.01)
+    noisy = covariance + np.eye(12) * 0.3**2
+    rows, others = np.array([0, 5]), np.array([1, 2, 3, 4, 6, 7, 8, 9, 10, 11])
+    cross = np.linalg.solve(noisy[np.ix_(others, others)], noisy[np.ix_(others, rows)])
+    errors, spread = solved.unseen(rows)
+    np.testing.assert_allclose(errors, values[rows] - cross.T @ values[others], rtol=1e-8)
+    left = noisy[np.ix_(rows, rows)] - cross.T @ noisy[np.ix_(others, rows)]
+    np.testing.assert_allclose(spread, np.diag(left), rtol=1e-8)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("coverage", [0.5, 0.9])
+def test_intervals_hold_what_they_say_of_normal_values_with_student_errors(share, coverage):
+    generator = np.random.default_rng(4)
+    n = 400_000
+    process_part = np.sqrt(1 - share) * generator.standard_normal(n)
+    drawn = process_part + np.sqrt(share) * generator.standard_t(4, n)
+    half = half_widths(np.array([1 - share]), np.sqrt(share), coverage)
+    assert np.mean(np.abs(drawn) < half[0]) == pytest.approx(coverage, abs=0.003)
+
+
+def test_an_interval_is_normal_without_errors_and_of_student_with_nothing_else():
+    assert half_widths(np.array([4.0]), 1e-9, 0.9)[0] == pytest.approx(2 * 1.6449, rel=1e-3)
+    assert half_widths(np.array([0.0]), 0.5, 0.9)[0] == pytest.approx(0.5 * 2.1318, rel=1e-3)

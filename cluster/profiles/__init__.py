@@ -1,1 +1,0 @@
-"""Static and kernel profiles of whole pools, made by many processes and kept."""
