@@ -346,7 +346,7 @@ def event_of_call(session: Session, campaign_id: str) -> Mapping[str, Any] | Non
 def existing(session: Session, campaign_id: str, *, to_change: bool = True) -> CampaignRow:
     row = session.get(CampaignRow, campaign_id, with_for_update=to_change)
     if row is None:
-        raise CampaignError(f"no campaign {campaign_id!r}; see: trappm campaign list")
+        raise CampaignError(f"no campaign {campaign_id!r}; see: trappm campaign status")
     return row
 
 

@@ -51,9 +51,9 @@ class OwnedError(CampaignError):
         super().__init__(
             f"campaign {campaign_id} {verb} on host {owner.process.host} (process "
             f"{owner.process.pid}) since {owner.since[:16].replace('T', ' ')} UTC, last heard of "
-            f"{max(owner.silent_s, 0.0):.0f} s ago; watch it with: trappm campaign watch "
-            f"{campaign_id}; stop it with: trappm campaign pause {campaign_id}; if that host is "
-            f"gone, try again once it was silent for {SILENT_S:.0f} s"
+            f"{max(owner.silent_s, 0.0):.0f} s ago; follow it with: trappm campaign status "
+            f"{campaign_id} --follow; stop it with: trappm campaign pause {campaign_id}; if that "
+            f"host is gone, try again once it was silent for {SILENT_S:.0f} s"
         )
 
     def __reduce__(self) -> tuple[type[Self], tuple[str, CampaignState, Owner]]:

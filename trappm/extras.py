@@ -14,7 +14,7 @@ EXTRAS = {
 }  # fmt: skip
 """Top-level modules by the extra of pyproject.toml that brings them."""
 
-OF_COMMANDS = {"serve": "serve", "ui": "serve"}
+OF_COMMANDS = {"serve": "serve"}
 """Commands that an extra is for, which takes `campaign` in: whatever they lack, it brings."""
 
 

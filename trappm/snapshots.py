@@ -14,7 +14,7 @@ from trappm.profiler.errors import InputError, SnapshotError
 
 if TYPE_CHECKING:
     from trappm.learner.snapshots.manifest_fields import Manifest
-    from trappm.learner.snapshots.registry import Registry
+    from trappm.learner.snapshots.registry import AliasEntry, Registry
     from trappm.learner.snapshots.regressions import Promotion
 
 Listing = list
@@ -93,25 +93,49 @@ def pull(name: str = "latest", registry: str | None = None, to: Path | None = No
 
 
 def push(
-    name: str, registry: str, alias: str = "latest", *, max_regression_percent: float = 20.0
+    name: str,
+    registry: str | None = None,
+    alias: str = "latest",
+    *,
+    max_regression_percent: float | None = 20.0,
 ) -> Promotion:
     """Publish a snapshot, and move an alias to it unless it regressed.
 
     Args:
-        name: Id, alias or folder of a snapshot of this machine.
-        registry: Folder or URL.
-        alias: Alias to move.
-        max_regression_percent: Increase of an error that counts as a regression.
+        name: Id, alias or folder of a snapshot of this machine, or id or alias in the registry.
+        registry: Folder or URL (default: this machine's snapshots).
+        alias: Alias to create or move.
+        max_regression_percent: Increase of an error that counts as a regression; None moves the
+            alias in any case.
 
     Raises:
         InputError: The alias is that of the shipped snapshot.
         SnapshotError: There is no such snapshot, or the registry cannot be written.
     """
-    from trappm.learner.snapshots.regressions import promote
+    from trappm.learner.snapshots.regressions import Promotion, promote
 
     check_alias(alias)
     shared = registry_at(registry)
-    return promote(shared, alias, shared.push(folder_of(name)), max_regression_percent)
+    try:
+        folder = folder_of(name)
+    except SnapshotError as error:
+        try:
+            snapshot_id = shared.resolve(name)
+        except SnapshotError:
+            raise error from None
+    else:
+        snapshot_id = shared.push(folder)
+    if max_regression_percent is not None:
+        return promote(shared, alias, snapshot_id, max_regression_percent)
+    if shared.aliases().get(alias) != snapshot_id:
+        shared.set_alias(alias, snapshot_id, "by hand")
+    return Promotion(True, f"{alias} is {snapshot_id}")
+
+
+def alias_history(alias: str, registry: str | None = None) -> Sequence[AliasEntry]:
+    """Return the moves of an alias, the latest last; empty if there is no such alias."""
+    shared = registry_at(registry)
+    return shared.history(alias) if alias in shared.aliases() else ()
 
 
 def registry_at(location: str | None) -> Registry:

@@ -584,7 +584,7 @@ class Campaign:
         message = (
             f"{command.device}  {configuration}: no label after {command.failures} attempts on "
             f"{hosts} {'host' if hosts == 1 else 'hosts'} ({reason}); "
-            f"try it again later with: trappm campaign retry {self.id}"
+            f"try it again later with: trappm campaign resume {self.id} --retry-failed"
         )
         event = {"message": message, "id": command.assignment_id}
         self.store.campaigns.log_event(self.id, "quarantined", event)
@@ -654,9 +654,8 @@ class Campaign:
             raise CampaignError(
                 f"the initial draw gave too few labels on {source} to learn from "
                 f"(attempts: {attempts}); when the machine is quiet: "
-                f"trappm campaign retry {self.id} --outcome "
-                f"{max(outcomes, key=outcomes.__getitem__, default='error')}; "
-                f"trappm campaign resume {self.id}"
+                f"trappm campaign resume {self.id} --retry-failed --outcome "
+                f"{max(outcomes, key=outcomes.__getitem__, default='error')}"
             )
         labels = self.store.campaigns.label_counts(self.id).get(self.id, 0)
         seconds = sum(self.store.campaigns.measuring_seconds_by_device(self.id).values())
@@ -743,7 +742,7 @@ class Campaign:
         except TrappmError as error:
             remark = (
                 f"snapshot {snapshot.id} is published, but not the latest ({error}); "
-                f"name it with: trappm snapshot alias latest {snapshot.id}"
+                f"name it with: trappm snapshot push {snapshot.id} --alias latest"
             )
             self.store.campaigns.log_event(self.id, "published", {"message": remark})
         self._tell(news=remark)

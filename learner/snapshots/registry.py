@@ -245,7 +245,7 @@ class Registry:
         if at < 0:
             raise SnapshotError(
                 f"alias {alias!r} in {self.location} has not been anywhere before; "
-                f"see: trappm snapshot alias"
+                f"see: trappm snapshot show {alias}"
             )
         target = history[at]
         return self.set_alias(alias, target.snapshot, f"rolled back from {current}", target.name)

@@ -66,7 +66,7 @@ def promote(
             return Promotion(
                 False,
                 f"{alias} stays {history[-1].snapshot}, since {snapshot_id} {against}. To move it "
-                f"all the same: trappm snapshot alias {alias} {snapshot_id} --registry "
+                f"all the same: trappm snapshot push {snapshot_id} --alias {alias} --registry "
                 f"{registry.location}",
             )
     registry.set_alias(alias, snapshot_id, "published")

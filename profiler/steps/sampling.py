@@ -42,13 +42,9 @@ class Samples:
     rejected: int = 0
     """Number of steps that lost too much of their time."""
     lost_share: float = 0.0
-<<<<<<< HEAD
     """Largest share of its wall time that an accepted step lost."""
-=======
-    """Largest share of its wall time that one of the steps that count lost."""
     least_lost_share: float = 0.0
-    """Smallest such share."""
->>>>>>> w/cluster
+    """Smallest share of its wall time that a step that counts lost."""
 
 
 def sample(time_steps: Callable[[int], list[float]], protocol: Protocol) -> tuple[float, ...]:
@@ -169,6 +165,11 @@ _DRIFT_SHARE = 0.5
 def judge(run: StepRun, protocol: Protocol) -> Findings:
     """Return the findings of a run: `ok`, or `unstable` with the reasons."""
     reasons = unstable_reasons(run.samples_ms, run.window, protocol, run.lost_step_share)
+    if run.least_lost_step_share > protocol.unstable_lost_share:
+        reasons.append(
+            f"{CONTENTION}: others had its cores for {run.least_lost_step_share:.0%} or more of "
+            "every step"
+        )
     window, memory = run.window, run.memory
     missing = {**memory.missing, **window.missing}
     energy_j, energy_missing = window.energy_j, window.energy_missing

@@ -13,7 +13,7 @@ import pandas as pd
 from research.evaluation.evaluation import Evaluation
 from research.evaluation.scores import joined
 from trappm.profiler.errors import InputError, from_extra
-from trappm.terminal.png_figures import new_figure, require_matplotlib
+from trappm.terminal.plots import new_figure, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,7 +16,7 @@ from rich.progress import (
 
 from research.evaluation.benchmark import SPLIT_TITLES, SplitKind
 from trappm.profiler.number_text import number_text
-from trappm.terminal.progress_bar import LiveBar
+from trappm.terminal.progress_bars import LiveBar
 from trappm.terminal.tables import console, print_table
 
 COLUMNS = ("MAPE_%", "median_%", "CRPS_%", "coverage_%", "within_10_%", "tau", "RMSE")

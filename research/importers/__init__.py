@@ -14,7 +14,7 @@ import typer
 
 from research.importers import gpumemnet, node_steps, timm_results, zeus
 from research.importers.neusight import read_neusight
-from trappm.cli.labels.exchange import print_import
+from trappm.cli.labels import print_import
 from trappm.cli.options import AsJson, print_json
 from trappm.profiler.errors import InputError
 from trappm.store import Home, Store

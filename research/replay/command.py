@@ -17,7 +17,7 @@ from research.replay.tables import draw, print_summary, summary
 from trappm.cli.options import AsJson, MetricName, Usable, print_json
 from trappm.learner.acquisition import STRATEGIES
 from trappm.profiler.errors import InputError
-from trappm.terminal.png_figures import require_matplotlib
+from trappm.terminal.plots import require_matplotlib
 
 MAX_SEEDS = 200
 FIRST_SEED = 1337

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from research.evaluation.benchmark import TEST_SHARE
 from research.replay.replay import Point
 from research.replay.replays import Plan, Results
-from trappm.terminal.png_figures import new_figure, save_png
+from trappm.terminal.plots import new_figure, save_png
 from trappm.terminal.tables import console, print_table
 
 Array = npt.NDArray[np.float64]

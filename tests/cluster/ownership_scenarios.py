@@ -92,7 +92,7 @@ def two_hosts(_url):
         launch(url, record.id, plan)
         wait_until(lambda: attempts(store, record.id) >= 20)
         with held():
-            status = second_host(url, "campaign", "list")
+            status = second_host(url, "campaign", "status")
             resumed = second_host(url, "campaign", "resume", record.id)
             (pid,) = processes("ray::MadeUpCampaignActor")
             os.kill(pid, signal.SIGSTOP)

@@ -68,7 +68,7 @@ def json_shapes() -> dict[str, Any]:
             ("labels", "query", "--limit", "3"),
             ("snapshot", "list"),
             ("snapshot", "show", "default"),
-            ("campaign", "list"),
+            ("campaign", "status"),
             ("store", "upgrade"),
         ]
         shapes = {}

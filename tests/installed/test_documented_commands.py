@@ -28,7 +28,6 @@ PAGES = sorted(
 )
 ELSEWHERE = {
     "campaign launch": "test_main_job and test_installed_wheel launch campaigns",
-    "ui": "a server, which test_page opens in a browser",
     "serve": "a server, which tests/extensions/web asks",
     "measure": "needs the page's device and a quiet machine; tests/profiler measures",
     "pool build": "makes the graphs of 800 architectures; test_cli_pool builds small ones",
@@ -192,15 +191,12 @@ JSON_COMMANDS = (
     "labels query --limit 2",
     "labels query --by family --agg median",
     "labels show 1",
-    "labels lookup resnet18 --batch-size 8 --input-size 64 --device cpu-2t",
-    "labels lookup test_resnet",
     "snapshot list",
     "snapshot show default",
-    "store check",
-    "campaign list",
+    "store upgrade --check",
     "campaign status",
     "campaign report",
-    "campaign explain",
+    "campaign report --choices",
 )
 NAMED_BY_DATA = {
     "affinity", "best", "best_of_all", "cards", "counts", "devices", "environment", "errors",

@@ -118,7 +118,7 @@ def test_it_serves(campaign, installed):
 
 
 def test_it_shows_its_page(campaign, installed):
-    shown = installed(*trappm("ui", "--port", "0", "--no-browser"), PYTHONUNBUFFERED="1")
+    shown = installed(*trappm("serve", "--port", "0"), PYTHONUNBUFFERED="1")
     with listening(shown) as address:
         for path, part in (("/", "<html"), ("/api/campaigns", '"laptop"')):
             with urllib.request.urlopen(f"{address}{path}", timeout=300) as answer:  # noqa: S310
@@ -126,7 +126,7 @@ def test_it_shows_its_page(campaign, installed):
 
 
 NEEDS = {
-    "campaign explain --png p.png": "evaluate",
+    "campaign report --choices --png p.png": "evaluate",
 }
 
 
@@ -164,11 +164,9 @@ PREDICTING = (
 )
 NEEDS_CAMPAIGN = (
     "campaign launch --preset laptop",
-    "campaign list",
     "pool status",
     "labels query",
-    "labels lookup test_resnet --device cpu-2t",
-    "store check",
+    "store upgrade --check",
     "device show a100",
 )
 
@@ -185,7 +183,6 @@ def test_without_any_extra_it_predicts(light):
 def test_without_any_extra_the_rest_is_one_line_that_names_it(light):
     needs = dict.fromkeys(NEEDS_CAMPAIGN, "campaign") | {
         "serve --port 0": "serve",
-        "ui --port 0 --no-browser": "serve",
     }
     process = light("-c", COMMANDS, json.dumps([*needs]))
     out, err = process.communicate(timeout=1000)

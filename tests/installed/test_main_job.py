@@ -145,7 +145,9 @@ class Run:
         assert terminal.wait(120) == 130, terminal.raw
         assert "trappm campaign resume" in terminal.screen
         assert "Traceback" not in terminal.raw
-        states = [c["state"] for c in json.loads(self.trappm("campaign", "list", "--json").stdout)]
+        states = [
+            c["state"] for c in json.loads(self.trappm("campaign", "status", "--json").stdout)
+        ]
         assert states == ["paused"]
         self.terminal = None
 
@@ -154,14 +156,14 @@ class Run:
         terminal.process.wait()
         self.terminal = None
         deadline = time.monotonic() + 120  # its loop ends a moment after it
-        while "interrupted" not in self.trappm("campaign", "list", "--json").stdout:
+        while "interrupted" not in self.trappm("campaign", "status", "--json").stdout:
             assert time.monotonic() < deadline, "the campaign's loop outlives its driver"
             time.sleep(0.5)
 
     def watch_and_go_on(self, _terminal) -> None:
         """Somebody looks from another terminal, and leaves by Ctrl-C; the campaign goes on."""
         other = Terminal(
-            [Path(sys.executable).with_name("trappm"), "campaign", "watch"],
+            [Path(sys.executable).with_name("trappm"), "campaign", "status", "--follow"],
             env=self.environment, cwd=self.folder,
         )  # fmt: skip
         other.wait_for("running")
@@ -253,8 +255,8 @@ def test_the_report_tells_outcomes_errors_transfer_and_what_to_do_next(campaign)
     ):
         assert phrase in campaign.output
     assert campaign.trappm("campaign", "report").stdout.strip()[:40] in campaign.output
-    status = json.loads(campaign.trappm("campaign", "status", "--json").stdout)
-    assert status["state"] == "finished"
+    (listed,) = json.loads(campaign.trappm("campaign", "status", "--json").stdout)
+    assert listed["state"] == "finished"
 
 
 def test_labels_come_as_table_json_and_csv(campaign):

@@ -20,7 +20,7 @@ from trappm.store import Home, Store
 from trappm.store.migrate import REVISIONS
 
 SECRET = "hunter2secret"  # noqa: S105
-COMMANDS = (["upgrade"], ["check"])
+COMMANDS = (["upgrade"], ["upgrade", "--check"])
 
 
 @pytest.fixture
@@ -48,21 +48,21 @@ def run(capfd, caplog, tmp_path):
 
 
 def test_check_finds_no_damage_in_a_sound_store(home, run):
-    status, out, err, _ = run("check")
+    status, out, err, _ = run("upgrade", "--check")
     assert (status, err) == (0, "")
     assert out == f"sqlite:///{home}/labels.db: no damage found\n"
-    assert json.loads(run("check", "--json")[1]) == []
+    assert json.loads(run("upgrade", "--check", "--json")[1]) == []
 
 
 def test_check_reports_rows_without_the_row_that_they_refer_to(home, run):
     with closing(sqlite3.connect(home / "labels.db", isolation_level=None)) as connection:
         connection.execute("DELETE FROM measurements WHERE id = 2")
-    status, out, err, _ = run("check")
+    status, out, err, _ = run("upgrade", "--check")
     assert (status, err) == (1, "")
     finding = "row 2 of labels refers to a row of measurements that does not exist"
     assert finding in out.splitlines()
     assert "restore a backup" in out
-    status, out, _, _ = run("check", "--json")
+    status, out, _, _ = run("upgrade", "--check", "--json")
     assert (status, finding in json.loads(out)) == (1, True)
 
 
@@ -75,7 +75,7 @@ def test_check_reports_a_damaged_file(home, run):
     with path.open("r+b") as file:
         file.seek((page - 1) * size)
         file.write(b"\xff" * size)
-    status, out, err, _ = run("check")
+    status, out, err, _ = run("upgrade", "--check")
     assert (status, err) == (1, "")
     assert "is damaged" in out
 
@@ -192,7 +192,7 @@ def test_no_password_is_told_when_all_goes_well_or_the_password_is_wrong(run, cl
     wrong = SECRET[::-1]
     url = closed.set(password=wrong).render_as_string(hide_password=False)
     for debug in (False, True):
-        status, out, err, logged = run("check", "--database", url, debug=debug)
+        status, out, err, logged = run("upgrade", "--check", "--database", url, debug=debug)
         assert (status, out) == (2, "")
         assert "password authentication failed" in err
         assert wrong not in err + logged
@@ -200,7 +200,7 @@ def test_no_password_is_told_when_all_goes_well_or_the_password_is_wrong(run, cl
 
 def test_help_says_where_the_password_belongs():
     done = subprocess.run(
-        [str(Path(sys.executable).with_name("trappm")), "store", "check", "--help"],
+        [str(Path(sys.executable).with_name("trappm")), "store", "upgrade", "--help"],
         check=True,
         capture_output=True,
         text=True,
@@ -210,7 +210,7 @@ def test_help_says_where_the_password_belongs():
 
 @pytest.mark.parametrize(
     "command",
-    [["campaign", "list"], ["campaign", "status"], ["campaign", "report"], ["pool", "status"]],
+    [["campaign", "status"], ["campaign", "report"], ["pool", "status"]],
     ids=" ".join,
 )
 def test_who_only_asks_makes_and_changes_nothing(tmp_path, monkeypatch, capfd, command):

@@ -10,23 +10,23 @@ import errno
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from trappm import __version__
 from trappm.cli import (
+    campaign,
     device,
     estimate,
+    labels,
     measure,
     pool,
     predict,
-    shell,
     snapshot,
     store,
 )
-from trappm.cli.campaign import commands as campaign
-from trappm.cli.labels import commands as labels
 from trappm.extensions import register_all
 from trappm.extras import advice
 from trappm.profiler.errors import TrappmError
@@ -35,13 +35,11 @@ app = typer.Typer(
     name="trappm",
     help="Predict time, memory and power of deep-learning training steps.",
     no_args_is_help=True,
-    cls=shell.Commands,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example: trappm predict resnet18 --batch-size 4 --input-size 96",
 )
-shell.flags_without_type()
 PREDICT, MEASURE, DATA = "Predict", "Measure", "Labels and snapshots"
 app.command(name="predict", rich_help_panel=PREDICT)(predict.predict)
 app.command(name="fits", rich_help_panel=PREDICT)(estimate.fits)
@@ -66,15 +64,25 @@ register_all(app)
 _MOVED = {
     "evaluate": "python -m research evaluate, in a clone",
     "tune": "python -m research tune, in a clone",
-    "replay": "python -m research replay, in a clone",
-    "add": "trappm labels import",
-    "rollback": "trappm snapshot alias ALIAS SNAPSHOT",
-    "diff": "trappm snapshot show, once per snapshot",
-    "verify": "trappm snapshot show, which checks every file",
-    "gc": "deleting folders of TRAPPM_HOME/snapshots",
-    "mend": "trappm store check",
+    "ui": "trappm serve --open",
+    "campaign watch": "trappm campaign status --follow",
+    "campaign list": "trappm campaign status",
+    "campaign explain": "trappm campaign report --choices",
+    "campaign retry": "trappm campaign resume --retry-failed",
+    "campaign replay": "python -m research replay, in a clone",
+    "labels lookup": "trappm predict MODEL --labels",
+    "labels add": "trappm labels import",
+    "device import": "trappm labels import FILE --kernels",
+    "device export": "trappm labels export FILE --kernels --device DEVICE",
+    "snapshot alias": "trappm snapshot push SNAPSHOT --alias NAME",
+    "snapshot rollback": "trappm snapshot push SNAPSHOT --alias NAME",
+    "snapshot diff": "trappm snapshot show, once per snapshot",
+    "snapshot verify": "trappm snapshot show, which checks every file",
+    "snapshot gc": "deleting folders of TRAPPM_HOME/snapshots",
+    "store check": "trappm store upgrade --check",
+    "store mend": "trappm store upgrade --check",
 }
-"""Earlier commands, and what replaces them."""
+"""Earlier commands by their full name, and options, with what replaces them."""
 
 _UNWRITABLE = {errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG}
 """What standard output may fail by, such as a full disk."""
@@ -117,7 +125,7 @@ def run(
         if not message or "\n" in message:  # no command was given: the message is the help text
             typer.echo(message, err=True, nl=bool(message))
             return 2
-        if moved := next((name for name in _MOVED if f"'{name}'" in message), None):
+        if message.startswith("No such") and (moved := _moved(arguments)):
             return _fail(f"'{moved}' is gone; use {_MOVED[moved]}", 2, error, debug)
         context = getattr(error, "ctx", None)
         hint = f" (see: {context.command_path} --help)" if context else ""
@@ -143,6 +151,14 @@ def run(
         message = f"unexpected {type(error).__name__}: {error}; --debug shows the trace"
         return _fail(message, 1, error, debug)
     return status if isinstance(status, int) else 0
+
+
+def _moved(arguments: Sequence[str]) -> str | None:
+    """Return the earlier command or option that is among arguments, or None."""
+    words = [word for word in arguments if not word.startswith("-")]
+    options = [word.partition("=")[0] for word in arguments if word.startswith("--")]
+    names = (" ".join(words[:2]), *words[:1], *options)
+    return next((name for name in names if name in _MOVED), None)
 
 
 def _fail(message: str, status: int, error: Exception, debug: bool) -> int:

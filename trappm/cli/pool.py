@@ -35,8 +35,9 @@ def build(
     from trappm.cluster.pool_file import load_pool_file
 
     file = load_pool_file(spec)
-    from trappm.reports.pools import BuildDisplay, pool_facts, print_pool
+    from trappm.reports.pools import pool_facts, print_pool
     from trappm.store import Home, Store
+    from trappm.terminal.progress_bars import BuildDisplay
 
     with Store.open(Home.open().database_url) as store:
         display = BuildDisplay()

@@ -1,4 +1,4 @@
-"""`trappm snapshot`: list, show, pull, push and name published snapshots."""
+"""`trappm snapshot`: list, show, pull and push published snapshots, and their aliases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trappm.cli import shell
 from trappm.cli.options import AsJson, print_json
 
 app = typer.Typer(
-    help="List, show, pull, push and name published snapshots.",
+    help="List, show, pull and push snapshots, and name them by aliases.",
     no_args_is_help=True,
     epilog="Example: trappm snapshot pull latest --registry s3://bucket/snapshots",
 )
@@ -20,19 +20,21 @@ Name = Annotated[
     str,
     typer.Argument(
         metavar="SNAPSHOT",
-        help="An id, its beginning, or an alias.",
+        help="Id, its beginning, or an alias.",
         autocompletion=shell.snapshots,
     ),
 ]
 Remote = Annotated[
     str | None,
     typer.Option(
-        "--registry", envvar="TRAPPM_REGISTRY", help="A folder or URL (s3://, gs://, ...)."
+        "--registry",
+        envvar="TRAPPM_REGISTRY",
+        help="Folder or URL (s3://, gs://, ...).",
     ),
 ]
 Registry = Annotated[
     str | None,
-    typer.Option("--registry", help="A folder or URL (default: the snapshots of TRAPPM_HOME)."),
+    typer.Option("--registry", help="Folder or URL (default: the snapshots of TRAPPM_HOME)."),
 ]
 
 
@@ -51,22 +53,26 @@ def list_snapshots(registry: Registry = None, as_json: AsJson = False) -> None:
 
 @app.command(epilog="Example: trappm snapshot show default")
 def show(name: Name = "latest", registry: Registry = None, as_json: AsJson = False) -> None:
-    """Show what a snapshot holds: heads, errors, labels, versions.
+    """Show the heads, errors, labels and versions of a snapshot, and the history of an alias.
 
     Every file of a snapshot of this machine is checked against its manifest.
     """
     from trappm import snapshots
     from trappm.learner.snapshots.snapshot import load_snapshot
     from trappm.prediction.snapshot_choice import folder_of
-    from trappm.terminal.snapshot_tables import print_manifest
+    from trappm.terminal.snapshot_tables import print_alias, print_manifest
 
     manifest = snapshots.manifest_of(name, registry)
     if registry is None:
         load_snapshot(folder_of(name))
+    history = snapshots.alias_history(name, registry)
     if as_json:
-        print_json(manifest.to_json())
-    else:
-        print_manifest(manifest)
+        moves = [{"snapshot": x.snapshot, "at": x.at, "why": x.why} for x in history]
+        print_json(manifest.to_json() | ({"alias_history": moves} if moves else {}))
+        return
+    print_manifest(manifest)
+    if history:
+        print_alias(name, history)
 
 
 @app.command(epilog="Example: trappm snapshot pull latest --registry s3://bucket/snapshots")
@@ -97,51 +103,31 @@ def pull(
 def push(
     name: Name,
     registry: Remote = None,
-    alias: Annotated[str, typer.Option(help="Alias to move, unless it regressed.")] = "latest",
+    alias: Annotated[
+        str | None,
+        typer.Option(help="Alias to create or move (default with a registry: latest)."),
+    ] = None,
     bound: Annotated[
-        float, typer.Option(min=0, help="Increase of an error that is a regression, in percent.")
-    ] = 20.0,
+        float | None,
+        typer.Option(
+            min=0,
+            help="Increase of an error in percent up to which the alias moves "
+            "(default: 20 for latest, none for --alias).",
+        ),
+    ] = None,
 ) -> None:
-    """Publish a snapshot of this machine, or a folder, in a registry.
+    """Publish a snapshot in a registry and move an alias to it.
 
-    One that regressed is published, but the alias stays where it is.
+    Without a registry, --alias names a snapshot of this machine. Without --alias, `latest` stays
+    where it is if the snapshot regressed. A repeated push changes nothing.
     """
     from trappm import snapshots
 
-    if registry is None:
-        raise typer.BadParameter("name where to publish it: --registry, or TRAPPM_REGISTRY")
-    promotion = snapshots.push(name, registry, alias, max_regression_percent=bound)
-    typer.echo(f"snapshot {snapshots.manifest_of(name).id} is in {registry}")
+    if registry is None and alias is None:
+        raise typer.BadParameter("give --alias, or where to publish: --registry or TRAPPM_REGISTRY")
+    if bound is None and alias is None:
+        bound = 20.0
+    promotion = snapshots.push(name, registry, alias or "latest", max_regression_percent=bound)
+    if registry is not None:
+        typer.echo(f"snapshot {name} is in {registry}")
     typer.echo(promotion.message)
-
-
-@app.command(epilog="Example: trappm snapshot alias stable latest")
-def alias(
-    name: Annotated[str | None, typer.Argument(metavar="ALIAS", help="A name.")] = None,
-    snapshot: Annotated[
-        str | None, typer.Argument(metavar="SNAPSHOT", help="What it is to mean.")
-    ] = None,
-    registry: Registry = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show what aliases mean, show the history of one, or move one to a snapshot."""
-    from trappm import snapshots
-
-    shared = snapshots.registry_at(registry)
-    if name is not None and snapshot is not None:
-        snapshots.check_alias(name)
-        entry = shared.set_alias(name, shared.resolve(snapshot), "by hand")
-        typer.echo(f"{name} is {entry.snapshot}")
-        return
-    if name is None:
-        rows = [{"alias": key, "snapshot": value} for key, value in shared.aliases().items()]
-    else:
-        rows = [
-            {"alias": name, "snapshot": x.snapshot, "at": x.at, "why": x.why}
-            for x in shared.history(name)
-        ]
-    if as_json:
-        print_json(rows)
-    else:
-        for row in rows:
-            typer.echo("  ".join(row.values()))

@@ -1,4 +1,4 @@
-"""`trappm store`: upgrade and check the label store."""
+"""`trappm store upgrade`: upgrade or check the label store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Upgrade and check the label store.",
     no_args_is_help=True,
-    epilog="Example: trappm store check",
+    epilog="Example: trappm store upgrade --check",
 )
 
 Database = Annotated[
@@ -32,15 +32,27 @@ Database = Annotated[
 ]
 
 
-@app.command(epilog="Example: trappm store upgrade")
+@app.command(epilog="Example: trappm store upgrade --check")
 def upgrade(
-    processes: Processes = None, database: Database = None, as_json: AsJson = False
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Only check the schema and the integrity of the store."),
+    ] = False,
+    processes: Processes = None,
+    database: Database = None,
+    as_json: AsJson = False,
 ) -> None:
     """Upgrade the schema of the store and its step profiles to this version.
 
-    Back the store up first. A step profile takes about a second. After an interruption the same
-    command continues.
+    Back the store up first. A step profile takes about a second.
+    After an interruption the same command continues.
+
+    With --check, nothing is changed.
+    The exit status is 1 if the database is damaged, or 2 if its schema is of another version.
     """
+    if check:
+        _check(_url(database), as_json)
+        return
     from trappm.store import Store
     from trappm.store.migrate import upgrade_store
 
@@ -61,26 +73,19 @@ def upgrade(
         typer.echo(f"{len(outdated):,} step profiles of an earlier version were replaced")
 
 
-@app.command(epilog="Example: trappm store check")
-def check(database: Database = None, as_json: AsJson = False) -> None:
-    """Check the schema and the integrity of the store without changing it.
-
-    Exit status: 0 without findings, 1 if the database is damaged, 2 if the schema is not that of
-    this version.
-    """
+def _check(url: str, as_json: bool) -> None:
+    """Print the damage of a store, and exit with status 1 if there is any."""
     from trappm.store import Store
 
-    with Store.open_to_read(_url(database)) as store:
-        damage = store.check()
-        where = store.address
+    with Store.open_to_read(url) as store:
+        damage, address = store.check(), store.address
     if as_json:
         print_json(damage)
     elif damage:
-        for line in damage:
-            typer.echo(line)
-        typer.echo(f"{where} is damaged: restore a backup, or save rows with sqlite3's .recover")
+        remedy = "is damaged: restore a backup, or save rows with sqlite3's .recover"
+        typer.echo("\n".join([*damage, f"{address} {remedy}"]))
     else:
-        typer.echo(f"{where}: no damage found")
+        typer.echo(f"{address}: no damage found")
     if damage:
         raise typer.Exit(1)
 
@@ -88,7 +93,7 @@ def check(database: Database = None, as_json: AsJson = False) -> None:
 def _make_profiles(store: Store, pairs: Sequence[Pair], processes: int | None) -> None:
     """Make static profiles in processes on this machine and show the progress."""
     from trappm.cluster.pool_file import make_profiles
-    from trappm.reports.pools import BuildDisplay
+    from trappm.terminal.progress_bars import BuildDisplay
 
     display = BuildDisplay()
     try:

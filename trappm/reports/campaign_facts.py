@@ -1,7 +1,6 @@
-"""The facts of a campaign as its label store has them, wherever it runs.
+"""Facts of campaigns from their label store, wherever they run.
 
-They are gathered here once, for `trappm campaign list`, `status`, `report` and `watch`, for their
-JSON, and for the page.
+`trappm campaign status` and `report`, their JSON and the page show them.
 """
 
 from __future__ import annotations
@@ -18,32 +17,32 @@ from trappm.cluster.campaign.ownership import ENDED, runs
 from trappm.cluster.launch import LOST, RETRIED
 from trappm.cluster.rehearsal import runs_nothing
 from trappm.cluster.scheduler.stop_rules import CampaignEnd
-from trappm.cluster.scheduler.training_report import TrainingReport
+from trappm.cluster.scheduler.training_report import TrainingReport, difference_of
 from trappm.cluster.spec import CampaignBudget, budget_of
 from trappm.profiler.measuring.canary import CanaryDecision, CanaryReading
+from trappm.profiler.number_text import number_text
 from trappm.profiler.records import Outcome, is_cpu_device
 from trappm.profiler.steps.sampling import is_contended
-from trappm.reports.setbacks import Setback, setbacks
 from trappm.store import AssignmentState, CampaignRecord, CampaignState, LabelFilter, Store
 from trappm.store.records import EventRecord, Purpose, RoundState
 
 WINDOW_MIN = 10.0
-"""Rates are those of the last so many minutes."""
+"""Window of rates in minutes."""
 UNKNOWN = "unknown"
 """Decision about a device whose last reading was `ok`, but half of whose readings failed."""
 INTERRUPTED = "interrupted"
-"""The state of a campaign that the store calls running, but whose process is gone."""
+"""State of a campaign that is running by its store, but whose process is gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignRow:
-    """A campaign in the list of all."""
+    """A campaign in the list of all campaigns."""
 
     id: str
     name: str
     state: str
     next_command: str | None
-    """To go on with it, where it was interrupted or paused."""
+    """Command that continues the campaign if it was interrupted or paused."""
     missing: int
     """Number of configurations that were tried and have no label."""
     labels: int
@@ -51,22 +50,22 @@ class CampaignRow:
     created_at: str
     finished_at: str | None
     devices: Mapping[str, Mapping[str, int]]
-    """By device: how many assignments are in each state."""
+    """Number of assignments by device and state."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFacts:
-    """How far a campaign is on one device, and how quickly it goes on."""
+    """Progress and rate of a campaign on one device."""
 
     done: int
     failed: int
     budget: int
-    """How many configurations the whole campaign measures."""
+    """Number of configurations that the whole campaign measures."""
     measuring: int
     workers: int
     attempts_per_minute: float
     minutes_to_go: float | None
-    """At that rate; None while there is none."""
+    """At that rate; None without a rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,20 +75,20 @@ class Missing:
     count: int
     planned: int
     outcomes: Mapping[str, int]
-    """Their number by outcome of the last attempt, `lost` if the worker was lost."""
+    """Number by outcome of the last attempt; `lost` if the worker was lost."""
     command: str | None
-    """What measures them after all; None if the campaign measures no more."""
+    """Command that tries them again; None if the campaign measures no more."""
     text: str
-    """All of this in one sentence or two."""
+    """All of this in one or two sentences."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Of measuring, failed attempts included."""
+    """Cost of measuring, failed attempts included."""
 
     gpu_hours: float
     gpu_hours_to_come: float | None
-    """At most; None while no attempt has ended on a device that is to measure more."""
+    """Upper bound; None while no attempt has ended on a device that is to measure more."""
     money: float | None
     """None without `stop.price_per_gpu_hour` in the campaign file."""
     money_to_come: float | None
@@ -108,7 +107,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundFacts:
-    """A round, with the report of the first training that knew all of it."""
+    """A round, with the report of the first training on all of its labels."""
 
     number: int
     purpose: Purpose
@@ -118,7 +117,7 @@ class RoundFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class CanarySeries:
-    """Readings of one worker's canary that can be compared, and the last of them."""
+    """Comparable readings of one worker's canary."""
 
     device: str
     host: str
@@ -132,15 +131,44 @@ class CanarySeries:
     failed: int
     """Number of readings without a step time."""
     decision: str
-    """Of the last reading; `unknown` if that is `ok` and at least half of all readings failed."""
+    """Decision of the last reading; `unknown` if it is `ok` but half of all readings failed."""
     taken_at: str
     message: str | None
     """Reason for the decision, and the number of failed readings if there are any."""
 
 
+@dataclass(frozen=True)
+class Setback:
+    """An error that is larger than in an earlier round or than without transfer, in percent."""
+
+    device: str
+    metric: str
+    what: str
+    before: float
+    after: float
+    judged: int
+    """Number of configurations, on architectures that no training saw."""
+    chance: float | None
+    """Difference that chance alone may cause, in percentage points; None if unknown."""
+
+    @property
+    def beyond_chance(self) -> bool:
+        return self.chance is not None and self.after - self.before > self.chance
+
+    def __str__(self) -> str:
+        rise = number_text(self.after - self.before, 2)
+        size = "unknown" if self.chance is None else f"± {number_text(self.chance, 2)}"
+        than = "more than chance" if self.beyond_chance else "which chance may be"
+        return (
+            f"{self.device} {self.metric}: {self.what}, {number_text(self.before, 3)} to "
+            f"{number_text(self.after, 3)} %, {rise} points, {than} ({self.judged} judged, chance "
+            f"{size})"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Working:
-    """A measurement that runs now."""
+    """A running measurement."""
 
     worker: str | None
     device: str
@@ -156,32 +184,30 @@ class CampaignFacts:
     name: str
     state: str
     next_command: str | None
-    """To go on with it, where it was interrupted or paused."""
     seed: int
     created_at: str
     finished_at: str | None
     spec: Mapping[str, Any]
-    """The campaign file, as it was launched."""
+    """Campaign file as it was launched."""
     devices: Mapping[str, DeviceFacts]
-    """The source first."""
+    """By device, the source first."""
     minutes_to_go: float | None
-    """Of measuring; None while a device has no rate."""
+    """Minutes of measuring; None while a device has no rate."""
     assignments: Mapping[str, Mapping[AssignmentState, int]]
     outcomes: Mapping[str, Mapping[str, int]]
     rounds: Sequence[RoundFacts]
     canary: Sequence[CanarySeries]
     rehearsal_on: Sequence[str]
-    """Devices that run nothing."""
+    """Simulated devices."""
     snapshot: str | None
     end: CampaignEnd | None
     missing: Missing | None
-    """None if all that ended has a label, or is known not to fit."""
+    """None if every assignment that ended has a label or does not fit into memory."""
     cost: Cost
     setbacks: Sequence[Setback]
-    """Where it got worse, each with what of that chance may be."""
     working: Sequence[Working]
     events: Sequence[EventRecord]
-    """The latest, in their order."""
+    """Latest events in chronological order."""
 
     @property
     def source(self) -> str:
@@ -193,7 +219,7 @@ class CampaignFacts:
 
     @property
     def standing(self) -> str:
-        """The state for people, with what to do about it."""
+        """The state, with the command that continues the campaign."""
         text = standing(self.state, self.next_command)
         if self.missing is not None and self.state == CampaignState.FINISHED:
             text += f", {self.missing.count} of {self.missing.planned} configurations are missing"
@@ -201,11 +227,11 @@ class CampaignFacts:
 
     @property
     def trained(self) -> list[tuple[RoundFacts, TrainingReport]]:
-        """The rounds that have a report, with their reports."""
+        """The rounds with a report, and their reports."""
         return [(r, r.report) for r in self.rounds if r.report is not None]
 
     def to_json(self, *, exclude: set[str] | None = None) -> dict[str, Any]:
-        """The facts as JSON values."""
+        """Return the facts as JSON values."""
         values: dict[str, Any] = TypeAdapter(CampaignFacts).dump_python(
             self, mode="json", exclude=exclude
         )
@@ -213,7 +239,7 @@ class CampaignFacts:
 
 
 def campaign_rows(store: Store) -> list[CampaignRow]:
-    """All campaigns, the latest first."""
+    """Return all campaigns, the latest first."""
     labels = store.campaigns.label_counts()
     return [
         CampaignRow(
@@ -233,11 +259,11 @@ def campaign_rows(store: Store) -> list[CampaignRow]:
 
 
 def campaign_facts(store: Store, campaign_id: str, *, latest_events: int = 5) -> CampaignFacts:
-    """The facts of one campaign.
+    """Return the facts of one campaign.
 
     Raises:
-        InputError: there is no such campaign.
-        CampaignError: another version launched it, whose file this one cannot read.
+        InputError: There is no such campaign.
+        CampaignError: Another version launched it, and its file cannot be read.
     """
     campaign = store.campaigns.get(campaign_id)
     budget = budget_of(campaign)
@@ -287,15 +313,51 @@ def campaign_facts(store: Store, campaign_id: str, *, latest_events: int = 5) ->
     )
 
 
+def setbacks(trained: Sequence[tuple[int, TrainingReport]]) -> list[Setback]:
+    """Return the errors that are larger now than after the best round, or than without transfer.
+
+    Args:
+        trained: Rounds with their reports, in order.
+    """
+    if not trained:
+        return []
+    number, last = trained[-1]
+    worse = []
+    for device, errors in last.devices.items():
+        for metric, of_metric in errors.items():
+            after = of_metric["mape"]
+            earlier = [
+                (before, at, report)
+                for at, report in trained[:-1]
+                if (before := report.devices.get(device, {}).get(metric, {}).get("mape"))
+                is not None
+            ]
+            best = min(earlier, key=lambda row: row[0], default=None)
+            if after is None or best is None or after <= best[0]:
+                continue
+            gap = difference_of(best[2].evaluation, last.evaluation, device, metric)
+            what = f"errors rose from round {best[1]} to {number}"
+            judged = gap.judged or int(of_metric.get("count") or 0)
+            worse.append(Setback(device, metric, what, best[0], after, judged, gap.chance))
+    for device, by_metric in last.transfer.items():
+        for metric, both in by_metric.items():
+            if both.transferred > both.from_scratch:
+                judged = int(last.devices.get(device, {}).get(metric, {}).get("count") or 0)
+                what = "transfer lost to a start from scratch"
+                errors_of_both = both.from_scratch, both.transferred
+                worse.append(Setback(device, metric, what, *errors_of_both, judged, both.chance))
+    return worse
+
+
 def live_state(campaign: CampaignRecord) -> str:
-    """The state of a campaign; a running one whose process is gone counts as interrupted."""
+    """Return the state of a campaign; without its process, a running one is interrupted."""
     if campaign.state is CampaignState.RUNNING and not runs(campaign):
         return INTERRUPTED
     return str(campaign.state)
 
 
 def standing(state: str, next_command: str | None) -> str:
-    """A campaign's state for people, with what to do about it."""
+    """Return a campaign's state with the command that continues it."""
     return state if next_command is None else f"{state}; go on with: {next_command}"
 
 
@@ -316,9 +378,7 @@ def _missing(store: Store, campaign: CampaignRecord) -> Missing | None:
     if campaign.state is CampaignState.FINISHED and rule_held(store, campaign.id) is None:
         kinds = [o for o in outcomes if o not in RETRIED]
         only = f" --outcome {kinds[0]}" if len(kinds) == len(outcomes) else ""
-        command = (
-            f"trappm campaign retry {campaign.id}{only} && trappm campaign resume {campaign.id}"
-        )
+        command = f"trappm campaign resume {campaign.id} --retry-failed{only}"
     if 2 * unstable >= count and all(map(is_cpu_device, counts)):
         is_busy = 2 * _contended(store, campaign.id) >= count
         reason = "other programs used the cores" if is_busy else "their steps were not steady"
@@ -416,34 +476,25 @@ def _canary(readings: Iterable[CanaryReading]) -> list[CanarySeries]:
     series: dict[tuple[object, ...], list[CanaryReading]] = {}
     for reading in readings:
         series.setdefault(reading.series, []).append(reading)
-    return [
-        CanarySeries(
-            device=taken[-1].device,
-            host=taken[-1].host,
-            stack_fingerprint=taken[-1].stack_fingerprint,
-            canary=str(taken[-1].configuration),
-            readings=len(taken),
-            step_times_ms=[reading.step_time_ms for reading in taken],
-            reference_ms=taken[-1].reference_ms,
-            last_ms=taken[-1].step_time_ms,
-            last_drift=taken[-1].relative_drift,
-            failed=failed,
-            decision=_decision(taken[-1], failed, len(taken)),
-            taken_at=taken[-1].taken_at,
-            message=_message(taken[-1], failed, len(taken)),
-        )
-        for taken in series.values()
-        for failed in [sum(reading.step_time_ms is None for reading in taken)]
-    ]
+    return [_canary_series(taken) for taken in series.values()]
 
 
-def _decision(last: CanaryReading, failed: int, readings: int) -> str:
-    is_unknown = last.decision is CanaryDecision.OK and 2 * failed >= readings
-    return UNKNOWN if is_unknown else str(last.decision)
-
-
-def _message(last: CanaryReading, failed: int, readings: int) -> str | None:
-    if not failed:
-        return last.message
-    count = f"{failed} of {readings} readings of the canary gave no step time"
-    return count if last.message is None else f"{last.message}; {count}"
+def _canary_series(taken: Sequence[CanaryReading]) -> CanarySeries:
+    last, failed = taken[-1], sum(reading.step_time_ms is None for reading in taken)
+    is_unknown = last.decision is CanaryDecision.OK and 2 * failed >= len(taken)
+    count = f"{failed} of {len(taken)} readings of the canary gave no step time" if failed else None
+    return CanarySeries(
+        device=last.device,
+        host=last.host,
+        stack_fingerprint=last.stack_fingerprint,
+        canary=str(last.configuration),
+        readings=len(taken),
+        step_times_ms=[reading.step_time_ms for reading in taken],
+        reference_ms=last.reference_ms,
+        last_ms=last.step_time_ms,
+        last_drift=last.relative_drift,
+        failed=failed,
+        decision=UNKNOWN if is_unknown else str(last.decision),
+        taken_at=last.taken_at,
+        message="; ".join(filter(None, (last.message, count))) or None,
+    )

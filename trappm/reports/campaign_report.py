@@ -1,87 +1,108 @@
-"""A campaign's facts as tables and plots for the terminal."""
+"""Tables and plots of campaigns for the terminal."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import astuple
+from typing import TYPE_CHECKING, Any
 
-from trappm.cluster.scheduler.training_report import TrainingReport
+from rich.console import Group, RenderableType
+from rich.text import Text
+
 from trappm.profiler.records import METRICS
 from trappm.profiler.transformers.names import is_transformer
-from trappm.reports.campaign_facts import CampaignFacts, CampaignRow, standing
-from trappm.store import AssignmentState
-from trappm.store.records import EventRecord
-from trappm.terminal.tables import console, print_line, scatter, table
+from trappm.reports.campaign_facts import CampaignFacts, CampaignRow, campaign_facts, standing
+from trappm.store import CampaignState
+from trappm.terminal.plots import scatter
+from trappm.terminal.tables import console, print_line, print_table, table
 
+if TYPE_CHECKING:
+    from trappm.cluster.scheduler.training_report import TrainingReport
+    from trappm.store import Store
+
+PERIOD_S = 2.0
+"""Seconds between updates of `trappm campaign status --follow`."""
 MINIMUM_FOR_A_PLOT = 3
 LATEST_READINGS = 20
+LATEST_ROUNDS = 6
+"""Number of rows of errors while a campaign is followed."""
 _BARS = "▁▂▃▄▅▆▇█"
+_MAPES = tuple(f"{metric}, MAPE %" for metric in METRICS)
 
 
 def print_campaigns(rows: Sequence[CampaignRow]) -> None:
+    """Print all campaigns, and how to continue those that are interrupted or paused."""
     if not rows:
-        console().print("no campaign yet; start one with: trappm campaign launch --preset laptop")
+        print_line("no campaign yet; start one with: trappm campaign launch --preset laptop")
         return
     columns = ("id", "name", "state", "labels", "missing", "seed", "created_at", "finished_at")
     cells = [
         (
-            row.id,
-            row.name,
-            row.state,
-            row.labels,
-            row.missing,
-            row.seed,
+            *(row.id, row.name, row.state, row.labels, row.missing, row.seed),
             _minute(row.created_at),
             row.finished_at and _minute(row.finished_at),
         )
         for row in rows
     ]
-    console().print(table("campaigns", columns, cells))
+    print_table("campaigns", columns, cells)
     for row in rows:
         if row.next_command is not None:
             print_line(f"{row.id} is {standing(row.state, row.next_command)}")
 
 
 def print_status(facts: CampaignFacts) -> None:
-    out = console()
-    out.print(f"campaign [bold]{facts.id}[/] ({facts.name}): {facts.standing}")
-    _print_progress(facts)
-    _print_setbacks(facts)
-    print_line(str(facts.cost))
-    _print_end(facts)
-    _print_missing(facts)
-    for event in facts.events:
-        print_line(event_line(event))
+    """Print progress, rates, errors, cost and the latest events of a campaign."""
+    _print_title(facts)
+    print_table(*_progress(facts))
+    _print_findings(facts)
+    for line in _remarks(facts):
+        print_line(line)
+
+
+def follow(store: Store, campaign_id: str) -> None:
+    """Update the status on the terminal until the campaign ends; a file gets it once."""
+    from rich.live import Live
+
+    facts = campaign_facts(store, campaign_id)
+    if not console().is_terminal:
+        print_status(facts)
+        return
+    with Live(_live_view(facts), console=console(), auto_refresh=False) as live:
+        while facts.state == CampaignState.RUNNING:
+            time.sleep(PERIOD_S)
+            facts = campaign_facts(store, campaign_id)
+            live.update(_live_view(facts), refresh=True)
 
 
 def print_report(facts: CampaignFacts) -> None:
-    out = console()
-    out.print(f"\ncampaign [bold]{facts.id}[/] ({facts.name}): {facts.standing}")
-    _print_progress(facts)
+    """Print what a campaign found, and what to do next."""
+    print_line("")
+    _print_title(facts)
+    print_table(*_progress(facts))
+    _print_findings(facts)
     if facts.trained:
         _, report = facts.trained[-1]
         for left_out in report.left_out:
             print_line(str(left_out))
         _print_transfer(report)
         _print_scatter(report)
-    _print_setbacks(facts)
     if facts.rehearsal_on:
         print_line(
             f"\nA rehearsal: {', '.join(facts.rehearsal_on)} runs nothing, so what is shown here "
             "was not measured on such a device, and no snapshot is published."
         )
     if facts.missing:
-        out.print()
-    _print_missing(facts)
+        print_line(f"\n{facts.missing.text}")
     if facts.snapshot:
-        out.print("\nNext:")
-        out.print(f"  trappm labels query --device {facts.source} --limit 10")
-        out.print("  trappm snapshot pull --to my-snapshot")
+        print_line("\nNext:")
+        print_line(f"  trappm labels query --device {facts.source} --limit 10")
+        print_line("  trappm snapshot pull --to my-snapshot")
         print_line(f"  trappm predict {_example(facts.spec)} --device {facts.source}")
 
 
 def _example(spec: Mapping[str, Any]) -> str:
-    """Return a question for its snapshot: about a transformer if the pool begins with one."""
+    """Return arguments of `trappm predict` for the first model of the campaign's pool."""
     groups = spec["pool"]["groups"] if isinstance(spec["pool"], Mapping) else []
     first = {key: values[0] for key, values in groups[0].items() if values} if groups else {}
     name = str(first.get("architectures", ""))
@@ -93,14 +114,49 @@ def _example(spec: Mapping[str, Any]) -> str:
     )
 
 
-def event_line(event: EventRecord) -> str:
-    """One line for an event, with its time."""
-    at, message = event.at[:19].replace("T", " "), event.message.get("message", "")
-    return f"{at} UTC  {event.kind}: {message}"
+def sparkline(values: Sequence[float | None]) -> str:
+    """Return the latest values as bars between their minimum and maximum; a dot if missing."""
+    values = values[-LATEST_READINGS:]
+    known = [value for value in values if value is not None]
+    low, span = min(known, default=0.0), max(known, default=0.0) - min(known, default=0.0)
+    steps = len(_BARS) - 1
+    return "".join(
+        "·" if value is None else _BARS[round(steps * (value - low) / span) if span else 0]
+        for value in values
+    )
 
 
-def errors_by_round(facts: CampaignFacts) -> list[tuple[object, ...]]:
-    """Round, purpose, device, labels trained on, labels judged on, and each metric's MAPE."""
+def _title(facts: CampaignFacts) -> str:
+    minutes = facts.minutes_to_go
+    to_go = f", about {minutes:,.0f} minutes of measuring to go" if minutes else ""
+    return f"campaign {facts.id} ({facts.name}): {facts.standing}{to_go}"
+
+
+def _print_title(facts: CampaignFacts) -> None:
+    print_line(_title(facts), style="bold")
+
+
+def _progress(facts: CampaignFacts) -> tuple[str, Sequence[str], list[tuple[Any, ...]]]:
+    columns = ("device", "done", "failed", "budget", "measuring", "workers", "attempts/min",
+               "minutes to go")  # fmt: skip
+    return "progress", columns, [(name, *astuple(d)) for name, d in facts.devices.items()]
+
+
+def _live_view(facts: CampaignFacts) -> Group:
+    parts: list[RenderableType] = [Text(_title(facts), style="bold"), table(*_progress(facts))]
+    if errors := _errors_by_round(facts)[-LATEST_ROUNDS:]:
+        parts.append(table(*_ERRORS, errors))
+    return Group(*parts, *map(Text, _remarks(facts)))
+
+
+_ERRORS = (
+    "error on architectures held out",
+    ("round", "purpose", "device", "trained_on", "judged_on", *_MAPES),
+)
+
+
+def _errors_by_round(facts: CampaignFacts) -> list[tuple[object, ...]]:
+    """Return round, purpose, device, labels trained on, labels judged on, and MAPE by metric."""
     rows: list[tuple[object, ...]] = []
     for part, report in facts.trained:
         for device, errors in report.devices.items():
@@ -112,28 +168,21 @@ def errors_by_round(facts: CampaignFacts) -> list[tuple[object, ...]]:
     return rows
 
 
-MAPES = tuple(f"{metric}, MAPE %" for metric in METRICS)
-
-
-def _minute(at: str) -> str:
-    return at[:16].replace("T", " ")
-
-
-def _print_progress(facts: CampaignFacts) -> None:
-    """Assignments, attempts, canaries and errors by round."""
-    states = tuple(AssignmentState)
-    rows = [(d, *(n.get(s, 0) for s in states)) for d, n in facts.assignments.items()]
-    console().print(table("assignments", ("device", *map(str, states)), rows))
+def _print_findings(facts: CampaignFacts) -> None:
+    """Print attempts, canaries, errors by round, and errors that increased."""
     attempts = [
         (device, outcome, count)
         for device, counts in facts.outcomes.items()
         for outcome, count in counts.items()
     ]
-    console().print(table("attempts by outcome", ("device", "outcome", "count"), attempts))
+    print_table("attempts by outcome", ("device", "outcome", "count"), attempts)
     _print_canary(facts)
-    if errors := errors_by_round(facts):
-        columns = ("round", "purpose", "device", "trained_on", "judged_on", *MAPES)
-        console().print(table("error on architectures held out", columns, errors))
+    if errors := _errors_by_round(facts):
+        print_table(*_ERRORS, errors)
+    if facts.setbacks:
+        print_line("errors that increased:", style="bold")
+    for setback in facts.setbacks:
+        print_line(f"  {setback}")
 
 
 def _print_canary(facts: CampaignFacts) -> None:
@@ -156,40 +205,30 @@ def _print_canary(facts: CampaignFacts) -> None:
         "device", "host", "readings", "step times", "reference, ms", "last, ms", "drift, %",
         "decision",
     )  # fmt: skip
-    console().print(table("canary: is each device still itself?", columns, rows))
+    print_table("canary readings", columns, rows)
     for series in facts.canary:
         if series.message:
             print_line(f"{series.device}: {series.message}")
 
 
-def _print_end(facts: CampaignFacts) -> None:
-    """The rule that ended the campaign, or the one that will end it first, and when."""
+def _remarks(facts: CampaignFacts) -> list[str]:
+    """Return lines about the cost, the end, missing labels and the latest events."""
+    lines = [str(facts.cost)]
     end = facts.end
-    if end is None or (facts.has_ended and not end.holds):
-        return  # it has ended with its last round
-    if end.holds:
-        text = f"enough ({end.rule}): {end.reason}"
-        if end.unmeasured:
-            text += f"; {end.unmeasured} configurations that were planned are left unmeasured"
-    else:
-        text = (
+    if end is not None and end.holds:
+        rest = f"; {end.unmeasured} planned configurations are not measured"
+        lines.append(f"enough ({end.rule}): {end.reason}{rest if end.unmeasured else ''}")
+    elif end is not None and not facts.has_ended:
+        lines.append(
             f"it will end by {end.rule}, at the pace so far with about {end.labels} labels "
             f"at {end.at:%Y-%m-%d %H:%M} UTC: {end.reason}"
         )
-    print_line(text)
-
-
-def _print_missing(facts: CampaignFacts) -> None:
     if facts.missing:
-        print_line(facts.missing.text)
-
-
-def _print_setbacks(facts: CampaignFacts) -> None:
-    """Last, where it is not overlooked: what got worse."""
-    if facts.setbacks:
-        console().print("errors that rose, beside what chance may be:", style="bold")
-    for setback in facts.setbacks:
-        print_line(f"  {setback}")
+        lines.append(facts.missing.text)
+    for event in facts.events:
+        at = event.at[:19].replace("T", " ")
+        lines.append(f"{at} UTC  {event.kind}: {event.message.get('message', '')}")
+    return lines
 
 
 def _print_transfer(report: TrainingReport) -> None:
@@ -200,9 +239,8 @@ def _print_transfer(report: TrainingReport) -> None:
     ]
     if rows:
         columns = ("device", "metric", "from scratch, MAPE %", "transferred, MAPE %")
-        console().print(
-            table("transfer: heads of the target started from the source's weights", columns, rows)
-        )
+        title = "transfer: heads of the target started from the source's weights"
+        print_table(title, columns, rows)
 
 
 def _print_scatter(report: TrainingReport) -> None:
@@ -217,13 +255,5 @@ def _print_scatter(report: TrainingReport) -> None:
                 console().out(scatter(measured, predicted, title=title), highlight=False)
 
 
-def sparkline(values: Sequence[float | None]) -> str:
-    """The latest values as bars in one word, between their least and greatest; a dot if missing."""
-    values = values[-LATEST_READINGS:]
-    known = [value for value in values if value is not None]
-    low, span = min(known, default=0.0), max(known, default=0.0) - min(known, default=0.0)
-    steps = len(_BARS) - 1
-    return "".join(
-        "·" if value is None else _BARS[round(steps * (value - low) / span) if span else 0]
-        for value in values
-    )
+def _minute(at: str) -> str:
+    return at[:16].replace("T", " ")

@@ -1,13 +1,13 @@
-"""Why a campaign measured what it measured, what it would measure next, and where that lies.
+"""Choices of a campaign: why configurations were measured, which would be next, and the pool's map.
 
-Reasons were stored with the assignments when they were chosen. What is wanted next is chosen anew
-from what the store knows now, by the campaign's strategy and its cached encoder, without measuring.
+Reasons are stored with the assignments. The next choices are made from the labels so far, by the
+campaign's strategy and its cached encoder; nothing is measured.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trappm.profiler.errors import InputError
-from trappm.reports.kept_choices import NextChoices, kept_choices
 from trappm.store import AssignmentState
 from trappm.store.records import Role
-from trappm.terminal.png_figures import new_figure, save_png
+from trappm.terminal.plots import new_figure, point_map, save_png
 from trappm.terminal.tables import console, print_table
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class PointKind(enum.StrEnum):
-    """Of a configuration on the map; later ones lie over earlier ones."""
+    """Kind of a configuration on the map; later kinds cover earlier ones."""
 
     POOL = "pool"
     HELD_OUT = "held out"
@@ -39,24 +38,22 @@ class PointKind(enum.StrEnum):
 
 BACKGROUND = {PointKind.POOL, PointKind.HELD_OUT}
 _MARKS = dict(zip(PointKind, "·:o?X", strict=True))
-_COLOURS = dict(
-    zip(PointKind, ("#cccccc", "#999999", "#1f77b4", "#ff7f0e", "#d62728"), strict=True)
-)
+_COLORS = dict(zip(PointKind, ("#cccccc", "#999999", "#1f77b4", "#ff7f0e", "#d62728"), strict=True))
 _REASONS = {
     "predicted_step_time_ms": "step, ms",
-    "probability_of_failure": "P(fails)",
+    "probability_of_failure": "P(failure)",
     "variance_reduction": "teaches",
     "representation": "stands for",
-    "uncertainty": "unsure",
+    "uncertainty": "uncertainty",
     "distance_to_nearest_label": "distance",
     "rank_under_random": "random rank",
 }
-"""Reasons that a table shows, and their headings; a narrow screen has no room for the last ones."""
+"""Reasons and their headings; a narrow terminal has no room for the last ones."""
 
 
 @dataclass(frozen=True)
 class WantedChoice:
-    """What would be measured next, and why."""
+    """A configuration that would be measured next, and why."""
 
     configuration: str
     reason: Mapping[str, Any]
@@ -64,7 +61,7 @@ class WantedChoice:
 
 @dataclass(frozen=True)
 class PastChoice:
-    """What acquisition chose, and what became of it."""
+    """A configuration that was chosen, and its state."""
 
     configuration: str
     round: int
@@ -74,7 +71,7 @@ class PastChoice:
 
 @dataclass(frozen=True)
 class MapPoint:
-    """A configuration of the pool along the two directions in which embeddings differ most."""
+    """A configuration of the pool along the first two principal components of the embeddings."""
 
     configuration: str
     x: float
@@ -97,61 +94,48 @@ class Explanation:
 def explain(
     store: Store, home: Home, campaign_id: str, *, device: str | None, count: int
 ) -> Explanation:
-    """The choices of a campaign on one device with their reasons, and the map of its pool.
+    """Return the choices of a campaign on one device with their reasons, and the map of its pool.
 
     Args:
-        store: with the campaign.
-        home: whose folder of the campaign has its encoder.
-        campaign_id: of the campaign.
-        device: one of the campaign's; by default its source.
-        count: how many of the next picks to give.
+        store: Label store with the campaign.
+        home: Data folder with the campaign's encoder.
+        campaign_id: Id of the campaign.
+        device: A device of the campaign (default: its source).
+        count: Number of next choices.
 
     Raises:
-        InputError: the campaign has no such device, or has not encoded its pool yet.
+        InputError: The campaign has no such device, or has not encoded its pool yet.
     """
     from trappm.cluster.spec import spec_of
 
     campaign = store.campaigns.get(campaign_id)
     spec = spec_of(campaign)
-    chosen_device = device or spec.devices.source
-    if chosen_device not in spec.devices.keys:
+    device = device or spec.devices.source
+    if device not in spec.devices.keys:
         raise InputError(
-            f"campaign {campaign.id} does not measure on {chosen_device!r}; "
+            f"campaign {campaign.id} does not measure on {device!r}; "
             f"it does on: {', '.join(spec.devices.keys)}"
         )
-    assigned = store.assignments.of_campaign(campaign.id, device=chosen_device)
-    pool = store.campaigns.pool(campaign.id)
-    cache = home.campaigns / campaign.id
-    if not list(cache.glob("encoder-*.safetensors")):
+    if not list((home.campaigns / campaign.id).glob("encoder-*.safetensors")):
         raise InputError(
             f"campaign {campaign.id} has not encoded its pool yet; ask again when it measures"
         )
-    following = kept_choices(
-        store,
-        campaign.id,
-        cache,
-        chosen_device,
-        count,
-        lambda: _next(store, home, campaign, spec, chosen_device, count),
-    )
-    by_id = {c.id: c for c, _ in pool}
+    assigned = store.assignments.of_campaign(campaign.id, device=device)
+    acquired = [a for a in assigned if a.role is Role.TRAIN]
+    pool = store.campaigns.pool(campaign.id)
+    by_id = {configuration.id: configuration for configuration, _ in pool}
+    wanted, points = _next(store, home, campaign, spec, device, count)
     return Explanation(
         campaign=campaign.id,
-        device=chosen_device,
+        device=device,
         strategy=spec.strategy,
-        chosen=_chosen(assigned),
-        wanted=[WantedChoice(str(by_id[name]), reason) for name, reason in following.picks],
-        map=_map(pool, assigned, {name for name, _ in following.picks}, following.points),
+        chosen=[
+            PastChoice(str(a.configuration), a.round_number, str(a.state), dict(a.reason))
+            for a in sorted(acquired, key=lambda a: (-a.round_number, a.rank))
+        ],
+        wanted=[WantedChoice(str(by_id[name]), reason) for name, reason in wanted.items()],
+        map=_map(pool, assigned, wanted, points),
     )
-
-
-def _chosen(assigned: Sequence[Assignment]) -> list[PastChoice]:
-    """What acquisition chose, the latest first."""
-    acquired = [a for a in assigned if a.role is Role.TRAIN]
-    return [
-        PastChoice(str(a.configuration), a.round_number, str(a.state), dict(a.reason))
-        for a in sorted(acquired, key=lambda a: (-a.round_number, a.rank))
-    ]
 
 
 def _next(
@@ -161,8 +145,8 @@ def _next(
     spec: CampaignSpec,
     device: str,
     count: int,
-) -> NextChoices:
-    """What the strategy would pick now, and the two directions in which embeddings differ most."""
+) -> tuple[dict[str, Mapping[str, Any]], Sequence[tuple[float, float]]]:
+    """Return the reasons for the next choices by id, and the place of each configuration."""
     from trappm.cluster.campaign.history import training_labels
     from trappm.cluster.campaign.planner import Planner
     from trappm.cluster.learning.campaign_learner import CampaignLearner
@@ -187,8 +171,8 @@ def _next(
     embeddings = learner.embeddings
     points = (embeddings - embeddings.mean(axis=0)) @ principal_directions(embeddings)[:, :2]
     points = np.hstack([points, np.zeros((len(points), 2 - points.shape[1]))])
-    return NextChoices(
-        [(c.configuration_id, dict(c.reason)) for c in choices],
+    return (
+        {c.configuration_id: dict(c.reason) for c in choices},
         [(round(float(x), 4), round(float(y), 4)) for x, y in points],
     )
 
@@ -196,14 +180,14 @@ def _next(
 def _map(
     pool: Sequence[tuple[Configuration, bool]],
     assigned: Sequence[Assignment],
-    wanted: set[str],
+    wanted: Collection[str],
     points: Sequence[tuple[float, float]],
 ) -> list[MapPoint]:
-    """Each configuration where it lies, with what became of it."""
+    """Return each configuration with its place and kind."""
     states = {a.configuration.id: a.state for a in assigned}
 
     def kind(configuration: Configuration, held_out: bool) -> PointKind:
-        if held_out:  # also once it is measured: its label judges the heads
+        if held_out:  # also after it was measured, because its label judges the heads
             return PointKind.HELD_OUT
         if configuration.id in wanted:
             return PointKind.WANTED
@@ -219,7 +203,7 @@ def _map(
 
 
 def print_explanation(explanation: Explanation, most: int) -> None:
-    """Tables of what was chosen and what is wanted next, and the map as text."""
+    """Print tables of past and next choices, and the map as text."""
     columns = ["configuration", "round", "state", *_REASONS.values()]
     rows = [[x.configuration, x.round, x.state, *_reasons(x)] for x in explanation.chosen[:most]]
     if rows:
@@ -227,39 +211,24 @@ def print_explanation(explanation: Explanation, most: int) -> None:
         print_table(title, columns, rows)
     if explanation.wanted:
         rows = [[x.configuration, *_reasons(x)] for x in explanation.wanted]
-        print_table("most wanted now", ["configuration", *_REASONS.values()], rows)
-    console().print(_drawing(explanation.map), markup=False, soft_wrap=True)
+        print_table("next choices", ["configuration", *_REASONS.values()], rows)
+    points = {
+        f"{_MARKS[kind]} {kind}": [(p.x, p.y) for p in explanation.map if p.kind == kind]
+        for kind in PointKind
+    }
+    title = "the pool in the embedding space, first two principal components"
+    console().print(point_map(points, title=title), markup=False, soft_wrap=True)
 
 
 def _reasons(choice: PastChoice | WantedChoice) -> list[Any]:
     return [choice.reason.get(name) for name in _REASONS]
 
 
-def _drawing(points: Sequence[MapPoint]) -> str:
-    import plotext
-
-    plotext.clear_figure()
-    plotext.theme("clear")
-    plotext.plot_size(76, 22)
-    for kind in PointKind:
-        points_of_kind = [p for p in points if p.kind == kind]
-        if points_of_kind:
-            plotext.scatter(
-                [p.x for p in points_of_kind],
-                [p.y for p in points_of_kind],
-                marker=_MARKS[kind],
-                label=kind,
-            )
-    plotext.title("the pool in the embedding space, first two principal components")
-    text: str = plotext.uncolorize(plotext.build())
-    return text
-
-
 def draw_map(explanation: Explanation, path: Path) -> None:
-    """The map as a PNG file.
+    """Draw the map into a PNG file.
 
     Raises:
-        InputError: the file cannot be written.
+        InputError: The file cannot be written.
     """
     figure = new_figure(8, 6)
     axes = figure.subplots()
@@ -269,7 +238,7 @@ def draw_map(explanation: Explanation, path: Path) -> None:
             [p.x for p in points_of_kind],
             [p.y for p in points_of_kind],
             s=10 if kind in BACKGROUND else 36,
-            color=_COLOURS[kind],
+            color=_COLORS[kind],
             label=f"{kind} ({len(points_of_kind)})",
         )
     axes.legend()

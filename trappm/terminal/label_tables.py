@@ -1,18 +1,18 @@
-"""Labels, one label, and the answer of a look-up, for the terminal."""
+"""Tables of labels, and everything about one label, for the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from trappm.profiler.records import METRICS, size_text
+from trappm.profiler.records import METRICS
 from trappm.profiler.transformers.names import is_transformer, unit_of
+from trappm.terminal.plots import sample_plot
 from trappm.terminal.tables import cell, console, print_line, print_table
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from trappm.prediction.looking_up.answer import Answer
     from trappm.profiler.records import Measurement
     from trappm.store import LabelRecord
 
@@ -22,19 +22,19 @@ FIRST_COLUMNS = (
     "id", "architecture", "batch_size", "input_size", "tokens", "px", "device", "outcome",
     *METRICS, "memory_above_mib", "failed_in",
 )  # fmt: skip
-"""Shown where there is any value; `settings` where they differ."""
+"""First columns of a table of labels; settings that differ follow."""
 SETTINGS = ("precision", "memory_format", "optimizer", "phase", "protocol", "provenance")
-"""Columns that are often the same for all."""
+"""Columns that go into the line below the table if all labels agree."""
 OPTIONAL = {"tokens", "px", *METRICS, "memory_above_mib", "failed_in"}
 
 ATTEMPT_COLUMNS = ("id", "outcome", "started_at", "protocol", "duration_s", *METRICS)
-UNTOLD_YEAR = 1970
-"""When an attempt began whose source does not tell."""
+UNKNOWN_YEAR = 1970
+"""Year of attempts whose source has no time."""
 SUMMARY = {"median_ms": "median", "mean_ms": "mean", "iqr_ms": "IQR", "p95_ms": "p95"}
 
 
 def print_labels(frame: pd.DataFrame, what: str = "labels") -> None:
-    """Labels as a table that fits a terminal: what is the same for all stands in one line."""
+    """Print labels as a table, and below it the settings that all of them share."""
     if frame.empty:
         print_line(f"0 {what}")
         return
@@ -57,26 +57,22 @@ def print_labels(frame: pd.DataFrame, what: str = "labels") -> None:
 
 
 def _print_messages(attempts: pd.DataFrame) -> None:
-    """Why attempts failed, below their table: sentences have no place in a column."""
+    """Print why attempts failed, one line per attempt."""
     if "message" in attempts:
         for number, message in attempts[["id", "message"]].dropna().itertuples(index=False):
             print_line(f"{number}: {cell(message)}", style="dim")
 
 
-def print_rows(frame: pd.DataFrame, what: str = "rows") -> None:
-    """Prints a frame as it is."""
+def print_rows(frame: pd.DataFrame) -> None:
+    """Print all columns of a frame."""
     clean = _without_nan(frame)
     rows = clean.values.tolist()
-    title = f"{len(rows)} {what}" if len(rows) != 1 else ""
+    title = f"{len(rows)} rows" if len(rows) != 1 else ""
     print_table(title, list(clean.columns), rows, every_column=True)
 
 
-def print_label(
-    label: LabelRecord,
-    measurement: Measurement,
-    attempts: pd.DataFrame,
-) -> None:
-    """Everything about one label: metrics, spread, attempts, environment, raw samples."""
+def print_label(label: LabelRecord, measurement: Measurement, attempts: pd.DataFrame) -> None:
+    """Print everything about one label: metrics, spread, attempts, environment, raw samples."""
     out = console()
     rows: list[tuple[Any, ...]] = []
     gaps: dict[str, list[str]] = {}
@@ -104,11 +100,11 @@ def print_label(
         out.print(f"\nstep time in ms: {_listed(spread)}")
     samples = measurement.step_samples_ms
     if len(samples) > 1:
-        out.print(plot_samples(samples), markup=False)
+        out.print(sample_plot(samples, title="step time in ms"), markup=False)
     clean = _without_nan(attempts)
     title = "the one attempt" if len(clean) == 1 else f"{len(clean)} attempts"
     clean["started_at"] = [
-        f"{time:%Y-%m-%d %H:%M:%S}" if time.year > UNTOLD_YEAR else None
+        f"{time:%Y-%m-%d %H:%M:%S}" if time.year > UNKNOWN_YEAR else None
         for time in clean["started_at"]
     ]
     shown = [c for c in ATTEMPT_COLUMNS if clean[c].notna().any()]
@@ -121,7 +117,7 @@ def print_label(
 
 
 def _fact(value: Any) -> str:
-    """A fact of an environment, whose numbers are written as those of tables are."""
+    """Return the text of a fact of an environment."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {_fact(inner)}" for name, inner in value.items()) or "none"
     if isinstance(value, list):
@@ -129,47 +125,8 @@ def _fact(value: Any) -> str:
     return cell(value)
 
 
-def print_answer(answer: Answer, *, explain: bool = False) -> None:
-    """The answer of a look-up: from where it is, what it says, and what else matched."""
-    if answer.prediction is not None:
-        from trappm.terminal.prediction_tables import print_prediction
-
-        source = "source: predicted; no label of this device is of this graph"
-        lines = [source, *filter(None, [answer.remark])]
-        print_prediction(answer.prediction, lines, explain=explain)
-        return
-    best, others = answer.labels[0], answer.labels[1:]
-    print_line(str(answer))
-    title = f"{answer.model} on {answer.device}, batch {answer.batch_size}"
-    print_line(f"source: {answer.source}, label {best.id}", style="dim")
-    print_table(title, ("metric", "value", "unit"), answer.figures())
-    unknown = [metric for metric in METRICS if getattr(answer, metric) is None]
-    if unknown:
-        print_line(f"no {', '.join(unknown)}: the label has none")
-    if answer.remark is not None:
-        print_line(answer.remark, style="dim")
-    if others:
-        columns = ("id", "architecture", "input_size", "protocol", "provenance", *METRICS)
-        console().print(f"\nThe same graph has {len(answer.labels)} labels there:")
-        print_table("", columns, [_label_row(label) for label in answer.labels])
-
-
-def plot_samples(samples: Sequence[float]) -> str:
-    """Raw step times in the order in which they were taken, as text."""
-    import plotext
-
-    plotext.clear_figure()
-    plotext.theme("clear")
-    plotext.plot_size(72, 12)
-    plotext.scatter(list(range(1, len(samples) + 1)), list(samples), marker="o")
-    plotext.xlabel("step")
-    plotext.title("step time in ms")
-    text: str = plotext.uncolorize(plotext.build())
-    return text
-
-
 def _with_units(frame: pd.DataFrame) -> pd.DataFrame:
-    """Sizes of input in a column for each unit where there are transformers."""
+    """Return one column of input sizes per unit if there are transformers."""
     if not {"architecture", "input_size"} <= set(frame) or not any(
         map(is_transformer, frame["architecture"])
     ):
@@ -179,15 +136,6 @@ def _with_units(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.drop(columns="input_size").assign(
         **{unit: sizes.where(units == unit, None) for unit in ("tokens", "px")}
     )
-
-
-def _label_row(label: LabelRecord) -> tuple[Any, ...]:
-    what = label.configuration
-    metrics = (getattr(label, metric) for metric in METRICS)
-    return (
-        label.id, what.architecture, size_text(what.architecture, what.input_size), label.protocol,
-        str(label.provenance), *metrics,
-    )  # fmt: skip
 
 
 def _listed(values: Mapping[str, float]) -> str:

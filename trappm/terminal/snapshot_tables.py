@@ -1,4 +1,4 @@
-"""Snapshots on the terminal: lists, and what one holds."""
+"""Tables of snapshots, of one snapshot, and of an alias for the terminal."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from trappm.terminal.tables import console, print_line, print_table
 
 if TYPE_CHECKING:
     from trappm.learner.snapshots.manifest_fields import Manifest
+    from trappm.learner.snapshots.registry import AliasEntry
 
 
 @dataclass(frozen=True)
 class HeadErrors:
-    """A head of a snapshot, with its errors (in percent) where they are known."""
+    """A metric of a head with its errors in percent; None if unknown."""
 
     device: str
     phase: str
@@ -32,6 +33,7 @@ class HeadErrors:
 
 
 def print_snapshots(rows: Sequence[SnapshotListing]) -> None:
+    """Print the snapshots of a registry."""
     shown = [
         (
             row.id,
@@ -47,7 +49,7 @@ def print_snapshots(rows: Sequence[SnapshotListing]) -> None:
 
 
 def print_manifest(manifest: Manifest) -> None:
-    """Heads with their errors, labels, and where it comes from."""
+    """Print the heads with their errors, the labels, versions and sources of a snapshot."""
     shown = ("device", "phase", "metric", "labels", "mape", "median_ape", "coverage")
     rows = [tuple(getattr(row, name) for name in shown) for row in head_rows(manifest)]
     out = console()
@@ -66,12 +68,18 @@ def print_manifest(manifest: Manifest) -> None:
         if value is not None:
             print_line(f"{name}: {value}")
     files = {x.file: x.source.partition(",")[0] for x in reversed(manifest.sources)}
-    if files:  # each once, though it teaches several heads; --json has the counts of each
+    if files:  # once per file; --json has the counts per head
         print_table("learned from", ("file", "source"), sorted(files.items()))
 
 
+def print_alias(alias: str, history: Sequence[AliasEntry]) -> None:
+    """Print the snapshots that an alias meant, the latest first."""
+    rows = [(entry.snapshot, _minute(entry.at), entry.why) for entry in reversed(history)]
+    print_table(f"history of {alias}", ("snapshot", "since", "reason"), rows)
+
+
 def head_rows(manifest: Manifest) -> list[HeadErrors]:
-    """The heads of a snapshot with their errors, one row for each."""
+    """Return one row per device, phase and metric of a snapshot."""
     rows = []
     for device, phases in manifest.heads.items():
         errors = manifest.errors_by_phase(device)
@@ -92,7 +100,7 @@ def head_rows(manifest: Manifest) -> list[HeadErrors]:
 
 
 def _label_count(manifest: Manifest, device: str, phase: Phase, metric: str) -> int:
-    """Labels of this metric by what the sources tell; 0 where they do not."""
+    """Return the number of labels of a metric by the sources, or 0 if they have none."""
     head = {"device": device, "phase": phase.value, "metric": metric}
     return sum(
         source["labels"]

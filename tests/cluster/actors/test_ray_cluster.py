@@ -189,7 +189,7 @@ def test_of_two_hosts_with_one_database_one_runs_a_campaign(play):
     refused = report["resumed"]
     assert refused["code"] == 1
     assert " runs on host " in refused["output"]
-    assert "trappm campaign watch" in refused["output"]
+    assert "--follow" in refused["output"]
     assert "Traceback" not in refused["output"]
     woken = report["woken"]
     assert "was taken over by host second" in woken["ended"]

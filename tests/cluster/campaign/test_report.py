@@ -15,9 +15,9 @@ from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.profiler.errors import CampaignError
 from trappm.profiler.measuring.canary import CanaryPlan, read_canary
 from trappm.profiler.records import Configuration, Outcome, Protocol
-from trappm.reports import live_campaign
 from trappm.reports.campaign_facts import campaign_facts, campaign_rows
 from trappm.reports.campaign_report import (
+    follow,
     print_campaigns,
     print_report,
     print_status,
@@ -89,7 +89,7 @@ def test_the_end_says_what_is_missing_and_what_helps(store, capsys, monkeypatch)
     run = campaign(store, BusyWorkers("contention: others had its cores for 26% of the time"))
     run.run()
     facts, planned = campaign_facts(store, run.id), sum(BUDGET.values())
-    again = f"trappm campaign retry {run.id} && trappm campaign resume {run.id}"
+    again = f"trappm campaign resume {run.id} --retry-failed"
     sentence = (
         f"1 of {planned} configurations could not be measured: other programs used the cores. "
         f"When it is quiet: {again}"
@@ -180,7 +180,7 @@ def test_a_campaign_whose_process_is_gone_says_how_to_go_on(store, capsys, monke
     for show in (
         lambda: print_campaigns(rows),
         lambda: print_status(campaign_facts(store, run.id)),
-        lambda: live_campaign.watch(store, run.id, once=True),
+        lambda: follow(store, run.id),
     ):
         show()
         shown = " ".join(capsys.readouterr().out.split())
@@ -200,7 +200,7 @@ def test_a_campaign_is_watched_by_its_store_alone(store, finished, tmp_path, cap
     assert {name: device.done for name, device in facts.devices.items()} == BUDGET
     assert facts.minutes_to_go == 0.0
     assert all(device.attempts_per_minute > 0 for device in facts.devices.values())
-    live_campaign.watch(store, finished.id, once=False)  # this is no terminal
+    follow(store, finished.id)  # this is no terminal
     shown = capsys.readouterr().out
     assert f"campaign {finished.id} (tiny): finished" in shown
     assert "attempts/min" in shown
@@ -229,7 +229,7 @@ def test_a_campaign_that_has_just_begun_can_be_watched(store, tmp_path, capsys):
     facts = campaign_facts(store, run.id)
     assert facts.minutes_to_go is None
     assert {device.done for device in facts.devices.values()} == {0}
-    live_campaign.watch(store, run.id, once=True)
+    follow(store, run.id)
     assert "running" in capsys.readouterr().out
 
 

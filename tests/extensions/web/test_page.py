@@ -208,7 +208,7 @@ def test_a_finished_campaign_reports_what_could_not_be_measured(page, server, bu
     text = result.inner_text()
     assert "Finished. 7 of 8 configurations were measured." in text
     assert "1 of 8 configurations could not be measured: other programs used the cores." in text
-    assert text.count(f"trappm campaign retry {busy} && trappm campaign resume {busy}") == 1
+    assert text.count(f"trappm campaign resume {busy} --retry-failed") == 1
     bar = page.get_by_role("progressbar")
     assert (bar.get_attribute("aria-valuenow"), bar.get_attribute("aria-valuemax")) == ("7", "8")
     main = page.locator("main").inner_text()
@@ -232,7 +232,7 @@ def test_an_ended_campaign_that_cannot_be_retried_has_no_command(page, server, b
     show(page, server, f"campaigns/{busy}")
     result = page.locator("section.card", has=page.get_by_role("heading", name="Result"))
     assert "1 of 8 configurations could not be measured" in result.inner_text()
-    assert "campaign retry" not in page.locator("main").inner_text()
+    assert "--retry-failed" not in page.locator("main").inner_text()
 
 
 def test_measured_configurations_that_are_held_out_stay_held_out_on_the_map(server, home):
@@ -285,7 +285,7 @@ def test_a_campaign_that_failed_says_why_and_how_its_attempts_ended(
     assert "too few labels; wait, resume" in why.inner_text()
     pace = page.locator("section.card", has_text="Labels per minute").inner_text()
     assert "None of 1 attempt produced a label" in pace
-    assert "trappm campaign watch" not in page.locator("main").inner_text()
+    assert "--follow" not in page.locator("main").inner_text()
 
 
 def test_the_map_tells_each_configuration_and_why(page, server, home):

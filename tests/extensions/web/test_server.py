@@ -105,3 +105,25 @@ def test_it_ends_when_told_to_and_answers_first(server):
     asking.join(30)
     assert statuses == [200]
     assert process.wait(30) in {0, -signal.SIGTERM}
+
+
+def test_open_shows_the_page_in_the_browser_and_ctrl_c_ends_the_server_in_one_line(home, tmp_path):
+    opened, browser = tmp_path / "opened", tmp_path / "browser.sh"
+    browser.write_text(f'echo "$1" > {opened}\n')
+    environment = {
+        **os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1",
+        "BROWSER": f"sh {browser} %s",
+    }  # fmt: skip
+    with subprocess.Popen(
+        [*COMMAND, "--open"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment, cwd=ROOT,
+    ) as process:  # fmt: skip
+        port = int(re.search(r":(\d+) ", process.stdout.readline())[1])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=90)
+        connection.request("GET", "/")
+        assert "<html" in connection.getresponse().read().decode()
+        connection.close()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=90)
+    assert (process.returncode, err) == (130, "trappm: interrupted\n")
+    assert opened.read_text() == f"http://127.0.0.1:{port}/\n"

@@ -69,15 +69,31 @@ def test_a_regression_is_published_but_not_the_latest(snapshot_cli, home, shared
     assert f"latest stays {good}, since {bad} regressed: a100 train memory_mib" in out
     assert Registry(shared).ids() == sorted([good, bad])
     assert f"latest is {bad}" in snapshot_cli("push", bad, "--registry", shared, "--bound", "100")
-    snapshot_cli("alias", "latest", good, "--registry", shared)
-    assert snapshot_cli("alias", "latest", "--registry", shared).count("\n") == 3
-    snapshot_cli("alias", "stable", bad, "--registry", shared)
-    assert json.loads(snapshot_cli("alias", "--registry", shared, "--json")) == [
-        {"alias": "latest", "snapshot": good}, {"alias": "stable", "snapshot": bad},
-    ]  # fmt: skip
-    assert "ships with trappm" in snapshot_cli("alias", "default", bad, status=2)
-    assert "ships" in snapshot_cli(
-        "push", bad, "--registry", shared, "--alias", "default", status=2
+    for _ in range(2):  # a repeated push changes nothing
+        out = snapshot_cli("push", good, "--registry", shared, "--alias", "latest")
+        assert f"latest is {good}" in out
+    history = json.loads(snapshot_cli("show", "latest", "--registry", shared, "--json"))
+    moves = [(move["snapshot"], move["why"]) for move in history["alias_history"]]
+    assert moves == [(good, "published"), (bad, "published"), (good, "by hand")]
+    shown = snapshot_cli("show", "latest", "--registry", shared).split("history of latest\n")[1]
+    assert [line.split()[0] for line in shown.splitlines()[2:]] == [good, bad, good]
+    rows = json.loads(snapshot_cli("list", "--registry", shared, "--json"))
+    assert {row["id"]: row["aliases"] for row in rows} == {good: ["latest"], bad: []}
+    for registry in ((), ("--registry", shared)):
+        refused = snapshot_cli("push", bad, "--alias", "default", *registry, status=2)
+        assert "ships with trappm" in refused
+
+
+def test_an_alias_names_a_snapshot_of_this_machine_or_of_the_registry(snapshot_cli, home, shared):
+    name = write_sample(home / "snapshots")
+    assert snapshot_cli("push", name, "--alias", "stable") == f"stable is {name}\n"
+    assert Registry(home / "snapshots").aliases() == {"stable": name}
+    snapshot_cli("push", "stable", "--registry", shared)
+    shutil.rmtree(home)
+    snapshot_cli("push", name, "--alias", "proven", "--registry", shared)
+    assert Registry(shared).aliases() == {"latest": name, "proven": name}
+    assert "no snapshot 'nothing'" in snapshot_cli(
+        "push", "nothing", "--alias", "proven", "--registry", shared, status=2
     )
 
 
@@ -101,7 +117,7 @@ def test_damage_is_found_and_refused(snapshot_cli, home, shared):
 
 def test_a_latest_that_no_longer_fits_is_told_with_what_answers_instead(snapshot_cli, home, capsys):
     name = write_sample(home / "snapshots")  # without heads
-    snapshot_cli("alias", "latest", name)
+    snapshot_cli("push", name, "--alias", "latest")
     assert trappm.cli.run(["predict", "test_resnet", "--device", "a100"]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert name in line

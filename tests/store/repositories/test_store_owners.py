@@ -47,7 +47,7 @@ def test_who_runs_a_campaign_is_told_to_whoever_wants_to_run_it_too(store, campa
     assert (owner.id, owner.process) == ("gpu-3", process("gpu-3"))
     pattern = (
         rf"campaign {campaign_id} runs on host gpu-3 \(process 1\) since .* UTC, last heard of \d+ "
-        rf"s ago; watch it with: trappm campaign watch {campaign_id}; stop it with: trappm "
+        rf"s ago; follow it with: trappm campaign status {campaign_id} --follow; stop it with: "
     )
     with pytest.raises(OwnedError, match=pattern) as refused:
         store.owners.begin_campaign(campaign_id)

@@ -111,6 +111,14 @@ def _small_campaign(tmp_path: Path, **changes: object) -> str:
         (["campaign", "launch"], "--preset laptop"),
         (["campaign", "launch", "none.yaml"], "none.yaml"),
         (["campaign", "launch", "--preset", "desktop"], "laptop"),
+        (["campaign", "status", "--follow", "--json"], "--follow and --json"),
+        (["campaign", "report", "--png", "map.png"], "--choices"),
+        (["campaign", "resume", "--outcome", "timeout"], "--retry-failed"),
+        (["campaign", "watch"], "use trappm campaign status --follow"),
+        (["snapshot", "alias", "stable", "latest"], "use trappm snapshot push SNAPSHOT --alias"),
+        (["ui"], "use trappm serve --open"),
+        (["campaign", "ui"], "No such command 'ui'"),
+        (["snapshot", "push", "default"], "--alias"),
         (["labels", "query", "--json", "--csv"], "--json and --csv"),
         (["labels", "query", "--provenance", "guessed"], "guessed"),
         (["labels", "query", "--limit", "0"], "--limit"),
@@ -146,7 +154,7 @@ def test_a_data_folder_that_cannot_be_written_is_told_where_it_is_needed(trappm,
     assert trappm("predict", "test_resnet", home=blocked / "home").returncode == 0
 
 
-@pytest.mark.parametrize("what", ["status", "resume", "report"])
+@pytest.mark.parametrize("what", ["resume", "report"])
 def test_asking_for_a_campaign_that_is_not_there_says_how_to_start_one(trappm, home, what):
     result = trappm("campaign", what, home=home)
     assert result.returncode == 2
@@ -180,7 +188,7 @@ def test_a_faulty_campaign_file_is_told_before_anything_is_measured(
     assert reason in result.stderr
     assert "campaign.yaml: " in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
-    assert json.loads(trappm("campaign", "list", "--json", home=home).stdout) == []
+    assert json.loads(trappm("campaign", "status", "--json", home=home).stdout) == []
 
 
 def test_validate_names_every_fault_of_a_campaign_file_and_starts_nothing(trappm, home, tmp_path):
@@ -223,8 +231,8 @@ def test_debug_shows_the_trace(home, monkeypatch, capsys):
 
 
 def test_empty_lists_say_what_to_do_next(trappm, home):
-    assert "trappm campaign launch" in trappm("campaign", "list", home=home).stdout
-    assert json.loads(trappm("campaign", "list", "--json", home=home).stdout) == []
+    assert "trappm campaign launch" in trappm("campaign", "status", home=home).stdout
+    assert json.loads(trappm("campaign", "status", "--json", home=home).stdout) == []
     (shipped,) = json.loads(trappm("snapshot", "list", "--json", home=home).stdout)
     assert shipped["aliases"] == ["default"]
 

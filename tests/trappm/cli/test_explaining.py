@@ -4,9 +4,8 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -145,43 +144,15 @@ def test_what_is_wanted_next_is_what_heads_say_once_there_are_labels(home, tmp_p
     assert all(20 < choice.reason["predicted_step_time_ms"] < 150 for choice in facts.wanted)
 
 
-def test_choices_are_kept_until_the_store_knows_more(home, tmp_path):
-    kept = Home(shutil.copytree(home.path, tmp_path / "kept"))
-    with Store.open(kept.database_url) as store:
-        campaign = store.campaigns.get(None).id
-        first = explain(store, kept, campaign, device=None, count=2)
-    code = (
-        "import json, sys; from dataclasses import asdict; from pathlib import Path; "
-        "from trappm.reports.choices import explain; from trappm.store import Home, Store; "
-        f"home = Home(Path({str(kept.path)!r})); store = Store.open(home.database_url); "
-        f"facts = explain(store, home, {campaign!r}, device=None, count=2); "
-        "dear = {'trappm.cluster.learning.campaign_learner', 'torch'}; "
-        "print(json.dumps([asdict(facts), sorted(dear & set(sys.modules))]))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    again, dear = json.loads(done.stdout)
-    assert dear == []
-    assert again == json.loads(json.dumps(asdict(first)))
-    with Store.open(kept.database_url) as store:
-        assert len(explain(store, kept, campaign, device=None, count=1).wanted) == 1
-        waiting = store.assignments.of_campaign(campaign, state="open")[0]
-        (entry,) = (kept.campaigns / campaign).glob("choices-*.json")
-        before = entry.read_bytes()
-        store.measurements.record_and_lease([], [(waiting.id, "one")])
-        explain(store, kept, campaign, device=None, count=1)
-        assert entry.read_bytes() != before
-        entry.write_text('{"state": []}')
-        assert explain(store, kept, campaign, device=None, count=2).wanted
-
-
 def test_the_command_prints_draws_and_answers_in_json(home, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("TRAPPM_HOME", str(home.path))
-    assert run(["campaign", "explain", "--png", str(tmp_path / "map.png")], debug=True) == 0
+    command = ["campaign", "report", "--choices"]
+    assert run([*command, "--png", str(tmp_path / "map.png")], debug=True) == 0
     printed = capsys.readouterr().out
-    assert "most wanted now" in printed
+    assert "next choices" in printed
     assert "X wanted" in printed
     assert (tmp_path / "map.png").read_bytes()[:4] == b"\x89PNG"
-    assert run(["campaign", "explain", "--json"], debug=True) == 0
+    assert run([*command, "--json"], debug=True) == 0
     printed = json.loads(capsys.readouterr().out)
     assert [*printed] == ["campaign", "device", "strategy", "chosen", "wanted", "map"]
     assert {*printed["chosen"][0]} == {"configuration", "round", "state", "reason"}
@@ -202,16 +173,15 @@ def test_the_map_names_both_axes(home, monkeypatch, tmp_path):
 
 
 COMMANDS = (
-    "campaign explain",
-    "campaign list",
+    "campaign report --choices",
     "campaign status",
+    "campaign status --follow",
     "compare test_resnet mobilenetv4_conv_small_035 --input-size 64 --batch-size 64",
     "device show a100",
-    "labels lookup test_resnet --input-size 64 --device cpu-2t",
     "predict test_resnet --input-size 64 --batch-size 4096 --epochs 90 --samples 1281167",
     "snapshot list",
     "snapshot show default",
-    "store check",
+    "store upgrade --check",
 )
 TABLES = f"""
 from trappm.cli import run

@@ -25,7 +25,7 @@ from trappm.learner.snapshots.snapshot import load_snapshot
 from trappm.learner.training_label import TrainingLabel
 from trappm.profiler.records import METRICS, Configuration
 from trappm.profiler.static_profile import graph_template
-from trappm.reports.setbacks import setbacks
+from trappm.reports.campaign_facts import setbacks
 from trappm.store import Home, PlannedAssignment, Store
 
 
@@ -217,11 +217,11 @@ def test_status_report_and_json_tell_it(tmp_path, monkeypatch, capsys):
             store.rounds.plan(campaign, number, "initial", [planned])
             store.rounds.close(campaign, number, report(judgements).to_json())
     for command in ("status", "report"):
-        assert run(["campaign", command]) == 0
+        assert run(["campaign", command, campaign]) == 0
         shown = capsys.readouterr().out
-        assert "errors that rose, beside what chance may be:" in shown
+        assert "errors that increased:" in shown
         assert "cpu-2t step_time_ms: errors rose from round 0 to 1, 5 to 9.25 %" in shown
-    assert run(["campaign", "status", "--json"]) == 0
+    assert run(["campaign", "status", campaign, "--json"]) == 0
     (setback,) = json.loads(capsys.readouterr().out)["setbacks"]
     assert (setback["metric"], setback["judged"]) == ("step_time_ms", 4)
     assert setback["chance"] == pytest.approx(2 / 3)

@@ -10,11 +10,13 @@ import re
 import pandas as pd
 import pytest
 from label_samples import DEVICE, measurement
+from store_whole import kernel
 
 import trappm
 from trappm import cli
 from trappm.profiler.errors import InputError
 from trappm.store import Home, Store
+from trappm.store.kernel_measurements import export_kernels
 
 
 @pytest.fixture
@@ -239,19 +241,14 @@ WRONG = [
     (["query", "--by", "family", "--sort", "step_time_ms_max"], "there is family, step_time_ms_co"),
     (["query", "--json", "--csv"], "--json and --csv exclude each other"),
     (["query", "--parquet", "nowhere/x.parquet"], "no folder nowhere"),
-    (["query", "--sql", "SELECT 1", "--device", "x"], "--device cannot stand beside it"),
+    (["query", "--sql", "SELECT 1", "--device", "x"], "--sql and --device exclude each other"),
     (["query", "--sql", "SELECT"], "the SQL is refused"),
     (["show", "99"], "no label has the id 99"),
     (["show", "one"], "ID"),
     (["show"], "ID"),
-    (["lookup", "resnet18", "--device", DEVICE, "--batch-size", "0"], "batch size is 0"),
-    (["lookup", "none.onnx", "--device", DEVICE], "none.onnx"),
-    (["lookup", "resnet18", "--device", "cuda:0"], "does not say which model it is"),
-    (["lookup", "resnet18", "--device", DEVICE, "--protocol", "papr"], "did you mean 'paper'"),
     (["show", str(2**63 - 1)], "no label has the id 9223372036854775807"),
     (["show", str(2**63)], "less than or equal to 9223372036854775807"),
     (["query", "--protocol", "quik"], "did you mean 'quick'"),
-    (["lookup", "resnet18", "--device", DEVICE, "--phase", "x"], "phase is 'x'"),
 ]
 
 
@@ -284,6 +281,40 @@ def test_importing_again_says_that_everything_was_there(filled, ask, tmp_path):
     assert "8 rows, 0 new attempts" in printed
     assert re.search(r"known +8 +recorded before", printed)
     assert "imported" not in printed
+
+
+# Kernels.
+
+
+def test_kernels_are_imported_once_and_exported_as_they_came(home, ask, tmp_path):
+    file, again = tmp_path / "kernels.jsonl", tmp_path / "again.jsonl"
+    export_kernels([kernel(time_ms=1.0), kernel("error", message="it failed")], file)
+    printed = answer(ask, "import", file, "--kernels")
+    assert printed == "kernels.jsonl: 2 kernels, 2 of them new\n"
+    facts = json.loads(answer(ask, "import", file, "--kernels", "--json"))
+    assert facts == {"file": str(file), "rows": 2, "new": 0}
+    answer(ask, "export", again, "--kernels", "--device", kernel().device)
+    assert again.read_text() == file.read_text()
+    answer(ask, "export", again, "--kernels")
+    assert again.read_text() == file.read_text()
+
+
+def test_wrong_questions_about_kernels_get_one_line(home, ask, tmp_path):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(f"{json.dumps(kernel(time_ms=1.0).to_dict())}\nnonsense\n")
+    status, out, err = ask("import", bad, "--kernels")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "line 2" in err
+    assert not home.exists()
+    Store.open(Home.open().database_url).close()
+    for more, reason in (
+        (["--device", "v9000"], "no kernels of 'v9000'"),
+        (["--family", "resnet"], "--kernels and --family exclude each other"),
+    ):
+        status, out, err = ask("export", tmp_path / "none.jsonl", "--kernels", *more)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert reason in err
+    assert not (tmp_path / "none.jsonl").exists()
 
 
 # From Python.

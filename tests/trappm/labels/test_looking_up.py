@@ -15,7 +15,6 @@ from label_samples import DEVICE, measurement
 from onnx_export import export_onnx
 
 import trappm
-from trappm import cli
 from trappm.learner.heads.device_heads import train_heads
 from trappm.learner.heads.predictions import TrainedHeads
 from trappm.learner.networks.gae import train_encoder
@@ -321,27 +320,3 @@ def test_a_measurement_without_a_result_is_kept_and_told(store):
         ask(device="a100", measure=True)
     with pytest.raises(InputError, match="no protocol is named 'swift'"):
         ask(measure=True, protocol="swift")
-
-
-def test_the_command_says_where_the_answer_is_from(store, snapshot, capsys):
-    store.measurements.record(measurement(MODEL, 2, step_ms=7.0))
-    store.measurements.record(measurement("twin", 2, step_ms=6.0))
-    command = ["labels", "lookup", MODEL, "--input-size", str(SIZE), "--device", DEVICE]
-    assert cli.run([*command, "--batch-size", "2"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("A step on cpu-2t takes 7 ms, 321 MiB in fp32 at batch 2.")
-    assert "source: measured, label 1" in out
-    assert "The same graph has 2 labels" in out
-    assert "twin" in out
-    assert cli.run([*command, "--batch-size", "2", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert (answer["source"], answer["label_id"], answer["snapshot"]) == ("measured", 1, None)
-    assert [label["architecture"] for label in answer["labels"]] == [MODEL, "twin"]
-    arguments = [*command, "--batch-size", "3", "--snapshot", str(snapshot)]
-    assert cli.run([*arguments, "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert (answer["source"], answer["label_id"], answer["snapshot"]) == (
-        "predicted", None, snapshot.name,
-    )  # fmt: skip
-    assert cli.run(arguments) == 0
-    assert "source: predicted" in capsys.readouterr().out

@@ -92,7 +92,7 @@ def test_every_surface_gives_one_answer(capsys, device, precision, size):
             estimate.memory_mib(device), estimate.verdict(device), estimate.largest_batch(device)
         ),
     }  # fmt: skip
-    for command in ("predict", "fits", "compare", "estimate", "labels lookup"):
+    for command in ("predict", "fits", "compare", "estimate"):
         row = from_json(capsys, *command.split(), "test_resnet", "--device", device, *options)
         inner = (row[key] for key in ("predictions", "prediction", "devices") if row.get(key))
         row = next(inner, row)

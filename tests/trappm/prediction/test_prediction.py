@@ -299,7 +299,7 @@ def test_a_campaign_on_cpu_cores_does_not_change_the_default_device(tmp_path, mo
     assert str(named) == str(answer).replace(" (default)", "")
     every = trappm.predict("test_resnet", batch_size=4, devices="all")
     assert not any(p.device.startswith("cpu") for p in every)
-    for command in (["predict"], ["fits"], ["estimate"], ["labels", "lookup"]):
+    for command in (["predict"], ["fits"], ["estimate"]):
         assert cli.run([*command, "test_resnet", "--batch-size", "4"]) == 0
         assert "A100 40 GB (default)" in capsys.readouterr().out.splitlines()[0]
 

@@ -56,7 +56,7 @@ def show(
     from trappm.label_store import store_or_none_yet
     from trappm.prediction.parallel.known_links import link_of, link_sentence
     from trappm.store import Home
-    from trappm.terminal.png_figures import require_matplotlib
+    from trappm.terminal.plots import require_matplotlib
     from trappm.terminal.tables import print_table
 
     if png is not None:

@@ -19,7 +19,7 @@ import numpy as np
 from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, ON_PAPER, KnownDevice
 from trappm.profiler.errors import InputError
 from trappm.profiler.number_text import number_text
-from trappm.terminal.png_figures import new_figure, save_png
+from trappm.terminal.plots import new_figure, save_png
 
 if TYPE_CHECKING:
     from trappm.extensions.roofline.steps import RoofedStep

@@ -216,7 +216,7 @@ function pace(data) {
       return card("Labels per minute", empty("No label yet", `None of ${number(attempts)} ${attempts === 1 ? "attempt" : "attempts"} produced a label. Their outcomes are listed below.`));
     return card("Labels per minute", done
       ? empty("No rate", `The rate needs two labels measured by this campaign. It has ${number(done)} ${done === 1 ? "label" : "labels"}, some from before.`)
-      : empty("Nothing measured yet", "The rate appears after two attempts.", ...(data.state === "running" ? [`trappm campaign watch ${data.id}`] : [])));
+      : empty("Nothing measured yet", "The rate appears after two attempts.", ...(data.state === "running" ? [`trappm campaign status ${data.id} --follow`] : [])));
   }
   const lines = names.map((device) => ({
     name: device,

@@ -19,7 +19,7 @@ async function request(path, options = {}) {
     response = await fetch(path, { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ServerError(0, "The server does not answer.", "Start it again with: trappm ui");
+    throw new ServerError(0, "The server does not answer.", "Start it again with: trappm serve --open");
   }
   if (response.status === 401 && (await askForToken(Boolean(token)))) return request(path, options);
   if (!response.ok) throw await told(response);

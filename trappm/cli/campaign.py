@@ -1,0 +1,318 @@
+"""`trappm campaign`: launch, status, report, pause, resume, cancel and validate."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trappm.cli import shell
+from trappm.cli.options import AsJson, print_json
+from trappm.profiler.errors import InputError
+
+if TYPE_CHECKING:
+    from trappm.cluster.spec import CampaignSpec
+    from trappm.store import Home
+
+app = typer.Typer(
+    help="Launch labelling campaigns and follow them.",
+    no_args_is_help=True,
+    epilog="Example: trappm campaign launch --preset laptop",
+)
+
+Address = Annotated[
+    str | None,
+    typer.Option(help="Address of a running Ray cluster, such as auto (default: start Ray here)."),
+]
+Detach = Annotated[
+    bool, typer.Option("--detach", help="With --address: leave the campaign to the cluster.")
+]
+CampaignId = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="CAMPAIGN",
+        help="Campaign id (default: the latest).",
+        autocompletion=shell.campaigns,
+    ),
+]
+File = Annotated[Path | None, typer.Argument(metavar="FILE", help="Campaign file (YAML).")]
+
+
+@app.command(epilog="Example: trappm campaign launch --preset laptop")
+def launch(
+    file: File = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="Campaign file that ships with TraPPM: laptop or transformers."),
+    ] = None,
+    address: Address = None,
+    detach: Detach = False,
+) -> None:
+    """Run a campaign: measure, learn, publish a snapshot.
+
+    An unfinished campaign of the same file is continued. If it has finished, a new one starts.
+    """
+    if (file is None) == (preset is None):
+        raise InputError("name one of a campaign file or --preset; for example --preset laptop")
+    from trappm.store import Home
+
+    home = Home.open()
+    from trappm.cluster.launch import check_spec, opened_first, start_or_continue
+    from trappm.cluster.spec import load_preset, load_spec
+
+    spec = load_spec(file) if file is not None else load_preset(str(preset))
+    with opened_first(home) as store:
+        try:
+            check_spec(store, spec, address)
+            campaign, spec = start_or_continue(store, spec)
+        except InputError as error:
+            raise InputError(f"{file or f'preset {preset}'}: {error}") from error
+    _run(home, campaign.id, spec, address, detach)
+
+
+@app.command(epilog="Example: trappm campaign status --follow")
+def status(
+    campaign_id: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CAMPAIGN",
+            help="Campaign id (default: list all campaigns; with --follow, the latest).",
+            autocompletion=shell.campaigns,
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Update the display until the campaign ends.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List all campaigns, or show the progress, errors and cost of one.
+
+    The campaign may run on this machine or on a cluster. Ctrl-C ends the display only.
+    """
+    if follow and as_json:
+        raise InputError("--follow and --json exclude each other; drop one")
+    from trappm.label_store import store_or_none_yet
+    from trappm.reports import campaign_report
+    from trappm.reports.campaign_facts import campaign_facts, campaign_rows
+    from trappm.store import Home
+
+    with store_or_none_yet(Home.find()) as store:
+        if campaign_id is None and not follow:
+            rows = campaign_rows(store)
+            if as_json:
+                print_json([asdict(row) for row in rows])
+            else:
+                campaign_report.print_campaigns(rows)
+            return
+        name = store.campaigns.get(campaign_id).id
+        if as_json:
+            print_json(campaign_facts(store, name).to_json())
+        elif follow:
+            campaign_report.follow(store, name)
+        else:
+            campaign_report.print_status(campaign_facts(store, name))
+
+
+@app.command(epilog="Example: trappm campaign report --choices --png map.png")
+def report(
+    campaign_id: CampaignId = None,
+    choices: Annotated[
+        bool,
+        typer.Option(
+            "--choices", help="Show why configurations were chosen, and which would be next."
+        ),
+    ] = False,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="With --choices: a device of the campaign (default: its source).",
+            autocompletion=shell.devices,
+        ),
+    ] = None,
+    count: Annotated[
+        int,
+        typer.Option(min=1, max=1000, help="With --choices: number of past and of next choices."),
+    ] = 10,
+    png: Annotated[
+        Path | None, typer.Option(help="With --choices: PNG file for the map of the pool.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a campaign found: labels, errors, transfer, predicted against measured, canary."""
+    if not choices and (device is not None or png is not None):
+        raise InputError("--device and --png need --choices")
+    from rich.console import Console
+
+    from trappm.label_store import store_or_none_yet
+    from trappm.reports.campaign_facts import campaign_facts
+    from trappm.reports.campaign_report import print_report
+    from trappm.reports.choices import draw_map, explain, print_explanation
+    from trappm.store import Home
+    from trappm.terminal.plots import require_matplotlib
+
+    if png is not None:
+        require_matplotlib("--png")
+    home = Home.find()
+    with store_or_none_yet(home) as store:
+        name = store.campaigns.get(campaign_id).id
+        if not choices:
+            facts = campaign_facts(store, name)
+            if as_json:
+                print_json(facts.to_json())
+            else:
+                print_report(facts)
+            return
+        with Console(stderr=True).status("training on the labels so far, then choosing"):
+            explanation = explain(store, home, name, device=device, count=count)
+    if png is not None:
+        draw_map(explanation, png)
+    if as_json:
+        print_json(asdict(explanation))
+    else:
+        print_explanation(explanation, count)
+
+
+@app.command(epilog="Example: trappm campaign pause")
+def pause(
+    campaign_id: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CAMPAIGN",
+            help="Campaign id (default: the running campaign).",
+            autocompletion=shell.campaigns,
+        ),
+    ] = None,
+) -> None:
+    """Stop a campaign, wherever it runs; `resume` continues it."""
+    _stop(campaign_id, "paused", "it stops within seconds; go on with: trappm campaign resume")
+
+
+@app.command(epilog="Example: trappm campaign resume --retry-failed")
+def resume(
+    campaign_id: CampaignId = None,
+    retry_failed: Annotated[
+        bool,
+        typer.Option(
+            "--retry-failed", help="Also measure configurations again that have no label."
+        ),
+    ] = False,
+    outcome: Annotated[
+        str | None,
+        typer.Option(
+            help="With --retry-failed: outcome of the last attempt, such as timeout "
+            "(default: unstable, error and lost)."
+        ),
+    ] = None,
+    address: Address = None,
+    detach: Detach = False,
+) -> None:
+    """Continue a campaign that was paused or interrupted; nothing is measured twice."""
+    if outcome is not None and not retry_failed:
+        raise InputError("--outcome needs --retry-failed")
+    from trappm.store import Home
+
+    home = Home.open()
+    from trappm.cluster.launch import RETRIED, opened_first, order_retry, to_resume
+    from trappm.cluster.spec import spec_of
+    from trappm.store import CampaignState
+
+    with opened_first(home) as store:
+        if retry_failed:
+            outcomes = RETRIED if outcome is None else (outcome,)
+            campaign, count = order_retry(store, campaign_id, outcomes)
+            if not count and campaign.state is CampaignState.FINISHED:
+                typer.echo(
+                    f"Campaign {campaign.id} has no configuration to retry (last outcome: "
+                    f"{', '.join(outcomes)}). See all outcomes with: "
+                    f"trappm campaign status {campaign.id}"
+                )
+                return
+            typer.echo(f"{count} assignments are measured again")
+            campaign_id = campaign.id
+        campaign = to_resume(store, campaign_id)
+    _run(home, campaign.id, spec_of(campaign), address, detach)
+
+
+@app.command(epilog="Example: trappm campaign cancel 1a2b3c4d")
+def cancel(
+    campaign_id: Annotated[
+        str,
+        typer.Argument(metavar="CAMPAIGN", help="Campaign id.", autocompletion=shell.campaigns),
+    ],
+) -> None:
+    """End a campaign for good; its labels are kept."""
+    _stop(campaign_id, "cancelled", "its labels are kept; see them with: trappm campaign report")
+
+
+@app.command(epilog="Example: trappm campaign validate my-campaign.yaml")
+def validate(
+    file: File = None,
+    address: Address = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of campaign files and exit.")
+    ] = False,
+) -> None:
+    """Check a campaign file and show what it would run; nothing is started."""
+    if schema:
+        from trappm.cluster.file_reference import json_schema
+
+        print_json(json_schema())
+        return
+    if file is None:
+        raise InputError("name a campaign file, or give --schema")
+    from trappm.cluster.launch import plan_lines, spec_faults
+    from trappm.cluster.spec import load_spec
+    from trappm.cluster.yaml_file import FileFaultsError
+    from trappm.label_store import store_or_none_yet
+    from trappm.store import Home
+
+    try:
+        spec = load_spec(file)
+        with store_or_none_yet(Home.find()) as store:
+            faults = spec_faults(store, spec, address)
+            lines = [] if faults else plan_lines(spec, store)
+    except FileFaultsError as error:
+        faults = list(error.faults)
+    for fault in faults:
+        typer.echo(f"{file}: {fault}", err=True)
+    if faults:
+        raise typer.Exit(2)
+    for line in lines:
+        typer.echo(line)
+
+
+def _stop(campaign_id: str | None, state: str, next_step: str) -> None:
+    from trappm.cluster.launch import order_stop
+    from trappm.store import CampaignState, Home, Store
+
+    with Store.open(Home.open().database_url) as store:
+        campaign = order_stop(store, campaign_id, CampaignState(state))
+    typer.echo(f"campaign {campaign.id} is {state}: {next_step} {campaign.id}")
+
+
+def _run(
+    home: Home, campaign_id: str, spec: CampaignSpec, address: str | None, detach: bool
+) -> None:
+    from trappm.cluster.launch import End, run_campaign
+    from trappm.label_store import store_to_read
+    from trappm.reports.campaign_facts import campaign_facts
+    from trappm.reports.campaign_report import print_report
+    from trappm.terminal.progress_bars import CampaignDisplay
+
+    with CampaignDisplay(campaign_id, spec) as display:
+        end = run_campaign(
+            home, campaign_id, spec, address=address, watch=display.show, detach=detach
+        )
+    if end is End.LEFT:
+        typer.echo(
+            f"\nThe campaign continues on the cluster. Follow it with: trappm campaign status "
+            f"{campaign_id} --follow; stop it with: trappm campaign pause {campaign_id}"
+        )
+        return
+    if end is End.STOPPED:
+        typer.echo(f"\nStopped; go on with: trappm campaign resume {campaign_id}")
+        raise typer.Exit(130)
+    with store_to_read(home) as store:
+        print_report(campaign_facts(store, campaign_id))

@@ -1,1 +1,0 @@
-"""`trappm campaign` and what stands under it."""

@@ -1,0 +1,365 @@
+"""`trappm labels`: query, show, import and export."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trappm.cli import shell
+from trappm.cli.options import AsJson, print_json
+from trappm.label_store import records, store_to_read
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import METRICS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from trappm.store.files import ImportReport
+
+app = typer.Typer(
+    help="Query, show, import and export labels.",
+    no_args_is_help=True,
+    epilog="Example: trappm labels query --family resnet --device cpu-2t",
+)
+
+SHOWN = 200
+"""Rows of a table for people without `--limit`."""
+MAX_ROWS = 1_000_000_000
+
+# The filter of labels, as in `store.LabelFilter`.
+Architecture = Annotated[
+    str | None, typer.Option(help="An architecture, or a glob such as 'resnet*'.")
+]
+Family = Annotated[str | None, typer.Option(help="Family of architectures, such as resnet.")]
+Device = Annotated[
+    str | None, typer.Option(help="Device key, such as cpu-2t.", autocompletion=shell.devices)
+]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Samples per step.")]
+InputSize = Annotated[
+    int | None,
+    typer.Option(
+        "--input-size", "--sequence-length", min=1, help="Pixels, or tokens of hf: names."
+    ),
+]
+Precision = Annotated[str | None, typer.Option(help="fp32, amp-fp16, amp-bf16 or bf16.")]
+MemoryFormat = Annotated[str | None, typer.Option(help="contiguous or channels-last.")]
+Optimizer = Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw.")]
+Phase = Annotated[str | None, typer.Option(help="train or infer.")]
+Protocol = Annotated[str | None, typer.Option(help="Measuring protocol, such as paper.")]
+Metric = Annotated[str | None, typer.Option(help="Only labels with this metric, such as power_w.")]
+AttemptOutcome = Annotated[
+    str | None,
+    typer.Option(help="Attempts with this outcome (oom, timeout, ... or any) instead of labels."),
+]
+LabelProvenance = Annotated[str | None, typer.Option(help="measured, imported or simulated.")]
+Campaign = Annotated[
+    str | None,
+    typer.Option(help="Campaign id, or its beginning.", autocompletion=shell.campaigns),
+]
+Since = Annotated[
+    str | None, typer.Option(help="A date (2026-11-21), a time, or an age (30m, 12h, 7d, 2w).")
+]
+Until = Annotated[str | None, typer.Option(help="Latest date, inclusive (formats as for --since).")]
+
+
+@app.command(
+    epilog="Example: trappm labels query --device cpu-2t --by family --agg count,median,p95"
+)
+def query(
+    architecture: Architecture = None,
+    family: Family = None,
+    device: Device = None,
+    batch_size: BatchSize = None,
+    input_size: InputSize = None,
+    precision: Precision = None,
+    memory_format: MemoryFormat = None,
+    optimizer: Optimizer = None,
+    phase: Phase = None,
+    protocol: Protocol = None,
+    metric: Metric = None,
+    outcome: AttemptOutcome = None,
+    provenance: LabelProvenance = None,
+    campaign: Campaign = None,
+    since: Since = None,
+    until: Until = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Columns, separated by commas; with --by, metrics.")
+    ] = None,
+    by: Annotated[str | None, typer.Option(help="Columns to group by, with commas.")] = None,
+    agg: Annotated[
+        str | None,
+        typer.Option(help="Statistics, by commas: count, mean, std, min, median, max, p95 ..."),
+    ] = None,
+    sort: Annotated[
+        str | None, typer.Option(help="Column to sort by; with a leading '-' in descending order.")
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, max=MAX_ROWS, help="Maximum number of rows (default of tables: 200)."),
+    ] = None,
+    sql: Annotated[
+        str | None, typer.Option(help="A SQL query instead of filters; it can only read.")
+    ] = None,
+    as_json: AsJson = False,
+    as_jsonl: Annotated[
+        bool, typer.Option("--jsonl", help="Print one JSON object per line.")
+    ] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    parquet: Annotated[Path | None, typer.Option(help="Write this Parquet file.")] = None,
+) -> None:
+    """List labels: what was measured, on which device, with which result."""
+    from trappm.reports.label_statistics import label_statistics
+    from trappm.store import LabelFilter
+
+    wanted = LabelFilter(
+        architecture=architecture, family=family, device=device, batch_size=batch_size,
+        input_size=input_size, precision=precision, memory_format=memory_format,
+        optimizer=optimizer, phase=phase, protocol=protocol, metric=metric, outcome=outcome,
+        provenance=provenance, campaign=campaign, since=since, until=until,
+    )  # fmt: skip
+    for_machines = _check_formats(as_json, as_jsonl, as_csv, parquet)
+    most = limit or (None if for_machines else SHOWN)
+    if sql is not None:
+        others = vars(wanted) | {"columns": columns, "by": by, "agg": agg, "sort": sort}
+        _refuse_others("--sql", others)
+    with store_to_read() as store:
+        if sql is not None:
+            frame, more = store.query_sql(sql, **({"limit": limit} if limit else {}))
+        elif by or agg:
+            frame = label_statistics(
+                store,
+                wanted,
+                by=_names(by),
+                statistics=_names(agg) or ("count", "mean"),
+                metrics=_names(columns) or (*METRICS,),
+                sort=sort,
+            )
+        else:
+            frame = store.labels.query(
+                wanted,
+                columns=_names(columns) or None,
+                sort=sort or "architecture",
+                limit=most and most + 1,
+            )
+    if sql is None:
+        more = most is not None and len(frame) > most
+        frame = frame.head(most) if most else frame
+    _warn(frame, more)
+    if for_machines:
+        _print_frame(frame, as_json=as_json, as_jsonl=as_jsonl, parquet=parquet)
+        return
+    from trappm.terminal.label_tables import print_labels, print_rows
+
+    if sql is not None or by or agg or columns:
+        print_rows(frame)
+    else:
+        print_labels(frame, "labels" if outcome is None else "attempts")
+
+
+@app.command(epilog="Example: trappm labels show 12")
+def show(
+    label_id: Annotated[
+        int, typer.Argument(metavar="ID", min=1, max=2**63 - 1, help="Id of a label.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Show everything about a label: metrics, spread, attempts, environment, raw samples."""
+    with store_to_read() as store:
+        label = store.labels.get(label_id)
+        measurement = store.measurements.get(label.measurement_id)
+        attempts = store.labels.attempts(label_id)
+    if as_json:
+        print_json(
+            {
+                **asdict(label),
+                "configuration": label.configuration.to_dict(),
+                "measurement": measurement.to_dict(),
+                "attempts": list(records(attempts)),
+            }
+        )
+    else:
+        from trappm.terminal.label_tables import print_label
+
+        print_label(label, measurement, attempts)
+
+
+@app.command("import", epilog="Example: trappm labels import a100.parquet")
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An export, or JSON lines.")],
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="The file has kernel measurements (JSON lines).")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Record the measurements in a file; one bad row refuses the file.
+
+    Importing twice changes nothing. Steps that a callback recorded in a training are kept apart:
+    no model learns from them. Published sheets: python -m research import FILE --source NAME
+    """
+    from trappm.store import Home, Store
+    from trappm.store.files import checked_size
+    from trappm.store.importing import import_file
+    from trappm.store.kernel_measurements import read_kernels
+
+    checked_size(file)  # before a store is made
+    if not kernels:
+        with Store.open(Home.open().database_url) as store:
+            report = import_file(store, file)
+        print_import(report, as_json)
+        return
+    count = sum(1 for _ in read_kernels(file))  # all of it, before a store is made
+    with Store.open(Home.open().database_url) as store:
+        new = store.kernels.record_many(read_kernels(file))
+    if as_json:
+        print_json({"file": str(file), "rows": count, "new": new})
+    else:
+        typer.echo(f"{file.name}: {count:,} kernels, {new:,} of them new")
+
+
+def print_import(report: ImportReport, as_json: bool) -> None:
+    """Print the number of rows of an imported file by result and reason."""
+    from trappm.terminal.tables import print_table
+
+    rows = [(kind, count, reason) for (kind, reason), count in report.reasons.items()]
+    if as_json:
+        reasons = [dict(zip(("kind", "rows", "reason"), row, strict=True)) for row in rows]
+        print_json({**vars(report), "reasons": reasons})
+    else:
+        title = f"{report.file} ({report.source}): {report.rows} rows, {report.new} new attempts"
+        print_table(title, ("result", "rows", "reason"), rows)
+
+
+@app.command(epilog="Example: trappm labels export a100.parquet --device a100")
+def export(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help=".parquet, .csv or .jsonl file to replace.")
+    ],
+    kernels: Annotated[
+        bool,
+        typer.Option(
+            "--kernels", help="Write kernel measurements (JSON lines); filtered by --device only."
+        ),
+    ] = False,
+    architecture: Architecture = None,
+    family: Family = None,
+    device: Device = None,
+    batch_size: BatchSize = None,
+    input_size: InputSize = None,
+    precision: Precision = None,
+    memory_format: MemoryFormat = None,
+    optimizer: Optimizer = None,
+    phase: Phase = None,
+    protocol: Protocol = None,
+    metric: Metric = None,
+    outcome: AttemptOutcome = None,
+    provenance: LabelProvenance = None,
+    campaign: Campaign = None,
+    since: Since = None,
+    until: Until = None,
+) -> None:
+    """Write labels with their measurements into a file."""
+    from trappm.store import LabelFilter
+    from trappm.store.files import export_file
+    from trappm.store.kernel_measurements import export_kernels
+
+    wanted = LabelFilter(
+        architecture=architecture, family=family, device=device, batch_size=batch_size,
+        input_size=input_size, precision=precision, memory_format=memory_format,
+        optimizer=optimizer, phase=phase, protocol=protocol, metric=metric, outcome=outcome,
+        provenance=provenance, campaign=campaign, since=since, until=until,
+    )  # fmt: skip
+    if kernels:
+        _refuse_others("--kernels", vars(wanted) | {"device": None})
+        with store_to_read() as store:
+            if device is not None:
+                store.kernels.latest(device)  # refuses unknown devices
+            count = export_kernels(store.kernels.each(device=device), file)
+        typer.echo(f"{count:,} kernels written to {file}")
+        return
+    with store_to_read() as store:
+        store.labels.query(wanted, columns=["id"], sort="id", limit=1)  # refuses unknown names
+        count = export_file(store.measurements.each(wanted), file)
+    typer.echo(f"{count} {'labels' if outcome is None else 'attempts'} written to {file}")
+
+
+def _refuse_others(option: str, others: Mapping[str, object]) -> None:
+    """Raise InputError if an option is given that another one excludes."""
+    given = [name for name, value in others.items() if value is not None]
+    if given:
+        raise InputError(f"{option} and --{given[0].replace('_', '-')} exclude each other")
+
+
+def _warn(frame: pd.DataFrame, more: bool) -> None:
+    """Report on standard error what the table does not show."""
+    if censored := frame.attrs.get("censored"):
+        typer.echo(
+            f"trappm: {censored} labels are censored (memory ran out) and have no value here; "
+            "--columns memory_above_mib is of their bounds",
+            err=True,
+        )
+    if more:
+        typer.echo(f"trappm: there is more than these {len(frame)}; see --limit", err=True)
+
+
+def _names(text: str | None) -> list[str]:
+    return [] if text is None else [name.strip() for name in text.split(",")]
+
+
+def _check_formats(as_json: bool, as_jsonl: bool, as_csv: bool, parquet: Path | None) -> bool:
+    """Return whether the output is for machines.
+
+    Raises:
+        InputError: More than one format is given, or Parquet cannot be written.
+    """
+    formats = {"--json": as_json, "--jsonl": as_jsonl, "--csv": as_csv, "--parquet": parquet}
+    names = [name for name, value in formats.items() if value]
+    if len(names) > 1:
+        raise InputError(f"{' and '.join(names)} exclude each other; choose one")
+    if parquet is not None:
+        if importlib.util.find_spec("pyarrow") is None:
+            raise InputError("--parquet needs pyarrow; install it, or take --csv")
+        if not parquet.parent.is_dir():
+            raise InputError(f"--parquet {parquet}: there is no folder {parquet.parent}")
+    return bool(names)
+
+
+def _print_frame(
+    frame: pd.DataFrame, *, as_json: bool, as_jsonl: bool, parquet: Path | None
+) -> None:
+    """Print or write a frame, by default as CSV.
+
+    Numbers keep all their digits, times are in ISO 8601, missing values are null or empty.
+    """
+    if parquet is not None:
+        _write_parquet(frame, parquet)
+        return
+    frame = frame.copy(deep=False)
+    for name in frame.select_dtypes("datetimetz"):
+        frame[name] = frame[name].map(lambda time: time.isoformat())
+    if as_json:
+        print_json(list(records(frame)))
+    elif as_jsonl:
+        for record in records(frame):
+            typer.echo(json.dumps(record, default=str))
+    else:
+        frame.to_csv(sys.stdout, index=False)
+
+
+def _write_parquet(frame: pd.DataFrame, path: Path) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")  # an existing file stays whole
+    try:
+        frame.to_parquet(part, index=False)
+        part.replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+    typer.echo(f"{len(frame)} rows written to {path}")

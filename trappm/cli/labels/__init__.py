@@ -1,1 +1,0 @@
-"""`trappm labels` and what stands under it."""

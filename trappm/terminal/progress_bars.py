@@ -1,0 +1,189 @@
+"""Progress bars for campaigns and pools: live on a terminal, lines only in a file.
+
+A display never ends the work. A fault is reported once and costs the bar; a second fault, such as
+a closed pipe, costs the lines as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import typer
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from trappm.profiler.records import size_text
+from trappm.terminal.tables import console
+
+if TYPE_CHECKING:
+    from trappm.cluster.campaign.progress import Progress as CampaignProgress
+    from trappm.cluster.profiles import ProfiledGraph
+    from trappm.cluster.spec import CampaignSpec
+
+
+class _Bar(Progress):
+    """A bar with a line below it, which is cut to the width of the terminal."""
+
+    line_below = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.line_below:
+            yield Text(f"  {self.line_below}", style="dim", no_wrap=True, overflow="ellipsis")
+
+
+class LiveBar:
+    """A console, and a progress bar below what is printed there, as a context manager.
+
+    Args:
+        columns: Columns of the bar.
+        to: Console (default: standard output).
+    """
+
+    def __init__(self, *columns: ProgressColumn, to: Console | None = None) -> None:
+        self._console = console() if to is None else to
+        self._bar = _Bar(
+            *columns, console=self._console, transient=True, disable=not self._console.is_terminal
+        )
+        self._faults = 0
+
+    def __enter__(self) -> Self:
+        self._safely(self._bar.start)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._safely(self._bar.stop)
+
+    def _safely(self, show: Callable[[], object]) -> None:
+        """Show something: without the bar after one fault, nothing after a second one."""
+        while self._faults < 2:
+            try:
+                show()
+                return
+            except (Exception, SystemExit) as error:  # rich exits when a pipe is closed
+                self._faults += 1
+                with contextlib.suppress(Exception):
+                    self._bar.stop()
+                self._bar.disable = True
+                with contextlib.suppress(OSError):
+                    typer.echo(
+                        f"trappm: the display failed ({type(error).__name__}: {error}); "
+                        "the work goes on",
+                        err=True,
+                    )
+
+
+class CampaignDisplay(LiveBar):
+    """Progress of a running campaign: a line per event, and a bar with the time to go."""
+
+    def __init__(self, campaign_id: str, spec: CampaignSpec) -> None:
+        super().__init__(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[eta]}"),
+        )
+        self._task = self._bar.add_task("starting Ray", total=None, eta="")
+        self._stage = ""
+        self._measured: dict[str, Any] = {}
+        budget = ", ".join(f"{spec.budget(d)} on {d}" for d in spec.devices.keys)
+        self._console.print(
+            f"campaign [bold]{campaign_id}[/] ({escape(spec.name)}, seed {spec.seed}): "
+            f"to measure {budget}",
+            soft_wrap=not self._console.is_terminal,
+        )
+
+    def show(self, progress: CampaignProgress) -> None:
+        """Show new events and the progress; display faults do not propagate."""
+        self._safely(lambda: self._show(progress))
+
+    def _show(self, progress: CampaignProgress) -> None:
+        is_file = not self._console.is_terminal
+        for line in progress.lines:
+            now = f"[dim]{datetime.datetime.now():%H:%M:%S}[/]"
+            self._console.print(f"{now} {escape(line)}", soft_wrap=is_file)
+        eta = "" if progress.eta_s is None else f"{_minutes(progress.eta_s)} to go"
+        if is_file and progress.stage != self._stage:
+            self._console.print(f"[dim]{', '.join(filter(None, (progress.stage, eta)))}[/]")
+        self._stage = progress.stage
+        self._bar.line_below = "; ".join(progress.current)
+        # A stage without counts, such as publishing, shows those of measuring. Passing rich no
+        # total would keep that of the learner and start again from 0.
+        counts = self._measured
+        if progress.total:
+            counts = {"completed": progress.done, "total": progress.total}
+        if progress.stage.startswith("measuring"):
+            self._measured = counts
+        self._bar.update(self._task, description=escape(progress.stage), **counts, eta=eta)
+
+
+class BuildDisplay(LiveBar):
+    """Progress of static profiles."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("to go"),
+            TimeRemainingColumn(),
+        )
+        self._task = self._bar.add_task("static profiles", total=None)
+        self._shown_percent = 0
+        self._done: tuple[int, int] | None = None
+
+    @property
+    def how_far(self) -> str:
+        """Return the end of a sentence about a build that was interrupted."""
+        return (
+            "" if self._done is None else " with {} of {} static profiles made".format(*self._done)
+        )
+
+    def show(self, done: int, total: int, latest: ProfiledGraph | None) -> None:
+        """Show the number of profiles, and why the latest one was refused."""
+        self._done = done, total
+        self._safely(lambda: self._show(done, total, latest))
+
+    def _show(self, done: int, total: int, latest: ProfiledGraph | None) -> None:
+        if latest is None:
+            self._console.print(f"static profiles: {done} of {total} are there")
+            self._bar.reset(self._task, total=total, completed=done)
+            return
+        pair = f"{latest.architecture} at {size_text(latest.architecture, latest.input_size)}"
+        self._bar.line_below = pair
+        self._bar.update(self._task, completed=done)
+        for part, refusal in (("graph", latest.refusal), ("step profile", latest.step_refusal)):
+            if refusal is not None:
+                message = f"no {part} of {pair}: {refusal}"
+                self._console.print(f"[dim]{escape(message)}[/]", soft_wrap=True)
+        percent = 100 * done // total
+        if not self._console.is_terminal and percent >= self._shown_percent + 10:
+            self._shown_percent = percent
+            self._console.print(f"[dim]static profiles: {done} of {total}[/]")
+
+
+def _minutes(seconds: float) -> str:
+    return f"{int(seconds // 60)}:{int(seconds % 60):02d}"
