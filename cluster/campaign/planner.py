@@ -201,8 +201,6 @@ def _planned(
 ) -> list[Assignment]:
     """Return assignments of configurations with their reasons, the most wanted first."""
     return [
-        Assignment(
-            configuration=configuration, device=device, role=role, rank=rank, reason=reason
-        )
+        Assignment(configuration=configuration, device=device, role=role, rank=rank, reason=reason)
         for rank, (configuration, reason) in enumerate(ranked)
     ]

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from test_benchmarking import Memory, samples
 
-from research.evaluation.benchmark import Plan, SplitKind, run_plan
-from research.evaluation.kept_runs import KeptRuns
+from research.evaluation.benchmark import KeptRuns, Plan, SplitKind, run_plan
 from research.evaluation.scores import NOMINAL, coverages, summarize
 from trappm.learner.estimator import Estimate
 from trappm.learner.stats.calibration import LEVELS

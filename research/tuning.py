@@ -1,36 +1,48 @@
-"""Tuning of a predictor's settings by cross-validation, as an Optuna study in a database.
+"""`python -m research tune`: settings of a predictor by cross-validation, as an Optuna study.
 
 A trial's error is the mean over folds of whole architectures, and only architectures that the
-first honest split (`research.evaluation.benchmark`, seed 1337) trains on take part: what is
-held out there stays unseen. After each fold a trial that is worse than the median of the others so
-far is given up. The first trial is what we ship, so that a study shows how much better its best is.
-
-Ours has nothing to tune here: it weighs its parts by cross-validation in every fit.
+first honest split (`research.evaluation.benchmark`, seed 1337) trains on take part: the held-out
+ones stay unseen. After each fold a trial that is worse than the median of the others is pruned. The
+first trial has the shipped settings. `ours` has nothing to tune: it weighs its parts by
+cross-validation in every fit.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+import typer
 
 from research.evaluation.benchmark import PAPER_SEEDS, Samples, SplitKind, splits_of
-from research.peers.dippm import dippm
-from research.peers.dnnperf import dnnperf
-from research.peers.nnlqp import nnlqp
-from research.peers.sizes import LAPTOP_SIZE
+from research.evaluation.label_files import metric_column, read_labels
+from research.evaluation.tables import EvaluationDisplay
+from research.evaluation.workbench import opened_workbench
+from research.peers.graph_networks import LAPTOP_SIZE, dippm, dnnperf, nnlqp
 from research.peers.tabular import Boosting, xgboost
+from trappm.cli.options import AsJson, GraphProcesses, MetricName, print_json
 from trappm.learner.estimator import Estimator
 from trappm.learner.paper.encoder import Encoder
-from trappm.learner.paper.presets import LAPTOP, PAPER, HeadPreset, LearnerPreset, Training
+from trappm.learner.paper.presets import (
+    LAPTOP,
+    PAPER,
+    PRESETS,
+    HeadPreset,
+    LearnerPreset,
+    Training,
+)
 from trappm.learner.paper.regressor import TrappmAsPublished
 from trappm.learner.stats.folds import grouped_folds
 from trappm.profiler.errors import InputError, from_extra
+from trappm.profiler.number_text import number_text
+from trappm.terminal.tables import console, print_table
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -38,18 +50,79 @@ if TYPE_CHECKING:
 
 FOLDS = 5
 STARTUP_TRIALS = 5
-"""Trials before the first is given up, and drawn at random."""
+"""Number of first trials that are drawn at random and never pruned."""
 HEARTBEAT_S = 60
 """A trial whose process has been silent for twice as long counts as failed."""
+MAX_TRIALS = 10_000
 
 Settings = Mapping[str, Any]
 OnTrial = Callable[[int, int, float | None], None]
-"""Called with trials done, how many in all, and the least error so far in percent."""
+"""Called with finished trials, their total, and the least error so far in percent."""
+
+
+def tune(
+    labels: Annotated[Path, typer.Option(help="Labels: an export, or a published sheet.")],
+    estimator: Annotated[
+        str, typer.Option(help="Name of a predictor with settings.")
+    ] = "trappm-laptop",
+    metric: MetricName = "memory",
+    trials: Annotated[
+        int, typer.Option(min=1, max=MAX_TRIALS, help="Total number of trials of the study.")
+    ] = 30,
+    study: Annotated[
+        str | None, typer.Option(help="Name of the study (default: estimator and metric).")
+    ] = None,
+    processes: GraphProcesses = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search for better settings, beginning with those that are shipped.
+
+    The study is kept in the label store's database: the same command continues it.
+    """
+    space_of(estimator)  # before anything expensive
+    column = metric_column(metric)
+    preset = PRESETS.get(estimator.removeprefix("trappm-"))
+    with EvaluationDisplay() as display:
+        with opened_workbench(
+            column, processes=processes or len(os.sched_getaffinity(0)), watch=display.show
+        ) as bench:
+            samples = bench.prepared(read_labels(labels)).samples
+        encoder = None
+        if preset is not None:
+            encoder = bench.encoder(samples, preset.encoder, pretrained=True)
+        name = study or f"{estimator} {column}"
+        tuning = Tuning(name, bench.home.database_url, estimator, samples, encoder)
+
+        def on_trial(done: int, total: int, least: float | None) -> None:
+            best = "" if least is None else f", best {number_text(least, 3)} %"
+            display.show(done, total, f"trials{best}")
+
+        try:
+            report = run_trials(tuning, trials, on_trial)
+        except KeyboardInterrupt as interrupt:
+            typer.echo("trappm: interrupted; the same command continues", err=True)
+            raise typer.Exit(130) from interrupt
+    if as_json:
+        print_json(report)
+        return
+    counts = report["trials"]
+    console().print(
+        f"study {report['study']}: {counts['complete']} trials completed, {counts['pruned']} "
+        f"pruned, {counts['fail']} failed",
+        markup=False,
+    )
+    rows = [
+        (which, trial["trial"], trial["mape"],
+         ", ".join(f"{k} {number_text(v)}" for k, v in trial["settings"].items()))
+        for which in ("shipped", "best")
+        if (trial := report[which])
+    ]  # fmt: skip
+    print_table("", ("which", "trial", "MAPE_%", "settings"), rows)
 
 
 @dataclass(frozen=True)
 class Space:
-    """What is tuned of an estimator."""
+    """Settings of an estimator that are tuned."""
 
     shipped: Settings
     suggest: Callable[[Trial], Settings]
@@ -58,43 +131,27 @@ class Space:
 
 @dataclass(frozen=True)
 class Tuning:
-    """A study: everything that a worker needs to take part."""
+    """A study with everything that a worker needs to take part."""
 
     study: str
     storage_url: str = field(repr=False)  # it may hold a password
-    """Of the label store, which Optuna adds its tables to."""
+    """URL of the label store, which Optuna adds its tables to."""
     estimator: str
     samples: Samples
     encoder: Encoder | None
-    """Pre-trained, for the estimators that need one."""
+    """Pre-trained encoder, for the estimators that need one."""
     seed: int = PAPER_SEEDS[0]
 
 
-class TrialSummary(TypedDict):
-    """A trial: its number, mean error in percent, and settings."""
+def run_trials(tuning: Tuning, total: int, on_trial: OnTrial) -> dict[str, Any]:
+    """Continue the study until it has this many trials; several processes may at once.
 
-    trial: int
-    mape: float | None
-    settings: dict[str, Any]
-
-
-class StudyReport(TypedDict):
-    """The trials of a study so far."""
-
-    study: str
-    estimator: str
-    best: TrialSummary | None
-    shipped: TrialSummary | None
-    """The first trial, whose settings are those that are shipped."""
-    trials: dict[str, int]
-    """How many were completed, given up and failed, by the name of Optuna's state."""
-
-
-def run_trials(tuning: Tuning, total: int, on_trial: OnTrial) -> StudyReport:
-    """Goes on with the study until it has so many trials; several processes may at once.
+    Returns:
+        Study, estimator, numbers of trials by the name of their state, and the best and the shipped
+        trial with number, mean error in percent and settings.
 
     Raises:
-        InputError: the estimator has nothing to tune, or Optuna is not installed.
+        InputError: The estimator has nothing to tune, or Optuna is not installed.
     """
     import optuna
 
@@ -124,14 +181,12 @@ def run_trials(tuning: Tuning, total: int, on_trial: OnTrial) -> StudyReport:
     return _report(study, tuning)
 
 
-def progress(tuning: Tuning) -> tuple[int, float | None]:
-    """Trials that a study has, and the least error so far in percent."""
-    study = _open(tuning, space_of(tuning.estimator))
-    return _finished(study), _least(study)
-
-
 def space_of(name: str) -> Space:
-    """Raises InputError for an estimator without settings to tune, or where Optuna is missing."""
+    """Return the settings of an estimator.
+
+    Raises:
+        InputError: The estimator has no settings, or Optuna is not installed.
+    """
     with from_extra("evaluate", "tuning"):
         import optuna  # noqa: F401
     spaces = _spaces()
@@ -147,10 +202,10 @@ def _open(tuning: Tuning, space: Space) -> Study:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    # Of heartbeats, whose interface may change; our Optuna is pinned.
+    # Heartbeats are experimental; our Optuna is pinned.
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    # Optuna takes the label store's mark of its schema for one of its own, so it must not look.
+    # Optuna mistakes the label store's schema version for its own, so it must not check.
     storage = optuna.storages.RDBStorage(
         tuning.storage_url, skip_compatibility_check=True, heartbeat_interval=HEARTBEAT_S
     )
@@ -194,7 +249,7 @@ def _error(
     train: npt.NDArray[np.int64],
     test: npt.NDArray[np.int64],
 ) -> float:
-    """Mean absolute percentage error of one fold."""
+    """Return the mean absolute percentage error of one fold."""
     samples = tuning.samples
     model = estimator.fit(
         samples.at(train), samples.targets(train), np.random.default_rng(tuning.seed)
@@ -206,28 +261,24 @@ def _error(
     return 100 * float(np.mean(np.abs(predicted / samples.values[test] - 1)))
 
 
-def _finished(study: Study) -> int:
-    from optuna.trial import TrialState
+def _trials(study: Study, *states: str) -> list[FrozenTrial]:
+    return [t for t in study.get_trials(deepcopy=False) if t.state.name in states]
 
-    states = (TrialState.COMPLETE, TrialState.PRUNED)
-    return len(study.get_trials(deepcopy=False, states=states))
+
+def _finished(study: Study) -> int:
+    return len(_trials(study, "COMPLETE", "PRUNED"))
 
 
 def _least(study: Study) -> float | None:
-    from optuna.trial import TrialState
-
-    done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    return min((trial.value for trial in done if trial.value is not None), default=None)
+    values = [trial.value for trial in _trials(study, "COMPLETE")]
+    return min((value for value in values if value is not None), default=None)
 
 
-def _report(study: Study, tuning: Tuning) -> StudyReport:
-    from optuna.trial import TrialState
-
-    def summary(trial: FrozenTrial) -> TrialSummary:
+def _report(study: Study, tuning: Tuning) -> dict[str, Any]:
+    def summary(trial: FrozenTrial) -> dict[str, Any]:
         return {"trial": trial.number, "mape": trial.value, "settings": trial.params}
 
-    trials = study.get_trials(deepcopy=False)
-    done = [trial for trial in trials if trial.state is TrialState.COMPLETE]
+    done = _trials(study, "COMPLETE")
     shipped = [t for t in done if "fixed_params" in t.system_attrs]
     return {
         "study": tuning.study,
@@ -235,8 +286,7 @@ def _report(study: Study, tuning: Tuning) -> StudyReport:
         "best": summary(min(done, key=lambda trial: trial.value or np.inf)) if done else None,
         "shipped": summary(shipped[0]) if shipped else None,
         "trials": {
-            state.name.lower(): sum(trial.state is state for trial in trials)
-            for state in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+            state.lower(): len(_trials(study, state)) for state in ("COMPLETE", "PRUNED", "FAIL")
         },
     }
 
@@ -252,7 +302,7 @@ def _spaces() -> dict[str, Space]:
 
 
 def _training(trial: Trial, shipped_width: int) -> dict[str, Any]:
-    # Four times as wide takes 16 times as long: who wants the paper's width tunes its preset.
+    # Four times as wide takes 16 times as long; the paper's width is in its preset.
     widths = [round(shipped_width * share) for share in (0.25, 0.5, 1, 2)]
     return {
         "learning_rate": trial.suggest_float("learning_rate", 3e-4, 3e-2, log=True),
@@ -270,7 +320,7 @@ def _shipped(training: Training, width: int) -> dict[str, Any]:
 
 
 def _published(preset: LearnerPreset) -> Space:
-    """The regressor over a fixed encoder."""
+    """Return the space of the regressor over a fixed encoder."""
 
     def suggest(trial: Trial) -> Settings:
         return _training(trial, preset.head.widths[0]) | {
