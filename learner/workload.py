@@ -7,7 +7,7 @@ every prior, head and baseline takes these, so all of them are judged on the sam
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from trappm.profiler.records.step_scope import WHOLE_STEP, StepScope
 
 if TYPE_CHECKING:
     from trappm.profiler.simulation.kernel_profile import KernelProfile
-    from trappm.profiler.simulation.step_profile import StepProfile
+    from trappm.profiler.simulation.step_profile import StaticProfile, StepProfile
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,6 +41,42 @@ class Workload:
     """Whose host and software it was timed on, where labels of a device come from several."""
     embedding: npt.NDArray[np.float32] | None = None
     """Of the graph, by the frozen encoder (width)."""
+
+    @classmethod
+    def of(
+        cls,
+        profile: StaticProfile,
+        traced: StepProfile | str,
+        settings: tuple[Precision, MemoryFormat, Optimizer],
+        *,
+        phase: Phase,
+        batch_size: int,
+        with_kernels: bool,
+    ) -> Self:
+        """Return the workload of a profiled model.
+
+        Args:
+            profile: Profile of the model, traced in fp32 and contiguous.
+            traced: Step in the settings, or the reason why it cannot be traced.
+            settings: Precision, memory format and optimizer.
+            phase: Training or inference.
+            batch_size: Samples per step.
+            with_kernels: Whether the workload comes with the kernels of the traced step.
+
+        Raises:
+            InputError: The model cannot have this batch size.
+        """
+        precision, memory_format, optimizer = settings
+        step = None if isinstance(traced, str) else traced
+        return cls(
+            graph=profile.graph.at(batch_size),
+            precision=precision,
+            memory_format=memory_format,
+            optimizer=optimizer,
+            phase=phase,
+            step=step or profile.step,
+            kernels=step.kernels if step is not None and with_kernels else None,
+        )
 
     @property
     def batch_size(self) -> int:

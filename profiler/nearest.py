@@ -9,16 +9,19 @@ _LISTED = 20
 """Number of names to list where none is similar."""
 
 
-def nearest(name: str, known: Iterable[str], *, otherwise: str | None = None) -> str:
+def nearest(
+    name: str, known: Iterable[str], *, otherwise: str | None = None, cutoff: float = 0.6
+) -> str:
     """Return the end of an error message: similar names, or else all names.
 
     Args:
         name: Unknown name.
         known: Known names.
         otherwise: Text to use instead of a list where no name is similar.
+        cutoff: Least similarity of a name, by difflib.
     """
     names = list(known)
-    near = difflib.get_close_matches(name, names, n=3)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=cutoff)
     if near:
         return f"did you mean {' or '.join(map(repr, near))}?"
     if otherwise is not None:

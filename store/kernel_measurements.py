@@ -220,7 +220,7 @@ class Kernels(Repository):
             there = f"; there are some of {names}" if names else ""
             raise InputError(
                 f"no kernels of {device!r} are known{there}; measure them: "
-                f"trappm device characterise {device}"
+                f"trappm measure --kernels --device {device}"
             )
         latest: dict[str, Row[Any]] = {}
         for found in session.execute(_query(device).where(row.device_id == stack)):

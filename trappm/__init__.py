@@ -1,71 +1,69 @@
-"""TraPPM: what a deep-learning training step costs, before it is run.
+"""TraPPM: what a training step takes, without running it.
 
-Examples:
-    >>> import trappm
-    >>> step_time_ms, memory_mib, power_w = trappm.predict("resnet18", batch_size=4, input_size=96)
+>>> import trappm
+>>> prediction = trappm.predict("resnet50", batch_size=64, device="a100")
+>>> prediction.step_time_ms, prediction.memory_mib, prediction.fits, prediction.largest_batch
 
-Importing this is quick: torch and the rest load when a prediction is asked for.
+Names are loaded when they are first used, because torch takes a second to import.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trappm import snapshots
     from trappm.campaigns import Campaign, CampaignResult
-    from trappm.extensions.generation.generating import Generation, generate
     from trappm.label_store import LabelStore
-    from trappm.prediction.estimate import Estimate, estimate
-    from trappm.prediction.looking_up.answer import Answer
-    from trappm.prediction.looking_up.lookup import lookup
-    from trappm.prediction.parallel.parallel_prediction import ParallelPrediction
-    from trappm.prediction.parallel.shared_step import predict_parallel
-    from trappm.prediction.predict import predict
-    from trappm.prediction.prediction import Prediction
+    from trappm.prediction.device_names import DeviceEvidence, devices
+    from trappm.prediction.predict import compare, predict
+    from trappm.prediction.prediction import MeasuredStep, Prediction
     from trappm.profiler.errors import TrappmError
     from trappm.profiler.simulation.training_loop import TrainingLoop
 
     __version__: str
 
 __all__ = [
-    "Answer", "Campaign", "CampaignResult", "Estimate", "Generation", "LabelStore",
-    "ParallelPrediction", "Prediction", "TrainingLoop", "TrappmError", "__version__", "estimate",
-    "generate", "lookup", "predict", "predict_parallel", "snapshots",
+    "Campaign", "CampaignResult", "DeviceEvidence", "LabelStore", "MeasuredStep", "Prediction",
+    "TrainingLoop", "TrappmError", "__version__", "compare", "devices", "predict", "snapshots",
 ]  # fmt: skip
 
-_HOMES = {
+_MODULES = {
     "Campaign": "trappm.campaigns",
     "CampaignResult": "trappm.campaigns",
-    "Answer": "trappm.prediction.looking_up.answer",
-    "Estimate": "trappm.prediction.estimate",
-    "Generation": "trappm.extensions.generation.generating",
+    "DeviceEvidence": "trappm.prediction.device_names",
     "LabelStore": "trappm.label_store",
-    "ParallelPrediction": "trappm.prediction.parallel.parallel_prediction",
+    "MeasuredStep": "trappm.prediction.prediction",
     "Prediction": "trappm.prediction.prediction",
     "TrainingLoop": "trappm.profiler.simulation.training_loop",
     "TrappmError": "trappm.profiler.errors",
-    "estimate": "trappm.prediction.estimate",
-    "generate": "trappm.extensions.generation.generating",
-    "lookup": "trappm.prediction.looking_up.lookup",
+    "compare": "trappm.prediction.predict",
+    "devices": "trappm.prediction.device_names",
     "predict": "trappm.prediction.predict",
-    "predict_parallel": "trappm.prediction.parallel.shared_step",
 }
+_RENAMED = {
+    "estimate": "trappm.predict(...).memory_breakdown",
+    "generate": "trappm.extensions.generation.generating.generate",
+    "labels": "trappm.LabelStore().labels",
+    "lookup": "trappm.predict(..., labels=True).measured",
+    "predict_parallel": "trappm.prediction.parallel.shared_step.predict_parallel",
+}
+"""Earlier functions, and what replaces them."""
 
 
 def __dir__() -> list[str]:
-    """Return the public names, which `help(trappm)` describes."""
-    return [*__all__, "__all__", "__doc__", "__file__", "__name__", "__path__"]
+    return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
-
         return version("trappm")
     if name == "snapshots":
         return import_module("trappm.snapshots")
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
+    if name in _RENAMED:
+        raise AttributeError(f"trappm.{name} has moved; use {_RENAMED[name]}")
     raise AttributeError(f"module 'trappm' has no attribute {name!r}")

@@ -44,8 +44,8 @@ def refuse_weights(name: str) -> None:
     if name.endswith(_WEIGHTS):
         raise UnknownArchitectureError(
             f"{name} holds weights, not a step; export the model with torch.onnx.export(model, "
-            "images, 'model.onnx') and give that file, or call trappm.estimate(module, images) in "
-            "Python"
+            "images, 'model.onnx') and give that file, or call trappm.predict(module, "
+            "example_input=images) in Python"
         )
 
 
@@ -90,7 +90,7 @@ def unknown_architecture(name: str, names: Iterable[str]) -> UnknownArchitecture
     hint = nearest(name, known, otherwise="timm.list_models() lists them all")
     if name.startswith(_OF_PYTHON):
         called = name.removesuffix("()")
-        hint = f"call trappm.estimate({called}(), images) in Python"
+        hint = f"call trappm.predict({called}(), example_input=images) in Python"
         if near := nearest(called.rpartition(".")[2], known, otherwise=""):
             hint += f", or give a name: {near}"
     elif like is not None:

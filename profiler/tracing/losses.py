@@ -62,10 +62,7 @@ def loss_of(loss: object, *, has_targets: bool) -> Loss:
     if needed is None or needed < 2:
         return lambda output, _: called(output)
     if needed > 2 or kind not in (*_OF_CLASSES, *_OF_VALUES):
-        raise InputError(
-            f"the loss {kind} needs targets; call trappm.estimate(model, inputs, targets=labels, "
-            "loss=loss)"
-        )
+        raise InputError(f"the loss {kind} needs targets; give targets=labels, loss=loss)")
     return lambda output, _: called(output, _made_targets(kind, output))
 
 

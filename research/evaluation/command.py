@@ -13,9 +13,10 @@ from research.evaluation.evaluation import Request, evaluate_files, evaluate_spl
 from research.evaluation.label_files import metric_column, read_usable
 from research.evaluation.plots import check_plots, draw
 from research.evaluation.tables import EvaluationDisplay, print_evaluation
+from research.options import GraphProcesses, MetricName, Usable
 from research.peers.graph_networks import SIZES
 from research.peers.predictors import check_names
-from trappm.cli.options import AsJson, GraphProcesses, MetricName, Usable, print_json
+from trappm.cli.options import AsJson, print_json
 from trappm.profiler.errors import InputError
 
 MAX_SEEDS = 20

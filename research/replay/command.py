@@ -9,12 +9,13 @@ import typer
 
 from research.evaluation.label_files import metric_column
 from research.evaluation.tables import EvaluationDisplay
+from research.options import MetricName, Usable
 from research.peers.predictors import check_names
 from research.replay.replay import BUDGETS
 from research.replay.replays import QUICK, Plan, Results, run
 from research.replay.strategies import JUDGED, named_strategy
 from research.replay.tables import draw, print_summary, summary
-from trappm.cli.options import AsJson, MetricName, Usable, print_json
+from trappm.cli.options import AsJson, print_json
 from trappm.learner.acquisition import STRATEGIES
 from trappm.profiler.errors import InputError
 from trappm.terminal.plots import require_matplotlib

@@ -1,4 +1,4 @@
-"""Table of docs/foreign_modules.md: memory that `trappm.estimate` reports for third-party modules.
+"""Table of docs/foreign_modules.md: predicted memory of third-party modules.
 
 Memory is that of an A100 at batch 32 without CUDA's context and libraries. The checks of each value
 are in tests/profiler/tracing/test_foreign_modules.py.
@@ -6,6 +6,7 @@ are in tests/profiler/tracing/test_foreign_modules.py.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import trappm
 from research.data import ROOT
 from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.simulation.memory_breakdown import Part
 
 BATCH_SIZE = 32
 
@@ -20,13 +22,20 @@ BATCH_SIZE = 32
 def answer(foreign: Any) -> str:
     """Return the memory of the training step, or the reason why there is none."""
     args, kwargs = foreign.call(BATCH_SIZE)
-    options = {**foreign.estimate, **kwargs}
+    module = foreign.build()
+    names = inspect.signature(module.forward).parameters
+    inputs = {**dict(zip(names, args, strict=False)), **kwargs}
+    options = {"precision": "fp32", "optimizer": "sgd", **foreign.estimate}
     try:
-        estimate = trappm.estimate(foreign.build(), *args, loss=foreign.loss, **options)
+        answer = trappm.predict(
+            module, example_input=inputs, loss=foreign.loss, device="a100", **options
+        )
+        parts = answer.memory_breakdown.parts_mib
     except UnsupportedModelError as refusal:
         return f"`{refusal}`"
-    only = "; this batch only" if estimate.only_batch is not None else ""
-    return f"{estimate.breakdown().total_mib:,.0f} MiB{only}"
+    step_mib = sum(size for part, size in parts.items() if part is not Part.CONTEXT)
+    only = "; this batch only" if "batch" in answer.missing.get("largest_batch", "") else ""
+    return f"{step_mib:,.0f} MiB{only}"
 
 
 def checked(foreign: Any) -> str:

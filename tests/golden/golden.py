@@ -104,7 +104,7 @@ def predictions(models: Sequence[str]) -> list[dict[str, Any]]:
         for model in models:
             tokens = {"sequence_length": 128} if model.startswith("hf:") else {}
             try:
-                of_devices = trappm.predict([model], devices=DEVICE_KEYS, batch_size=8, **tokens)
+                of_devices = trappm.compare(model, DEVICE_KEYS, batch_size=8, **tokens)
             except trappm.TrappmError as error:
                 answers.append({"model": model, "error": type(error).__name__})
             else:

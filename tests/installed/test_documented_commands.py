@@ -175,19 +175,14 @@ def test_commands_left_out_are_commands():
 
 
 JSON_COMMANDS = (
-    "predict test_resnet",
-    "predict test_resnet --device a100 --device v100 --epochs 2 --samples 1000 --carbon 300",
-    "predict test_resnet --gpus 2",
-    "fits test_resnet",
+    "predict test_resnet --breakdown --labels",
+    "compare test_resnet --device a100 --device v100 --epochs 2 --samples 1000 --carbon 300",
     "compare test_resnet --precision amp-bf16",
-    "compare test_resnet --gpus 1,2 --device a100",
     "scale test_resnet --gpus 1,2",
-    "estimate test_resnet --ray",
-    "estimate test_resnet --kubernetes",
     "generate hf:gpt2-tiny --prompt 8 --tokens 2",
     "devices",
-    "device show",
-    "device show v100 --model test_resnet",
+    "devices v100",
+    "roofline v100 --model test_resnet",
     "labels query --limit 2",
     "labels query --by family --agg median",
     "labels show 1",
@@ -199,8 +194,8 @@ JSON_COMMANDS = (
     "campaign report --choices",
 )
 NAMED_BY_DATA = {
-    "affinity", "best", "best_of_all", "cards", "counts", "devices", "environment", "errors",
-    "evidence", "files", "heads", "kernels", "kubernetes", "label_counts", "modules_mib", "ray",
+    "best", "best_of_all", "cards", "counts", "devices", "environment", "errors",
+    "evidence", "files", "heads", "label_counts", "modules_mib",
     "versions", "weights",
 }  # fmt: skip
 """Objects whose keys are names of devices, models, modules, files, or another program's."""

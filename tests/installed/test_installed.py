@@ -156,18 +156,18 @@ def test_a_postgresql_address_without_its_driver_names_the_extra(installed):
 PREDICTING = (
     "predict test_resnet --batch-size 4 --device a100",
     "compare test_resnet --device a100 --device v100",
-    "fits test_resnet --device a100 --optimizer adamw",
-    "estimate test_resnet --device a100",
+    "predict test_resnet --device a100 --breakdown",
     "devices",
+    "devices a100",
     "snapshot list",
     "snapshot show default",
 )
 NEEDS_CAMPAIGN = (
     "campaign launch --preset laptop",
-    "pool status",
     "labels query",
+    "predict test_resnet --device cpu-2t --labels",
     "store upgrade --check",
-    "device show a100",
+    "roofline a100",
 )
 
 

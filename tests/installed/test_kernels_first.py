@@ -60,4 +60,4 @@ def test_kernels_are_stored_before_the_first_label_and_once(tmp_path):
         assert len(labels) == 6
         known = training_labels(store, store.campaigns.all()[0].id)
         assert len(known.kernels["cpu-1t"]) >= CATALOGUE  # of the stack of its labels
-    assert json.loads(trappm("device", "show", "--json")) == {"cpu-1t": len(kernels)}
+    assert json.loads(trappm("devices", "cpu-1t", "--json"))[0]["kernels"] == len(kernels)

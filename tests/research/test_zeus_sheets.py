@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+import trappm
 from research.importers import import_sheet, zeus
-from trappm.prediction.looking_up.lookup import lookup
-from trappm.profiler.errors import InputError, SnapshotError
+from trappm.profiler.errors import InputError
 from trappm.profiler.records.step_scope import StepScope
 from trappm.store import Home, Store
 
@@ -48,8 +48,8 @@ def test_a_label_under_a_limit_is_nobodys_cost(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
     with Store.open(Home.open().database_url) as store:
         import_sheet(store, sheet(tmp_path), "zeus")
-    with pytest.raises(SnapshotError, match="no label of resnet50 at batch 64 on v100"):
-        lookup("resnet50", device="v100", batch_size=64, optimizer="adam", snapshot=tmp_path)
+    settings = {"device": "v100", "batch_size": 64, "optimizer": "adam"}
+    assert trappm.predict("resnet50", **settings, labels=True).measured is None
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ import pydoc
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 import trappm
 from trappm.profiler.errors import InputError
@@ -16,7 +14,7 @@ from trappm.profiler.transformers import names
 from trappm.profiler.transformers.names import TransformerName, builtin_shapes
 
 HUB_IDS = Path(names.__file__).with_name("hub_ids.yaml")
-FUNCTIONS = ("estimate", "generate", "lookup", "predict", "predict_parallel")
+FUNCTIONS = ("compare", "devices", "predict")
 
 
 def test_dir_has_the_public_names_alone():
@@ -32,35 +30,10 @@ def test_help_describes_every_function():
         assert getattr(trappm, name).__doc__.splitlines()[0] in text
 
 
-IMAGES = torch.empty(2, 3, 8, 8)
-NET = nn.Flatten()
-
-
-@pytest.mark.parametrize(
-    ("function", "arguments", "options", "message"),
-    [
-        ("predict", (), {}, "missing a required argument: 'model'"),
-        ("predict", ("resnet18", "a100"), {}, "give options by name, such as device='a100'"),
-        ("predict", ("resnet18", IMAGES), {}, "give options by name"),
-        ("predict", (NET, IMAGES, IMAGES), {}, r"call trappm.estimate\(module, \*inputs, targets="),
-        ("predict", (NET, [IMAGES]), {}, "takes a module and one tensor"),
-        ("predict", (NET, IMAGES), {"loss": torch.sum}, r"but trappm.estimate\(\) has"),
-        ("predict", (NET,), {}, "such as example_input=torch.empty"),
-        ("predict", ("resnet18",), {"batchsize": 2}, "did you mean 'batch_size'"),
-        ("predict", ("resnet18",), {"optimizer": torch.optim.RMSprop}, "optimizer is RMSprop"),
-        ("lookup", ("resnet18",), {"device": "a100", "batchsize": 2}, "mean 'batch_size'"),
-        ("lookup", (NET,), {"device": "a100"}, r"call trappm.predict\(module"),
-        ("lookup", ("resnet18",), {"device": "a100", "batch_size": "8"}, "batch size is '8'"),
-        ("generate", (), {}, "missing a required argument: 'model'"),
-        ("generate", ("hf:gpt2",), {"promt": 3}, "did you mean 'prompt'"),
-        ("predict_parallel", (), {}, "missing a required argument: 'model'"),
-        ("predict_parallel", ("resnet18",), {"precison": "bf16"}, "did you mean 'precision'"),
-    ],
-)
-def test_wrong_arguments_are_refused_in_a_line(function, arguments, options, message):
-    with pytest.raises(InputError, match=message) as refusal:
-        getattr(trappm, function)(*arguments, **options)
-    assert "\n" not in str(refusal.value)
+@pytest.mark.parametrize("name", ["estimate", "generate", "labels", "lookup", "predict_parallel"])
+def test_an_earlier_name_says_what_replaces_it(name):
+    with pytest.raises(AttributeError, match=f"trappm.{name} has moved; use trappm"):
+        getattr(trappm, name)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +45,8 @@ def test_wrong_arguments_are_refused_in_a_line(function, arguments, options, mes
 )
 def test_an_id_of_the_hub_answers_where_its_shape_ships(hub_id, shape):
     pytest.importorskip("transformers")
-    by_id, by_shape = (trappm.estimate(name, sequence_length=32) for name in (hub_id, shape))
-    assert by_id.memory_mib("a100") == by_shape.memory_mib("a100")
+    by_id, by_shape = (trappm.predict(name, sequence_length=32) for name in (hub_id, shape))
+    assert by_id.memory_mib == by_shape.memory_mib
 
 
 def test_the_ids_of_the_hub_are_of_shapes_that_ship():
@@ -95,15 +68,14 @@ def test_the_ids_of_the_hub_are_of_shapes_that_ship():
         ("model.pt", "holds weights, not a step; export"),
         ("resnet50.pth", "holds weights, not a step; export"),
         ("folder/model.safetensors", "holds weights, not a step; export"),
-        ("torchvision.models.resnet50", r"call trappm.estimate\(torchvision.models.resnet50\(\), "),
+        ("torchvision.models.resnet50", r"trappm.predict\(torchvision.models.resnet50\(\), "),
         ("torchvision.models.resnet50()", "or give a name: did you mean 'resnet50'"),
     ],
 )
-@pytest.mark.parametrize("function", ["predict", "estimate"])
-def test_names_that_are_none_get_a_line_that_helps(function, name, message, tmp_path, monkeypatch):
+def test_names_that_are_none_get_a_line_that_helps(name, message, tmp_path, monkeypatch):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
     if name.startswith("hf:somebody"):
         pytest.importorskip("transformers")
     with pytest.raises(InputError, match=message) as refusal:
-        getattr(trappm, function)(name)
+        trappm.predict(name)
     assert "\n" not in str(refusal.value)

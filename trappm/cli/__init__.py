@@ -1,7 +1,7 @@
-"""The command line: `trappm campaign`, `pool`, `labels`, `predict` and others.
+"""The command line.
 
-Errors become one line on standard error: exit status 2 for what the user can mend in the command,
-1 for what went wrong while doing it. `--debug`, anywhere in the command, shows the trace.
+Errors become one line on standard error: exit status 2 for what the user can fix in the command, 1
+for what failed while it ran. `--debug`, anywhere in the command, shows the traceback.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import typer
 from trappm import __version__
 from trappm.cli import (
     campaign,
-    device,
-    estimate,
+    devices,
     labels,
     measure,
     pool,
     predict,
+    scale,
     snapshot,
     store,
 )
@@ -42,26 +42,20 @@ app = typer.Typer(
 )
 PREDICT, MEASURE, DATA = "Predict", "Measure", "Labels and snapshots"
 app.command(name="predict", rich_help_panel=PREDICT)(predict.predict)
-app.command(name="fits", rich_help_panel=PREDICT)(estimate.fits)
 app.command(name="compare", rich_help_panel=PREDICT)(predict.compare)
-app.command(name="estimate", rich_help_panel=PREDICT)(estimate.estimate)
-app.command(name="scale", rich_help_panel=PREDICT)(predict.scale)
-app.command(name="devices", rich_help_panel=PREDICT)(device.devices)
-app.command(
-    name="measure",
-    rich_help_panel=MEASURE,
-    epilog="Example: trappm measure resnet18 --device cpu-2t --batch-size 4",
-)(measure.measure)
+app.command(name="scale", rich_help_panel=PREDICT)(scale.scale)
+app.command(name="devices", rich_help_panel=PREDICT)(devices.devices)
+app.command(name="measure", rich_help_panel=MEASURE)(measure.measure)
 app.add_typer(campaign.app, name="campaign", rich_help_panel=MEASURE)
 app.add_typer(pool.app, name="pool", rich_help_panel=MEASURE)
-app.add_typer(device.app, name="device", rich_help_panel=MEASURE)
 app.add_typer(labels.app, name="labels", rich_help_panel=DATA)
 app.add_typer(snapshot.app, name="snapshot", rich_help_panel=DATA)
 app.add_typer(store.app, name="store", rich_help_panel=DATA)
 register_all(app)
 
-
 _MOVED = {
+    "fits": "trappm predict MODEL --device DEVICE",
+    "estimate": "trappm predict MODEL --breakdown",
     "evaluate": "python -m research evaluate, in a clone",
     "tune": "python -m research tune, in a clone",
     "ui": "trappm serve --open",
@@ -70,8 +64,12 @@ _MOVED = {
     "campaign explain": "trappm campaign report --choices",
     "campaign retry": "trappm campaign resume --retry-failed",
     "campaign replay": "python -m research replay, in a clone",
+    "pool status": "trappm pool build, which prints the counts",
     "labels lookup": "trappm predict MODEL --labels",
     "labels add": "trappm labels import",
+    "device": "trappm devices",
+    "device show": "trappm devices NAME",
+    "device characterise": "trappm measure --kernels --device DEVICE",
     "device import": "trappm labels import FILE --kernels",
     "device export": "trappm labels export FILE --kernels --device DEVICE",
     "snapshot alias": "trappm snapshot push SNAPSHOT --alias NAME",
@@ -81,6 +79,9 @@ _MOVED = {
     "snapshot gc": "deleting folders of TRAPPM_HOME/snapshots",
     "store check": "trappm store upgrade --check",
     "store mend": "trappm store upgrade --check",
+    "--gpus": "trappm scale MODEL --gpus N",
+    "--nodes": "trappm scale MODEL --gpus N --per-node M",
+    "--strategy": "trappm scale MODEL --strategy ddp",
 }
 """Earlier commands by their full name, and options, with what replaces them."""
 

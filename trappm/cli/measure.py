@@ -1,26 +1,28 @@
-"""`trappm measure`: measure a training step, or a list of them, on this machine.
+"""`trappm measure`: measure a training step, a list of them, or kernels, on this machine.
 
 Works without Ray and without a database, on a node that has only the core dependencies.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trappm.cli import shell
+from trappm.cli import devices, shell
 from trappm.cli.options import AsJson, print_json
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.records import MemoryFormat, Optimizer, Outcome, Phase, Precision, Provenance
 
 if TYPE_CHECKING:
     from trappm.profiler.files.json_lines import JsonLines
+    from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
     from trappm.profiler.measuring.canary import CanaryPlan, CanaryReading
     from trappm.profiler.records import Configuration, Measurement
 
@@ -57,8 +59,16 @@ def measure(
     sweep: Annotated[
         Path | None, typer.Option(metavar="LIST", help="YAML or JSON lines of configurations.")
     ] = None,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Time some 200 kernels of the device, and no model.")
+    ] = False,
+    seconds: Annotated[
+        float | None,
+        typer.Option(min=1, max=3600, help="Time for all kernels in seconds (default: 60)."),
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Results of a sweep; JSON lines, appended.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Results of --sweep or --kernels; appended JSON lines."),
     ] = None,
     retries: Annotated[
         int, typer.Option(min=0, help="Retries of unstable measurements of a sweep.")
@@ -78,10 +88,14 @@ def measure(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a training step on this machine, or a list of steps with --sweep.
+    """Measure a training step on this machine, a list of steps, or kernels.
 
     The exit status is 0 for the outcome ok, 1 for any other, and 2 for bad input. A sweep that was
-    interrupted continues when the same command runs again.
+    interrupted continues when the same command runs again. Kernels are recorded in the label store,
+    or in --out FILE; those of a device with several ranks, such as a100x4, are the collectives
+    between them.
+
+    Example: trappm measure resnet18 --device cpu-2t --batch-size 4
     """
     from trappm.profiler.measuring.canary import CanaryPlan
     from trappm.profiler.measuring.protocols import protocol_named
@@ -92,6 +106,9 @@ def measure(
         return
     if device is None:
         raise InputError("name a device with --device; list those of this machine with --devices")
+    if kernels:
+        _kernels(device, seconds, out, as_json=as_json)
+        return
     settings: dict[str, Any] = {
         "architecture": model,
         "batch_size": batch_size,
@@ -105,14 +122,14 @@ def measure(
     if sweep is not None:
         if settings:
             raise InputError(f"{next(iter(settings))} must be in the list, not next to --sweep")
-        if out is None:
-            raise InputError("a sweep needs a file for its results: --out FILE.jsonl")
         plan = None if canary is None else CanaryPlan(every_measurements=canary)
         _sweep(sweep, out, device, protocol, retries, shuffle, plan, as_json=as_json)
         return
-    for name, value in (("--out", out), ("--shuffle", shuffle), ("--canary", canary)):
+    for name, value in (
+        ("--out", out), ("--shuffle", shuffle), ("--canary", canary), ("--seconds", seconds),
+    ):  # fmt: skip
         if value is not None:
-            raise InputError(f"{name} needs --sweep")
+            raise InputError(f"{name} needs {'--kernels' if value is seconds else '--sweep'}")
     if model is None:
         raise InputError("name an architecture to measure, or a list with --sweep")
     configuration = Configuration(**{"batch_size": 1, "input_size": 224, **settings})
@@ -163,10 +180,70 @@ def _measured(configuration: Configuration, device: str, protocol: Any) -> Measu
         return measurer.measure(configuration, device, protocol, on_phase=show)
 
 
+def _kernels(device: str, seconds: float | None, out: Path | None, *, as_json: bool) -> None:
+    """Time kernels and record them; results before an interruption are kept."""
+    from trappm.profiler.kernels.characterising import BUDGET_S, Characteriser
+    from trappm.terminal.kernel_report import Progress, report
+
+    results: list[KernelMeasurement] = []
+    progress, begin = Progress(), time.monotonic()
+    # Opened before anything is measured, so that a file or store without write access fails first.
+    with _recorder(out) as record, Characteriser() as characteriser:
+
+        def on_result(result: KernelMeasurement, count: int) -> None:
+            results.append(record(result))
+            progress(result, count)
+
+        try:
+            characteriser.characterise(device, seconds=seconds or BUDGET_S, on_result=on_result)
+        finally:
+            progress.end()
+    report(device, results, time.monotonic() - begin, as_json=as_json)
+    if not as_json:
+        for detail in devices.DETAILS:
+            if (line := detail(device, results)) is not None:
+                typer.echo(line)
+    if not any(result.time_ms for result in results):
+        raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _recorder(out: Path | None) -> Iterator[Callable[[KernelMeasurement], KernelMeasurement]]:
+    """Open a file of JSON lines or the label store; yield what records one result in it."""
+    if out is not None:
+        from trappm.profiler.files.json_lines import JsonLines
+        from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+
+        with JsonLines(out, KernelMeasurement) as lines:
+
+            def append(result: KernelMeasurement) -> KernelMeasurement:
+                lines.append(result)
+                return result
+
+            yield append
+        return
+    from trappm.store import Home, Store
+    from trappm.store.kernel_measurements import recordable
+
+    results: list[KernelMeasurement] = []
+
+    def keep(result: KernelMeasurement) -> KernelMeasurement:
+        results.append(recordable(result))
+        return results[-1]
+
+    with Store.open(Home.open().database_url) as store:
+        try:
+            yield keep
+        finally:
+            store.kernels.record(results)
+
+
 def _sweep(
-    path: Path, out: Path, device: str, protocol_name: str, retries: int, seed: int | None,
+    path: Path, out: Path | None, device: str, protocol_name: str, retries: int, seed: int | None,
     plan: CanaryPlan | None, *, as_json: bool,
 ) -> None:  # fmt: skip
+    if out is None:
+        raise InputError("a sweep needs a file for its results: --out FILE.jsonl")
     import numpy as np
 
     from trappm.profiler.devices import open_device

@@ -1,13 +1,9 @@
-"""Options and small tools that several commands share."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
-import functools
-import inspect
 import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
@@ -25,6 +21,14 @@ Model = Annotated[
         metavar="MODEL",
         help="A timm architecture, an hf: name, or an ONNX file.",
         autocompletion=shell.models,
+    ),
+]
+DeviceName = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        help="Device by any of its names (default: a100-40gb).",
+        autocompletion=shell.devices,
     ),
 ]
 BatchSize = Annotated[
@@ -62,49 +66,6 @@ Processes = Annotated[
 RetryRefused = Annotated[
     bool, typer.Option("--retry-refused", help="Try again what an earlier version refused.")
 ]
-MetricName = Annotated[str, typer.Option(help="memory, step-time, power or energy.")]
-Usable = Annotated[
-    Path | None,
-    typer.Option(help="A sheet of architecture, batch_size, class, spike: judge usable rows."),
-]
-GraphProcesses = Annotated[
-    int | None,
-    typer.Option(min=1, max=256, help="How many make missing graphs; one for each core."),
-]
-
-
-def with_options(
-    parameter: str, options: Mapping[str, Any], record: Callable[..., Any]
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator that gives a command options, and hands them to it as one record.
-
-    Args:
-        parameter: of the command, which gets the record.
-        options: what typer reads of each option, by its name; none has a default but None.
-        record: made of their values, by name.
-    """
-
-    def decorated(command: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(command)
-        def gathering(**values: Any) -> None:
-            gathered = record(**{name: values.pop(name) for name in options})
-            command(**{parameter: gathered}, **values)
-
-        own = [p for p in inspect.signature(command).parameters.values() if p.name != parameter]
-        unread = {command.__annotations__[parameter]: Any}  # it may be imported for checks only
-        hints = get_type_hints(command, localns=unread, include_extras=True)
-        own = [p.replace(annotation=hints[p.name], kind=p.KEYWORD_ONLY) for p in own]
-        new = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
-            for name, option in options.items()
-        ]
-        arguments = [p for p in own if p.default is p.empty]
-        parameters = [*arguments, *new, *(p for p in own if p.default is not p.empty)]
-        gathering.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        gathering.__annotations__ = {p.name: p.annotation for p in parameters}  # what typer reads
-        return gathering
-
-    return decorated
 
 
 def print_json(value: Any) -> None:

@@ -1,4 +1,4 @@
-"""`trappm pool`: build pools of configurations and their static profiles, and see what is there."""
+"""`trappm pool`: build pools of configurations and their static profiles."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from trappm.cli.options import AsJson, Processes, RetryRefused, print_json
+from trappm.cli.options import Processes, RetryRefused
 
 app = typer.Typer(
-    help="Build pools of configurations, and count what is in them.",
+    help="Build pools of configurations.",
     no_args_is_help=True,
     epilog="Example: trappm pool build --spec examples/pool_paper.yaml",
 )
@@ -55,23 +55,3 @@ def build(
             typer.echo(f"trappm: interrupted{display.how_far}; the same command goes on", err=True)
             raise typer.Exit(130) from interrupt
         print_pool(pool_facts(store, file.name))
-
-
-@app.command(epilog="Example: trappm pool status paper")
-def status(
-    name: Annotated[
-        str | None, typer.Argument(metavar="POOL", help="Its name; the latest by default.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Count a pool by family, and list refusals by reason."""
-    from trappm.label_store import store_or_none_yet
-    from trappm.reports.pools import pool_facts, print_pool
-    from trappm.store import Home
-
-    with store_or_none_yet(Home.find()) as store:
-        facts = pool_facts(store, name)
-    if as_json:
-        print_json(facts and facts.to_json())
-    else:
-        print_pool(facts)

@@ -1,34 +1,32 @@
-"""`trappm predict`, `compare` and `scale`: what a step costs, where, and on how many GPUs."""
+"""`trappm predict` and `trappm compare`: what a step takes on a device, and on several."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trappm.cli import options, shell
-from trappm.cli.options import AsJson, Explain, print_json, with_options
-from trappm.profiler.errors import InputError
+from trappm.cli import options
+from trappm.cli.options import print_json
 
 if TYPE_CHECKING:
-    from trappm.prediction.prediction import Prediction
+    from trappm.profiler.simulation.training_loop import TrainingLoop
 
 Models = Annotated[
     list[str],
     typer.Argument(
         metavar="MODEL",
         help="timm architectures, hf: names, or ONNX files.",
-        autocompletion=shell.models,
+        autocompletion=options.shell.models,
     ),
 ]
-DeviceName = Annotated[
+Devices = Annotated[
     list[str] | None,
     typer.Option(
         "--device",
-        help="Device by any of its names, repeatable, or all GPUs (default: a100-40gb).",
-        autocompletion=shell.devices,
+        help="Device by any of its names, repeatable, or all GPUs (default: all).",
+        autocompletion=options.shell.devices,
     ),
 ]
 Epochs = Annotated[
@@ -43,172 +41,121 @@ PowerLimit = Annotated[
     float | None,
     typer.Option("--power-limit", help="GPU power limit in watts (default: factory setting)."),
 ]
-Nodes = Annotated[int, typer.Option(min=1, help="Number of nodes, with --gpus.")]
-Accumulation = Annotated[int, typer.Option(min=1, help="Passes before each optimizer step.")]
-Network = Annotated[
-    float | None,
-    typer.Option("--network", help="Network between nodes in Gbit/s (default: usual node's)."),
-]
-
-_COUNTS = "1,2,4,8,16"
-GpuCounts = Annotated[
-    str | None, typer.Option("--gpus", help=f"Total numbers of GPUs (default: {_COUNTS}).")
-]
-Strategies = Annotated[
-    list[str] | None, typer.Option(help="ddp, fsdp or tp, repeatable (default: all).")
-]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """What step it is about: the options that `predict`, `compare` and `scale` have in common."""
-
-    batch_size: options.BatchSize
-    input_size: options.InputSize
-    sequence_length: options.SequenceLength
-    device: DeviceName
-    precision: options.Precision
-    memory_format: options.MemoryFormat
-    optimizer: options.Optimizer
-    snapshot: options.SnapshotName
-
-    def question(self) -> dict[str, Any]:
-        """All but the device, as arguments of a prediction."""
-        return {name: value for name, value in vars(self).items() if name != "device"}
-
-    @property
-    def has_several_devices(self) -> bool:
-        return len(self.device or []) > 1 or self.device == ["all"]
-
-
-_with_step = with_options("step", get_type_hints(Step, include_extras=True), Step)
-
-
-@_with_step
 def predict(
-    step: Step,
-    models: Models,
+    model: options.Model,
+    device: options.DeviceName = None,
+    batch_size: options.BatchSize = None,
+    input_size: options.InputSize = None,
+    sequence_length: options.SequenceLength = None,
     phase: options.Phase = "train",
+    precision: options.Precision = None,
+    memory_format: options.MemoryFormat = None,
+    optimizer: options.Optimizer = None,
+    implementation: Annotated[
+        str | None,
+        typer.Option(help="Optimizer implementation: foreach, fused or plain (default: foreach)."),
+    ] = None,
+    accumulation: Annotated[int, typer.Option(min=1, help="Passes per optimizer step.")] = 1,
+    snapshot: options.SnapshotName = None,
     epochs: Epochs = None,
     samples: Samples = None,
     carbon: Carbon = None,
     power_limit: PowerLimit = None,
-    gpus: Annotated[
-        int | None, typer.Option(min=1, help="GPUs per node that share the step.")
-    ] = None,
-    nodes: Nodes = 1,
-    strategy: Annotated[str | None, typer.Option(help="ddp, fsdp or tp, with --gpus.")] = None,
-    accumulation: Accumulation = 1,
-    network: Network = None,
-    explain: Explain = False,
-    as_json: AsJson = False,
+    labels: Annotated[
+        bool, typer.Option("--labels", help="Show the best label of this step, if measured.")
+    ] = False,
+    breakdown: Annotated[
+        bool, typer.Option("--breakdown", help="Break down the memory by part, module and tensor.")
+    ] = False,
+    depth: Annotated[
+        int, typer.Option(min=1, max=20, help="Levels of modules in --breakdown.")
+    ] = 1,
+    explain: options.Explain = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Predict time, memory, power and energy of a step, what fits, and what a whole run costs.
 
     Example: trappm predict resnet50 --batch-size 64 --device a100
     """
-    if gpus is not None or strategy or nodes > 1 or accumulation > 1 or network is not None:
-        _refuse(
-            {
-                "--phase infer": phase != "train",
-                "--epochs": epochs is not None,
-                "--samples": samples is not None,
-                "--carbon": carbon is not None,
-                "--power-limit": power_limit is not None,
-                "more than one MODEL": len(models) > 1,
-                "more than one --device": step.has_several_devices,
-            }
-        )
-        from trappm.prediction.parallel.shared_step import predict_parallel
-        from trappm.terminal.parallel.parallel_tables import print_parallel
+    from trappm.prediction.predict import predict as predict_step
 
-        shared = predict_parallel(
-            models[0],
-            device=step.device[0] if step.device else None,
-            gpus=gpus or 1,
-            nodes=nodes,
-            strategy=strategy or "ddp",
-            accumulation=accumulation,
-            network_gbit=network,
-            **step.question(),
-        )
-        if as_json:
-            print_json(shared.to_dict())
-        else:
-            print_parallel(shared, explain=explain)
-        return
-    from trappm.terminal.prediction_tables import print_comparison, print_prediction
-
-    predictions = _ask(
-        models,
-        step.device,
+    prediction = predict_step(
+        model,
+        device=device,
+        batch_size=batch_size,
+        input_size=input_size,
+        sequence_length=sequence_length,
         phase=phase,
+        precision=precision,
+        memory_format=memory_format,
+        optimizer=_loop(optimizer, precision, implementation, accumulation, phase),
+        snapshot=snapshot,
         epochs=epochs,
         samples=samples,
         carbon_g_per_kwh=carbon,
         power_limit_w=power_limit,
-        **step.question(),
+        labels=labels,
     )
     if as_json:
-        rows = [prediction.to_dict() for prediction in predictions]
-        print_json(rows if len(models) > 1 or step.has_several_devices else rows[0])
-    elif len(predictions) == 1:
-        print_prediction(predictions[0], explain=explain)
-    else:
-        print_comparison(predictions, explain=explain)
+        print_json(prediction.to_dict(breakdown_depth=depth if breakdown else None))
+        return
+    from trappm.terminal.prediction_tables import print_breakdown, print_prediction
+
+    print_prediction(prediction, explain=explain)
+    if breakdown:
+        print_breakdown(prediction, depth)
 
 
-@_with_step
 def compare(
-    step: Step,
     models: Models,
+    device: Devices = None,
+    batch_size: options.BatchSize = None,
+    input_size: options.InputSize = None,
+    sequence_length: options.SequenceLength = None,
     phase: options.Phase = "train",
+    precision: options.Precision = None,
+    memory_format: options.MemoryFormat = None,
+    optimizer: options.Optimizer = None,
+    snapshot: options.SnapshotName = None,
     epochs: Epochs = None,
     samples: Samples = None,
     carbon: Carbon = None,
-    gpus: GpuCounts = None,
-    strategy: Strategies = None,
-    explain: Explain = False,
-    as_json: AsJson = False,
+    power_limit: PowerLimit = None,
+    explain: options.Explain = False,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Compare GPUs, models or numbers of GPUs: the fastest, the cheapest, and what fits.
+    """Compare GPUs or models: the fastest, the cheapest, and what fits.
 
     Without --device these are all GPUs that a model was trained on.
 
     Example: trappm compare resnet50 --batch-size 128 --phase infer --epochs 1 --samples 1000000
     """
-    devices = step.device or ["all"]
-    everywhere = devices == ["all"]
-    if gpus is not None or strategy:
-        _refuse(
-            {
-                "--phase infer": phase != "train",
-                "--epochs": epochs is not None,
-                "--samples": samples is not None,
-                "--carbon": carbon is not None,
-            }
-        )
-        _print_scaling(
-            models, devices, gpus, strategy, explain=explain, as_json=as_json, **step.question()
-        )
-        return
-    from trappm.prediction.comparison import best_models, verdicts, without_extrapolations
+    from trappm.prediction.comparison import best_models, comparable, verdicts
+    from trappm.prediction.predict import compare as compare_steps
     from trappm.prediction.question import Question
-    from trappm.terminal.prediction_tables import print_comparison
 
-    predictions = _ask(
+    everywhere = not device or "all" in device
+    predictions = compare_steps(
         models,
-        devices,
+        device or None,
+        batch_size=batch_size,
+        input_size=input_size,
+        sequence_length=sequence_length,
         phase=phase,
+        precision=precision,
+        memory_format=memory_format,
+        optimizer=optimizer,
+        snapshot=snapshot,
         epochs=epochs,
         samples=samples,
         carbon_g_per_kwh=carbon,
-        **step.question(),
+        power_limit_w=power_limit,
     )
-    left_out: list[dict[str, str]] = []
+    predictions, left_out = comparable(predictions, near_labels=everywhere)
     if everywhere:
-        predictions, left_out = without_extrapolations(predictions)
-        question = Question(phase=phase, precision=step.precision, snapshot=step.snapshot)
+        question = Question(phase=phase, precision=precision, snapshot=snapshot)
         unable = question.unable_devices()
         left_out += [{"device": key, "reason": reason} for key, reason in unable.items()]
     if as_json:
@@ -223,82 +170,38 @@ def compare(
                 "left_out": left_out,
             }
         )
-    else:
-        print_comparison(predictions, left_out, explain=explain)
+        return
+    from trappm.terminal.prediction_tables import print_comparison
+
+    print_comparison(predictions, left_out, explain=explain)
 
 
-@_with_step
-def scale(
-    step: Step,
-    models: Models,
-    gpus: GpuCounts = None,
-    per_node: Annotated[
-        int | None,
-        typer.Option("--per-node", min=1, help="GPUs of a node; by default of the usual one."),
-    ] = None,
-    strategy: Strategies = None,
-    accumulation: Accumulation = 1,
-    network: Network = None,
-    explain: Explain = False,
-    as_json: AsJson = False,
-) -> None:
-    """Compare strategies and numbers of GPUs: which is fastest, cheapest, and fits?
+def _loop(
+    optimizer: str | None,
+    precision: str | None,
+    implementation: str | None,
+    accumulation: int,
+    phase: str,
+) -> str | TrainingLoop | None:
+    """Return the optimizer's name, or the training loop if it is not the usual one.
 
-    Each GPU takes --batch-size samples a pass.
-
-    Example: trappm scale resnet50 --batch-size 64 --device a100 --gpus 1,2,4,8,16
+    Raises:
+        InputError: There is no such implementation, or the step is one of inference.
     """
-    _print_scaling(
-        models,
-        step.device,
-        gpus,
-        strategy,
-        gpus_per_node=per_node,
-        accumulation=accumulation,
-        network_gbit=network,
-        explain=explain,
-        as_json=as_json,
-        **step.question(),
+    if implementation is None and accumulation == 1:
+        return optimizer
+    from trappm.prediction.question import loop_of
+    from trappm.profiler.errors import InputError
+    from trappm.profiler.records import Precision, member
+    from trappm.profiler.simulation.training_loop import Implementation
+
+    if phase == "infer":
+        raise InputError(
+            "--accumulation and --implementation are of training; leave them out with --phase infer"
+        )
+    arithmetic = member("precision", Precision, precision or Precision.FP32)
+    return replace(
+        loop_of(optimizer or "sgd", arithmetic),
+        implementation=member("implementation", Implementation, implementation or "foreach"),
+        accumulation_steps=accumulation,
     )
-
-
-def _print_scaling(
-    models: list[str],
-    devices: list[str] | None,
-    gpus: str | None,
-    strategies: list[str] | None,
-    *,
-    explain: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
-    from trappm.prediction.parallel.scaling import scaling, scaling_json
-    from trappm.terminal.parallel.parallel_tables import print_scaling
-
-    named = _COUNTS if gpus is None else gpus
-    try:
-        counts = sorted({int(count) for count in named.split(",")})
-    except ValueError:
-        raise InputError(f"--gpus is {named!r}; give numbers with commas, such as 1,2,4") from None
-    predictions, refusals = scaling(models, devices, counts, strategies or (), **options)
-    if as_json:
-        print_json(scaling_json(predictions, refusals))
-    else:
-        print_scaling(predictions, refusals, explain=explain)
-
-
-def _refuse(lone: Mapping[str, bool]) -> None:
-    """Arguments that go with one GPU only, and whether they are given."""
-    given = [name for name, is_given in lone.items() if is_given]
-    if given:
-        raise InputError(f"{given[0]} does not go with --gpus; leave out either of them")
-
-
-def _ask(models: list[str], device: list[str] | None, **options: Any) -> list[Prediction]:
-    from trappm.prediction.predict import predict as answer
-
-    if device == ["all"]:
-        return answer(models, devices="all", **options)
-    if device and len(device) > 1:
-        return answer(models, devices=device, **options)
-    return answer(models, device=device[0] if device else None, **options)

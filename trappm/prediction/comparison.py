@@ -40,20 +40,28 @@ def _is_far(prediction: Prediction) -> bool:
     return any(ratio > FAR or ratio < 1 / FAR for ratio in ratios)
 
 
-def without_extrapolations(
-    predictions: Sequence[Prediction],
+def comparable(
+    predictions: Sequence[Prediction], *, near_labels: bool
 ) -> tuple[list[Prediction], list[dict[str, str]]]:
-    """Return the predictions near measurements, and a record of each that is far from them.
+    """Return the predictions that can be compared, and a record of each that is left out.
 
-    A prediction is far if a metric is `FAR` times beyond the measurements of its device. All are
-    near if otherwise none would be left.
+    A prediction without values is left out.
+
+    Args:
+        predictions: Predictions of steps.
+        near_labels: Leave out, too, what is `FAR` times beyond the measurements of its device,
+            unless nothing else is left.
     """
-    near = [p for p in predictions if not _is_far(p)]
-    if not near:
-        return list(predictions), []
-    far = [p for p in predictions if _is_far(p)]
+    able = [p for p in predictions if p.memory_mib is not None or p.step_time_ms is not None]
+    unable = {p.device: p.missing["memory_mib"] for p in predictions if p not in able}
+    left_out = [{"device": device, "reason": reason} for device, reason in unable.items()]
+    near = [p for p in able if not _is_far(p)]
+    if not near_labels or not near:
+        return able, left_out
     reason = "far from all measurements of this device"
-    return near, [{"model": p.model, "device": p.device, "reason": reason} for p in far]
+    far = [p for p in able if _is_far(p)]
+    left_out += [{"model": p.model, "device": p.device, "reason": reason} for p in far]
+    return near, left_out
 
 
 def best_models(predictions: Sequence[Prediction]) -> dict[str, Prediction]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trappm.learner.snapshots.manifest import OTHERS
@@ -103,7 +104,7 @@ def refuse_unnamed(name: str) -> None:
 def unknown_device(name: str, keys: Iterable[str] = ()) -> str:
     """Return the error message about a device that no snapshot and no data sheet covers."""
     covered = "TraPPM covers NVIDIA cards, and CPU devices such as cpu-4t"
-    hint = nearest(name, {*keys, *card_keys()}, otherwise="")
+    hint = nearest(name, {*keys, *card_keys()}, otherwise="", cutoff=0.7)
     parts = [f"unknown device {name!r}", hint.removesuffix("?"), covered]
     return "; ".join([*filter(None, parts), "list devices with: trappm devices"])
 
@@ -126,11 +127,27 @@ class DeviceEvidence:
 OWN = "its labels"
 
 
-def answerable(snapshots: Sequence[Snapshot]) -> list[DeviceEvidence]:
-    """All devices that snapshots answer for, the first one first: those with heads of their own,
-    then the cards of the catalogue by model and memory."""
-    keys = dict.fromkeys(key for snapshot in snapshots for key in sorted(snapshot.heads))
-    keys |= dict.fromkeys(catalogue_keys([snapshot.manifest for snapshot in snapshots]))
+def devices(
+    snapshot: str | Path | None = None, names: Sequence[str] | None = None
+) -> list[DeviceEvidence]:
+    """Return the devices that are predicted, and the evidence for each metric.
+
+    Args:
+        snapshot: Id, alias or folder (default: all snapshots that predict).
+        names: Devices by any of their names (default: those with heads, then all catalogue cards).
+
+    Raises:
+        SnapshotError: There is no such snapshot or device, or the snapshot is damaged.
+    """
+    from trappm.prediction.snapshot_choice import snapshots_that_answer
+
+    snapshots = snapshots_that_answer(snapshot)
+    manifests = [one.manifest for one in snapshots]
+    if names is not None:
+        keys = dict.fromkeys(key_among(manifests, name) for name in names)
+    else:
+        keys = dict.fromkeys(key for one in snapshots for key in sorted(one.heads))
+        keys |= dict.fromkeys(catalogue_keys(manifests))
     return [_evidence(snapshots, key) for key in keys]
 
 
@@ -190,10 +207,9 @@ def device_key(
         raise InputError(f"device {name!r} is {count[1]} GPUs; predictions are of one (':1')")
     ranks = rank_key(name)
     if ranks.ranks > 1:
-        also = "" if is_cpu_device(name) else f" with --gpus {ranks.ranks}"
         raise SnapshotError(
             f"no label is of {name!r}, {ranks.ranks} ranks that share each step; "
-            f"measure it, or predict {ranks.member!r}{also}"
+            f"measure it, or predict {ranks.member!r}"
         )
     card = read_name(name[: count.start()] if count else name)
     behind = cards or {}

@@ -1,265 +1,221 @@
-"""`trappm.predict`: what a step of a model costs on a device, and what follows from that."""
+"""`trappm.predict` and `trappm.compare`: what a step takes on a device, and on several."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeGuard, Unpack, overload
+from typing import TYPE_CHECKING, Any, cast
 
-from trappm.call_arguments import checked_call, unknown_argument
-from trappm.prediction.estimate import loop_of
-from trappm.prediction.kept_answers import kept_answers
-from trappm.prediction.models.profile_cache import content_key
-from trappm.prediction.models.sizes import check_size, size_kind, size_of
+from trappm.prediction.answer_cache import cached_predictions
+from trappm.prediction.models.sizes import size_kind
+from trappm.prediction.models.subjects import subject_of
 from trappm.prediction.prediction import Prediction
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.known_names import is_file, refuse_unknown
-from trappm.profiler.records import Phase, Precision
-from trappm.profiler.transformers.names import content_of
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
-Model = "str | Path | nn.Module"
-
-
-class Options(TypedDict, total=False):
-    """Arguments beside model and device; see `predict`."""
-
-    example_input: torch.Tensor | None
-    batch_size: int | None
-    input_size: int | None
-    sequence_length: int | None
-    phase: str
-    precision: str | None
-    memory_format: str | None
-    optimizer: str | None
-    snapshot: str | Path | None
-    epochs: int | None
-    samples: int | None
-    carbon_g_per_kwh: float | None
-    power_limit_w: float | None
+    from trappm.prediction.models.subjects import Subject
+    from trappm.profiler.simulation.training_loop import TrainingLoop
 
 
-_ARGUMENTS = frozenset({*Options.__annotations__, "model", "device", "devices"})
-
-
-@overload
 def predict(
     model: str | Path | nn.Module,
-    config: Mapping[str, Any] | None = None,
     *,
     device: str | None = None,
-    **options: Unpack[Options],
-) -> Prediction: ...
-@overload
-def predict(
-    model: Mapping[str, Any], *, device: str | None = None, **options: Unpack[Options]
-) -> Prediction: ...
-@overload
-def predict(
-    model: list[Any] | tuple[Any, ...],
-    config: Mapping[str, Any] | None = None,
-    *,
-    device: str | None = None,
-    devices: Literal["all"] | Sequence[str] | None = None,
-    **options: Unpack[Options],
-) -> list[Prediction]: ...
-@overload
-def predict(
-    model: str | Path | nn.Module | Mapping[str, Any],
-    config: Mapping[str, Any] | None = None,
-    *,
-    devices: Literal["all"] | Sequence[str],
-    **options: Unpack[Options],
-) -> list[Prediction]: ...
-@checked_call
-def predict(
-    model: Any,
-    config: Any = None,
-    *others: Any,
-    device: str | None = None,
-    devices: Literal["all"] | Sequence[str] | None = None,
-    **options: Any,
-) -> Prediction | list[Prediction]:
-    """Predicts the cost of a step of a timm architecture, a transformer, an ONNX file or a module.
+    batch_size: int | None = None,
+    input_size: int | None = None,
+    sequence_length: int | None = None,
+    phase: str = "train",
+    precision: str | None = None,
+    memory_format: str | None = None,
+    optimizer: str | type | torch.optim.Optimizer | TrainingLoop | None = None,
+    snapshot: str | Path | None = None,
+    example_input: Any = None,
+    targets: Any = None,
+    loss: Callable[..., Tensor] | None = None,
+    epochs: int | None = None,
+    samples: int | None = None,
+    carbon_g_per_kwh: float | None = None,
+    power_limit_w: float | None = None,
+    labels: bool = False,
+) -> Prediction:
+    """Predict time, memory, power and energy of a step, and what fits.
 
-    `predict({"model": "resnet101_32.onnx", "device": "GPU:A100-SXM4-40GB:1"})` and
-    `predict("resnet101_32.onnx", {"device": ...})` say the same as keywords do.
+    >>> trappm.predict("resnet50", batch_size=64, device="a100").step_time_ms
+    >>> trappm.predict(module, example_input=images, targets=classes, optimizer="adamw").fits
 
     Args:
-        model: a timm name, a transformer such as `hf:gpt2`, the path of an ONNX file, a module
-            whose forward takes one tensor (it stays as it is), or a list of these.
-        config: further arguments by name; or the example input of a module.
-        others: none; a module of several inputs, or with targets, is for `trappm.estimate`.
-        device: by any of its names; `DEFAULT_DEVICE` by default.
-        devices: several instead, or "all" GPUs that a model was trained on for this phase.
-        **options: of the step and the answer:
-
-            - `example_input`: for modules (those of a list, too), a tensor as `forward` takes it,
-              batch first; only its shape and type are read.
-            - `batch_size`: samples a step; by default the example's or the file's own, or 1.
-            - `input_size`: pixels, for timm names and files; by default the model's own.
-            - `sequence_length`: tokens, for transformers; by default the most that the model
-              takes, up to 2,048.
-            - `phase`: `train` (by default) or `infer`.
-            - `precision`, `memory_format`, `optimizer`: by default as most labels of the device
-              had them. An optimizer is a name, or a class or an object of `torch.optim`.
-            - `snapshot`: an id, an alias, or a folder; by default the latest one here, for
-              devices that it does not know those before it, and the one that ships with trappm
-              at last.
-            - `epochs`, `samples`: adds what a whole run costs (`Prediction.run`).
-            - `carbon_g_per_kwh`: of the electricity, for its CO2.
-            - `power_limit_w`: of the card; by default the limit as delivered.
+        model: A timm name, a transformer such as `hf:gpt2`, the path of an ONNX file, or a module.
+            The module stays as it is. If it is compiled, the answer is for eager mode.
+        device: Device by any of its names (default: `DEFAULT_DEVICE`).
+        batch_size: Samples per step (default: that of the example or the file, or 1).
+        input_size: Pixels, for timm names and files (default: the model's own).
+        sequence_length: Tokens, for transformers (default: the model's maximum, up to 2,048).
+        phase: `train` or `infer`.
+        precision: `fp32`, `amp-fp16`, `amp-bf16` or `bf16` (default: that of most labels).
+        memory_format: `contiguous` or `channels-last` (default: that of most labels).
+        optimizer: `sgd`, `momentum`, `adam` or `adamw`; a class or an object of `torch.optim`; or
+            a `trappm.TrainingLoop`, which has accumulation, clipping and fused optimizers, too
+            (default: that of most labels).
+        snapshot: Id, alias or folder (default: the device's latest, then the shipped one).
+        example_input: Input of a module: a tensor, a tuple of positional inputs, or a mapping of
+            keyword inputs. Only shapes, types and whole numbers are read. The first axis of the
+            first tensor is the batch. A last positional input that `forward()` does not accept is
+            taken as the targets.
+        targets: What the loss compares the output of a module with. It follows the batch. A module
+            whose `forward()` has an argument of this name gets it.
+        loss: Function of the output of a module, and of the targets if there are any, that returns
+            a scalar (default: the module's own `output.loss`; else cross-entropy, or the mean
+            squared error for floating-point targets).
+        epochs, samples: Number of epochs, and of samples per epoch, of a run (`Prediction.run`).
+        carbon_g_per_kwh: Carbon intensity of the electricity, for the CO2 of a run.
+        power_limit_w: GPU power limit in watts (default: factory setting).
+        labels: Look for labels of this step in the label store (`Prediction.measured`).
 
     Returns:
-        One prediction, or a list for a list of models or for `devices`: all devices of the first
-        model, then those of the next.
+        The prediction. Modules with several inputs, targets or a loss have a memory only; the
+        reason for each missing value is in `Prediction.missing`.
 
     Raises:
-        UnknownArchitectureError: no such timm architecture.
-        ModelFileError: the file is not an ONNX model that we can read.
-        SnapshotError: no such snapshot, or it has no head for the device.
-        InputError: a batch or input size that the model cannot have, an example that does not fit
-            the module, or an argument that there is not.
-        UnsupportedModelError: no graph can be made of the model; with the reason.
+        UnknownArchitectureError: There is no such timm architecture.
+        ModelFileError: The file is not an ONNX model that TraPPM can read.
+        SnapshotError: There is no such snapshot, or it has no model of the device.
+        InputError: A wrong setting, or a size or inputs that the model cannot have.
+        UnsupportedModelError: The model cannot be traced; with the reason.
     """
-    given = {"device": device, "devices": devices, **options}
-    if config is not None and not isinstance(config, Mapping):
-        given["example_input"], config = _example(model, config, others), None
-    arguments = _arguments(model, config, given)
-    model = arguments.pop("model")
-    device, devices = arguments.pop("device", None), arguments.pop("devices", None)
-    example = arguments.pop("example_input", None)
-    pixels, tokens = arguments.pop("input_size", None), arguments.pop("sequence_length", None)
-    many = isinstance(model, list | tuple) and not hasattr(model, "forward")
-    models = list(model) if many else [model]
-    if not models:
-        raise InputError("the list of models is empty")
-    for named in models:
-        if is_name(named):
-            refuse_unknown(named)
-    sizes = _sizes(models, pixels, tokens)
-    question = Question(**arguments)
-    is_named = [isinstance(model, str | Path) for model in models]
-
-    def ask() -> list[Prediction]:
-        return _answers(question, models, is_named, example, sizes, device, devices)
-
-    if all(is_named) and example is None:
-        contents = [
-            content_of(model) if is_name(model) else content_key(Path(model)) for model in models
-        ]
-        of_models = {"models": models, "contents": contents, "sizes": sizes}
-        predictions = kept_answers(
-            {
-                "phase": Phase.TRAIN.value,
-                **arguments,
-                **of_models,
-                "device": device,
-                "devices": devices,
-            },
-            ask,
-            write=Prediction.to_dict,
-            read=Prediction.from_dict,
+    if not isinstance(model, str | Path) and not hasattr(model, "forward"):
+        raise InputError(
+            f"the model is a {type(model).__name__}; give one model to predict(), or a list of "
+            "them to trappm.compare()"
         )
-    else:
-        predictions = ask()
-    return predictions if many or devices is not None else predictions[0]
+    question = Question(
+        batch_size=batch_size,
+        phase=phase,
+        precision=precision,
+        memory_format=memory_format,
+        optimizer=optimizer,
+        snapshot=snapshot,
+        epochs=epochs,
+        samples=samples,
+        carbon_g_per_kwh=carbon_g_per_kwh,
+        power_limit_w=power_limit_w,
+    )
+    keys = question.device_keys(device, None)
+    subject = subject_of(
+        model,
+        example_input=example_input,
+        targets=targets,
+        loss=loss,
+        input_size=input_size,
+        sequence_length=sequence_length,
+    )
+    [prediction] = _predictions(question, [subject], keys, labels=labels)
+    return prediction
 
 
-def _answers(
-    question: Question,
-    models: Sequence[Any],
-    is_named: Sequence[bool],
-    example: Any,
-    sizes: Sequence[int | None],
-    device: str | None,
-    devices: Any,
+def compare(
+    models: str | Path | nn.Module | Sequence[str | Path | nn.Module],
+    devices: str | Sequence[str] | None = None,
+    *,
+    batch_size: int | None = None,
+    input_size: int | None = None,
+    sequence_length: int | None = None,
+    phase: str = "train",
+    precision: str | None = None,
+    memory_format: str | None = None,
+    optimizer: str | type | torch.optim.Optimizer | TrainingLoop | None = None,
+    snapshot: str | Path | None = None,
+    example_input: Any = None,
+    epochs: int | None = None,
+    samples: int | None = None,
+    carbon_g_per_kwh: float | None = None,
+    power_limit_w: float | None = None,
+    labels: bool = False,
 ) -> list[Prediction]:
-    """All devices of the first model, then those of the next."""
-    if all(is_named) and example is None:
-        question.device_keys(device, devices)
-    # What was wrong with the question was told before torch is imported, which takes a second.
-    from trappm.prediction.answering import answers
-    from trappm.prediction.models.subjects import subject_of
+    """Predict a step of several models, or on several devices.
 
-    is_mixed = len(set(is_named)) > 1  # then each model gets the argument for its kind alone
-    subjects = [
-        subject_of(
-            model,
-            example_input=None if is_mixed and named else example,
-            input_size=None if is_mixed and not named else size,
-        )
-        for model, named, size in zip(models, is_named, sizes, strict=True)
-    ]
-    keys = question.device_keys(device, devices)
-    return answers([(question, subject, key) for subject in subjects for key in keys])
+    Args:
+        models: Models as `predict` takes them.
+        devices: Devices by any of their names; None or "all" for all GPUs that a model was trained
+            on for this phase and that can run the precision.
+        input_size: Pixels of the models that take images.
+        sequence_length: Tokens of the models that take text.
+        batch_size, phase, precision, memory_format, optimizer, snapshot: As for `predict`.
+        example_input: Input of the modules among the models.
+        epochs, samples, carbon_g_per_kwh, power_limit_w, labels: As for `predict`.
 
-
-def _example(model: Any, value: Any, others: Sequence[Any]) -> Any:
-    """Return the example input of a module where one is given without its name.
+    Returns:
+        All devices of the first model, then those of the next. A device that cannot run the
+        precision has no values; the reason is in `Prediction.missing`.
 
     Raises:
-        InputError: there is more than one, or the model is no module.
+        TrappmError: As `predict`.
     """
-    if not hasattr(model, "forward"):
-        raise InputError(
-            f"the second argument of predict() is a {type(value).__name__}; give options by name, "
-            "such as device='a100'"
-        )
-    if others or not hasattr(value, "shape"):
-        raise InputError(
-            "predict() takes a module and one tensor; for several inputs, targets or a loss call "
-            "trappm.estimate(module, *inputs, targets=labels), which gives the memory"
-        )
-    return value
-
-
-def _sizes(
-    models: Sequence[Any], input_size: int | None, sequence_length: int | None
-) -> list[int | None]:
-    """Of each model's input; where there are images and text, each gets the one for its kind."""
-    if len({size_kind(model) for model in models}) > 1:
-        return [sequence_length if size_kind(model) == "tokens" else input_size for model in models]
-    return [size_of(model, input_size, sequence_length) for model in models]
-
-
-def is_name(model: object) -> TypeGuard[str]:
-    """Whether it names an architecture, and no file."""
-    return isinstance(model, str) and not is_file(model)
-
-
-def _arguments(
-    model: Any, config: Mapping[str, Any] | None, given: Mapping[str, Any]
-) -> dict[str, Any]:
-    """All arguments by name; a keyword that is given outweighs the configuration.
-
-    Raises:
-        InputError: no model, an argument that there is not, or an impossible size.
-    """
-    arguments = dict(config or {})
-    if isinstance(model, Mapping):
-        arguments = {**model, **arguments}
-        if "model" not in arguments:
-            raise InputError("the dictionary names no model; add 'model': a timm name or a file")
-    elif "model" in arguments:
-        raise InputError("the model is given twice; leave 'model' out of the dictionary")
-    else:
-        arguments["model"] = model
-    arguments.update({name: value for name, value in given.items() if value is not None})
-    unknown = sorted(set(arguments) - _ARGUMENTS)
-    if unknown:
-        if unknown[0] in {"loss", "targets"}:
-            raise InputError(
-                f"predict() has no argument {unknown[0]!r}, but trappm.estimate() has; it gives "
-                "the memory"
+    is_one = isinstance(models, str | Path) or hasattr(models, "forward")
+    named: list[Any] = [models] if is_one else list(cast("Sequence[Any]", models))
+    if not named:
+        raise InputError("the list of models is empty")
+    for model in named:  # all names before the first model is traced
+        if isinstance(model, str) and not is_file(model):
+            refuse_unknown(model)
+    question = Question(
+        batch_size=batch_size,
+        phase=phase,
+        precision=precision,
+        memory_format=memory_format,
+        optimizer=optimizer,
+        snapshot=snapshot,
+        epochs=epochs,
+        samples=samples,
+        carbon_g_per_kwh=carbon_g_per_kwh,
+        power_limit_w=power_limit_w,
+    )
+    keys = question.device_keys(None, "all" if devices is None else devices)
+    both = len({size_kind(model) for model in named}) > 1  # then each takes the size of its kind
+    subjects = []
+    for model in named:
+        is_text = size_kind(model) == "tokens"
+        if isinstance(model, str | Path):
+            subject = subject_of(
+                model,
+                input_size=None if both and is_text else input_size,
+                sequence_length=None if both and not is_text else sequence_length,
             )
-        raise unknown_argument(predict, unknown[0], known=Options.__annotations__)
-    if arguments.get("optimizer") is not None:
-        arguments["optimizer"] = loop_of(arguments["optimizer"], Precision.FP32).optimizer.value
-    for name in ("batch_size", "input_size", "sequence_length"):
-        check_size(name.replace("_", " "), arguments.get(name))
-    return arguments
+        else:
+            subject = subject_of(model, example_input=example_input)
+        subjects.append(subject)
+    return _predictions(question, subjects, keys, labels=labels)
+
+
+def _predictions(
+    question: Question, subjects: Sequence[Subject], keys: Sequence[str], *, labels: bool
+) -> list[Prediction]:
+    """Return the predictions for all devices of the first model, then those of the next."""
+    asks = [(question, subject, key) for subject in subjects for key in keys]
+
+    def make() -> list[Prediction]:
+        # Errors in the arguments are raised before torch is imported, which takes a second.
+        from trappm.prediction.answering import answers
+
+        return answers(asks)
+
+    identities = [subject.identity for subject in subjects]
+    if None in identities:
+        predictions = make()
+    else:
+        identity = (question.identity, identities, keys, question.device_is_default)
+        predictions = cached_predictions(identity, question.snapshot, make)
+        predictions = [
+            replace(prediction, subject=subject, loop=question.loop)
+            for prediction, (_, subject, _) in zip(predictions, asks, strict=True)
+        ]
+    if labels:
+        from trappm.prediction.measured import with_label
+
+        predictions = [with_label(prediction) for prediction in predictions]
+    return predictions

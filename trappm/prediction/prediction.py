@@ -7,68 +7,36 @@ training follow from them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from html import escape
 from typing import TYPE_CHECKING, Any, Self
 
+from trappm.learner.heads.predictions import StepSettings
 from trappm.learner.physics.power.thrift import Thrift
-from trappm.notebook_cards import card
-from trappm.prediction.costs import Offer, Power, Run
-from trappm.prediction.fitting import MemoryAnswer, Verdict, room_text
+from trappm.prediction.costs import Offer, Run
+from trappm.prediction.fitting import MemoryAnswer, Verdict, beside_step_mib, room_text
+from trappm.prediction.question import loop_of
+from trappm.profiler.devices.catalogue import CONTEXT_MIB
+from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.number_text import number_text
-from trappm.profiler.records import METRICS, is_cpu_device
-from trappm.profiler.simulation.memory_simulation import SimulatedMemory
+from trappm.profiler.records import (
+    METRICS,
+    MemoryFormat,
+    Optimizer,
+    Phase,
+    Precision,
+    is_cpu_device,
+)
+from trappm.profiler.simulation.memory_breakdown import MemoryBreakdown, Part, break_down
+from trappm.profiler.simulation.memory_simulation import SimulatedMemory, simulate_memory
 from trappm.profiler.simulation.step_profile import StepSource
 
 if TYPE_CHECKING:
-    from trappm.learner.heads.predictions import StepSettings
-    from trappm.learner.physics.power.step_power import Interval
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figures:
-    """What one step costs, by the names of `Prediction`; None where it is not known."""
-
-    step_time_ms: float | None
-    memory_mib: float | None
-    power_w: float | None
-    energy_j: float | None
-    samples_per_s: float | None
-    intervals: Mapping[str, tuple[float, float]]
-    unfamiliar: tuple[str, ...]
-    beyond_labels: Mapping[str, float]
-
-    def interval(self, name: str) -> Interval | None:
-        """Median, low and high; None where it is not known."""
-        median = getattr(self, name)
-        return None if median is None else (median, *self.intervals[name])
-
-    def with_power(self, power: Power) -> Figures:
-        """With what is known of the step's power, and of its time under a limit."""
-        medians: dict[str, Any] = {name: value[0] for name, value in power.figures.items()}
-        bounds = {name: value[1:] for name, value in power.figures.items()}
-        return replace(self, **medians, intervals={**self.intervals, **bounds})
-
-
-MIG_PROFILES = ((5.0, "1g.5gb"), (10.0, "2g.10gb"), (20.0, "3g.20gb"), (40.0, "7g.40gb"))
-"""DIPPM's rule (Panner Selvam and Brorsson 2023): memory below so many GB fits this part of one."""
-MIB_PER_GB = 1e9 / 2**20
-
-
-def mig_profile(upper_mib: float) -> str | None:
-    """The smallest part of an A100 of 40 GB that so much memory fits into; None if none does."""
-    return next((name for gb, name in MIG_PROFILES if upper_mib < gb * MIB_PER_GB), None)
-
-
-@dataclass(frozen=True)
-class Fit:
-    """What the device's memory holds, by the names of `Prediction`; None where it is not known."""
-
-    capacity_mib: float | None
-    out_of_memory: float | None
-    largest_batch: int | None = None
-    mig_profile: str | None = None
-
+    from trappm.prediction.models.subjects import Subject
+    from trappm.prediction.models.tracing import TracedStep
+    from trappm.profiler.simulation.training_loop import TrainingLoop
 
 UNITS = {**METRICS, "energy_j": "J", "samples_per_s": "1/s"}
 """Of all figures of a step."""
@@ -80,6 +48,37 @@ METRIC_NAMES = {
     "samples_per_s": "throughput",
 }
 """The same in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredStep:
+    """The best label of a step."""
+
+    label_id: int
+    label_count: int
+    """Number of labels of this step."""
+    source: str
+    """`measured` or `imported`."""
+    architecture: str
+    """Name that it was measured under."""
+    protocol: str
+    step_time_ms: float | None
+    memory_mib: float | None
+    memory_above_mib: float | None
+    """The step ran out of memory, so it needs more than this."""
+    power_w: float | None
+
+    def __str__(self) -> str:
+        parts = [
+            f"{number_text(value)} {unit}"
+            for name, unit in METRICS.items()
+            if (value := getattr(self, name)) is not None
+        ]
+        if self.memory_above_mib is not None:
+            parts.append(f"out of memory above {number_text(self.memory_above_mib)} MiB")
+        others = f" of {self.label_count:,}" if self.label_count > 1 else ""
+        origin = f"label {self.label_id}{others}, {self.architecture}"
+        return f"{self.source.capitalize()}: {', '.join(parts)} ({origin})"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -101,11 +100,11 @@ class Prediction(MemoryAnswer):
     precision: str
     memory_format: str
     optimizer: str
-    snapshot: str
-    """The id of the one that answers."""
-    step_time_ms: float | None
-    memory_mib: float | None
-    power_w: float | None
+    snapshot: str | None = None
+    """Id of the snapshot that predicts; None if only the memory is simulated."""
+    step_time_ms: float | None = None
+    memory_mib: float | None = None
+    power_w: float | None = None
     energy_j: float | None = None
     """Of one step."""
     samples_per_s: float | None = None
@@ -135,54 +134,102 @@ class Prediction(MemoryAnswer):
     """For each of the above that is None: why."""
     remarks: tuple[str, ...] = ()
     """What else should be known before the answer is relied on."""
-    simulated_memory: SimulatedMemory | None
+    simulated_memory: SimulatedMemory | None = None
     """Of the step in question, with gradients freed between steps, on CUDA's allocator, in MiB,
     whatever the device; without CUDA's context and libraries. None where the step cannot be
     traced."""
-    memory_source: StepSource | None
+    memory_source: StepSource | None = None
     """Whose step the simulated memory rests on."""
-    memory_remark: str | None
+    memory_remark: str | None = None
     """Why no step could be traced, or what the traced step lacks."""
+    measured: MeasuredStep | None = None
+    """Best label of this step, if labels were asked for and there is one."""
+    subject: Subject | None = field(default=None, compare=False)
+    """The model, which `memory_breakdown` traces; not part of `to_dict`."""
+    loop: TrainingLoop | None = field(default=None, compare=False)
+    """Training loop, if it is not the usual one of the optimizer; not part of `to_dict`."""
 
     def __iter__(self) -> Iterator[float | None]:
         return iter((self.step_time_ms, self.memory_mib, self.power_w))
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
+    @cached_property
+    def memory_breakdown(self) -> MemoryBreakdown:
+        """Memory at its peak by part, module and tensor; the step is traced for it, in seconds.
+
+        Raises:
+            UnsupportedModelError: The step cannot be traced.
+        """
+        if self.subject is None:
+            raise UnsupportedModelError(f"the step of {self.model} cannot be traced")
+        return self.break_down(
+            self.subject.traced_step(self.settings, Phase(self.phase), self.batch_size)
+        )
+
+    @property
+    def settings(self) -> StepSettings:
+        return StepSettings(
+            Precision(self.precision), MemoryFormat(self.memory_format), Optimizer(self.optimizer)
+        )
+
+    def break_down(self, traced: TracedStep) -> MemoryBreakdown:
+        """Return what the memory consists of at its peak, from the traced step."""
+        phase = Phase(self.phase)
+        loop = self.loop or loop_of(self.optimizer, Precision(self.precision))
+        memory, fixed = simulate_memory(traced.trace, self.batch_size, loop), {}
+        if self.memory_mib is not None and not is_cpu_device(self.device):
+            workspace_mib = beside_step_mib(self.device, phase) - CONTEXT_MIB[phase]
+            rest_mib = self.memory_mib - memory.reserved_with_workspace_mib
+            fixed = {Part.CONTEXT: rest_mib - workspace_mib, Part.WORKSPACES: workspace_mib}
+        return break_down(
+            traced.trace,
+            traced.origins,
+            self.batch_size,
+            memory,
+            int(traced.trace.parameter_bytes.sum()) * loop.states_per_parameter,
+            fixed_mib=fixed,
+            keeps_gradients=loop.keeps_gradients,
+        )
+
+    def to_dict(self, *, breakdown_depth: int | None = None) -> dict[str, Any]:
+        """Return plain values for JSON.
+
+        Args:
+            breakdown_depth: Levels of modules in `memory_breakdown`; None leaves it out.
+        """
+        values = asdict(replace(self, subject=None, loop=None))
+        del values["subject"], values["loop"]
+        values = {
             "sentence": str(self),
-            **asdict(self),
+            **values,
             "fits": self.fits,
             "verdict": self.verdict,
             "memory_parts_mib": self.memory_parts_mib,
         }
+        if breakdown_depth is not None:
+            values["memory_breakdown"] = breakdown_dict(self.memory_breakdown, breakdown_depth)
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The prediction that `to_dict` was of, also after JSON.
+        """Return the prediction of `to_dict`, also after JSON.
 
         Raises:
-            KeyError, TypeError, ValueError: it was of none, or of another version's.
+            KeyError, TypeError, ValueError: The values are not those of a prediction.
         """
         given = {**values}
-        for name in (
-            "sentence",
-            "fits",
-            "verdict",
-            "memory_parts_mib",
-        ):  # they follow from the others
+        for name in ("sentence", "fits", "verdict", "memory_parts_mib"):  # follow from the others
             del given[name]
-        for name, kind in (
-            ("simulated_memory", SimulatedMemory),
-            ("thriftiest", Thrift),
-            ("run", Run),
-        ):
-            part = given[name]
-            given[name] = part and kind(**part)
+        records: dict[str, Any] = {
+            "simulated_memory": SimulatedMemory,
+            "thriftiest": Thrift,
+            "run": Run,
+        }
+        for name, record in records.items():
+            given[name] = given[name] and record(**given[name])
         if given["run"] is not None:
             offers = tuple(Offer(**offer) for offer in given["run"].offers)
             given["run"] = replace(given["run"], offers=offers)
-        source = given["memory_source"]
-        given["memory_source"] = source and StepSource(source)
+        given["memory_source"] = given["memory_source"] and StepSource(given["memory_source"])
         given["intervals"] = {name: tuple(ends) for name, ends in given["intervals"].items()}
         for name in ("unfamiliar", "remarks"):
             given[name] = tuple(given[name])
@@ -230,10 +277,18 @@ class Prediction(MemoryAnswer):
         return f"<Prediction: {self.model} on {self.device}, batch {self.batch_size:,}: {self}>"
 
     def _repr_html_(self) -> str:
+        """Return the answer, a table and remarks, for notebooks."""
         rows = [(name, number_text(v), unit, spread) for name, v, unit, spread in self.figures()]
-        of = f"{self.model}, batch {self.batch_size:,}"
+        cells = "".join(
+            f"<tr>{''.join(f'<td>{escape(word)}</td>' for word in row)}</tr>" for row in rows
+        )
         settings = f"{self.phase}, {self.precision}, {self.memory_format}, {self.optimizer}"
-        return card(f"{of}: {self}", rows, [settings, *self.gaps(), *self.remarks])
+        small = "".join(
+            f"<div><small>{escape(remark)}</small></div>"
+            for remark in (settings, *self.gaps(), *self.remarks)
+        )
+        answer = escape(f"{self.model}, batch {self.batch_size:,}: {self}")
+        return f"<div><strong>{answer}</strong><table>{cells}</table>{small}</div>"
 
     def __str__(self) -> str:
         """The answer in one to three sentences."""
@@ -275,49 +330,24 @@ class Prediction(MemoryAnswer):
         return f"{run.length} {takes} {hours}{usd}, {LOADING_REMARK}"
 
 
+def breakdown_dict(breakdown: MemoryBreakdown, depth: int) -> dict[str, Any]:
+    """Return a breakdown as plain values for JSON, with modules down to a depth."""
+    return {
+        "moment": breakdown.moment,
+        "parts_mib": {
+            part.value.lower().replace(" ", "_"): size_mib
+            for part, size_mib in breakdown.parts_mib.items()
+        },
+        "modules_mib": {m.name: m.size_mib for m in breakdown.modules.walk(depth)},
+        "largest": [
+            {"size_mib": t.size_mib, "part": t.part, **t.origin._asdict()}
+            for t in breakdown.largest
+        ],
+    }
+
+
 LOADING_REMARK = "without data loading"
 """What the length of a run leaves out."""
-
-
-def remarks_on(
-    figures: Figures,
-    device_name: str,
-    bases: Mapping[str, str],
-    settings: StepSettings,
-    labelled: Sequence[StepSettings],
-) -> list[str]:
-    """Return what limits the figures: distance from labels, their source, unusual settings.
-
-    Args:
-        figures: The predictions.
-        device_name: Name of the device as people write it.
-        bases: By metric: the source of predictions without labels of the device.
-        settings: Settings of the step.
-        labelled: Settings of the labels, the most frequent first.
-    """
-    remarks = []
-    if figures.unfamiliar:
-        names = " and ".join(METRIC_NAMES[metric] for metric in figures.unfamiliar)
-        remarks.append(f"No measured model resembles this one, so {names} may be less reliable.")
-    for metric, end in figures.beyond_labels.items():
-        value = getattr(figures, metric)
-        most = "largest" if value > end else "smallest"
-        remarks.append(
-            f"Extrapolation: the {most} measured {METRIC_NAMES[metric]} was "
-            f"{quantity(metric, end)}, this prediction is {quantity(metric, value)}."
-        )
-    by_basis: dict[str, list[str]] = {}
-    for metric, basis in bases.items():
-        by_basis.setdefault(basis, []).append(METRIC_NAMES[metric])
-    remarks += [
-        f"No model was trained on the {' and '.join(names)} of {device_name}; "
-        f"{'it comes' if len(names) == 1 else 'they come'} from {basis}."
-        for basis, names in by_basis.items()
-    ]
-    if labelled and settings not in labelled:
-        given, usual = (", ".join(row) for row in (settings, labelled[0]))
-        remarks.append(f"No measurement had these settings ({given}); most had: {usual}.")
-    return remarks
 
 
 NEEDS = "it needs "

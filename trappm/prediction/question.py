@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,23 +16,20 @@ from trappm.prediction.device_names import (
     key_among,
     precision_gap,
 )
+from trappm.prediction.models.sizes import check_size
 from trappm.prediction.snapshot_choice import manifests_that_answer, snapshots_that_answer
 from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision, member
+from trappm.profiler.simulation.training_loop import Implementation, TrainingLoop
 from trappm.profiler.transformers.names import is_transformer
 
 if TYPE_CHECKING:
+    import torch
+
     from trappm.learner.heads.predictions import TrainedHeads
     from trappm.learner.snapshots.manifest_fields import Manifest
     from trappm.learner.snapshots.snapshot import Snapshot
-    from trappm.prediction.prediction import Figures
-
-_FAMILIES: dict[str, type[enum.StrEnum]] = {
-    "precision": Precision,
-    "memory_format": MemoryFormat,
-    "optimizer": Optimizer,
-}
 
 PLAIN = StepSettings(Precision.FP32, MemoryFormat.CONTIGUOUS, Optimizer.SGD)
 
@@ -48,7 +44,7 @@ class Question:
         phase: str = Phase.TRAIN,
         precision: str | None = None,
         memory_format: str | None = None,
-        optimizer: str | None = None,
+        optimizer: str | type | torch.optim.Optimizer | TrainingLoop | None = None,
         snapshot: str | Path | None = None,
         snapshots: Sequence[Snapshot] | None = None,
         epochs: int | None = None,
@@ -56,65 +52,97 @@ class Question:
         carbon_g_per_kwh: float | None = None,
         power_limit_w: float | None = None,
     ) -> None:
-        """With `snapshots` these answer, the first one first, whatever `snapshot` names.
+        """Check the settings.
+
+        Args:
+            batch_size: Samples per step.
+            phase: `train` or `infer`.
+            precision, memory_format: Settings; None for those of most labels.
+            optimizer: As for `loop_of`; None for that of most labels.
+            snapshot: Id, alias or folder.
+            snapshots: Loaded snapshots to try in this order, instead of `snapshot`.
+            epochs, samples: Length of a run.
+            carbon_g_per_kwh: Carbon intensity of the electricity.
+            power_limit_w: Power limit of the GPU.
 
         Raises:
             InputError: a setting that there is not, or a run that cannot be.
         """
+        check_size("batch size", batch_size)
         self.batch_size = batch_size
         self.phase = Phase(member("phase", Phase, phase))
-        given = {"precision": precision, "memory_format": memory_format, "optimizer": optimizer}
-        self._given: dict[str, Any] = {
-            name: member(name, _FAMILIES[name], value)
-            for name, value in given.items()
-            if value is not None
-        }
+        self._given: dict[str, Any] = {}
+        if precision is not None:
+            self._given["precision"] = member("precision", Precision, precision)
+        if memory_format is not None:
+            self._given["memory_format"] = member("memory_format", MemoryFormat, memory_format)
+        loop = None
+        if optimizer is not None:
+            loop = loop_of(optimizer, self._given.get("precision", Precision.FP32))
+            self._given["optimizer"] = loop.optimizer
         self.optimizer: Optimizer | None = self._given.get("optimizer")
+        self.loop = None if isinstance(optimizer, str) else loop
+        """Training loop of the question; None for the usual one of its optimizer."""
         if snapshot is not None and not isinstance(snapshot, str | Path):
             raise InputError(f"snapshot is {snapshot!r}; give an id, an alias or a folder")
+        self.identity = (
+            batch_size, phase, precision, memory_format, self.optimizer, self.loop, str(snapshot),
+            epochs, samples, carbon_g_per_kwh, power_limit_w,
+        )  # fmt: skip
+        """Equal for equal questions; by `repr`, too."""
         costs.check_limit(power_limit_w)
         costs.check_run(epochs=epochs, samples=samples, carbon_g_per_kwh=carbon_g_per_kwh)
         self.epochs = epochs
         self.power_limit_w = power_limit_w
-        self._samples = samples
-        self._carbon_g_per_kwh = carbon_g_per_kwh
-        self._snapshot = snapshot
+        self.samples = samples
+        self.carbon_g_per_kwh = carbon_g_per_kwh
+        self.snapshot = snapshot
         self._snapshots = snapshots
         self.device_is_default = False
         """Whether the last `device_keys` got no device."""
 
-    @property
-    def names_snapshot(self) -> bool:
-        """Whether the question names the snapshot that answers."""
-        return self._snapshot is not None
-
     @cached_property
     def snapshots(self) -> Sequence[Snapshot]:
-        return self._snapshots or snapshots_that_answer(self._snapshot)
+        return self._snapshots or snapshots_that_answer(self.snapshot)
 
     def device_keys(self, device: str | None, devices: Iterable[str] | str | None) -> list[str]:
-        """The keys of the devices that the names mean; of `DEFAULT_DEVICE` if none is given.
+        """Return the keys of the devices with these names; of `DEFAULT_DEVICE` without a name.
+
+        Among several devices there may be some that cannot run the precision (see `gap`).
+
+        Args:
+            device: Name of a device.
+            devices: Names of several. `all` means all GPUs with trained models that can run the
+                precision.
 
         Raises:
-            SnapshotError: there are no heads for one of them, or none at all for the phase.
-            InputError: device and devices at once, or what is no device's name.
+            SnapshotError: There are no heads for one of them, or none at all for the phase.
+            InputError: A name is not that of a device, or none of them can run the precision.
         """
         self.device_is_default = device is None and devices is None
-        if devices == "all" and device is None:
-            unable = self.unable_devices()
-            able = [key for key in gpus_of(self._manifests, self.phase) if key not in unable]
-            if not able:
-                raise InputError(next(iter(unable.values())))
-            return able
-        if devices is None:
-            names: list[Any] = [DEFAULT_DEVICE if device is None else device]
-        elif device is not None:
+        if devices is not None and device is not None:
             raise InputError("give device or devices, not both")
-        else:
+        names: list[Any] = [DEFAULT_DEVICE if device is None else device]
+        if devices is not None:
             names = [devices] if isinstance(devices, str) else list(devices)
         if not names:
             raise InputError("the list of devices is empty; name some, or ask for all")
-        return [key_among(self._manifests, name) for name in names]
+        keys: dict[str, None] = {}
+        for name in names:
+            if name == "all":
+                every = gpus_of(self._manifests, self.phase)
+                keys |= dict.fromkeys([key for key in every if not self.gap(key)] or every)
+            else:
+                keys[key_among(self._manifests, name)] = None
+        gaps = [self.gap(key) for key in keys]
+        if None not in gaps:
+            raise InputError(f"{gaps[0]}")
+        return list(keys)
+
+    def gap(self, device: str) -> str | None:
+        """Return why a device cannot run the question's precision; None if it can."""
+        precision = self._given.get("precision")
+        return precision and precision_gap(card_behind(self._manifests, device), precision)
 
     def unable_devices(self) -> dict[str, str]:
         """Return the GPUs with trained models that cannot run the precision, each with the reason.
@@ -122,22 +150,15 @@ class Question:
         Raises:
             SnapshotError: There are no trained models for the phase.
         """
-        precision = self._given.get("precision")
-        if precision is None:
-            return {}
-        manifests = self._manifests
-        gaps = {
-            key: precision_gap(card_behind(manifests, key), precision)
-            for key in gpus_of(manifests, self.phase)
-        }
+        gaps = {key: self.gap(key) for key in gpus_of(self._manifests, self.phase)}
         return {key: gap for key, gap in gaps.items() if gap is not None}
 
-    @property
+    @cached_property
     def _manifests(self) -> Sequence[Manifest]:
         """Of the snapshots that answer, which tell what there is before torch is needed."""
         if self._snapshots:
             return [snapshot.manifest for snapshot in self._snapshots]
-        return manifests_that_answer(self._snapshot)
+        return manifests_that_answer(self.snapshot)
 
     def snapshot_for(self, device: str) -> Snapshot:
         """The first with heads of the device and phase; else the last, which may know its card."""
@@ -194,17 +215,53 @@ class Question:
         usual = (*agreeing, *trained.settings, PLAIN)[0]
         return usual._replace(**given)
 
-    def run(self, device: str, batch: int, ranks: int, figures: Figures) -> costs.Run | None:
-        """What all epochs cost; batch and energy are a rank's."""
-        step_time_ms = figures.step_time_ms
-        if self.epochs is None or self._samples is None or step_time_ms is None:
-            return None
-        return costs.run_of(
-            epochs=self.epochs,
-            samples=self._samples,
-            batch_size=ranks * batch,
-            step_time_ms=(step_time_ms, *figures.intervals["step_time_ms"]),
-            energy_j=None if figures.energy_j is None else ranks * figures.energy_j,
-            carbon_g_per_kwh=self._carbon_g_per_kwh,
-            prices=costs.prices_of(device),
+    def given_settings(self) -> StepSettings:
+        """Return the settings that the question names, the rest plain: fp32, contiguous, SGD."""
+        return PLAIN._replace(**self._given)
+
+
+def loop_of(
+    optimizer: str | torch.optim.Optimizer | type | TrainingLoop | object, precision: Precision
+) -> TrainingLoop:
+    """Return the training loop of an optimizer, as PyTorch runs it by default.
+
+    Args:
+        optimizer: A name in any case, a class or an object of `torch.optim`, or the loop itself.
+        precision: Precision of the step; `amp-fp16` has a gradient scaler.
+
+    Raises:
+        InputError: The optimizer is unknown.
+    """
+    if isinstance(optimizer, TrainingLoop):
+        return optimizer
+    kind = optimizer if isinstance(optimizer, type) else type(optimizer)
+    names = [optimizer] if isinstance(optimizer, str) else [base.__name__ for base in kind.__mro__]
+    known = [name.lower() for name in names if name.lower() in list(Optimizer)]
+    if not known:
+        given = repr(optimizer) if isinstance(optimizer, str) else kind.__name__
+        raise InputError(
+            f"optimizer is {given}; known are {', '.join(Optimizer)}, as names or by torch.optim; "
+            "for another one, name the one that keeps as much per parameter: sgd (nothing), "
+            "momentum (one tensor) or adam (two)"
         )
+    which = Optimizer(known[0])
+    groups: Sequence[Mapping[str, Any]] = getattr(optimizer, "param_groups", ())
+    if any(group.get("amsgrad") for group in groups):
+        raise InputError(
+            f"{kind.__name__} has amsgrad=True, which keeps a third tensor per parameter; "
+            "it is not simulated: leave amsgrad out, and add one size of the parameters"
+        )
+    if which is Optimizer.SGD and any(group["momentum"] for group in groups):
+        which = Optimizer.MOMENTUM
+    implementation = Implementation.FOREACH
+    if groups and groups[0].get("fused"):
+        implementation = Implementation.FUSED
+    elif groups and groups[0].get("foreach") is False:
+        implementation = Implementation.PLAIN
+    decays = [group.get("weight_decay", 0) > 0 for group in groups]
+    return TrainingLoop(
+        optimizer=which,
+        implementation=implementation,
+        weight_decay=any(decays) if groups else which is Optimizer.ADAMW,
+        gradient_scaler=precision is Precision.AMP_FP16,
+    )

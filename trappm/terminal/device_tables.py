@@ -31,6 +31,16 @@ def print_devices(rows: Sequence[DeviceEvidence]) -> None:
     )
 
 
+def print_device(row: DeviceEvidence, kernel_count: int, details: Sequence[str]) -> None:
+    """Print the evidence of one device, the number of its timed kernels, and details."""
+    print_line(_device(row), style="bold")
+    for phase, by_metric in row.evidence.items():
+        print_line(f"  {_NAMES[phase]}: {_sentence(by_metric)}")
+    print_line(f"  timed kernels: {kernel_count:,}")
+    for detail in details:
+        print_line(f"  {detail}")
+
+
 def _device(row: DeviceEvidence) -> str:
     if row.memory_gib is None or row.device.endswith("gb"):
         return row.device

@@ -1,4 +1,4 @@
-"""Progress and results of `trappm device characterise`.
+"""Progress and results of `trappm measure --kernels`.
 
 Progress goes to standard error, results to standard output.
 """

@@ -17,19 +17,16 @@ if TYPE_CHECKING:
     from trappm.prediction.prediction import Prediction
 
 
-def print_prediction(
-    prediction: Prediction, source: Sequence[str] = (), *, explain: bool = False
-) -> None:
+def print_prediction(prediction: Prediction, *, explain: bool = False) -> None:
     """Print the answer in sentences and in full, and its remarks.
 
     Args:
         prediction: The answer.
-        source: Lines below the sentences.
         explain: Print all remarks.
     """
     print_line(str(prediction))
-    for line in source:
-        print_line(line, style="dim")
+    if prediction.measured is not None:
+        print_line(f"{prediction.measured}.")
     rows = prediction.figures()
     if rows:
         console().print(table("", ("metric", "prediction", "unit", "90 % interval"), rows))
@@ -38,6 +35,46 @@ def print_prediction(
     if prediction.run is not None:
         _print_run(prediction.run, prediction.device)
     print_notes(_notes(prediction), explain=explain)
+
+
+def print_breakdown(prediction: Prediction, depth: int) -> None:
+    """Print what the memory is made of at its peak: parts, modules and the largest tensors.
+
+    Args:
+        prediction: The answer, whose step is traced.
+        depth: Levels of modules.
+    """
+    breakdown = prediction.memory_breakdown
+    total_mib = breakdown.total_mib
+    print_line(f"\nMemory at its peak, in {breakdown.moment}", style="bold")
+    print_table(
+        "",
+        ("part", "MiB", "share"),
+        [
+            (part.value, float(round(size_mib)), f"{size_mib / total_mib:.0%}")
+            for part, size_mib in sorted(breakdown.parts_mib.items(), key=lambda row: -row[1])
+        ],
+    )
+    modules = [
+        (module.name, float(round(module.size_mib)), f"{module.size_mib / total_mib:.0%}")
+        for module in breakdown.modules.walk(depth)
+        if module.size_mib >= total_mib / 200
+    ]
+    if modules:
+        print_table("Activations by module", ("module", "MiB", "share"), modules)
+    print_table(
+        "Largest tensors",
+        ("MiB", "module", "operator", "line"),
+        [
+            (
+                float(round(tensor.size_mib)),
+                tensor.origin.module,
+                tensor.origin.operator.lstrip("_"),
+                tensor.origin.line.rpartition("/")[2],
+            )
+            for tensor in breakdown.largest
+        ],
+    )
 
 
 def _largest(prediction: Prediction) -> str:
@@ -61,7 +98,7 @@ def _notes(prediction: Prediction) -> list[str]:
         *notes,
         *([] if memory is None else [memory]),
         f"Settings: {prediction.phase}, {_settings(prediction)}",
-        f"Snapshot: {prediction.snapshot}",
+        *([] if prediction.snapshot is None else [f"Snapshot: {prediction.snapshot}"]),
     ]
 
 
@@ -134,7 +171,7 @@ def _notes_on_all(
     if unpriced:
         notes.append(_no_price(unpriced))
     gaps = sorted({f"{p.device}: {gap}" for p in predictions for gap in p.gaps()})
-    used = dict.fromkeys(prediction.snapshot for prediction in predictions)
+    used = dict.fromkeys(p.snapshot for p in predictions if p.snapshot is not None)
     return [*notes, *_remarks(predictions), *gaps, f"Snapshot: {', '.join(used)}"]
 
 

@@ -10,8 +10,8 @@ import yaml
 
 import trappm
 from trappm import cli
+from trappm.extensions.integrations.gpu_requests import PRODUCTS, pod, ray_options
 from trappm.extensions.integrations.recorded_steps import PROTOCOL
-from trappm.prediction.gpu_requests import PRODUCTS, pod
 from trappm.profiler.devices.capacity import memory_mib
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Configuration, Measurement
@@ -209,31 +209,20 @@ def test_a_bad_line_refuses_the_file_with_its_number(folder, command, changes, w
         assert store.labels.matching() == []
 
 
-def test_ray_takes_the_options(folder, command):
+def test_ray_takes_the_options(folder):
     options = run_page("Ray")["options"]
     assert 0 < options["num_gpus"] < 1
-    estimate = ("estimate", "resnet10t", "--input-size", "64", "--device", "a100", "--ray")
-    status, out, err = command(*estimate, "--batch-size", "8")
-    assert (status, err) == (0, "")
-    assert re.fullmatch(r"@ray\.remote\(num_gpus=0\.\d+, memory=\d+\)  # a100\n", out)
-    answer = json.loads(command(*estimate, "--json")[1])
-    assert answer["ray"]["a100"]["memory"] >= 4 << 30
-    assert answer["devices"]["a100"]["fits"] is True
-    status, out, err = command(*estimate, "--batch-size", "60000")
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert "lower --batch-size" in err
+    assert options["memory"] >= 4 << 30
+    too_large = trappm.predict("resnet10t", input_size=64, device="a100", batch_size=60_000)
+    with pytest.raises(InputError, match="lower the batch size"):
+        ray_options(too_large)
 
 
-def test_the_client_of_kubernetes_reads_the_pod(folder, command):
+def test_the_client_of_kubernetes_reads_the_pod(folder):
     client = pytest.importorskip("kubernetes.client", reason="kubernetes is not installed")
-    manifest = run_page("Kubernetes")["manifest"]
-    status, out, err = command(
-        "estimate", "resnet50", "--batch-size", "256", "--kubernetes",
-        "--device", "a100", "--device", "v100",
-    )  # fmt: skip
-    assert (status, err) == (0, "")
-    assert yaml.safe_load(out) == manifest
-
+    names = run_page("Kubernetes")
+    manifest = names["manifest"]
+    assert yaml.safe_load(names["yaml_text"](manifest)) == manifest
     read = client.ApiClient().deserialize(json.dumps(manifest), "V1Pod", "application/json")
     assert client.ApiClient().sanitize_for_serialization(read) == manifest
     (container,) = read.spec.containers
@@ -245,15 +234,13 @@ def test_the_client_of_kubernetes_reads_the_pod(folder, command):
     assert "Tesla-V100-SXM2-16GB" not in rule.values  # 256 images take more than 16 GB
 
 
-def test_cards_are_those_that_the_step_fits():
+def test_cards_are_those_that_the_step_fits(folder):
     assert [product for product in PRODUCTS if memory_mib(product) is None] == []
-    made = trappm.estimate("resnet10t", batch_size=8, input_size=64)
-    with pytest.raises(InputError, match="unknown device 'a1000'; did you mean 'a100'"):
-        pod(made, ["a1000"])
+    asked = {"batch_size": 8, "input_size": 64}
     with pytest.raises(InputError, match="no product of Kubernetes is known for titan-v"):
-        pod(made, ["titan-v"])
-    with pytest.raises(InputError, match="fits none of Tesla-T4"):
-        pod(trappm.estimate("resnet10t", batch_size=60_000, input_size=64), ["t4"])
+        pod(trappm.compare("resnet10t", "titan-v", **asked))
+    with pytest.raises(InputError, match="fits none of t4"):
+        pod(trappm.compare("resnet10t", "t4", **(asked | {"batch_size": 60_000})))
 
 
 def test_skypilot_asks_for_seconds_by_gpu():

@@ -1,5 +1,6 @@
 """Ceilings from kernels and from data sheets, and the kernels of a step under them."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -78,7 +79,7 @@ def test_a_name_means_the_one_device_that_it_may_be(store):
     store.kernels.record([timed(product(1000), 0.2, "a100-pcie-80gb")])
     with pytest.raises(InputError, match="a100-pcie-40gb or a100-pcie-80gb"):
         known_device(store, "a100")
-    with pytest.raises(InputError, match="characterise v9000"):
+    with pytest.raises(InputError, match="--device v9000"):
         known_device(store, "v9000")
 
 
@@ -128,9 +129,9 @@ def test_ceilings_say_what_bounds_a_kernel(store, phase):
 
 
 @pytest.mark.parametrize(("named", "device"), [([], "a100-40gb (default)"), (["a100"], "a100")])
-def test_device_show_marks_the_default_device(capsys, tmp_path, monkeypatch, named, device):
+def test_the_command_marks_the_default_device(capsys, tmp_path, monkeypatch, named, device):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
-    assert run(["device", "show", *named, "--model", "test_resnet", "--input-size", "64"]) == 0
+    assert run(["roofline", *named, "--model", "test_resnet", "--input-size", "64"]) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert f" step of test_resnet at batch 1 on {device}: " in first
 
@@ -212,3 +213,66 @@ def test_ceilings_of_one_kind_alone_are_drawn(store):
     both = roofs(10.0, 1000.0)
     for only in both:
         assert "─" in as_text([KnownDevice(key="x", card="x", roofs=(only,))], [])
+
+
+@pytest.fixture
+def ask(capsys):
+    """Run a command and return its exit status, output and errors."""
+
+    def ask(*arguments):
+        capsys.readouterr()
+        return run([*map(str, arguments)]), *capsys.readouterr()
+
+    return ask
+
+
+def test_a_card_that_nobody_measured_stands_on_its_data_sheet(ask):
+    status, out, _ = ask("roofline", "v100")
+    assert status == 0
+    first = out.splitlines()[0]
+    assert first.startswith("v100: by its data sheet, as no kernel of it was timed: 15.7 ")
+    facts = json.loads(ask("roofline", "v100", "--json")[1])[0]
+    assert {roof["source"] for roof in facts["roofs"]} == {"data sheet"}
+    assert facts["kernels"] == 0
+
+
+def test_a_step_under_two_rooflines(ask, tmp_path, monkeypatch):
+    """The answer comes first, and the drawing fits 80 columns (tables in files have no edge)."""
+    monkeypatch.setenv("COLUMNS", "80")
+    png = tmp_path / "roofline.png"
+    command = ["roofline", "v100", "rtx-3090", "--model", "test_resnet", "--batch-size", "64"]
+    status, out, error = ask(*command, "--png", png)
+    assert status == 0, error
+    sentences = out.partition("┌")[0]
+    for line, device in zip(sentences.splitlines()[:2], ("v100", "rtx-3090"), strict=True):
+        assert f"bounds a training step of test_resnet at batch 64 on {device}: " in line
+        assert "Twice the batch does " in line
+    drawn = [line for line in out.splitlines() if set(line) & set("│┤└")]
+    assert len(drawn) >= 20
+    assert all(len(line) <= 80 for line in drawn)
+    assert all(any(mark in line for line in drawn) for mark in "ox")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    first, second = json.loads(ask(*command, "--json")[1])
+    assert [first["device"], second["device"]] == ["v100", "rtx-3090"]
+    for row in (first, second):
+        step = row["step"]
+        assert sum(step["shares"].values()) == pytest.approx(1)
+        kernels = sum(kernel["time_ms"] for kernel in step["kernels"])
+        assert 0 < kernels <= step["step_time_ms"]
+        assert step["doubled"]["batch_size"] == 128
+
+
+def test_bad_questions_about_a_step_are_one_line(ask, tmp_path):
+    for more in (["--model", "resnet9000"], ["--model", "test_resnet", "--phase", "sleep"],
+                 ["--model", "test_resnet", "--batch-size", "0"],
+                 ["--png", tmp_path / "no" / "file.png"]):  # fmt: skip
+        status, _, error = ask("roofline", "v100", *more)
+        assert status == 2, more
+        assert len(error.splitlines()) == 1
+
+
+def test_devices_shows_the_ceilings_of_one(ask):
+    assert "ceilings: by its data sheet" in ask("devices", "v100")[1]
+    status, _, error = ask("roofline", "v9000")
+    assert status == 2
+    assert "trappm measure --kernels --device v9000" in error

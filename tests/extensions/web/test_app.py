@@ -1,6 +1,7 @@
 """The application without a network: its answers, its limits, and whom it does not answer."""
 
 import asyncio
+import inspect
 import json
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def home(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAPPM_HOME", str(folder))
         for phase in ("train", "infer"):
-            trappm.predict("test_resnet", input_size=64, devices="all", phase=phase)
+            trappm.compare("test_resnet", input_size=64, phase=phase)
         yield folder
 
 
@@ -62,11 +63,14 @@ def test_the_answers_are_those_of_predict(server, question, of_a_list, whole_run
     question = question | ({"epochs": 2, "samples": 1000} if whole_run else {})
     question |= {"model": ["test_resnet"] if of_a_list else "test_resnet", "input_size": 64}
     response = server.post("/v1/predict", question)
-    prediction = trappm.predict(question)
+    asked = {name: value for name, value in question.items() if name not in ("model", "devices")}
+    if "devices" in question:
+        predictions = trappm.compare("test_resnet", question["devices"], **asked)
+    else:
+        predictions = [trappm.predict("test_resnet", **asked)]
     assert response.status == 200, response.body
-    assert response.json == (
-        [plain(x) for x in prediction] if isinstance(prediction, list) else plain(prediction)
-    )
+    several = of_a_list or "devices" in question
+    assert response.json == ([plain(x) for x in predictions] if several else plain(predictions[0]))
 
 
 def test_compare_names_the_best_device(server):
@@ -91,7 +95,7 @@ def test_what_comes_together_is_worked_out_together(server):
     assert _metric(server, "trappm_batch_size_sum") - predicted == 30  # each question once
     assert _metric(server, "trappm_batch_size_count") - batches < 15
     for question, response in list(zip(questions, responses, strict=False))[::13]:
-        assert response.json["memory_mib"] == pytest.approx(trappm.predict(question).memory_mib)
+        assert response.json["memory_mib"] == pytest.approx(trappm.predict(**question).memory_mib)
     again = server.post("/v1/predict", questions[:3]).json
     assert again == [response.json for response in responses[:3]]
 
@@ -303,11 +307,9 @@ def test_the_schema_describes_the_questions(server):
     upload = schema["paths"]["/v1/predict/upload"]["post"]["requestBody"]["content"]
     assert set(upload) == {"multipart/form-data"}
     fields = set(schema["components"]["schemas"]["Question"]["properties"])
-    from trappm.prediction.predict import Options
-
-    assert fields == {*Options.__annotations__, "model", "device", "devices"} - {
-        "example_input", "sequence_length"  # over HTTP tokens are an input size, too
-    }  # fmt: skip
+    arguments = set(inspect.signature(trappm.predict).parameters)
+    of_python = {"example_input", "targets", "loss", "labels", "sequence_length"}
+    assert fields == arguments - of_python | {"devices", "breakdown_depth"}
     assert ServingSettings().token is None
 
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("home")
 def test_the_answer_is_that_of_the_command(server, capsys):
     response = server.post("/v1/roofline", {"devices": ["v100", "a100"], **STEP})
     assert response.status == 200, response.body
-    command = "device show v100 a100 --model test_resnet --input-size 64 --batch-size 4 --json"
+    command = "roofline v100 a100 --model test_resnet --input-size 64 --batch-size 4 --json"
     assert cli.run(command.split()) == 0
     assert response.json == json.loads(capsys.readouterr().out)
     assert [row["device"] for row in response.json] == ["v100", "a100"]
@@ -30,7 +30,7 @@ def test_ceilings_alone_need_no_model(server):
 @pytest.mark.parametrize(
     ("change", "status", "words"),
     [
-        ({"devices": ["v9000"]}, 400, "characterise v9000"),
+        ({"devices": ["v9000"]}, 400, "--device v9000"),
         ({"devices": []}, 400, "devices"),
         ({"devices": ["a100"] * 5}, 400, "devices"),
         ({"model": "resnet9000"}, 404, "resnet9000"),

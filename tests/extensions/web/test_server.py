@@ -94,6 +94,29 @@ def test_it_follows_the_alias_by_itself(server, home):
     assert ask(port, "/v1/predict", json.dumps(QUESTION))[1]["snapshot"] == newest
 
 
+def test_ctrl_c_twice_during_a_request_shows_no_traceback(home):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        cwd=ROOT, start_new_session=True,
+    ) as process:  # fmt: skip
+        port = int(re.search(r":(\d+) ", process.stdout.readline())[1])
+        statuses = []
+        question = json.dumps({**QUESTION, "model": "resnet152"})  # has to be traced
+        asking = threading.Thread(
+            target=lambda: statuses.append(ask(port, "/v1/predict", question)[0])
+        )
+        asking.start()
+        time.sleep(0.5)
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.5)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        asking.join(30)
+    assert statuses in ([200], [503])
+    assert "Traceback" not in errors
+
+
 def test_it_ends_when_told_to_and_answers_first(server):
     process, port = server
     statuses = []

@@ -51,7 +51,7 @@ class Foreign:
     """At a batch size: a tensor, a tuple of arguments, or a dictionary of keywords."""
     loss: Callable[[Any], Tensor] | None = None
     estimate: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of `trappm.estimate`."""
+    """Further settings of the question."""
     refusal: str | None = None
     """A regular expression of the one line that is said instead of an answer."""
     cpu_differs: str = ""

@@ -11,9 +11,10 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 import torch
+from simulated_steps import simulated, trace_of
 from torch import Tensor, nn
 
-import trappm
+from trappm.prediction.prediction import Prediction
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import MemoryFormat, Precision
@@ -93,8 +94,8 @@ class Trained:
         return sum(kept.values())
 
 
-def estimated(name: str, precision: Precision, loop: Any = "adamw") -> trappm.Estimate:
-    return trappm.estimate(
+def estimated(name: str, precision: Precision, loop: Any = "adamw") -> Prediction:
+    return simulated(
         name, batch_size=BATCH, sequence_length=LENGTH, precision=precision, optimizer=loop
     )
 
@@ -111,11 +112,11 @@ def test_parameters_gradients_and_states_are_those_of_a_real_step(name, precisio
     real.loss().backward()
     optimizer.step()
     made = estimated(name, precision, TrainingLoop(optimizer="adamw", accumulation_steps=2))
-    parts = made.breakdown().parts_mib
+    parts = made.memory_breakdown.parts_mib
     weights = {t.untyped_storage().data_ptr(): t.nbytes for t in real.tensors}
     assert parts[Part.PARAMETERS] * MIB == sum(weights.values())
     assert parts[Part.OPTIMIZER] * MIB == state_bytes(optimizer)
-    assert made.trace.parameter_bytes.sum() == real.gradient_bytes
+    assert trace_of(made).parameter_bytes.sum() == real.gradient_bytes
     # Where passes accumulate, all are there at the peak, and one of this pass beside them.
     assert parts[Part.GRADIENTS] * MIB >= real.gradient_bytes
 
@@ -133,8 +134,8 @@ def test_what_autograd_keeps_is_what_it_keeps_on_a_cpu(name, precision):
 def test_each_adamw_keeps_its_states_and_only_some_need_room_to_step(implementation):
     name = "hf:gpt2-tiny"
     loop = TrainingLoop(optimizer="adamw", implementation=implementation)
-    made = trappm.estimate(name, batch_size=1, sequence_length=8, optimizer=loop)
-    parts, parameters = made.breakdown().parts_mib, made.trace.parameter_bytes.sum() / MIB
+    made = simulated(name, batch_size=1, sequence_length=8, optimizer=loop)
+    parts, parameters = made.memory_breakdown.parts_mib, trace_of(made).parameter_bytes.sum() / MIB
     assert parts[Part.OPTIMIZER] == pytest.approx(2 * parameters)
     passing = parts.get(Part.OPTIMIZER_STEP, 0.0)
     if implementation is Implementation.FUSED:
@@ -147,8 +148,8 @@ def test_each_adamw_keeps_its_states_and_only_some_need_room_to_step(implementat
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16, Precision.AMP_BF16])
 def test_the_loss_of_gpt_2_is_three_times_its_logits(precision):
-    made = trappm.estimate("hf:gpt2", batch_size=8, sequence_length=1024, precision=precision)
-    breakdown = made.breakdown()
+    made = simulated("hf:gpt2", batch_size=8, sequence_length=1024, precision=precision)
+    breakdown = made.memory_breakdown
     scores_mib = 8 * 1024 * 50_257 * 4 / MIB
     assert breakdown.parts_mib[Part.LOGITS] == pytest.approx(3 * scores_mib)
     assert "of the loss" in breakdown.moment
@@ -158,14 +159,14 @@ def test_the_loss_of_gpt_2_is_three_times_its_logits(precision):
 @pytest.mark.parametrize("way", ["lora=4", "checkpointing", "eager"])
 @pytest.mark.parametrize("batch_size", [2, 7])
 def test_logits_grow_with_the_batch_whatever_is_trained(way, batch_size):
-    made = trappm.estimate(f"hf:qwen2-mini,{way}", batch_size=batch_size, sequence_length=256)
+    made = simulated(f"hf:qwen2-mini,{way}", batch_size=batch_size, sequence_length=256)
     scores_mib = batch_size * 256 * 16_384 * 4 / MIB
-    assert made.breakdown().parts_mib[Part.LOGITS] == pytest.approx(3 * scores_mib)
+    assert made.memory_breakdown.parts_mib[Part.LOGITS] == pytest.approx(3 * scores_mib)
 
 
 def test_the_breakdown_of_gpt_2_is_as_it_was():
-    made = trappm.estimate("hf:gpt2", batch_size=8, sequence_length=1024, optimizer="adamw")
-    parts = {part.value: mib for part, mib in made.breakdown("a100").parts_mib.items()}
+    made = simulated("hf:gpt2", batch_size=8, sequence_length=1024, optimizer="adamw")
+    parts = {part.value: mib for part, mib in made.memory_breakdown.parts_mib.items()}
     assert parts == pytest.approx(
         {
             "parameters": 474.7,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from store_samples import measurement
 
@@ -105,11 +107,14 @@ def test_every_command_works_on_the_database_that_is_named(
     export_file([measurement()], sheet)
     monkeypatch.setenv("TRAPPM_HOME", str(home))
     monkeypatch.setenv("TRAPPM_DATABASE", empty_database_url)
-    for command in ("campaign status", "pool status", "snapshot list"):  # no store yet, so no rows
+    for command in ("campaign status", "snapshot list"):  # no store yet, so no rows
         assert cli.run(command.split()) == 0
+    what = ["resnet18", "--input-size", "64", "--device", "cpu-2t", "--json"]
     assert cli.run(["labels", "import", str(sheet)]) == 0
     assert cli.run(["labels", "query", "--json"]) == 0
     assert '"provenance": "measured"' in capsys.readouterr().out
+    assert cli.run(["predict", *what, "--labels"]) == 0
+    assert json.loads(capsys.readouterr().out)["measured"]["source"] == "measured"
     assert cli.run(["store", "upgrade", "--check"]) == 0
     assert not (home / "labels.db").exists()
     with Store.open_to_read(empty_database_url) as store:

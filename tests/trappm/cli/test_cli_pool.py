@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sqlite3
@@ -21,6 +20,9 @@ import yaml
 import trappm.cluster.pool_file
 from trappm.cli import run
 from trappm.cluster.profiles import profile_graph
+from trappm.label_store import store_or_none_yet
+from trappm.reports.pools import pool_facts
+from trappm.store import Home
 
 ARCHITECTURES = [
     "test_resnet", "test_vit", "test_efficientnet", "test_convnext", "resnet10t", "test_vit2",
@@ -90,8 +92,11 @@ class User:
         except sqlite3.OperationalError:  # its tables are being made
             return {}
 
-    def status(self, *arguments: str):
-        return json.loads(self.types("status", *arguments, "--json").stdout)
+    def facts(self, name: str | None = None):
+        """Counts of a pool; None if there is none."""
+        with store_or_none_yet(Home.find()) as store:
+            facts = pool_facts(store, name)
+        return facts and facts.to_json()
 
 
 @pytest.fixture
@@ -122,11 +127,10 @@ def test_a_build_that_is_killed_goes_on_where_it_was(user, at_once):
         process.wait()
     before = user.profiled()
     assert 1 <= len(before) < len(ARCHITECTURES)
-    total = user.status()["total"]
+    total = user.facts()["total"]
     assert total["configurations"] == 4 * len(ARCHITECTURES)
     assert total["graphs"] == total["step_profiles"] == len(before)
     assert total["to_do"] == len(ARCHITECTURES) - len(before)
-    assert "still to be made" in user.types("status").stdout
 
     result = user.types("build", "--spec", spec, "--processes", "1")
     assert result.returncode == 0, result.stderr
@@ -167,7 +171,7 @@ def test_refusals_are_counted_told_by_reason_and_tried_again_on_request(user, at
     ]})  # fmt: skip
     result = user.types("build", "--spec", spec, "--processes", "1")
     assert result.returncode == 0, result.stderr
-    facts = user.status("some")
+    facts = user.facts("some")
     by_family = {row["family"]: row for row in facts["families"]}
     assert by_family["vit"]["configurations"] == 4
     assert by_family["vit"]["usable"] == 2
@@ -188,17 +192,17 @@ def test_refusals_are_counted_told_by_reason_and_tried_again_on_request(user, at
             ", saved_bytes_per_sample = NULL WHERE architecture = 'test_resnet'"
         )
     again = user.types("build", "--spec", spec)
+    assert "too new" in again.stdout
     assert "static profiles: 3 of 3 are there" in again.stdout
-    facts = user.status()
+    facts = user.facts()
     assert facts["step_refusals"] == [
         {"count": 1, "reason": "too new", "architectures": ["test_resnet"]}
     ]
     assert (facts["total"]["steps_refused"], facts["total"]["to_do"]) == (1, 0)
-    assert "too new" in user.types("status").stdout
     retried = user.types("build", "--spec", spec, "--processes", "1", "--retry-refused")
     assert retried.returncode == 0
     assert "static profiles: 1 of 3 are there" in retried.stdout
-    facts = user.status()
+    facts = user.facts()
     assert facts["step_refusals"] == []
     assert len(facts["refusals"]) == 1
     assert facts["total"]["step_profiles"] == 2
@@ -230,22 +234,19 @@ def test_a_faulty_file_is_told_in_one_line_and_changes_nothing(user, data, reaso
     assert reason in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert user.profiled() == {}
-    assert user.status() is None
+    assert user.facts() is None
 
 
 def test_what_is_not_there_is_told(user):
     assert "none.yaml" in user.types("build", "--spec", "none.yaml").stderr
     assert "--spec" in user.types("build").stderr
-    result = user.types("status", "paper")
-    assert result.returncode == 2
-    assert "trappm pool build" in result.stderr
-    assert "trappm pool build" in user.types("status").stdout
 
 
 def test_a_file_that_is_no_label_store_is_bad_input(user):
     (user.folder / "home").mkdir()
     (user.folder / "home" / "labels.db").write_bytes(b"somebody's own file, long enough" * 100)
-    result = user.types("status")
+    spec = user.writes({"name": "a", "groups": [group()]})
+    result = user.types("build", "--spec", spec)
     assert result.returncode == 2
     assert "labels.db refused: file is not a database" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1

@@ -46,7 +46,7 @@ def completed(home, line):
         ("trappm predict efficientnet_b0", {"efficientnet_b0", "efficientnet_b0_g8_gn"}),
         ("trappm predict resnet18 --device v100", {"v100", "v100-16gb", "v100s"}),
         ("trappm predict resnet18 --snapshot d", {"default"}),
-        ("trappm fits resnet18 --device nothing", set()),
+        ("trappm predict resnet18 --device nothing", set()),
     ],
 )
 def test_words_are_completed(home, line, words):
@@ -95,11 +95,28 @@ def test_the_shipped_snapshot_goes_by_the_beginning_of_its_id(tmp_path, monkeypa
     assert folder_of(name[:6]) == folder_of(name) == SHIPPED
 
 
+@pytest.mark.parametrize(
+    ("command", "instead"),
+    [
+        ("fits resnet18", "trappm predict MODEL"),
+        ("estimate resnet18", "trappm predict MODEL --breakdown"),
+        ("device show a100", "trappm devices NAME"),
+        ("device characterise a100", "trappm measure --kernels"),
+        ("labels lookup resnet18", "trappm predict MODEL --labels"),
+        ("predict resnet18 --gpus 2", "trappm scale MODEL --gpus N"),
+    ],
+)
+def test_an_earlier_command_says_what_replaces_it(capsys, command, instead):
+    assert run(command.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"use {instead}" in line
+
+
 def test_every_command_is_in_a_group_named_by_its_task(capsys):
     assert run(["--help"]) == 0
     panels = re.findall(r"^╭─ (.+?) ─+╮", capsys.readouterr().out, re.MULTILINE)
-    tasks = ["Predict", "Measure", "Serve", "Labels and snapshots"]
-    assert panels == ["Options", *tasks]  # a command without a group stands under "Commands"
+    tasks = {"Predict", "Measure", "Serve", "Labels and snapshots"}
+    assert {*panels} <= {"Options", *tasks}  # a command without a group is under "Commands"
 
 
 @pytest.mark.parametrize(
@@ -155,4 +172,4 @@ def test_what_help_asks_for_is_in_capitals_everywhere(monkeypatch, capsys):
         placeholders = usage.removeprefix(" ".join(path))
         assert placeholders == placeholders.upper(), usage
         assert max(map(len, shown.splitlines())) <= 80
-    assert len(commands) > 25
+    assert len(commands) > 20

@@ -22,7 +22,6 @@ from trappm.prediction.comparison import verdicts
 from trappm.prediction.costs import Price, prices_of, run_of
 from trappm.prediction.device_names import device_key
 from trappm.prediction.models import subjects
-from trappm.prediction.prediction import MIB_PER_GB, mig_profile
 from trappm.prediction.question import Question
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.devices.capacity import USABLE_SHARE
@@ -56,16 +55,14 @@ def file(tmp_path_factory):
 
 
 def test_cpu_cores_are_answered_for_by_those_of_other_machines():
-    (answer,) = trappm.predict(
-        ["test_resnet"], devices=["cpu-2t"], batch_size=8, snapshot="default"
-    )
+    answer = trappm.predict("test_resnet", device="cpu-2t", batch_size=8, snapshot="default")
     low, high = answer.intervals["step_time_ms"]
     assert high > 3 * low  # hosts differ by that much
     low, high = answer.intervals["memory_mib"]
     assert high < 2 * low
     remark = "the step time and memory of cpu-2t; they come from labels of other machines' cores"
     assert any(remark in line for line in answer.remarks)
-    under = trappm.predict("test_resnet", devices="all", snapshot="default", power_limit_w=250)
+    under = trappm.compare("test_resnet", snapshot="default", power_limit_w=250)
     assert {"h100", "v100-16gb"} <= {a.device for a in under} <= set(KEYS) | {"h100", "v100-16gb"}
     assert not any(a.device.startswith("cpu") for a in under)  # cores have no limit to set
 
@@ -176,12 +173,11 @@ def test_of_a_step_that_ranks_share_samples_are_those_of_all_ranks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("device", "instead"), [("a100x4-fsdp", "'a100' with --gpus 4"), ("cpu-2x1t", "'cpu-1t'")]
+    ("device", "instead"), [("a100x4-fsdp", "'a100'"), ("cpu-2x1t", "'cpu-1t'")]
 )
 def test_ranks_without_labels_are_no_single_device(capsys, device, instead):
     assert run(["predict", "test_resnet", "--device", device]) == 2
     assert capsys.readouterr().err.rstrip().endswith(f"measure it, or predict {instead}")
-    assert run(["fits", "test_resnet", "--device", device]) == 2
 
 
 def test_phases_of_a_device_are_answered_apart_with_the_settings_of_their_labels():
@@ -250,17 +246,38 @@ def test_a_part_or_another_form_of_a_card_is_not_the_whole_card():
 @pytest.mark.parametrize("device", ["v100", "t4", "RTX 2080 Ti", "p100", "gtx1650"])
 def test_bf16_is_refused_on_a_card_without_it(device, capsys):
     for precision in ("amp-bf16", "bf16"):
-        for ask in (
-            lambda p: trappm.predict("test_resnet", device=device, precision=p),
-            lambda p: trappm.estimate("test_resnet", precision=p).fits(device),
-        ):
-            with pytest.raises(InputError, match=r"no bf16 hardware .* use amp-fp16"):
-                ask(precision)
-    for command in ("predict", "fits", "estimate", "compare"):
+        with pytest.raises(InputError, match=r"no bf16 hardware .* use amp-fp16"):
+            trappm.predict("test_resnet", device=device, precision=precision)
+    for command in ("predict", "compare"):
         assert run([command, "test_resnet", "--device", device, "--precision", "bf16"]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert "use amp-fp16" in line
     assert trappm.predict("test_resnet", device=device, precision="amp-fp16").fits
+
+
+def test_among_several_devices_one_without_bf16_has_a_reason_and_no_values(capsys):
+    asked = {"batch_size": 8, "precision": "amp-bf16"}
+    able, unable = trappm.compare("test_resnet", ["a100", "v100"], **asked)
+    assert able.step_time_ms > 0
+    assert tuple(unable) == (None, None, None)
+    assert "no bf16 hardware" in unable.missing["step_time_ms"]
+    command = ["compare", "test_resnet", "--batch-size", "8", "--precision", "amp-bf16"]
+    devices = ["--device", "a100", "--device", "v100"]
+    assert run([*command, *devices]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Left out: v100-16gb (V100 16 GB has no bf16" in shown
+    assert run([*command, *devices, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [p["device"] for p in report["predictions"]] == ["a100-40gb"]
+    assert [row["device"] for row in report["left_out"]] == ["v100-16gb"]
+
+
+def test_all_devices_may_be_named_in_a_list():
+    every = trappm.compare("test_resnet", ["all", "t4"], batch_size=8)
+    assert [p.device for p in every[:-1]] == [
+        p.device for p in trappm.compare("test_resnet", batch_size=8)
+    ]
+    assert every[-1].device == "t4"
 
 
 def test_cards_without_bf16_are_left_out_of_a_comparison_of_all(capsys):
@@ -285,12 +302,10 @@ def test_a_snapshot_without_the_phase_hides_no_other():
     assert Question(phase="train", snapshots=[latest, shipped]).snapshot_for("h100") is latest
 
 
-def test_the_papers_forms_and_keywords_say_the_same(file, answer):
-    question = {"model": str(file), "batch_size": 64, "device": "GPU:A100-SXM4-40GB:1"}
+def test_a_file_has_the_answer_of_its_model_under_the_papers_name_of_a_device(file, answer):
     by_words = trappm.predict(str(file), batch_size=64, device="a100")
-    assert trappm.predict(question) == by_words
-    assert trappm.predict(file, {"batch_size": 64, "device": "a100"}) == by_words
-    assert trappm.predict([str(file)], batch_size=64, device="a100") == [by_words]
+    assert trappm.predict(file, batch_size=64, device="GPU:A100-SXM4-40GB:1") == by_words
+    assert trappm.compare(file, "a100", batch_size=64) == [by_words]
     step_time_ms, memory_mib, power_w = by_words
     assert step_time_ms > 0
     assert 0 < power_w <= 400
@@ -301,9 +316,7 @@ def test_the_cheapest_of_several_models_is_the_answer_and_stands_first(capsys):
     models = ["test_resnet", "test_vit"]
     command = ["compare", *models, "--batch-size", "32", "--phase", "infer", "--epochs", "1",
                "--samples", "10000"]  # fmt: skip
-    predictions = trappm.predict(
-        models, devices="all", phase="infer", batch_size=32, epochs=1, samples=10_000
-    )
+    predictions = trappm.compare(models, phase="infer", batch_size=32, epochs=1, samples=10_000)
     assert run(command) == 0
     lines = capsys.readouterr().out.splitlines()
     cheapest = min((p for p in predictions if p.run.offers), key=lambda p: p.run.offers[0].usd)
@@ -327,11 +340,12 @@ def test_a_run_on_a_card_without_a_price_says_so_and_adamw_how_it_is_answered(ca
     shown = " ".join(capsys.readouterr().out.split())
     assert "No price is known for t4; add one to prices.yaml in TRAPPM_HOME." in shown
     assert "AdamW is treated as Adam" in shown
+    assert "Settings: train, fp32, contiguous, adamw" in shown
 
 
 def test_all_devices_of_a_list_and_which_is_best(capsys):
     options = {"phase": "infer", "batch_size": 32, "epochs": 1, "samples": 10_000}
-    predictions = trappm.predict(["test_resnet", "test_vit"], devices="all", **options)
+    predictions = trappm.compare(["test_resnet", "test_vit"], **options)
     assert [(p.model, p.device) for p in predictions] == [
         (model, device)
         for model in ("test_resnet", "test_vit")
@@ -423,15 +437,6 @@ def test_a_device_that_is_not_there_is_told(name, keys, reason):
         device_key(name, keys)
 
 
-@pytest.mark.parametrize(
-    ("gb", "profile"),
-    [(0.1, "1g.5gb"), (4.99, "1g.5gb"), (5.0, "2g.10gb"), (19.9, "3g.20gb"),
-     (39.9, "7g.40gb"), (40.0, None)],
-)  # fmt: skip
-def test_the_rule_of_mig_profiles(gb, profile):
-    assert mig_profile(gb * MIB_PER_GB) == profile
-
-
 @given(
     epochs=st.integers(1, 100),
     samples=st.integers(1, 10**7),
@@ -493,7 +498,6 @@ def test_prices_of_ones_own_take_the_place_of_ours(home):
         ({"precision": "fp16"}, "did you mean amp-fp16"),
         ({"precision": "AMP"}, "did you mean amp-fp16"),
         ({"device": 3}, "device is 3; give its name"),
-        ({"devices": []}, "list of devices is empty"),
         ({"snapshot": 3}, "snapshot is 3"),
         ({"epochs": 3}, "needs both epochs and samples"),
         ({"epochs": -3, "samples": 10}, "epochs is -3; it must be"),
@@ -501,10 +505,18 @@ def test_prices_of_ones_own_take_the_place_of_ours(home):
         ({"carbon_g_per_kwh": float("nan")}, "carbon intensity is nan"),
         ({"batch_size": 0}, "batch size is 0"),
         ({"batch_size": True}, "batch size is True"),
-        ({"device": "a100", "devices": "all"}, "device or devices"),
         ({"snapshot": "nope"}, "no snapshot 'nope' in .*; default is the one"),
     ],
 )
 def test_what_cannot_be_asked_is_told(options, reason):
     with pytest.raises(trappm.TrappmError, match=reason):
         trappm.predict("test_resnet", **options)
+
+
+@pytest.mark.parametrize(
+    ("models", "devices", "reason"),
+    [([], "a100", "list of models is empty"), ("test_resnet", [], "list of devices is empty")],
+)
+def test_an_empty_list_is_refused(models, devices, reason):
+    with pytest.raises(InputError, match=reason):
+        trappm.compare(models, devices)

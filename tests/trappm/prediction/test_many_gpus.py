@@ -11,6 +11,7 @@ from trappm.cli import run
 from trappm.learner.physics.parallel.link_fit import TimedCollective
 from trappm.learner.physics.parallel.links import node_of
 from trappm.prediction.parallel.scaling import best, scaling
+from trappm.prediction.parallel.shared_step import predict_parallel
 from trappm.profiler.errors import InputError
 from trappm.profiler.kernels.catalogue import collectives
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
@@ -50,7 +51,7 @@ def test_what_cannot_be_shared_is_a_line_and_the_rest_is_answered(scaled):
 
 def test_a_file_of_one_batch_size_is_shared_at_that_one(tmp_path):
     export_onnx("test_resnet", 64, tmp_path / "fixed.onnx", batch_size=3)
-    prediction = trappm.predict_parallel(str(tmp_path / "fixed.onnx"), device="a100", gpus=2)
+    prediction = predict_parallel(str(tmp_path / "fixed.onnx"), device="a100", gpus=2)
     assert prediction.batch_size == 3
 
 
@@ -84,18 +85,14 @@ def test_the_best_is_of_those_that_fit(scaled):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ("predict hf:gpt2 --gpus 8 --strategy tp --device a100", "does not divide the 12 heads"),
-        ("predict resnet18 --gpus 2 --strategy tp --device a100", "take ddp or fsdp"),
-        ("predict resnet18 --gpus 9 --device h100", "no node has 9 h100"),
-        ("compare resnet18 --gpus 8,x --device a100", "--gpus is '8,x'"),
-        ("compare resnet18 --gpus 8 --strategy zero --device a100", "it must be one of ddp"),
-        ("compare resnet18 --gpus 8 --phase infer --device a100", "--phase infer does not go"),
-        ("compare resnet18 --gpus 8 --samples 9 --device a100", "--samples does not go"),
-        ("compare resnet18 --gpus 0 --device a100", "gpus is 0"),
-        ("scale resnet18 --gpus 9 --device a100", "9 GPUs do not divide over 2 nodes"),
-        ("predict resnet18 --gpus 2 --samples 9 --device a100", "--samples does not go"),
-        ("estimate resnet18 --phase infer --accumulation 4", "are of training"),
-        ("device show a100x4 --model resnet18", "a roofline is of one device"),
+        ("scale hf:gpt2 --gpus 8 --strategy tp --device a100", "does not divide the 12 heads"),
+        ("scale resnet18 --gpus 2 --strategy tp --device a100", "take ddp or fsdp"),
+        ("scale resnet18 --gpus 9 --per-node 9 --device h100", "no node has 9 h100"),
+        ("scale resnet18 --gpus 8,x --device a100", "--gpus is '8,x'"),
+        ("scale resnet18 --gpus 8 --strategy zero --device a100", "it must be one of ddp"),
+        ("scale resnet18 --gpus 0 --device a100", "gpus is 0"),
+        ("scale resnet18 --gpus 9 --device h100", "9 GPUs do not divide over 2 nodes"),
+        ("predict resnet18 --gpus 2 --device a100", "use trappm scale MODEL --gpus N"),
     ],
 )
 def test_what_cannot_be_asked_is_one_line(capsys, arguments, reason):
@@ -106,7 +103,7 @@ def test_what_cannot_be_asked_is_one_line(capsys, arguments, reason):
 
 
 def test_devices_and_numbers_are_compared_for_machines(capsys):
-    words = "compare resnet18 vgg11 --gpus 1,4 --strategy ddp --device a100 --device v100 --json"
+    words = "scale resnet18 vgg11 --gpus 1,4 --strategy ddp --device a100 --device v100 --json"
     assert run([*words.split(), "--batch-size", "32", "--optimizer", "adam"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert {p["optimizer"] for p in answer["predictions"]} == {"adam"}
@@ -128,9 +125,7 @@ def test_tables_fit_a_terminal_and_one_device_has_a_curve(capsys):
     assert question == "resnet18 on A100 40 GB, fp32, batch 32 per GPU."
     assert answer.startswith("Fastest: ")
     assert "times as fast as one GPU" in shown
-    assert (
-        run(["compare", "resnet18", "--gpus", "1,2", "--device", "a100", "--device", "v100"]) == 0
-    )
+    assert run(["scale", "resnet18", "--gpus", "1,2", "--device", "a100", "--device", "v100"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("resnet18, fp32, batch 1 per GPU.\nFastest: ")
     assert "times as fast" not in shown
@@ -150,7 +145,7 @@ def test_scaling_of_several_models_names_each_and_the_default_device(capsys):
 
 def test_one_gpu_of_a_step_is_that_of_predict():
     alone = trappm.predict("resnet18", batch_size=32, device="a100", optimizer="adam")
-    shared = trappm.predict_parallel("resnet18", batch_size=32, device="a100", optimizer="adam")
+    shared = predict_parallel("resnet18", batch_size=32, device="a100", optimizer="adam")
     assert shared.step_time_ms == pytest.approx(alone.step_time_ms)
     assert shared.memory_mib == pytest.approx(alone.memory_mib)
     assert shared.speedup == pytest.approx(1.0)
@@ -180,26 +175,19 @@ def slow_node(tmp_path, monkeypatch):
         store.kernels.record(rows)
 
 
-SHARED = ["predict", "resnet18", "--batch-size", "32", "--gpus", "8", "--device"]
-
-
 def test_links_that_were_characterised_are_taken_and_named(slow_node, capsys):
-    usual = trappm.predict_parallel("resnet18", batch_size=32, device="v100", gpus=8)
+    usual = predict_parallel("resnet18", batch_size=32, device="v100", gpus=8)
     assert "characterised" not in usual.links
-    assert run([*SHARED, "a100"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "characterised on a100x4, 2026-11-24, torch 2.11.0" in shown
-    assert run(["device", "show", "a100x4"]) == 0
+    known = predict_parallel("resnet18", batch_size=32, device="a100", gpus=8)
+    assert "characterised on a100x4, 2026-11-24, torch 2.11.0" in known.links
+    assert run(["devices", "a100x4"]) == 0
     assert "GB/s a rank (nvlink, 300 on paper)" in " ".join(capsys.readouterr().out.split())
-    assert run(["device", "show", "a100x4", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert (answer["device"], answer["link"]["kind"]) == ("a100x4", "nvlink")
 
 
 def test_a_slower_link_makes_a_slower_step(slow_node, tmp_path, monkeypatch):
-    slow = trappm.predict_parallel("vgg11", batch_size=8, device="a100", gpus=8)
+    slow = predict_parallel("vgg11", batch_size=8, device="a100", gpus=8)
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "none"))
-    fast = trappm.predict_parallel("vgg11", batch_size=8, device="a100", gpus=8)
+    fast = predict_parallel("vgg11", batch_size=8, device="a100", gpus=8)
     assert slow.communication_ms > 5 * fast.communication_ms
     assert slow.step_time_ms > fast.step_time_ms
 
@@ -207,5 +195,5 @@ def test_a_slower_link_makes_a_slower_step(slow_node, tmp_path, monkeypatch):
 def test_a_store_that_cannot_be_read_is_told_and_links_are_the_usual(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
     (tmp_path / "labels.db").write_bytes(b"no database" * 1000)
-    answer = trappm.predict_parallel("resnet18", batch_size=32, device="a100", gpus=8)
+    answer = predict_parallel("resnet18", batch_size=32, device="a100", gpus=8)
     assert any("the label store cannot be read" in remark for remark in answer.remarks)

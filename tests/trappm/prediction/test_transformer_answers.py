@@ -19,7 +19,9 @@ from trappm.learner.physics.transformer_times import (
     transformer_times,
 )
 from trappm.learner.workload import Workload
+from trappm.prediction.fitting import beside_step_mib
 from trappm.prediction.models.subjects import subject_of
+from trappm.prediction.parallel.shared_step import predict_parallel
 from trappm.prediction.question import Question
 from trappm.prediction.snapshot_choice import snapshots_that_answer
 from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
@@ -35,19 +37,13 @@ def _home(tmp_path, monkeypatch):
 def test_memory_is_what_is_simulated_and_the_answer_says_so():
     question = {"batch_size": 4, "sequence_length": 64, "optimizer": "sgd"}
     answer = trappm.predict("hf:gpt2-tiny", device="a100", **question)
-    simulated = trappm.estimate("hf:gpt2-tiny", **question).memory_mib("a100")
-    assert answer.memory_mib == pytest.approx(simulated)
+    beside_mib = beside_step_mib("a100", Phase.TRAIN)
+    simulated_mib = answer.simulated_memory.reserved_with_workspace_mib + beside_mib
+    assert answer.memory_mib == pytest.approx(simulated_mib)
     low, high = answer.intervals["memory_mib"]
-    assert low < simulated < high
+    assert low < simulated_mib < high
     assert "at batch 4 and 64 tokens" in str(answer)
     assert sum("No transformer like this one" in remark for remark in answer.remarks) == 1
-
-
-def test_what_has_no_label_is_looked_up_by_its_tokens():
-    question = {"device": "a100", "batch_size": 4, "sequence_length": 64}
-    answer = trappm.lookup("hf:gpt2-tiny", **question)
-    assert answer.source == "predicted"
-    assert tuple(answer) == pytest.approx(tuple(trappm.predict("hf:gpt2-tiny", **question)))
 
 
 def test_heads_that_know_such_a_model_are_believed():
@@ -117,7 +113,7 @@ def test_images_are_answered_as_if_nobody_had_published_language_models():
 def test_many_gpus_begin_with_the_step_of_one():
     alone = trappm.predict("hf:gpt2-mini", device="a100", precision="bf16", **GPT)
     options = {"device": "a100", "precision": "bf16", **GPT}
-    parallel = trappm.predict_parallel("hf:gpt2-mini", **options)
+    parallel = predict_parallel("hf:gpt2-mini", **options)
     assert parallel.step_time_ms == pytest.approx(alone.step_time_ms)
     assert any("llm-foundry" in remark for remark in parallel.remarks)
 
@@ -143,7 +139,7 @@ def test_slower_hosts_and_slower_products_make_slower_steps(card):
     others, _ = known_of_others()
     assert times is not None
     spec = spec_of(card)
-    step = subject_of("hf:gpt2-mini", input_size=128).step(
+    step = subject_of("hf:gpt2-mini", sequence_length=128).step(
         StepSettings(Precision.BF16, MemoryFormat.CONTIGUOUS, Optimizer.ADAM)
     )
     workload = Workload(

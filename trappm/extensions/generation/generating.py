@@ -1,7 +1,7 @@
-"""`trappm.generate`: what it costs a decoder to read a prompt and to write after it.
+"""Cost of a decoder that reads a prompt and writes after it.
 
-    >>> import trappm
-    >>> trappm.generate("hf:llama-2-7b", prompt=512, tokens=128, batch_size=8, device="a100")
+    >>> from trappm.extensions.generation.generating import generate
+    >>> generate("hf:llama-2-7b", prompt=512, tokens=128, batch_size=8, device="a100")
 
 Transformers' own modules, one kernel after another, as PyTorch runs them without compilation; this
 says nothing of serving engines.
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trappm.call_arguments import checked_call
 from trappm.prediction.device_names import DEFAULT_DEVICE, device_title, refuse_precision
 from trappm.prediction.fitting import (
     MemoryInterval,
@@ -105,7 +104,6 @@ class Generation:
         )
 
 
-@checked_call
 def generate(
     model: str,
     *,

@@ -1,7 +1,6 @@
-"""What the first step of a training will take, a moment before it runs, in one sentence.
+"""Forecast of the first step of a training, a moment before it runs, in one sentence.
 
-Memory comes from `trappm.estimate` on the module and its first batch, time from `trappm.predict`
-where the model goes by a name and the device has heads.
+A model with a name is predicted by it. Of another module the memory is simulated.
 """
 
 from __future__ import annotations
@@ -12,12 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from trappm.prediction.device_names import device_title
-from trappm.prediction.estimate import Predicted, estimate, loop_of
-from trappm.prediction.fitting import MemoryInterval, Verdict, room_text, simulated_interval
+from trappm.prediction.answering import simulated_answer
+from trappm.prediction.fitting import room_text
 from trappm.prediction.models.sizes import size_kind
+from trappm.prediction.models.subjects import Module
 from trappm.prediction.predict import predict
-from trappm.prediction.question import Question
+from trappm.prediction.prediction import Prediction
+from trappm.prediction.question import Question, loop_of
 from trappm.profiler.errors import InputError, TrappmError, one_line
 from trappm.profiler.host import procfs
 from trappm.profiler.measuring.sweep import duration
@@ -77,112 +77,88 @@ class FirstStep:
         raise InputError("no tensor is among the model's inputs, so no batch size is known")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Forecast:
-    """What a step and an epoch take on a device; `str` is the sentence that callbacks say."""
+    """What a step and an epoch take on a device; `str` is the sentence that callbacks print."""
 
-    model: str
-    device: str
-    batch_size: int
-    precision: str
-    memory: MemoryInterval
-    capacity_mib: float
-    largest_batch: int | None
-    """None where the step is another one at every batch size, and on cores."""
+    prediction: Prediction
     epoch_batches: int | None
-    step_time_ms: tuple[float, float, float] | None
-    """The prediction and the bounds of its interval."""
-    time_missing: str | None = None
-    """Why the step time is None."""
+    time_missing: str | None
+    """Why the step time is unknown."""
 
     @property
-    def verdict(self) -> Verdict:
-        """Whether the step fits (`trappm.prediction.fitting`)."""
-        return self.memory.verdict(self.capacity_mib)
-
-    @property
-    def fits(self) -> bool:
-        """Whether the verdict is that the step fits."""
-        return self.verdict is Verdict.FITS
+    def fits(self) -> bool | None:
+        """Whether the step fits."""
+        return self.prediction.fits
 
     def __str__(self) -> str:
-        room = room_text(self.verdict, device_title(self.device), self.memory, self.capacity_mib)
-        text = f"{room} for {self.model} in {self.precision} at batch {self.batch_size:,}"
-        if self.largest_batch is not None:
-            text += f", the largest batch that fits is {self.largest_batch:,}"
-        if self.step_time_ms is None:
+        answer = self.prediction
+        memory, verdict, capacity_mib = answer.memory, answer.verdict, answer.capacity_mib
+        text = f"No memory of {answer.model} is predicted"
+        if memory is not None and verdict is not None and capacity_mib is not None:
+            text = room_text(verdict, answer.device_name, memory, capacity_mib)
+            text += f" for {answer.model} in {answer.precision} at batch {answer.batch_size:,}"
+        if answer.largest_batch is not None:
+            text += f", the largest batch that fits is {answer.largest_batch:,}"
+        if answer.step_time_ms is None or self.time_missing is not None:
             return f"{text}; its time follows once steps are measured: {self.time_missing}"
         what = "a step" if self.epoch_batches is None else "an epoch"
-        times = [duration((self.epoch_batches or 1) * ms / 1000) for ms in self.step_time_ms]
+        bounds_ms = (answer.step_time_ms, *answer.intervals["step_time_ms"])
+        times = [duration((self.epoch_batches or 1) * ms / 1000) for ms in bounds_ms]
         return f"{text}; {what} takes about {times[0]} ({times[1]} to {times[2]}), as predicted"
 
 
 def forecast(first: FirstStep, device: str | None = None) -> Forecast:
-    """What the training will take on a device, by default on that of the training.
+    """Predict the training on a device, by default on that of the training.
 
     Raises:
-        TrappmError: no such card is known, or the step cannot be traced; with the reason.
+        TrappmError: No such GPU is known, or the step cannot be traced; with the reason.
     """
     name = device or first.device_name
-    batch_size = first.first_tensor.shape[0]
     autocast = first.precision in {Precision.AMP_FP16, Precision.AMP_BF16}
-    made = estimate(
-        _without_trainer(first.model),
-        *first.args,
-        **first.kwargs,
-        optimizer=first.loop,
-        precision=first.precision if autocast else Precision.FP32,
-    )
-    if first.name is not None:  # then its memory is the one that `trappm.predict` returns
-        question = Question(precision=made.precision, optimizer=first.loop.optimizer)
-        size = first.first_tensor.shape[-1]
-        predicted_as = Predicted(first.name, input_size=size)
-        made = replace(made, name=first.name, predicted_as=predicted_as, question=question)
-    on_cores = is_cpu_device(name)
-    # The simulated allocator is CUDA's; a CPU device needs about as much for its tensors.
-    memory = simulated_interval(made.breakdown().total_mib) if on_cores else made.memory(name)
-    capacity_mib = procfs.allowed_memory_mib() if on_cores else made.capacity_mib(name)
-    times_ms, why = _step_time_ms(first, name)
-    return Forecast(
-        model=first.name or made.name,
-        device=name,
-        batch_size=batch_size,
-        precision=first.precision,
-        memory=memory,
-        capacity_mib=capacity_mib,
-        largest_batch=None if on_cores or made.only_batch else made.largest_batch(name),
-        epoch_batches=first.epoch_batches,
-        step_time_ms=times_ms,
-        time_missing=why,
-    )
+    precision = first.precision if autocast else Precision.FP32
+    answer, missing = _prediction(first, name, precision)
+    if is_cpu_device(name):
+        # What fits depends on the host, and is another one at every batch size.
+        answer = replace(answer, capacity_mib=procfs.allowed_memory_mib(), largest_batch=None)
+    if missing is None and (first.processes > 1 or first.accumulation_steps > 1):
+        missing = "only steps of one process without accumulation are predicted"
+    if missing is None and answer.step_time_ms is None:
+        missing = answer.missing.get("step_time_ms", "it is not predicted")
+    return Forecast(replace(answer, precision=first.precision.value), first.epoch_batches, missing)
 
 
-def _step_time_ms(
-    first: FirstStep, device: str
-) -> tuple[tuple[float, float, float] | None, str | None]:
-    """Prediction and bounds, or why there are none."""
-    if first.name is None:
-        return None, "the model has no name of timm or hf:"
-    if first.processes > 1 or first.accumulation_steps > 1:
-        return None, "only steps of one process without accumulation are predicted"
-    size = "sequence_length" if size_kind(first.name) == "tokens" else "input_size"
-    tensor = first.first_tensor
+def _prediction(
+    first: FirstStep, device: str, precision: Precision
+) -> tuple[Prediction, str | None]:
+    """Return the prediction of the step, and the reason why its time does not count."""
+    size, is_text = first.first_tensor.shape[-1], size_kind(first.name) == "tokens"
+    module = _without_trainer(first.model)
+    example = dict(first.kwargs) if first.kwargs else first.args
     try:
+        if first.name is None:
+            answer = predict(
+                module,
+                device=device,
+                example_input=example,
+                precision=precision,
+                optimizer=first.loop,
+            )
+            return answer, "the model has no name of timm or hf:"
         answer = predict(
-            {
-                "model": first.name,
-                "batch_size": tensor.shape[0],
-                size: tensor.shape[-1],
-                "precision": first.precision,
-                "optimizer": first.loop.optimizer,
-            },
+            first.name,
             device=device,
+            batch_size=first.first_tensor.shape[0],
+            input_size=None if is_text else size,
+            sequence_length=size if is_text else None,
+            precision=precision,
+            optimizer=first.loop,
         )
-    except TrappmError as error:
-        return None, one_line(error)
-    if answer.step_time_ms is None:
-        return None, answer.missing.get("step_time_ms", "it is not predicted")
-    return (answer.step_time_ms, *answer.intervals["step_time_ms"]), None
+        return answer, None
+    except TrappmError as error:  # such as a CPU device without labels
+        question = Question(precision=precision, optimizer=first.loop)
+        answer = simulated_answer(question, Module(module, example), device, one_line(error))
+        return replace(answer, model=first.name or answer.model), one_line(error)
 
 
 def _without_trainer(model: nn.Module) -> nn.Module:

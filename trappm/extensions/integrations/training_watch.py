@@ -66,7 +66,7 @@ class TrainingWatch:
         self._time_is_due = True
         try:
             what = forecast(self._first, self._device)
-            self._time_is_due = what.step_time_ms is None
+            self._time_is_due = what.time_missing is not None
             _say(str(what))
         except Exception as error:  # of a module of which nothing is known
             _say(f"no forecast, the time is told once steps are measured: {one_line(error)}")

@@ -1,33 +1,43 @@
-"""`trappm device show`: the roofline of devices, and the kernels of a step under it."""
+"""`trappm roofline`: the roofline of devices, and the kernels of a step under it."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trappm.cli import device, options, shell
+from trappm.cli import devices as devices_command
+from trappm.cli import options, shell
 from trappm.cli.options import AsJson, BatchSize, InputSize, print_json
 from trappm.prediction.device_names import DEFAULT_DEVICE
-from trappm.profiler.devices.rank_keys import rank_key
-from trappm.profiler.errors import InputError
+
+if TYPE_CHECKING:
+    from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 
 
-def register(_app: typer.Typer) -> None:
-    """Add `show` to the group of commands about devices."""
-    device.app.command(
-        epilog="Example: trappm device show v100 a100 --model resnet50 --batch-size 64"
-    )(show)
+def register(app: typer.Typer) -> None:
+    """Add the command, and the ceilings to `trappm devices NAME`."""
+    app.command(rich_help_panel="Predict")(roofline)
+    devices_command.DETAILS.append(_detail)
 
 
-def show(
+def _detail(key: str, kernels: Sequence[KernelMeasurement]) -> str | None:
+    """Return the ceilings of a device in words; None if nothing is known."""
+    from trappm.extensions.roofline.report import ceilings_text
+    from trappm.extensions.roofline.roofs import device_of
+
+    device = device_of(key, kernels)
+    return f"ceilings: {ceilings_text(device)}" if device.roofs else None
+
+
+def roofline(
     devices: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="DEVICE",
-            help="Device keys (default: list all; with --model: a100-40gb).",
+            help="Devices by any of their names (default: a100-40gb).",
             autocompletion=shell.devices,
         ),
     ] = None,
@@ -36,6 +46,7 @@ def show(
     ] = None,
     batch_size: BatchSize = None,
     input_size: InputSize = None,
+    sequence_length: options.SequenceLength = None,
     phase: options.Phase = "train",
     precision: options.Precision = None,
     memory_format: options.MemoryFormat = None,
@@ -46,44 +57,24 @@ def show(
     png: Annotated[Path | None, typer.Option(help="Draw the roofline into this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what devices reach, and what bounds a model's step on them: their rooflines.
+    """Show what devices reach, and what bounds a model's step on them.
 
     Ceilings are those that kernels reached where they were timed, else of the card's data sheet.
+
+    Example: trappm roofline v100 a100 --model resnet50 --batch-size 64
     """
     from trappm.extensions.roofline.drawing import draw_png
     from trappm.extensions.roofline.report import devices_json, print_rooflines
     from trappm.extensions.roofline.roofs import known_device
     from trappm.label_store import store_or_none_yet
-    from trappm.prediction.parallel.known_links import link_of, link_sentence
     from trappm.store import Home
     from trappm.terminal.plots import require_matplotlib
-    from trappm.terminal.tables import print_table
 
     if png is not None:
         require_matplotlib("--png")
-    is_default = not devices and model is not None
-    devices = [DEFAULT_DEVICE] if is_default else devices
-    of_ranks = [name for name in devices or () if rank_key(name).ranks > 1]
-    if of_ranks and of_ranks == devices and (png is not None or model is not None):
-        raise InputError(
-            f"{', '.join(of_ranks)}: a roofline is of one device; name that whose ranks these are"
-        )
+    names = devices or [DEFAULT_DEVICE]
     with store_or_none_yet(Home.find()) as store:
-        if not devices:
-            counts = store.kernels.devices()
-            if as_json:
-                print_json(counts)
-            else:
-                rows = [*counts.items()]
-                print_table("devices of which kernels are known", ("device", "kernels"), rows)
-            return
-        known = [known_device(store, name) for name in devices if rank_key(name).ranks == 1]
-        links = {name: store.kernels.latest(name) for name in devices if rank_key(name).ranks > 1}
-    if links and not as_json:
-        for name, collectives in links.items():
-            typer.echo(link_sentence(name, collectives))
-        if not known:
-            return
+        known = [known_device(store, name) for name in names]
     steps = []
     if model is not None:
         from trappm.extensions.roofline.steps import roofed_steps
@@ -98,16 +89,11 @@ def show(
             optimizer=optimizer,
             snapshot=snapshot,
         )
-        steps = roofed_steps(question, subject_of(model, input_size=input_size), known)
+        subject = subject_of(model, input_size=input_size, sequence_length=sequence_length)
+        steps = roofed_steps(question, subject, known)
     if png is not None:
         draw_png(known, steps, png)
     if as_json:
-        fitted = {name: link_of(name, collectives) for name, collectives in links.items()}
-        answer = [
-            {"device": name, "link": None if link is None else asdict(link)}
-            for name, link in fitted.items()
-        ]
-        answer += devices_json(known, steps)
-        print_json(answer if len(answer) > 1 else answer[0])
+        print_json(devices_json(known, steps))
     else:
-        print_rooflines(known, steps, is_default=is_default)
+        print_rooflines(known, steps, is_default=not devices)

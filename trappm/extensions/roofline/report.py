@@ -92,7 +92,7 @@ def print_rooflines(
         print_line(f"{sentence(step, is_default=is_default)} Times are based on {step.source}.")
     for device in devices:
         name = "" if device.name == device.key else f" ({device.name})"
-        print_line(f"{device.key}{name}: {_ceilings(device)}.")
+        print_line(f"{device.key}{name}: {ceilings_text(device)}.")
     if any(device.of(COMPUTE) or device.of(BANDWIDTH) for device in devices):
         print_line(as_text(devices, steps))
         print_line(f"{key_of_text(devices, steps)}.")
@@ -124,7 +124,8 @@ def devices_json(
     return rows
 
 
-def _ceilings(device: KnownDevice) -> str:
+def ceilings_text(device: KnownDevice) -> str:
+    """Return the ceilings of a device in words."""
     if device.kernels:
         return ceilings_sentence(device.measured)
     values = ", ".join(

@@ -76,19 +76,24 @@ def known_device(store: Store, name: str) -> KnownDevice:
     """
     keys = store.kernels.devices()
     key = _key(name, keys)
-    kernels = store.kernels.latest(key) if key in keys else []
+    device = device_of(key, store.kernels.latest(key) if key in keys else [])
+    if not device.roofs and not device.kernels:
+        there = f"; there are some of {', '.join(sorted(keys))}" if keys else ""
+        raise InputError(
+            f"no kernels of {name!r} are known{there}, and the catalogue has no such card; measure "
+            f"them: trappm measure --kernels --device {name}"
+        )
+    return device
+
+
+def device_of(key: str, kernels: Sequence[KernelMeasurement]) -> KnownDevice:
+    """Return the ceilings of a device by its timed kernels, else by the data sheet of its card."""
     roofs = {(roof.kind, roof.of): roof for roof in _timed(kernels)}
     kinds = {kind for kind, _ in roofs}
     card = card_name(key, [kernels[-1].environment] if kernels else [])
     for roof in _on_paper(card):
         if roof.kind == COMPUTE or roof.kind not in kinds:
             roofs.setdefault((roof.kind, roof.of), roof)
-    if not roofs and not kernels:
-        there = f"; there are some of {', '.join(sorted(keys))}" if keys else ""
-        raise InputError(
-            f"no kernels of {name!r} are known{there}, and the catalogue has no such card; measure "
-            f"them: trappm device characterise {name}"
-        )
     order = (COMPUTE, BANDWIDTH, LAUNCH)
     return KnownDevice(
         key=key,

@@ -154,7 +154,8 @@ def _bound(device: KnownDevice, point: KernelPoint) -> str:
     if peak is None or memory is None:
         raise InputError(
             f"what bounds a step on {device.key} cannot be said, as its ceilings of compute and of "
-            f"memory are not both known; measure them: trappm device characterise {device.key}"
+            "memory are not both known; measure them: trappm measure --kernels --device "
+            f"{device.key}"
         )
     ridge = 1000 * peak.value / memory.value
     return COMPUTE if point.intensity > ridge else BANDWIDTH

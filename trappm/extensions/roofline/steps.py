@@ -22,7 +22,6 @@ from trappm.learner.physics.kernel_times import spreads, starting_constants
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.prediction.device_names import key_among
-from trappm.prediction.models.sizes import check_size
 from trappm.profiler.errors import SnapshotError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -74,7 +73,6 @@ def roofed_steps(
             model has another batch size.
         UnsupportedModelError: its kernels cannot be traced.
     """
-    check_size("batch size", question.batch_size)
     heads = [_trained(question, device) for device in devices]
     settings = step_settings(question, devices)
     profile = subject.profile()
@@ -86,14 +84,13 @@ def roofed_steps(
         raise UnsupportedModelError(f"the kernels of {subject.name} cannot be traced: {why}")
 
     def workload(size: int) -> Workload:
-        return Workload(
-            graph=profile.graph.at(size),
-            precision=settings.precision,
-            memory_format=settings.memory_format,
-            optimizer=settings.optimizer,
+        return Workload.of(
+            profile,
+            traced,
+            settings,
             phase=question.phase,
-            step=traced,
-            kernels=traced.kernels,
+            batch_size=size,
+            with_kernels=True,
         )
 
     workloads = [workload(batch_size)] + ([] if fixed else [workload(2 * batch_size)])

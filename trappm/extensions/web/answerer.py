@@ -23,19 +23,21 @@ from trappm.extensions.web.traced_answers import TracedAnswers
 from trappm.extensions.web.tracing import Model, Shared, Tracer
 from trappm.prediction.answering import answers
 from trappm.prediction.costs import prices_version
-from trappm.prediction.estimate import EstimateRequest
 from trappm.prediction.models.subjects import UnprofiledError, known_subject, name_key
+from trappm.prediction.prediction import breakdown_dict
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError, TrappmError
+from trappm.profiler.records import Phase
 
 if TYPE_CHECKING:
     from trappm.learner.heads.predictions import StepSettings
+    from trappm.prediction.models.tracing import TracedStep
     from trappm.prediction.prediction import Prediction
 
 MAX_KNOWN = 4096
 """Answers that are remembered, about 10 kB each."""
-MAX_ESTIMATES = 256
-"""Estimates that are remembered, 5 to 100 kB each."""
+MAX_STEPS = 64
+"""Traced steps that are cached for memory breakdowns, up to some MB each."""
 MAX_BATCH = 32
 _AT_ONCE = 16
 """Predictions of one request under way, so that others get a turn in between."""
@@ -67,8 +69,8 @@ class Answerer:
         self.metrics = metrics
         self._known: OrderedDict[tuple[object, ...], Answer] = OrderedDict()
         self._under_way: Shared[Answer] = Shared()
-        self._estimates: OrderedDict[tuple[object, ...], bytes] = OrderedDict()
-        self._estimates_under_way: Shared[bytes] = Shared()
+        self._steps: OrderedDict[tuple[object, ...], TracedStep] = OrderedDict()
+        self._steps_under_way: Shared[TracedStep] = Shared()
         self._batcher: Batcher[_Job, Answer] = Batcher(self._work, MAX_BATCH)
         self._tracer = Tracer(settings)
         self.traced = TracedAnswers(self.snapshots, self._tracer, metrics)
@@ -99,7 +101,12 @@ class Answerer:
                 answers += await asyncio.gather(
                     *(self._answer((*about, prices), job, traced) for job in together)
                 )
-        return answers
+        if settings.breakdown_depth is None:
+            return answers
+        return [
+            await self._with_breakdown(answer, job.model, settings.breakdown_depth)
+            for answer, job in zip(answers, jobs, strict=True)
+        ]
 
     async def unable_devices(self, settings: Settings) -> list[dict[str, str]]:
         """Return the GPUs that cannot run the precision, each with the reason."""
@@ -107,21 +114,32 @@ class Answerer:
         unable = Question(**settings.for_question(), snapshots=snapshots).unable_devices()
         return [{"device": key, "reason": reason} for key, reason in unable.items()]
 
-    async def estimate(self, request: EstimateRequest) -> bytes:
-        """Return an estimate as JSON; raises as `trappm.estimate`, and those of `tracing`."""
-        key = ("estimate", request, *self.snapshots.ids)
-        if key in self._estimates:
-            self.metrics.known.inc()
-            return self._estimates[key]
+    async def _with_breakdown(self, answer: Answer, model: Model, depth: int) -> Answer:
+        """Return an answer with its memory breakdown; the step is traced unless it is cached."""
+        prediction = answer.prediction
+        if prediction.memory_mib is None:
+            return answer
+        what = prediction.settings, Phase(prediction.phase), prediction.batch_size
+        key = (model.key, *what)
 
-        async def trace() -> bytes:
+        async def trace() -> TracedStep:
             with self.metrics.trace():
-                return await self._tracer.estimate(replace(request, snapshot=self._snapshot))
+                return await self._tracer.traced_step(model, *what)
 
-        answer = self._estimates[key] = await self._estimates_under_way.wait(key, trace)
-        while len(self._estimates) > MAX_ESTIMATES:
-            self._estimates.popitem(last=False)
-        return answer
+        if key in self._steps:
+            self.metrics.known.inc()
+        else:
+            self._steps[key] = await self._steps_under_way.wait(key, trace)
+        step = self._steps[key]
+        while len(self._steps) > MAX_STEPS:
+            self._steps.popitem(last=False)
+
+        def broken_down() -> bytes:
+            breakdown = breakdown_dict(prediction.break_down(step), depth)
+            values = prediction.to_dict() | {"memory_breakdown": breakdown}
+            return json.dumps(values, default=str).encode()
+
+        return Answer(prediction, await asyncio.to_thread(broken_down))
 
     def close(self) -> None:
         self._batcher.close()

@@ -59,4 +59,7 @@ def serve(
         if open_page:
             webbrowser.open(f"{url}/")
 
-    run(settings, host=host, port=port, listening=listening)
+    try:
+        run(settings, host=host, port=port, listening=listening)
+    except KeyboardInterrupt as interrupt:  # typer would exit without a line
+        raise typer.Abort from interrupt

@@ -76,6 +76,8 @@ class Gate:
             await self._checked(scope, receive, watched)
         except TrappmError as error:
             await fail(*problem(error))
+        except asyncio.CancelledError:  # the server stops; uvicorn would log a traceback
+            await fail(503, details(503, "the server is stopping"))
         except Exception:  # the last resort; callers get no detail of it
             _log.exception("%s %s failed", scope["method"], scope["path"])
             await fail(500, details(500, "an unexpected error; see the server's log"))

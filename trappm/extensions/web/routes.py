@@ -1,4 +1,4 @@
-"""The routes of the server: health, predictions, estimates, snapshots."""
+"""The routes of the server: health, predictions, snapshots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pydantic import Json
 from trappm.extensions.web.answerer import Answer, Answerer, named_model
 from trappm.extensions.web.schemas import (
     MAX_LIST,
-    EstimateQuestion,
     Questions,
     RooflineQuestion,
     ScalingQuestion,
@@ -21,7 +20,7 @@ from trappm.extensions.web.schemas import (
 )
 from trappm.extensions.web.tracing import Model
 from trappm.extensions.web.uploads import Upload
-from trappm.prediction.comparison import verdicts, without_extrapolations
+from trappm.prediction.comparison import comparable, verdicts
 from trappm.prediction.device_names import DEFAULT_DEVICE, catalogue_keys
 from trappm.profiler.errors import InputError
 
@@ -116,15 +115,9 @@ async def compare_upload(inquiry: UploadInquiry, answerer: Service) -> Response:
     return await _comparisons(inquiry, answerer)
 
 
-@router.post("/v1/estimate")
-async def estimate(question: EstimateQuestion, answerer: Service) -> Response:
-    """The memory of a step and what it is made of: the answer of `trappm estimate --json`."""
-    return _json(await answerer.estimate(question.request()))
-
-
 @router.post("/v1/roofline")
 async def roofline(question: RooflineQuestion, answerer: Service) -> Response:
-    """What devices reach, and what bounds a step on them: the answers of `trappm device show`."""
+    """What devices reach, and what bounds a step on them: as `trappm roofline --json`."""
     name = question.model
     model = None if name is None else named_model(name, question.input_size)
     return _json(await answerer.traced.rooflines(question, model))
@@ -178,10 +171,9 @@ async def _comparisons(inquiry: Inquiry, answerer: Answerer) -> Response:
         everywhere = question.device is None and question.devices in (None, "all")
         wanted = question.model_copy(update={"devices": "all"}) if everywhere else question
         answers = await answerer.predict(wanted, models)
-        left_out: list[dict[str, str]] = []
+        kept, left_out = comparable([x.prediction for x in answers], near_labels=everywhere)
+        answers = [answer for answer in answers if answer.prediction in kept]
         if everywhere:
-            kept, left_out = without_extrapolations([answer.prediction for answer in answers])
-            answers = [answer for answer in answers if answer.prediction in kept]
             left_out += await answerer.unable_devices(question)
         best = _dump(verdicts([answer.prediction for answer in answers]))
         replies.append(

@@ -6,7 +6,9 @@ For more load, several such processes run behind a reverse proxy (docs/serving.m
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
+import signal
 import socket
 import stat
 import sys
@@ -67,7 +69,18 @@ def serve(
         )
         if listening is not None:
             listening(address_of(host, place.getsockname()[1]))
-        uvicorn.Server(config).run([place])
+        # At Ctrl-C, uvicorn logs the cancellation and raises the signal again: both are tracebacks.
+        logging.getLogger("uvicorn.error").addFilter(
+            lambda record: "CancelledError" not in record.getMessage()
+        )
+        interrupts: list[int] = []
+        before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+        try:
+            uvicorn.Server(config).run([place])
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if interrupts:
+            raise KeyboardInterrupt
 
 
 def address_of(host: str, port: int) -> str:

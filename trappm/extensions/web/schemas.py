@@ -1,4 +1,4 @@
-"""Questions over HTTP: the arguments of `trappm.predict` and `trappm.estimate`, checked first."""
+"""Questions over HTTP: the arguments of `trappm.predict`, checked first."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 
 from trappm.prediction.costs import MAX_CARBON_G_PER_KWH, MAX_COUNT, MOST_LIMIT_W
 from trappm.prediction.device_names import DEFAULT_DEVICE
-from trappm.prediction.estimate import EstimateRequest
-from trappm.profiler.errors import InputError
 from trappm.profiler.records import MAX_SIZE
 
 MAX_NAME = 256
@@ -53,6 +51,9 @@ class Settings(BaseModel):
     power_limit_w: Annotated[float, Field(gt=0, le=MOST_LIMIT_W, allow_inf_nan=False)] | None = (
         Field(None, description="GPU power limit (default: factory setting).")
     )
+    breakdown_depth: Annotated[int, Field(ge=1, le=20, strict=True)] | None = Field(
+        None, description="Levels of modules of the memory breakdown (default: no breakdown)."
+    )
 
     @model_validator(mode="after")
     def _one_way_to_name_devices(self) -> Settings:
@@ -61,8 +62,8 @@ class Settings(BaseModel):
         return self
 
     def for_question(self) -> dict[str, Any]:
-        """What a `trappm.prediction.answering.Question` takes of it."""
-        apart = {"model", "device", "devices", "input_size", "snapshot"}
+        """Return the arguments of a `trappm.prediction.question.Question`."""
+        apart = {"model", "device", "devices", "input_size", "snapshot", "breakdown_depth"}
         return {name: getattr(self, name) for name in Settings.model_fields if name not in apart}
 
 
@@ -74,37 +75,8 @@ class Question(Settings):
     )
 
 
-class EstimateQuestion(BaseModel):
-    """One estimate; see `trappm.estimate`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    model: Name = Field(description="A timm name.")
-    batch_size: Size = 1
-    input_size: Size | None = Field(None, description="Pixels; its own if left out.")
-    phase: Name = Field("train", description="train or infer")
-    precision: Name = Field("fp32", description="fp32, amp-fp16, amp-bf16 or bf16")
-    memory_format: Name = Field("contiguous", description="contiguous or channels-last")
-    optimizer: Name = Field("sgd", description="sgd, momentum, adam or adamw")
-    devices: tuple[Name, ...] = Field(
-        (DEFAULT_DEVICE,), min_length=1, max_length=MAX_LIST, description="Cards, such as v100."
-    )
-    depth: Annotated[int, Field(ge=1, le=20, strict=True)] = Field(
-        1, description="Depth of the tree of modules."
-    )
-
-    def request(self) -> EstimateRequest:
-        """Raises InputError: what can be seen to be wrong, or a model that is no timm name."""
-        if any(mark in self.model for mark in ("/", "\\", ".onnx", ".json")):
-            raise InputError(
-                f"{self.model!r} is no timm name, and estimates over HTTP are of these only; for "
-                "ONNX files and modules of your own call trappm.estimate in Python"
-            )
-        return EstimateRequest(**self.model_dump())
-
-
 class RooflineQuestion(BaseModel):
-    """What devices reach, and what bounds a model's step on them; see `trappm device show`."""
+    """What devices reach, and what bounds a model's step on them; see `trappm roofline`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -124,7 +96,7 @@ class RooflineQuestion(BaseModel):
     snapshot: Name | None = Field(None, description="An id or alias of the server's registry.")
 
     def for_question(self) -> dict[str, Any]:
-        """What a `trappm.prediction.answering.Question` takes of it."""
+        """Return the arguments of a `trappm.prediction.question.Question`."""
         names = ("batch_size", "phase", "precision", "memory_format", "optimizer")
         return {name: getattr(self, name) for name in names}
 

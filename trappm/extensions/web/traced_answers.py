@@ -37,7 +37,7 @@ class TracedAnswers:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trappm-kernels")
 
     async def rooflines(self, request: RooflineQuestion, model: Model | None) -> bytes:
-        """Return the JSON of `trappm device show --json`: a list with one entry per device.
+        """Return the JSON of `trappm roofline --json`: a list with one entry per device.
 
         Raises:
             TrappmError: A device is unknown; and those of `tracing`.

@@ -18,7 +18,6 @@ from typing import Any, Generic, TypeVar
 from trappm.extensions.web.problems import BusyError, ServingError, TimeoutExceededError
 from trappm.extensions.web.settings import ServingSettings
 from trappm.learner.heads.predictions import StepSettings
-from trappm.prediction.estimate import EstimateRequest
 from trappm.prediction.models.subjects import traced
 from trappm.prediction.models.tracing import (
     FOR_FILES,
@@ -27,10 +26,12 @@ from trappm.prediction.models.tracing import (
     FileTracer,
     NameTracer,
     OutsideTracer,
+    TracedStep,
     TracingProcess,
     TracingTimeoutError,
 )
 from trappm.profiler.host.forks import ForkServerError
+from trappm.profiler.records import Phase
 
 _ADVICE = "; it may be done with a larger --timeout, or here: trappm predict"
 _log = logging.getLogger("trappm.web")
@@ -97,22 +98,29 @@ class Tracer:
             TrappmError: What is wrong with the model.
         """
         rows = tuple(settings)
+
+        def work(deadline: Deadline) -> None:
+            traced(model.key, self._outside(model, deadline), rows)
+
+        await self._at_work.wait((model.key, rows), lambda: self._queued(model.name, work))
+
+    async def traced_step(
+        self, model: Model, settings: StepSettings, phase: Phase, batch_size: int
+    ) -> TracedStep:
+        """Trace one step with the origins of its tensors; raises as `trace` does."""
+
+        def work(deadline: Deadline) -> TracedStep:
+            return self._outside(model, deadline).traced_step(settings, phase, batch_size)
+
+        return await self._queued(model.name, work)
+
+    def _outside(self, model: Model, deadline: Deadline) -> OutsideTracer:
         inner = (
             NameTracer(model.name, model.input_size)
             if model.path is None
             else FileTracer(str(model.path), model.input_size)
         )
-
-        def work(deadline: Deadline) -> None:
-            traced(model.key, OutsideTracer(self._process, inner, model.name, deadline), rows)
-
-        await self._at_work.wait((model.key, rows), lambda: self._queued(model.name, work))
-
-    async def estimate(self, request: EstimateRequest) -> bytes:
-        """Return the answer to a request as JSON; raises as `trace` does."""
-        return await self._queued(
-            request.model, lambda deadline: request.answered_by(self._process, deadline)
-        )
+        return OutsideTracer(self._process, inner, model.name, deadline)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

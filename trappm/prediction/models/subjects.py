@@ -6,33 +6,37 @@ profiled before, by any process, need neither timm nor ONNX: `profile_cache` has
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trappm.learner.heads.predictions import StepSettings
 from trappm.prediction.models.profile_cache import ProfileCache, content_key
+from trappm.prediction.models.sizes import check_size, size_of
 from trappm.prediction.models.tracing import (
     FileTracer,
     NameTracer,
     OutsideTracer,
+    TracedStep,
     Tracer,
     own_process,
+    step_options,
+    traced_step,
 )
-from trappm.profiler.errors import InputError, TrappmError
+from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError
 from trappm.profiler.host.data_folder import data_folder
-from trappm.profiler.models.known_names import is_file
-from trappm.profiler.records import MemoryFormat, Precision
+from trappm.profiler.models.known_names import is_file, refuse_unknown
+from trappm.profiler.models.model_input import TARGETS, ExampleInputs, Sample
+from trappm.profiler.records import MemoryFormat, Phase, Precision
 from trappm.profiler.transformers.names import content_of
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
+    from torch import Tensor, nn
 
-    from trappm.profiler.models.model_input import Sample
     from trappm.profiler.simulation.step_profile import StaticProfile, StepProfile
 
 
@@ -41,55 +45,72 @@ class Subject(ABC):
 
     name: str
     batch_size: int | None = None
-    """Its own, where it has one that a question may leave out."""
+    """Of the example, for a module; None where a question without one means 1."""
     input_size: int | None = None
     """As the question gives it, in pixels or tokens; None for the model's default."""
+    identity: object = None
+    """Equal for the same model in any process; None for a module, whose content is unknown."""
 
     @abstractmethod
     def profile(self) -> StaticProfile:
-        """Raises TrappmError where no graph can be made of it."""
+        """Return the graph of the model, with its step in fp32 and contiguous.
+
+        Raises:
+            TrappmError: No graph can be made of it.
+        """
 
     @abstractmethod
     def step(self, settings: StepSettings) -> StepProfile | str:
-        """Its steps as they are run in these settings, or why they cannot be traced."""
+        """Return the steps in these settings, or the reason why they cannot be traced."""
+
+    @abstractmethod
+    def traced_step(self, settings: StepSettings, phase: Phase, batch_size: int) -> TracedStep:
+        """Trace one step with the origins of its tensors.
+
+        Raises:
+            TrappmError: It cannot be traced.
+        """
 
 
 def subject_of(
     model: object,
     *,
-    example_input: torch.Tensor | None = None,
+    example_input: object = None,
+    targets: object = None,
+    loss: Callable[..., Tensor] | None = None,
     input_size: int | None = None,
+    sequence_length: int | None = None,
 ) -> Subject:
-    """What `model` stands for, in the words of `trappm.predict`.
+    """Return the subject of a question; the arguments are those of `trappm.predict`.
 
     Raises:
-        InputError: not a model, or one that does not fit what is given beside it.
-        UnknownArchitectureError, ModelFileError: no such architecture or file.
+        InputError: It is not a model, or does not take these inputs.
+        UnknownArchitectureError, ModelFileError: There is no such architecture or file.
     """
+    check_size("input size", input_size)
+    check_size("sequence length", sequence_length)
     if isinstance(model, str | Path):
-        if example_input is not None:
-            raise InputError("example_input is for modules; names and files know their input")
+        for name, value in (("example_input", example_input), ("targets", targets), ("loss", loss)):
+            if value is not None:
+                raise InputError(f"{name} is for modules; names and files know their input")
+        size = size_of(model, input_size, sequence_length)
         if isinstance(model, Path) or is_file(model):
-            return _file(Path(model), content_key(Path(model)), input_size, _profiles())
-        return _architecture(model, input_size, _profiles())
+            return _file(Path(model), content_key(Path(model)), size, _profiles())
+        refuse_unknown(model)
+        return _architecture(model, size, _profiles())
     from torch import nn
 
     if not isinstance(model, nn.Module):
-        raise InputError(
-            f"the model is a {type(model).__name__}; give a timm name, an ONNX file, a module, "
-            "or a list of these"
-        )
+        kind = type(model).__name__
+        what = f"the class {model.__name__}" if isinstance(model, type) else f"a {kind}"
+        raise InputError(f"the model is {what}; give a timm name, an ONNX file or a module")
+    size_of(model, input_size, sequence_length)
     if example_input is None or input_size is not None:
         raise InputError(
             f"{type(model).__name__} is a module; give an example of its input and no input size, "
             "such as example_input=torch.empty(8, 3, 224, 224)"
         )
-    from trappm.profiler.models.model_input import Sample
-    from trappm.profiler.models.on_meta import EAGER, eager, is_compiled
-
-    sample = Sample.from_example(eager(model), example_input)
-    remark = EAGER if is_compiled(model) else None
-    return _Module(eager(model), sample, example_input.shape[0], remark)
+    return Module(model, example_input, targets, loss)
 
 
 def input_size_of(name: str, input_size: int | None) -> int:
@@ -147,6 +168,7 @@ class _Kept(Subject):
     def __init__(self, key: tuple[object, ...], cache: ProfileCache, tracer: Tracer | None) -> None:
         self._cache = cache
         self._key = key
+        self.identity = key
         self.input_size = key[2] if isinstance(key[2], int) else None
         self._tracer = tracer
         self._steps: dict[tuple[str, str], StepProfile | str] = {}
@@ -166,6 +188,10 @@ class _Kept(Subject):
             )
         return self._steps[layout]
 
+    def traced_step(self, settings: StepSettings, phase: Phase, batch_size: int) -> TracedStep:
+        size = self._profile.graph.fixed_batch_size or batch_size
+        return self._unprofiled.traced_step(settings, phase, size)
+
     def _make(self) -> tuple[str, StaticProfile]:
         return self._unprofiled.profile()
 
@@ -176,38 +202,124 @@ class _Kept(Subject):
         return self._tracer
 
 
-class _Module(Subject):
-    """A module of the caller's own; nothing of it is kept."""
+class Module(Subject):
+    """A module of the caller; nothing of it is cached."""
 
     def __init__(
-        self, module: nn.Module, sample: Sample, batch_size: int, remark: str | None
+        self,
+        module: nn.Module,
+        example_input: object,
+        targets: object = None,
+        loss: Callable[..., Tensor] | None = None,
     ) -> None:
-        self.name = type(module).__name__
-        self._remark = remark
-        self.batch_size = batch_size
-        self._module = module
-        self._sample = sample
+        """Read the inputs.
+
+        Args:
+            module: The module, which stays as it is.
+            example_input: A tensor, a tuple of positional inputs, or a mapping of keyword inputs.
+            targets: What the loss compares the output with.
+            loss: Function of the output, and of the targets if there are any.
+
+        Raises:
+            InputError: The module does not take these inputs.
+        """
+        from trappm.profiler.models.on_meta import EAGER, eager, is_compiled
+
+        self._module = eager(module)
+        self.name = type(self._module).__name__
+        self.remark = EAGER if is_compiled(module) else None
+        self._loss = loss
+        args: tuple[object, ...] = (example_input,)
+        kwargs: dict[str, object] = {}
+        if isinstance(example_input, Mapping):
+            args, kwargs = (), dict(example_input)
+        elif isinstance(example_input, tuple | list):
+            args = tuple(example_input)
+        self._inputs = example_inputs(self._module, args, kwargs, targets)
+        is_one = len(args) == 1 and not kwargs and loss is None and targets is None
+        self._only_input = args[0] if is_one and hasattr(args[0], "shape") else None
+        self.batch_size = self._inputs.batch_size
+
+    @cached_property
+    def _sample(self) -> Sample:
+        if self._only_input is None:
+            raise UnsupportedModelError(
+                "only the memory of a module with several inputs, targets or a loss is predicted"
+            )
+        return Sample.from_example(self._module, self._only_input)
 
     @cached_property
     def _profile(self) -> StaticProfile:
         from trappm.profiler.static_profile import static_profile
 
-        return replace(static_profile(self._module, self._sample), step_remark=self._remark)
+        return replace(static_profile(self._module, self._sample), step_remark=self.remark)
 
     def profile(self) -> StaticProfile:
         return self._profile
 
     def step(self, settings: StepSettings) -> StepProfile | str:
         from trappm.profiler.static_profile import step_profile
-        from trappm.profiler.tracing.tracer import StepOptions
 
         try:
-            options = StepOptions(
-                precision=settings.precision, memory_format=settings.memory_format
-            )
-            return step_profile(self._module, self._sample, options)
+            return step_profile(self._module, self._sample, step_options(settings))
         except TrappmError as error:
             return str(error)
+
+    def traced_step(self, settings: StepSettings, phase: Phase, batch_size: int) -> TracedStep:
+        from trappm.profiler.models.on_meta import on_meta
+        from trappm.profiler.tracing.losses import loss_of
+
+        has_targets = TARGETS in self._inputs.kwargs
+        options = replace(step_options(settings), loss=loss_of(self._loss, has_targets=has_targets))
+        module = on_meta(self._module, None, settings.memory_format, settings.precision)
+        return traced_step(module, self._inputs, options, phase, batch_size)
+
+
+def example_inputs(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], targets: object
+) -> ExampleInputs:
+    """Return what `forward()` and the loss are called with.
+
+    Args:
+        module: The module.
+        args: Positional inputs. A last one that `forward()` does not accept becomes the targets.
+        kwargs: Keyword inputs.
+        targets: What the loss compares the output with; None if there is nothing.
+
+    Raises:
+        InputError: `forward()` does not take these inputs; with a call that works.
+    """
+    try:
+        signature = inspect.signature(module.forward)
+    except (TypeError, ValueError):  # not of Python, such as a scripted module
+        signature = inspect.signature(lambda *_, **__: None)
+    if targets is not None and "targets" in signature.parameters:
+        kwargs, targets = {**kwargs, "targets": targets}, None
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        if targets is not None or len(args) < 2 or not _binds(signature, args[:-1], kwargs):
+            needed = [
+                name for name, p in signature.parameters.items()
+                if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+            ]  # fmt: skip
+            raise InputError(
+                f"{type(module).__name__}.forward() does not take these inputs: {error}; give "
+                f"example_input=({', '.join(needed)}), and targets=labels for the loss"
+            ) from error
+        args, targets = args[:-1], args[-1]
+    example = ExampleInputs.of(*args, **kwargs)
+    if targets is None:
+        return example
+    return replace(example, kwargs={**example.kwargs, TARGETS: targets})
+
+
+def _binds(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=64)
@@ -220,6 +332,7 @@ def _file(path: Path, digest: str, input_size: int | None, cache: ProfileCache) 
     tracer = OutsideTracer(own_process(), FileTracer(str(path), input_size), str(path))
     subject = _Kept(file_key(digest, input_size), cache, tracer)
     subject.name = str(path)
+    subject.identity = (subject.identity, subject.name)
     return subject
 
 

@@ -1,37 +1,51 @@
-"""Traces models that have no profiles yet: here, or in a process of their own.
+"""Tracing of models without a cached profile: here, or in a confined process.
 
-A file of unknown origin is traced in a fork of a warm process that can be ended, with limits of
-time and memory, without this process's environment and in an empty folder; so is every model that a
-server has no profiles of. The result is bytes: profiles, or one line about what is wrong.
+A file of unknown origin is traced in a fork of a warm process with limits of time and memory,
+without this process's environment and in an empty folder. So is every model that a server has no
+profile of.
+The result is bytes: a profile, a step, or one line about what is wrong.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import os
+import resource
 import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
 
 from trappm.learner.heads.predictions import StepSettings
-from trappm.prediction.models.profile_cache import profile_from_bytes
-from trappm.prediction.models.traced_step import traced_step
+from trappm.prediction.models.profile_cache import profile_from_bytes, profile_to_bytes
 from trappm.profiler import errors
-from trappm.profiler.errors import ModelFileError, TrappmError
+from trappm.profiler.errors import BatchOrderError, ModelFileError, TrappmError, one_line
+from trappm.profiler.files.array_archive import pack, unpack
 from trappm.profiler.host.forks import ForkServer, ForkServerError
-from trappm.profiler.records import Phase
+from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
+from trappm.profiler.simulation.step_trace import (
+    MAX_EVENTS,
+    TRACED_BATCH_SIZES,
+    Origin,
+    StepTrace,
+)
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from trappm.profiler.models.model_input import Inputs
     from trappm.profiler.simulation.step_profile import StaticProfile, StepProfile
     from trappm.profiler.tracing.tracer import StepOptions
 
 FOR_FILES = (
-    "onnx", "torch._dynamo", "trappm.prediction.models.tracing_child",
+    "onnx", "torch._dynamo", "trappm.prediction.models.tracing",
     "trappm.profiler.static_profile", "trappm.profiler.onnx_files.module",
     "trappm.profiler.simulation.step_profile",
 )  # fmt: skip
@@ -44,6 +58,8 @@ _FILE_MEMORY_MIB = 1024
 """Of a file, at most: it has shapes only, while a model of timm has its weights."""
 _COPIES = 3
 """Of a file's bytes that reading it may make, beside the memory above."""
+_MAX_WRITTEN_BYTES = 1 << 20
+_MAX_OPEN_FILES = 64
 _ENVIRONMENT = (
     "HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TRAPPM_HOME", "VIRTUAL_ENV",
 )  # fmt: skip
@@ -74,27 +90,112 @@ class Deadline:
         return 0.0 if self._ended else self._until
 
 
+class TracedStep(NamedTuple):
+    """Allocations of a step, and who makes them."""
+
+    trace: StepTrace
+    origins: Sequence[Origin]
+    """Of each block of the trace."""
+    only_batch: int | None
+    """The only batch size that it holds for, if there is only one."""
+    reason: str
+    """Why there is only one."""
+
+    def to_bytes(self) -> bytes:
+        """Return the step as a compressed archive."""
+        arrays = {name: np.asarray(getattr(self.trace, name)) for name in _ARRAYS}
+        rest = json.dumps([self.origins, self.only_batch, self.reason]).encode()
+        return pack({**arrays, "rest": np.frombuffer(rest, dtype=np.uint8)})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Return the step that `to_bytes` wrote."""
+        arrays = unpack(data, {**_ARRAYS, "rest": np.uint8}, 64 * MAX_EVENTS)
+        origins, only_batch, reason = json.loads(arrays.pop("rest").tobytes())
+        sizes = arrays.pop("batch_sizes").tolist()
+        trace = StepTrace(batch_sizes=tuple(sizes), **arrays)
+        return cls(trace, [Origin(*origin) for origin in origins], only_batch, reason)
+
+
+_ARRAYS = {
+    "kinds": np.int8, "blocks": np.int32, "sizes": np.int64, "gradients": np.int32,
+    "parameter_bytes": np.int64, "buffer_bytes": np.int64, "batch_sizes": np.int64,
+}  # fmt: skip
+
+
+def traced_step(
+    module: nn.Module,
+    inputs: Inputs,
+    options: StepOptions,
+    phase: Phase,
+    batch_size: int,
+    only_because: str = "",
+) -> TracedStep:
+    """Trace a step for all batch sizes, or for a single one where it is no line over them.
+
+    Args:
+        module: On the meta device.
+        inputs: What it is called with.
+        options: How the step is run.
+        phase: Training or inference.
+        batch_size: The single one.
+        only_because: Why no other one can be traced, if that is known.
+
+    Raises:
+        TrappmError: It cannot be traced at that batch size either.
+    """
+    from trappm.profiler.tracing.tracer import Tracer
+
+    reason = only_because
+    try:
+        if not only_because:
+            tracer = Tracer(module, inputs, options, with_origins=True)
+            trace, _ = tracer.phase(phase)
+            if tracer.is_affine(phase):
+                return TracedStep(trace, tracer.origins[phase], None, "")
+            reason = "some tensors grow faster than the batch, as where all samples are compared"
+    except BatchOrderError:
+        reason = "other operators run at every batch size, as where it loops over its samples"
+    except TrappmError as error:
+        reason = (
+            f"at batch {TRACED_BATCH_SIZES[0]} {str(error).rstrip('.')}; if the loss has labels of "
+            "a fixed batch, give them as targets=labels"
+        )
+    tracer = Tracer(module, inputs, options, (batch_size, batch_size), with_origins=True)
+    trace, _ = tracer.phase(phase)
+    return TracedStep(trace, tracer.origins[phase], batch_size, reason)
+
+
 class Tracer(ABC):
     """Profiles one model."""
 
     @abstractmethod
     def profile(self) -> tuple[str, StaticProfile]:
-        """The model's name and profile.
+        """Return the model's name and profile.
 
         Raises:
-            TrappmError: what is wrong with it.
+            TrappmError: The model cannot be read or traced.
         """
 
     @abstractmethod
     def step(self, settings: StepSettings, batch_size: int | None) -> StepProfile:
-        """The model's steps in these settings; the batch size is that of a file with a single one.
+        """Trace the model's steps.
+
+        Args:
+            settings: Precision, memory format and optimizer.
+            batch_size: The only batch size of a file that has one; else None.
 
         Raises:
-            TrappmError: why they cannot be traced.
+            TrappmError: They cannot be traced.
         """
 
+    @abstractmethod
+    def traced_step(self, settings: StepSettings, phase: Phase, batch_size: int) -> TracedStep:
+        """Trace one step with the origins of its tensors; raises TrappmError as `step` does."""
 
-def _options(settings: StepSettings) -> StepOptions:
+
+def step_options(settings: StepSettings) -> StepOptions:
+    """Return how the tracer runs a step in these settings."""
     from trappm.profiler.tracing.tracer import StepOptions
 
     return StepOptions(precision=settings.precision, memory_format=settings.memory_format)
@@ -116,7 +217,16 @@ class NameTracer(Tracer):
     def step(self, settings: StepSettings, batch_size: int | None) -> StepProfile:
         from trappm.profiler.static_profile import step_profile
 
-        return step_profile(*self._named(), _options(settings))
+        return step_profile(*self._named(), step_options(settings))
+
+    def traced_step(self, settings: StepSettings, phase: Phase, batch_size: int) -> TracedStep:
+        from trappm.profiler.models.on_meta import on_meta
+        from trappm.profiler.models.sources import source_of
+
+        name, input_size = self._named()
+        module = on_meta(name, input_size, settings.memory_format, settings.precision)
+        inputs = source_of(name).inputs(name, input_size)
+        return traced_step(module, inputs, step_options(settings), phase, batch_size)
 
     def _named(self) -> tuple[str, int]:
         """The architecture's current name, and the size of its input."""
@@ -145,22 +255,16 @@ class FileTracer(Tracer):
 
         module, sample, _ = rebuilt(Path(self.model), self.input_size)
         batch_sizes = (batch_size, batch_size) if batch_size else TRACED_BATCH_SIZES
-        return step_profile(module, sample, _options(settings), batch_sizes)
+        return step_profile(module, sample, step_options(settings), batch_sizes)
 
-    def step_with_origins(self, settings: StepSettings, batch_size: int, phase: Phase) -> bytes:
-        """Trace one step with the origins of its tensors; in bytes.
-
-        Raises:
-            TrappmError: It cannot be traced.
-        """
+    def traced_step(self, settings: StepSettings, phase: Phase, batch_size: int) -> TracedStep:
         from trappm.profiler.models.on_meta import on_meta
         from trappm.profiler.static_profile import rebuilt
 
         module, sample, only = rebuilt(Path(self.model), self.input_size)
         copied = on_meta(module, None, settings.memory_format, settings.precision)
         why = "the file has this one only; export it with a dynamic batch axis" if only else ""
-        step = traced_step(copied, sample, _options(settings), phase, only or batch_size, why)
-        return step.to_bytes()
+        return traced_step(copied, sample, step_options(settings), phase, only or batch_size, why)
 
 
 @dataclass(frozen=True)
@@ -175,14 +279,22 @@ class OutsideTracer(Tracer):
     """For all traces together; else each has its own."""
 
     def profile(self) -> tuple[str, StaticProfile]:
-        return profile_from_bytes(self._look(settings=None))
+        return profile_from_bytes(self._look())
 
     def step(self, settings: StepSettings, batch_size: int | None) -> StepProfile:
         from trappm.profiler.simulation.step_profile import StepProfile
 
         return StepProfile.from_bytes(self._look(settings, batch_size))
 
-    def _look(self, settings: StepSettings | None, batch_size: int | None = None) -> bytes:
+    def traced_step(self, settings: StepSettings, phase: Phase, batch_size: int) -> TracedStep:
+        return TracedStep.from_bytes(self._look(settings, batch_size, phase.value))
+
+    def _look(
+        self,
+        settings: StepSettings | None = None,
+        batch_size: int | None = None,
+        phase: str | None = None,
+    ) -> bytes:
         is_file = isinstance(self.inner, FileTracer)
         request = TracingRequest(
             model=os.path.abspath(self.inner.model) if is_file else self.inner.model,
@@ -190,6 +302,7 @@ class OutsideTracer(Tracer):
             input_size=self.inner.input_size,
             settings=settings,
             batch_size=batch_size,
+            phase=phase,
         )
         return self.process.look(request, self.name, self.deadline)
 
@@ -203,16 +316,14 @@ class TracingRequest:
     is_file: bool
     input_size: int | None
     settings: StepSettings | None = None
-    """Those of the steps that are wanted; None where the profile is."""
+    """Settings of the steps; None to trace the profile."""
     batch_size: int | None = None
-    """That of a file that has but one, for its steps; or that of the step of `phase`."""
+    """The only batch size of a file that has one; or that of the step of `phase`."""
     phase: str | None = None
-    """Of the step that is wanted with the origins of its tensors, of a file."""
-    estimate: Mapping[str, Any] | None = None
-    """Fields of an `EstimateRequest`, whose answer is wanted instead of profiles."""
+    """Phase of one step with the origins of its tensors; None for the steps without."""
 
     def tracer(self) -> NameTracer | FileTracer:
-        """The tracer that does what is requested in this process."""
+        """Return the tracer for this process."""
         return (FileTracer if self.is_file else NameTracer)(self.model, self.input_size)
 
 
@@ -294,7 +405,7 @@ class TracingProcess:
         reply: Mapping[str, Any] = {}
         limits = self._limits(request)
         message = {"request": asdict(request), "limits": asdict(limits)}
-        child = self._server.fork("trappm.prediction.models.tracing_child:look", message)
+        child = self._server.fork("trappm.prediction.models.tracing:trace_confined", message)
         try:
             for reply in child.messages(lambda: until.at_s):  # noqa: B007  # the last one counts
                 pass
@@ -328,3 +439,53 @@ def own_process() -> TracingProcess:
         if pid not in _OWN:
             _OWN[pid] = TracingProcess()
         return _OWN[pid]
+
+
+def trace_confined(message: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) -> None:
+    """Trace the model of a request in a confined process, and send the result."""
+    import torch
+
+    request, limits = TracingRequest(**message["request"]), TracingLimits(**message["limits"])
+    confine(limits)
+    torch.set_num_threads(1)
+    try:
+        result = _result(request)
+    except TrappmError as error:
+        send({"error": type(error).__name__, "message": str(error)})
+    except MemoryError:
+        needs = f"{request.model} needs more than {limits.memory_bytes >> 20:,} MiB"
+        send({"error": "ModelFileError", "message": needs})
+    except Exception as error:  # a file may hold anything
+        unexpected = f"unexpected {type(error).__name__} ({one_line(error)})"
+        reason = f"{request.model} cannot be read: {unexpected}; please report it"
+        send({"error": "UnsupportedModelError", "message": reason})
+    else:
+        send({"result": base64.b64encode(result).decode()})
+
+
+def confine(limits: TracingLimits) -> None:
+    """Limit what this process uses: memory in addition to now, CPU time, files."""
+    from trappm.profiler.host.procfs import memory_status_kib
+
+    _limit(resource.RLIMIT_AS, (memory_status_kib()["VmSize"] << 10) + limits.memory_bytes)
+    _limit(resource.RLIMIT_CPU, limits.cpu_s)
+    _limit(resource.RLIMIT_FSIZE, _MAX_WRITTEN_BYTES)
+    _limit(resource.RLIMIT_NOFILE, _MAX_OPEN_FILES)
+    _limit(resource.RLIMIT_CORE, 0)
+
+
+def _result(request: TracingRequest) -> bytes:
+    tracer = request.tracer()
+    if request.settings is None:
+        return profile_to_bytes(*tracer.profile())
+    precision, memory_format, optimizer = request.settings  # JSON has plain strings
+    settings = StepSettings(Precision(precision), MemoryFormat(memory_format), Optimizer(optimizer))
+    if request.phase is not None:
+        step = tracer.traced_step(settings, Phase(request.phase), request.batch_size or 1)
+        return step.to_bytes()
+    return tracer.step(settings, request.batch_size).to_bytes()
+
+
+def _limit(kind: int, most: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))

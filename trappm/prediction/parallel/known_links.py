@@ -1,6 +1,6 @@
 """The links of a device: as its collectives say, where they were timed, else of the usual node.
 
-`trappm device characterise a100x4` times them and keeps them in the label store.
+`trappm measure --kernels --device a100x4` times them and keeps them in the label store.
 """
 
 from __future__ import annotations

@@ -12,18 +12,14 @@ from math import exp, hypot, log
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
-from trappm.call_arguments import checked_call, unknown_argument
 from trappm.learner.physics.parallel.collectives import Group
 from trappm.learner.physics.parallel.links import Node
 from trappm.learner.physics.parallel.strategy import Parallelism, Strategy
 from trappm.prediction.costs import prices_of
-from trappm.prediction.models.sizes import check_size
 from trappm.prediction.parallel.known_links import known_node
 from trappm.prediction.parallel.parallel_prediction import ParallelPrediction
-from trappm.prediction.predict import is_name
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError, UnsupportedModelError
-from trappm.profiler.models.known_names import refuse_unknown
 from trappm.profiler.records import Phase, member
 from trappm.profiler.transformers.names import is_transformer
 
@@ -38,12 +34,10 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 SPREAD_90 = NormalDist().inv_cdf(0.95)
 """Standard deviations on either side, within which 90 % lie."""
-_SETTINGS = ("precision", "memory_format", "optimizer", "snapshot")
 BESIDE = "allocator_and_libraries"
 """Key of the memory of a GPU that tensors of the step do not use."""
 
 
-@checked_call
 def predict_parallel(
     model: str,
     *,
@@ -56,7 +50,10 @@ def predict_parallel(
     batch_size: int | None = None,
     input_size: int | None = None,
     sequence_length: int | None = None,
-    **settings: Any,
+    precision: str | None = None,
+    memory_format: str | None = None,
+    optimizer: str | None = None,
+    snapshot: str | None = None,
 ) -> ParallelPrediction:
     """Predicts a training step on many GPUs.
 
@@ -71,23 +68,29 @@ def predict_parallel(
         batch_size: samples of a GPU's pass; by default the file's own, or 1.
         input_size: pixels, as for `predict`.
         sequence_length: tokens, as for `predict`.
-        **settings: precision, memory_format, optimizer and snapshot, as for `predict`.
+        precision, memory_format, optimizer, snapshot: as for `predict`.
 
     Raises:
         InputError: sizes that do not divide each other, or a model that cannot be shared so.
         TrappmError: as `predict`.
     """
-    for name in settings:
-        if name not in _SETTINGS:
-            raise unknown_argument(predict_parallel, name, _SETTINGS)
     chosen = Parallelism(
         strategy=member("strategy", Strategy, strategy),
         gpus=gpus,
         nodes=nodes,
         accumulation=accumulation,
     )
-    sizes = {"input_size": input_size, "sequence_length": sequence_length}
-    step = SharedStep.of(model, device, batch_size=batch_size, **sizes, **settings)
+    step = SharedStep.of(
+        model,
+        device,
+        batch_size=batch_size,
+        input_size=input_size,
+        sequence_length=sequence_length,
+        precision=precision,
+        memory_format=memory_format,
+        optimizer=optimizer,
+        snapshot=snapshot,
+    )
     return step.on(chosen, network_gbit)
 
 
@@ -114,22 +117,18 @@ class SharedStep:
         **settings: Any,
     ) -> SharedStep:
         """Predict one GPU's step, and load its kernels and tensors."""
-        check_size("batch size", batch_size)
-        if isinstance(model, str) and is_name(model):
-            refuse_unknown(model)
         question = Question(batch_size=batch_size, phase=Phase.TRAIN, **settings)
         key = question.device_keys(device, None)[0]
         node, about_links = known_node(key)  # before torch is imported, which takes a second
         from trappm.learner.physics.parallel.rank_memory import traced_needs
         from trappm.learner.physics.transformer_times import transformer_times
         from trappm.prediction.answering import answers
-        from trappm.prediction.models.sizes import size_of
         from trappm.prediction.models.subjects import Subject, subject_of
         from trappm.profiler.simulation.training_loop import TrainingLoop
 
         subject = model
         if not isinstance(subject, Subject):
-            subject = subject_of(model, input_size=size_of(model, input_size, sequence_length))
+            subject = subject_of(model, input_size=input_size, sequence_length=sequence_length)
         [single] = answers([(question, subject, key)])
         if single.step_time_ms is None:
             raise UnsupportedModelError("; ".join(single.gaps()))
@@ -213,7 +212,7 @@ class SharedStep:
                 "step_time_ms": (low_ms, high_ms),
                 "samples_per_s": (1000 * samples / high_ms, 1000 * samples / low_ms),
             },
-            snapshot=single.snapshot,
+            snapshot=f"{single.snapshot}",
             remarks=(*self.about_links, *single.remarks),
         )
 
@@ -241,19 +240,14 @@ def _workload(
     from trappm.learner.heads.device_heads import Heads
     from trappm.learner.workload import Workload
 
-    settings, profile = question.settings(trained), subject.profile()
-    traced = subject.step(settings)
-    step, kernels = profile.step, None
-    if not isinstance(traced, str):
-        step, kernels = traced, traced.kernels
-    workload = Workload(
-        graph=profile.graph.at(batch_size),
-        precision=settings.precision,
-        memory_format=settings.memory_format,
-        optimizer=settings.optimizer,
+    settings = question.settings(trained)
+    workload = Workload.of(
+        subject.profile(),
+        subject.step(settings),
+        settings,
         phase=Phase.TRAIN,
-        step=step,
-        kernels=kernels,
+        batch_size=batch_size,
+        with_kernels=True,
     )
     heads = trained.heads
     head = heads.heads.get("step_time_ms") if isinstance(heads, Heads) else None

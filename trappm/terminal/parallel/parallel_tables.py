@@ -13,34 +13,6 @@ if TYPE_CHECKING:
     from trappm.prediction.parallel.parallel_prediction import ParallelPrediction
 
 
-def print_parallel(prediction: ParallelPrediction, *, explain: bool = False) -> None:
-    """The answer in a sentence, where its time goes, and what a GPU's memory holds."""
-    print_line(str(prediction))
-    passes = f", {prediction.accumulation} passes" if prediction.accumulation > 1 else ""
-    print_line(
-        f"{prediction.model}, {prediction.strategy}, batch {prediction.batch_size} a GPU{passes}, "
-        f"{prediction.precision}, {prediction.optimizer}; {prediction.links}."
-    )
-    rows: list[tuple[str, float, str]] = [
-        ("step", prediction.step_time_ms, "ms"),
-        ("  compute", prediction.compute_ms, "ms"),
-        ("  communication exposed", prediction.exposed_ms, "ms"),
-        ("  waiting for the slowest", prediction.waiting_ms, "ms"),
-        ("communication, hidden as well", prediction.communication_ms, "ms"),
-    ]
-    if prediction.memory_mib is not None:
-        rows.append(("memory of a GPU", prediction.memory_mib, "MiB"))
-        rows += [
-            (f"  {name.replace('_', ' ')}", size, "MiB")
-            for name, size in prediction.memory_parts_mib.items()
-        ]
-    if prediction.usd_per_million is not None:
-        rows.append(("a million samples", prediction.usd_per_million, "USD"))
-    print_table("", ("part", "median", "unit"), rows)
-    notes = [*prediction.remarks, f"Snapshot: {prediction.snapshot}"]
-    print_notes(notes, explain=explain)
-
-
 def print_scaling(
     predictions: Sequence[ParallelPrediction], refusals: Sequence[str], *, explain: bool = False
 ) -> None:

@@ -15,7 +15,7 @@ const PARTS = [
 const OPTIMIZERS = ["sgd", "momentum", "adam", "adamw"];
 const GIB = 1024;
 
-/** The card of an estimate, which loads itself; `question` is the body of `POST /v1/estimate`. */
+/** The card of a memory breakdown, which loads itself; `question` is the body of `POST /v1/predict`. */
 export function memoryCard(question, signal) {
   const result = h("div", { class: "estimate" });
   let asking = null;
@@ -25,8 +25,8 @@ export function memoryCard(question, signal) {
     signal.addEventListener("abort", () => mine.abort(), { once: true });
     result.replaceChildren(waiting("Tracing a step; it takes some seconds"));
     try {
-      const estimate = await post("v1/estimate", { ...question, optimizer, depth: DEPTH }, mine.signal);
-      if (!mine.signal.aborted) result.replaceChildren(...shown(estimate), everyCard({ ...question, optimizer }, mine.signal));
+      const answers = await post("v1/predict", { ...question, optimizer, breakdown_depth: DEPTH }, mine.signal);
+      if (!mine.signal.aborted) result.replaceChildren(...shown(answers), everyCard({ ...question, optimizer }, mine.signal));
     } catch (error) {
       if (!mine.signal.aborted) result.replaceChildren(errorBox(error));
     }
@@ -39,19 +39,21 @@ export function memoryCard(question, signal) {
     result);
 }
 
-function shown(estimate) {
-  const modules = tree(estimate.modules_mib);
+function shown(answers) {
+  const able = answers.filter((answer) => answer.memory_breakdown);
+  const { model, memory_breakdown: breakdown } = able[0];
+  const modules = tree(breakdown.modules_mib);
   return [
-    h("p", {}, `The peak is in ${estimate.moment}.`),
-    parts(estimate),
-    modules.length > 0 && treemap(modules, estimate.model),
+    h("p", {}, `The peak is in ${breakdown.moment}.`),
+    parts(able),
+    modules.length > 0 && treemap(modules, model),
     table("The largest tensors at the peak", [
       { name: "size_mib", label: "MiB", numeric: true, cell: (t) => number(t.size_mib) },
       { name: "part", label: "Part" },
       { name: "module", label: "Module", cell: (t) => h("code", {}, t.module || "–") },
       { name: "operator", label: "Operator", cell: (t) => h("code", {}, t.operator || "–") },
       { name: "line", label: "Line of code", cell: (t) => h("code", { class: "nowrap" }, t.line || "–") },
-    ], estimate.largest),
+    ], breakdown.largest),
   ].filter(Boolean);
 }
 
@@ -70,16 +72,16 @@ function everyCard(question, signal) {
       const { cards } = (await get("api/devices", {}, signal)).data;
       const rows = [];
       for (let at = 0; at < cards.length; at += AT_ONCE)
-        rows.push(...Object.entries((await post("v1/estimate", { ...question, devices: cards.slice(at, at + AT_ONCE) }, signal)).devices));
-      rows.sort((a, b) => a[1].capacity_mib - b[1].capacity_mib || a[1].memory_mib - b[1].memory_mib);
-      const fitting = rows.filter(([, answer]) => answer.fits).length;
+        rows.push(...(await post("v1/predict", { ...question, devices: cards.slice(at, at + AT_ONCE) }, signal)).filter((answer) => answer.verdict));
+      rows.sort((a, b) => a.capacity_mib - b.capacity_mib || a.memory_mib - b.memory_mib);
+      const fitting = rows.filter((answer) => answer.fits).length;
       slot.replaceChildren(
         h("p", {}, h("b", {}, `It fits ${number(fitting)} of ${number(rows.length)} GPUs`), " (smallest memory first)."),
         table("Fit by GPU", [
-          { name: "card", label: "GPU", header: true, cell: ([name]) => name },
-          { name: "fits", label: "Fits", cell: ([, answer]) => h("span", { class: answer.fits ? "good" : "bad" }, answer.verdict) },
-          { name: "memory", label: "Memory, GiB", numeric: true, cell: ([, answer]) => number(answer.memory_mib / GIB, 3) },
-          { name: "capacity", label: "Capacity, GiB", numeric: true, cell: ([, answer]) => number(answer.capacity_mib / GIB, 3) },
+          { name: "card", label: "GPU", header: true, cell: (answer) => answer.device },
+          { name: "fits", label: "Fits", cell: (answer) => h("span", { class: answer.fits ? "good" : "bad" }, answer.verdict) },
+          { name: "memory", label: "Memory, GiB", numeric: true, cell: (answer) => number(answer.memory_mib / GIB, 3) },
+          { name: "capacity", label: "Capacity, GiB", numeric: true, cell: (answer) => number(answer.capacity_mib / GIB, 3) },
         ], rows, { hideCaption: true }));
     } catch (error) {
       if (!signal.aborted) slot.replaceChildren(errorBox(error));
@@ -96,8 +98,9 @@ const gib = (mib) => `${number(mib / GIB, 3)} GiB`;
 
 const verdict = (answer) => `${answer.verdict}: ${number(answer.memory_mib / GIB, 3)} of ${gib(answer.capacity_mib)}`;
 
-function parts({ devices, model, batch_size }) {
-  const rows = Object.entries(devices);
+function parts(answers) {
+  const { model, batch_size } = answers[0];
+  const rows = answers.map((answer) => [answer.device, { ...answer, parts_mib: answer.memory_breakdown.parts_mib }]);
   const names = PARTS.filter((name) => rows.some(([, answer]) => answer.parts_mib[key(name)]));
   const end = Math.max(...rows.flatMap(([, answer]) => [answer.memory_mib, answer.capacity_mib]));
   const label = `Memory by part: ${rows.map(([device, answer]) => `${device} ${verdict(answer)}`).join(". ")}`;

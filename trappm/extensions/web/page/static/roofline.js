@@ -32,7 +32,7 @@ export async function rooflineView({ values, signal, main }) {
   else
     result.replaceChildren(
       empty("What bounds a step?", "Ceilings are what a device's kernels reached, or its data sheet; a model's kernels stand below them as points.",
-        "trappm device show v100 a100 --model resnet50 --batch-size 64", "trappm device characterise cpu-2t"));
+        "trappm roofline v100 a100 --model resnet50 --batch-size 64", "trappm measure --kernels --device cpu-2t"));
   return null;
 }
 

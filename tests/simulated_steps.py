@@ -1,0 +1,37 @@
+"""Steps whose memory is simulated, without trained heads."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from trappm.prediction.answering import simulated_answer
+from trappm.prediction.models.subjects import Module, subject_of
+from trappm.prediction.prediction import Prediction
+from trappm.prediction.question import Question
+from trappm.profiler.records import Phase
+from trappm.profiler.simulation.step_trace import StepTrace
+
+_QUESTION = ("batch_size", "precision", "memory_format", "optimizer", "phase")
+
+
+def simulated(
+    model: Any, *args: Any, loss: Any = None, targets: Any = None, device: str = "a100", **more: Any
+) -> Prediction:
+    """Return the simulated memory of a name, or of a module that is called with these inputs."""
+    question = Question(**{name: more.pop(name) for name in _QUESTION if name in more})
+    if isinstance(model, str):
+        return simulated_answer(question, subject_of(model, **more), device, "simulated")
+    names = inspect.signature(model.forward).parameters
+    example: Any = args
+    if more:
+        example = {**dict(zip(names, args, strict=False)), **more}
+    return simulated_answer(question, Module(model, example, targets, loss), device, "simulated")
+
+
+def trace_of(prediction: Prediction) -> StepTrace:
+    """Trace the step again."""
+    assert prediction.subject is not None
+    phase = Phase(prediction.phase)
+    subject, size = prediction.subject, prediction.batch_size
+    return subject.traced_step(prediction.settings, phase, size).trace

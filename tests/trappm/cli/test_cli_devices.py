@@ -1,0 +1,130 @@
+"""`trappm devices` and `trappm measure --kernels`, as a user meets them."""
+
+import json
+import os
+
+import pytest
+from store_whole import kernel
+
+from trappm import cli
+from trappm.profiler.kernels.characterising import Characteriser
+from trappm.profiler.kernels.kernel_call import KernelCall, Operator
+from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.store import Home, Store
+
+MEASURE = ("measure", "--kernels", "--device")
+SOME = [
+    kernel(
+        time_ms=1.0, call=KernelCall.of(Operator.MATMUL, batch=1, rows=1000, depth=1000,
+        columns=1000), attempt_key="matmul",
+    ),
+    kernel(time_ms=1.0, call=KernelCall.of(Operator.COPY, batch=1024, width=1024)),
+    kernel("error", message="it failed"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Runs a command; its exit status and what it printed."""
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments):
+        capsys.readouterr()
+        return cli.run([*map(str, arguments)]), *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def filled(run, tmp_path):
+    with Store.open(Home.open().database_url) as store:
+        store.kernels.record(SOME)
+
+
+def test_a_device_is_shown_with_its_evidence_and_timed_kernels(run, filled):
+    status, out, _ = run("devices", SOME[0].device, "v100")
+    assert status == 0
+    assert out.splitlines()[0] == SOME[0].device
+    assert "  timed kernels: 3" in out
+    assert "v100-16gb\n  training: step time from its labels" in out
+    facts = json.loads(run("devices", SOME[0].device, "--json")[1])
+    assert [(row["device"], row["kernels"]) for row in facts] == [(SOME[0].device, 3)]
+
+
+def test_an_unknown_device_is_one_line(run, filled):
+    status, _, error = run("devices", "v9000")
+    assert status == 2
+    assert "unknown device 'v9000'" in error
+    assert len(error.splitlines()) == 1
+
+
+def test_characterise_keeps_every_attempt_and_answers_first(run, monkeypatch, tmp_path):
+    """For real, on a core of this machine, which may be busy; most of the time does not suffice."""
+    status, out, error = run(*MEASURE, "cpu-1t", "--seconds", "2")
+    assert status == 0, error
+    assert out.startswith("cpu-1t: ")
+    assert "kernels measured in" in out.splitlines()[0]
+    assert "kernel " in error
+    with Store.open_to_read(f"sqlite:///{tmp_path}/home/labels.db") as store:
+        kept = store.kernels.all()
+    assert len({m.call for m in kept}) >= 150
+    assert any(m.samples_ms for m in kept)
+    assert all(m.time_ms or m.message for m in kept)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
+def test_the_links_of_ranks_are_characterised_and_kept(run, tmp_path):
+    """For real, over gloo; a busy machine may be too noisy to tell the link."""
+    status, out, error = run(*MEASURE, "cpu-2x1t", "--seconds", "3")
+    assert status == 0, error
+    first, *_, last = out.splitlines()
+    assert "collectives measured in" in first
+    assert last.startswith("cpu-2x1t: ")
+    assert "GB/s a rank (host" in last or "measure them when the host is quiet" in last
+    with Store.open_to_read(f"sqlite:///{tmp_path}/home/labels.db") as store:
+        kept = store.kernels.all(device="cpu-2x1t")
+    assert {m.call["ranks"] for m in kept} == {2}
+    assert {m.call.operator for m in kept} == {
+        Operator.ALL_REDUCE, Operator.ALL_GATHER, Operator.REDUCE_SCATTER
+    }  # fmt: skip
+    assert last in run("devices", "cpu-2x1t")[1]
+    assert run(*MEASURE, "cpu-2x1t-fsdp")[0] == 2
+
+
+def test_a_kernel_that_cannot_be_kept_costs_itself_and_is_told(run, monkeypatch, tmp_path):
+    results = [
+        kernel(time_ms=1.0, device="cpu-1t"),
+        kernel(time_ms=1.0, device="cpu-1t", batch=9, facts={"name": "a \x00 b"}),
+    ]
+
+    def characterise(self, device, *, seconds, on_result):
+        for result in results:
+            on_result(result, len(results))
+
+    monkeypatch.setattr(Characteriser, "characterise", characterise)
+    status, out, _ = run(*MEASURE, "cpu-1t")
+    assert status == 0
+    assert "1 of 2 not" in out
+    assert "cannot be recorded" in out
+    with Store.open_to_read(f"sqlite:///{tmp_path}/home/labels.db") as store:
+        good, bad = store.kernels.all()
+    assert (good.outcome, bad.outcome, bad.failed_in) == ("ok", "error", "record")
+
+
+def test_characterise_writes_a_file_without_a_database(run, tmp_path):
+    path = tmp_path / "kernels.jsonl"
+    status, out, error = run(*MEASURE, "cpu-1t", "--seconds", "1", "--out", path, "--json")
+    assert status == 0, error
+    answer = json.loads(out)
+    lines = [KernelMeasurement.from_dict(json.loads(line)) for line in path.open()]
+    assert len({line.call for line in lines}) == answer["kernels"] >= 150
+    assert answer["device"] == "cpu-1t"
+    assert not (tmp_path / "home" / "labels.db").exists()
+
+
+@pytest.mark.parametrize("arguments", [["cpu-1t", "--seconds", "0"], ["v9000"], ["simulated:a100"]])
+def test_bad_input_is_one_line(arguments, run, tmp_path):
+    status, _, error = run(*MEASURE, *arguments, "--out", tmp_path / "out")
+    assert status == 2
+    assert len(error.strip().splitlines()) == 1

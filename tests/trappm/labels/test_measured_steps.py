@@ -1,0 +1,132 @@
+"""Labels of a predicted step, found by its graph in the label store."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from label_samples import DEVICE, measurement
+from onnx_export import export_onnx
+
+import trappm
+from trappm import cli
+from trappm.profiler.models import zoo
+from trappm.profiler.records import Protocol
+from trappm.profiler.static_profile import static_profile, step_profile
+from trappm.store import Home, Store
+
+torch.set_num_threads(1)
+MODEL, SIZE = "test_resnet", 64
+
+
+@pytest.fixture(scope="module")
+def profile():
+    return static_profile(MODEL, SIZE)
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch, profile):
+    """A store that knows the static profile of one architecture, under two names."""
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
+    graph, step = profile.graph.to_bytes(), profile.step.to_bytes()
+    with Store.open(Home.open().database_url) as opened:
+        for name in (MODEL, "twin"):
+            opened.workloads.save_graph(name, SIZE, graph, None, step=step)
+        yield opened
+
+
+def ask(model=MODEL, **fields):
+    fields = {"batch_size": 2, "input_size": SIZE, "precision": "fp32", "optimizer": "sgd"} | fields
+    return trappm.predict(model, device=DEVICE, labels=True, **fields)
+
+
+def test_the_label_of_the_same_step_comes_with_the_prediction(store):
+    label = store.measurements.record(measurement(MODEL, 2, step_ms=7.0)).label_id
+    store.measurements.record(measurement(MODEL, 4, step_ms=9.0))
+    store.measurements.record(measurement(MODEL, 2, step_ms=8.0, device="a100"))
+    store.measurements.record(
+        measurement(MODEL, 2, step_ms=5.0, settings={"precision": "amp-fp16"})
+    )
+    answer = ask()
+    measured = answer.measured
+    assert (measured.label_id, measured.step_time_ms, measured.source) == (label, 7.0, "measured")
+    assert answer.step_time_ms != 7.0
+    assert ask(batch_size=4).measured.step_time_ms == 9.0
+    assert ask(precision="amp-fp16").measured.step_time_ms == 5.0
+    without = ask(batch_size=3)
+    assert without.measured is None
+    assert "No label of this step on cpu-2t." in without.remarks
+
+
+def test_labels_of_the_same_graph_under_another_name_count_after_ones_own(store):
+    store.measurements.record(measurement("twin", 2, step_ms=6.0))
+    other = ask()
+    assert (other.measured.architecture, other.measured.label_count) == ("twin", 1)
+    assert any("label is of twin" in remark for remark in other.remarks)
+    store.measurements.record(measurement(MODEL, 2, step_ms=7.0))
+    assert (ask().measured.step_time_ms, ask().measured.label_count) == (7.0, 2)
+
+
+def test_one_graph_with_another_training_step_is_another_model(store, profile):
+    """Dropout and frozen parameters are not in a graph, which is of evaluation mode."""
+    frozen = zoo.create_model(MODEL, SIZE)
+    frozen.conv1.requires_grad_(False)
+    graph = profile.graph.to_bytes()
+    step = step_profile(frozen, SIZE).to_bytes()
+    store.workloads.save_graph("frozen", SIZE, graph, None, step=step)
+    store.measurements.record(measurement("frozen", 2, step_ms=6.0))
+    assert ask().measured is None
+
+
+def test_measured_labels_come_before_imported_and_simulated_ones_never(store):
+    store.measurements.record(measurement(MODEL, 2, provenance="simulated", step_ms=1.0))
+    assert ask().measured is None
+    published = Protocol(name="published")
+    store.measurements.record(
+        measurement(MODEL, 2, provenance="imported", step_ms=2.0, protocol=published)
+    )
+    assert (ask().measured.source, ask().measured.step_time_ms) == ("imported", 2.0)
+    store.measurements.record(measurement(MODEL, 2, step_ms=3.0, protocol=Protocol(name="paper")))
+    assert (ask().measured.source, ask().measured.step_time_ms) == ("measured", 3.0)
+
+
+def test_memory_that_ran_out_is_a_bound(store):
+    store.measurements.record(
+        measurement(MODEL, 2, "oom", memory_detail_mib={"capacity": 40_000.0})
+    )
+    measured = ask().measured
+    assert (measured.memory_mib, measured.memory_above_mib) == (None, 40_000.0)
+    assert "out of memory above" in str(measured)
+
+
+def test_files_and_modules_are_found_by_their_graph(store, tmp_path):
+    label = store.measurements.record(measurement("twin", 2, step_ms=6.0)).label_id
+    export_onnx(MODEL, SIZE, tmp_path / "open.onnx")
+    export_onnx(MODEL, SIZE, tmp_path / "fixed.onnx", batch_size=2)
+    images = torch.empty(2, 3, SIZE, SIZE)
+    for answer in (
+        ask(tmp_path / "open.onnx", input_size=None),
+        ask(tmp_path / "fixed.onnx", input_size=None),
+        ask(zoo.create_model(MODEL, SIZE), input_size=None, example_input=images),
+    ):
+        assert answer.measured.label_id == label
+        assert any("dropout" in remark for remark in answer.remarks)
+
+
+def test_without_a_store_the_prediction_says_so_and_none_is_made(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "nowhere"))
+    answer = ask()
+    assert answer.measured is None
+    assert any("there is no label store yet" in remark for remark in answer.remarks)
+    assert {path.name for path in (tmp_path / "nowhere").iterdir()} == {"answers", "profiles"}
+
+
+def test_the_command_prints_the_label_below_the_prediction(store, capsys):
+    store.measurements.record(measurement(MODEL, 2, step_ms=7.0))
+    command = ["predict", MODEL, "--input-size", str(SIZE), "--device", DEVICE, "--batch-size", "2"]
+    settings = ["--precision", "fp32", "--optimizer", "sgd"]
+    assert cli.run([*command, *settings, "--labels"]) == 0
+    assert "\nMeasured: 7 ms, 321.1 MiB (label 1, test_resnet).\n" in capsys.readouterr().out
+    assert cli.run([*command, *settings, "--labels", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["measured"]["label_id"] == 1

@@ -1,0 +1,73 @@
+"""Repeated questions are answered from a cache, and an entry ends with what it depends on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import trappm
+from trappm.learner.networks.presets import LAPTOP
+from trappm.learner.snapshots.registry import Registry
+from trappm.learner.snapshots.snapshot import load_snapshot, save_snapshot
+from trappm.prediction.prediction import Prediction
+from trappm.prediction.snapshot_choice import SHIPPED
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+    return tmp_path
+
+
+def entries(home):
+    return sorted((home / "answers").glob("*.json"))
+
+
+def ask(**options):
+    return trappm.predict("test_resnet", **({"device": "a100", "batch_size": 4} | options))
+
+
+def test_a_repeated_question_has_the_same_answer_without_torch(home):
+    first = ask(epochs=2, samples=1000)
+    program = (
+        "import sys, trappm\n"
+        "answer = trappm.predict('test_resnet', device='a100', batch_size=4, epochs=2, "
+        "samples=1000)\n"
+        "print(repr(answer.to_dict()), 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ
+    )
+    assert done.stdout == f"{first.to_dict()!r} False\n"
+    assert Prediction.from_dict(first.to_dict()) == first
+    assert len(entries(home)) == 1
+    assert ask(epochs=2, samples=1000).memory_breakdown.total_mib > 0
+    ask(epochs=3, samples=1000)
+    assert len(entries(home)) == 2
+
+
+def test_a_damaged_entry_is_made_again(home):
+    first = ask()
+    (path,) = entries(home)
+    for damage in ("", "[{}]", "nonsense"):
+        path.write_text(damage)
+        assert ask() == first
+
+
+def test_a_new_snapshot_answers_at_once(home):
+    before = ask()
+    heads = {"a100-40gb": load_snapshot(SHIPPED).heads["a100-40gb"]}
+    made = save_snapshot(
+        home / "snapshots", heads=heads, source_device="a100-40gb", preset=LAPTOP, labels=[],
+        fields={},
+    )  # fmt: skip
+    Registry(home / "snapshots").set_alias("latest", made.id, "published")
+    assert before.snapshot != ask().snapshot == made.id
+
+
+def test_a_folder_that_cannot_be_written_caches_nothing(home):
+    (home / "answers").write_text("in the way")
+    assert ask() == ask()

@@ -1,0 +1,93 @@
+"""`trappm scale`: on how many GPUs, and how they share a step; moves to the parallel extension."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trappm.cli import devices, options
+from trappm.cli.options import print_json
+from trappm.cli.predict import Devices, Models
+from trappm.profiler.devices.rank_keys import rank_key
+from trappm.profiler.errors import InputError
+
+if TYPE_CHECKING:
+    from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+
+_COUNTS = "1,2,4,8,16"
+
+
+def _link(key: str, kernels: Sequence[KernelMeasurement]) -> str | None:
+    """Return the link between the ranks of a device such as a100x4; None for other devices."""
+    from trappm.prediction.parallel.known_links import link_sentence
+
+    return link_sentence(key, kernels) if rank_key(key).ranks > 1 else None
+
+
+devices.DETAILS.append(_link)
+
+
+def scale(
+    models: Models,
+    device: Devices = None,
+    batch_size: options.BatchSize = None,
+    input_size: options.InputSize = None,
+    sequence_length: options.SequenceLength = None,
+    precision: options.Precision = None,
+    memory_format: options.MemoryFormat = None,
+    optimizer: options.Optimizer = None,
+    snapshot: options.SnapshotName = None,
+    gpus: Annotated[
+        str | None, typer.Option("--gpus", help=f"Total numbers of GPUs (default: {_COUNTS}).")
+    ] = None,
+    per_node: Annotated[
+        int | None,
+        typer.Option("--per-node", min=1, help="GPUs per node (default: those of a usual node)."),
+    ] = None,
+    strategy: Annotated[
+        list[str] | None, typer.Option(help="ddp, fsdp or tp, repeatable (default: all).")
+    ] = None,
+    accumulation: Annotated[int, typer.Option(min=1, help="Passes per optimizer step.")] = 1,
+    network: Annotated[
+        float | None,
+        typer.Option("--network", help="Network between nodes in Gbit/s (default: usual node's)."),
+    ] = None,
+    explain: options.Explain = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Compare strategies and numbers of GPUs: which is fastest, cheapest, and fits?
+
+    Each GPU takes --batch-size samples per pass.
+
+    Example: trappm scale resnet50 --batch-size 64 --device a100 --gpus 1,2,4,8,16
+    """
+    from trappm.prediction.parallel.scaling import scaling, scaling_json
+    from trappm.terminal.parallel.parallel_tables import print_scaling
+
+    named = _COUNTS if gpus is None else gpus
+    try:
+        counts = sorted({int(count) for count in named.split(",")})
+    except ValueError:
+        raise InputError(f"--gpus is {named!r}; give numbers with commas, such as 1,2,4") from None
+    predictions, refusals = scaling(
+        models,
+        device,
+        counts,
+        strategy or (),
+        gpus_per_node=per_node,
+        accumulation=accumulation,
+        network_gbit=network,
+        batch_size=batch_size,
+        input_size=input_size,
+        sequence_length=sequence_length,
+        precision=precision,
+        memory_format=memory_format,
+        optimizer=optimizer,
+        snapshot=snapshot,
+    )
+    if as_json:
+        print_json(scaling_json(predictions, refusals))
+    else:
+        print_scaling(predictions, refusals, explain=explain)
