@@ -25,9 +25,10 @@ from research.evaluation.benchmark import PAPER_SEEDS, Samples, SplitKind, split
 from research.evaluation.label_files import metric_column, read_labels
 from research.evaluation.tables import EvaluationDisplay
 from research.evaluation.workbench import opened_workbench
+from research.options import GraphProcesses, MetricName
 from research.peers.graph_networks import LAPTOP_SIZE, dippm, dnnperf, nnlqp
 from research.peers.tabular import Boosting, xgboost
-from trappm.cli.options import AsJson, GraphProcesses, MetricName, print_json
+from trappm.cli.options import AsJson, print_json
 from trappm.learner.estimator import Estimator
 from trappm.learner.paper.encoder import Encoder
 from trappm.learner.paper.presets import (
