@@ -163,7 +163,7 @@ class CampaignSpec(CampaignBudget):
     def _consistent(self) -> Self:
         # Imported here: both pull in torch, and reading a file that fails earlier should be quick.
         from trappm.learner.acquisition import strategy_named
-        from trappm.learner.networks.presets import preset_named
+        from trappm.learner.paper.presets import preset_named
 
         if isinstance(self.protocol, str):
             protocol_named(self.protocol)

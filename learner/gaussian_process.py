@@ -300,8 +300,8 @@ def _landmark_factor(
 def _factor(matrix: Array) -> Array:
     """Return the lower Cholesky factor of a covariance (m, m), with jitter."""
     jitter = JITTER * float(np.trace(matrix)) / max(len(matrix), 1)
-    factor: Array = np.linalg.cholesky(matrix + jitter * np.eye(len(matrix)))
-    return factor
+    factor = np.linalg.cholesky(matrix + jitter * np.eye(len(matrix)))
+    return np.asarray(factor, dtype=np.float64)
 
 
 def _features(
@@ -352,10 +352,10 @@ def _posterior(phi: Array, labels: _Labels, noise: float, iterations: int) -> _P
         targets, pull = _tobit(labels.bounds, fitted, noise)
         targets = np.where(known, labels.values, targets)
         weight = np.where(known, precision, pull)
-        a = np.eye(phi.shape[1])
+        a: Array = np.eye(phi.shape[1])
         for rows in chunks:
             weighted = phi[rows] * np.sqrt(weight[rows])[:, None]
-            a += weighted.T @ weighted
+            a = a + weighted.T @ weighted
         factor = np.linalg.cholesky(a)
         root = solve_triangular(factor, np.eye(len(a)), lower=True, check_finite=False)
         mean: Array = root.T @ (root @ (phi.T @ (weight * targets)))

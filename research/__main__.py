@@ -2,19 +2,72 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from research import data, scripts
+from research import data
 from research.evaluation.command import evaluate
-from research.importers.command import import_
+from research.importers import import_
 from research.replay.command import replay
-from research.tuning.command import tune
+from research.tuning import tune
 from trappm.cli import run
+from trappm.profiler.errors import InputError
+from trappm.profiler.nearest import nearest
+
+WRITE, FIT = ("--write",), ("--fit",)
+
+
+@dataclass(frozen=True)
+class Script:
+    """A module with a `main`, and the arguments that produce its result."""
+
+    module: str
+    makes: str
+    """Shipped file or documentation page that the output belongs to."""
+    arguments: tuple[str, ...] = ()
+
+
+_PHYSICS = "learner/physics"
+PRIORS: Mapping[str, Script] = {
+    name: Script(f"research.priors.{module}", makes, arguments)
+    for name, module, makes, arguments in (
+        ("step-time", "second_device", f"{_PHYSICS}/devices/known_devices.safetensors", WRITE),
+        ("other-devices", "other_devices", f"{_PHYSICS}/devices/other_devices.safetensors", WRITE),
+        ("power", "power", f"{_PHYSICS}/power/known_power.safetensors", WRITE),
+        ("links", "collectives", f"{_PHYSICS}/parallel/link_kinds.csv", WRITE),
+        ("scatter", "ddp_steps", f"prints constants of {_PHYSICS}/parallel/schedules.py", ()),
+        ("transformers", "language_models", f"prints {_PHYSICS}/transformer_times.py", FIT),
+        ("workspace", "memory_simulation", "prints WORKSPACE_SHARE of memory_simulation.py", FIT),
+    )
+}
+"""Fits of shipped constants, in the order in which they depend on each other."""
+
+TABLES: Mapping[str, Script] = {
+    name: Script(f"research.{module}", f"docs/{page}")
+    for name, module, page in (
+        ("accuracy", "tables.accuracy", "accuracy.md"),
+        ("cpu-cores", "priors.cpu_cores", "studies/cpu_cores.md"),
+        ("step-time", "priors.step_time", "studies/rtx_step_time.md"),
+        ("second-device", "priors.second_device", "studies/step_time_constants.md"),
+        ("other-devices", "priors.other_devices", "studies/other_gpus.md"),
+        ("memory", "priors.memory_simulation", "studies/simulated_memory.md"),
+        ("power", "priors.power", "studies/power.md"),
+        ("links", "priors.collectives", "studies/many_gpus.md"),
+        ("ddp", "priors.ddp_steps", "studies/many_gpus.md"),
+        ("language-models", "priors.language_models", "studies/language_models.md"),
+        ("foreign-modules", "tables.foreign_modules", "foreign_modules.md"),
+        ("figures", "tables.doc_figures", "figures"),
+        ("h100", "gpu_day.gpu_check", "studies/h100_day.md"),
+    )
+}
+"""Tables and figures of the documentation."""
+
+SNAPSHOT = Script("research.snapshot.default_snapshot", "trappm/shipped_snapshot")
 
 app = typer.Typer(
     name="research",
@@ -30,29 +83,46 @@ app.command(name="import")(import_)
 
 _Name = Annotated[str | None, typer.Argument(help="Name of one script (default: all).")]
 _List = Annotated[bool, typer.Option("--list", help="List the names and exit.")]
-_Traces = Annotated[Path, typer.Option(help="Folder that keeps traced kernels.")]
-_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+_PASS_ON = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "allow_interspersed_args": False,
+}
+"""Settings of commands that pass the options behind a name on to its script."""
+
+
+@app.command(context_settings={**_PASS_ON, "help_option_names": []})
+def snapshot(context: typer.Context) -> None:
+    """Train the shipped snapshot; for its options: snapshot --help."""
+    execute(SNAPSHOT, context.args)
+
+
+@app.command(name="fit-priors", context_settings=_PASS_ON)
+def fit_priors(context: typer.Context, name: _Name = None, list_: _List = False) -> None:
+    """Fit the shipped constants to published labels and write them into the packages.
+
+    Options of a script follow its name: fit-priors power --traces FOLDER.
+    """
+    _execute_all(PRIORS, name, list_, context.args)
 
 
 @app.command(context_settings=_PASS_ON)
-def snapshot(context: typer.Context) -> None:
-    """Train the shipped snapshot. Options: --processes, --to, --add."""
-    script = scripts.Script(
-        "research.snapshot.default_snapshot", "trappm/shipped_snapshot", ("{data}",)
-    )
-    scripts.run(script, Path(), context.args)
+def tables(
+    context: typer.Context,
+    name: _Name = None,
+    list_: _List = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare docs/accuracy.md; exit 1 if worse.")
+    ] = False,
+) -> None:
+    """Print the tables and draw the figures of the documentation.
 
-
-@app.command(name="fit-priors")
-def fit_priors(name: _Name = None, list_: _List = False, traces: _Traces = Path("traces")) -> None:
-    """Fit the shipped constants to published labels and write them into the packages."""
-    _run(scripts.PRIORS, name, list_, traces)
-
-
-@app.command()
-def tables(name: _Name = None, list_: _List = False, traces: _Traces = Path("traces")) -> None:
-    """Print the tables and draw the figures of the documentation."""
-    _run(scripts.TABLES, name, list_, traces)
+    Options of a script follow its name: tables cpu-cores --splits 8.
+    """
+    if check:
+        execute(TABLES["accuracy"], ["--check", *context.args])
+        return
+    _execute_all(TABLES, name, list_, context.args)
 
 
 @app.command(name="data")
@@ -73,13 +143,27 @@ def data_(
         raise typer.Exit(1)
 
 
-def _run(known: Mapping[str, scripts.Script], name: str | None, list_: bool, traces: Path) -> None:
+def _execute_all(
+    known: Mapping[str, Script], name: str | None, list_: bool, options: Sequence[str]
+) -> None:
     if list_:
         for each, script in known.items():
             typer.echo(f"{each:16} {script.makes}")
         return
-    for script in scripts.chosen(known, name):
-        scripts.run(script, traces)
+    if name is not None and name not in known:
+        raise InputError(f"Unknown name {name!r}; {nearest(name, list(known))}")
+    for each in known if name is None else [name]:
+        execute(known[each], options)
+
+
+def execute(script: Script, options: Sequence[str] = ()) -> None:
+    """Call the `main` of a script with its arguments and further options."""
+    module = importlib.import_module(script.module)
+    command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    command.command(help=module.__doc__)(module.main)
+    status = command([*script.arguments, *options], prog_name=script.module, standalone_mode=False)
+    if status:
+        raise typer.Exit(status)
 
 
 def main(arguments: list[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -150,16 +151,7 @@ class Planner:
         key = [self._spec.seed, 1, self._spec.devices.keys.index(device)]
         order = np.random.default_rng(key).permutation(len(candidates))[:count]
         reason = {"strategy": "uniform draw"}
-        return [
-            Assignment(
-                configuration=candidates[index],
-                device=device,
-                role=Role.EVALUATE,
-                rank=rank,
-                reason=reason,
-            )
-            for rank, index in enumerate(order)
-        ]
+        return _planned(device, Role.EVALUATE, [(candidates[index], reason) for index in order])
 
     def request(self, device: str, number: int, count: int) -> ChoiceRequest:
         """Return the request for a device's part of the initial or of an acquired round.
@@ -195,17 +187,20 @@ class Planner:
     def chosen(self, device: str, choices: Sequence[Choice]) -> list[Assignment]:
         """Return assignments of what the learner chose."""
         by_id = {c.id: c for c, _ in self.pool}
-        return [
-            Assignment(
-                configuration=by_id[choice.configuration_id],
-                device=device,
-                role=Role.TRAIN,
-                rank=rank,
-                reason=dict(choice.reason),
-            )
-            for rank, choice in enumerate(choices)
-        ]
+        return _planned(
+            device, Role.TRAIN, [(by_id[c.configuration_id], dict(c.reason)) for c in choices]
+        )
 
     def card(self, device: str) -> str:
         """Return the name of the card behind a device's key."""
         return card_name(device, self._store.measurements.device_environments(device).values())
+
+
+def _planned(
+    device: str, role: Role, ranked: Sequence[tuple[Configuration, dict[str, Any]]]
+) -> list[Assignment]:
+    """Return assignments of configurations with their reasons, the most wanted first."""
+    return [
+        Assignment(configuration=configuration, device=device, role=role, rank=rank, reason=reason)
+        for rank, (configuration, reason) in enumerate(ranked)
+    ]

@@ -30,7 +30,7 @@ from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability
 from trappm.learner.acquisition.strategies import NEED_GRADIENTS
 from trappm.learner.heads.device_heads import Heads, train_heads
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, StepSettings, TrainedHeads
-from trappm.learner.networks.presets import preset_named
+from trappm.learner.paper.presets import preset_named
 from trappm.learner.physics.device_specs import CPU, known_spec
 from trappm.learner.physics.devices.joint_fit import Distribution, Evidence
 from trappm.learner.physics.devices.known_devices import known_devices, measured_evidence

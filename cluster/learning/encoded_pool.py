@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.cluster.profiles import StepKey
-from trappm.learner.networks.gae import Encoder
-from trappm.learner.networks.kept_encoders import make_encoder
-from trappm.learner.networks.presets import EncoderPreset
+from trappm.learner.paper.encoder import Encoder, make_encoder
+from trappm.learner.paper.presets import EncoderPreset
 from trappm.learner.physics.device_specs import has_kernels
 from trappm.learner.stats.folds import content_groups
 from trappm.learner.workload import Workload

@@ -23,9 +23,8 @@ from torch import Tensor
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.metric_head import Head, Ours
 from trappm.learner.heads.predictions import OTHER_START, DeviceHeads, Predictions, Settings
-from trappm.learner.networks.presets import HeadPreset
-from trappm.learner.physics.cpu.cpu_memory_prior import CpuMemoryPrior
-from trappm.learner.physics.cpu.cpu_time_prior import CpuTimePrior
+from trappm.learner.paper.presets import HeadPreset
+from trappm.learner.physics.cpu_priors import CpuMemoryPrior, CpuTimePrior
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory_prior import MemoryPrior

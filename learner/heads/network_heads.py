@@ -1,6 +1,6 @@
 """TraPPM's networks as the heads of a device: the preset `paper`, without any physics.
 
-A head for each metric, trained as the bench trains and judges it (`learner.networks.published`).
+A head for each metric, trained as the bench trains and judges it (`learner.paper.regressor`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from torch import Tensor
 
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.predictions import OTHER_START, DeviceHeads, Predictions, Settings
-from trappm.learner.networks.dataset import FloatArray
-from trappm.learner.networks.estimator import NetworkModel
-from trappm.learner.networks.presets import HeadPreset
-from trappm.learner.networks.published import TrappmAsPublished, embedded_vectors
-from trappm.learner.networks.regressor import HeadNetwork
+from trappm.learner.paper.graphs import FloatArray
+from trappm.learner.paper.presets import HeadPreset
+from trappm.learner.paper.regressor import (
+    HeadNetwork,
+    NetworkModel,
+    TrappmAsPublished,
+    embedded_vectors,
+)
 from trappm.learner.tensors import with_prefix
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError

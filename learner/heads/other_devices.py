@@ -34,7 +34,7 @@ from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.residual.residual import Residual
-from trappm.learner.stats.calibration import LEVELS, Calibration
+from trappm.learner.stats.calibration import Calibration
 from trappm.learner.tensors import with_prefix
 from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
@@ -49,8 +49,6 @@ SETTINGS = (StepSettings(Precision.FP32, MemoryFormat.CONTIGUOUS, Optimizer.SGD)
 """What a question means that names none; without labels any other is as good."""
 GAUSSIAN = 1.645
 """Deviations to either side that hold 90 %."""
-ROBUST = 1.48
-"""Deviations of a Gaussian in the median of its absolute errors."""
 
 
 class Basis(enum.StrEnum):
@@ -159,42 +157,6 @@ def known_of_others(path: Path = FILE) -> tuple[OtherDevices, list[dict[str, obj
     with safe_open(path, "pt") as file:
         sources: list[dict[str, object]] = json.loads(file.metadata()["sources"])
     return OtherDevices.from_tensors(load_file(path)), sources
-
-
-def errors_of_devices(errors: Array, devices: Sequence[str]) -> Calibration:
-    """Quantiles of log(measured / predicted) on cards held out (n); each card has one vote."""
-    _, number, count = np.unique(np.array(devices), return_inverse=True, return_counts=True)
-    order = np.argsort(np.abs(errors))
-    votes = np.cumsum((1.0 / count[number])[order])
-    middle = float(np.abs(errors)[order][np.searchsorted(votes, votes[-1] / 2)])
-    deviation = max(ROBUST * middle, 1e-3)
-    fitted = Calibration.fit(errors, np.full(len(errors), deviation), devices)
-    return Calibration(fitted.quantiles * deviation)
-
-
-def pooled_errors(
-    errors: Array, devices: Sequence[str], architectures: Sequence[str]
-) -> Calibration:
-    """Return quantiles of log(measured / predicted) on cards held out, of all cards together.
-
-    Every card has the same weight, shared by its architectures. Unlike in `errors_of_devices`, no
-    errors are added for cards that nobody measured: a simulated step allocates the same on each, so
-    models differ by more than cards do. With two cards the quantiles are indicative.
-
-    Args:
-        errors: of each label (n).
-        devices: the card of each label (n).
-        architectures: of each label (n).
-    """
-    weights = np.ones(len(errors))
-    models = [f"{card} {name}" for card, name in zip(devices, architectures, strict=True)]
-    for groups in (models, devices):
-        _, number = np.unique(np.array(groups), return_inverse=True)
-        weights /= np.bincount(number, weights)[number]
-    order = np.argsort(errors)
-    weights = weights[order] / weights.sum()
-    levels = np.cumsum(weights) - weights / 2
-    return Calibration(np.interp(LEVELS, levels, errors[order]))
 
 
 def head_of(prior: Prior, errors: Calibration) -> Head[Prior]:

@@ -1,24 +1,29 @@
-"""The prior of any metric from the graph alone: the terms of `learner.physics.graph_terms` by node.
+"""Prior of any metric from terms of the graph alone.
 
-For metrics that nothing simulates (power, energy), and for step time where a workload's kernels
-have not been traced. A new metric is an entry in `graph_terms.PRIORS`.
+It explains metrics that nothing simulates, and step time and power where most workloads have no
+kernels. A new metric is an entry in `PRIORS` and `_TERMS`.
+
+Prior deviations are judgments: a factor of two (0.7) for the share of a peak that kernels of one
+kind reach, of three for launches, of twenty (3.0) for how devices differ altogether.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Self
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trappm.learner.physics.graph_terms import PRIORS, term_matrix
-from trappm.learner.physics.term_prior import TermPrior
+from trappm.learner.physics.term_prior import PriorSpec, TermPrior, TermSpec
 from trappm.learner.residual.graph_features import OPERATORS, operator_shares
 from trappm.learner.workload import Workload
-from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
+from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
+from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
 
 Array = npt.NDArray[np.float64]
 
@@ -26,6 +31,64 @@ FORWARD_SHARE = 1 / 3
 """Of a training step: the backward pass computes two products for each one of the forward pass."""
 WORK = frozenset({"step_time_ms", "energy_j"})
 """Metrics that are sums of work, of which inference does the forward pass only."""
+# The reference device: 1 TFLOP/s, 100 GB/s and 100 W. A training step does about three forward
+# passes, and each multiply-accumulate is two operations; 20 us for a node are for launches.
+# Round numbers: labels move all of them.
+MS_PER_MAC = 3 * 2 / 1e12 * 1e3
+MS_PER_BYTE = 3 / 1e11 * 1e3
+MS_PER_NODE = 0.02
+MS_PER_STEP = 1.0
+J_PER_MS = 0.1
+
+NORMS = frozenset({"BatchNormalization", "LayerNormalization", "GroupNormalization",
+                   "InstanceNormalization", "RMSNormalization", "LpNormalization"})  # fmt: skip
+PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "Attention"})
+VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout", "Shape"})
+MOVES = frozenset({"Transpose", "Concat", "Slice", "Split", "Gather", "Pad", "Expand", "Resize",
+                   "DepthToSpace", "ScatterND", "GatherND", "GatherElements"})  # fmt: skip
+
+# Launching, arithmetic by kind of kernel (they reach very different shares of the peak), and
+# traffic by kind of operator; devices differ by orders of magnitude, mostly in common. A spread of
+# 0.7 is a factor of two, of 1.5 one of five: round numbers, since labels decide.
+_WORK = PriorSpec(
+    (
+        TermSpec("step", 1.5),
+        TermSpec("launch", 1.5),
+        TermSpec("macs_dense", 0.7),
+        TermSpec("macs_pointwise", 0.7),
+        TermSpec("macs_matmul", 0.7),
+        TermSpec("macs_grouped", 1.0),
+        TermSpec("traffic_product", 0.7),
+        TermSpec("traffic_norm", 0.7),
+        TermSpec("traffic_elementwise", 0.7),
+        TermSpec("traffic_move", 0.7),
+        TermSpec("traffic_weights", 0.7),
+    ),
+    common_spread=3.0,
+)
+
+PRIORS: dict[str, PriorSpec] = {
+    "step_time_ms": _WORK,
+    # Energy: the same work, at a power that differs less among kernels than their time does.
+    "energy_j": _WORK,
+    # Idle power, and more of it the busier arithmetic and memory are.
+    "power_w": PriorSpec(
+        (
+            TermSpec("idle", 0.5),
+            TermSpec("arithmetic", 0.5),
+            TermSpec("traffic", 0.5),
+            TermSpec("occupancy", 0.5),
+        ),
+        common_spread=1.5,
+    ),
+}
+"""Terms of each metric in the order of `term_matrix`."""
+
+
+def term_matrix(graphs: Sequence[Graph], metric: str) -> Array:
+    """The terms of every graph (n, k), in the metric's unit for the reference device."""
+    rows = np.array([list(_TERMS[metric](_totals(graph))) for graph in graphs], dtype=np.float64)
+    return rows.reshape(len(graphs), len(PRIORS[metric].terms))
 
 
 class GraphPrior(TermPrior):
@@ -88,3 +151,108 @@ def settings_and_operators(workloads: Sequence[Workload], sizes: Array, shares: 
         )
     width = 4 + shares.shape[1] + len(OPERATORS) + 5
     return np.array(rows, dtype=np.float64).reshape(len(workloads), width)
+
+
+@dataclass(frozen=True)
+class _Totals:
+    """Sums over the nodes of a graph, by kind of operator."""
+
+    batch_size: int
+    nodes: int
+    macs: dict[str, float]
+    traffic: dict[str, float]
+    """Bytes of inputs and outputs."""
+    parameters: float
+
+
+_KNOWN: WeakKeyDictionary[Graph, _Totals] = WeakKeyDictionary()
+"""A fit asks for the same graphs once for each fold."""
+
+
+def _totals(graph: Graph) -> _Totals:
+    if graph not in _KNOWN:
+        _KNOWN[graph] = _sums(graph)
+    return _KNOWN[graph]
+
+
+def _sums(graph: Graph) -> _Totals:
+    elements_in = _elements(graph.input_shapes)
+    elements_out = _elements(graph.output_shapes)
+    out_bytes = np.maximum(
+        graph.memory_bytes - BYTES_PER_ELEMENT * graph.parameters, 0
+    ).astype(np.float64)  # fmt: skip
+    traffic = BYTES_PER_ELEMENT * elements_in + out_bytes
+    kinds = np.array([_KIND_OF.get(operator, "elementwise") for operator in graph.operators])
+    per_output = graph.macs / np.maximum(elements_out, 1.0)
+    channels = graph.input_shapes[:, 1].astype(np.float64)
+    is_convolution = np.isin(graph.operators, ("Conv", "ConvTranspose"))
+    # A dense k x k convolution costs channels * k^2 per output, a grouped one less than channels
+    # as soon as it has more groups than k^2.
+    grouped = is_convolution & (per_output < channels)
+    pointwise = is_convolution & (per_output == channels)
+    dense = is_convolution & (per_output > channels)
+    macs = graph.macs.astype(np.float64)
+    return _Totals(
+        batch_size=graph.batch_size,
+        nodes=int(np.sum(kinds != "view")),
+        macs={
+            "grouped": float(macs[grouped].sum()),
+            "pointwise": float(macs[pointwise].sum()),
+            "dense": float(macs[dense].sum()),
+            "matmul": float(macs[~is_convolution].sum()),
+        },
+        traffic={kind: float(traffic[kinds == kind].sum()) for kind in _KINDS},
+        parameters=float(graph.parameters.sum()),
+    )
+
+
+_KINDS = ("product", "norm", "elementwise", "move")
+
+
+_KIND_OF = {
+    operator: kind
+    for kind, members in (("product", PRODUCTS), ("norm", NORMS), ("view", VIEWS), ("move", MOVES))
+    for operator in members
+}
+
+
+def _elements(shapes: npt.NDArray[np.int64]) -> Array:
+    """Elements of each padded shape (N); a node without a shape has none."""
+    sizes = np.where(shapes > 0, shapes, 1).astype(np.float64)
+    return np.where((shapes > 0).any(axis=1), sizes.prod(axis=1), 0.0)
+
+
+def _step_time(t: _Totals) -> list[float]:
+    return [
+        MS_PER_STEP,
+        MS_PER_NODE * t.nodes,
+        MS_PER_MAC * t.macs["dense"],
+        MS_PER_MAC * t.macs["pointwise"],
+        MS_PER_MAC * t.macs["matmul"],
+        MS_PER_MAC * t.macs["grouped"] * 10,
+        MS_PER_BYTE * t.traffic["product"],
+        MS_PER_BYTE * t.traffic["norm"],
+        MS_PER_BYTE * t.traffic["elementwise"],
+        MS_PER_BYTE * t.traffic["move"],
+        MS_PER_BYTE * BYTES_PER_ELEMENT * t.parameters,
+    ]
+
+
+def _power(t: _Totals) -> list[float]:
+    arithmetic = MS_PER_MAC * sum(t.macs.values())
+    traffic = MS_PER_BYTE * sum(t.traffic.values())
+    waiting = MS_PER_STEP + MS_PER_NODE * t.nodes
+    total = arithmetic + traffic + waiting
+    return [20.0, 100 * arithmetic / total, 100 * traffic / total,
+            50 * t.batch_size / (t.batch_size + 16)]  # fmt: skip
+
+
+def _energy(t: _Totals) -> list[float]:
+    return [J_PER_MS * term for term in _step_time(t)]
+
+
+_TERMS = {
+    "step_time_ms": _step_time,
+    "power_w": _power,
+    "energy_j": _energy,
+}

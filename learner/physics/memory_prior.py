@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from trappm.learner.physics.device_specs import DeviceSpec
-from trappm.learner.physics.graph_terms import PriorSpec, TermSpec
 from trappm.learner.physics.step_memory import (
     CONVOLUTION_KINDS,
     SCRATCH_KINDS,
@@ -28,7 +27,7 @@ from trappm.learner.physics.step_memory import (
     amp_factor,
     step_memory,
 )
-from trappm.learner.physics.term_prior import TermPrior
+from trappm.learner.physics.term_prior import PriorSpec, TermPrior, TermSpec
 from trappm.learner.residual.graph_features import (
     CONVOLUTION_FEATURES,
     OPERATORS,

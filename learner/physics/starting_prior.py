@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from trappm.learner.physics.cpu.cpu_memory_prior import CpuMemoryPrior
-from trappm.learner.physics.cpu.cpu_time_prior import CpuTimePrior
+from trappm.learner.physics.cpu_priors import CpuMemoryPrior, CpuTimePrior
 from trappm.learner.physics.device_specs import CPU, DeviceSpec, spec_of
-from trappm.learner.physics.graph_prior import GraphPrior
-from trappm.learner.physics.graph_terms import PRIORS
+from trappm.learner.physics.graph_prior import PRIORS, GraphPrior
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior

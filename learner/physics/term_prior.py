@@ -1,13 +1,15 @@
-"""Priors that are sums of physical terms with log-normal constants: `sum_k exp(theta_k) * term_k`.
+"""Priors that are sums of physical terms with log-normal coefficients.
 
-`graph_terms` has how such a sum is fitted. A prior of this kind is its terms, their spreads,
-and the features that a residual should see.
+The prior of a metric is `sum_k exp(theta_k) * term_k`. The terms are in the metric's unit for a
+reference device; the coefficients say how a device differs from it. Their log-normal priors keep
+them positive and let few labels fit them. A new device starts from the coefficients of a known one.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -15,11 +17,30 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trappm.learner.physics.graph_terms import PriorSpec, fit_coefficients, log_prior
 from trappm.learner.physics.prior import TRANSFER_TIGHTNESS
+from trappm.learner.stats.student_t import map_fit
 from trappm.learner.workload import Workload
 
 Array = npt.NDArray[np.float64]
+
+FIRST_SCALE, LEAST_SCALE = 0.3, 0.01
+"""Largest and smallest scale of the errors of the logarithm (round numbers)."""
+
+
+@dataclass(frozen=True)
+class TermSpec:
+    """Name of a term, and the prior deviation of its log coefficient."""
+
+    name: str
+    spread: float
+
+
+@dataclass(frozen=True)
+class PriorSpec:
+    """Terms of a metric, and the prior deviation of all log coefficients together."""
+
+    terms: tuple[TermSpec, ...]
+    common_spread: float
 
 
 class TermPrior(ABC):
@@ -113,3 +134,68 @@ class TermPrior(ABC):
 
     def tensors(self) -> dict[str, Tensor]:
         return {"log_constants": torch.from_numpy(self.log_constants.copy())}
+
+
+def log_prior(terms: Array, coefficients: Array) -> Array:
+    """Return log(sum_k exp(theta_k) * term_k) (n) for terms (n, k) and log coefficients (k)."""
+    values: Array = np.log(terms @ np.exp(coefficients))
+    return values
+
+
+def fit_coefficients(
+    terms: Array,
+    log_values: Array,
+    spec: PriorSpec,
+    *,
+    centre: Array | None = None,
+    tightness: float = 1.0,
+    log_above: Array | None = None,
+) -> Array:
+    """Return the most probable log coefficients theta (k) of `sum_k exp(theta_k) * term_k`.
+
+    Errors of the logarithm are Student-t. A lower bound has no effect where the sum exceeds it.
+
+    Args:
+        terms: Terms (n, k).
+        log_values: Logarithms of the measured values (n); NaN where only a bound is known.
+        spec: Priors of the coefficients.
+        centre: Center of the prior of theta (default: reference device).
+        tightness: Factor on the spread of single coefficients, below 1 for a well-known center.
+        log_above: Logarithms of lower bounds (n), where the value is not known.
+    """
+    middle = np.zeros(len(spec.terms)) if centre is None else centre
+    measured = ~np.isnan(log_values)
+    targets = log_values
+    if log_above is not None:
+        targets = np.where(measured, log_values, log_above)
+        terms, measured, targets = (a[~np.isnan(targets)] for a in (terms, measured, targets))
+    if not measured.any():
+        return middle
+    spreads = tightness * np.array([term.spread for term in spec.terms])
+    root = np.linalg.cholesky(np.diag(spreads**2) + spec.common_spread**2)
+
+    def parts(x: Array) -> Array:
+        """Return each term times its coefficient (n, k)."""
+        values: Array = terms * np.exp(middle + root @ x)
+        return values
+
+    def errors(x: Array) -> Array:
+        gaps: Array = targets - np.log(parts(x).sum(axis=1))
+        return np.where(measured, gaps, np.maximum(gaps, 0.0))
+
+    def jacobian(x: Array) -> Array:
+        own = parts(x)
+        counts = measured | (errors(x) > 0)
+        derivatives: Array = -(own * counts[:, None] / own.sum(axis=1, keepdims=True)) @ root
+        return derivatives
+
+    # All coefficients at once first: the level of a new device may be off by a factor of 1000.
+    level = float(np.median((targets - log_prior(terms, middle))[measured]))
+    level *= spec.common_spread**2 / (spec.common_spread**2 + 0.1)
+    start = np.linalg.solve(root, np.full(len(middle), level))
+    x = map_fit(
+        errors, jacobian, start,
+        is_value=measured, first_scale=FIRST_SCALE, least_scale=LEAST_SCALE,
+    )  # fmt: skip
+    fitted: Array = middle + root @ x
+    return fitted

@@ -24,7 +24,7 @@ from safetensors.torch import save as save_tensors
 from trappm.learner.heads.device_heads import Heads, heads_from_tensors
 from trappm.learner.heads.other_devices import Basis, OtherDevices
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, StepSettings, TrainedHeads
-from trappm.learner.networks.presets import EncoderPreset, HeadPreset, LearnerPreset
+from trappm.learner.paper.presets import EncoderPreset, HeadPreset, LearnerPreset
 from trappm.learner.physics.device_specs import CPU, known_spec
 from trappm.learner.snapshots.feature_schema import feature_schema
 from trappm.learner.snapshots.manifest import (
@@ -50,7 +50,7 @@ from trappm.profiler.host.environment import code_commit
 from trappm.profiler.records import METRICS, MemoryFormat, Optimizer, Phase, Precision, Provenance
 
 if TYPE_CHECKING:
-    from trappm.learner.networks.gae import Encoder
+    from trappm.learner.paper.encoder import Encoder
 
 ENCODER = "encoder.safetensors"
 ALL_PHASES = "all"
@@ -183,7 +183,7 @@ class Snapshot:
         Raises:
             SnapshotError: there is none, or it does not fit this version.
         """
-        from trappm.learner.networks.gae import Encoder
+        from trappm.learner.paper.encoder import Encoder
 
         if self.encoder_bytes is None:
             raise SnapshotError(f"snapshot {self.id} has no encoder")
@@ -268,7 +268,7 @@ def _contents(
     for device, phases in heads.items():
         if not NAME.fullmatch(device):
             raise SnapshotError(f"device key {device!r} cannot be part of a file name")
-        files = {phase: _saved(trained.heads.tensors()) for phase, trained in phases.items()}
+        files = {str(p): _saved(trained.heads.tensors()) for p, trained in phases.items()}
         if len(files) > 1 and len(set(files.values())) == 1:
             files = {ALL_PHASES: next(iter(files.values()))}
         contents |= {_file(device, phase): data for phase, data in files.items()}

@@ -1,48 +1,42 @@
-"""What is held out together, and folds that never divide it.
+"""Cross-validation groups and folds.
 
-Batch sizes of an architecture are near-copies of each other, some architectures have two names
-(timm's beit and beitv2 differ in how weights were trained), and a transformer has one for each way
-to train it (`hf:gpt2`, `hf:gpt2,lora=16`): who holds one of them out and learns from the other has
-held nothing out.
+Near-copies must share a fold, or the held-out one leaks its label: batch sizes of an architecture,
+architectures with two names (timm's beit and beitv2 differ in their weights only), and variants of
+a transformer (`hf:gpt2`, `hf:gpt2,lora=16`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
+from scipy.cluster.vq import kmeans2  # type: ignore[import-untyped]
 
 from trappm.learner.workload import Workload
 from trappm.profiler.models.known_names import model_of
 from trappm.profiler.records import Graph
 from trappm.profiler.records.graph import graph_hash
 
-CLUSTER_STEPS = 30
-"""Of k-means: a round number, with which it has come to rest."""
-
 _HASHES: WeakKeyDictionary[Graph, str] = WeakKeyDictionary()
 
 
 def layers_hash(graph: Graph) -> str:
-    """Equal for graphs of the same layers, at whatever batch and input size.
-
-    It goes by operators, edges and weights. Strides and padding stay out: what differs in these
-    alone is a near-copy, too.
-    """
+    """Return a hash of operators, edges and parameters: equal at any batch and input size."""
     if graph not in _HASHES:
         _HASHES[graph] = graph_hash(graph.operators, graph.edges, graph.parameters[:, None])
     return _HASHES[graph]
 
 
 def content_groups(architectures: Sequence[str], workloads: Sequence[Workload]) -> list[str]:
-    """What each of n labels is held out with: the first name of all that are the same model.
+    """Return the group of each label (n): the first name of all that are the same model.
 
     Args:
-        architectures: of each label (n).
-        workloads: of each label (n); the first of each architecture is looked at.
+        architectures: Architecture of each label (n).
+        workloads: Workload of each label (n); the first of each architecture is compared.
     """
     workload_of = dict(zip(reversed(architectures), reversed(workloads), strict=True))
     first: dict[str, str] = {}
@@ -54,7 +48,7 @@ def content_groups(architectures: Sequence[str], workloads: Sequence[Workload]) 
 
 
 def _content(workload: Workload) -> str | None:
-    """A hash of the layers, or of the kernels where nothing else is known of them."""
+    """Return a hash of the layers, or of the kernels of a workload without graph."""
     if workload.graph.node_count:
         return layers_hash(workload.graph)
     if workload.kernels is not None:
@@ -65,14 +59,14 @@ def _content(workload: Workload) -> str | None:
 def grouped_folds(
     groups: Sequence[str], count: int, generator: np.random.Generator
 ) -> npt.NDArray[np.int64]:
-    """The fold of each of n labels (n): architectures dealt out at random, none divided.
+    """Return a random fold of each label (n) that divides no architecture.
 
-    Labels of one single architecture are dealt out one by one: near-copies are better than nothing.
+    Labels of a single architecture are divided, since there is nothing else to hold out.
 
     Args:
-        groups: the architecture of each label (n).
-        count: of folds, as long as there are so many architectures.
-        generator: deals them out.
+        groups: Architecture of each label (n).
+        count: Largest number of folds.
+        generator: Draws the folds.
     """
     if not len(groups):
         return np.zeros(0, np.int64)
@@ -90,16 +84,15 @@ def cluster_folds(
     count: int,
     generator: np.random.Generator,
 ) -> npt.NDArray[np.int64]:
-    """The fold of each of n labels (n): clusters of architectures that are like each other.
+    """Return the fold of each label (n): k-means clusters of similar architectures.
 
-    Who is held out with all that is like it is far from what is left, as a new family is. By
-    k-means, begun far apart (Arthur and Vassilvitskii 2007, "k-means++").
+    A held-out cluster is far from the remaining labels, as a new family is.
 
     Args:
-        points: of each label (n, c), near where labels are alike.
-        groups: the architecture of each label (n); it lies at the mean of its labels.
-        count: of clusters, at most; fewer where architectures coincide.
-        generator: begins them.
+        points: Points of the labels (n, c).
+        groups: Architecture of each label (n); it lies at the mean of its labels.
+        count: Largest number of clusters; fewer where architectures coincide.
+        generator: Draws the first centers (k-means++).
     """
     if not len(groups):
         return np.zeros(0, np.int64)
@@ -107,27 +100,20 @@ def cluster_folds(
     middles = np.zeros((len(labels), points.shape[1]))
     np.add.at(middles, number, points)
     middles /= labels[:, None]
-
-    def squares(centres: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        return np.stack([((middles - centre) ** 2).sum(axis=1) for centre in centres], axis=1)
-
-    centres = middles[[generator.integers(len(middles))]]
-    while len(centres) < count and (nearest := squares(centres).min(axis=1)).sum() > 0:
-        chosen = generator.choice(len(middles), p=nearest / nearest.sum())
-        centres = np.vstack([centres, middles[chosen]])
-    for _ in range(CLUSTER_STEPS):
-        own = squares(centres).argmin(axis=1)
-        members = [middles[own == place] for place in range(len(centres))]
-        pairs = zip(members, centres, strict=True)
-        centres = np.array([m.mean(axis=0) if len(m) else centre for m, centre in pairs])
-    folds: npt.NDArray[np.int64] = squares(centres).argmin(axis=1)[number]
+    count = min(count, len(np.unique(middles, axis=0)))
+    if count == 1:
+        return np.zeros(len(groups), np.int64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # an empty cluster keeps its center
+        _, clusters = kmeans2(middles, count, iter=30, minit="++", seed=generator)
+    folds: npt.NDArray[np.int64] = clusters.astype(np.int64)[number]
     return folds
 
 
 def drawn_rows(count: int, most: int) -> npt.NDArray[np.int64]:
-    """Which of so many rows stand for all: at most `most`, rising, the same ones at every call.
+    """Return at most `most` sorted rows out of `count`, the same ones at every call.
 
-    Drawn, as rows at even distances would all have the same batch size where labels are sorted.
+    They are drawn: evenly spaced rows of sorted labels could all have the same batch size.
     """
     drawn = np.random.default_rng(0).permutation(count)[:most]
     return np.sort(drawn).astype(np.int64)

@@ -27,8 +27,8 @@ from trappm.profiler.kernels.running import PreparedCall, Run, tf32_allowed
 from trappm.profiler.measuring.attempt import explain, hold_lock
 from trappm.profiler.records import Configuration, Outcome, Precision
 from trappm.profiler.records import Protocol as StepProtocol
-from trappm.profiler.steps.sampling import judge, sample
-from trappm.profiler.steps.step import Step, StepRun, fill_window
+from trappm.profiler.steps.sampling import StepRun, judge, sample
+from trappm.profiler.steps.step import Step, fill_window
 
 _SAMPLING_SHARE = 0.4
 """Share of a call's time for its samples; the rest is for their preparation."""

@@ -10,15 +10,11 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trappm.profiler.records import Measurement, Outcome, Protocol, StepSummary, is_cpu_device
-from trappm.profiler.steps.meter import Findings, StepTime, Window
-
-if TYPE_CHECKING:
-    from trappm.profiler.steps.step import StepRun
+from trappm.profiler.steps.meter import Findings, MemoryReading, StepTime, Window
 
 _CHUNK = 4
 """Smallest number of steps between two checks: a check is a synchronization on a GPU."""
@@ -160,6 +156,25 @@ _MOST_LOST_SHARE = 0.5
 
 _DRIFT_SHARE = 0.5
 """Largest drift between the two halves, as a share of the bound on the interquartile range."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRun:
+    """All observations of one run of the protocol."""
+
+    samples_ms: tuple[float, ...]
+    """Step times without the time lost to other programs."""
+    window: Window
+    steps_in_window: int
+    memory: MemoryReading
+    parts_ms: tuple[tuple[float, ...], ...] = ()
+    """Forward with loss, backward, optimizer with zero_grad of a few more steps (n, 3)."""
+    rejected_steps: int = 0
+    """Number of timed steps that were rejected as disturbed."""
+    lost_step_share: float = 0.0
+    """Largest share of its wall time that a sample lost."""
+    least_lost_step_share: float = 0.0
+    """Smallest share of its wall time that a sample lost."""
 
 
 def judge(run: StepRun, protocol: Protocol) -> Findings:

@@ -34,8 +34,8 @@ from trappm.profiler.records import (
     Precision,
     Protocol,
 )
-from trappm.profiler.steps.meter import Mark, MemoryReading, StepMeter, StepTime, Window
-from trappm.profiler.steps.sampling import sample_clean
+from trappm.profiler.steps.meter import Mark, StepMeter, StepTime
+from trappm.profiler.steps.sampling import StepRun, sample_clean
 
 host_facts()  # asks git for the commit once, before all measuring processes are forked
 
@@ -54,25 +54,6 @@ _WARMUP_BATCH = 8
 
 _PARTED_STEPS = 3
 """Number of steps whose parts are timed after all samples: marks may slow a step down."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepRun:
-    """All observations of one run of the protocol."""
-
-    samples_ms: tuple[float, ...]
-    """Step times without the time lost to other programs."""
-    window: Window
-    steps_in_window: int
-    memory: MemoryReading
-    parts_ms: tuple[tuple[float, ...], ...] = ()
-    """Forward with loss, backward, optimizer with zero_grad of a few more steps (n, 3)."""
-    rejected_steps: int = 0
-    """Number of timed steps that were rejected as disturbed."""
-    lost_step_share: float = 0.0
-    """Largest share of its wall time that a sample lost."""
-    least_lost_step_share: float = 0.0
-    """Smallest share of its wall time that a sample lost."""
 
 
 def run_protocol(

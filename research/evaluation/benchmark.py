@@ -1,25 +1,29 @@
-"""Trains and judges predictors on splits of labels, all of them on the same ones.
+"""Splits of labels, and the training of all predictors on the same ones.
 
 The honest split comes first: whole architectures held out, 30 % of each family. Harder ones hold
 whole families out. The paper's split is by configuration, 70:30 in each family, so that batch
-variants of one architecture stand on both sides; it is there to compare with the paper. Everything
-random follows from the seed of a run, so the same seed gives the same numbers.
+variants of one architecture are on both sides; it serves the comparison with the paper. Everything
+random follows from the seed of a run.
 """
 
 from __future__ import annotations
 
 import enum
+import hashlib
 import itertools
+import os
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from research.evaluation.kept_runs import KeptRuns
 from trappm.learner.estimator import Estimate, Estimator, Model, Targets
+from trappm.learner.stats.calibration import LEVELS
 from trappm.learner.stats.errors import split_architectures
 from trappm.learner.stats.folds import content_groups
 from trappm.learner.workload import Workload
@@ -33,13 +37,13 @@ Rows = npt.NDArray[np.bool_]
 PAPER_SEEDS = (1337, 1338, 1339, 1340, 1341)
 TEST_SHARE = 0.3
 FAMILY_SHARE = 0.2
-"""Families are drawn until they have this share of the labels."""
+"""Least share of the labels in held-out families."""
 LEAST_IN_FAMILY = 3
-"""Architectures that a family needs to be left out alone: fewer show little."""
+"""Least number of architectures of a family that is left out alone."""
 
 
 class SplitKind(enum.StrEnum):
-    """The kinds of splits; only the last has architectures on both sides."""
+    """Kinds of splits; only the last has architectures on both sides."""
 
     ARCHITECTURES = "architectures"
     FAMILIES = "families"
@@ -57,18 +61,18 @@ SPLIT_TITLES: Mapping[SplitKind, str] = {
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """The labels of one metric on one device, n of them, with what predictors may see."""
+    """Labels of one metric on one device (n) with everything that predictors may see."""
 
     configurations: Sequence[Configuration]
     workloads: Sequence[Workload]
     values: Array
-    """In the metric's unit (n); NaN where only a bound is known."""
+    """Labels in the metric's unit, shape (n,); NaN where only a bound is known."""
     above: Array
-    """Lower bounds for those (n); NaN elsewhere."""
+    """Lower bounds for those, shape (n,); NaN elsewhere."""
     judged: Rows
-    """Whose errors count (n); all learn."""
+    """Rows whose errors count, shape (n,); all rows are learned from."""
     spiked: Rows
-    """Real, but far from what is usual (n): errors are reported without them as well."""
+    """Real but unusual rows, shape (n,): errors are reported without them as well."""
 
     def __len__(self) -> int:
         return len(self.configurations)
@@ -79,7 +83,7 @@ class Samples:
 
     @cached_property
     def groups(self) -> list[str]:
-        """With whom each is held out: batch sizes and twins of an architecture are near-copies."""
+        """Group that each row is held out with: equal layers at any batch size."""
         return content_groups(self.architectures, self.workloads)
 
     @property
@@ -106,40 +110,39 @@ class Split:
 
 @dataclass(frozen=True)
 class Run:
-    """One training and what came of it."""
+    """One training and its predictions."""
 
     estimator: str
     split: SplitKind
     seed: int
     labels: int | None
-    """Labels that it learned from, if not all."""
+    """Number of labels that it learned from, or None for all."""
     transferred: bool
     """Whether it started from another device's model."""
     test: npt.NDArray[np.int64]
-    """Rows that were predicted (t)."""
+    """Predicted rows, shape (t,)."""
     estimate: Estimate
-    """Of these rows."""
+    """Predictions of these rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Which trainings to make: all combinations."""
+    """Trainings to make: all combinations."""
 
     splits: Sequence[SplitKind]
     seeds: Sequence[int] = PAPER_SEEDS
     label_counts: Sequence[int] = ()
-    """Also learn from so many labels, drawn uniformly, for learning curves. Where these are fewer
-    than an estimator's `least_labels` (none, if it has no such number), the start predicts alone.
-    Counts above what a split trains on are left out of it."""
+    """Numbers of labels to learn from as well, drawn uniformly, for learning curves. Below an
+    estimator's `least_labels` the start predicts alone; counts above a split's are left out."""
     starts: Mapping[str, Model] = field(default_factory=dict)
-    """By estimator, a model of another device; it then also learns from that."""
+    """Models of another device by estimator, which then also starts from them."""
 
 
 def splits_of(samples: Samples, kind: SplitKind, seeds: Sequence[int]) -> Iterator[Split]:
-    """The splits of one kind, one for each seed; leaving out each family needs one seed only.
+    """Yield the splits of one kind, one per seed; leaving out each family needs one seed only.
 
     Raises:
-        InputError: there is too little to divide.
+        InputError: There is too little to divide.
     """
     if kind is SplitKind.EACH_FAMILY:
         families, names = samples.families, np.array(samples.architectures)
@@ -163,7 +166,7 @@ def splits_of(samples: Samples, kind: SplitKind, seeds: Sequence[int]) -> Iterat
 
 
 def _apart(samples: Samples, test: Rows) -> Rows:
-    """The rows to learn from: all others, but no twin of one that is held out (a ViT is a DeiT)."""
+    """Return the rows to learn from: no held-out one, nor one of the same layers."""
     groups = np.array(samples.groups)
     return ~np.isin(groups, groups[test])
 
@@ -186,6 +189,48 @@ def _held_out(samples: Samples, kind: SplitKind, generator: np.random.Generator)
     return test
 
 
+class KeptRuns:
+    """Predictions of runs, kept in a folder so that hours of training can be interrupted.
+
+    A run is identified by everything that it follows from (labels, estimator, split, seed) except
+    the code: a folder belongs to one state of it.
+    """
+
+    _columns: Mapping[str, tuple[int, ...]] = {
+        "median": (), "low": (), "high": (), "log_quantiles": LEVELS.shape,
+    }  # fmt: skip
+    """Kept columns of an estimate, with the shape of each row."""
+
+    def __init__(self, folder: Path, settings: Sequence[object]) -> None:
+        """Keep runs in `folder`, which is made; `settings` are those that all runs share."""
+        self.folder = folder
+        self.settings = tuple(settings)
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def get(self, run: Sequence[object], count: int) -> Estimate | None:
+        """Return the predictions of `count` rows by this run, or None if it was not made."""
+        try:
+            with np.load(self._path(run), allow_pickle=False) as file:
+                columns = {name: file[name] for name in self._columns if name in file.files}
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+            return None
+        shapes = {name: (count, *self._columns[name]) for name in columns}
+        if any(columns[name].shape != shape for name, shape in shapes.items()):
+            return None
+        return Estimate(**columns) if "median" in columns else None
+
+    def put(self, run: Sequence[object], estimate: Estimate) -> None:
+        columns = {name: getattr(estimate, name) for name in self._columns}
+        path = self._path(run)
+        part = path.with_name(f".{path.stem}.{os.getpid()}.npz")
+        np.savez(part, **{name: v for name, v in columns.items() if v is not None})
+        part.replace(path)
+
+    def _path(self, run: Sequence[object]) -> Path:
+        identity = repr((*self.settings, *run)).encode()
+        return self.folder / f"{hashlib.sha256(identity).hexdigest()[:32]}.npz"
+
+
 def run_plan(
     samples: Samples,
     estimators: Sequence[Estimator],
@@ -193,9 +238,9 @@ def run_plan(
     on_progress: Callable[[int, int, str], None] = lambda done, total, what: None,
     kept: KeptRuns | None = None,
 ) -> Iterator[Run]:
-    """Makes every training of the plan, in order, and predicts the rows held out.
+    """Make every training of the plan, in order, and predict the held-out rows.
 
-    What is in `kept` is not made again, and the rest is put there.
+    Runs in `kept` are not made again; the others are added to it.
     """
     jobs = list(_jobs(samples, estimators, plan))
     for done, (split, estimator, count, transferred) in enumerate(jobs):
@@ -208,7 +253,7 @@ def run_plan(
             if start is not None and not _can(estimator, samples, rows):
                 model = start
             else:
-                # A checksum of its own name: an estimator must not depend on those beside it.
+                # Seeded by its own name: an estimator must not depend on the others.
                 own = zlib.crc32(estimator.name.encode())
                 generator = np.random.default_rng([split.seed, own])
                 model = estimator.fit(samples.at(rows), samples.targets(rows), generator, start)
@@ -222,7 +267,7 @@ def run_plan(
 def _jobs(
     samples: Samples, estimators: Sequence[Estimator], plan: Plan
 ) -> Iterator[tuple[Split, Estimator, int | None, bool]]:
-    """Each split with each estimator and number of labels, and whether it has a start."""
+    """Yield each split with each estimator and number of labels, with and without a start."""
     splits = [split for kind in plan.splits for split in splits_of(samples, kind, plan.seeds)]
     for split, estimator, count in itertools.product(
         splits, estimators, (None, *plan.label_counts)
@@ -237,7 +282,7 @@ def _jobs(
 
 
 def _drawn(split: Split, count: int | None) -> npt.NDArray[np.int64]:
-    """The rows to learn from: the same for every estimator, fewer are part of more."""
+    """Return the rows to learn from: equal for every estimator; fewer are part of more."""
     rows = np.flatnonzero(split.train)
     if count is None:
         return rows
@@ -245,6 +290,6 @@ def _drawn(split: Split, count: int | None) -> npt.NDArray[np.int64]:
 
 
 def _can(estimator: Estimator, samples: Samples, rows: npt.NDArray[np.int64]) -> bool:
-    """Whether it learns from so few; who needs labels needs values, which runs that died lack."""
+    """Return whether the rows have as many values as the estimator needs."""
     values = np.count_nonzero(~np.isnan(samples.values[rows]))
     return int(values) >= int(getattr(estimator, "least_labels", 0))

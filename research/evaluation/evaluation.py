@@ -1,11 +1,9 @@
-"""`python -m research evaluate` without its options: prepares labels, trains, judges and reports.
-
-Reports are plain values, ready for JSON; the runs beside them are for plots.
-"""
+"""Training and judging of predictors on labels, with reports as plain values."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -13,16 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import pandas as pd
 
-from research.evaluation.benchmark import PAPER_SEEDS, Plan, Run, Samples, SplitKind, run_plan
-from research.evaluation.kept_runs import KeptRuns
+from research.evaluation.benchmark import (
+    PAPER_SEEDS,
+    KeptRuns,
+    Plan,
+    Run,
+    Samples,
+    SplitKind,
+    run_plan,
+)
 from research.evaluation.label_files import read_labels
-from research.evaluation.labelled_workloads import Prepared
 from research.evaluation.scores import score, summarize
-from research.evaluation.workbench import Workbench, opened_workbench
+from research.evaluation.workbench import Prepared, Workbench, opened_workbench
 from research.peers.predictors import ESTIMATORS, NAMED_ONLY
-from trappm.learner.estimator import Estimator, Model
+from trappm.learner.estimator import Estimate, Estimator, Model
 from trappm.profiler.errors import InputError
 from trappm.profiler.progress import Watch
 from trappm.profiler.records import Measurement
@@ -35,27 +39,27 @@ WITHOUT_WEIGHTS = frozenset({"mlp", "xgboost", "thesis-xgboost", "faketensor"})
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What both kinds of evaluation have in common."""
+    """Settings of both kinds of evaluation."""
 
     metric: str
-    """A metric's column."""
+    """Column of the metric."""
     estimators: Sequence[str] | None = None
-    """By name; by default all that these labels allow, in sizes for a laptop core."""
+    """Names (default: all that these labels allow, in sizes for a laptop core)."""
     size: str = "laptop"
     seeds: Sequence[int] = PAPER_SEEDS
     label_counts: Sequence[int] = ()
     usable: dict[tuple[str, int], bool] | None = None
     start: Path | None = None
-    """Labels of another device, whose models are starts."""
+    """Labels of another device, whose models are starting points."""
     processes: int = 1
     runs: Path | None = None
-    """A folder where each run is kept as it comes."""
+    """Folder that keeps each run."""
     watch: Watch = lambda done, total, what: None
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A report, and what plots are made of."""
+    """A report, and the runs that plots are made of."""
 
     report: dict[str, Any]
     samples: Samples
@@ -70,11 +74,11 @@ def evaluate_splits(
     labels: Path | None,
     device: str | None,
 ) -> Evaluation:
-    """Trains and judges on splits of the labels of a file, or of a device in the label store.
+    """Train and judge on splits of the labels of a file, or of a device in the label store.
 
     Raises:
-        InputError: the labels cannot be read or divided, or an estimator lacks what it needs.
-        StoreError: the label store cannot be used.
+        InputError: The labels cannot be read or divided, or an estimator lacks what it needs.
+        StoreError: The label store cannot be used.
     """
     with _workbench(request) as bench:
         prepared = bench.prepared(_labels(bench.store, labels, device))
@@ -96,11 +100,11 @@ def evaluate_splits(
 
 
 def evaluate_files(request: Request, train: Path, test: Path) -> Evaluation:
-    """Trains on the labels of one file and judges on those of another.
+    """Train on the labels of one file and judge on those of another.
 
     Raises:
-        InputError: a file cannot be read, or they are of different devices.
-        StoreError: the label store, which keeps the graphs, cannot be used.
+        InputError: A file cannot be read, or they are of different devices.
+        StoreError: The label store, which keeps the graphs, cannot be used.
     """
     with _workbench(request) as bench:
         learned = bench.prepared(read_labels(train, named_like=test))
@@ -140,18 +144,6 @@ def evaluate_files(request: Request, train: Path, test: Path) -> Evaluation:
     return Evaluation(report, tested.samples)
 
 
-def embeddings(evaluation: Evaluation) -> tuple[npt.NDArray[np.float32], list[str]] | None:
-    """Of each architecture's first graph, by the first pre-trained encoder, with the families."""
-    embed = next((e.embed for e in evaluation.estimators if hasattr(e, "embed")), None)
-    if embed is None:
-        return None
-    samples = evaluation.samples
-    place = {name: i for i, name in reversed(list(enumerate(samples.architectures)))}
-    first = sorted(place.values())
-    graphs = [samples.workloads[i].graph for i in first]
-    return embed(graphs), [str(samples.families[i]) for i in first]
-
-
 def _labels(store: Store, labels: Path | None, device: str | None) -> list[Measurement]:
     if labels is not None:
         return read_labels(labels)
@@ -171,12 +163,9 @@ def _labels(store: Store, labels: Path | None, device: str | None) -> list[Measu
 
 def _workbench(request: Request) -> AbstractContextManager[Workbench]:
     return opened_workbench(
-        request.metric,
-        processes=request.processes,
-        encoder_seed=request.seeds[0],
-        usable=request.usable,
-        watch=request.watch,
-    )
+        request.metric, processes=request.processes, encoder_seed=request.seeds[0],
+        usable=request.usable, watch=request.watch,
+    )  # fmt: skip
 
 
 def _estimators(request: Request, bench: Workbench, prepared: Prepared) -> list[Estimator]:
@@ -193,7 +182,7 @@ def _estimators(request: Request, bench: Workbench, prepared: Prepared) -> list[
 def _starts(
     request: Request, bench: Workbench, estimators: Sequence[Estimator]
 ) -> dict[str, Model]:
-    """A model of the other device for each estimator that can start from one."""
+    """Return a model of the other device for each estimator that can start from one."""
     if request.start is None:
         return {}
     source = bench.prepared(read_labels(request.start))
@@ -208,7 +197,7 @@ def _starts(
 def _fit(
     estimator: Estimator, samples: Samples, request: Request, start: Model | None = None
 ) -> Model:
-    """A model of all samples."""
+    """Return a model of all samples."""
     rows = np.arange(len(samples))
     generator = np.random.default_rng(request.seeds[0])
     return estimator.fit(samples.workloads, samples.targets(rows), generator, start)
@@ -231,28 +220,23 @@ def _kept(request: Request, prepared: Prepared) -> KeptRuns | None:
     samples = prepared.samples
     rows = repr(samples.configurations).encode()
     labels = hashlib.sha256(rows + samples.values.tobytes() + samples.above.tobytes()).hexdigest()
-    start = None if request.start is None else _digest(request.start)
+    start = request.start and hashlib.sha256(request.start.read_bytes()).hexdigest()
     settings = [request.metric, prepared.card, request.size, start, labels]
     return KeptRuns(request.runs, settings)
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _predictions(samples: Samples, estimate: Any) -> list[dict[str, Any]]:
-    rows = []
-    for i, what in enumerate(samples.configurations):
-        row: dict[str, Any] = {
-            "architecture": what.architecture,
-            "batch_size": what.batch_size,
-            "input_size": what.input_size,
-            "measured": None if np.isnan(samples.values[i]) else float(samples.values[i]),
-            "above": None if np.isnan(samples.above[i]) else float(samples.above[i]),
-            "predicted": float(estimate.median[i]),
+def _predictions(samples: Samples, estimate: Estimate) -> list[dict[str, Any]]:
+    table = pd.DataFrame(
+        {
+            "architecture": samples.architectures,
+            "batch_size": [what.batch_size for what in samples.configurations],
+            "input_size": [what.input_size for what in samples.configurations],
+            "measured": samples.values,
+            "above": samples.above,
+            "predicted": estimate.median,
         }
-        if estimate.low is not None and estimate.high is not None:
-            row |= {"low": float(estimate.low[i]), "high": float(estimate.high[i])}
-        rows.append(row)
+    )
+    if estimate.low is not None and estimate.high is not None:
+        table = table.assign(low=estimate.low, high=estimate.high)
+    rows: list[dict[str, Any]] = json.loads(table.to_json(orient="records", double_precision=15))
     return rows

@@ -1,20 +1,22 @@
-"""Labels from any file that the importers read, by what is in it, without recording them.
+"""Labels from any file that the importers read, by its columns, without recording them.
 
-A published sheet is known by its columns; everything else is an export or JSON lines of
-the profiler. timm's sheets have in their names what was measured: one whose name does not is read
-by the name of another file, beside which it is given.
+A published sheet is recognized by its columns; everything else is an export or JSON lines of the
+profiler. timm's sheets have in their names what was measured: one whose name does not tell is read
+by the name of another file.
 """
 
 from __future__ import annotations
 
 import csv
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from research.importers import gpumemnet, node_steps, timm_results
+from research.importers.sheets import read_rows
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Measurement, Outcome
-from trappm.store.files import check_columns, checked_size, read_file
+from trappm.store.files import Verdict, checked_size, read_file
 
 METRICS = {
     "memory": "memory_mib",
@@ -22,92 +24,77 @@ METRICS = {
     "power": "power_w",
     "energy": "energy_j",
 }
-"""Names of metrics on the command line, and their columns."""
-
-MAX_LABELS = 200_000
-_MAX_HEADER = 64 << 10
+"""Columns of metrics by their names on the command line."""
 
 
 def metric_column(name: str) -> str:
-    """The column of a metric, by its short name or its own.
+    """Return the column of a metric, by its short name or its own.
 
     Raises:
-        InputError: there is no such metric.
+        InputError: There is no such metric.
     """
     column = METRICS.get(name.replace("_", "-"), name)
     if column not in METRICS.values():
-        raise InputError(f"no metric {name!r}; there are: {', '.join(METRICS)}")
+        raise InputError(f"Unknown metric {name!r}. Expected one of: {', '.join(METRICS)}")
     return column
 
 
 def read_labels(path: Path, named_like: Path | None = None) -> list[Measurement]:
-    """What of a file can be learned from: runs that succeeded, and those out of memory.
+    """Return the labels of a file: runs that succeeded, and those that ran out of memory.
 
     Args:
-        path: of the file.
-        named_like: a sheet whose name has what was measured, where that of `path` does not.
+        path: The file.
+        named_like: Sheet whose name tells what was measured, where that of `path` does not.
 
     Raises:
-        InputError: the file cannot be read, a row of it cannot be, or there are too many.
+        InputError: The file or a row of it cannot be read, or it has no labels.
     """
-    columns = _columns(path) if path.suffix == ".csv" else set()
     labels: list[Measurement] = []
     reasons: Counter[str] = Counter()
-    if set(gpumemnet.LOGGED) <= columns:
-        verdicts = iter(gpumemnet.verdicts(path))
-    elif columns & {"train_step_time", "infer_step_time"}:
-        verdicts = iter(timm_results.verdicts(path, named_like=named_like))
-    elif node_steps.sheet_of(columns) is not None:
-        verdicts = iter(node_steps.verdicts(path))
-    elif path.suffix != ".csv":
-        verdicts = read_file(path)
-    else:
-        raise InputError(
-            f"{path.name} has the columns {', '.join(sorted(columns))[:200]}; give an export as "
-            f"Parquet or JSON lines, a sheet of GPUMemNet ({', '.join(gpumemnet.LOGGED)}), of timm "
-            f"(train_step_time or infer_step_time), or of {', '.join(node_steps.SOURCES)}"
-        )
-    for verdict in verdicts:
+    for verdict in _verdicts(path, named_like):
         reasons[verdict.reason] += 1
         known = verdict.measurement
         if known is not None and known.outcome in {Outcome.OK, Outcome.OOM}:
             labels.append(known)
-        if len(labels) > MAX_LABELS:
-            raise InputError(f"{path.name} has more than {MAX_LABELS:,} labels; give a part of it")
     if not labels:
         why = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(3))
         raise InputError(f"{path.name} has no label that can be learned from: {why or 'no rows'}")
     return labels
 
 
-def _columns(path: Path) -> set[str]:
+def _verdicts(path: Path, named_like: Path | None) -> Iterable[Verdict]:
+    if path.suffix != ".csv":
+        return read_file(path)
     with checked_size(path).open(encoding="utf-8-sig", newline="") as file:
         try:
-            return set(next(csv.reader([file.readline(_MAX_HEADER)]), []))
+            columns = set(next(csv.reader(file), []))
         except (UnicodeDecodeError, csv.Error) as error:
             raise InputError(f"{path.name} is no CSV file: {error}") from error
+    if set(gpumemnet.LOGGED) <= columns:
+        return gpumemnet.verdicts(path)
+    if columns & {"train_step_time", "infer_step_time"}:
+        return timm_results.verdicts(path, named_like=named_like)
+    if node_steps.sheet_of(columns) is not None:
+        return node_steps.verdicts(path)
+    raise InputError(
+        f"{path.name} has the columns {', '.join(sorted(columns))[:200]}; give an export as "
+        f"Parquet or JSON lines, a sheet of GPUMemNet ({', '.join(gpumemnet.LOGGED)}), of timm "
+        f"(train_step_time or infer_step_time), or of {', '.join(node_steps.SOURCES)}"
+    )
 
 
 def read_usable(path: Path) -> dict[tuple[str, int], bool]:
-    """The rows that a reading of a sheet calls usable, and whether each is a spike.
+    """Return the usable rows of a sheet by architecture and batch size: whether each is a spike.
 
     Args:
-        path: of a CSV file with the columns architecture, batch_size, class and spike.
+        path: A CSV file with the columns architecture, batch_size, class and spike.
 
     Raises:
-        InputError: the file or a row of it cannot be read.
+        InputError: The file or a row of it cannot be read.
     """
+    needed = {"architecture", "batch_size", "class", "spike"}
     usable = {}
-    with checked_size(path).open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, strict=True)
-        try:
-            check_columns(reader.fieldnames or ())
-            for row in reader:
-                if row["class"] == "usable":
-                    usable[row["architecture"], int(row["batch_size"])] = row["spike"] == "1"
-        except (KeyError, ValueError, TypeError, csv.Error) as error:
-            raise InputError(
-                f"{path.name}, line {reader.line_num}: {type(error).__name__} {error}; it needs "
-                "the columns architecture, batch_size, class and spike"
-            ) from error
+    for row in read_rows(path, needed, dict):
+        if row["class"] == "usable":
+            usable[row["architecture"], int(row["batch_size"])] = row["spike"] == "1"
     return usable

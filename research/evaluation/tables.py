@@ -1,4 +1,4 @@
-"""How an evaluation is shown: a bar while it runs, then tables, the honest splits first."""
+"""Display of an evaluation: a bar while it runs, then tables, the honest splits first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trappm.terminal.tables import console, print_table
 
 COLUMNS = ("MAPE_%", "median_%", "CRPS_%", "coverage_%", "within_10_%", "tau", "RMSE")
 _WITH_DEVIATION = frozenset({"mape", "median_ape"})
-"""Whose deviation over seeds a table has room for; JSON has all."""
+"""Errors whose deviation over seeds a table has room for; JSON has all."""
 _KEYS = ("mape", "median_ape", "crps", "coverage", "within_10_percent", "kendall_tau", "rmse")
 
 
@@ -57,77 +57,56 @@ class EvaluationDisplay(LiveBar):
 
 
 def print_evaluation(report: Mapping[str, Any]) -> None:
-    """The tables of a report, of splits or of two files."""
+    """Print the tables of a report, of splits or of two files."""
+    results, about = report["results"], f"{report['metric']} on {report['device']}"
     if "train" in report:
-        _print_files(report)
-        return
-    labels = report["labels"]
-    console().print(
-        f"{report['metric']} on {report['device']}: {labels['count']} labels of "
-        f"{labels['architectures']} architectures, {labels['judged']} of them judged"
-    )
-    _print_left_out(labels)
-    results = report["results"]
-    for kind in SplitKind:
-        whole = [r for r in results if r["split"] == kind and r["labels"] is None]
-        if not whole:
-            continue
-        print_table(SPLIT_TITLES[kind], ("estimator", *COLUMNS), [_row(r) for r in whole])
-        _print_spikes_and_deaths(whole)
-        _print_families(f"by family: {SPLIT_TITLES[kind]}", whole)
-        few = [r for r in results if r["split"] == kind and r["labels"] is not None]
-        if few:
-            rows = [(r["labels"], *_row(r)) for r in sorted(few, key=lambda r: r["labels"])]
-            print_table(f"from few labels: {SPLIT_TITLES[kind]}",
-                        ("labels", "estimator", *COLUMNS), rows)  # fmt: skip
-
-
-def _print_files(report: Mapping[str, Any]) -> None:
-    train, test = report["train"], report["test"]
-    console().print(
-        f"{report['metric']} on {report['device']}: {train['count']} labels to learn from, "
-        f"{test['judged']} to judge by; {test['architectures_in_training']} of its "
-        f"{test['architectures']} architectures are in the training file"
-    )
-    _print_left_out(test)
-    results = report["results"]
-    print_table("", ("estimator", *COLUMNS), [_row(r) for r in results])
-    _print_spikes_and_deaths(results)
-    _print_families("by family", results)
-
-
-def _print_left_out(counts: Mapping[str, Any]) -> None:
+        train, counts = report["train"], report["test"]
+        console().print(
+            f"{about}: {train['count']} labels to learn from, {counts['judged']} to judge by; "
+            f"{counts['architectures_in_training']} of its {counts['architectures']} architectures "
+            "are in the training file"
+        )
+        parts = {"": results}
+    else:
+        counts = report["labels"]
+        console().print(
+            f"{about}: {counts['count']} labels of {counts['architectures']} architectures, "
+            f"{counts['judged']} of them judged"
+        )
+        parts = {SPLIT_TITLES[k]: [r for r in results if r["split"] == k] for k in SplitKind}
     for reason, count in counts["left_out"].items():
         console().print(f"{count} left out: {reason}", style="dim")
+    for title, of_part in parts.items():
+        _print_part(title, of_part)
 
 
-def _print_spikes_and_deaths(results: Sequence[Mapping[str, Any]]) -> None:
-    with_spikes = [r for r in results if r.get("without_spikes")]
-    if with_spikes:
+def _print_part(title: str, results: Sequence[Mapping[str, Any]]) -> None:
+    whole = [r for r in results if r.get("labels") is None]
+    if not whole:
+        return
+    print_table(title, ("estimator", *COLUMNS), [_row(r) for r in whole])
+    if with_spikes := [r for r in whole if r.get("without_spikes")]:
         rows = [_row(r, "without_spikes") for r in with_spikes]
         print_table("without spikes", ("estimator", *COLUMNS), rows)
-    died = [(_name(r), r["out_of_memory"]) for r in results if r.get("out_of_memory")]
+    died = [(_name(r), r["out_of_memory"]) for r in whole if r.get("out_of_memory")]
     if died:
         print_table(
             "runs out of memory, by the median",
             ("estimator", "died", "precision", "recall"),
             [(name, d["died"], d["precision"], d["recall"]) for name, d in died],
         )
-
-
-def _print_families(title: str, results: Sequence[Mapping[str, Any]]) -> None:
-    """MAPE and RMSE of each family, as in the paper's tables, for every estimator."""
-    families = sorted({family for r in results for family in r["by_family"]})
-    rows = []
-    for family in families:
-        cells: list[Any] = [family]
-        for result in results:
-            errors = result["by_family"].get(family)
-            cells.append(
-                None if errors is None else f"{errors['mape']:.2f} / {number_text(errors['rmse'])}"
-            )
-        rows.append(cells)
-    print_table(f"{title}, MAPE % / RMSE", ("family", *(_name(r) for r in results)), rows)
+    # MAPE and RMSE of each family, as in the paper's tables.
+    families = sorted({family for r in whole for family in r["by_family"]})
+    known = [[family, *(r["by_family"].get(family) for r in whole)] for family in families]
+    rows = [
+        [family, *(e and f"{e['mape']:.2f} / {number_text(e['rmse'])}" for e in errors)]
+        for family, *errors in known
+    ]
+    columns = ("family", *(_name(r) for r in whole))
+    print_table(": ".join(filter(None, ("by family, MAPE % / RMSE", title))), columns, rows)
+    if few := [r for r in results if r.get("labels") is not None]:
+        rows = [[r["labels"], *_row(r)] for r in sorted(few, key=lambda r: r["labels"])]
+        print_table(f"from few labels: {title}", ("labels", "estimator", *COLUMNS), rows)
 
 
 def _row(result: Mapping[str, Any], which: str = "accuracy") -> list[Any]:

@@ -1,52 +1,239 @@
-"""From labels to predictors that can learn from them: one set-up for evaluate, tune and replay."""
+"""Labels with their workloads, and predictors that can learn from them.
+
+Graphs and step profiles are made where they are missing and kept one by one, so that an interrupted
+run continues.
+"""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
+
 from research.evaluation.benchmark import PAPER_SEEDS, Samples
-from research.evaluation.labelled_workloads import Prepared, prepare
 from research.peers.predictors import Surroundings, estimator_named
-from trappm.cluster.profiles import StepCache
+from trappm.cluster.pool_file import make_profiles, make_steps
+from trappm.cluster.profiles import ProfiledGraph, StepCache, StepKey
 from trappm.learner.estimator import Estimator
-from trappm.learner.networks.gae import Encoder
-from trappm.learner.networks.kept_encoders import make_encoder
-from trappm.learner.networks.presets import EncoderPreset
+from trappm.learner.paper.encoder import Encoder, make_encoder
+from trappm.learner.paper.presets import EncoderPreset
+from trappm.learner.workload import Workload
+from trappm.profiler.devices.capacity import USABLE_SHARE
+from trappm.profiler.devices.catalogue import card_name
+from trappm.profiler.errors import InputError
 from trappm.profiler.progress import Watch
-from trappm.profiler.records import Measurement
+from trappm.profiler.records import GraphTemplate, Measurement, Pair
+from trappm.profiler.records.graph import Graph
+from trappm.profiler.records.step_scope import StepScope
+from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.store import Home, Store
+
+OF_KERNELS = frozenset({"step_time_ms"})
+"""Metrics that our prior explains by kernels: labels without them are left out for all."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Samples, and the number of labels that were left out."""
+
+    samples: Samples
+    estimates_mib: Mapping[Workload, float]
+    """FakeTensor's estimates, where the labels came with them."""
+    device: str
+    card: str
+    """Card of the device's key, where measurements name it: whose data sheet is used."""
+    left_out: Mapping[str, int]
+    """Labels without a workload by the reason."""
+
+
+def _only_device(
+    measurements: Sequence[Measurement], known: Sequence[Measurement], metric: str
+) -> str:
+    devices = sorted({m.device for m in known})
+    if not known:
+        raise InputError(f"none of the {len(measurements)} labels has {metric}; ask for another")
+    if len(devices) != 1:
+        raise InputError(
+            f"there are labels of {metric} of {len(devices)} devices ({', '.join(devices)}); "
+            "give those of one"
+        )
+    return devices[0]
+
+
+def _bounds(measurement: Measurement, metric: str) -> tuple[float, float] | None:
+    """Return value and lower bound of a metric, one of them NaN; None if neither is known."""
+    value = getattr(measurement, metric)
+    if value is not None:
+        return float(value), np.nan
+    capacity = measurement.memory_detail_mib.get("capacity") if metric == "memory_mib" else None
+    return None if capacity is None else (np.nan, USABLE_SHARE * float(capacity))
+
+
+def _samples(
+    rows: Sequence[tuple[Measurement, Workload]],
+    metric: str,
+    usable: Mapping[tuple[str, int], bool] | None,
+) -> Samples:
+    bounds = [_bounds(m, metric) or (np.nan, np.nan) for m, _ in rows]
+    configurations = [m.configuration for m, _ in rows]
+    places = [(c.architecture, c.batch_size) for c in configurations]
+    values, above = np.array(bounds).T
+    judged = ~np.isnan(values)
+    if usable is not None:
+        judged &= np.array([place in usable for place in places])
+    return Samples(
+        configurations=configurations,
+        workloads=[workload for _, workload in rows],
+        values=values,
+        above=above,
+        judged=judged,
+        spiked=np.array([bool(usable and usable.get(place)) for place in places]),
+    )
+
+
+class _Workloads:
+    """Maker of workloads; equal graphs are one object, so that caches by graph are shared."""
+
+    def __init__(
+        self,
+        templates: Mapping[Pair, bytes],
+        steps: Mapping[Pair, bytes],
+        keys: Mapping[str, StepKey],
+        cache: StepCache,
+    ) -> None:
+        self._templates = {p: GraphTemplate.from_bytes(data) for p, data in templates.items()}
+        self._steps = {p: StepProfile.from_bytes(data) for p, data in steps.items()}
+        self._keys = keys
+        self._own = {key: cache.get(key) for key in set(keys.values())}
+        self._graphs: dict[Pair, dict[int, Graph]] = defaultdict(dict)
+
+    def workload(self, measurement: Measurement) -> Workload:
+        """Return the workload of a measurement.
+
+        Raises:
+            KeyError: There is no graph.
+            InputError: There is no graph at this batch size.
+        """
+        what = measurement.configuration
+        pair = what.architecture, what.input_size
+        graphs = self._graphs[pair]
+        if what.batch_size not in graphs:
+            graphs[what.batch_size] = self._templates[pair].at(what.batch_size)
+        key = self._keys[measurement.attempt_key]
+        step = self._own[key] or self._steps.get(pair)
+        known = step is not None and (key.is_plain or self._own[key] is not None)
+        return Workload(
+            graph=graphs[what.batch_size],
+            precision=what.precision,
+            memory_format=what.memory_format,
+            optimizer=what.optimizer,
+            phase=what.phase,
+            scope=StepScope.of(measurement.environment),
+            step=step,
+            kernels=step.kernels if step is not None and known else None,
+        )
+
+
+def step_keys(
+    measurements: Sequence[Measurement],
+    cache: StepCache,
+    processes: int,
+    watch: Watch,
+    stored: Mapping[Pair, bytes],
+) -> dict[str, StepKey]:
+    """Trace the steps that the store lacks, and return the keys of all measurements by attempt."""
+    keys = {
+        m.attempt_key: StepKey.of(m.configuration, fused_attention=_fuses_attention(m))
+        for m in measurements
+    }
+    wanted = {
+        key
+        for key in keys.values()
+        if not (key.is_plain and (key.architecture, key.input_size) in stored)
+    }
+    missing = cache.missing(sorted(wanted))
+    if missing:
+        for done, traced in enumerate(make_steps(cache, missing, processes=processes)):
+            watch(done, len(missing), f"a step of {traced.key.architecture}")
+    return keys
+
+
+def _fuses_attention(measurement: Measurement) -> bool:
+    """Return whether attention is fused: from PyTorch 2 on; an unknown version counts as new."""
+    torch = str(measurement.environment.get("torch", "2"))
+    return not torch.startswith(("0.", "1."))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Workbench:
-    """A data folder, whose store is open, and what an experiment wants of it."""
+    """A data folder with its open store, and everything that experiments make of labels."""
 
     home: Home
     store: Store
     metric: str
-    """A metric's column."""
+    """Column of the metric."""
     processes: int
-    """How many make profiles at once."""
+    """Number of processes that trace."""
     encoder_seed: int
     usable: Mapping[tuple[str, int], bool] | None
+    """Whether a row is a spike, by architecture and batch size: only these are judged."""
     watch: Watch
 
     def prepared(self, measurements: Sequence[Measurement]) -> Prepared:
-        """The labels of the metric with their workloads; raises what `prepare` raises."""
-        return prepare(
-            measurements,
-            self.metric,
-            self.store,
-            StepCache(self.home.step_profiles),
-            processes=self.processes,
-            usable=self.usable,
-            watch=self.watch,
+        """Return the labels of the metric with their workloads; missing ones are traced.
+
+        Raises:
+            InputError: There are several devices, or no label of the metric has a graph.
+            TrappmError: The store cannot be written, or tracing broke off.
+        """
+        metric, store, cache = self.metric, self.store, StepCache(self.home.step_profiles)
+        known = [m for m in measurements if _bounds(m, metric) is not None]
+        device = _only_device(measurements, known, metric)
+        left_out = Counter({"no such metric": len(measurements) - len(known)})
+        pairs = sorted({(m.configuration.architecture, m.configuration.input_size) for m in known})
+
+        def show(done: int, total: int, profile: ProfiledGraph | None) -> None:
+            if profile is not None:
+                self.watch(done, total, f"static profile of {profile.architecture}")
+
+        make_profiles(store, pairs, address=None, processes=self.processes, watch=show)
+        stored = store.workloads.step_profiles(pairs)
+        keys = step_keys(known, cache, self.processes, self.watch, stored=stored)
+        maker = _Workloads(store.workloads.graph_templates(pairs), stored, keys, cache)
+        needs_kernels = metric in OF_KERNELS
+        rows = []
+        for measurement in known:
+            try:
+                workload = maker.workload(measurement)
+            except (KeyError, InputError):
+                left_out["no graph"] += 1
+                continue
+            if needs_kernels and workload.kernels is None:
+                left_out["no kernels"] += 1
+            else:
+                rows.append((measurement, workload))
+        if not rows:
+            raise InputError(
+                f"there is no {'graph with kernels' if needs_kernels else 'graph'} of any of the "
+                f"{len(known)} labels of {metric}"
+            )
+        return Prepared(
+            samples=_samples(rows, metric, self.usable),
+            estimates_mib={
+                workload: m.memory_detail_mib["floor"]
+                for m, workload in rows
+                if "floor" in m.memory_detail_mib
+            },
+            device=device,
+            card=card_name(device, (m.environment for m in known)),
+            left_out={reason: count for reason, count in left_out.items() if count},
         )
 
     def encoder(self, samples: Samples, preset: EncoderPreset, *, pretrained: bool) -> Encoder:
-        """An encoder of the samples' graphs; it needs no open store."""
+        """Return an encoder of the samples' graphs; it needs no open store."""
         return make_encoder(
             [workload.graph for workload in samples.workloads],
             samples.architectures,
@@ -58,10 +245,10 @@ class Workbench:
         )
 
     def estimator(self, name: str, prepared: Prepared, size: str = "laptop") -> Estimator:
-        """The predictor of this name for these labels; it needs no open store.
+        """Return the predictor of this name for these labels; it needs no open store.
 
         Raises:
-            InputError: there is none, or the labels lack what it needs.
+            InputError: There is none, or the labels lack what it needs.
         """
         given = Surroundings(
             metric=self.metric,
@@ -84,19 +271,14 @@ def opened_workbench(
     encoder_seed: int = PAPER_SEEDS[0],
     usable: Mapping[tuple[str, int], bool] | None = None,
 ) -> Iterator[Workbench]:
-    """The workbench of the user's data folder.
+    """Open the workbench of the user's data folder.
 
     Raises:
-        StoreError: the label store, which keeps the profiles, cannot be used.
+        StoreError: The label store, which keeps the profiles, cannot be used.
     """
     home = Home.open()
     with Store.open(home.database_url) as store:
         yield Workbench(
-            home=home,
-            store=store,
-            metric=metric,
-            processes=processes,
-            encoder_seed=encoder_seed,
-            usable=usable,
-            watch=watch,
-        )
+            home=home, store=store, metric=metric, processes=processes,
+            encoder_seed=encoder_seed, usable=usable, watch=watch,
+        )  # fmt: skip

@@ -1,35 +1,33 @@
-"""What a day with a GPU showed: measured steps beside what was simulated, without fitting anything.
+"""Measured steps of a GPU day next to simulated ones, without fitting anything
+(docs/studies/h100_day.md).
 
-    PYTHONPATH=. python research/gpu_day/gpu_check.py FOLDER [--json]
-
-FOLDER has the sweeps that `trappm measure --sweep` wrote (*.jsonl, also compressed as
+The folder has the sweeps that `trappm measure --sweep` wrote (*.jsonl, also compressed as
 *.jsonl.xz, of one device; docs/gpu_day.md). Compared are
 
-    memory       simulated live and reserved bytes, and what cuBLAS keeps, with the peaks of CUDA's
-                 allocator; what a process takes beside it with what is assumed of that
+    memory       simulated live and reserved bytes, and cuBLAS's workspace, with the peaks of CUDA's
+                 allocator; the memory of a process outside the allocator with the assumed one
     step time    the prior from the card's data sheet, and with the constants that the shipped
                  snapshot has of the RTX 3090; steps that wait for the host apart: where the GPU
-                 was seen to be idle a fifth of the time, or else by the simulation
-    repeats      what two sweeps measured of the same configurations, by the same parting
-
-Profiles are made once and kept in TRAPPM_HOME.
+                 was idle a fifth of the time, or else by the simulation
+    repeats      what two sweeps measured of the same configurations, divided in the same way
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import lzma
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import pandas as pd
+import typer
 
-from research.evaluation.labelled_workloads import prepare
-from trappm.cluster.profiles import StepCache
+from research.evaluation.workbench import opened_workbench
+from research.snapshot.shipped_sheets import OUR_OWN
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.kernel_terms import terms_of
 from trappm.learner.physics.kernel_times import Lookup, times_of
@@ -39,62 +37,25 @@ from trappm.learner.snapshots.snapshot import load_snapshot
 from trappm.learner.workload import Workload
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, card_of
-from trappm.profiler.errors import InputError, TrappmError
+from trappm.profiler.errors import InputError
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Configuration, Measurement, Outcome, Phase, Provenance
-from trappm.store import Home, Store
 
 CONSTANTS_OF = "rtx3090"
-AIMS = {"step_time_ms": 2.0, "memory_mib": 0.5, "power_w": 5.0}
-"""Median difference of two measurements in %."""
 SOURCES = ("sheet", CONSTANTS_OF)
-BUSY = 0.8
-"""NVML's utilization of a GPU that waits for nobody: below 1, as the power window has pauses."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One configuration: what was measured, and what was simulated; sizes in MiB, times in ms."""
-
-    configuration: Configuration
-    measured_ms: float
-    simulated_ms: dict[str, float]
-    """By where the constants come from: `SOURCES`."""
-    waits_for_host: bool
-    allocated: tuple[float, float] | None
-    """Simulated and measured, as the next."""
-    reserved: tuple[float, float] | None
-    beyond_mib: float | None
-    """Of the process, beside what the allocator reserved."""
-
-
-@dataclass(frozen=True)
-class Off:
-    """How far simulations are off."""
-
-    count: int
-    ratio: float
-    """Simulated over measured, median."""
-    median: float
-    """Absolute error in %."""
-    mape: float
-
-    @classmethod
-    def of(cls, pairs: Sequence[tuple[float, float]]) -> Off:
-        simulated, measured = np.array(pairs).T
-        error = 100 * np.abs(simulated / measured - 1)
-        ratio = float(np.median(simulated / measured))
-        return cls(len(pairs), ratio, float(np.median(error)), float(error.mean()))
-
-    def __str__(self) -> str:
-        return f"{self.count:5} {self.ratio:8.2f} {self.median:8.1f} {self.mape:8.1f}"
+AIMS = {"step_time_ms": 2.0, "memory_mib": 0.5, "power_w": 5.0}
+"""Largest acceptable median difference of two measurements in percent."""
+BUSY_SHARE = 0.8
+"""NVML's utilization of a GPU that never waits: below 1, as the power window has pauses."""
+BUSY, WAITING = "busy device", "waiting for the host"
+MEMORY = ("allocated", "reserved")
 
 
 def read_sweeps(folder: Path) -> dict[str, list[Measurement]]:
-    """All measurements of a folder by the name of their file.
+    """Return all measurements of a folder by the name of their file.
 
     Raises:
-        InputError: there are none, or a line is no measurement.
+        InputError: There are none, a line is not a measurement, or there are several devices.
     """
     sweeps: dict[str, list[Measurement]] = {}
     for path in sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.xz")]):
@@ -107,220 +68,155 @@ def read_sweeps(folder: Path) -> dict[str, list[Measurement]]:
                 try:
                     sweeps.setdefault(name, []).append(Measurement.from_dict(json.loads(line)))
                 except (ValueError, KeyError, TypeError) as error:
-                    raise InputError(f"line {number} of {path} is no measurement") from error
+                    raise InputError(f"line {number} of {path} is not a measurement") from error
     if not sweeps:
         raise InputError(f"{folder} has no sweeps (*.jsonl, *.jsonl.xz); see docs/gpu_day.md")
-    devices = {(m.device, m.environment.get("device_name")) for ms in sweeps.values() for m in ms}
-    if len({device for device, _ in devices}) > 1:
-        raise InputError(f"{folder} has sweeps of several devices: {sorted(map(str, devices))}")
+    devices = {str(m.device) for ms in sweeps.values() for m in ms}
+    if len(devices) > 1:
+        raise InputError(f"{folder} has sweeps of several devices: {', '.join(sorted(devices))}")
     return sweeps
 
 
 def latest(measurements: Sequence[Measurement]) -> dict[Configuration, Measurement]:
-    """What was measured of each configuration last."""
+    """Return the last successful measurement of each configuration."""
     return {m.configuration: m for m in measurements if m.outcome is Outcome.OK}
 
 
-def compare(measured: dict[Configuration, Measurement], processes: int) -> list[Row]:
-    """Each measured configuration that can be simulated.
+def compare(measured: Mapping[Configuration, Measurement], processes: int) -> pd.DataFrame:
+    """Return a row per configuration that can be simulated; sizes in MiB, times in ms.
 
     Raises:
-        InputError: no card of the catalogue, or nothing to compare.
+        InputError: The card is not in the catalogue, or there is nothing to compare.
     """
-    home = Home.open()
-    with Store.open(home.database_url) as store:
-        prepared = prepare(
-            [*measured.values()],
-            "step_time_ms",
-            store,
-            StepCache(home.step_profiles),
-            processes=processes,
-            watch=lambda done, total, what: print(f"{done}/{total} {what}", file=sys.stderr),
+    with opened_workbench("step_time_ms", processes=processes, watch=_show) as bench:
+        prepared = bench.prepared([*measured.values()])
+    card, spec = card_of(prepared.card), spec_of(prepared.card)
+    assert card is not None, "spec_of would have refused it"
+    heads = load_snapshot(SHIPPED).heads[CONSTANTS_OF]
+    sheet, rows = StepTimePrior(spec), []
+    for configuration, workload in zip(
+        prepared.samples.configurations, prepared.samples.workloads, strict=True
+    ):
+        known = heads[configuration.phase].heads.heads["step_time_ms"].prior
+        priors = {"sheet": sheet, CONSTANTS_OF: sheet.started_from(known)}
+        measurement = measured[configuration]
+        rows.append(
+            {
+                "configuration": configuration,
+                "phase": f"phase {configuration.phase}",
+                "precision": f"precision {configuration.precision}",
+                "family": f"family {family_of(configuration.architecture)}",
+                "measured_ms": measurement.step_time_ms,
+                **{
+                    source: float(np.exp(prior.log_values([workload])[0]))
+                    for source, prior in priors.items()
+                },
+                "waits": _waits(measurement, workload, sheet),
+                **_memory(measurement, workload, card.library_workspace_mib(configuration.phase)),
+            }
         )
-    samples = prepared.samples
-    priors = {phase: _priors(prepared.card, phase) for phase in Phase}
-    card = card_of(prepared.card)
-    assert card is not None, "the priors would have refused it"
-    rows = []
-    for configuration, workload in zip(samples.configurations, samples.workloads, strict=True):
-        by_source = priors[configuration.phase]
-        workspace_mib = card.library_workspace_mib(configuration.phase)
-        rows.append(_row(measured[configuration], workload, by_source, workspace_mib))
-    return rows
+    return pd.DataFrame(rows)
 
 
-def _priors(card: str, phase: Phase) -> dict[str, StepTimePrior]:
-    sheet = StepTimePrior(spec_of(card))
-    head = load_snapshot(SHIPPED).heads[CONSTANTS_OF][phase].heads.heads["step_time_ms"]
-    return {"sheet": sheet, CONSTANTS_OF: sheet.started_from(head.prior)}
+def _show(done: int, total: int, what: str) -> None:
+    sys.stderr.write(f"{done}/{total} {what}\n")
 
 
-def _row(
-    measurement: Measurement,
-    workload: Workload,
-    priors: dict[str, StepTimePrior],
-    workspace_mib: float,
-) -> Row:
-    detail = measurement.memory_detail_mib
+def _waits(measurement: Measurement, workload: Workload, sheet: StepTimePrior) -> str:
+    utilization = measurement.environment.get("gpu_utilization")
+    times = times_of(terms_of([workload], sheet.spec), Lookup(sheet.constants), sheet.spec)
+    waits = times.host[0] > times.device[0] if utilization is None else utilization < BUSY_SHARE
+    return WAITING if waits else BUSY
+
+
+def _memory(
+    measurement: Measurement, workload: Workload, workspace_mib: float
+) -> dict[str, float | None]:
+    detail, whole = measurement.memory_detail_mib, measurement.memory_mib
     memory = step_memory(workload)
     factor = amp_factor(workload, memory)
     live = factor * memory.live_mib + workspace_mib
-    reserved = live + factor * (memory.fragments_mib + memory.scratch_mib)
-    seen, taken = detail.get("peak_allocated"), detail.get("peak_reserved")
-    whole = measurement.memory_mib
-    sheet = priors["sheet"]
-    utilization = measurement.environment.get("gpu_utilization")
-    times = times_of(terms_of([workload], sheet.spec), Lookup(sheet.constants), sheet.spec)
-    waits = bool(times.host[0] > times.device[0])
-    assert measurement.step_time_ms is not None
-    return Row(
-        configuration=measurement.configuration,
-        measured_ms=measurement.step_time_ms,
-        simulated_ms={
-            source: float(np.exp(prior.log_values([workload])[0]))
-            for source, prior in priors.items()
-        },
-        waits_for_host=waits if utilization is None else utilization < BUSY,
-        allocated=None if seen is None else (live, seen),
-        reserved=None if taken is None else (reserved, taken),
-        beyond_mib=None if whole is None or taken is None else whole - taken,
-    )
-
-
-def repeats(
-    sweeps: dict[str, list[Measurement]], among: Container[Configuration]
-) -> dict[str, dict[str, float]]:
-    """By metric: how far what two files have of one of these configurations differs, in %."""
-    by_configuration: dict[Configuration, list[Measurement]] = defaultdict(list)
-    for measurements in sweeps.values():
-        for configuration, measurement in latest(measurements).items():
-            if configuration in among:
-                by_configuration[configuration].append(measurement)
-    differing: dict[str, dict[str, float]] = {}
-    for metric, aim in AIMS.items():
-        differences = []
-        for several in by_configuration.values():
-            values = [getattr(m, metric) for m in several[-2:]]
-            if len(values) == 2 and None not in values:
-                differences.append(100 * abs(values[0] - values[1]) / (sum(values) / 2))
-        if differences:
-            differing[metric] = {
-                "count": len(differences),
-                "median": float(np.median(differences)),
-                "p90": float(np.quantile(differences, 0.9)),
-                "aim": aim,
-            }
-    return differing
-
-
-GROUPS: dict[str, Callable[[Row], str]] = {
-    "phase": lambda row: str(row.configuration.phase),
-    "precision": lambda row: str(row.configuration.precision),
-    "family": lambda row: family_of(row.configuration.architecture),
-}
-
-
-def by_group(
-    rows: Sequence[Row], pair: Callable[[Row], tuple[float, float] | None]
-) -> dict[str, Off]:
-    """How far simulations are off, of all rows and by each of `GROUPS`."""
-    errors: dict[str, list[tuple[float, float]]] = {}
-    for row in rows:
-        values = pair(row)
-        if values is not None:
-            errors.setdefault("all", []).append(values)
-            for group, name_of in GROUPS.items():
-                errors.setdefault(f"{group} {name_of(row)}", []).append(values)
-    order = sorted(errors, key=lambda name: (name != "all", name))
-    return {name: Off.of(errors[name]) for name in order}
-
-
-def summarize(sweeps: dict[str, list[Measurement]], rows: Sequence[Row]) -> dict[str, object]:
-    """All of the answer, as plain values but for `Off`."""
-    everything = [m for measurements in sweeps.values() for m in measurements]
-    beyond = [
-        row.beyond_mib - CONTEXT_MIB[row.configuration.phase]
-        for row in rows
-        if row.beyond_mib is not None
-    ]
-    times: dict[str, dict[str, Off]] = {}
-    repeated: dict[str, dict[str, dict[str, float]]] = {}
-    for waits, which in ((False, "busy device"), (True, "waiting for the host")):
-        some = [row for row in rows if row.waits_for_host is waits]
-        repeated[which] = repeats(sweeps, {row.configuration for row in some})
-        for source in SOURCES:
-            times[f"{which}, constants: {source}"] = by_group(
-                some, lambda row, source=source: (row.simulated_ms[source], row.measured_ms)
-            )
+    reserved = detail.get("peak_reserved")
     return {
+        "simulated_allocated": live,
+        "allocated": detail.get("peak_allocated"),
+        "simulated_reserved": live + factor * (memory.fragments_mib + memory.scratch_mib),
+        "reserved": reserved,
+        "outside": None if whole is None or reserved is None else whole - reserved,
+    }
+
+
+def repeats(sweeps: Mapping[str, Sequence[Measurement]], rows: pd.DataFrame) -> pd.DataFrame:
+    """Return how far the last two files differ on the same configurations, in percent."""
+    known = [latest(measurements) for measurements in sweeps.values()]
+    table = {}
+    for (which, metric), aim in {(w, m): AIMS[m] for w in (BUSY, WAITING) for m in AIMS}.items():
+        among = rows.configuration[rows.waits == which]
+        pairs = [[getattr(of[c], metric) for of in known if c in of][-2:] for c in among]
+        values = np.array([p for p in pairs if len(p) == 2 and None not in p], dtype=np.float64)
+        if len(values):
+            apart = 100 * np.abs(values[:, 0] - values[:, 1]) / values.mean(axis=1)
+            table[f"{metric}, {which}"] = {
+                "count": len(apart),
+                "median": np.median(apart),
+                "p90": np.quantile(apart, 0.9),
+                "aim": aim,
+                "verdict": "within" if np.median(apart) < aim else "misses",
+            }
+    return pd.DataFrame(table).T
+
+
+def errors(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return how far simulations are off, by quantity and for all rows, families and settings."""
+    quantities = {f"memory, {name}": (rows, f"simulated_{name}", name) for name in MEMORY}
+    for which in (BUSY, WAITING):
+        some = rows[rows.waits == which]
+        for source in SOURCES:
+            name = f"step time, {which}, constants: {source}"
+            quantities[name] = (some, source, "measured_ms")
+    tables = {}
+    for name, (some, simulated, measured) in quantities.items():
+        ratio = (some[simulated] / some[measured].astype(float)).dropna()
+        error = 100 * (ratio - 1).abs()
+        for key in (pd.Series("all", some.index), some.family, some.phase, some.precision):
+            for group, own in ratio.groupby(key.loc[ratio.index]):
+                tables[name, group] = {
+                    "count": len(own),
+                    "ratio": own.median(),
+                    "median": error[own.index].median(),
+                    "mape": error[own.index].mean(),
+                }
+    return pd.DataFrame(tables).T
+
+
+def main(
+    folder: Annotated[Path, typer.Argument(help="Folder with the sweeps.")] = OUR_OWN
+    / "h100/sweeps",
+    as_json: Annotated[bool, typer.Option("--json", help="Print all values as JSON.")] = False,
+    processes: Annotated[int, typer.Option(help="Number of processes that trace models.")] = 1,
+) -> None:
+    """Compare the sweeps of a folder with simulations."""
+    sweeps = read_sweeps(folder)
+    everything = [m for measurements in sweeps.values() for m in measurements]
+    rows = compare(latest(everything), processes)
+    assumed = {f"phase {phase}": CONTEXT_MIB[phase] for phase in Phase}
+    outside = (rows.outside.astype(float) - rows.phase.map(assumed)).dropna()
+    about = {
         "device": everything[0].device,
         "device_name": everything[0].environment.get("device_name"),
         "measured": all(m.provenance is Provenance.MEASURED for m in everything),
         "outcomes": dict(Counter(str(m.outcome) for m in everything)),
         "compared": len(rows),
-        "repeats": repeated,
-        "beyond_mib": None
-        if not beyond
-        else dict(zip(("p10", "median", "p90"),
-                      np.quantile(beyond, [0.1, 0.5, 0.9]).tolist(), strict=True)),
-        "allocated": by_group(rows, lambda row: row.allocated),
-        "reserved": by_group(rows, lambda row: row.reserved),
-        "step_time": {name: offs for name, offs in times.items() if offs},
-    }  # fmt: skip
-
-
-def as_text(summary: dict) -> str:
-    """The answer in 80 columns: first in short, then by group."""
-    outcomes = ", ".join(f"{count} {name}" for name, count in summary["outcomes"].items())
-    lines = [f"{summary['device_name']} ({summary['device']}), {summary['compared']} compared"]
-    lines += [f"attempts: {outcomes}"]
-    if not summary["measured"]:
-        lines += ["NOT MEASURED: these answers were simulated or replayed; no truth in them."]
-    lines += [
-        f"memory, {name:10} simulated over measured {off.ratio:.3f}, error {off.median:.1f} %"
-        for name in ("allocated", "reserved")
-        if (off := summary[name].get("all"))
-    ]
-    if beyond := summary["beyond_mib"]:
-        lines.append(
-            f"memory beyond it   {beyond['median']:+.0f} MiB more than assumed (median; "
-            f"{beyond['p10']:+.0f} to {beyond['p90']:+.0f})"
-        )
-    for name, offs in summary["step_time"].items():
-        off = offs["all"]
-        lines.append(f"step time, {name}:")
-        lines.append(f"    simulated over measured {off.ratio:.2f}, median error {off.median:.0f} %"
-                     f" ({off.count} steps)")  # fmt: skip
-    for which, by_metric in summary["repeats"].items():
-        lines += [f"repeats, {which}:"] if by_metric else []
-        for metric, repeat in by_metric.items():
-            verdict = "within" if repeat["median"] < repeat["aim"] else "MISSES"
-            lines.append(
-                f"    {metric:12} {repeat['median']:5.2f} % (median of {repeat['count']}; "
-                f"90 %: {repeat['p90']:.2f}), {verdict} the aim of {repeat['aim']:g} %"
-            )
-    tables = [("memory, " + name, summary[name]) for name in ("allocated", "reserved")]
-    for name, offs in [*tables, *((f"step time, {n}", o) for n, o in summary["step_time"].items())]:
-        lines += ["", f"{name}", f"{'':28}{'count':>5} {'ratio':>8} {'median %':>8} {'MAPE %':>8}"]
-        lines += [f"{group:28}{off}" for group, off in offs.items()]
-    return "\n".join(lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--json", action="store_true", help="all figures as JSON")
-    parser.add_argument("--processes", type=int, default=1, help="that trace models at once")
-    options = parser.parse_args()
-    try:
-        sweeps = read_sweeps(options.folder)
-        measured = latest([m for measurements in sweeps.values() for m in measurements])
-        summary = summarize(sweeps, compare(measured, options.processes))
-    except TrappmError as error:
-        print(f"gpu_check: {error}", file=sys.stderr)
-        sys.exit(error.exit_status)
-    print(json.dumps(summary, default=asdict, indent=1) if options.json else as_text(summary))
-
-
-if __name__ == "__main__":
-    main()
+        "mib_beyond_assumed_context": outside.quantile([0.1, 0.5, 0.9]).round(1).tolist(),
+    }
+    repeated, table = repeats(sweeps, rows), errors(rows)
+    if as_json:
+        tables = {name: own.droplevel(0).to_dict("index") for name, own in table.groupby(level=0)}
+        document = {**about, "repeats": repeated.to_dict("index"), "errors": tables}
+        print(json.dumps(document, indent=1))
+        return
+    print(*(f"{name}: {value}" for name, value in about.items()), sep="\n")
+    if not about["measured"]:
+        print("NOT MEASURED: these values were simulated or replayed.")
+    print(f"\ndifferences of two sweeps in %\n{repeated.to_string(float_format='%.2f')}")
+    print(f"\nsimulated / measured, errors in %\n{table.round(2).to_string()}")

@@ -1,29 +1,27 @@
-"""Kernels and allocations of whole training steps on a GPU, as PyTorch sees them.
+"""Kernels and allocations of whole training steps on a GPU, as PyTorch reports them.
 
-    PYTHONPATH=. python research/gpu_day/gpu_traces.py FOLDER [--seconds 85]
-
-Writes FOLDER/kernels.csv.xz, one line a kernel (time, operator, shapes), of the second of two
-profiled steps; and FOLDER/allocations.jsonl.xz, one line a configuration: all that the caching
-allocator was asked for in creating a model and two steps. Needs what a sweep needs
-(docs/gpu_day.md). Stops before it begins another configuration after so many seconds.
+Writes kernels.csv.xz, one line per kernel (time, operator, shapes), of the second of two profiled
+steps; and allocations.jsonl.xz, one line per configuration: all requests to the caching allocator
+while a model is created and runs two steps. Needs what a sweep needs (docs/gpu_day.md).
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gc
 import json
 import lzma
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from trappm.profiler.devices import open_device
 from trappm.profiler.devices.base import StepDevice
+from trappm.profiler.errors import InputError
 from trappm.profiler.records import Configuration
 from trappm.profiler.steps.step import make_step
 
@@ -35,7 +33,7 @@ COLUMNS = (
 _DEVICE_EVENTS = {"kernel", "gpu_memcpy", "gpu_memset"}
 _FRAMES = 6
 _ALLOCATIONS_SHARE = 0.3
-"""Of the time, at most."""
+"""Largest share of the time for allocations."""
 
 _BF16, _FP16 = {"precision": "amp-bf16"}, {"precision": "amp-fp16"}
 _NHWC, _INFER = {"memory_format": "channels-last"}, {"phase": "infer"}
@@ -87,7 +85,7 @@ KERNELS: tuple[tuple[str, int, Mapping[str, str]], ...] = (
 
 
 def kernel_rows(configuration: Configuration, events: Iterable[dict[str, Any]]) -> Iterator[list]:
-    """Lines of `COLUMNS` for the second half of the kernels of a trace of two alike steps."""
+    """Yield lines of `COLUMNS` for the kernels of the second of two equal steps of a trace."""
     operators, kernels = {}, []
     for event in events:
         if event.get("cat") == "cpu_op":
@@ -113,10 +111,10 @@ def allocation_record(
     trace: Iterable[Mapping[str, Any]],
     peak_bytes: tuple[int, int],
 ) -> dict[str, Any]:
-    """What the allocator was asked for: [bytes, who asked] takes a block, [-number] frees it.
+    """Return the allocator's requests: [bytes, stack] takes a block, [-number] frees it.
 
-    Blocks are numbered from 1 in the order in which they are taken. `segments_bytes` are what the
-    allocator then took from the device, in order.
+    Blocks are numbered from 1 in the order in which they are taken. `segments_bytes` are the
+    segments that the allocator took from the device, in order.
     """
     numbers: dict[int, int] = {}
     requests: list[list[Any]] = []
@@ -177,42 +175,44 @@ def _traced_allocations(configuration: Configuration, device: StepDevice) -> dic
     return allocation_record(configuration, trace, peak_bytes)
 
 
-def _configurations(
-    listed: Iterable[tuple[str, int, Mapping[str, str]]],
-) -> Iterator[Configuration]:
-    for architecture, batch_size, changes in listed:
-        plain = {"architecture": architecture, "batch_size": batch_size, "input_size": 224}
-        yield Configuration(**{**plain, **changes})
+def main(
+    folder: Annotated[Path, typer.Argument(help="Folder to write.")],
+    seconds: Annotated[float, typer.Option(help="Start no configuration after this time.")] = 85.0,
+) -> None:
+    """Record the kernels and allocations of the configurations above.
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--seconds", type=float, default=85.0, help="default: 85")
-    options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    if taken := list(options.folder.glob("*.xz")):
-        sys.exit(f"gpu_traces: {taken[0]} is there already; name another folder")
+    Raises:
+        InputError: The folder has traces already, or cuda:0 cannot run steps.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if taken := list(folder.glob("*.xz")):
+        raise InputError(f"{taken[0]} exists; name another folder")
     begin = time.monotonic()
     device = open_device("cuda:0")
     if not isinstance(device, StepDevice):
-        sys.exit("gpu_traces: cuda:0 runs no steps")
+        raise InputError("cuda:0 cannot run steps")
     device.prepare()
-    with lzma.open(options.folder / "allocations.jsonl.xz", "wt", encoding="utf-8") as file:
-        for configuration in _configurations(ALLOCATIONS):
-            if time.monotonic() - begin > _ALLOCATIONS_SHARE * options.seconds:
-                break
+
+    def each(
+        listed: Iterable[tuple[str, int, Mapping[str, str]]], share: float
+    ) -> Iterator[Configuration]:
+        for architecture, batch_size, changes in listed:
+            if time.monotonic() - begin > share * seconds:
+                return
+            plain = {"architecture": architecture, "batch_size": batch_size, "input_size": 224}
+            configuration = Configuration(**{**plain, **changes})
+            print(configuration, flush=True)
+            yield configuration
+
+    with lzma.open(folder / "allocations.jsonl.xz", "wt", encoding="utf-8") as file:
+        for configuration in each(ALLOCATIONS, _ALLOCATIONS_SHARE):
             print(json.dumps(_traced_allocations(configuration, device)), file=file)
-            print(f"allocations of {configuration}", flush=True)
-    with lzma.open(options.folder / "kernels.csv.xz", "wt", encoding="utf-8", newline="") as file:
+    with lzma.open(folder / "kernels.csv.xz", "wt", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(COLUMNS)
-        for configuration in _configurations(KERNELS):
-            if time.monotonic() - begin > options.seconds:
-                break
+        for configuration in each(KERNELS, 1.0):
             table.writerows(_traced_kernels(configuration, device))
-            print(f"kernels of {configuration}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -6,13 +6,19 @@ that yields no measurement is counted with its reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from research.importers import gpumemnet, node_steps, timm_results, zeus
+from research.importers.neusight import read_neusight
+from trappm.cli.labels import print_import
+from trappm.cli.options import AsJson, print_json
 from trappm.profiler.errors import InputError
-from trappm.store.files import ImportReport, Verdict, record_verdicts
-from trappm.store.store import Store
+from trappm.store import Home, Store
+from trappm.store.files import ImportReport, Verdict, checked_size, record_verdicts
 
 SOURCES = ("gpumemnet", "timm", zeus.SOURCE, *node_steps.SOURCES)
 
@@ -37,14 +43,38 @@ def import_sheet(
         raise InputError(f"Unknown source {source!r}. Expected one of: {', '.join(SOURCES)}")
     if check_models and source != "gpumemnet":
         raise InputError("--check-models is available for the source gpumemnet only")
-    read: Callable[[], Iterable[Verdict]]
+    verdicts: Sequence[Verdict]
     if source == "timm":
-        read = lambda: timm_results.verdicts(path)  # noqa: E731
+        verdicts = timm_results.verdicts(path)
     elif source == "gpumemnet":
-        read = lambda: gpumemnet.verdicts(path, check_models=check_models)  # noqa: E731
+        verdicts = gpumemnet.verdicts(path, check_models=check_models)
     elif source == zeus.SOURCE:
-        read = lambda: zeus.verdicts(path)  # noqa: E731
+        verdicts = zeus.verdicts(path)
     else:
-        read = lambda: node_steps.verdicts(path, source)  # noqa: E731
-    verdicts = list(read())
-    return record_verdicts(store.measurements, path.name, source, lambda: verdicts)
+        verdicts = node_steps.verdicts(path, source)
+    return record_verdicts(store, path.name, source, lambda: verdicts)
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Published sheet.")],
+    source: Annotated[
+        str, typer.Option(help=f"Publication: {', '.join(SOURCES)}, neusight (kernels).")
+    ],
+    check_models: Annotated[
+        bool,
+        typer.Option("--check-models", help="gpumemnet: compare rows with timm's models (slow)."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Import a published sheet into the label store; one unreadable row refuses the whole file."""
+    checked_size(file)  # before a store is made
+    with Store.open(Home.open().database_url) as store:
+        if source != "neusight":
+            print_import(import_sheet(store, file, source, check_models=check_models), as_json)
+            return
+        kernels = list(read_neusight(file))
+        new = store.kernels.record_many(kernels)
+    if as_json:
+        print_json({"file": str(file), "source": source, "rows": len(kernels), "new": new})
+    else:
+        typer.echo(f"{file.name}: {len(kernels):,} kernels, {new:,} of them new")

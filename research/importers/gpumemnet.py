@@ -14,14 +14,25 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from research.importers.sheets import known_input_size, published, read_sheet
+from research.importers.sheets import (
+    SECOND,
+    UNTOLD,
+    Cells,
+    known_input_size,
+    number_in,
+    published,
+    read_rows,
+    rejected,
+    text_in,
+    whole_in,
+)
 from trappm.profiler.errors import TrappmError, one_line
 from trappm.profiler.records import Configuration, Outcome, Protocol
 from trappm.store.files import Verdict
 
 DEVICE = "a100-40gb"
 CAPACITY_MIB = 40_536.0
-"""What the driver reports of an A100 of 40 GB: PyTorch tells 39.59 GiB in its errors."""
+"""Capacity of an A100 of 40 GB by its driver: PyTorch's errors report 39.59 GiB."""
 AT_CAPACITY_MIB = 38_000.0
 """Runs that logged this much had mostly died at the limit (README of the data)."""
 SAME = 0.02
@@ -44,12 +55,15 @@ ENVIRONMENT = {
     "device_name": "NVIDIA A100 40GB",
     "device_memory_mib": CAPACITY_MIB,
     "source": "GPUMemNet, FakeTensor experiment",
-    "untold": {"torch": "not told by the source", "protocol": "not told by the source"},
+    "untold": {"torch": UNTOLD, "protocol": UNTOLD},
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, order=True)
 class _Run:
+    """A row of the sheet."""
+
+    architecture: str
     batch_size: int
     memory_mib: float
     floor_mib: float
@@ -67,45 +81,49 @@ class _Run:
         return not self.has_died and not self.at_capacity
 
 
+def _run(cells: Cells) -> _Run:
+    memory_mib, floor_mib = (number_in(cells, name) for name in LOGGED)
+    return _Run(
+        architecture=text_in(cells, "architecture"),
+        batch_size=whole_in(cells, "batch_size"),
+        memory_mib=memory_mib,
+        floor_mib=floor_mib,
+    )
+
+
 def verdicts(path: Path, *, check_models: bool = False) -> list[Verdict]:
-    """What becomes of each row of the sheet.
+    """Return the verdict on each row of the sheet.
 
     Args:
-        path: of a CSV file with the columns architecture, batch_size, max_gpu_memory_mib and
+        path: A CSV file with the columns architecture, batch_size, max_gpu_memory_mib and
             faketensor_mib.
-        check_models: also refuses rows that are about another model than timm's of today.
+        check_models: Also refuse rows that are about another model than timm's of today.
 
     Raises:
-        InputError: the file or a row of it cannot be read.
+        InputError: The file or a row of it cannot be read.
     """
-    texts, wholes, numbers = ("architecture",), ("batch_size",), LOGGED
-    rows = sorted(
-        tuple(row[name] for name in (*texts, *wholes, *numbers))
-        for row in read_sheet(path, texts, wholes, numbers)
-    )
+    rows = sorted(read_rows(path, {"architecture", "batch_size", *LOGGED}, _run))
     result = []
-    for architecture, group in groupby(rows, key=lambda row: row[0]):
+    for architecture, group in groupby(rows, key=lambda run: run.architecture):
         runs: dict[int, _Run] = {}
-        for _, size, memory_mib, floor_mib in group:
-            run = _Run(batch_size=size, memory_mib=memory_mib, floor_mib=floor_mib)
-            if size in runs:
-                result.append(Verdict(kind="rejected", reason="a second row for the same run"))
-            if size not in runs or (run.is_usable and not runs[size].is_usable):
-                runs[size] = run
+        for run in group:
+            known = runs.get(run.batch_size)
+            if known is not None:
+                result.append(SECOND)
+            if known is None or (run.is_usable and not known.is_usable):
+                runs[run.batch_size] = run
         input_size = known_input_size(architecture)
         if input_size is None:
-            reason = "timm does not know the architecture or its input size"
-            result += [Verdict(kind="rejected", reason=reason)] * len(runs)
+            unknown = rejected("timm does not know the architecture or its input size")
+            result += [unknown] * len(runs)
             continue
         doubt = _doubt(architecture, input_size, [*runs.values()]) if check_models else None
-        result += _judged(architecture, input_size, [*runs.values()], doubt)
+        result += _judged(input_size, [*runs.values()], doubt)
     return result
 
 
-def _judged(
-    architecture: str, input_size: int, runs: list[_Run], doubt: str | None
-) -> Iterator[Verdict]:
-    """The verdicts on the runs of one architecture, by rising batch size."""
+def _judged(input_size: int, runs: list[_Run], doubt: str | None) -> Iterator[Verdict]:
+    """Yield the verdicts on the runs of one architecture, by rising batch size."""
     ends = [run.memory_mib for run in runs if run.has_died and not run.at_capacity]
     least_overhead_mib = 0.0
     out_of_memory = False
@@ -135,7 +153,7 @@ def _judged(
             out_of_memory = True
             detail_mib["capacity"] = CAPACITY_MIB
         configuration = Configuration(
-            architecture=architecture, batch_size=run.batch_size, input_size=input_size
+            architecture=run.architecture, batch_size=run.batch_size, input_size=input_size
         )
         yield Verdict(
             kind=kind,
@@ -154,7 +172,7 @@ def _judged(
 
 
 def _doubt(architecture: str, input_size: int, runs: list[_Run]) -> str | None:
-    """Why the rows are not about timm's model; by the largest batch."""
+    """Return the reason why the rows are not about timm's model, judged by the largest batch."""
     from trappm.profiler.static_profile import step_profile
 
     largest = runs[-1]

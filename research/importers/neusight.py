@@ -7,32 +7,26 @@ between two CUDA events, so the launch is inside; convolutions were timed with c
 
 from __future__ import annotations
 
-import csv
-import gzip
 import hashlib
-import zlib
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from research.importers.sheets import UNTOLD_TIME
+from research.importers.sheets import UNTOLD, UNTOLD_TIME, Cells, number_in, read_rows, whole_in
 from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import InputError
 from trappm.profiler.kernels.kernel_call import KernelCall, Operator
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.profiler.records import Outcome, Protocol, Provenance
-from trappm.store.files import check_columns, checked_size
 
 SOURCE = "NeuSight, published kernels"
 PROTOCOL = Protocol(name="neusight", warmup_steps=0, min_steps=25, max_steps=25)
-MAX_BYTES = 256 << 20
-"""Of the table when it is unpacked; both files have 12 MiB."""
-_MAX_LINE = 1 << 16
-"""Names of kernels with all their parameters are long."""
 _LONGEST_MS, _LARGEST_SIZE = 1e6, 1e10
-_SIZES = ("b", "m", "n", "k", "h", "c_in", "c_out", "kernel_size", "in_size", "stride", "padding")
-_COLUMNS = ("op", "device", "latency_ms", *_SIZES)
+COLUMNS = frozenset(
+    ("op", "device", "latency_ms", "b", "m", "n", "k", "h", "c_in", "c_out", "kernel_size",
+     "in_size", "stride", "padding")
+)  # fmt: skip
 _ROWS = {
     "add": Operator.ADD,
     "addu": Operator.ADD_SCALAR,
@@ -48,52 +42,23 @@ _ROWS = {
     "ln": Operator.LAYER_NORM,
     "softmax": Operator.SOFTMAX,
 }
-_MISSING = {"power_w": "not told by the source", "energy_j": "not told by the source"}
+_MISSING = dict.fromkeys(("power_w", "energy_j"), UNTOLD)
 
 
 def read_neusight(path: Path) -> Iterator[KernelMeasurement]:
-    """The kernels of a CSV file of NeuSight's, packed with gzip or not.
+    """Yield the kernels of one of NeuSight's CSV files, packed with gzip or not.
 
     Raises:
-        InputError: the file cannot be read, is no such table, or a row cannot be; with its number.
+        InputError: The file is not such a table, or a row cannot be read; with its number.
     """
-    checked_size(path)
-    with _opened(path) as file:
-        reader = csv.DictReader(_bounded(file), strict=True)
-        try:
-            names = reader.fieldnames or ()
-            check_columns(names)
-            if missing := sorted({*_COLUMNS} - {*names}):
-                raise InputError(f"the table lacks the columns {', '.join(missing)}")
-            for row in reader:
-                yield _measurement(row)
-        except (InputError, csv.Error, UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
-            raise InputError(
-                f"{path.name}, line {reader.line_num}: {error}; nothing was imported"
-            ) from error
+    return read_rows(path, COLUMNS, _measurement, "table")
 
 
-def _opened(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
-
-
-def _bounded(file: IO[str]) -> Iterator[str]:
-    """The lines, as long as all of them stay within MAX_BYTES: a small file may unpack to any."""
-    read = 0
-    while line := file.readline(_MAX_LINE + 1):
-        read += len(line)
-        if len(line) > _MAX_LINE or read > MAX_BYTES:
-            raise InputError("a line or the whole is too long for such a table")
-        yield line
-
-
-def _measurement(row: Mapping[str, str | None]) -> KernelMeasurement:
-    name = row["device"] or ""
+def _measurement(row: Cells) -> KernelMeasurement:
+    name = row["device"]
     if not 1 <= len(name) <= 64 or not name.isascii() or not name.isprintable():
         raise InputError(f"device is {name[:60]!r}; it must be the name of a card")
-    call, time_ms = _call(row), _number("latency_ms", row["latency_ms"])
+    call, time_ms = _call(row), number_in(row, "latency_ms", _LONGEST_MS)
     identity = f"{name} {call.text} {time_ms} {row.get('rep')}"
     return KernelMeasurement(
         call=call,
@@ -112,7 +77,7 @@ def _measurement(row: Mapping[str, str | None]) -> KernelMeasurement:
 
 @lru_cache(maxsize=64)
 def _environment(name: str) -> Mapping[str, Any]:
-    """Of a card by its name; the same object for all of its rows."""
+    """Return the environment of a card by its name; one object for all of its rows."""
     return {
         # `a100-pcie-40gb` for A100-PCIE-40GB: cards of one name differ by memory and socket.
         "device": "-".join(str(read_name(name)).split()),
@@ -126,14 +91,11 @@ def _environment(name: str) -> Mapping[str, Any]:
     }
 
 
-def _call(row: Mapping[str, str | None]) -> KernelCall:
-    op = row["op"] or ""
+def _call(row: Cells) -> KernelCall:
+    op = row["op"]
 
     def size(name: str) -> int:
-        value = _number(name, row[name])
-        if value != int(value):
-            raise InputError(f"{name} is {value}; it must be a whole number")
-        return int(value)
+        return whole_in(row, name, _LARGEST_SIZE)
 
     if op in _ROWS:
         return KernelCall.of(_ROWS[op], batch=size("b"), width=size("h"))
@@ -151,19 +113,9 @@ def _call(row: Mapping[str, str | None]) -> KernelCall:
             Operator.CONV2D, batch=size("b"), inputs=size("c_in"), outputs=size("c_out"),
             height=size("in_size"), window=window, stride=size("stride"), groups=1,
         )  # fmt: skip
-        if _number("padding", row["padding"]) != call.padding:
+        if number_in(row, "padding", _LARGEST_SIZE) != call.padding:
             raise InputError(f"padding is {row['padding']}; here it must be {call.padding}")
         return call
     raise InputError(
         f"op is {op[:60]!r}; it must be linear, bmm, conv or one of {', '.join(_ROWS)}"
     )
-
-
-def _number(name: str, text: str | None) -> float:
-    try:
-        value = float(text or "")
-    except ValueError:
-        value = 0.0
-    if not 0 < value < (_LONGEST_MS if name == "latency_ms" else _LARGEST_SIZE):
-        raise InputError(f"{name} is {(text or '')[:40]!r}; it must be a number above 0")
-    return value

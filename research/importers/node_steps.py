@@ -7,20 +7,24 @@ says. Only steps of models that timm has, on one GPU (pycls: on each of eight), 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from research.importers.sheets import (
-    current_name,
+    SECOND,
+    UNTOLD,
+    Cells,
     known_input_size,
     number_in,
     published,
-    read_cells,
+    read_rows,
+    rejected,
     whole_in,
 )
 from trappm.profiler.errors import InputError
+from trappm.profiler.models.zoo import current_name
 from trappm.profiler.records import (
     Configuration,
     MemoryFormat,
@@ -33,26 +37,23 @@ from trappm.profiler.records import (
 from trappm.profiler.records.step_scope import KEY, WHOLE_STEP, StepScope
 from trappm.store.files import Verdict
 
-Cells = Mapping[str, str]
-
 PRECISIONS = {"fp32": Precision.FP32, "tf32": Precision.FP32, "amp": Precision.AMP_FP16}
-"""Of pytorch-gpu-benchmark and NVIDIA; on an A100 fp32 lets convolutions take TF32, as PyTorch does
-by default. `fp16` is `model.half()` and fp64 is no step that TraPPM runs: both are rejected."""
-
+"""On an A100 fp32 lets convolutions take TF32, as PyTorch does by default. `fp16` is `model.half()`
+and TraPPM runs no fp64 steps: both are rejected."""
 
 PHASES = {"infer": Phase.INFER, "train": Phase.TRAIN, "train_fwd_bwd": Phase.TRAIN}
 BYTES_PER_PIXEL = 3 * 4
 
 
 def _copied_bytes(cells: Cells) -> int:
-    """Of an image in fp32, by the scripts of 2020 and later; those before had them on the GPU."""
+    """Return the bytes of an image in fp32; scripts before 2020 had the images on the GPU."""
     copied = cells.get("h2d_copy_timed", "") not in ("", "0", "0.0")
-    return BYTES_PER_PIXEL * whole_in("img_size", cells["img_size"]) ** 2 if copied else 0
+    return BYTES_PER_PIXEL * whole_in(cells, "img_size") ** 2 if copied else 0
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """The columns of one source, and what it times."""
+    """Columns of one source, and the scope of its times."""
 
     name: str
     licence: str
@@ -62,11 +63,11 @@ class Sheet:
     optimizer: Optimizer
     scope: Callable[[Cells], StepScope]
     gpus: str | None = "n_gpus"
-    """The column with the number of GPUs that share the work; None where each has its own."""
+    """Column with the number of GPUs that share the work; None where each has its own."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All that are read."""
+        """Return all columns that are read."""
         needed = ("timm_name", "device", "phase", "precision", "img_size", self.step_ms, self.batch)
         return needed if self.gpus is None else (*needed, self.gpus)
 
@@ -107,72 +108,60 @@ SOURCES = tuple(sheet.name for sheet in SHEETS)
 
 
 def sheet_of(columns: set[str]) -> Sheet | None:
-    """The source whose sheets have such columns; None if none has."""
+    """Return the source whose sheets have such columns, or None."""
     return next((s for s in SHEETS if {*s.columns, "source_path"} <= columns), None)
 
 
 def verdicts(path: Path, source: str | None = None) -> list[Verdict]:
-    """What becomes of each row of a sheet.
+    """Return the verdict on each row of a sheet.
 
     Args:
-        path: of the sheet.
-        source: one of SOURCES; by default the one whose columns it has.
+        path: The sheet.
+        source: One of SOURCES (default: the one whose columns it has).
 
     Raises:
-        InputError: the file or a row of it cannot be read, or it is of no such source.
+        InputError: The file or a row of it cannot be read, or it is not of such a source.
     """
-    rows = list(read_cells(path))
-    columns = {*rows[0][1]} if rows else set()
+    columns = {*next(read_rows(path, frozenset(), dict), {})}
     sheet = sheet_of(columns)
     if sheet is None or source not in {None, sheet.name}:
         raise InputError(
             f"{path.name} is no sheet of {source or ' or '.join(SOURCES)}; it has the columns "
             f"{', '.join(sorted(columns))[:200]}"
         )
-    result = []
     seen: set[tuple[str, str, Configuration]] = set()
-    for line, cells in rows:
-        try:
-            result.append(_verdict(sheet, cells, seen))
-        except InputError as error:
-            raise InputError(f"{path.name}, line {line}: {error}; nothing was imported") from error
-    return result
+    return list(read_rows(path, frozenset(), lambda cells: _verdict(sheet, cells, seen)))
 
 
 def _verdict(sheet: Sheet, cells: Cells, seen: set[tuple[str, str, Configuration]]) -> Verdict:
     reason = _refusal(sheet, cells)
     if reason is not None:
-        return Verdict(kind="rejected", reason=reason)
+        return rejected(reason)
     phase = PHASES[cells["phase"]]
+    memory_format = cells.get("memory_format", "contiguous").replace("_", "-")
     what = Configuration(
         architecture=current_name(cells["timm_name"]),
-        batch_size=whole_in(sheet.batch, cells[sheet.batch]),
-        input_size=whole_in("img_size", cells["img_size"]),
+        batch_size=whole_in(cells, sheet.batch),
+        input_size=whole_in(cells, "img_size"),
         precision=PRECISIONS[cells["precision"]],
-        memory_format=member(
-            "memory_format",
-            MemoryFormat,
-            cells.get("memory_format", "contiguous").replace("_", "-"),
-        ),
+        memory_format=member("memory_format", MemoryFormat, memory_format),
         optimizer=sheet.optimizer if phase is Phase.TRAIN else Optimizer.SGD,
         phase=phase,
     )
     if known_input_size(what.architecture) is None:
-        return Verdict(kind="rejected", reason="timm does not know the architecture")
+        return rejected("timm does not know the architecture")
     environment = _environment(sheet, cells)
     run = environment["device"], environment["run"], what
     if run in seen:
-        return Verdict(kind="rejected", reason="a second row for the same run")
+        return SECOND
     seen.add(run)
-    step_ms = number_in(sheet.step_ms, cells[sheet.step_ms])
-    measurement = published(
-        what, sheet.protocol, environment, row=str(step_ms), step_time_ms=step_ms
-    )
-    return Verdict(kind="imported", reason="step time", measurement=measurement)
+    step_ms = number_in(cells, sheet.step_ms)
+    label = published(what, sheet.protocol, environment, row=str(step_ms), step_time_ms=step_ms)
+    return Verdict(kind="imported", reason="step time", measurement=label)
 
 
 def _refusal(sheet: Sheet, cells: Cells) -> str | None:
-    """Why nothing is made of a row that can be read; None if something is."""
+    """Return the reason why a readable row yields no measurement, or None if it yields one."""
     if cells["precision"] not in PRECISIONS:
         return f"{cells['precision'][:80]!r} is no precision that steps are run in"
     if cells["phase"] not in PHASES:
@@ -189,7 +178,7 @@ def _refusal(sheet: Sheet, cells: Cells) -> str | None:
 
 
 def _environment(sheet: Sheet, cells: Cells) -> dict[str, Any]:
-    """Where and how a row was measured, as far as it tells."""
+    """Return device, software and scope of a row."""
     words = cells["device"].lower().split()
     versions = {
         "torch": cells.get("torch")
@@ -208,5 +197,5 @@ def _environment(sheet: Sheet, cells: Cells) -> dict[str, Any]:
         ),
         KEY: sheet.scope(cells).to_dict(),
         **{name: version for name, version in versions.items() if version},
-        "untold": {name: "not told by the source" for name, value in versions.items() if not value},
+        "untold": {name: UNTOLD for name, value in versions.items() if not value},
     }

@@ -1,15 +1,18 @@
-"""What the published sheets have in common: columns of numbers, and nothing but a result a row."""
+"""Reading of published sheets: rows of CSV files, their numbers, and measurements by others."""
 
 from __future__ import annotations
 
 import csv
+import gzip
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Set
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trappm.profiler.errors import InputError, UnknownArchitectureError
+from trappm.profiler.models.zoo import native_input_size
 from trappm.profiler.records import (
     Configuration,
     Measurement,
@@ -18,74 +21,100 @@ from trappm.profiler.records import (
     Provenance,
     StepSummary,
 )
-from trappm.store.files import check_columns, checked_size
+from trappm.store.files import Verdict, check_columns, checked_size
 
-MAX_SHEET_BYTES = 64 << 20
+Cells = Mapping[str, str]
+Read = TypeVar("Read")
+UNTOLD = "not told by the source"
 UNTOLD_TIME = "1970-01-01T00:00:00+00:00"
-"""For a time that the source does not give; `Measurement.missing` says so too."""
-
+"""Time of a measurement whose source gives none; `Measurement.missing` says so too."""
 _LARGEST = 1e9
-_UNTOLD = {
-    "started_at": "not told by the source",
-    "duration_s": "not told by the source",
-}
 
 
-def read_sheet(
-    path: Path, texts: tuple[str, ...], wholes: tuple[str, ...], numbers: tuple[str, ...]
-) -> Iterator[dict[str, Any]]:
-    """The rows of a CSV file with these columns; others are left out.
+def read_rows(
+    path: Path, needed: Set[str], read: Callable[[Cells], Read], wanted: str = "sheet"
+) -> Iterator[Read]:
+    """Yield what is read of each row of a CSV file, packed with gzip or not.
 
-    Raises:
-        InputError: the file is too large or not there, a column is missing, or a cell is no (whole)
-            number above 0; with the line's number.
-    """
-    for line, cells in read_cells(path, {*texts, *wholes, *numbers}):
-        try:
-            row: dict[str, Any] = {name: _text(name, cells[name]) for name in texts}
-            row |= {name: number_in(name, cells[name]) for name in numbers}
-            yield row | {name: whole_in(name, cells[name]) for name in wholes}
-        except InputError as error:
-            raise InputError(f"{path.name}, line {line}: {error}; nothing was imported") from error
-
-
-def read_cells(path: Path, needed: Set[str] = frozenset()) -> Iterator[tuple[int, dict[str, str]]]:
-    """The rows of a CSV file as they stand there, each with the number of its line.
+    Args:
+        path: The file.
+        needed: Columns that it must have.
+        read: Reads the cells of a row by column.
+        wanted: Word for the file in messages.
 
     Raises:
-        InputError: the file is too large or not there, is no CSV file, or lacks a needed column.
+        InputError: The file cannot be read, a column is missing or twice, or a row cannot be read;
+            with the number of the line.
     """
-    if checked_size(path).stat().st_size > MAX_SHEET_BYTES:
-        raise InputError(f"{path.name} is larger than {MAX_SHEET_BYTES >> 20} MiB; split it")
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    checked_size(path)
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True, restval="")
         try:
             check_columns(reader.fieldnames or ())
             if missing := sorted(needed - {*(reader.fieldnames or ())}):
-                raise InputError(f"the sheet lacks the columns {', '.join(missing)}")
+                raise InputError(f"the {wanted} lacks the columns {', '.join(missing)}")
             for cells in reader:
-                yield reader.line_num, cells
-        except (InputError, UnicodeDecodeError, csv.Error) as error:
+                yield read(cells)
+        except (InputError, csv.Error, UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
             raise InputError(
                 f"{path.name}, line {reader.line_num}: {error}; nothing was imported"
             ) from error
 
 
-def current_name(model: str) -> str:
-    """What timm calls the architecture of this model today."""
-    from trappm.profiler.models.zoo import current_name
+def number_in(cells: Cells, name: str, most: float = _LARGEST) -> float:
+    """Return the number above 0 in a cell.
 
-    return current_name(model)
+    Raises:
+        InputError: The cell has no such number.
+    """
+    cell = cells[name]
+    try:
+        value = float(cell) if len(cell) <= 40 else math.nan
+    except ValueError:
+        value = math.nan
+    if not 0 < value < most:
+        raise InputError(f"{name} is {cell[:60]!r}; it must be a number above 0, below {most:g}")
+    return value
+
+
+def whole_in(cells: Cells, name: str, most: float = _LARGEST) -> int:
+    """Return the whole number above 0 in a cell.
+
+    Raises:
+        InputError: The cell has no such number.
+    """
+    value = number_in(cells, name, most)
+    if value != int(value):
+        raise InputError(f"{name} is {value}; it must be a whole number")
+    return int(value)
+
+
+def text_in(cells: Cells, name: str) -> str:
+    """Return the text of a cell.
+
+    Raises:
+        InputError: The cell is empty or longer than 200 letters.
+    """
+    cell = cells[name]
+    if not 1 <= len(cell) <= 200 or not cell.isprintable():
+        raise InputError(f"{name} is {cell[:60]!r}; it must be 1 to 200 letters")
+    return cell
 
 
 def known_input_size(architecture: str) -> int | None:
-    """timm's own input size of an architecture in pixels; None if timm does not know either."""
-    from trappm.profiler.models.zoo import native_input_size
-
+    """Return timm's own input size in pixels, or None if timm does not know the architecture."""
     try:
         return native_input_size(architecture)
     except UnknownArchitectureError:
         return None
+
+
+def rejected(reason: str) -> Verdict:
+    return Verdict(kind="rejected", reason=reason)
+
+
+SECOND = rejected("a second row for the same run")
 
 
 def published(
@@ -100,13 +129,13 @@ def published(
     memory_detail_mib: Mapping[str, float] | None = None,
     message: str | None = None,
 ) -> Measurement:
-    """A measurement by others, whose attempt key is a hash of the row.
+    """Return a measurement by others, whose attempt key is a hash of `row` and its setting.
 
     A step time is taken as mean and median; the spread is not known.
     """
     identity = f"{protocol.name} {environment} {configuration.id} {outcome} {row}"
     metrics = {"step_time_ms": step_time_ms, "memory_mib": memory_mib, "power_w": None}
-    missing = dict.fromkeys((k for k, v in metrics.items() if v is None), "not told by the source")
+    missing = dict.fromkeys((name for name, value in metrics.items() if value is None), UNTOLD)
     step = None
     if step_time_ms is not None:
         step = StepSummary(
@@ -125,33 +154,8 @@ def published(
         step=step,
         memory_mib=memory_mib,
         memory_detail_mib=memory_detail_mib or {},
-        missing=missing | {"energy_j": "not told by the source"} | _UNTOLD,
+        missing=missing | dict.fromkeys(("energy_j", "started_at", "duration_s"), UNTOLD),
         failed_in=None if outcome is Outcome.OK else "measure",
         message=message,
         environment=environment,
     )
-
-
-def _text(name: str, cell: str | None) -> str:
-    if not cell or len(cell) > 200 or "\0" in cell:
-        raise InputError(f"{name} is {(cell or '')[:60]!r}; it must be 1 to 200 letters")
-    return cell
-
-
-def number_in(name: str, cell: str | None) -> float:
-    """The number above 0 in a cell; raises InputError where there is none."""
-    try:
-        value = float(cell) if cell and len(cell) <= 40 else math.nan
-    except ValueError:
-        value = math.nan
-    if not 0 < value < _LARGEST:
-        raise InputError(f"{name} is {(cell or '')[:60]!r}; it must be a number above 0, below 1e9")
-    return value
-
-
-def whole_in(name: str, cell: str | None) -> int:
-    """The whole number above 0 in a cell; raises InputError where there is none."""
-    value = number_in(name, cell)
-    if value != int(value):
-        raise InputError(f"{name} is {value}; it must be a whole number")
-    return int(value)

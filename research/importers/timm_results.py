@@ -1,9 +1,9 @@
 """timm's published benchmark results: step times of its models on consumer GPUs, with AMP.
 
-A sheet has one row a model, at the batch size that fitted. What was measured stands in the name of
-the file alone, as in `benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv`; a name without versions
-means those of the sheets that are known here. AMP is autocast to fp16, and the optimizer is SGD
-with a momentum of 0.9, the defaults of timm's `benchmark.py`.
+A sheet has one row per model, at the batch size that fitted. Only the name of the file tells what
+was measured, as in `benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv`; a name without versions
+means those of the sheets in STACKS. AMP is autocast to fp16, and the optimizer is SGD with a
+momentum of 0.9, the defaults of timm's `benchmark.py`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from research.importers.sheets import (
-    current_name,
+    SECOND,
+    Cells,
     known_input_size,
+    number_in,
     published,
-    read_sheet,
+    read_rows,
+    rejected,
+    text_in,
+    whole_in,
 )
 from trappm.profiler.errors import InputError
+from trappm.profiler.models.zoo import current_name
 from trappm.profiler.records import (
     Configuration,
     MemoryFormat,
@@ -35,23 +41,23 @@ STACKS = {
     ("rtx3090", Phase.INFER): ("2.4", "12.4"),
     ("rtx4090", Phase.INFER): ("2.4", "12.4"),
 }
-"""PyTorch and CUDA of the sheets that are known."""
+"""PyTorch and CUDA of the known sheets."""
 MEMORY_FORMATS = {"nchw": MemoryFormat.CONTIGUOUS, "nhwc": MemoryFormat.CHANNELS_LAST}
 PROTOCOL = Protocol(name="timm-benchmark", warmup_steps=10, min_steps=40, max_steps=40)
 """The defaults of timm's `benchmark.py`."""
 AGREE = 0.25
-"""Step time and throughput of a row may differ so much: the latter includes making the images."""
+"""Largest difference of step time and throughput: the latter includes making the images."""
 
 
 def verdicts(path: Path, *, named_like: Path | None = None) -> list[Verdict]:
-    """What becomes of each row of a sheet.
+    """Return the verdict on each row of a sheet.
 
     Args:
-        path: of the sheet.
-        named_like: another sheet, whose name holds it where that of `path` does not.
+        path: The sheet.
+        named_like: Another sheet, whose name is read where that of `path` does not tell.
 
     Raises:
-        InputError: no name says what was measured, or the file cannot be read.
+        InputError: No name tells what was measured, or the file cannot be read.
     """
     try:
         phase, memory_format, environment = _named(path)
@@ -60,42 +66,36 @@ def verdicts(path: Path, *, named_like: Path | None = None) -> list[Verdict]:
             raise
         phase, memory_format, environment = _named(named_like)
     step, rate, batch, size = (
-        f"{phase}_{what}" for what in ("step_time", "samples_per_sec", "batch_size", "img_size")
+        f"{phase}_{name}" for name in ("step_time", "samples_per_sec", "batch_size", "img_size")
     )
-    result = []
-    seen = set()
-    for row in read_sheet(path, ("model",), (batch, size), (step, rate)):
-        architecture = current_name(row["model"])
-        workload = Configuration(
-            architecture=architecture,
-            batch_size=row[batch],
-            input_size=row[size],
+    seen: set[Configuration] = set()
+
+    def verdict(cells: Cells) -> Verdict:
+        step_ms, per_s = number_in(cells, step), number_in(cells, rate)
+        what = Configuration(
+            architecture=current_name(text_in(cells, "model")),
+            batch_size=whole_in(cells, batch),
+            input_size=whole_in(cells, size),
             precision=Precision.AMP_FP16,
             memory_format=memory_format,
             optimizer=Optimizer.MOMENTUM if phase is Phase.TRAIN else Optimizer.SGD,
             phase=phase,
         )
-        expected_ms = 1000 * row[batch] / row[rate]
-        if known_input_size(architecture) is None:
-            reason = "timm does not know the architecture or its input size"
-            result.append(Verdict(kind="rejected", reason=reason))
-        elif workload in seen:
-            result.append(Verdict(kind="rejected", reason="a second row for the same run"))
-        elif abs(row[step] / expected_ms - 1) > AGREE:
-            reason = "step time and throughput contradict each other"
-            result.append(Verdict(kind="rejected", reason=reason))
-        else:
-            seen.add(workload)
-            measurement = published(
-                workload, PROTOCOL, environment, row=str(row[step]), step_time_ms=row[step]
-            )
-            verdict = Verdict(kind="imported", reason="step time", measurement=measurement)
-            result.append(verdict)
-    return result
+        if known_input_size(what.architecture) is None:
+            return rejected("timm does not know the architecture or its input size")
+        if what in seen:
+            return SECOND
+        if abs(step_ms / (1000 * what.batch_size / per_s) - 1) > AGREE:
+            return rejected("step time and throughput contradict each other")
+        seen.add(what)
+        label = published(what, PROTOCOL, environment, row=str(step_ms), step_time_ms=step_ms)
+        return Verdict(kind="imported", reason="step time", measurement=label)
+
+    return list(read_rows(path, {"model", step, rate, batch, size}, verdict))
 
 
 def _named(path: Path) -> tuple[Phase, MemoryFormat, dict[str, Any]]:
-    """What is in a file's name: phase, memory format and environment."""
+    """Return phase, memory format and environment by a file's name."""
     words = set(re.split(r"[-_.]", path.name.lower()))
     device = words & DEVICES.keys()
     phases = words & {*Phase}
@@ -124,7 +124,7 @@ def _named(path: Path) -> tuple[Phase, MemoryFormat, dict[str, Any]]:
 
 
 def _version(words: set[str], kind: str) -> str | None:
-    """PyTorch `pt112` is 1.12, `pt240` is 2.4; CUDA `cu113` is 11.3."""
+    """Return a version among words: `pt112` is PyTorch 1.12, `pt240` 2.4; `cu113` is CUDA 11.3."""
     matches = [m for word in words if (m := re.fullmatch(rf"{kind}([0-9]{{3}})", word))]
     if not matches:
         return None

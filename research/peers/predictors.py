@@ -5,54 +5,41 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from research.peers.graph_networks import SIZES, dippm, dnnperf, nnlqp
+from research.peers.physics import FakeTensor, PriorAlone
+from research.peers.tabular import mlp, xgboost
 from trappm.learner.estimator import Estimator
-from trappm.learner.networks.gae import Encoder
-from trappm.learner.networks.presets import (
-    MEMBERS,
-    PRESETS,
-    EncoderPreset,
-    HeadPreset,
-)
+from trappm.learner.heads.metric_head import Ours
+from trappm.learner.paper.encoder import Encoder
+from trappm.learner.paper.presets import MEMBERS, PRESETS, EncoderPreset, HeadPreset
+from trappm.learner.paper.regressor import TrappmAsPublished
 from trappm.learner.physics.prior import Prior
+from trappm.learner.physics.starting_prior import prior_on_card
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError, from_extra
 from trappm.profiler.nearest import nearest
 
 MakeEncoder = Callable[[EncoderPreset, bool], Encoder]
-"""A frozen encoder of this preset, pre-trained or (False) random."""
+"""Returns a frozen encoder of a preset, pre-trained or (False) random."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What some predictors need beyond labels."""
+    """Everything that some predictors need in addition to labels."""
 
     metric: str
-    """A metric's column, such as `memory_mib`."""
+    """Column of the metric, such as `memory_mib`."""
     card: str
-    """Of the device: its key, such as `a100-40gb`, or the name of the card behind that."""
+    """Key of the device, such as `a100-40gb`, or the name of its card."""
     make_encoder: MakeEncoder
     estimates_mib: Mapping[Workload, float]
-    """FakeTensor's, where the labels came with them."""
+    """FakeTensor's estimates, where the labels came with them."""
     size: str = "laptop"
-    """Of the baselines' networks: laptop or paper."""
+    """Size of the baselines' networks: laptop or paper."""
 
-
-def _prior(given: Surroundings) -> Prior:
-    from trappm.learner.physics.starting_prior import prior_on_card
-
-    return prior_on_card(given.metric, given.card)
-
-
-def _ours(given: Surroundings) -> Estimator:
-    from trappm.learner.heads.metric_head import Ours
-
-    return Ours(_prior(given))
-
-
-def _prior_alone(given: Surroundings) -> Estimator:
-    from research.peers.prior_alone import PriorAlone
-
-    return PriorAlone(_prior(given))
+    @property
+    def prior(self) -> Prior:
+        return prior_on_card(self.metric, self.card)
 
 
 _SWITCHES: Mapping[str, Callable[[HeadPreset], HeadPreset]] = {
@@ -60,59 +47,20 @@ _SWITCHES: Mapping[str, Callable[[HeadPreset], HeadPreset]] = {
     "huber": lambda head: replace(head, loss="huber-log"),
     "relative": lambda head: replace(head, loss="relative-squared"),
 }
-"""What could be chosen otherwise than the paper did, each alone."""
-_SIZES = ("paper", "laptop")
+"""Choices that differ from the paper's, each alone."""
 
 
 def _published(preset: str, switch: str) -> Callable[[Surroundings], Estimator]:
     def make(given: Surroundings) -> Estimator:
-        from trappm.learner.networks.published import TrappmAsPublished
-
-        name = f"trappm-{preset}-{switch}" if switch else f"trappm-{preset}"
         chosen = PRESETS[preset]
         head = _SWITCHES[switch](chosen.head) if switch in _SWITCHES else chosen.head
         encoder = given.make_encoder(chosen.encoder, switch != "random")
-        return TrappmAsPublished(name, head, encoder)
+        return TrappmAsPublished("-".join(filter(None, ("trappm", preset, switch))), head, encoder)
 
     return make
 
 
-def _nnlqp(given: Surroundings) -> Estimator:
-    from research.peers.nnlqp import nnlqp
-    from research.peers.sizes import SIZES
-
-    return nnlqp(SIZES[given.size])
-
-
-def _dippm(given: Surroundings) -> Estimator:
-    from research.peers.dippm import dippm
-    from research.peers.sizes import SIZES
-
-    return dippm(SIZES[given.size])
-
-
-def _dnnperf(given: Surroundings) -> Estimator:
-    from research.peers.dnnperf import dnnperf
-    from research.peers.sizes import SIZES
-
-    return dnnperf(SIZES[given.size])
-
-
-def _mlp(_given: Surroundings) -> Estimator:
-    from research.peers.tabular import mlp
-
-    return mlp()
-
-
-def _xgboost(_given: Surroundings) -> Estimator:
-    from research.peers.tabular import xgboost
-
-    return xgboost()
-
-
 def _faketensor(given: Surroundings) -> Estimator:
-    from research.peers.faketensor import FakeTensor
-
     if given.metric != "memory_mib" or not given.estimates_mib:
         raise InputError("faketensor needs memory labels with FakeTensor's column beside them")
     return FakeTensor(given.estimates_mib)
@@ -120,38 +68,40 @@ def _faketensor(given: Surroundings) -> Estimator:
 
 _SWITCHED = {
     f"trappm-{preset}-{switch}": _published(preset, switch)
-    for preset in _SIZES
+    for preset in ("paper", "laptop")
     for switch in _SWITCHES
 }
 _MAKERS: Mapping[str, Callable[[Surroundings], Estimator]] = {
-    "ours": _ours,
-    "prior": _prior_alone,
-    **{f"trappm-{preset}": _published(preset, "") for preset in _SIZES},
-    **{f"trappm-{preset}-random": _published(preset, "random") for preset in _SIZES},
-    "nnlqp": _nnlqp,
-    "dippm": _dippm,
-    "dnnperf": _dnnperf,
-    "mlp": _mlp,
-    "xgboost": _xgboost,
+    "ours": lambda given: Ours(given.prior),
+    "prior": lambda given: PriorAlone(given.prior),
+    "trappm-paper": _published("paper", ""),
+    "trappm-laptop": _published("laptop", ""),
+    "trappm-paper-random": _published("paper", "random"),
+    "trappm-laptop-random": _published("laptop", "random"),
+    "nnlqp": lambda given: nnlqp(SIZES[given.size]),
+    "dippm": lambda given: dippm(SIZES[given.size]),
+    "dnnperf": lambda given: dnnperf(SIZES[given.size]),
+    "mlp": lambda _: mlp(),
+    "xgboost": lambda _: xgboost(),
     "faketensor": _faketensor,
     **_SWITCHED,
 }
 
 OF_PHYSICS = frozenset({"ours", "prior", "faketensor"})
-"""Those that stand on a simulation; the others are purely learned."""
+"""Predictors that stand on a simulation; the others are purely learned."""
 
 _BY_SKLEARN = frozenset({"mlp", "xgboost"})
-"""Those that scikit-learn, or its interface to XGBoost, stands behind."""
+"""Predictors that need scikit-learn, or its interface to XGBoost."""
 
 NAMED_ONLY = frozenset(_SWITCHED)
 """The paper's method with one choice changed; evaluated only where they are named."""
 
 ESTIMATORS: Sequence[str] = tuple(_MAKERS)
-"""All names; `random` stands for the encoder of the paper's ablation, which learned nothing."""
+"""All names; `random` is the encoder of the paper's ablation, which learned nothing."""
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raises InputError for a name of no estimator, or of one whose library is missing."""
+    """Raise InputError for an unknown estimator, or one whose library is missing."""
     for name in names:
         if name not in _MAKERS:
             raise InputError(f"no estimator {name!r}; {nearest(name, ESTIMATORS)}")
@@ -161,6 +111,10 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def estimator_named(name: str, given: Surroundings) -> Estimator:
-    """Raises InputError for a name that is none of an estimator, or what it needs is not there."""
+    """Return an estimator by its name.
+
+    Raises:
+        InputError: There is none of this name, or something that it needs is missing.
+    """
     check_names([name])
     return _MAKERS[name](given)

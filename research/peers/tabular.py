@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.learner.estimator import Estimate, Model, Targets
-from trappm.learner.networks.dataset import FloatArray, Scaler, log_static_features
-from trappm.learner.networks.estimator import LEAST_LABELS, labelled
+from trappm.learner.paper.graphs import FloatArray, Scaler, log_static_features
+from trappm.learner.paper.regressor import LEAST_LABELS, labelled
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 

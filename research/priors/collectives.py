@@ -1,38 +1,36 @@
-"""Constants of links, fitted to published collectives, and judged on series held out.
+"""Constants of links, fitted to published collectives and judged on held-out series
+(docs/studies/many_gpus.md).
 
-    PYTHONPATH=. python research/priors/collectives.py ../shared/data [--write]
-
-Labels: all-reduces and messages of NCCL on A100 and H100 nodes (Microsoft Vidur, MIT). Held out in
-turn is each series (a system with so many GPUs and nodes), then each system; of what is left out
-the data sheet alone is known. Messages between A100 nodes with pairs on NVLink are not used, as
-they are erratic (README of the labels). `--write` writes the constants into the package.
+Labels: all-reduces and messages of NCCL on A100 and H100 nodes (Microsoft Vidur, MIT). Each series
+(a system with its GPUs and nodes) is held out in turn, then each system; of a held-out system only
+the data sheet is known. Messages between A100 nodes with pairs on NVLink are not used, as they are
+erratic (README of the labels).
 """
 
 from __future__ import annotations
 
-import argparse
-import csv
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
+import typer
 from scipy.optimize import least_squares
 
+from research.data import data_folder
+from research.held_out import Array, percent_errors
 from trappm.extensions.parallel import links
 from trappm.extensions.parallel.collective_times import Group
 from trappm.extensions.parallel.links import LinkKind, Node
 
-Array = npt.NDArray[np.float64]
 BINS = 40
 LARGE_BYTES = 1 << 20
 """Gradients' buckets and blocks are larger than this."""
 STIFFNESS = 0.2
-"""Weight of where constants begin against one bin of a series."""
+"""Weight of the starting constants against one bin of a series."""
 INNER = {
     "a100_dgx": (LinkKind.NVLINK, 300.0),
     "h100_dgx": (LinkKind.NVLINK, 450.0),
@@ -40,7 +38,7 @@ INNER = {
     "h100_pairwise_nvlink": (LinkKind.PCIE, 63.0),
 }
 PAIR_GBS = 300.0
-"""Of two GPUs with a bridge: 600 GB/s in both directions."""
+"""Bandwidth of two GPUs with a bridge: 600 GB/s in both directions."""
 NETWORKS = {"a100_dgx": ("rdma", 200.0, 4), "h100_dgx": ("rdma", 400.0, 8)}
 FITTED = {
     "nvlink": ("latency_us", "efficiency", "sharpness"),
@@ -48,30 +46,30 @@ FITTED = {
     "rdma": ("latency_us", "hop_us", "sharpness"),
     "a100_dgx": ("efficiency",),
 }
-"""Of kinds of links, and of the networks of systems."""
+"""Fitted constants of kinds of links, and of the networks of systems."""
 NAMES = [(owner, name) for owner, names in FITTED.items() for name in names]
 START = {
     "latency_us": (30.0, 0.7), "hop_us": (5.0, 1.0), "efficiency": (0.6, 0.5),
     "sharpness": (0.9, 0.4),
 }  # fmt: skip
-"""Before any label, and how far labels may move it in the logarithm."""
+"""Starting value of each constant, and the width of its logarithm's prior."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """One collective on so many GPUs of so many nodes of a system."""
+    """One collective on some GPUs and nodes of a system, in bins of its size."""
 
     system: str
     collective: str
     gpus: int
     nodes: int
     sizes: Array
-    """Bytes, the mean of each bin."""
+    """Geometric mean of the bytes of each bin."""
     times_ms: Array
-    """Medians of each bin."""
+    """Median of each bin."""
 
     def times(self, constants: Mapping[tuple[str, str], float]) -> Array:
-        """By the formula."""
+        """Return the times of the formula in ms."""
         kind, gbs = INNER[self.system]
         if "pairwise" in self.system and self.gpus == 2:
             kind, gbs = LinkKind.NVLINK, PAIR_GBS
@@ -86,102 +84,105 @@ class Series:
         group = Group(node=node, gpus=self.gpus // self.nodes, nodes=self.nodes)
         return np.array([group.all_reduce_ms(size) for size in self.sizes.tolist()])
 
-    def errors(self, constants: Mapping[tuple[str, str], float]) -> tuple[Array, Array]:
-        """Of the logarithm; those of large sizes apart."""
-        errors = np.log(self.times(constants) / self.times_ms)
-        return errors, errors[self.sizes >= LARGE_BYTES]
+    def errors(self, constants: Mapping[tuple[str, str], float]) -> Array:
+        """Return log(measured / predicted) of each bin."""
+        errors: Array = np.log(self.times_ms / self.times(constants))
+        return errors
 
 
-def series(data: Path) -> list[Series]:
-    rows = pd.read_csv(data / "nodes" / "vidur_collectives_fp16.csv.gz")
+def read_series(data: Path) -> list[Series]:
+    """Return all series of the sheet, in bins of equal width of the logarithm of bytes."""
+    sheet = pd.read_csv(data / "nodes" / "vidur_collectives_fp16.csv.gz")
     series = []
-    for key, group in rows.groupby(["system", "collective", "n_gpus", "n_nodes"]):
-        system, collective, gpus, nodes = key
+    for key, group in sheet.groupby(["system", "collective", "n_gpus", "n_nodes"]):
+        system, collective, _gpus, nodes = key
         if collective != "all_reduce" or ("pairwise" in system and nodes > 1):
             continue
-        sizes = group["bytes"].to_numpy(dtype=float)
-        edges = np.geomspace(sizes.min(), sizes.max() * 1.001, BINS)
-        bins = np.digitize(sizes, edges)
-        taken = [bins == place for place in np.unique(bins)]
-        times = group["time_ms"].to_numpy()
-        series.append(
-            Series(
-                system, collective, gpus, nodes,
-                np.array([np.exp(np.log(sizes[rows]).mean()) for rows in taken]),
-                np.array([np.median(times[rows]) for rows in taken]),
-            )
-        )  # fmt: skip
+        edges = np.geomspace(group.bytes.min(), group.bytes.max() * 1.001, BINS)
+        bins = group.groupby(np.digitize(group.bytes, edges))
+        sizes = np.exp(bins.bytes.apply(lambda each: np.log(each).mean()))
+        series.append(Series(*key, sizes.to_numpy(), bins.time_ms.median().to_numpy()))
     return series
 
 
 def fit(labels: Sequence[Series]) -> dict[tuple[str, str], float]:
-    """The most probable constants, with long-tailed errors of the logarithm."""
+    """Return the most probable constants, with long-tailed errors of the logarithm."""
     start = np.log([START[name][0] for _, name in NAMES])
     widths = np.array([START[name][1] for _, name in NAMES])
 
     def residuals(logs: Array) -> Array:
         constants = dict(zip(NAMES, np.exp(logs).tolist(), strict=True))
-        errors = [each.errors(constants)[0] for each in labels]
+        errors = [-each.errors(constants) for each in labels]
         return np.concatenate([*errors, (logs - start) / widths * STIFFNESS])
 
     best = least_squares(residuals, start, loss="soft_l1", f_scale=0.1)
     return dict(zip(NAMES, np.exp(best.x).tolist(), strict=True))
 
 
-def percent(errors: Array) -> float:
-    return float(np.abs(np.exp(errors) - 1).mean() * 100)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--write", action="store_true")
-    arguments = parser.parse_args()
-    labels = series(arguments.data)
+def judge(labels: Sequence[Series]) -> pd.DataFrame:
+    """Return the errors of each bin by what was held out: nothing, the series, its system."""
+    parts = []
     constants = fit(labels)
-    print("| series | GPUs x nodes | fitted, all / >= 1 MiB | series held out | system held out |")
-    print("|---|---|---|---|---|")
-    left_out = defaultdict(list)
     for each in labels:
-        others = fit([other for other in labels if other is not each])
-        far = fit([other for other in labels if other.system != each.system])
-        cells = [
-            " / ".join(f"{percent(errors):.0f}" for errors in each.errors(known))
-            for known in (constants, others, far)
-        ]
-        for place, known in enumerate((constants, others, far)):
-            left_out[place].append(each.errors(known))
+        fits = {
+            "fitted": constants,
+            "series held out": fit([other for other in labels if other is not each]),
+            "system held out": fit([other for other in labels if other.system != each.system]),
+        }
         kind = INNER[each.system][0] if each.nodes == 1 else "rdma"
-        left_out[str(kind)].append(each.errors(others))
-        name = f"{each.system} {each.collective}"
-        print(f"| {name} | {each.gpus // each.nodes} x {each.nodes} | {' | '.join(cells)} |")
-    means = [
-        " / ".join(
-            f"{np.mean([percent(pair[at]) for pair in left_out[place]]):.0f}" for at in (0, 1)
-        )
-        for place in range(3)
-    ]
-    print(f"| mean of series | | {' | '.join(means)} |")
+        name = f"{each.system} {each.collective}, {each.gpus // each.nodes} x {each.nodes}"
+        parts += [
+            pd.DataFrame(
+                {
+                    "series": name,
+                    "kind": str(kind),
+                    "held_out": held_out,
+                    "large": each.sizes >= LARGE_BYTES,
+                    "error": each.errors(known),
+                }
+            )
+            for held_out, known in fits.items()
+        ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def error_table(errors: pd.DataFrame) -> pd.DataFrame:
+    """Return the mean errors in percent by series, of all sizes and of 1 MiB and more."""
+    errors = errors.assign(percent=percent_errors(errors.error))
+    table = pd.concat(
+        {
+            size: rows.pivot_table(index="series", columns="held_out", values="percent", sort=False)
+            for size, rows in (("all", errors), (">= 1 MiB", errors[errors.large]))
+        },
+        axis=1,
+    )
+    table.loc["mean of series"] = table.mean()
+    return table.round(0)
+
+
+def main(
+    is_writing: Annotated[
+        bool, typer.Option("--write", help="Write the constants into the package.")
+    ] = False,
+) -> None:
+    """Print the errors of each series and the fitted constants."""
+    labels = read_series(data_folder())
+    errors, constants = judge(labels), fit(labels)
+    print(error_table(errors).to_string())
     for (owner, name), value in constants.items():
         print(owner, name, f"{value:.3g}")
-    if arguments.write:
-        _write(constants, left_out)
+    if is_writing:
+        _write(constants, errors[(errors.held_out == "series held out") & errors.large])
 
 
-def _write(constants: Mapping[tuple[str, str], float], left_out: Mapping[object, list]) -> None:
+def _write(constants: Mapping[tuple[str, str], float], held_out: pd.DataFrame) -> None:
     path = Path(links.__file__).with_name("link_kinds.csv")
-    lines = path.read_text().splitlines()
-    head = [line for line in lines if line.startswith("#")]
-    rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
-    for row in rows:
-        for name in FITTED.get(row["kind"], ()):
-            row[name] = f"{constants[row['kind'], name]:.3g}"
-        if row["kind"] in left_out:
-            large = np.concatenate([pair[1] for pair in left_out[row["kind"]]])
-            row["spread"] = f"{math.sqrt(np.mean(large**2)):.2g}"
-    text = [*head, ",".join(rows[0]), *(",".join(row.values()) for row in rows)]
-    path.write_text("\n".join(text) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    head = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    table = pd.read_csv(path, comment="#", dtype=str, keep_default_na=False).set_index("kind")
+    for kind, rows in held_out.groupby("kind"):
+        table.loc[kind, "spread"] = f"{math.sqrt(np.mean(rows.error**2)):.2g}"
+    for (owner, name), value in constants.items():
+        if owner in table.index:
+            table.loc[owner, name] = f"{value:.3g}"
+    text = table.reset_index().to_csv(index=False, lineterminator="\n")
+    path.write_text("\n".join([*head, text]))

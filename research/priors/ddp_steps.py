@@ -1,46 +1,44 @@
-"""Steps of DDP on 2 to 16 GPUs, predicted from those of one GPU.
+"""Errors of DDP steps on 2 to 16 GPUs, predicted from steps of one GPU
+(docs/studies/many_gpus.md).
 
-    PYTHONPATH=. python research/studies/many_gpus/steps.py ../shared/data
-
-T4 nodes (AdaptDL): constants of sockets and PCIe are fitted on one half of the placements and
-judged on the other, then fitted on two applications and judged on the third. Uneven placements are
-taken for even ones with as many nodes. A100 and V100 nodes (DeepLearningExamples): the step of one
-GPU is that of the same setting; how much ranks scatter (`schedules.SCATTER`) is fitted on one card
-and judged on the other.
+T4 nodes (AdaptDL): constants of sockets and PCIe are fitted to one half of the placements and
+judged on the other, then fitted to two applications and judged on the third. Uneven placements are
+treated as even ones with the same number of nodes. A100 and V100 nodes (DeepLearningExamples): the
+step of one GPU is that of the same setting; the scatter of ranks (`schedules.SCATTER`) is fitted on
+one card and judged on the other.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from scipy.optimize import least_squares
 
+from research.data import data_folder
+from research.held_out import Array
 from trappm.extensions.parallel import schedules
 from trappm.extensions.parallel.links import Node, node_of
 from trappm.extensions.parallel.schedules import schedule
 from trappm.extensions.parallel.step_work import even_work
 from trappm.extensions.parallel.strategy import Parallelism
 
-Array = npt.NDArray[np.float64]
 FITTED = ("latency_us", "hop_us", "efficiency", "pair_share")
 STIFFNESS = 0.2
-"""Weight of where a constant begins, against one step."""
+"""Weight of a constant's starting value against one step."""
 MOST_FITTED = 300
-"""Steps that constants are fitted to, drawn evenly."""
+"""Number of steps that constants are fitted to, drawn at random."""
 MILLIONS = {
     "imagenet": 25.6, "bert": 108.9, "yolov3": 61.9,
     "BART": 406.0, "Transformer": 210.0, "MaskRCNN": 44.4, "Jasper": 333.0, "QuartzNet": 18.9,
     "Efficientdet": 3.9,
 }  # fmt: skip
-"""Parameters of ResNet-50, BERT base, YOLOv3 and so on, rounded, by their papers; the sheets have
-none. Models of which none is known for sure are left out."""
+"""Parameters in millions, rounded, by the models' papers; the sheets have none. Models without a
+certain number are left out."""
 SETTING = [
     "model", "device", "system", "precision", "memory_format", "per_gpu_micro_batch",
     "accumulation_steps", "img_size", "seq_len", "extra",
@@ -48,7 +46,7 @@ SETTING = [
 
 
 def predicted_ms(rows: pd.DataFrame, node: Node) -> Array:
-    """Steps of DDP, from `alone_ms`, that of one GPU."""
+    """Return the DDP step times of rows from `alone_ms`, the step time of one GPU."""
     columns = rows[["model", "alone_ms", "n_gpus", "n_nodes", "passes"]]
     times = []
     for model, alone_ms, gpus, nodes, passes in columns.itertuples(index=False):
@@ -60,7 +58,7 @@ def predicted_ms(rows: pd.DataFrame, node: Node) -> Array:
 
 
 def fitted_node(rows: pd.DataFrame) -> Node:
-    """The node of T4s, its links as these steps say."""
+    """Return the node of T4s with links fitted to these steps."""
     start = node_of("t4")
     chosen = rows.sample(min(len(rows), MOST_FITTED), random_state=0)
 
@@ -79,7 +77,7 @@ def fitted_node(rows: pd.DataFrame) -> Node:
 
 
 def t4_steps(path: Path) -> pd.DataFrame:
-    """Of 2 to 16 GPUs, with the step of one at the same batch; known sizes of gradients only."""
+    """Return steps on 2 to 16 T4s with the step of one at the same batch, of models in MILLIONS."""
     sheet = pd.read_csv(path).rename(columns={"application": "model"})
     sheet = sheet[(sheet.table == "placements") & sheet.model.isin(list(MILLIONS))]
     keys = ["model", "local_batch"]
@@ -91,7 +89,7 @@ def t4_steps(path: Path) -> pd.DataFrame:
 
 
 def node_steps(path: Path) -> pd.DataFrame:
-    """Of 2 to 16 A100s or V100s, with the step of one in the same setting."""
+    """Return steps on 2 to 16 A100s or V100s with the step of one in the same setting."""
     sheet = pd.read_csv(path)
     # Where batch and throughput count different things, no step follows from them.
     sheet = sheet[sheet.suspect.isna() & sheet.micro_step_ms_derived.notna()]
@@ -108,46 +106,8 @@ def node_steps(path: Path) -> pd.DataFrame:
     ).dropna(subset=["alone_ms", "step_ms"])
 
 
-def line(name: str, rows: pd.DataFrame, times_ms: Sequence[float] | Array) -> str:
-    """Mean and median errors, and those of GPUs that communicate in no time."""
-    errors = 100 * np.abs(np.asarray(times_ms) / rows.step_ms.to_numpy() - 1)
-    free = 100 * np.abs(rows.alone_ms / rows.step_ms - 1)
-    within = 100 * (errors <= 10).mean()
-    return (
-        f"{name:34} {len(rows):5} {errors.mean():7.1f} {np.median(errors):7.1f} "
-        f"{within:9.0f} {free.mean():8.1f}"
-    )
-
-
-def judge_t4(rows: pd.DataFrame) -> None:
-    """By placements held out, and by applications held out."""
-    print(line("T4, as shipped", rows, predicted_ms(rows, node_of("t4"))))
-    with mock.patch.object(schedules, "SCATTER", 0.0):
-        print(line("T4, ranks alike", rows, predicted_ms(rows, node_of("t4"))))
-    placements = np.random.default_rng(0).permutation(rows.placement.unique())
-    half = rows.placement.isin(placements[::2])
-    parts = []
-    for learned, judged in ((half, ~half), (~half, half)):
-        times_ms = predicted_ms(rows[judged], fitted_node(rows[learned]))
-        parts.append(rows[judged].assign(predicted=times_ms))
-    held = pd.concat(parts)
-    print(line("T4, placements held out", held, held.predicted))
-    for name, part in held.groupby("model"):
-        print(line(f"  {name}", part, part.predicted))
-    for name, part in held.groupby(held.n_nodes > 1):
-        print(line("  between nodes" if name else "  within a node", part, part.predicted))
-    parts = []
-    for model in rows.model.unique():
-        own = rows.model == model
-        parts.append(rows[own].assign(predicted=predicted_ms(rows[own], fitted_node(rows[~own]))))
-    held = pd.concat(parts)
-    print(line("T4, applications held out", held, held.predicted))
-    for name, part in held.groupby("model"):
-        print(line(f"  {name}", part, part.predicted))
-
-
 def with_scatter(rows: pd.DataFrame, scatter: float) -> Array:
-    """Steps where ranks scatter by so much, by the schedule of each."""
+    """Return the step times of rows by the node of their card, with this scatter of ranks."""
     with mock.patch.object(schedules, "SCATTER", scatter):
         times = np.zeros(len(rows))
         for card in rows.card.unique():
@@ -156,46 +116,79 @@ def with_scatter(rows: pd.DataFrame, scatter: float) -> Array:
     return times
 
 
-def judge_scatter(rows: pd.DataFrame) -> None:
-    """Fitted on one card, judged on the other."""
+def error_table(groups: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Return the errors of `predicted` in percent by group, and those without communication."""
+    lines = {}
+    for name, rows in groups.items():
+        errors = 100 * (rows.predicted / rows.step_ms - 1).abs()
+        lines[name] = {
+            "steps": len(rows),
+            "mean": round(errors.mean(), 1),
+            "median": round(errors.median(), 1),
+            "within 10": round(100 * (errors <= 10).mean()),
+            "no comm.": round(100 * (rows.alone_ms / rows.step_ms - 1).abs().mean(), 1),
+        }
+    return pd.DataFrame(lines.values(), index=list(lines))
+
+
+def parts_of(
+    title: str, rows: pd.DataFrame, keys: Mapping[str, pd.Series]
+) -> dict[str, pd.DataFrame]:
+    """Return the rows under a title, then by each key under its name."""
+    parts = {title: rows}
+    for name, key in keys.items():
+        parts |= {f"{title}, {name} {value}": part for value, part in rows.groupby(key)}
+    return parts
+
+
+def judge_t4(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return errors with shipped constants, by held-out placements and by held-out applications."""
+    shipped = rows.assign(predicted=predicted_ms(rows, node_of("t4")), card="T4")
+
+    def held_out(folds: Mapping[object, pd.Series]) -> pd.DataFrame:
+        return pd.concat(
+            rows[own].assign(predicted=predicted_ms(rows[own], fitted_node(rows[~own])))
+            for own in folds.values()
+        )
+
+    placements = np.random.default_rng(0).permutation(rows.placement.unique())
+    half = rows.placement.isin(placements[::2])
+    by_placement = held_out({"second": ~half, "first": half})
+    by_model = held_out({model: rows.model == model for model in rows.model.unique()})
+    across = by_placement.n_nodes > 1
+    return error_table(
+        {
+            "T4, as shipped": shipped,
+            "T4, ranks alike": shipped.assign(predicted=with_scatter(shipped, 0.0)),
+            **parts_of(
+                "T4, placements held out",
+                by_placement,
+                {"model": by_placement.model, "between nodes:": across},
+            ),
+            **parts_of("T4, applications held out", by_model, {"model": by_model.model}),
+        }
+    )
+
+
+def judge_nodes(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return errors by device, with the other card's scatter, by number of GPUs and by model."""
+    rows = rows.assign(card=rows.device.str.slice(0, 4).str.upper())
+    rows["predicted"] = with_scatter(rows, schedules.SCATTER)
+    groups = {f"{card}, as shipped": part for card, part in rows.groupby("card")}
     tried = np.linspace(0.0, 0.15, 31)
     for card in ("A100", "V100"):
         own, other = rows[rows.card == card], rows[rows.card != card]
-        misses = [np.abs(with_scatter(own, s) / own.step_ms - 1).mean() for s in tried]
-        best = float(tried[int(np.argmin(misses))])
+        errors = [np.abs(with_scatter(own, s) / own.step_ms - 1).mean() for s in tried]
+        best = float(tried[int(np.argmin(errors))])
         name = f"{other.card.iloc[0]}, scatter of {card}s ({best:.3f})"
-        print(line(name, other, with_scatter(other, best)))
-
-
-def judge_nodes(rows: pd.DataFrame) -> None:
-    """By device, then by number of GPUs and by model."""
-    keys = rows.device.str.slice(0, 4).str.lower()
-    times_ms = np.zeros(len(rows))
-    for key in keys.unique():
-        times_ms[keys == key] = predicted_ms(rows[keys == key], node_of(key))
-    rows = rows.assign(predicted=times_ms, card=keys.str.upper(), count=rows.n_gpus)
-    for group, part in rows.groupby("card"):
-        print(line(f"{group}, as shipped", part, part.predicted))
-    judge_scatter(rows)
-    for card in ("A100", "V100"):
-        own = rows[rows.card == card]
-        print(line(f"{card}, ranks alike", own, with_scatter(own, 0.0)))
-    for count, part in rows.groupby("count"):
-        print(line(f"  {count} GPUs", part, part.predicted))
-    for name, part in rows.groupby("model"):
-        print(line(f"  {name}", part, part.predicted))
+        groups[name] = other.assign(predicted=with_scatter(other, best))
+        groups[f"{card}, ranks alike"] = own.assign(predicted=with_scatter(own, 0.0))
+    groups |= parts_of("A100 and V100", rows, {"GPUs": rows.n_gpus, "model": rows.model})
+    return error_table(groups)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Judges steps of DDP on many GPUs.")
-    parser.add_argument("data", type=Path, help="the folder of labels, with nodes/ in it")
-    nodes = parser.parse_args().data / "nodes"
-    print(
-        f"{'errors, %':34} {'steps':>5} {'mean':>7} {'median':>7} {'within 10':>9} {'no comm.':>8}"
-    )
-    judge_nodes(node_steps(nodes / "dle_train_throughput.csv"))
-    judge_t4(t4_steps(nodes / "adaptdl_ddp_steps_t4.csv"))
-
-
-if __name__ == "__main__":
-    main()
+    """Print the errors in percent."""
+    nodes = data_folder() / "nodes"
+    print(judge_nodes(node_steps(nodes / "dle_train_throughput.csv")).to_string())
+    print(judge_t4(t4_steps(nodes / "adaptdl_ddp_steps_t4.csv")).to_string())

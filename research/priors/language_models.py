@@ -1,47 +1,56 @@
-"""How well time of training language models are predicted, on published sheets.
+"""Errors of predicted training times of language models (docs/studies/language_models.md).
 
-    PYTHONPATH=. python research/priors/language_models.py ../shared/data [--details] [--fit]
-        [--only llm-foundry neusight]
-
-Constants that were learned are judged on models held out: each model's rows by a fit on all others.
-With --fit the constants of `trappm/extensions/transformers/step_times.py` are printed.
+Learned constants are judged on held-out models: each model's rows by a fit to all other models.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-from pathlib import Path
+from typing import Annotated
 
-from research.priors.language import pretraining, whole_models
-from research.priors.language.rows import details, read_rows, summary
+import pandas as pd
+import typer
 
-SOURCES = ("llm-foundry", "neusight")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", type=Path, help="the folder with the published labels")
-    parser.add_argument("--only", nargs="+", choices=SOURCES, default=SOURCES)
-    parser.add_argument("--details", action="store_true", help="a line a row")
-    parser.add_argument("--fit", action="store_true", help="constants from all rows")
-    options = parser.parse_args()
-    nodes = options.data / "nodes"
-    for source in options.only:
-        if source == "neusight":
-            rows = list(whole_models.judged(read_rows(nodes / "neusight_llm_e2e_fp32.csv")))
-            if options.fit:
-                sys.stdout.write(f"{whole_models.fitted(rows)}\n")
-        else:
-            published = read_rows(nodes / "llm_training.csv", source)
-            rows = list(pretraining.judged(published))
-            if options.fit:
-                sys.stdout.write(f"{pretraining.fitted(published)}\n")
-        if options.details:
-            sys.stdout.write(f"{details(rows)}\n")
-        sys.stdout.write(f"{summary(rows)}\n")
-        sys.stdout.flush()
+from research.data import data_folder
+from research.priors import llm_foundry, neusight_models
 
 
-if __name__ == "__main__":
-    main()
+def error_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the errors of each group in percent.
+
+    Args:
+        rows: Predictions with the columns `group`, `model`, `measured`, `predicted`, `low` and
+            `high`; the last two are NaN where no interval is stated.
+    """
+    rows = rows.assign(
+        error=100 * (rows.predicted / rows.measured - 1).abs(),
+        covered=rows.measured.between(rows.low, rows.high).where(rows.low.notna()),
+    )
+    groups = rows.groupby("group", sort=False)
+    return pd.DataFrame(
+        {
+            "rows": groups.size(),
+            "models": groups.model.nunique(),
+            "mean_%": groups.error.mean().round(1),
+            "median_%": groups.error.median().round(1),
+            "within_10_%": groups.error.apply(lambda error: 100 * (error <= 10).mean()).round(0),
+            "covered_%": (100 * groups.covered.mean().astype(float)).round(0),
+        }
+    )
+
+
+def main(
+    details: Annotated[bool, typer.Option("--details", help="Print every row as well.")] = False,
+    fit: Annotated[bool, typer.Option("--fit", help="Print the constants of all rows.")] = False,
+) -> None:
+    """Print the errors on llm-foundry's and NeuSight's published steps."""
+    nodes = data_folder() / "nodes"
+    training = pd.read_csv(nodes / "llm_training.csv")
+    foundry = training[training.source == llm_foundry.SOURCE]
+    whole_models = neusight_models.predicted(pd.read_csv(nodes / "neusight_llm_e2e_fp32.csv"))
+    if fit:
+        print(llm_foundry.fitted(foundry))
+        print(neusight_models.fitted(whole_models))
+    rows = pd.concat([llm_foundry.predicted(foundry), whole_models], ignore_index=True)
+    if details:
+        print(rows.to_string(index=False))
+    print(error_table(rows).to_string(na_rep="-"))

@@ -1,141 +1,101 @@
-"""How well simulated memory meets measured A100 memory, and what it costs to simulate.
+"""Errors of simulated memory against measured A100 memory (docs/studies/simulated_memory.md).
 
-    python research/priors/memory_simulation.py ../shared/data --traces FILE [--unseen N]
-        [--fit]
-
-Traces each architecture of the published sheet (see that folder's README) into FILE, which a later
-call goes on with; replays the traces at the measured batch sizes; fits two coefficients, `c0 + c1 *
-reserved`, on half of the architectures (or families), and reports errors on the other half: usable
-rows, spikes included, and both halves in turn. `--fit` looks for the constants of
-`memory_simulation.WORKSPACE_SHARE` on the first half of the architectures instead, so the figures
-named `second_half` are of architectures that had no part in them.
+Traces each architecture of the published sheet once; replays the traces at the measured batch
+sizes; fits two coefficients, `c0 + c1 * reserved`, on half of the architectures (or families), and
+prints the errors on the other half: usable rows, spikes included, and both halves in turn. `--fit`
+searches the constants of `memory_simulation.WORKSPACE_SHARE` on the first half of the architectures
+instead, so the errors of the second half are of architectures that had no part in them.
 """
 
 from __future__ import annotations
 
-import argparse
-import base64
-import json
-import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
+import typer
 
+from research.data import data_folder
+from research.held_out import robust_line
+from research.priors.steps import TRACES, Traces
+from trappm.profiler.errors import TrappmError
 from trappm.profiler.models.families import family_of
+from trappm.profiler.models.zoo import native_input_size
 from trappm.profiler.records import Optimizer
 from trappm.profiler.simulation.memory_simulation import WORKSPACE_SHARE, simulate_memory
 from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.profiler.simulation.step_trace import ConvolutionKind, Pass
 from trappm.profiler.simulation.training_loop import Loop
+from trappm.profiler.static_profile import step_profile
 
 SEED = 1337
-COLUMNS = ("faketensor_mib", "live_mib", "reserved_mib", "reserved_with_workspace_mib")
+BATCH_SIZES = (8, 16, 32, 64, 128)
+COLUMNS = ["faketensor_mib", "live_mib", "reserved_mib", "reserved_with_workspace_mib"]
 PREDICTED = "reserved_with_workspace_mib"
+FLOOR = 0.005
+"""Smallest relative error that weights of the fitted line are divided by."""
+MOST_PERCENT = 30
+"""Errors count at most this much in the search of workspaces, which cannot explain spikes."""
 
 
-def trace(architecture: str) -> dict[str, object]:
-    """One line of the file of traces."""
+def trace(architecture: str, folder: Path) -> bool:
+    """Trace the step of an architecture unless it is kept; return whether it could be traced."""
     import torch
 
-    from trappm.profiler.errors import TrappmError
-    from trappm.profiler.models.zoo import native_input_size
-    from trappm.profiler.static_profile import step_profile
-
+    path = folder / f"{architecture}.step"
+    if path.exists():
+        return True
     torch.set_num_threads(1)
-    started = time.process_time()
     try:
         profile = step_profile(architecture, native_input_size(architecture) or 224)
     except TrappmError as error:
-        return {"architecture": architecture, "refusal": str(error)}
-    return {
-        "architecture": architecture,
-        "traced_s": time.process_time() - started,
-        "profile": base64.b85encode(profile.to_bytes()).decode(),
-    }
-
-
-def read_traces(path: Path) -> list[dict[str, str]]:
-    """The whole lines of the file; the last may have been cut off."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
-def collect(names: Iterable[str], path: Path, processes: int) -> pd.DataFrame:
-    """Traces what the file does not have yet, and returns what it has of these names."""
-    known = read_traces(path)
-    path.write_text("".join(json.dumps(row) + "\n" for row in known))
-    done = {row["architecture"] for row in known}
-    with ProcessPoolExecutor(processes) as pool, path.open("a") as file:
-        for row in pool.map(trace, [name for name in names if name not in done]):
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-    return pd.DataFrame([row for row in read_traces(path) if row["architecture"] in set(names)])
+        print(f"left out: {error}")
+        return False
+    path.write_bytes(profile.to_bytes())
+    return True
 
 
 def simulate(
-    task: tuple[str, str, tuple[int, ...]], shares: Mapping[int, float] = WORKSPACE_SHARE
-) -> list[dict[str, object]]:
-    """The simulated memory of one architecture at some batch sizes."""
-    architecture, profile, batch_sizes = task
-    step = StepProfile.from_bytes(base64.b85decode(profile)).trace
-    started = time.process_time()
+    architecture: str, folder: Path, shares: Mapping[int, float] = WORKSPACE_SHARE
+) -> pd.DataFrame:
+    """Return the simulated memory of one architecture by batch size."""
+    step = StepProfile.from_bytes((folder / f"{architecture}.step").read_bytes()).trace
     loop = Loop.TUNED.with_optimizer(Optimizer.SGD)
-    simulated = {b: simulate_memory(step, b, loop, workspace_share=shares) for b in batch_sizes}
-    replayed_s = (time.process_time() - started) / len(batch_sizes)
-    return [
-        {
-            "architecture": architecture,
-            "batch_size": batch_size,
-            "replayed_s": replayed_s,
-            **{column: getattr(memory, column) for column in COLUMNS[1:]},
-        }
-        for batch_size, memory in simulated.items()
-    ]
+    simulated = [simulate_memory(step, b, loop, workspace_share=shares) for b in BATCH_SIZES]
+    values = {name: [getattr(memory, name) for memory in simulated] for name in COLUMNS[1:]}
+    return pd.DataFrame({"architecture": architecture, "batch_size": BATCH_SIZES, **values})
 
 
-def fit(simulated: np.ndarray, measured: np.ndarray) -> np.ndarray:
-    """c0 and c1 with the least absolute relative error, by iteratively reweighted least squares."""
-    terms = np.stack([np.ones_like(simulated), simulated], axis=1)
-    weights = 1 / measured
-    for _ in range(50):
-        scaled = terms * weights[:, None]
-        constants = np.linalg.lstsq(scaled, measured * weights, rcond=None)[0]
-        gaps = np.abs(terms @ constants - measured) / measured
-        weights = 1 / measured / np.sqrt(np.maximum(gaps, 0.005))
-    return constants
-
-
-def in_first_half(values: pd.Series) -> np.ndarray:
-    """Which rows belong to one half of all architectures or families, by a checksum of the name."""
-    return values.map(lambda name: zlib.crc32(name.encode()) % 2 == 0).to_numpy()
+def in_first_half(names: pd.Series) -> np.ndarray:
+    """Return which rows belong to one half of all names, by a checksum of the name."""
+    return names.map(lambda name: zlib.crc32(name.encode()) % 2 == 0).to_numpy()
 
 
 def errors(table: pd.DataFrame, column: str, first: np.ndarray) -> dict[str, object]:
-    """Relative errors in percent: fitted on either half, judged on the other."""
+    """Return relative errors in percent, fitted on either half and judged on the other."""
     simulated, measured = table[column].to_numpy(), table.max_gpu_memory_mib.to_numpy()
     off, coefficients = np.zeros(len(table)), []
     for judged in (first, ~first):
-        c0, c1 = fit(simulated[~judged], measured[~judged])
-        off[judged] = np.abs((c0 + c1 * simulated - measured) / measured)[judged] * 100
-        coefficients.append([round(float(c0), 1), round(float(c1), 4)])
-    plain = off[table.spike.to_numpy() == 0]
+        c0, c1 = robust_line(simulated[~judged], measured[~judged], FLOOR)
+        off[judged] = 100 * np.abs((c0 + c1 * simulated) / measured - 1)[judged]
+        coefficients.append(f"{c0:.1f} + {c1:.4f} x")
     return {
-        "mape": round(float(off.mean()), 2),
-        "median_ape": round(float(np.median(off)), 2),
-        "mape_without_spikes": round(float(plain.mean()), 2),
-        "mape_second_half": round(float(off[~first].mean()), 2),
-        "median_ape_second_half": round(float(np.median(off[~first])), 2),
-        "c0_mib_c1": coefficients,
+        "mape": round(off.mean(), 2),
+        "median_ape": round(np.median(off), 2),
+        "mape_without_spikes": round(off[table.spike.to_numpy() == 0].mean(), 2),
+        "mape_second_half": round(off[~first].mean(), 2),
+        "median_ape_second_half": round(np.median(off[~first]), 2),
+        "fits": "; ".join(coefficients),
     }
 
 
-def look_for_shares(evaluate: Callable[[Mapping[int, float]], float]) -> dict[int, float]:
-    """Coordinate descent over kinds and passes of convolutions, on a coarse grid.
+def search_shares(evaluate: Callable[[Mapping[int, float]], float]) -> dict[int, float]:
+    """Search workspace shares by coordinate descent over kinds and passes, on a coarse grid.
 
     Depthwise convolutions are left out: in fp32 PyTorch runs them itself, without scratch memory.
     """
@@ -153,73 +113,50 @@ def look_for_shares(evaluate: Callable[[Mapping[int, float]], float]) -> dict[in
     return shares
 
 
-def fit_shares(table: pd.DataFrame, tasks: list[tuple[str, str, tuple[int, ...]]],
-               pool: ProcessPoolExecutor) -> None:  # fmt: skip
-    """Prints workspace shares fitted on the first half of the architectures."""
-    train = table[in_first_half(table.architecture)]
-    chosen = [task for task in tasks if task[0] in set(train.architecture)]
+def main(
+    traces: Traces = TRACES,
+    limit: Annotated[
+        int | None, typer.Option(help="Number of architectures, drawn at random.")
+    ] = None,
+    fit: Annotated[bool, typer.Option("--fit", help="Search the workspace shares.")] = False,
+    processes: Annotated[int, typer.Option(help="Number of processes.")] = 2,
+) -> None:
+    """Print the errors of each column of the simulation, or the fitted workspace shares."""
+    data, folder = data_folder(), traces / "memory"
+    folder.mkdir(parents=True, exist_ok=True)
+    sheet = pd.read_csv(data / "a100_40gb_train_memory.csv")
+    sheet = sheet.merge(pd.read_csv(data / "a100_40gb_train_memory_quality.csv"))
+    names = np.random.default_rng(SEED).permutation(sorted(sheet.architecture.unique()))[:limit]
+    with ProcessPoolExecutor(processes) as pool:
+        is_traced = list(pool.map(partial(trace, folder=folder), names, chunksize=4))
 
-    def evaluate(shares: Mapping[int, float]) -> float:
-        parts = pool.map(partial(simulate, shares=shares), chosen, chunksize=4)
-        rows = pd.DataFrame([row for rows in parts for row in rows])
-        merged = rows[["architecture", "batch_size", PREDICTED]].merge(
-            train.drop(columns=PREDICTED)
-        )
-        simulated, measured = merged[PREDICTED].to_numpy(), merged.max_gpu_memory_mib.to_numpy()
-        c0, c1 = fit(simulated, measured)
-        off = np.abs(c0 + c1 * simulated - measured) / measured * 100
-        return float(np.minimum(off, 30).mean())  # spikes are not to be explained
+        def simulated(
+            rows: pd.DataFrame, shares: Mapping[int, float] = WORKSPACE_SHARE
+        ) -> pd.DataFrame:
+            tasks = rows.architecture.unique()
+            parts = pool.map(partial(simulate, folder=folder, shares=shares), tasks, chunksize=4)
+            return pd.concat(parts).merge(rows)
 
-    shares = look_for_shares(evaluate)
-    print({f"{ConvolutionKind(k // 3).name} {Pass(k % 3).name}": s for k, s in shares.items()})
+        sheet = sheet[(sheet["class"] == "usable") & sheet.architecture.isin(names[is_traced])]
+        if fit:
+            half = sheet[in_first_half(sheet.architecture)]
 
+            def evaluate(shares: Mapping[int, float]) -> float:
+                rows = simulated(half, shares)
+                values, measured = rows[PREDICTED].to_numpy(), rows.max_gpu_memory_mib.to_numpy()
+                c0, c1 = robust_line(values, measured, FLOOR)
+                off = 100 * np.abs((c0 + c1 * values) / measured - 1)
+                return float(np.minimum(off, MOST_PERCENT).mean())
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--traces", type=Path, required=True, help="file to keep traces in")
-    parser.add_argument("--limit", type=int, help="so many architectures, drawn at random")
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[8, 16, 32, 64, 128])
-    parser.add_argument(
-        "--unseen", type=int, default=0, metavar="N", help="leave out the first N of those drawn"
-    )
-    parser.add_argument("--fit", action="store_true", help="look for the workspace shares")
-    parser.add_argument("--processes", type=int, default=2)
-    arguments = parser.parse_args()
-    sheet = pd.read_csv(arguments.data / "a100_40gb_train_memory.csv")
-    sheet = sheet.merge(pd.read_csv(arguments.data / "a100_40gb_train_memory_quality.csv"))
-    names = np.random.default_rng(SEED).permutation(sorted(sheet.architecture.unique()))
-    names = names[arguments.unseen : arguments.limit]
-    traced = collect(names.tolist(), arguments.traces, arguments.processes)
-    refused = traced[traced["refusal"].notna()] if "refusal" in traced else traced[:0]
-    tasks = [
-        (row.architecture, row.profile, tuple(arguments.batch_sizes))
-        for row in traced.drop(refused.index).itertuples()
-    ]
-    with ProcessPoolExecutor(arguments.processes) as pool:
-        rows = [row for part in pool.map(simulate, tasks, chunksize=4) for row in part]
-        usable = pd.DataFrame(rows).merge(sheet[sheet["class"] == "usable"])
-        if arguments.fit:
-            fit_shares(usable, tasks, pool)
+            shares = search_shares(evaluate)
+            print({f"{ConvolutionKind(k // 3).name} {Pass(k % 3).name}": shares[k] for k in shares})
             return
-    halves = {
-        "architectures held out": in_first_half(usable.architecture),
-        "families held out": in_first_half(usable.architecture.map(family_of)),
-    }
-    result: dict[str, object] = {
-        "architectures": len(traced),
-        "refused": refused.set_index("architecture").refusal.to_dict() if len(refused) else {},
-        "rows_judged": len(usable),
-        "trace_cpu_s_median_p95": traced.traced_s.quantile([0.5, 0.95]).round(2).tolist(),
-        "replay_cpu_ms_median_p95": (usable.replayed_s * 1e3)
-        .quantile([0.5, 0.95])
-        .round(1)
-        .tolist(),
-    }
-    for half_name, half in halves.items():
-        result[half_name] = {column: errors(usable, column, half) for column in COLUMNS}
-    print(json.dumps(result, indent=2))
-
-
-if __name__ == "__main__":
-    main()
+        usable = simulated(sheet)
+    print(f"{sum(is_traced)} of {len(names)} architectures traced, {len(usable)} rows judged")
+    for title, values in (
+        ("architectures", usable.architecture),
+        ("families", usable.architecture.map(family_of)),
+    ):
+        half = in_first_half(values)
+        table = pd.DataFrame({column: errors(usable, column, half) for column in COLUMNS}).T
+        print(f"\n{title} held out\n{table.to_string()}")

@@ -1,174 +1,158 @@
-"""Power, energy and time of steps under power limits, judged on labels held out.
-
-    PYTHONPATH=. python research/priors/power.py ../shared/data --traces FOLDER [--write]
+"""Errors of power, energy and time of steps under power limits (docs/studies/power.md).
 
 Labels: Zeus's training on a V100 and a P100 under limits (ResNet-50; ShuffleNet V2 at 32 px and
 BERT, whose structures `zeus_networks` has), and our own of an H100 (examples/data/h100). Held out
 in turn are batch sizes, limits, whole networks of Zeus's (on all cards) or architectures of the
-H100, and whole cards, of which then only the data sheet is known. Each is judged with the step
-time as it was measured under the card's own limit, and with a simulated one; beside it the mean
-power of the training labels, and the limit times a constant share. `--write` writes what is known
-into the package. Kernels are traced once and kept in FOLDER.
+H100, and whole cards, of which then only the data sheet is used. Each is judged with the step time
+as measured under the card's own limit, and with a simulated one. The baselines are the mean power
+of the training labels, and the limit times a constant share.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
-import numpy.typing as npt
+import pandas as pd
 import torch
+import typer
 
-from research.priors.power_labels import NETWORKS, Rows, h100, zeus
+from research.data import data_folder
+from research.held_out import Chosen, percent_errors
+from research.priors.power_fit import Fitted, fit
+from research.priors.power_labels import EPOCHS, Rows, h100, zeus
+from research.priors.steps import TRACES, Traces
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.metric_head import Ours
-from trappm.learner.physics.power.joint_fit import Fitted, fit
 from trappm.learner.physics.power.known_power import MEASURED, UNKNOWN, CardPower, write
 from trappm.learner.physics.power.power_prior import PowerPrior
 from trappm.learner.physics.power.step_power import UNTIMED, StepPower
 from trappm.learner.physics.step_time_prior import StepTimePrior
 
-Chosen = npt.NDArray[np.bool_]
-
 FOLDS = 5
 LEAST_NOISE = 0.03
-
-
-Judged = dict[str, list[tuple[float, ...]]]
-"""By method: errors of the logarithms of power, energy and time, and whether intervals held."""
+METRICS = ("power_w", "energy_j", "step_time_ms")
+OURS, MEASURED_TIME = "ours", "time measured"
+Part = tuple[Rows, Chosen]
+"""Labels of a card, and which of them are used, shape (n,)."""
 
 
 def judge(
-    rows: Rows, test: Chosen, known: CardPower, train: Sequence[tuple[Rows, Chosen]]
-) -> Judged:
-    """The rows that are held out, by our formula and by baselines.
+    rows: Rows, test: Chosen, known: CardPower, train: Sequence[Part]
+) -> list[dict[str, Any]]:
+    """Return log(true / predicted) of held-out rows, by our formula and by the baselines.
 
-    Those are of the same network's labels, where some are left and it is the only one.
+    The baselines learn from labels of the same network if there are some and it is the only one.
     """
-    judged: Judged = defaultdict(list)
+    mean_w, share = _baselines(rows, test, known, train)
+    own = next((t for r, t in train if r.card == rows.card), np.zeros(len(test), dtype=np.bool_))
+    factors = _time_factors(rows, own)
+    labels, judged = rows.labels, []
+    keys = pd.DataFrame({"setting": rows.settings, "network": rows.networks})[test]
+    for (_, network), members in keys.groupby(["setting", "network"]).groups.items():
+        first = int(members[0])
+        measured = float(labels.usual_ms[first])
+        guess = float(np.exp(rows.prior.log_values([rows.workloads[first]])[0]))
+        guess *= factors.get(network, 1.0)
+        wide = 1.15 if network in factors else UNTIMED
+        for which, time_ms in (
+            (MEASURED_TIME, (measured, measured / 1.01, measured * 1.01)),
+            ("time simulated", (guess, guess / wide, guess * wide)),
+        ):
+            sheet = MEASURED[rows.card][0]
+            step = StepPower(rows.workloads[first], rows.prior, sheet, known, time_ms)
+            for i in members.tolist():
+                limit_w, power_w = float(labels.limit_w[i]), float(labels.power_w[i])
+                true_ms = measured if np.isnan(labels.time_ms[i]) else float(labels.time_ms[i])
+                truth = dict(zip(METRICS, (power_w, power_w * true_ms / 1e3, true_ms), strict=True))
+                under = step.under(limit_w)
+                judged.append(
+                    {"method": f"{OURS}, {which}"}
+                    | {name: np.log(truth[name] / under[name][0]) for name in METRICS}
+                    | {
+                        f"{name}_held": float(under[name][1] <= truth[name] <= under[name][2])
+                        for name in METRICS
+                    }
+                )
+                for name, watts in (("mean power", mean_w), ("limit x share", share * limit_w)):
+                    flat = (watts, watts * time_ms[0] / 1e3, time_ms[0])
+                    errors = np.log(np.array([*truth.values()]) / flat)
+                    judged.append(
+                        {"method": f"{name}, {which}"} | dict(zip(METRICS, errors, strict=True))
+                    )
+    return judged
+
+
+def _baselines(
+    rows: Rows, test: Chosen, known: CardPower, train: Sequence[Part]
+) -> tuple[float, float]:
+    """Return the mean power of the training labels, and their median share of the limit."""
     own = [(r, t) for r, t in train if r.card == rows.card and t.any()]
     names = np.unique(rows.networks[test])
     same = [(r, t & (r.networks == names[0])) for r, t in own if len(names) == 1]
     taken = [(r, t) for r, t in same if t.any()] or own or train
     watts = np.concatenate([r.labels.power_w[t] for r, t in taken])
     share = float(np.median(watts / np.concatenate([r.labels.limit_w[t] for r, t in taken])))
-    mean_w = float(np.mean(watts)) if own else share * known.limit_w
-    factors = _time_factors(rows, own[0][1] if own else np.zeros(len(test), dtype=bool))
-    for setting in np.unique(rows.settings[test]):
-        for network in np.unique(rows.networks[test & (rows.settings == setting)]):
-            mine = np.flatnonzero(test & (rows.settings == setting) & (rows.networks == network))
-            first, labels = int(mine[0]), rows.labels
-            measured = float(labels.usual_ms[first])
-            guess = float(np.exp(rows.prior.log_values([rows.workloads[first]])[0]))
-            guess *= factors.get(network, 1.0)
-            wide = 1.15 if network in factors else UNTIMED
-            times = {
-                "measured": (measured, measured / 1.01, measured * 1.01),
-                "simulated": (guess, guess / wide, guess * wide),
-            }
-            for which, time_ms in times.items():
-                step = StepPower(
-                    rows.workloads[first], rows.prior, MEASURED[rows.card][0], known, time_ms
-                )
-                for i in mine.tolist():
-                    true_ms = labels.time_ms[i]
-                    true_ms = measured if np.isnan(true_ms) else true_ms
-                    truth = {
-                        "power_w": labels.power_w[i],
-                        "energy_j": labels.power_w[i] * true_ms / 1e3,
-                        "step_time_ms": true_ms,
-                    }
-                    under = step.under(float(labels.limit_w[i]))
-                    judged[f"ours, time {which}"].append(
-                        (
-                            *(np.log(truth[n] / under[n][0]) for n in truth),
-                            *(float(under[n][1] <= truth[n] <= under[n][2]) for n in truth),
-                        )
-                    )
-                    limit = labels.limit_w[i]
-                    for name, power_w in (("mean power", mean_w), ("limit x share", share * limit)):
-                        errors = [
-                            labels.power_w[i] / power_w,
-                            truth["energy_j"] / power_w / time_ms[0] * 1e3,
-                        ]
-                        errors.append(true_ms / time_ms[0])
-                        judged[f"{name}, time {which}"].append((*np.log(errors), *[np.nan] * 3))
-    return judged
+    return (float(np.mean(watts)) if own else share * known.limit_w), share
 
 
 def _time_factors(rows: Rows, train: Chosen) -> dict[str, float]:
-    """By network: how much longer its steps of known time take than is simulated."""
+    """Return, by network, how much longer its steps of known time take than simulated ones."""
     factors = {}
     for network in np.unique(rows.networks[train]):
         mine = train & (rows.networks == network) & (rows.labels.limit_w == rows.labels.usual_w)
         if mine.any():
             workloads = [rows.workloads[i] for i in np.flatnonzero(mine).tolist()]
-            simulated = rows.prior.log_values(workloads)
-            factors[str(network)] = float(
-                np.exp(np.median(np.log(rows.labels.usual_ms[mine]) - simulated))
-            )
+            logs = np.log(rows.labels.usual_ms[mine]) - rows.prior.log_values(workloads)
+            factors[str(network)] = float(np.exp(np.median(logs)))
     return factors
 
 
-def held_out(all_rows: Sequence[Rows], split: str) -> list[list[Chosen]]:
-    """For each fold, which rows of each card are held out."""
-    keys: list[npt.NDArray[np.str_]] = []
-    for rows in all_rows:
-        limits = rows.labels.limit_w.astype(np.str_)
-        key = {
+def held_out_parts(all_rows: Sequence[Rows], split: str) -> list[list[Chosen]]:
+    """Return, for each fold, which rows of each card are held out."""
+    keys = [
+        {
             "batch sizes": np.char.add(rows.networks, rows.settings),
-            "limits": limits,
+            "limits": rows.labels.limit_w.astype(np.str_),
             "networks": rows.networks,
-            "cards": np.full(len(limits), rows.card),
+            "cards": np.full(len(rows.networks), rows.card),
         }[split]
-        keys.append(key)
+        for rows in all_rows
+    ]
+    zeus_networks = sorted(EPOCHS.network)
     if split == "limits":
-        values = sorted(
-            {
-                k
-                for rows, key in zip(all_rows, keys, strict=True)
-                if rows.card != "h100"
-                for k in key
-            }
-        )
-        folds = [{value} for value in values]
-    elif split == "networks":
-        zeus_networks = {n for n, _ in NETWORKS}
-        others = sorted(set(np.concatenate(keys).tolist()) - zeus_networks)
-        order = np.random.default_rng(0).permutation(len(others))
-        folds = [{n} for n in sorted(zeus_networks)]
-        folds += [{others[i] for i in order[f::FOLDS]} for f in range(FOLDS)]
+        of_zeus = [key for rows, key in zip(all_rows, keys, strict=True) if rows.card != "h100"]
+        folds = [[limit] for limit in np.unique(np.concatenate(of_zeus))]
     else:
-        values = sorted(set(np.concatenate(keys).tolist()))
-        order = np.random.default_rng(0).permutation(len(values))
+        values = np.unique(np.concatenate(keys))
+        folds = []
+        if split == "networks":
+            values = np.setdiff1d(values, zeus_networks)
+            folds = [[name] for name in zeus_networks]
         count = len(values) if split == "cards" else FOLDS
-        folds = [{values[i] for i in order[f::count]} for f in range(count)]
-    return [[np.isin(key, sorted(fold)) for key in keys] for fold in folds]
+        order = np.random.default_rng(0).permutation(len(values))
+        folds += [values[order[f::count]].tolist() for f in range(count)]
+    return [[np.isin(key, fold) for key in keys] for fold in folds]
 
 
-def run(
-    all_rows: Sequence[Rows], split: str, noise: Mapping[str, float]
-) -> dict[tuple[str, str], Judged]:
-    """Errors of a split by card and network (the H100's together)."""
-    result: dict[tuple[str, str], Judged] = defaultdict(lambda: defaultdict(list))
-    for tests in held_out(all_rows, split):
-        fitted = fit([r.labels.at(~t) for r, t in zip(all_rows, tests, strict=True) if (~t).any()])
+def run(all_rows: Sequence[Rows], split: str, noise: Mapping[str, float]) -> pd.DataFrame:
+    """Return the errors of a split by card, network (the H100's together) and method."""
+    result = []
+    for tests in held_out_parts(all_rows, split):
         train = [(r, ~t) for r, t in zip(all_rows, tests, strict=True)]
+        fitted = fit([r.labels.at(t) for r, t in train if t.any()])
         for rows, test in zip(all_rows, tests, strict=True):
-            if split == "limits" and rows.card == "h100":
+            is_h100 = rows.card == "h100"
+            if split == "limits" and is_h100:
                 continue
             known = card_power(rows, fitted, noise)
-            names = ["all"] if rows.card == "h100" else np.unique(rows.networks[test]).tolist()
-            for name in names:
+            for name in ["all"] if is_h100 else np.unique(rows.networks[test]).tolist():
                 mine = test & ((rows.networks == name) | (name == "all"))
                 if mine.any():
-                    for method, errors in judge(rows, mine, known, train).items():
-                        result[rows.card, name][method] += errors
-    return result
+                    judged = judge(rows, mine, known, train)
+                    result += [{"card": rows.card, "network": name} | row for row in judged]
+    return pd.DataFrame(result)
 
 
 def card_power(rows: Rows, fitted: Fitted, noise: Mapping[str, float]) -> CardPower:
@@ -178,20 +162,20 @@ def card_power(rows: Rows, fitted: Fitted, noise: Mapping[str, float]) -> CardPo
     return CardPower(rows.labels.sheet, normal, of_card, limit, rows.card)
 
 
-def show(split: str, result: Mapping[tuple[str, str], Judged]) -> None:
-    print(f"\n{split} held out: MAPE of power / energy / time, % (share within the 90 % interval)")
-    for (card, network), judged in sorted(result.items()):
-        for method, errors in judged.items():
-            values = np.array(errors)
-            mape = 100 * np.abs(np.expm1(-values[:, :3])).mean(0)
-            held = 100 * values[:, 3:].mean(0)
-            inside = "" if np.isnan(held[0]) else " ({:.0f} {:.0f} {:.0f})".format(*held)
-            means = " / ".join(f"{m:.1f}" for m in mape)
-            print(f"{card:5} {network:18} {len(values):4} {method:32} {means}{inside}")
+def print_errors(split: str, errors: pd.DataFrame) -> None:
+    print(f"\n{split} held out: MAPE and share within the 90 % interval, %")
+    held = [f"{name}_held" for name in METRICS]
+    shown = errors.assign(
+        **{name: percent_errors(errors[name]) for name in METRICS},
+        **{name: 100 * errors[name] for name in held},
+    )
+    groups = shown.groupby(["card", "network", "method"], sort=False)
+    table = groups[[*METRICS, *held]].mean().round(1).sort_index(level=[0, 1], sort_remaining=False)
+    print(table.assign(rows=groups.size()).to_string(na_rep=""))
 
 
 def judge_head(rows: Rows, seeds: int = 3) -> None:
-    """Power as a campaign's head learns it, with step times of the same labels."""
+    """Print the errors of power as a campaign's head learns it, with step times of its labels."""
     names, labels, errors, held = np.unique(rows.networks), rows.labels, [], []
     for seed in range(seeds):
         generator = np.random.default_rng(seed)
@@ -203,54 +187,42 @@ def judge_head(rows: Rows, seeds: int = 3) -> None:
         )
         head = Ours(PowerPrior.with_times(times)).fit(known, targets, generator)
         got = head.predict([rows.workloads[i] for i in np.flatnonzero(out).tolist()])
-        errors.append(np.log(got.median / labels.power_w[out]))
+        errors.append(np.log(labels.power_w[out] / got.median))
         held.append((got.low <= labels.power_w[out]) & (labels.power_w[out] <= got.high))
-    of_all = np.abs(np.expm1(np.concatenate(errors)))
+    off = percent_errors(np.concatenate(errors))
     print(
         f"\n{rows.card}: power by a head of its own, 30 % of the architectures held out: "
-        f"{100 * of_all.mean():.1f} / {100 * np.median(of_all):.1f} "
-        f"({100 * np.concatenate(held).mean():.0f})"
+        f"{off.mean():.1f} / {np.median(off):.1f} ({100 * np.concatenate(held).mean():.0f})"
     )
 
 
-def noise_of(result: Mapping[tuple[str, str], Judged]) -> dict[str, float]:
-    """Deviation of power on networks held out where the time is known, by card; of unknown cards
-    the largest, since their constants are drawn widely besides."""
-    errors: dict[str, list[float]] = defaultdict(list)
-    for (card, _), judged in result.items():
-        errors[card] += [row[0] for row in judged["ours, time measured"]]
-    noise = {
-        card: max(LEAST_NOISE, 1.48 * float(np.median(np.abs(values))))
-        for card, values in errors.items()
-    }
+def noise_of(errors: pd.DataFrame) -> dict[str, float]:
+    """Return the deviation of power on held-out networks of known time, by card.
+
+    Unknown cards get the largest, since their constants also vary widely.
+    """
+    known = errors[errors.method == f"{OURS}, {MEASURED_TIME}"]
+    of_cards = 1.48 * known.power_w.abs().groupby(known.card, sort=False).median()
+    noise = {str(card): max(LEAST_NOISE, float(value)) for card, value in of_cards.items()}
     return {**noise, UNKNOWN: max(noise.values())}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", type=Path, help="the folder with the published labels")
-    parser.add_argument("--traces", type=Path, required=True, help="where kernels are kept")
-    parser.add_argument("--write", action="store_true", help="what is known, into the package")
-    options = parser.parse_args()
+def main(
+    traces: Traces = TRACES,
+    is_writing: Annotated[
+        bool, typer.Option("--write", help="Write the constants into the package.")
+    ] = False,
+) -> None:
+    """Print the errors of each split, or write the shipped constants."""
     torch.set_num_threads(1)
-    options.traces.mkdir(parents=True, exist_ok=True)
-    all_rows = [
-        *zeus(options.data / "nodes" / "zeus_train_power.csv", options.traces),
-        h100(options.traces),
-    ]
-    networks = run(all_rows, "networks", {})
-    noise = noise_of(networks)
-    if options.write:
+    all_rows = [*zeus(data_folder() / "nodes" / "zeus_train_power.csv", traces), h100(traces)]
+    noise = noise_of(run(all_rows, "networks", {}))
+    if is_writing:
         fitted = fit([rows.labels for rows in all_rows])
         known = {**fitted.cards, UNKNOWN: fitted.unknown}
         write({name: (normal, noise[name]) for name, normal in known.items()})
-        sys.stdout.write(f"noise {noise}\n")
+        print(f"noise {noise}")
         return
-    show("networks", run(all_rows, "networks", noise))
-    for split in ("batch sizes", "limits", "cards"):
-        show(split, run(all_rows, split, noise))
+    for split in ("networks", "batch sizes", "limits", "cards"):
+        print_errors(split, run(all_rows, split, noise))
     judge_head(all_rows[-1])
-
-
-if __name__ == "__main__":
-    main()

@@ -1,20 +1,15 @@
-"""Trains the snapshot that ships with the package, on labels that others published.
+"""Training of the snapshot that ships with the package, on published labels and our own.
 
-    python -m research.snapshot.default_snapshot ../shared/data        (or: make default-snapshot)
-
-So a prediction needs no campaign: memory of training on an A100 (GPUMemNet), training steps on an
-RTX 3090 and inference steps on an RTX 3090 and 4090 (timm's own results), both in fp32 on a V100
-(pycls, pytorch-gpu-benchmark, with NeuSight's kernels), our own labels of an H100 and of CPU cores
-of two hosts. Heads are judged on
-architectures held out, then trained on all labels. Profiles that are missing are made once and
-kept in TRAPPM_HOME, as `python -m research evaluate` does; the labels themselves are never kept.
-The same labels, versions and seed give the same heads.
+It makes predictions possible without a campaign: memory of training on an A100 (GPUMemNet),
+training steps on an RTX 3090 and inference steps on an RTX 3090 and 4090 (timm's own results), both
+in fp32 on a V100 (pycls, pytorch-gpu-benchmark, with NeuSight's kernels), our own labels of an H100
+and of CPU cores of two hosts. Heads are judged on held-out architectures, then trained on all
+labels. Missing profiles are made once and kept in TRAPPM_HOME; the labels themselves are never
+kept. The same labels, versions and seed give the same heads.
 """
 
 from __future__ import annotations
 
-import argparse
-import copy
 import os
 import shutil
 import sys
@@ -22,15 +17,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
+from research.data import data_folder
 from research.evaluation.benchmark import Samples
 from research.evaluation.label_files import read_usable
-from research.evaluation.labelled_workloads import step_keys
 from research.evaluation.scores import Score, score
-from research.evaluation.workbench import opened_workbench
+from research.evaluation.workbench import opened_workbench, step_keys
+from research.held_out import held_out
 from research.importers.neusight import SOURCE as NEUSIGHT
 from research.snapshot.shipped_sheets import (
     KERNELS_FILE,
@@ -44,7 +41,7 @@ from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.metric_head import Head, Ours
 from trappm.learner.heads.other_devices import OTHERS, known_of_others
 from trappm.learner.heads.predictions import StepSettings, TrainedHeads
-from trappm.learner.networks.presets import LAPTOP
+from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.devices.joint_fit import Evidence
 from trappm.learner.physics.devices.known_devices import LEARNED_FROM, known_devices
@@ -54,7 +51,7 @@ from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.starting_prior import starting_prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.snapshots.manifest import MANIFEST
-from trappm.learner.snapshots.snapshot import Snapshot, SnapshotInfo, load_snapshot, save_snapshot
+from trappm.learner.snapshots.snapshot import SnapshotInfo, save_snapshot
 from trappm.learner.training_label import TrainingLabel
 from trappm.learner.workload import Workload
 from trappm.prediction.snapshot_choice import SHIPPED
@@ -64,7 +61,6 @@ from trappm.profiler.records import METRICS, Graph, Measurement, Phase, is_cpu_d
 from trappm.profiler.records.step_scope import StepScope
 from trappm.store import Home
 
-HELD_OUT = 0.2
 SPLIT = (
     "a fifth of the architectures held out, names of the same layers together, seed 1337; then "
     "trained on all labels. Step times of V100 and H100 start from other cards' steps, of the "
@@ -74,25 +70,25 @@ SPLIT = (
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """The head of one sheet."""
+    """Trained head of one sheet."""
 
     sheet: Sheet
     head: Head[Prior]
     errors: Mapping[Phase, Score]
-    """On the architectures held out, of a head that has not seen them."""
+    """Errors on held-out architectures by phase, of a head that has not seen them."""
     measurements: Sequence[Measurement]
-    """All that it was trained on."""
+    """Labels that the head was trained on."""
     files: Mapping[str, str]
-    """Where each stands, by its attempt key."""
+    """File of each label by its attempt key."""
     kernels: Evidence | None
-    """And the kernels alone."""
+    """Single kernels that it was trained on."""
 
 
 def train(sheet: Sheet, data: Path, processes: int) -> Trained:
-    """Judges and trains the head of one sheet in the folder `data`.
+    """Judge and train the head of one sheet in the folder `data`.
 
     Raises:
-        InputError: the file is missing or cannot be read.
+        InputError: The file is missing or cannot be read.
     """
     by_file = sheet.labels(data)
     measurements = [label for labels in by_file.values() for label in labels]
@@ -105,7 +101,7 @@ def train(sheet: Sheet, data: Path, processes: int) -> Trained:
         else:
             samples = _timed(measurements, StepCache(bench.home.step_profiles), processes)
     prior = _prior(sheet, kernels)
-    test = _held_out(samples)
+    test = held_out(samples.groups, SEED)
     what = f"{sheet.metric} of {sheet.device}"
     _show(0, 2, f"judging {what}")
     judged = _fit(sheet, prior, samples, np.flatnonzero(~test))
@@ -122,7 +118,7 @@ def train(sheet: Sheet, data: Path, processes: int) -> Trained:
 
 
 def _prior(sheet: Sheet, kernels: Evidence | None) -> Prior:
-    """What is known of a sheet's device without its labels."""
+    """Return the prior of a sheet's device without its labels."""
     spec = spec_of(sheet.device)
     if sheet.metric == "memory_mib" and not sheet.measured:
         return MemoryPrior()  # its constants start from this very sheet, of other software
@@ -134,22 +130,13 @@ def _prior(sheet: Sheet, kernels: Evidence | None) -> Prior:
 
 
 def _source(measurement: Measurement) -> str:
-    """Who published it; our own labels name the device that they are of."""
+    """Return the publisher; for our own labels, with the name of their device."""
     own = f"trappm, {measurement.environment.get('device_name')}"
     return str(measurement.environment.get("source", own))
 
 
-@dataclass(frozen=True, eq=False)
-class Kept:
-    """What a snapshot has that is not trained again."""
-
-    snapshot: Snapshot
-    labels: Sequence[TrainingLabel]
-    """All that its heads were trained on."""
-
-
-def publish(trained: Sequence[Trained], registry: Path, kept: Kept | None = None) -> SnapshotInfo:
-    """Publishes all heads as one snapshot, with what is known of other cards."""
+def publish(trained: Sequence[Trained], registry: Path) -> SnapshotInfo:
+    """Publish all heads as one snapshot, with the constants of other cards."""
     others, others_sources = known_of_others()
     others_sources += [
         {"metric": "power_w", "for": OTHERS, "file": file, "source": source, "licence": licence,
@@ -159,15 +146,6 @@ def publish(trained: Sequence[Trained], registry: Path, kept: Kept | None = None
     heads: dict[str, dict[Phase, TrainedHeads]] = {}
     errors: dict[str, Any] = {}
     labels: list[TrainingLabel] = []
-    sources: list[Mapping[str, Any]] = []
-    origin: dict[str, Any] = {}
-    if kept is not None:
-        manifest = kept.snapshot.manifest.to_json()
-        heads = {device: dict(phases) for device, phases in kept.snapshot.heads.items()}
-        errors = copy.deepcopy(manifest["errors"])
-        sources = [source for source in manifest["sources"] if source.get("for") != OTHERS]
-        labels = list(kept.labels)
-        origin = {"parent": kept.snapshot.id, "parent_versions": manifest["versions"]}
     for part in trained:
         sheet = part.sheet
         for phase in sheet.phases:
@@ -198,11 +176,9 @@ def publish(trained: Sequence[Trained], registry: Path, kept: Kept | None = None
             "cards": _cards(),
             "label_counts": dict(Counter(label.provenance for label in labels)),
             "sources": [
-                *sources,
                 *(source for part in trained for source in _sources(part)),
                 *others_sources,
             ],
-            **origin,
         },
     )
 
@@ -217,10 +193,10 @@ def _trained_heads(part: Trained, phase: Phase) -> TrainedHeads:
 
 
 def _beside(known: TrainedHeads | None, other: TrainedHeads) -> TrainedHeads:
-    """Heads of different metrics of a device and phase as one set.
+    """Return heads of different metrics of a device and phase as one set.
 
     Raises:
-        TrappmError: their labels are of different settings, which a snapshot does not tell apart.
+        TrappmError: Their labels are of different settings, which a snapshot cannot distinguish.
     """
     if known is None:
         return other
@@ -235,7 +211,7 @@ def _beside(known: TrainedHeads | None, other: TrainedHeads) -> TrainedHeads:
 
 
 def _sources(part: Trained) -> Iterator[dict[str, Any]]:
-    """The manifest's entries for a sheet: one a file and phase, and one of kernels."""
+    """Yield the manifest's entries for a sheet: one per file and phase, and one of kernels."""
     rare = {"without_spikes", "out_of_memory"}
     common = {"device": part.sheet.device, "metric": part.sheet.metric}
     rows = Counter(
@@ -272,7 +248,7 @@ def _sources(part: Trained) -> Iterator[dict[str, Any]]:
 
 
 def _timed(measurements: Sequence[Measurement], cache: StepCache, processes: int) -> Samples:
-    """Step times with their kernels, which are all that the prior of time needs."""
+    """Return step times with their kernels, which the prior of time needs."""
     keys = step_keys(measurements, cache, processes, _show, stored={})
     rows = []
     for measurement in measurements:
@@ -301,16 +277,6 @@ def _timed(measurements: Sequence[Measurement], cache: StepCache, processes: int
     )
 
 
-def _held_out(samples: Samples) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    names = np.array(samples.groups)
-    chosen = np.zeros(len(names), dtype=np.bool_)
-    for name in np.random.default_rng(SEED).permutation(np.unique(names)):
-        if chosen.mean() >= HELD_OUT:
-            break
-        chosen |= names == name
-    return chosen
-
-
 def _fit(
     sheet: Sheet, prior: Prior, samples: Samples, rows: np.ndarray[Any, np.dtype[np.int64]]
 ) -> Head[Prior]:
@@ -333,7 +299,7 @@ def _label(measurement: Measurement, sheet: Sheet) -> TrainingLabel:
 
 
 def _cards() -> dict[str, str]:
-    """The card behind each key that our own measurements tell more of than the key does."""
+    """Return the card of each key that our own measurements describe more exactly than the key."""
     named = {
         sheet.device: card_name(
             sheet.device, (m.environment for ms in sheet.labels(Path()).values() for m in ms)
@@ -344,42 +310,20 @@ def _cards() -> dict[str, str]:
     return {key: card for key, card in named.items() if key != card}
 
 
-def _has(snapshot: Snapshot, sheet: Sheet) -> bool:
-    phases = snapshot.heads.get(sheet.device, {})
-    return all(p in phases and sheet.metric in phases[p].heads.metrics for p in sheet.phases)
-
-
 def _show(done: int, total: int, what: str) -> None:
     sys.stderr.write(f"{done}/{total} {what}\n")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", type=Path, help="the folder with the published labels")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--to", type=Path, default=SHIPPED, help="the folder to write, made anew")
-    parser.add_argument(
-        "--add", action="store_true", help="train only what the snapshot that ships lacks"
-    )
-    arguments = parser.parse_args()
-    kept, sheets = None, list(SHEETS)
-    if arguments.add:
-        snapshot = load_snapshot(SHIPPED)
-        had = [sheet for sheet in SHEETS if _has(snapshot, sheet)]
-        labels = [
-            _label(measurement, sheet)
-            for sheet in had
-            for measurements in sheet.labels(arguments.data).values()
-            for measurement in measurements
-        ]
-        kept, sheets = Kept(snapshot, labels), [sheet for sheet in SHEETS if sheet not in had]
-    trained = [train(sheet, arguments.data, arguments.processes) for sheet in sheets]
-    info = publish(trained, Home.open().path / "shipping", kept)
-    shutil.rmtree(arguments.to, ignore_errors=True)
-    shutil.copytree(info.folder, arguments.to)
-    total = sum(path.stat().st_size for path in arguments.to.iterdir())
-    sys.stdout.write(f"snapshot {info.id}: {arguments.to / MANIFEST}, {total:,} bytes in all\n")
-
-
-if __name__ == "__main__":
-    main()
+def main(
+    processes: Annotated[int, typer.Option(help="Number of processes that trace models.")] = (
+        os.cpu_count() or 1
+    ),
+    to: Annotated[Path, typer.Option(help="Folder to write; it is replaced.")] = SHIPPED,
+) -> None:
+    """Train all heads and write the snapshot."""
+    trained = [train(sheet, data_folder(), processes) for sheet in SHEETS]
+    info = publish(trained, Home.open().path / "shipping")
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.copytree(info.folder, to)
+    total = sum(path.stat().st_size for path in to.iterdir())
+    print(f"snapshot {info.id}: {to / MANIFEST}, {total:,} bytes in all")

@@ -1,4 +1,4 @@
-"""The sheets that the snapshot which ships with the package is trained on."""
+"""Sheets that the shipped snapshot is trained on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,38 +20,40 @@ from trappm.learner.physics.devices.known_devices import kernel_evidence
 from trappm.profiler.errors import InputError, one_line
 from trappm.profiler.kernels.kernel_call import KernelCall
 from trappm.profiler.records import Measurement, Phase
+from trappm.store.files import read_file
 
+T = TypeVar("T")
 SEED = 1337
-"""Of all that is drawn."""
+"""Seed of every draw."""
 
 OUR_OWN = Path(__file__).resolve().parents[2] / "examples/data"
-"""Labels that we measured; not part of a wheel."""
+"""Folder of our own labels; not part of a wheel."""
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """Published files of one device, and what is learned from them."""
+    """Published files of one device, and the metric that is learned from them."""
 
     files: tuple[str, ...]
     device: str
     phases: tuple[Phase, ...]
     metric: str
     usable: str | None = None
-    """A file of the rows that judge."""
+    """File of the rows that are judged."""
     keys: tuple[str, ...] = ()
-    """Of the devices whose rows are taken; by default there are no others."""
+    """Keys of the devices whose rows are taken (default: all)."""
     kernels: str | None = None
-    """A card whose kernels alone NeuSight timed."""
+    """Card whose single kernels NeuSight timed."""
     measured: bool = False
-    """By us: the files lie in `OUR_OWN`."""
+    """Whether we measured the labels; the files are in `OUR_OWN`."""
     hosts_apart: float = 0.0
-    """Deviation of the logarithm between hosts whose devices have one key."""
+    """Deviation of the logarithm between hosts whose devices have the same key."""
 
     def labels(self, data: Path) -> dict[str, list[Measurement]]:
-        """Its labels by file; `data` is the folder of published ones.
+        """Return the labels by file; `data` is the folder of published ones.
 
         Raises:
-            InputError: a file is missing or cannot be read.
+            InputError: A file is missing or cannot be read.
         """
         if self.measured:
             return {file: our_labels(file) for file in self.files}
@@ -60,21 +63,27 @@ class Sheet:
         }
 
 
-def our_labels(
-    file: str, read: Callable[[Path], list[Measurement]] = read_labels
-) -> list[Measurement]:
-    """Labels of a packed file of `OUR_OWN`; by default those that can be learned from.
+def our_labels(file: str) -> list[Measurement]:
+    """Return the labels of a packed file of `OUR_OWN` that can be learned from.
 
     Raises:
-        InputError: the file is missing or cannot be read.
+        InputError: The file is missing or cannot be read.
     """
+    return _unpacked(file, read_labels)
+
+
+def our_attempts(file: str) -> list[Measurement]:
+    """Return all measurements of a packed file of `OUR_OWN`, unstable ones included."""
+    attempts = _unpacked(file, lambda path: [verdict.measurement for verdict in read_file(path)])
+    return [measurement for measurement in attempts if measurement is not None]
+
+
+def _unpacked(file: str, read: Callable[[Path], list[T]]) -> list[T]:
     path = OUR_OWN / file
     try:
         data = lzma.decompress(path.read_bytes())
     except (OSError, lzma.LZMAError) as error:
-        raise InputError(
-            f"{path} cannot be read: {one_line(error)}; run this in a clone"
-        ) from error
+        raise InputError(f"{path} cannot be read: {one_line(error)}") from error
     with TemporaryDirectory() as folder:
         plain = Path(folder) / path.stem
         plain.write_bytes(data)
@@ -129,14 +138,14 @@ SHEETS = (
 KERNELS_FILE = "nodes/neusight_kernels_fp32_v100_a100.csv.gz"
 KERNELS = {"conv2d": 100, "linear": 24, "matmul": 16, "layer-norm": 10, "softmax": 10, "add": 10,
            "add-scalar": 8, "relu": 10, "gelu": 6}  # fmt: skip
-"""So many of each operator: a minute of measuring."""
+"""Number of kernels of each operator: a minute of measuring."""
 
 
 def neusight_kernels(path: Path, card: str) -> Evidence:
-    """Kernels of a card that NeuSight timed, drawn at random: `KERNELS` of each operator.
+    """Return kernels of a card that NeuSight timed, drawn at random: `KERNELS` of each operator.
 
     Raises:
-        InputError: the file cannot be read.
+        InputError: The file cannot be read.
     """
     times_ms: dict[str, list[tuple[KernelCall, float]]] = defaultdict(list)
     for row in read_neusight(path):

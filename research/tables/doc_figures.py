@@ -1,21 +1,18 @@
-"""Draws the figures of docs/how_it_works.md and docs/studies/intervals.md.
+"""Figures of docs/how_it_works.md and docs/studies/intervals.md.
 
-    PYTHONPATH=. python research/tables/doc_figures.py [--to docs/figures]
-
-No data is needed: learning curves and coverage are those of tables in docs/studies/choosing.md and
-docs/studies/intervals.md, errors those of the manifest of the shipped snapshot, so the figures
-change when these do.
+They need no data: learning curves and coverage are those of tables in docs/studies/choosing.md and
+docs/studies/intervals.md, errors those of the manifest of the shipped snapshot.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import matplotlib
+import typer
 
 matplotlib.use("svg")
 from matplotlib import pyplot
@@ -32,7 +29,7 @@ SETTINGS = {"svg.hashsalt": "trappm", "svg.fonttype": "none", "font.size": 10}
 
 
 def curves(text: str, heading: str) -> dict[str, list[float]]:
-    """The first numbers of each cell, by strategy, of the table under a heading."""
+    """Return the first number of each cell, by strategy, of the table under a heading."""
     rows = text.split(f"\n{heading}", 1)[1].split("\n\n", 2)[1].splitlines()
     errors = {}
     for row in rows:
@@ -113,17 +110,14 @@ def draw_reliability(folder: Path) -> None:
     save(figure, folder / "reliability.svg")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--to", type=Path, default=ROOT / "docs/figures")
-    folder = parser.parse_args().to
+def main(
+    folder: Annotated[Path, typer.Option("--to", help="Folder to write the figures to.")] = ROOT
+    / "docs/figures",
+) -> None:
+    """Draw all figures."""
     folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(SETTINGS):
         draw_curves(folder)
         draw_errors(folder)
         draw_reliability(folder)
     print(*sorted(folder.glob("*.svg")), sep="\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,27 +1,26 @@
-"""The table of docs/foreign_modules.md: the predicted memory of modules of other people.
+"""Table of docs/foreign_modules.md: predicted memory of third-party modules.
 
-    PYTHONPATH=tests/profiler/tracing python research/tables/foreign_modules.py
-
-Memory is that of an A100 at batch 32 without CUDA's context and libraries. What each answer is
-checked against stands in tests/profiler/tracing/test_foreign_modules.py.
+Memory is that of an A100 at batch 32 without CUDA's context and libraries. The checks of each value
+are in tests/profiler/tracing/test_foreign_modules.py.
 """
 
 from __future__ import annotations
 
 import inspect
+import sys
 import warnings
-
-from foreign_modules import MODULES, NO_TRANSFORMERS, TRANSFORMERS, Foreign
+from typing import Any
 
 import trappm
+from research.data import ROOT
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.simulation.memory_breakdown import Part
 
 BATCH_SIZE = 32
 
 
-def answer(foreign: Foreign) -> str:
-    """MiB of the training step, or why there is no answer."""
+def answer(foreign: Any) -> str:
+    """Return the memory of the training step, or the reason why there is none."""
     args, kwargs = foreign.call(BATCH_SIZE)
     module = foreign.build()
     names = inspect.signature(module.forward).parameters
@@ -39,8 +38,8 @@ def answer(foreign: Foreign) -> str:
     return f"{step_mib:,.0f} MiB{only}"
 
 
-def checked(foreign: Foreign) -> str:
-    """What the answer was compared with."""
+def checked(foreign: Any) -> str:
+    """Return the quantities that were compared with a real step."""
     if foreign.refusal:
         return "operator and line"
     kept = f"kept bytes not: {foreign.cpu_differs}" if foreign.cpu_differs else "kept bytes"
@@ -50,6 +49,10 @@ def checked(foreign: Foreign) -> str:
 
 
 def main() -> None:
+    """Print the table."""
+    sys.path.append(str(ROOT / "tests/profiler/tracing"))
+    from foreign_modules import MODULES, NO_TRANSFORMERS, TRANSFORMERS
+
     warnings.simplefilter("ignore")
     print("| module | training step at batch 32 | checked against a real step |")
     print("|---|---|---|")
@@ -58,7 +61,3 @@ def main() -> None:
             print(f"| {foreign.name} | {NO_TRANSFORMERS} | |")
             continue
         print(f"| {foreign.name} | {answer(foreign)} | {checked(foreign)} |", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -21,7 +21,7 @@ from trappm.cluster.campaign.loop import Campaign
 from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.cluster.profiles import StepCache, profile_graph
 from trappm.cluster.spec import load_preset
-from trappm.learner.networks.presets import LAPTOP, PRESETS
+from trappm.learner.paper.presets import LAPTOP, PRESETS
 from trappm.store import Home, Store
 
 ARCHITECTURES = ["test_convnext", "test_efficientnet", "test_resnet", "test_vit", "test_vit2"]

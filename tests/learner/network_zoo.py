@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from trappm.learner.networks.gae import train_encoder
-from trappm.learner.networks.presets import LAPTOP
+from trappm.learner.paper.encoder import train_encoder
+from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.workload import Workload
 from trappm.profiler.records import Graph
 

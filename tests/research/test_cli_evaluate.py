@@ -9,11 +9,11 @@ import pytest
 
 from research.__main__ import main as run
 from research.evaluation.label_files import read_labels
-from research.evaluation.labelled_workloads import prepare
+from research.evaluation.workbench import opened_workbench
+from research.peers.graph_networks import SIZES
 from research.peers.predictors import ESTIMATORS, NAMED_ONLY
-from research.peers.sizes import SIZES
-from trappm.cluster.profiles import StepCache, profile_graph
-from trappm.learner.networks.presets import LAPTOP, PRESETS
+from trappm.cluster.profiles import profile_graph
+from trappm.learner.paper.presets import LAPTOP, PRESETS
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.zoo import native_input_size
 from trappm.profiler.simulation.step_profile import StepProfile
@@ -109,9 +109,8 @@ def test_labels_of_a_file_name_the_card_whose_data_sheet_counts(home, sheets, en
     labels = [
         replace(m, device="a100", environment=environment) for m in read_labels(sheets[0])[:3]
     ]
-    with Store.open(Home(home).database_url) as store:
-        cache = StepCache(Home(home).step_profiles)
-        prepared = prepare(labels, "memory_mib", store, cache, processes=1)
+    with opened_workbench("memory_mib", processes=1, watch=lambda *_: None) as bench:
+        prepared = bench.prepared(labels)
     assert (prepared.device, prepared.card) == ("a100", card)
 
 
@@ -248,14 +247,14 @@ def test_a_file_without_labels_says_what_it_has_instead(tmp_path):
         (["--train", "x.csv", "--test", "y.csv", "--suite", "paper"], "two files"),
         (["--labels", "nowhere.csv"], "nowhere.csv cannot be read"),
         (["--labels", "ALL", "--estimator", "nnlpq"], "did you mean 'nnlqp'"),
-        (["--labels", "ALL", "--split", "people"], "no split 'people'"),
-        (["--labels", "ALL", "--metric", "speed"], "no metric 'speed'"),
-        (["--labels", "ALL", "--size", "huge"], "no size 'huge'"),
+        (["--labels", "ALL", "--split", "people"], "'people' is not one of"),
+        (["--labels", "ALL", "--metric", "speed"], "Unknown metric 'speed'"),
+        (["--labels", "ALL", "--size", "huge"], "Unknown size 'huge'"),
         (["--labels", "ALL", "--label-counts", "1,x"], "give numbers"),
         (["--labels", "ALL", "--metric", "power"], "none of the 18 labels has power_w"),
         (["--labels", "ALL", "--seeds", "0"], "--seeds"),
         (["--labels", "ALL", "--plots", "/nowhere/at/all"], "no folder /nowhere/at"),
-        (["--labels", "ALL", "--usable", "ALL"], "needs the columns"),
+        (["--labels", "ALL", "--usable", "ALL"], "lacks the columns"),
         (["--labels", "ALL", "--runs", "ALL"], "is no folder to write"),
         (["--device", "a100"], "no labels of a100"),
     ],

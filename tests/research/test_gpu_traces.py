@@ -1,29 +1,20 @@
-"""What research/gpu_day/gpu_traces.py makes of PyTorch's traces, and its files of an H100."""
+"""Kernels and allocations from PyTorch's traces, and the recorded files of an H100."""
 
 from __future__ import annotations
 
 import csv
 import lzma
-import runpy
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from research.gpu_day import gpu_traces
 from trappm.profiler.records import Configuration
 
 ROOT = Path(__file__).parents[2]
 STEP = Configuration(architecture="resnet18", batch_size=2, input_size=64)
 
 
-@pytest.fixture(scope="module")
-def traces() -> dict[str, Any]:
-    return runpy.run_path(str(ROOT / "research" / "gpu_day" / "gpu_traces.py"))
-
-
-def test_kernels_are_those_of_the_second_step_with_who_launched_them(
-    traces: dict[str, Any],
-) -> None:
+def test_kernels_are_those_of_the_second_step_with_who_launched_them() -> None:
     def event(cat: str, name: str, ts: int, number: int, **facts: Any) -> dict[str, Any]:
         args = {"External id": number, **facts}
         return {"cat": cat, "name": name, "ts": ts, "dur": ts / 10, "args": args}
@@ -37,8 +28,8 @@ def test_kernels_are_those_of_the_second_step_with_who_launched_them(
         {"cat": "python_function", "name": "forward", "ts": 1},
     ]
     rows = [
-        dict(zip(traces["COLUMNS"], row, strict=True))
-        for row in traces["kernel_rows"](STEP, events)
+        dict(zip(gpu_traces.COLUMNS, row, strict=True))
+        for row in gpu_traces.kernel_rows(STEP, events)
     ]
     assert [(row["order"], row["kernel"]) for row in rows] == [(0, "second"), (1, "Memset")]
     assert rows[0]["operator"] == "aten::conv"
@@ -47,7 +38,7 @@ def test_kernels_are_those_of_the_second_step_with_who_launched_them(
     assert rows[1]["operator"] == ""
 
 
-def test_requests_number_their_blocks_and_name_who_asked(traces: dict[str, Any]) -> None:
+def test_requests_number_their_blocks_and_name_who_asked() -> None:
     frame = {"filename": "/somewhere/conv.py", "line": 3, "name": "forward"}
     trace = [
         {"action": "segment_alloc", "addr": 0, "size": 2048},
@@ -58,16 +49,16 @@ def test_requests_number_their_blocks_and_name_who_asked(traces: dict[str, Any])
         {"action": "free_completed", "addr": 0, "size": 512},
         {"action": "alloc", "addr": 0, "size": 300},
     ]
-    record = traces["allocation_record"](STEP, trace, (1024, 2048))
+    record = gpu_traces.allocation_record(STEP, trace, (1024, 2048))
     assert record["requests"] == [[512, ["conv.py:3:forward"]], [100, []], [-1], [300, []]]
     assert record["segments_bytes"] == [2048]
     assert Configuration(**record["configuration"]) == STEP
 
 
-def test_recorded_kernels_have_these_columns(traces: dict[str, Any]) -> None:
+def test_recorded_kernels_have_these_columns() -> None:
     path = ROOT / "examples" / "data" / "h100" / "traces" / "kernels.csv.xz"
     with lzma.open(path, "rt", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert tuple(rows[0]) == traces["COLUMNS"]
+    assert tuple(rows[0]) == gpu_traces.COLUMNS
     assert len({tuple(row.values())[:7] for row in rows}) == 24
     assert all(float(row["duration_us"]) > 0 for row in rows)

@@ -7,13 +7,10 @@ import pytest
 import torch
 from workload_samples import mape, targets, workloads
 
-from research.peers.dippm import dippm
-from research.peers.dnnperf import dnnperf
-from research.peers.faketensor import FakeTensor
-from research.peers.nnlqp import nnlqp
-from research.peers.sizes import LAPTOP_SIZE, PAPER_SIZE
+from research.peers.graph_networks import LAPTOP_SIZE, PAPER_SIZE, dippm, dnnperf, nnlqp
+from research.peers.physics import FakeTensor
 from research.peers.tabular import mlp, xgboost
-from trappm.learner.networks.dataset import batches, to_data
+from trappm.learner.paper.graphs import batches, to_data
 from trappm.profiler.errors import InputError
 
 QUICK = replace(

@@ -4,13 +4,11 @@ import numpy as np
 import pytest
 from test_benchmarking import Memory, samples
 
-from research.evaluation.benchmark import Plan, SplitKind, run_plan
-from research.evaluation.kept_runs import KeptRuns
-from research.evaluation.scores import summarize
+from research.evaluation.benchmark import KeptRuns, Plan, SplitKind, run_plan
+from research.evaluation.scores import NOMINAL, coverages, summarize
 from trappm.learner.estimator import Estimate
 from trappm.learner.stats.calibration import LEVELS
-from trappm.learner.stats.errors import accuracy
-from trappm.learner.stats.reliability import NOMINAL, coverages, crps
+from trappm.learner.stats.errors import accuracy, crps
 
 
 def quantiles(seed, count):

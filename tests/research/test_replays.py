@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from research.__main__ import main as run
-from research.evaluation.worker_processes import submit, worker_pool
 from research.replay.replay import Point
 from research.replay.replays import Job, Plan, Results
 from research.replay.tables import (
@@ -87,26 +86,17 @@ def test_many_may_add_to_one_file_at_once(plan, tmp_path):
     assert len(Results.read(path, plan.identity).points) == 80
 
 
-def test_other_labels_or_budgets_are_another_identity(plan, tmp_path):
-    other = tmp_path / "other.csv"
+def test_results_of_other_labels_budgets_or_code_are_not_continued(plan, tmp_path, monkeypatch):
+    path, other = tmp_path / "results.jsonl", tmp_path / "other.csv"
     other.write_text("made up too")
-    changed = [
-        Plan(labels=other, metric=plan.metric, strategies=(), seeds=(), budgets=plan.budgets),
-        Plan(labels=plan.labels, metric="power_w", strategies=(), seeds=(), budgets=plan.budgets),
-        Plan(labels=plan.labels, metric=plan.metric, strategies=(), seeds=(), budgets=(20,)),
-    ]
-    assert len({plan.identity, *(p.identity for p in changed)}) == 4
-
-
-def test_results_of_other_code_are_not_continued(plan, tmp_path, monkeypatch):
-    path = tmp_path / "results.jsonl"
     kept = filled(plan, path)
-    with monkeypatch.context() as changed:
-        changed.setattr("research.replay.replays.BENCH", 1)
-        assert Results.read(path, plan.identity).points == {}
-    monkeypatch.setattr("research.replay.replays.__version__", "0.0.0")
-    assert Results.read(path, plan.identity).points == {}
-    monkeypatch.undo()
+    changed = [replace(plan, labels=other), replace(plan, metric="power_w"),
+               replace(plan, budgets=(20,))]  # fmt: skip
+    assert len({plan.identity, *(p.identity for p in changed)}) == 4
+    for name, value in (("BENCH", 1), ("__version__", "0.0.0")):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"research.replay.replays.{name}", value)
+            assert Results.read(path, plan.identity).points == {}
     assert Results.read(path, plan.identity).points == kept.points
 
 
@@ -126,23 +116,19 @@ def test_strategies_are_compared_on_the_same_seeds(plan, tmp_path):
     assert 0.0 < rows["ours"]["seconds_error"] < 2.0
 
 
-def test_wins_are_the_splits_on_which_a_strategy_was_better(plan, tmp_path, capsys):
+def test_wins_count_better_splits_and_another_baseline_may_be_named(plan, tmp_path, capsys):
     results = filled(plan, tmp_path / "results.jsonl")
+    rows = summary(results, plan, "ours")
+    by_name = {row["strategy"]: row for row in rows}
+    assert by_name["random"]["area_percent"] == pytest.approx(25.0)
+    print_summary(rows, plan.metric, "ours")
+    assert "difference to ours" in capsys.readouterr().out
     results.points[Job(2, "quick", "ours")] = campaign(1.1, 2)
     results.points[Job(3, "quick", "ours")] = campaign(1.0, 3)  # as good is no win
     rows = summary(results, plan)
     assert [row["wins"] for row in rows] == [0, 4]
     print_summary(rows, plan.metric)
     assert "4/6" in capsys.readouterr().out
-
-
-def test_strategies_are_compared_with_the_baseline_that_is_named(plan, tmp_path, capsys):
-    rows = summary(filled(plan, tmp_path / "results.jsonl"), plan, "ours")
-    by_name = {row["strategy"]: row for row in rows}
-    assert by_name["random"]["area_percent"] == pytest.approx(25.0)
-    assert by_name["ours"]["area_percent"] == pytest.approx(0.0)
-    print_summary(rows, plan.metric, "ours")
-    assert "difference to ours" in capsys.readouterr().out
 
 
 def test_errors_count_that_splits_overlap():
@@ -259,20 +245,3 @@ def test_a_peer_that_is_not_installed_is_told_before_anything_is_run(
         assert run([*command, "--strategy", strategies]) == 2
         assert "pip install bmdal-reg" in capsys.readouterr().err
     assert not (tmp_path / "r.jsonl").exists()
-
-
-def threads():
-    threadpoolctl = pytest.importorskip("threadpoolctl")
-    np.ones((2, 2)) @ np.ones((2, 2))
-    return [pool["num_threads"] for pool in threadpoolctl.threadpool_info()]
-
-
-def keep(given):
-    """What a worker is given brings NumPy in."""
-
-
-def test_a_worker_computes_with_one_thread(plan, monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    with worker_pool(1, keep, plan) as workers:
-        counts = submit(workers, threads).result()
-    assert set(counts) == {1}

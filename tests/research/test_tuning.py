@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from research.evaluation.benchmark import Samples, SplitKind, splits_of
-from research.tuning.tuning import Tuning, run_trials, space_of
-from trappm.learner.networks.presets import LAPTOP
+from research.tuning import Tuning, run_trials, space_of
+from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Configuration
@@ -80,7 +80,7 @@ def test_a_study_is_about_one_set_of_labels(tuning):
 def test_a_study_draws_from_one_set_of_settings(tuning, monkeypatch):
     run_trials(tuning, 1, silent)
     monkeypatch.setattr(
-        "research.tuning.tuning._boosting",
+        "research.tuning._boosting",
         lambda trial: {"max_depth": trial.suggest_int("max_depth", 2, 20)},
     )
     with pytest.raises(InputError, match="other settings; give another name with --study"):
@@ -92,7 +92,7 @@ def test_trials_that_were_killed_do_not_count(tuning, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("research.tuning.tuning._error", interrupted)
+        patch.setattr("research.tuning._error", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run_trials(tuning, 2, silent)
     report = run_trials(tuning, 2, silent)

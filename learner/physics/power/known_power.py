@@ -1,8 +1,7 @@
-"""What is known of the power of cards: learned from labels of three of them, and of the others so.
+"""Power constants of cards, fitted to labels of three cards.
 
-`known_power.safetensors` is written by `research/priors/power.py --write` from the labels that
-`MEASURED` names. Any other card starts from its data sheet and what these cards have in common,
-as unsure as they are apart.
+`research/priors/power.py --write` writes `known_power.safetensors` from the labels in `MEASURED`.
+Any other card has its data sheet and the constants that these cards share, with their spread.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import numpy.typing as npt
 import torch
 from safetensors.torch import load_file, save_file
 
-from trappm.learner.physics.power.joint_fit import Normal
 from trappm.learner.physics.power.operating_point import Sheet
 from trappm.profiler.devices.catalogue import Card, card_of
 
@@ -39,8 +37,22 @@ UNKNOWN = "other"
 
 
 @dataclass(frozen=True, eq=False)
+class Normal:
+    """Normal distribution of the logarithms of a card's constants."""
+
+    mean: Array
+    """(c)."""
+    covariance: Array
+    """(c, c)."""
+
+    def draws(self, count: int, generator: np.random.Generator) -> Array:
+        """Return random constants (count, c)."""
+        return generator.multivariate_normal(self.mean, self.covariance, size=count)
+
+
+@dataclass(frozen=True, eq=False)
 class CardPower:
-    """What is known of a card's power."""
+    """Constants of a card's power, with their reference."""
 
     sheet: Sheet
     constants: Normal

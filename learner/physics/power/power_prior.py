@@ -15,12 +15,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trappm.learner.physics.graph_terms import PriorSpec, TermSpec
 from trappm.learner.physics.power.known_power import other_cards_shares
 from trappm.learner.physics.power.loads import loads_of
 from trappm.learner.physics.power.operating_point import CONSTANTS
 from trappm.learner.physics.step_time_prior import StepTimePrior
-from trappm.learner.physics.term_prior import TermPrior
+from trappm.learner.physics.term_prior import PriorSpec, TermPrior, TermSpec
 from trappm.learner.tensors import with_prefix
 from trappm.learner.workload import Workload
 
@@ -29,7 +28,7 @@ Array = npt.NDArray[np.float64]
 USUAL_W = 300.0
 """Of a card's limit: a round number, since the labels' own level is soon learned."""
 _SPREADS = {"idle": 0.3, "busy": 0.5, "full": 0.5, "half": 0.5, "tf32": 0.5, "bytes": 0.5}
-"""About how far cards are apart (`joint_fit`); they are the first of `CONSTANTS`."""
+"""Spread between cards (`research/priors/power_fit.py`), of the first of `CONSTANTS`."""
 _SPEC = PriorSpec(tuple(TermSpec(*item) for item in _SPREADS.items()), common_spread=0.7)
 
 

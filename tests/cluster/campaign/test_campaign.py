@@ -181,7 +181,7 @@ def test_an_initial_draw_without_labels_fails_the_campaign_and_resume_measures_i
     workers = FakeWorkers(faults=dict.fromkeys(range(1, 1000), "unstable"))
     run = campaign(store, workers)
     with pytest.raises(
-        CampaignError, match=r"too few labels on cpu-2t.*retry \w+ --outcome unstable"
+        CampaignError, match=r"too few labels on cpu-2t.*resume \w+ --retry-failed --outcome uns"
     ):
         run.run()
     assert labels_by_device(store, run.id).total() == 0

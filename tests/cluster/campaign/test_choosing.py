@@ -23,7 +23,7 @@ from trappm.cluster.profiles import StepKey, trace_steps
 from trappm.cluster.tasks import Choice, ChoiceRequest
 from trappm.learner.acquisition import STRATEGIES
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge
-from trappm.learner.networks.presets import LAPTOP, PRESETS
+from trappm.learner.paper.presets import LAPTOP, PRESETS
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.snapshots.snapshot import load_snapshot

@@ -116,7 +116,7 @@ def test_a_budget_of_labels_is_met_exactly_and_what_is_left_is_told(
     assert (facts.end.rule, facts.end.unmeasured) == ("labels", left)
     print_status(facts)
     output = capsys.readouterr().out
-    assert (f"{left} configurations that were planned are left unmeasured" in output) == (left > 0)
+    assert (f"{left} planned configurations are not measured" in output) == (left > 0)
     assert store.check() == []
 
 

@@ -35,7 +35,8 @@ from trappm.cluster.scheduler.messages import (
 from trappm.cluster.scheduler.state_machine import Machine
 from trappm.cluster.scheduler.stop_rules import Spend, StopRules
 from trappm.profiler.records import Configuration, Outcome
-from trappm.store import Assignment, AssignmentState, Role
+from trappm.store import Assignment, AssignmentState
+from trappm.store.records import Role
 
 TICK_S = 10.0
 

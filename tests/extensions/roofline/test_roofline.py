@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from store_whole import kernel
 
+from research.priors.card_errors import errors_of_devices
 from trappm.cli import run
 from trappm.extensions.roofline.drawing import as_text, draw_png, lines
 from trappm.extensions.roofline.report import print_rooflines, sentence
 from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, KnownDevice, Roof, known_device
 from trappm.extensions.roofline.steps import roofed_steps
-from trappm.learner.heads.other_devices import Basis, OtherDevices, errors_of_devices
+from trappm.learner.heads.other_devices import Basis, OtherDevices
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.prediction.answering import answers
 from trappm.prediction.models.subjects import subject_of

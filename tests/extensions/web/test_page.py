@@ -23,7 +23,7 @@ from trappm.cluster.campaign.history import ENOUGH
 from trappm.cluster.campaign.ownership import ownership
 from trappm.extensions.web.page import maps
 from trappm.extensions.web.page.mounting import FILES
-from trappm.learner.networks.presets import LAPTOP, PRESETS
+from trappm.learner.paper.presets import LAPTOP, PRESETS
 from trappm.profiler.measuring import attempt
 from trappm.profiler.records import Configuration
 from trappm.profiler.simulation.memory_breakdown import Part

@@ -293,7 +293,7 @@ def test_lcmd_goes_to_the_largest_cluster_and_there_to_the_farthest():
 def test_lcmd_is_what_bmdal_reg_chooses():
     """The reference peer, on the same vectors."""
     pytest.importorskip("bmdal_reg")
-    from research.replay.peers import PEERS
+    from research.replay.strategies import PEERS
 
     query = request(n=200, count=12)
     theirs = [pick.index for pick in PEERS[0].select(query)]

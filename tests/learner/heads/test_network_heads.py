@@ -8,8 +8,8 @@ import torch
 
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
-from trappm.learner.networks.presets import PAPER
-from trappm.learner.networks.published import TrappmAsPublished
+from trappm.learner.paper.presets import PAPER
+from trappm.learner.paper.regressor import TrappmAsPublished
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 

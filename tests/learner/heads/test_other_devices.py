@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
+from research.priors.card_errors import errors_of_devices, pooled_errors
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.other_devices import (
     Basis,
     OtherDevices,
-    errors_of_devices,
     known_of_others,
-    pooled_errors,
 )
 from trappm.learner.heads.predictions import TrainedHeads
 from trappm.learner.stats.calibration import LEVELS

@@ -9,9 +9,9 @@ from torch import nn
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
 from trappm.learner.heads.metric_head import Ours
-from trappm.learner.networks.presets import preset_named
-from trappm.learner.physics.cpu.cpu_memory_prior import CpuMemoryPrior
-from trappm.learner.physics.cpu.cpu_time_prior import SHARED, SPEC, CpuTimePrior
+from trappm.learner.paper.presets import preset_named
+from trappm.learner.physics.cpu_priors import SHARED, CpuMemoryPrior, CpuTimePrior
+from trappm.learner.physics.cpu_priors import TIME_SPEC as SPEC
 from trappm.learner.physics.device_specs import CPU, spec_of
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.starting_prior import starting_prior

@@ -12,8 +12,7 @@ import pytest
 import torch
 from feature_zoo import Convolutions, OneConvolution, OtherOperators, in_all_settings
 
-from trappm.learner.physics.cpu.cpu_memory_prior import CpuMemoryPrior
-from trappm.learner.physics.cpu.cpu_time_prior import CpuTimePrior
+from trappm.learner.physics.cpu_priors import CpuMemoryPrior, CpuTimePrior
 from trappm.learner.physics.device_specs import DeviceSpec
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.kernel_times import SHARE_GROUPS, starting_constants

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from trappm.learner.physics.graph_terms import PRIORS, fit_coefficients, log_prior, term_matrix
+from trappm.learner.physics.graph_prior import PRIORS, term_matrix
+from trappm.learner.physics.term_prior import fit_coefficients, log_prior
 
 
 def mape(predicted_log, values):

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from research.priors.power_fit import Labels, fit
 from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
-from trappm.learner.networks.presets import LAPTOP
+from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.power import known_power
-from trappm.learner.physics.power.joint_fit import Labels, fit
 from trappm.learner.physics.power.known_power import MEASURED, power_of
 from trappm.learner.physics.power.loads import loads_of
 from trappm.learner.physics.power.operating_point import CONSTANTS, Sheet, Steps

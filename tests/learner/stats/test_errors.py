@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from research.evaluation.plots import projected
 from trappm.learner.stats.errors import (
-    MAX_PAIRED,
     accuracy,
     kendall_tau,
     split_architectures,
@@ -33,28 +32,11 @@ def test_errors_of_a_small_example():
     assert accuracy(measured, predicted)["coverage"] is None
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=30))
-def test_kendalls_tau_counts_pairs(points):
-    first, second = (np.array(x, dtype=float) for x in zip(*points, strict=True))
-    concordant = discordant = ties_first = ties_second = 0
-    for (a, b), (c, d) in itertools.combinations(points, 2):
-        sign = (a - c) * (b - d)
-        concordant += sign > 0
-        discordant += sign < 0
-        ties_first += a != c
-        ties_second += b != d
-    actual = kendall_tau(first, second)
-    if ties_first * ties_second == 0:
-        assert actual is None
-    else:
-        expected = (concordant - discordant) / np.sqrt(ties_first * ties_second)
-        assert actual == pytest.approx(expected)
-
-
-def test_kendalls_tau_of_many_points_stays_cheap():
-    values = np.random.default_rng(0).permutation(50 * MAX_PAIRED).astype(float)
-    assert kendall_tau(values, values) == pytest.approx(1.0)
-    assert kendall_tau(values, -values) == pytest.approx(-1.0)
+def test_kendalls_tau_needs_two_distinct_values():
+    ranks = np.array([1.0, 2.0, 2.0, 3.0])
+    assert kendall_tau(ranks, -ranks) == pytest.approx(-1.0)
+    assert kendall_tau(ranks, np.ones(4)) is None
+    assert kendall_tau(ranks[:1], ranks[:1]) is None
 
 
 @pytest.mark.parametrize(

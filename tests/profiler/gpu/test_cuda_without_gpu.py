@@ -23,8 +23,7 @@ from trappm.profiler.host import procfs
 from trappm.profiler.host.environment import stack_fingerprint
 from trappm.profiler.measuring.protocols import PAPER
 from trappm.profiler.records import Configuration, Outcome
-from trappm.profiler.steps.sampling import judge
-from trappm.profiler.steps.step import StepRun
+from trappm.profiler.steps.sampling import StepRun, judge
 
 
 def test_measurements_on_instances_of_one_gpu_keep_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import inspect
 import math
 
 import numpy as np
@@ -15,6 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from trappm.profiler.errors import InputError, UnknownArchitectureError, UnsupportedModelError
+from trappm.profiler.graphs import operators
+from trappm.profiler.graphs.operator_table import ATEN
 from trappm.profiler.models import zoo
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.models.on_meta import on_meta
@@ -245,3 +248,10 @@ def test_attention_of_a_transformer_is_counted_by_hand():
     products = [i for i, o in enumerate(graph.operators) if o == "MatMul"]
     assert graph.macs[products].tolist() == [2 * math.prod((16, 16, 3))] * 2
     assert collections.Counter(graph.operators)["Softmax"] == 1
+
+
+def test_every_rule_is_used_by_the_table():
+    named = {row.rule.partition(":")[0] for row in ATEN.values()} - {""}
+    functions = inspect.getmembers(operators, inspect.isfunction)
+    rules = {n for n, f in functions if f.__module__ == operators.__name__ and n[0] != "_"}
+    assert rules - {"transpose_of"} == named

@@ -22,7 +22,8 @@ import torch
 
 from trappm.profiler.devices import Device, MemoryReading, Window
 from trappm.profiler.records import Configuration, Protocol
-from trappm.profiler.steps.step import StepRun, run_protocol
+from trappm.profiler.steps.sampling import StepRun
+from trappm.profiler.steps.step import run_protocol
 
 TOUCH_VARIABLE = "TRAPPM_TEST_TOUCH"
 """Names the file in which a fault leaves its process id, or its times."""

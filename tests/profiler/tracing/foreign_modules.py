@@ -122,16 +122,12 @@ def _detection(name: str, **options: Any) -> Callable[[], nn.Module]:
     return build
 
 
-def _scenes(*, masks: bool = False, keypoints: bool = False) -> Callable[[int], Any]:
+def _scenes() -> Callable[[int], Any]:
     def inputs(batch_size: int) -> Any:
         target = {
             "boxes": torch.tensor([[4.0, 4.0, 60.0, 60.0], [10.0, 20.0, 50.0, 90.0]]),
             "labels": torch.tensor([1, 2]),
         }
-        if masks:
-            target["masks"] = torch.ones(2, 128, 128, dtype=torch.uint8)
-        if keypoints:
-            target["keypoints"] = torch.rand(2, 17, 3)
         scenes = [torch.rand(3, 128, 128) for _ in range(batch_size)]
         return scenes, [dict(target) for _ in range(batch_size)]
 
@@ -218,15 +214,11 @@ MODULES: tuple[Foreign, ...] = (
         Foreign(
             name=f"torchvision {name}, training",
             build=_detection(name, **options),
-            inputs=_scenes(masks="mask" in name, keypoints="keypoint" in name),
+            inputs=_scenes(),
             refusal=rf"torchvision/models/detection/\w+\.py:\d+ {_VALUES}",
         )
         for name, options in (
             ("fasterrcnn_resnet50_fpn", {}),
-            ("maskrcnn_resnet50_fpn", {}),
-            ("keypointrcnn_resnet50_fpn", {}),
-            ("retinanet_resnet50_fpn", {}),
-            ("fcos_resnet50_fpn", {}),
             ("ssdlite320_mobilenet_v3_large", {}),
         )
     ),
@@ -234,22 +226,6 @@ MODULES: tuple[Foreign, ...] = (
         is_slow=True,
         name="torchvision fcn_resnet50 with auxiliary loss",
         build=_torchvision("segmentation", "fcn_resnet50", weights_backbone=None, aux_loss=True,
-                           num_classes=5),
-        inputs=images(64),
-        loss=_pixels,
-    ),
-    Foreign(
-        is_slow=True,
-        name="torchvision deeplabv3_mobilenet_v3_large with auxiliary loss",
-        build=_torchvision("segmentation", "deeplabv3_mobilenet_v3_large", weights_backbone=None,
-                           aux_loss=True, num_classes=5),
-        inputs=images(64),
-        loss=_pixels,
-    ),
-    Foreign(
-        is_slow=True,
-        name="torchvision lraspp_mobilenet_v3_large",
-        build=_torchvision("segmentation", "lraspp_mobilenet_v3_large", weights_backbone=None,
                            num_classes=5),
         inputs=images(64),
         loss=_pixels,
@@ -264,13 +240,6 @@ MODULES: tuple[Foreign, ...] = (
         name="nn.Transformer",
         build=lambda: nn.Transformer(64, 4, 2, 2, 128, dropout=0.0, batch_first=True),
         inputs=lambda b: (torch.rand(b, 32, 64), torch.rand(b, 32, 64)),
-    ),
-    Foreign(
-        name="nn.TransformerEncoder",
-        build=lambda: nn.TransformerEncoder(
-            nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True), 2
-        ),
-        inputs=sequences(32, 64),
     ),
     Foreign(
         name="nn.MultiheadAttention",
@@ -374,11 +343,6 @@ MODULES: tuple[Foreign, ...] = (
         inputs=labelled(32),
     ),
     Foreign(
-        name="Hugging Face Mistral, grouped queries and a window",
-        build=_hugging_face("MistralForCausalLM", "MistralConfig", **_LLAMA, sliding_window=16),
-        inputs=labelled(32),
-    ),
-    Foreign(
         name="Hugging Face BERT",
         build=_hugging_face("BertForMaskedLM", "BertConfig", **_BERT),
         inputs=labelled(
@@ -407,15 +371,6 @@ MODULES: tuple[Foreign, ...] = (
             "input_features": torch.rand(b, 16, 64),
             "labels": torch.randint(64, (b, 32)),
         },
-    ),
-    Foreign(
-        name="Hugging Face ViT",
-        build=_hugging_face(
-            "ViTForImageClassification", "ViTConfig", image_size=32, patch_size=8, hidden_size=64,
-            intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-            hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=10,
-        ),
-        inputs=lambda b: {"pixel_values": torch.rand(b, 3, 32, 32)},
     ),
     Foreign(
         name="Hugging Face CLIP, contrastive loss",

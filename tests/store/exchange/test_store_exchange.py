@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from store_samples import configuration, contents, measurement
 
 from research.evaluation.label_files import read_usable
-from research.importers.sheets import read_sheet
+from research.importers.sheets import read_rows
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Measurement, Provenance, StepSummary
 from trappm.store import LabelFilter
@@ -280,7 +280,7 @@ def test_csv_is_written_for_others_and_not_read(tmp_path):
 def test_a_column_that_stands_twice_is_refused(tmp_path):
     twice = tmp_path / "twice.csv"
     for read in (
-        lambda path: list(read_sheet(path, ("a",), (), ())),
+        lambda path: list(read_rows(path, {"a"}, dict)),
         read_usable,
     ):
         twice.write_text("a,b,a,architecture,batch_size,class,spike\n1,2,3,x,1,usable,0\n")

@@ -15,7 +15,7 @@ from trappm.cli import run
 from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.cluster.spec import parse_spec
 from trappm.cluster.tasks import ChoiceRequest
-from trappm.learner.networks.presets import LAPTOP, PRESETS
+from trappm.learner.paper.presets import LAPTOP, PRESETS
 from trappm.profiler.errors import InputError
 from trappm.profiler.host.environment import utc_now
 from trappm.profiler.measuring.protocols import QUICK

@@ -20,7 +20,7 @@ from trappm.cluster.scheduler.training_report import (
     difference_of,
 )
 from trappm.cluster.spec import parse_spec
-from trappm.learner.networks.presets import LAPTOP, PRESETS
+from trappm.learner.paper.presets import LAPTOP, PRESETS
 from trappm.learner.snapshots.snapshot import load_snapshot
 from trappm.learner.training_label import TrainingLabel
 from trappm.profiler.records import METRICS, Configuration

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import trappm
-from trappm.learner.networks.presets import LAPTOP
+from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.snapshots.registry import Registry
 from trappm.learner.snapshots.snapshot import load_snapshot, save_snapshot
 from trappm.prediction.prediction import Prediction

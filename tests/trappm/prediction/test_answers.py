@@ -15,7 +15,7 @@ from onnx_export import export_onnx
 
 import trappm
 from trappm.cli import run
-from trappm.learner.networks.presets import LAPTOP
+from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.snapshots.manifest import read_whole
 from trappm.learner.snapshots.snapshot import load_snapshot, save_snapshot
 from trappm.prediction.comparison import verdicts

@@ -16,8 +16,8 @@ from trappm import cli
 from trappm.extensions.integrations.forecast import FirstStep, forecast
 from trappm.learner.heads.device_heads import train_heads
 from trappm.learner.heads.predictions import TrainedHeads
-from trappm.learner.networks.gae import train_encoder
-from trappm.learner.networks.presets import LAPTOP
+from trappm.learner.paper.encoder import train_encoder
+from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.snapshots.snapshot import save_snapshot
 from trappm.learner.workload import Workload
 from trappm.prediction.device_names import OWN

@@ -90,7 +90,7 @@ def test_limits_that_a_card_has_not_are_refused(limit, message):
 
 
 def test_a_device_of_unknown_power_has_no_limit_to_set(tmp_path, monkeypatch):
-    from trappm.learner.networks.presets import LAPTOP
+    from trappm.learner.paper.presets import LAPTOP
     from trappm.learner.snapshots.snapshot import save_snapshot
 
     heads = load_snapshot(SHIPPED).heads["v100-16gb"]

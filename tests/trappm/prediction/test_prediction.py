@@ -13,8 +13,8 @@ import trappm
 from trappm import cli
 from trappm.learner.heads.device_heads import train_heads
 from trappm.learner.heads.predictions import TrainedHeads
-from trappm.learner.networks.gae import train_encoder
-from trappm.learner.networks.presets import LAPTOP
+from trappm.learner.paper.encoder import train_encoder
+from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.snapshots.registry import Registry
 from trappm.learner.snapshots.snapshot import load_snapshot, save_snapshot
 from trappm.learner.workload import Workload

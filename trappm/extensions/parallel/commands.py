@@ -67,7 +67,7 @@ def scale(
     Example: trappm scale resnet50 --batch-size 64 --device a100 --gpus 1,2,4,8,16
     """
     from trappm.extensions.parallel.scaling import scaling, scaling_json
-    from trappm.extensions.parallel.tables import print_parallel, print_scaling
+    from trappm.extensions.parallel.tables import print_scaling
 
     named = _COUNTS if gpus is None else gpus
     try:
@@ -92,7 +92,5 @@ def scale(
     )
     if as_json:
         print_json(scaling_json(predictions, refusals))
-    elif len(predictions) == 1 and not refusals:
-        print_parallel(predictions[0], explain=explain)
     else:
         print_scaling(predictions, refusals, explain=explain)

@@ -24,7 +24,8 @@ from trappm.profiler.devices.base import StepDevice
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import Configuration, Phase, Protocol
 from trappm.profiler.steps.meter import MarkedStep, MemoryReading, StepMeter, Window
-from trappm.profiler.steps.step import StepRun, make_step, run_protocol
+from trappm.profiler.steps.sampling import StepRun
+from trappm.profiler.steps.step import make_step, run_protocol
 
 _ALONE_STEPS = 6
 """Steps without communication; the first still has some and is left out."""

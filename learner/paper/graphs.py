@@ -1,0 +1,156 @@
+"""From graphs to batches of tensors, and the scales that come from the whole data set.
+
+Scaling a sample by itself loses its size, which is what is to be predicted; so every mean and
+deviation here is taken over a data set and travels with the model that was trained on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch, Data
+
+from trappm.learner.paper.distinct_nodes import node_keys
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
+from trappm.profiler.graphs.features import NODE_FEATURES, OPERATORS, node_features, static_features
+from trappm.profiler.records import Graph
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+
+CLIP = 6.0
+"""Scaled features stay within so many deviations: a graph unlike all others must not run away."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scaler:
+    """Mean and deviation of each column over a data set, both of shape (columns)."""
+
+    mean: FloatArray
+    deviation: FloatArray
+
+    @classmethod
+    def fit(cls, values: npt.NDArray[Any]) -> Self:
+        """The scale of these rows (n, columns); a column that never varies is only centred."""
+        mean = values.mean(axis=0, dtype=np.float64)
+        deviation = values.std(axis=0, dtype=np.float64)
+        deviation[deviation < 1e-6] = 1.0
+        return cls(mean.astype(np.float32), deviation.astype(np.float32))
+
+    def apply(self, values: npt.NDArray[Any]) -> FloatArray:
+        scaled = (values - self.mean) / self.deviation
+        clipped: FloatArray = np.clip(scaled, -CLIP, CLIP).astype(np.float32)
+        return clipped
+
+    def part(self, columns: slice) -> Self:
+        return type(self)(self.mean[columns], self.deviation[columns])
+
+    def tensors(self, prefix: str) -> dict[str, Tensor]:
+        return {
+            f"{prefix}.mean": torch.from_numpy(self.mean.copy()),
+            f"{prefix}.deviation": torch.from_numpy(self.deviation.copy()),
+        }
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], prefix: str) -> Self:
+        return cls(tensors[f"{prefix}.mean"].numpy(), tensors[f"{prefix}.deviation"].numpy())
+
+
+def log_static_features(workloads: Sequence[Workload]) -> FloatArray:
+    """log(1 + x) of the six static features of each graph (n, 6), not scaled."""
+    rows = [np.log1p(static_features(workload.graph)) for workload in workloads]
+    return np.array(rows, dtype=np.float32).reshape(len(workloads), 6)
+
+
+def fit_node_scaler(graphs: Sequence[Graph]) -> Scaler:
+    """The scale of node features over all nodes of these graphs; the one-hot columns stay as is."""
+    sizes = NODE_FEATURES - _SIZES.start
+    count, total, squares = 0, np.zeros(sizes), np.zeros(sizes)
+    for graph in graphs:
+        table = _node_table(graph)[0][:, 1:].astype(np.float64)
+        count += len(table)
+        total += table.sum(axis=0)
+        squares += (table**2).sum(axis=0)
+    mean, deviation = np.zeros(NODE_FEATURES), np.ones(NODE_FEATURES)
+    mean[_SIZES] = total / max(count, 1)
+    spread = np.sqrt(np.maximum(squares / max(count, 1) - mean[_SIZES] ** 2, 0.0))
+    deviation[_SIZES] = np.where(spread < 1e-6, 1.0, spread)
+    return Scaler(mean.astype(np.float32), deviation.astype(np.float32))
+
+
+def to_data(
+    graph: Graph,
+    scaler: Scaler,
+    *,
+    vector: npt.NDArray[Any] | None = None,
+    target: npt.NDArray[Any] | None = None,
+) -> Data:
+    """A graph as PyG data: `x` (N, 16), `edge_index` (2, E), `vector` (1, v), `y` (1, m).
+
+    `x` is the operator's number and 15 scaled sizes, which `distinct` expands to the
+    paper's 113 columns; `keys_by_depth` tells which nodes are equal. The leading 1 makes a batch
+    of them (B, v) and (B, m), never one long row.
+
+    Raises:
+        InputError: the graph has no nodes, or vector or target is not one row.
+    """
+    if not graph.node_count:
+        raise InputError("a graph without nodes cannot be learned from")
+    table, keys = _node_table(graph)
+    data = Data(
+        x=torch.from_numpy(np.hstack([table[:, :1], scaler.part(_SIZES).apply(table[:, 1:])])),
+        keys_by_depth=torch.from_numpy(keys),
+        edge_index=torch.from_numpy(np.ascontiguousarray(graph.edges.T, dtype=np.int64)),
+    )
+    for name, row in (("vector", vector), ("y", target)):
+        if row is None:
+            continue
+        if row.ndim != 1:
+            raise InputError(f"the {name} of one graph has shape {row.shape}; it must be one row")
+        data[name] = torch.from_numpy(np.asarray(row, dtype=np.float32))[None, :]
+    return data
+
+
+_TABLES: WeakKeyDictionary[Graph, tuple[FloatArray, IntArray]] = WeakKeyDictionary()
+_SIZES = slice(len(OPERATORS), NODE_FEATURES)
+
+
+def _node_table(graph: Graph) -> tuple[FloatArray, IntArray]:
+    """Return operator number and unscaled sizes (N, 16), and the keys of `distinct_nodes`.
+
+    They are cached as long as the graph: cross-validation and ensembles use them many times.
+    """
+    if graph not in _TABLES:
+        features = node_features(graph)
+        operators = features[:, : _SIZES.start].argmax(axis=1).astype(np.float32)[:, None]
+        table = np.hstack([operators, features[:, _SIZES]])
+        _TABLES[graph] = table, node_keys(table, graph.edges)
+    return _TABLES[graph]
+
+
+def batches(data: Sequence[Data], max_nodes: int, order: Sequence[int]) -> Iterator[Batch]:
+    """The data in this order, batched until `max_nodes` nodes; a larger graph stands alone."""
+    waiting: list[Data] = []
+    nodes = 0
+    for index in order:
+        size = int(data[index].x.shape[0])
+        if waiting and nodes + size > max_nodes:
+            yield Batch.from_data_list(waiting)
+            waiting, nodes = [], 0
+        waiting.append(data[index])
+        nodes += size
+    if waiting:
+        yield Batch.from_data_list(waiting)
+
+
+def join_vectors(workloads: Sequence[Workload], embeddings: FloatArray) -> FloatArray:
+    """Embedding and logarithms of the static features side by side (n, width + 6), not scaled."""
+    return np.hstack([embeddings, log_static_features(workloads)])

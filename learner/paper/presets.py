@@ -1,0 +1,131 @@
+"""Sizes and training settings of the networks: the paper's, and one for a laptop core.
+
+`paper` is what the TraPPM paper describes: graph autoencoder, one regressor for each metric, and a
+squared error. Two things in it are not the paper's: the error is that of the logarithm, because
+the errors that are reported are percentages, and training goes on for as many steps as help on
+architectures held out instead of a number of epochs. What else could be chosen is a switch, which
+the bench judges by itself (`research.peers.predictors`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from trappm.profiler.errors import InputError
+from trappm.profiler.nearest import nearest
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderPreset:
+    """The graph autoencoder: SAGEConv layers, each with batch norm, ReLU and dropout."""
+
+    widths: tuple[int, ...]
+    """Output width of each layer; the last is the width of the embedding."""
+    dropout: float
+    learning_rate: float
+    steps: int
+    """At most: `learner.paper.training` ends where more do not help."""
+    batch_nodes: int
+    """Graphs are batched until they have this many nodes together, which bounds the memory."""
+    one_batch_size: bool = False
+    """Learn from one batch size of each architecture, since the others are near-copies."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How a network is trained on labels, from scratch or from another device's weights."""
+
+    learning_rate: float
+    weight_decay: float
+    fine_tune_learning_rate: float
+    steps: int
+    """At most, as for the encoder."""
+    batch_nodes: int
+    """As for the encoder."""
+    loss: str = "squared-log"
+    """One of `learner.paper.regressor.LOSSES`."""
+    members: int = 1
+    """Networks, each blind to a fold of the architectures; the prediction is their mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadPreset(Training):
+    """The heads: SAGEConv layers, sum pool, then fully connected layers."""
+
+    widths: tuple[int, ...]
+    """Output width of each SAGEConv layer."""
+    hidden: tuple[int, ...]
+    """Output width of each fully connected layer before the linear one."""
+    dropout: float
+    physical_prior: bool
+    """Whether a campaign's heads are those of physics (`learner.heads.metric_head`) instead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerPreset:
+    """An encoder with heads that fit it."""
+
+    name: str
+    encoder: EncoderPreset
+    head: HeadPreset
+
+
+PAPER = LearnerPreset(
+    name="paper",
+    encoder=EncoderPreset(
+        widths=(1024, 512, 512, 512),
+        dropout=0.5,
+        learning_rate=5e-4,
+        steps=4_000,
+        batch_nodes=16_384,
+    ),
+    head=HeadPreset(
+        widths=(512, 512),
+        hidden=(512, 512),
+        dropout=0.05,
+        learning_rate=1e-3,
+        weight_decay=0.0,
+        steps=3_000,
+        fine_tune_learning_rate=1e-4,
+        batch_nodes=16_384,
+        physical_prior=False,
+    ),
+)
+
+# Round sizes for one core of a laptop; not tuned in a whole study (docs/studies/networks.md).
+LAPTOP = LearnerPreset(
+    name="laptop",
+    encoder=EncoderPreset(
+        widths=(64, 32, 32, 32),
+        dropout=0.1,
+        learning_rate=3e-3,
+        steps=700,
+        batch_nodes=4_096,
+        one_batch_size=True,
+    ),
+    head=HeadPreset(
+        widths=(32, 32),
+        hidden=(32, 32),
+        dropout=0.0,
+        learning_rate=1e-2,
+        weight_decay=1e-2,
+        steps=2_000,
+        fine_tune_learning_rate=1e-3,
+        batch_nodes=16_384,
+        physical_prior=True,
+    ),
+)
+
+MEMBERS = 5
+"""Of an ensemble: a network for each fold that one can be blind to."""
+PAPER_ENSEMBLE = replace(PAPER, name="paper-ensemble", head=replace(PAPER.head, members=MEMBERS))
+"""Networks that can disagree, which choosing by uncertainty goes by."""
+
+PRESETS = {preset.name: preset for preset in (PAPER, PAPER_ENSEMBLE, LAPTOP)}
+
+
+def preset_named(name: str) -> LearnerPreset:
+    """Raises InputError for a name that is no learner preset."""
+    if name in PRESETS:
+        return PRESETS[name]
+    raise InputError(f"no learner preset {name!r}; {nearest(name, PRESETS)}")

@@ -1,0 +1,272 @@
+"""Step time and memory on CPUs: sums of terms of the kernels and the layers.
+
+    time   = constant + calls * dispatch + FLOP / rate of the kind and pass
+                      + FLOP of products that use the cores badly
+                      + bytes of products, of reordered weights, of each kind of stream + update
+    memory = process + tensors * live + products * (primitives of oneDNN)
+                     + parameters * (Python's side of a layer) + blocked * (largest weights)
+
+The kernels are those that GPUs launch (`profiler.simulation.kernel_profile`), which are loops over
+tensors here. oneDNN copies weights into blocks of channels at every call. Pointwise convolutions of
+few pixels, and depthwise ones of narrow images, leave most of the core's vectors empty. Blocks that
+the C library does not keep come back from the system page by page. oneDNN keeps a primitive for
+each shape of a product, and a layer with parameters has objects in Python and small allocations.
+
+A CPU starts from another CPU's constants (step time: from a part of them), not tied to them: that
+was better than tying it or cross-validation. Both formulas were chosen on 228 configurations on
+each of two and one thread of two hosts (docs/studies/cpu_cores.md).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Self
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from trappm.learner.physics.device_specs import CPU
+from trappm.learner.physics.graph_prior import FORWARD_SHARE, settings_and_operators
+from trappm.learner.physics.graph_prior import PRODUCTS as GRAPH_PRODUCTS
+from trappm.learner.physics.kernel_terms import BYTES_PER_PARAMETER, PRODUCTS
+from trappm.learner.physics.memory_prior import MemoryPrior
+from trappm.learner.physics.step_memory import amp_factor, step_memory
+from trappm.learner.physics.term_prior import PriorSpec, TermPrior, TermSpec
+from trappm.learner.residual.graph_features import OPERATORS
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
+from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
+from trappm.profiler.records import Phase
+from trappm.profiler.simulation.kernel_profile import KernelKind, Pass, Size
+
+Array = npt.NDArray[np.float64]
+
+# The reference core: round numbers, which labels move.
+MS_PER_STEP = 1.0
+MS_PER_CALL = 0.02
+MS_PER_UPDATE = 0.01
+"""Of a parameter tensor."""
+MS_PER_FLOP = 1e3 / 50e9
+MS_PER_BYTE = 1e3 / 10e9
+SCATTERED = 10.0
+"""Grouped and depthwise convolutions reach this much less of the peak."""
+MS_PER_NARROW_TAP = MS_PER_FLOP * SCATTERED * 10.0
+"""Of a row of an image, for each of its channels (of a grouped one: groups) and of the window: as
+much as five further pixels."""
+FEW_ROWS = 8.0
+"""Pixels of a whole batch of which a pointwise convolution is half as fast as of many."""
+LARGE_BYTES = 2**25
+"""Larger blocks glibc gives back to the system at once (mallopt(3), M_MMAP_THRESHOLD)."""
+MS_PER_FRESH_BYTE = 1e3 / 1e9
+"""Of memory that the system clears first."""
+
+SHARED = 0.25
+"""Of a source's constants beside their mean: how far its successor starts from the reference."""
+
+STREAMS = {
+    "norm": (KernelKind.BATCH_NORM, KernelKind.LAYER_NORM, KernelKind.SOFTMAX),
+    "elementwise": (
+        KernelKind.ELEMENTWISE,
+        KernelKind.BROADCAST,
+        KernelKind.FILL,
+        KernelKind.CAST,
+    ),
+    "move": (KernelKind.STRIDED, KernelKind.COPY, KernelKind.INDEX, KernelKind.OTHER),
+    "reduction": (KernelKind.REDUCTION, KernelKind.POOLING),
+}
+_MULTIPLY = tuple(KernelKind)[:PRODUCTS]
+_SCATTERED = (KernelKind.GROUPED, KernelKind.DEPTHWISE)
+
+# A spread of 0.6 is a factor of two, as in `graph_prior` for kernels of one kind.
+TIME_SPEC = PriorSpec(
+    (
+        TermSpec("step", 1.5),
+        TermSpec("forward calls", 0.7),
+        TermSpec("backward calls", 0.7),
+        TermSpec("forward convolutions", 0.7),
+        TermSpec("backward convolutions", 0.7),
+        TermSpec("updates", 1.0),
+        *(
+            TermSpec(f"{kind.name.lower()} {direction}", 0.6)
+            for kind in _MULTIPLY
+            for direction in ("forward", "backward")
+        ),
+        TermSpec("narrow forward", 0.8),
+        TermSpec("narrow backward", 0.8),
+        TermSpec("few rows", 0.8),
+        TermSpec("product bytes", 0.7),
+        TermSpec("reordered weights", 0.7),
+        TermSpec("large weights", 0.8),
+        *(TermSpec(f"{name} bytes", 0.6) for name in STREAMS),
+        TermSpec("optimizer bytes", 0.7),
+    ),
+    common_spread=3.0,
+)
+
+MIB = 2.0**20
+# Where the constants begin: round numbers, which labels move.
+PRIMITIVE_MIB = 0.3
+"""Of a product's shape: forward and both gradients."""
+LAYER_MIB = 0.04
+
+MEMORY_SPEC = PriorSpec(
+    (
+        TermSpec("process", 1.0),
+        TermSpec("tensors", 0.05),  # bytes are bytes
+        TermSpec("products", 0.5),
+        TermSpec("parameters", 0.5),
+        TermSpec("blocked", 0.5),
+    ),
+    common_spread=0.05,
+)
+
+
+class CpuPrior(TermPrior):
+    """See `learner.physics.prior.Prior`. Instances do not change."""
+
+    SPEC: ClassVar[PriorSpec]
+    transfer_tightness = 1.0
+
+    def __init__(self, log_constants: Array | None = None) -> None:
+        super().__init__(self.SPEC, log_constants)
+
+    @staticmethod
+    @abstractmethod
+    def terms_of(workload: Workload) -> list[float]:
+        """The terms of one workload in the metric's unit, in the order of `SPEC`."""
+
+    def terms(self, workloads: Sequence[Workload]) -> Array:
+        rows = []
+        for workload in workloads:
+            known = _TERMS_OF.setdefault(workload, {})
+            if type(self) not in known:
+                known[type(self)] = self.terms_of(workload)
+            rows.append(known[type(self)])
+        return np.array(rows, dtype=np.float64).reshape(len(workloads), len(self.SPEC.terms))
+
+    def with_constants(self, log_constants: Array) -> Self:
+        return type(self)(log_constants)
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
+        return cls(tensors["log_constants"].numpy())
+
+
+_TERMS_OF: WeakKeyDictionary[Workload, dict[type[CpuPrior], list[float]]] = WeakKeyDictionary()
+"""A fit needs the same workloads many times."""
+
+
+class CpuTimePrior(CpuPrior):
+    """The formula with its constants; see `learner.physics.prior.Prior`."""
+
+    SPEC = TIME_SPEC
+    feature_groups = (4, len(TIME_SPEC.terms), len(OPERATORS), 5)
+
+    @staticmethod
+    def terms_of(workload: Workload) -> list[float]:
+        """In ms of the reference core (31).
+
+        Raises:
+            InputError: a workload without kernels.
+        """
+        profile = workload.kernels
+        if profile is None:
+            raise InputError("a workload without kernels has no simulated step time")
+        kernels = profile.at(workload.batch_size, workload.phase)
+        table, sizes = kernels.table, kernels.sizes
+        counts = table.counts.astype(np.float64)
+        forward = table.passes == Pass.FORWARD
+        convolution = table.kinds <= KernelKind.DEPTHWISE
+        bytes_ = counts * (sizes[:, Size.READ_BYTES] + sizes[:, Size.WRITTEN_BYTES])
+        flops = counts * sizes[:, Size.FLOPS]
+        # A convolution's or linear layer's weights, once forward and twice backward.
+        weight = sizes[:, Size.COLUMNS] * sizes[:, Size.DEPTH] * sizes[:, Size.PRODUCTS]
+        weight_bytes = BYTES_PER_ELEMENT * counts * weight
+        of_weights = forward & (table.kinds <= KernelKind.LINEAR)
+        large = of_weights & (BYTES_PER_ELEMENT * weight > LARGE_BYTES)
+        trains = workload.phase is Phase.TRAIN
+        products: list[float] = []
+        for kind in _MULTIPLY:
+            factor = SCATTERED if kind in _SCATTERED else 1.0
+            of_kind = table.kinds == kind
+            products += [
+                MS_PER_FLOP * factor * float(flops[chosen].sum())
+                for chosen in (of_kind & forward, of_kind & ~forward)
+            ]
+        rows = np.maximum(sizes[:, Size.ROWS], 1)
+        taps = counts * rows * sizes[:, Size.PRODUCTS] * table.windows
+        narrow = np.isin(table.kinds, _SCATTERED) * taps / np.sqrt(np.maximum(table.pixels, 1))
+        of_images = table.passes != Pass.WEIGHT_GRADIENT
+        few_rows = (of_images & (table.kinds == KernelKind.POINTWISE)) * flops / rows
+        passes = 3 if trains else 1
+        updates = trains and workload.scope.updates
+        return [
+            MS_PER_STEP,
+            MS_PER_CALL * float(counts[forward].sum()),
+            MS_PER_CALL * float(counts[~forward].sum()),
+            MS_PER_CALL * float(counts[convolution & forward].sum()),
+            MS_PER_CALL * float(counts[convolution & ~forward].sum()),
+            MS_PER_UPDATE * (profile.parameter_tensors if updates else 0),
+            *products,
+            MS_PER_NARROW_TAP * float(narrow[forward].sum()),
+            MS_PER_NARROW_TAP * float(narrow[of_images & ~forward].sum()),
+            MS_PER_FLOP * FEW_ROWS * float(few_rows.sum()),
+            MS_PER_BYTE * float(bytes_[table.kinds < PRODUCTS].sum()),
+            MS_PER_BYTE * passes * float(weight_bytes[of_weights].sum()),
+            MS_PER_FRESH_BYTE * passes * float(weight_bytes[large].sum()),
+            *(MS_PER_BYTE * float(bytes_[np.isin(table.kinds, k)].sum()) for k in STREAMS.values()),
+            MS_PER_BYTE * (profile.parameters * BYTES_PER_PARAMETER[workload.optimizer] * updates),
+        ]
+
+    def started_from(self, other: Self) -> Self:
+        """The speed of another CPU, and a quarter of what sets its constants apart.
+
+        More of it was worse than none on another number of threads (docs/studies/cpu_cores.md).
+        """
+        speed = other.log_constants.mean()
+        return self.with_constants(speed + SHARED * (other.log_constants - speed))
+
+    def features_of(self, workloads: Sequence[Workload], logs: Array, shares: Array) -> Array:
+        """Size, the terms' shares, the operators' shares of the nodes, and the configuration."""
+        return settings_and_operators(workloads, logs, shares)
+
+
+class CpuMemoryPrior(CpuPrior):
+    """The formula with its constants; see `learner.physics.prior.Prior`."""
+
+    SPEC = MEMORY_SPEC
+    feature_groups = MemoryPrior.feature_groups
+
+    @staticmethod
+    def terms_of(workload: Workload) -> list[float]:
+        """In MiB (5)."""
+        graph = workload.graph
+        multiplies = np.isin(graph.operators, list(GRAPH_PRODUCTS))
+        shapes = np.column_stack(
+            [
+                graph.input_shapes[multiplies],
+                graph.output_shapes[multiplies],
+                graph.macs[multiplies],
+                graph.parameters[multiplies],
+            ]
+        )
+        largest = graph.parameters[multiplies].max(initial=0)
+        memory = step_memory(workload)
+        passes = FORWARD_SHARE if workload.phase is Phase.INFER else 1.0
+        return [
+            CPU.process_mib,
+            amp_factor(workload, memory) * memory.live_mib,
+            passes * PRIMITIVE_MIB * len(np.unique(shapes, axis=0)),
+            passes * LAYER_MIB * np.count_nonzero(graph.parameters),
+            BYTES_PER_ELEMENT * float(largest) / MIB,
+        ]
+
+    def features_of(self, workloads: Sequence[Workload], logs: Array, shares: Array) -> Array:
+        """Those of the simulated step, and this prior's size in place of a GPU's."""
+        del shares
+        features = MemoryPrior.on(CPU).features(workloads)
+        features[:, 0] = logs
+        return features

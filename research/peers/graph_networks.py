@@ -1,0 +1,200 @@
+"""Graph networks that others published, with the training that all baselines get.
+
+NNLQP: GraphSAGE over operators, four static features, and a relative squared error.
+
+Liu et al., "NNLQP: a multi-platform neural network latency query and prediction system with an
+evolving database", ICPP 2022, sections 4 and 5: two SAGE layers of 512, sum pooling, joined with
+batch size, FLOPs, parameters and memory access, fully connected layers, a head for each platform
+(here: a model for each device and metric), and the loss mse(prediction / truth, 1). Its node
+features are operator, attributes and output shape; attributes of operators, such as kernel sizes,
+enter here through the MACs and parameters that follow from them.
+
+DIPPM: three GraphSAGE layers and five static features, with Huber's loss.
+
+Panner Selvam and Brorsson, "DIPPM: a deep learning inference performance predictive model using
+graph neural networks", Euro-Par 2023, section 3: SAGE layers of 512, pooled, joined with MACs,
+batch size and the numbers of convolutions, dense layers and ReLUs, three fully connected layers,
+dropout 0.05, Huber's loss. Its 500 epochs at a step size of 2.8e-5 are replaced by the training
+that all baselines get.
+
+DNNPerf: attention over predecessors, with features of edges that are learned along.
+
+Gao et al., "Runtime performance prediction for deep learning models with graph neural network",
+ICSE-SEIP 2023, the section on the attention-based node-edge encoder (ANEE). In each layer
+
+    e'_uv = ReLU(W_e [h_u, e_uv, h_v])          an edge sees both of its ends
+    a_uv  = softmax over u of LeakyReLU(w [h_u, e'_uv, h_v])
+    h'_v  = ReLU(W_s h_v + sum over u of a_uv W_n [h_u, e'_uv])
+
+then nodes are summed and fully connected layers follow. An edge starts as the size of the tensor
+that it carries, which its producer's row has. The code is not public: widths and the form of the
+attention follow the paper's description, and the features are those of all baselines here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch_geometric.data import Batch
+from torch_geometric.utils import scatter, softmax
+
+from trappm.learner.paper.distinct_nodes import DistinctSAGEConv, Layer, classes_of
+from trappm.learner.paper.graphs import FloatArray, log_static_features
+from trappm.learner.paper.presets import LAPTOP, PAPER, Training
+from trappm.learner.paper.regressor import NetworkEstimator
+from trappm.learner.workload import Workload
+from trappm.profiler.graphs.features import NODE_FEATURES, OPERATORS, STATIC_FEATURES
+from trappm.profiler.records import SHAPE_LENGTH
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """Width of every hidden layer, and the training that all baselines of this size get."""
+
+    width: int
+    training: Training
+
+
+LAPTOP_SIZE = Size(width=64, training=replace(LAPTOP.head, weight_decay=1e-4))
+PAPER_SIZE = Size(width=512, training=PAPER.head)
+SIZES = {"laptop": LAPTOP_SIZE, "paper": PAPER_SIZE}
+DROPOUT = 0.05
+NNLQP_FEATURES = ("batch_size", "macs", "parameters", "memory_bytes")
+DIPPM_OPERATORS = (("Conv", "ConvTranspose"), ("Gemm", "MatMul"), ("Relu",))
+DNNPERF_LAYERS = 3
+_OUTPUT_SHAPE = slice(len(OPERATORS) + SHAPE_LENGTH, len(OPERATORS) + 2 * SHAPE_LENGTH)
+
+
+class SageNetwork(nn.Module):
+    """SAGE layers, a sum over nodes, joined with the vector, fully connected layers, one output."""
+
+    def __init__(self, vector_width: int, width: int, layers: int, hidden_layers: int) -> None:
+        super().__init__()
+        inputs = (NODE_FEATURES, *[width] * (layers - 1))
+        self.convolutions = nn.ModuleList(DistinctSAGEConv(before, width) for before in inputs)
+        self.norm = nn.LayerNorm(width)
+        hidden = (width + vector_width, *[width] * (hidden_layers - 1))
+        self.layers = nn.ModuleList(nn.Linear(before, width) for before in hidden)
+        self.output = nn.Linear(width, 1)
+
+    def forward(self, data: Batch) -> Tensor:
+        """Return outputs, shape (graphs, 1), for a batch with nodes and `vector`."""
+        classes = classes_of(data, len(self.convolutions))
+        x = classes.rows
+        for convolution, layer in zip(self.convolutions, classes.layers, strict=True):
+            x = F.dropout(F.relu(convolution(x, layer)), DROPOUT, self.training)
+        # A sum over hundreds of nodes is far from the scale that the next layers learn at.
+        pooled = self.norm(torch.sparse.mm(classes.pool, x))
+        joined = torch.cat([pooled, data.vector], dim=1)
+        for linear in self.layers:
+            joined = F.dropout(F.relu(linear(joined)), DROPOUT, self.training)
+        output: Tensor = self.output(joined)
+        return output
+
+
+def nnlqp(size: Size = LAPTOP_SIZE) -> NetworkEstimator:
+    columns = [STATIC_FEATURES.index(name) for name in NNLQP_FEATURES]
+
+    def vector(workloads: Sequence[Workload]) -> FloatArray:
+        chosen: FloatArray = np.ascontiguousarray(log_static_features(workloads)[:, columns])
+        return chosen
+
+    return NetworkEstimator(
+        name="nnlqp",
+        network=lambda width, _nodes: SageNetwork(width, size.width, layers=2, hidden_layers=2),
+        vector=vector,
+        training=replace(size.training, loss="relative-squared"),
+    )
+
+
+def dippm(size: Size = LAPTOP_SIZE) -> NetworkEstimator:
+    return NetworkEstimator(
+        name="dippm",
+        network=lambda width, _nodes: SageNetwork(width, size.width, layers=3, hidden_layers=3),
+        vector=_dippm_vector,
+        training=replace(size.training, loss="huber-log"),
+    )
+
+
+def _dippm_vector(workloads: Sequence[Workload]) -> FloatArray:
+    """Return logarithms of MACs, batch size and counts of 3 kinds of operators, shape (n, 5)."""
+    rows = [
+        (
+            graph.macs.sum(),
+            graph.batch_size,
+            *(sum(operator in kinds for operator in graph.operators) for kinds in DIPPM_OPERATORS),
+        )
+        for graph in (workload.graph for workload in workloads)
+    ]
+    return np.log1p(np.array(rows, dtype=np.float64).reshape(len(workloads), 5)).astype(np.float32)
+
+
+class NodeEdgeLayer(nn.Module):
+    """One layer of the node-edge encoder, over the distinct nodes of a batch."""
+
+    def __init__(self, node_width: int, edge_width: int, width: int) -> None:
+        super().__init__()
+        self.edge = nn.Linear(2 * node_width + edge_width, width)
+        self.attention = nn.Linear(2 * node_width + width, 1)
+        self.neighbour = nn.Linear(node_width + width, width)
+        self.own = nn.Linear(node_width, width)
+
+    def forward(self, x: Tensor, carried: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        """Return the rows of classes and edges after the layer.
+
+        Args:
+            x: Rows of classes before it, shape (U, w).
+            carried: Rows of edges, shape (E, v).
+            layer: Edges and roots of the layer.
+        """
+        source, target = layer.edges
+        own = x[layer.roots]
+        producer, consumer = x[source], own[target]
+        edge = F.relu(self.edge(torch.cat([producer, carried, consumer], dim=1)))
+        score = F.leaky_relu(self.attention(torch.cat([producer, edge, consumer], dim=1)))
+        weight = softmax(score, target, num_nodes=len(own))
+        message = weight * self.neighbour(torch.cat([producer, edge], dim=1))
+        gathered = scatter(message, target, dim=0, dim_size=len(own), reduce="sum")
+        return F.relu(self.own(own) + gathered), edge
+
+
+class DnnPerfNetwork(nn.Module):
+    """Node-edge layers, a sum over nodes, joined with the vector, two fully connected layers."""
+
+    def __init__(self, vector_width: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            NodeEdgeLayer(NODE_FEATURES if i == 0 else width, SHAPE_LENGTH, width)
+            for i in range(DNNPERF_LAYERS)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.hidden = nn.Sequential(
+            nn.Linear(width + vector_width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
+        )
+        self.output = nn.Linear(width, 1)
+
+    def forward(self, data: Batch) -> Tensor:
+        """Return outputs, shape (graphs, 1), for a batch with nodes and `vector`."""
+        classes = classes_of(data, DNNPERF_LAYERS)
+        x, tensors = classes.rows, classes.rows[:, _OUTPUT_SHAPE]
+        for layer, connection in zip(self.layers, classes.layers, strict=True):
+            # An edge of a class may split at the next depth, so what it carries is read anew.
+            x, _ = layer(x, tensors[connection.edges[0]], connection)
+            tensors = tensors[connection.roots]
+        pooled = self.norm(torch.sparse.mm(classes.pool, x))
+        output: Tensor = self.output(self.hidden(torch.cat([pooled, data.vector], dim=1)))
+        return output
+
+
+def dnnperf(size: Size = LAPTOP_SIZE) -> NetworkEstimator:
+    return NetworkEstimator(
+        name="dnnperf",
+        network=lambda width, _nodes: DnnPerfNetwork(width, size.width),
+        vector=log_static_features,
+        training=size.training,
+    )

@@ -1,1 +1,0 @@
-"""Language models of published sheets: rows, modules and predictions."""

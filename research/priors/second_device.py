@@ -1,0 +1,141 @@
+"""Step times of a V100 from few kernels and few steps (docs/studies/step_time_constants.md).
+
+pycls' V100 steps in fp32 are judged after 0 to 100 V100 labels, with and without V100 kernels: from
+what other devices have in common, from an A100's constants, and from the specification alone.
+Judged architectures are held out of all devices' steps. `--device` holds whole devices out.
+Evidence: timm's training steps on an RTX 3090, pytorch-gpu-benchmark's steps of seven cards,
+NeuSight's kernels of three.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated
+
+import numpy as np
+import pandas as pd
+import typer
+
+from research.data import data_folder
+from research.held_out import held_out, percent_errors
+from research.priors.steps import (
+    KERNEL_CARDS,
+    SHARE_OF_OTHERS,
+    TRACES,
+    Steps,
+    Traces,
+    learned_from,
+    node_sheet_steps,
+    published_kernels,
+    some_timm_steps,
+)
+from trappm.learner.physics.devices.joint_fit import Evidence
+from trappm.learner.physics.devices.known_devices import write
+from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.profiler.records import Phase
+
+LABELS = (0, 5, 10, 30, 100)
+SOURCE = "pycls"
+NAMES = {Phase.TRAIN: "training", Phase.INFER: "inference"}
+
+
+def _rows(start: str, prior: StepTimePrior, steps: Steps) -> list[dict[str, object]]:
+    return [
+        {"start": start, "phase": NAMES[phase], "error": percent_errors(logs).mean()}
+        for phase, logs in steps.errors(prior).items()
+    ]
+
+
+def judge_v100(
+    known: Sequence[Steps], kernels: Sequence[Evidence], of_v100: Evidence, seeds: int
+) -> pd.DataFrame:
+    """Return errors on pycls' V100 steps of held-out architectures by start, kernels and labels."""
+    target = next(s for s in known if s.evidence.host.startswith(SOURCE))
+    others = [s for s in known if s.evidence.device != target.evidence.device]
+    spec = target.evidence.spec
+    rows = []
+    for seed in range(seeds):
+        test = held_out(target.architectures, seed)
+        unseen = target.architectures[test]
+        fit = learned_from(
+            [*(s.evidence.at(~np.isin(s.architectures, unseen)) for s in others), *kernels]
+        )
+        common = fit.of_another_device()
+        a100 = replace(common, centre=fit.constants("a100"))
+        order = np.random.default_rng(seed).permutation(np.flatnonzero(~test))
+        for count in LABELS:
+            drawn = np.zeros(len(test), dtype=np.bool_)
+            drawn[order[:count]] = True
+            labels = target.evidence.at(drawn)
+            priors = {
+                f"{kernel_text}, from {start}": StepTimePrior.like_others(spec, constants, own)
+                for start, constants in (("all devices", common), ("A100", a100))
+                for kernel_text, own in (("", ()), (" and kernels", (of_v100,)))
+            }
+            priors[", from the specification"] = StepTimePrior(spec)
+            for start, prior in priors.items():
+                fitted = prior.refit(labels.workloads, labels.log_values)
+                name = f"{min(count, len(order))} labels{start}"
+                rows += _rows(name, fitted, target.at(test))
+        sys.stderr.write(f"seed {seed} is done\n")
+    return pd.DataFrame(rows)
+
+
+def judge_devices(
+    known: Sequence[Steps], kernels: Sequence[Evidence], devices: Sequence[str]
+) -> pd.DataFrame:
+    """Return errors on all steps of devices that are known by specification or kernels only."""
+    rows = []
+    for device in devices:
+        fit = learned_from(
+            [s.evidence for s in known if s.evidence.device != device]
+            + [e for e in kernels if e.device != device]
+        )
+        common, own = fit.of_another_device(), [e for e in kernels if e.device == device]
+        for steps in (s for s in known if s.evidence.device == device):
+            spec, host = steps.evidence.spec, steps.evidence.host
+            priors = {"the specification": StepTimePrior(spec)}
+            priors["other devices"] = StepTimePrior.like_others(spec, common)
+            if own:
+                priors["other devices and kernels"] = StepTimePrior.like_others(spec, common, own)
+            for start, prior in priors.items():
+                rows += _rows(f"{host}, from {start}", prior, steps)
+    return pd.DataFrame(rows)
+
+
+def medians(rows: pd.DataFrame) -> str:
+    """Return the median over seeds by start and phase."""
+    table = rows.pivot_table(
+        index="start", columns="phase", values="error", aggfunc="median", sort=False
+    )
+    return table.round(1).to_string()
+
+
+def main(
+    traces: Traces = TRACES,
+    seeds: Annotated[int, typer.Option(help="Number of seeds, from 0 on.")] = 5,
+    device: Annotated[
+        list[str] | None, typer.Option(help="Hold this device out instead; may be repeated.")
+    ] = None,
+    is_writing: Annotated[
+        bool, typer.Option("--write", help="Write the constants into the package.")
+    ] = False,
+) -> None:
+    """Print the median errors in percent, or fit and write the shipped constants."""
+    data = data_folder()
+    nodes = data / "nodes"
+    known = [*node_sheet_steps(nodes, traces), some_timm_steps("train", data, traces)]
+    kernels = [published_kernels(nodes, card, SHARE_OF_OTHERS) for card in KERNEL_CARDS]
+    if is_writing:
+        evidence = [*(steps.evidence for steps in known), *kernels]
+        # The shipped snapshot has heads of these two, which are judged on the same labels.
+        fit = learned_from(part for part in evidence if part.device not in {"a100", "v100"})
+        write(fit.of_another_device())
+        return
+    of_v100 = published_kernels(nodes, "v100-pcie-32gb", 1.0)
+    if device:
+        print(medians(judge_devices(known, [*kernels, of_v100], device)))
+    else:
+        print(medians(judge_v100(known, kernels, of_v100, seeds)))

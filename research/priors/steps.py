@@ -1,0 +1,293 @@
+"""Published steps and kernels of all cards, with traced kernels, as evidence for fits.
+
+A trace is made once and kept in a folder, so that an interrupted run continues.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import typer
+
+from research.held_out import Array, Chosen
+from research.importers import node_steps
+from research.snapshot.shipped_sheets import H100_FILES, neusight_kernels, our_labels
+from trappm.learner.physics.device_specs import known_spec, spec_of
+from trappm.learner.physics.devices.joint_fit import Distribution, Evidence, JointFit
+from trappm.learner.physics.kernel_times import spreads, starting_constants
+from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.stats.folds import content_groups
+from trappm.learner.workload import Workload
+from trappm.profiler.devices.catalogue import read_name
+from trappm.profiler.errors import TrappmError
+from trappm.profiler.models.zoo import current_name
+from trappm.profiler.records import (
+    Configuration,
+    Graph,
+    Measurement,
+    MemoryFormat,
+    Optimizer,
+    Outcome,
+    Phase,
+    Precision,
+)
+from trappm.profiler.records.step_scope import WHOLE_STEP, StepScope
+from trappm.profiler.simulation.kernel_profile import KernelProfile
+from trappm.profiler.static_profile import kernel_profile
+
+Traces = Annotated[Path, typer.Option(help="Folder that keeps traced kernels.")]
+TRACES = Path("traces")
+
+OF_DEVICES = 0.35
+"""Initial spread of constants between devices, as a share of their spread; labels change it."""
+SHARE_OF_OTHERS = 0.5
+"""Share of the kernels of each known device; the labels of all are fitted together."""
+KERNEL_CARDS = ("a100-pcie-40gb", "a100-pcie-80gb", "p100-pcie-16gb")
+NVIDIA = "deep-learning-examples"
+SIMILAR = {
+    "efficientnet-widese-b0": ("efficientnet_b0", 224),
+    "efficientnet-widese-b4": ("efficientnet_b4", 380),
+}
+"""timm's model and input size for NVIDIA's with wide squeeze-excitation, which timm lacks: only two
+products of one pixel per block differ."""
+LEAST_BATCH = 32
+"""Smallest batch of NVIDIA's steps that are learned from: smaller steps wait for their host."""
+TRAINING = {"per_gpu_micro_batch": "batch", "micro_step_ms_derived": "step_ms"}
+INFERENCE = {"per_gpu_batch": "batch", "latency_from_throughput_ms": "step_ms"}
+"""Columns of the two sheets. Mean latencies have outliers, throughputs have none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Steps of one source on one device (n rows)."""
+
+    evidence: Evidence
+    architectures: npt.NDArray[np.str_]
+
+    @classmethod
+    def of(cls, device: str, host: str, rows: Sequence[tuple[Workload, str, float]]) -> Steps:
+        """Combine workloads, architectures and step times in ms of a device key."""
+        workloads = [workload for workload, _, _ in rows]
+        times = np.array([step_ms for _, _, step_ms in rows])
+        evidence = Evidence(device_of(device), host, spec_of(device), workloads, np.log(times))
+        return cls(evidence, np.array([name for _, name, _ in rows], dtype=np.str_))
+
+    def at(self, chosen: Chosen) -> Steps:
+        return Steps(self.evidence.at(chosen), self.architectures[chosen])
+
+    @property
+    def step_time_ms(self) -> Array:
+        return np.exp(self.evidence.log_values)
+
+    @cached_property
+    def groups(self) -> npt.NDArray[np.str_]:
+        """Group that each row is held out with: architectures of equal kernels are one."""
+        return np.array(content_groups(self.architectures.tolist(), self.evidence.workloads))
+
+    def errors(self, prior: StepTimePrior) -> dict[Phase, Array]:
+        """Return log(measured / predicted) by phase."""
+        logs = self.evidence.log_values - prior.log_values(self.evidence.workloads)
+        phases = np.array([workload.phase for workload in self.evidence.workloads])
+        return {phase: logs[phases == phase] for phase in Phase if (phases == phase).any()}
+
+
+def device_of(key: str) -> str:
+    """Return the card whose constants a key's labels are evidence for."""
+    return read_name(key).model
+
+
+def kernels(folder: Path, name: str, trace: Callable[[], KernelProfile]) -> KernelProfile | None:
+    """Return kept kernels, or trace and keep them; None if they cannot be traced."""
+    path, refusal = folder / name, folder / f"{name}.refused"
+    if path.exists():
+        return KernelProfile.from_bytes(path.read_bytes())
+    if refusal.exists():
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        profile = trace()
+    except TrappmError as error:
+        refusal.write_text(str(error))
+        sys.stderr.write(f"left out: {error}\n")
+        return None
+    path.write_bytes(profile.to_bytes())
+    return profile
+
+
+def traced(
+    what: Configuration, scope: StepScope, traces: Path, *, fused_attention: bool = True
+) -> Workload | None:
+    """Return the workload of a step with its kernels, or None if they cannot be traced."""
+    attention = "" if fused_attention else "-unfused"
+    profile = kernels(
+        traces,
+        f"{what.architecture}@{what.input_size}-{what.precision}-{what.memory_format}{attention}",
+        lambda: kernel_profile(
+            what.architecture,
+            what.input_size,
+            precision=what.precision,
+            memory_format=what.memory_format,
+            fused_attention=fused_attention,
+        ),
+    )
+    if profile is None:
+        return None
+    return Workload(
+        graph=Graph.empty(what.batch_size),
+        precision=what.precision,
+        memory_format=what.memory_format,
+        optimizer=what.optimizer,
+        phase=what.phase,
+        scope=scope,
+        kernels=profile,
+    )
+
+
+def traced_label(label: Measurement, traces: Path) -> Workload | None:
+    return traced(label.configuration, StepScope.of(label.environment), traces)
+
+
+@dataclass(frozen=True)
+class TimmSheet:
+    """A file of timm's own benchmark results: SGD with momentum, autocast to fp16."""
+
+    file: str
+    device: str
+    phase: Phase
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
+
+    @property
+    def host(self) -> str:
+        return "timm" if self.phase is Phase.TRAIN else f"timm {self.device}"
+
+
+TIMM = {
+    "train": TimmSheet("rtx3090_train_step_amp_nchw.csv", "rtx3090", Phase.TRAIN),
+    "train-nhwc": TimmSheet(
+        "rtx3090_train_step_amp_nhwc.csv", "rtx3090", Phase.TRAIN, MemoryFormat.CHANNELS_LAST
+    ),
+    "infer-3090": TimmSheet("rtx3090_infer_step_amp_nchw.csv", "rtx3090", Phase.INFER),
+    "infer-4090": TimmSheet("rtx4090_infer_step_amp_nchw.csv", "rtx4090", Phase.INFER),
+}
+TIMM_STEPS = {Phase.TRAIN: 250, Phase.INFER: 120}
+"""Steps of each sheet in fits of several cards."""
+
+
+def timm_steps(key: str, data: Path, traces: Path, most: int | None = None) -> Steps:
+    """Return the steps of a sheet of TIMM whose models timm can build and PyTorch can trace.
+
+    Args:
+        key: Name of the sheet.
+        data: Folder of published sheets.
+        traces: Folder of traced kernels.
+        most: Number of rows, drawn at random (default: all).
+    """
+    sheet = TIMM[key]
+    table = pd.read_csv(data / sheet.file)
+    if most is not None:
+        table = table.iloc[np.random.default_rng(0).permutation(len(table))[:most]]
+    rows = []
+    for row in table.to_dict("records"):
+        name = str(row["architecture"])
+        what = Configuration(
+            architecture=name,
+            batch_size=int(row[f"{sheet.phase}_batch_size"]),
+            input_size=int(row[f"{sheet.phase}_img_size"]),
+            precision=Precision.AMP_FP16,
+            memory_format=sheet.memory_format,
+            optimizer=Optimizer.MOMENTUM,
+            phase=sheet.phase,
+        )
+        # PyTorch 1.12, which the training sheets are of, has no fused attention.
+        fused = sheet.phase is Phase.INFER
+        workload = traced(what, WHOLE_STEP, traces, fused_attention=fused)
+        if workload is not None:
+            rows.append((workload, current_name(name), float(row[f"{sheet.phase}_step_time"])))
+    return Steps.of(sheet.device, sheet.host, rows)
+
+
+def some_timm_steps(key: str, data: Path, traces: Path) -> Steps:
+    return timm_steps(key, data, traces, TIMM_STEPS[TIMM[key].phase])
+
+
+def node_sheet_steps(nodes: Path, traces: Path) -> list[Steps]:
+    """Return pycls' and pytorch-gpu-benchmark's steps by source, run and known device."""
+    rows: dict[tuple[str, str, str], list[tuple[Workload, str, float]]] = defaultdict(list)
+    for file in ("pycls_v100_step_fp32.csv", "pgb_torchvision_step.csv"):
+        for verdict in node_steps.verdicts(nodes / file):
+            label = verdict.measurement
+            if label is None or label.step_time_ms is None or known_spec(label.device) is None:
+                continue
+            workload = traced_label(label, traces)
+            if workload is not None:
+                key = label.device, label.protocol.name, str(label.environment["run"])
+                rows[key].append((workload, label.configuration.architecture, label.step_time_ms))
+    return [
+        Steps.of(device, f"{source} {device} {run}", labelled)
+        for (device, source, run), labelled in rows.items()
+    ]
+
+
+def nvidia_steps(nodes: Path, traces: Path) -> list[Steps]:
+    """Return NVIDIA's steps on one GPU by card, without rows that the sheet calls suspect."""
+    training = pd.read_csv(nodes / "dle_train_throughput.csv").rename(columns=TRAINING)
+    training = training[(training.n_gpus == 1) & training.suspect.isna()]
+    inference = pd.read_csv(nodes / "dle_infer_latency.csv").rename(columns=INFERENCE)
+    sheet = pd.concat([training.assign(phase=Phase.TRAIN), inference.assign(phase=Phase.INFER)])
+    sheet = sheet[sheet.model.isin(SIMILAR) & sheet.step_ms.notna() & (sheet.batch >= LEAST_BATCH)]
+    rows: dict[str, list[tuple[Workload, str, float]]] = defaultdict(list)
+    for row in sheet.to_dict("records"):
+        name, size = SIMILAR[str(row["model"])]
+        half = row["precision"] == "amp"
+        what = Configuration(
+            architecture=name,
+            batch_size=int(row["batch"]),
+            input_size=size,
+            phase=row["phase"],
+            precision=Precision.AMP_FP16 if half else Precision.FP32,
+            # NVIDIA's scripts take channels-last in autocast, and in nothing else.
+            memory_format=MemoryFormat.CHANNELS_LAST if half else MemoryFormat.CONTIGUOUS,
+            optimizer=Optimizer.MOMENTUM,
+        )
+        workload = traced(what, WHOLE_STEP, traces)
+        if workload is not None:
+            rows[str(row["device"]).lower()].append((workload, name, float(row["step_ms"])))
+    return [Steps.of(device, f"{NVIDIA} {device}", labelled) for device, labelled in rows.items()]
+
+
+def h100_labels() -> list[Measurement]:
+    """Return our own successful labels of one GPU day."""
+    labels = [label for file in H100_FILES for label in our_labels(file)]
+    return [label for label in labels if label.outcome is Outcome.OK]
+
+
+def h100_steps(traces: Path) -> Steps:
+    rows = [
+        (workload, label.configuration.architecture, label.step_time_ms)
+        for label in h100_labels()
+        if label.step_time_ms is not None and (workload := traced_label(label, traces)) is not None
+    ]
+    return Steps.of("h100", "trappm", rows)
+
+
+def published_kernels(nodes: Path, card: str, share: float) -> Evidence:
+    """Return a share of the kernels of one card that the shipped snapshot learns from."""
+    file = "v100_a100" if card[:4] in {"v100", "a100"} else "other_gpus"
+    whole = neusight_kernels(nodes / f"neusight_kernels_fp32_{file}.csv.gz", card)
+    chosen = np.arange(len(whole.workloads)) % round(1 / share) == 0
+    return replace(whole.at(chosen), device=device_of(card), host=f"neusight {card}")
+
+
+def learned_from(evidence: Iterable[Evidence]) -> JointFit:
+    """Fit the constants of all devices to this evidence."""
+    first = Distribution.first(starting_constants(), spreads(1.0), of_devices=OF_DEVICES)
+    return JointFit(list(evidence), first, learns=True)

@@ -1,0 +1,90 @@
+"""Our figures of docs/accuracy.md, computed again from the published sheets.
+
+Steps that were never traced are traced first, about a second for each of 1,400 architectures, and
+kept in TRAPPM_HOME.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+import typer
+import yaml
+
+from research.data import data_folder
+from research.evaluation.benchmark import SplitKind
+from research.evaluation.evaluation import Request, evaluate_splits
+from research.evaluation.label_files import read_usable
+
+RECORDED = Path(__file__).with_suffix(".yaml")
+TOLERANCE = 0.1
+"""Points by which a figure may be worse than the recorded one."""
+COVERAGE = 90.0
+KEYS = ["what", "split", "labels"]
+FIGURES = ["mape", "median_ape", "coverage"]
+
+
+def recorded(path: Path = RECORDED) -> pd.DataFrame:
+    """Return the recorded figures in percent, by label sheet, split and number of labels."""
+    rows = [
+        {"what": what, **figures}
+        for what, sheet in yaml.safe_load(path.read_text()).items()
+        for figures in sheet["figures"]
+    ]
+    return pd.DataFrame(rows).astype({"labels": str}).set_index(KEYS)
+
+
+def computed(what: str, sheet: Mapping[str, Any], processes: int) -> pd.DataFrame:
+    """Train and judge `ours` on the splits of one sheet that have figures."""
+    figures, data = sheet["figures"], data_folder()
+    request = Request(
+        metric=sheet["metric"],
+        estimators=["ours"],
+        label_counts=sorted({f["labels"] for f in figures} - {"all"}),
+        usable=read_usable(data / sheet["usable"]) if "usable" in sheet else None,
+        processes=processes,
+        watch=lambda done, total, step: sys.stderr.write(f"{done}/{total} {step}\n"),
+    )
+    kinds = [kind for kind in SplitKind if any(f["split"] == kind for f in figures)]
+    report = evaluate_splits(request, kinds, labels=data / sheet["labels"], device=None).report
+    rows = [
+        {"what": what, "split": result["split"], "labels": str(result["labels"] or "all")}
+        | {name: result["accuracy"][name] for name in FIGURES}
+        for result in report["results"]
+    ]
+    return pd.DataFrame(rows).set_index(KEYS)
+
+
+def compare(before: pd.DataFrame, now: pd.DataFrame) -> pd.DataFrame:
+    """Return recorded and new figures side by side, and whether each row is worse.
+
+    Errors must not grow and coverage must not move away from 90 %, by more than `TOLERANCE`.
+    """
+    now = now.loc[before.index]
+    grown = now - before
+    grown["coverage"] = (now.coverage - COVERAGE).abs() - (before.coverage - COVERAGE).abs()
+    table = pd.concat({"recorded": before, "now": now.round(2)}, axis=1)
+    table["is_worse"] = (grown > TOLERANCE).any(axis=1)
+    return table
+
+
+def main(
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with status 1 if a figure is worse.")
+    ] = False,
+    processes: Annotated[int, typer.Option(help="Number of processes that trace models.")] = (
+        os.cpu_count() or 1
+    ),
+) -> None:
+    """Print the recorded and the new figures."""
+    sheets = yaml.safe_load(RECORDED.read_text())
+    now = pd.concat(computed(what, sheet, processes) for what, sheet in sheets.items())
+    table = compare(recorded(), now)
+    print(table.to_string())
+    if check and table.is_worse.any():
+        raise typer.Exit(1)

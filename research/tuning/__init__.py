@@ -1,1 +1,0 @@
-"""Tuning of a predictor's settings (`python -m research tune`)."""

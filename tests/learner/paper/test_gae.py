@@ -1,0 +1,155 @@
+"""The graph autoencoder: the paper's sizes, what training achieves, and what must not vary."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from trappm.learner.paper.encoder import (
+    Encoder,
+    EncoderNetwork,
+    edge_scores,
+    reconstruction_loss,
+    sample_negatives,
+    train_encoder,
+)
+from trappm.learner.paper.graphs import batches, to_data
+from trappm.learner.paper.presets import LAPTOP, PAPER, preset_named
+from trappm.learner.paper.regressor import HeadNetwork
+from trappm.profiler.errors import InputError
+
+
+def whole_batch(zoo):
+    data = [to_data(graph, zoo.encoder.scaler) for graph in zoo.graphs]
+    return next(batches(data, 10**9, range(len(data))))
+
+
+def every_edge(batch):
+    return torch.arange(batch.edge_index.shape[1])
+
+
+def test_the_paper_preset_has_the_papers_layers():
+    network = EncoderNetwork(PAPER.encoder)
+    sizes = [(c.in_channels, c.out_channels) for c in network.convolutions]
+    assert sizes == [(113, 1024), (1024, 512), (512, 512), (512, 512)]
+    assert [n.num_features for n in network.norms] == [1024, 512, 512, 512]
+    assert network.dropout.p == 0.5
+    assert PAPER.encoder.learning_rate == 5e-4
+
+    head = HeadNetwork(PAPER.head, 512 + 6)
+    assert [(c.in_channels, c.out_channels) for c in head.convolutions] == [(113, 512), (512, 512)]
+    assert head.layers[0].in_features == 1030
+    assert len(head.layers) == 2
+    assert head.dropout.p == 0.05
+    assert (PAPER.head.learning_rate, PAPER.head.members) == (1e-3, 1)
+    assert PAPER.head.loss == "squared-log"
+
+
+def test_presets_go_by_name():
+    assert preset_named("laptop") is LAPTOP
+    with pytest.raises(InputError, match="did you mean 'laptop'"):
+        preset_named("labtop")
+
+
+def test_training_lowers_the_loss_and_tells_edges_from_other_pairs(zoo, small):
+    batch = whole_batch(zoo)
+    torch.manual_seed(0)
+    untrained = EncoderNetwork(small.encoder).eval()
+    with torch.no_grad():
+        classes = untrained.classes(batch)
+        before = reconstruction_loss(untrained(classes), classes.places, batch)
+        rows = zoo.encoder.network(classes)
+        assert reconstruction_loss(rows, classes.places, batch) < before
+        nodes = rows[classes.places]
+        edges = edge_scores(nodes, batch.edge_index)
+        others = edge_scores(nodes, sample_negatives(batch, every_edge(batch))[0])
+    auc = (edges[:, None] > others[None, :]).float().mean()
+    assert auc > 0.65
+
+
+def test_the_loss_over_distinct_edges_is_the_mean_over_all_edges(zoo, monkeypatch):
+    deep = max(zoo.graphs, key=lambda graph: graph.node_count)
+    batch = next(batches([to_data(deep, zoo.encoder.scaler)], 10**9, [0]))
+    classes = zoo.encoder.network.classes(batch)
+    assert len(torch.unique(classes.places[batch.edge_index], dim=1).T) < deep.edge_count
+    rows = torch.randn(classes.pool.shape[1], 4, generator=torch.Generator().manual_seed(0))
+    # The same other end for every producer, so that what is drawn does not depend on the draw.
+    monkeypatch.setattr(torch, "rand", lambda n: torch.full((n,), 0.999))
+    actual = reconstruction_loss(rows, classes.places, batch)
+    nodes = rows[classes.places]
+    edges = edge_scores(nodes, batch.edge_index)
+    others = edge_scores(nodes, sample_negatives(batch, every_edge(batch))[0])
+    softplus = torch.nn.functional.softplus
+    torch.testing.assert_close(actual, softplus(-edges).mean() + softplus(others).mean())
+
+
+def test_negatives_are_pairs_of_one_graph_that_no_edge_joins(zoo):
+    batch = whole_batch(zoo)
+    edges = {tuple(e) for e in batch.edge_index.T.tolist()}
+    pairs, kept = sample_negatives(batch, every_edge(batch))
+    negatives = pairs.T.tolist()
+    assert len(negatives) == kept.sum() > 0.5 * len(edges)
+    assert torch.equal(pairs[0], batch.edge_index[0][kept])
+    for a, b in negatives:
+        assert a != b
+        assert (a, b) not in edges
+        assert (b, a) not in edges
+        assert batch.batch[a] == batch.batch[b]
+
+
+def test_same_seed_same_encoder_and_another_seed_another(zoo, small):
+    preset = replace(small.encoder, steps=2)
+
+    def weights(seed):
+        encoder = train_encoder(zoo.graphs[:12], preset, np.random.default_rng(seed))
+        return torch.cat([v.flatten().float() for v in encoder.tensors().values()])
+
+    assert torch.equal(weights(3), weights(3))
+    assert not torch.equal(weights(3), weights(4))
+
+
+def test_training_leaves_the_global_random_state_alone(zoo, small):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    train_encoder(zoo.graphs[:6], replace(small.encoder, steps=1), np.random.default_rng(0))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_the_embedding_is_the_sum_over_nodes_whatever_is_embedded_beside(zoo):
+    graph = zoo.graphs[7]
+    batch = next(batches([to_data(graph, zoo.encoder.scaler)], 10**9, [0]))
+    with torch.no_grad():
+        classes = zoo.encoder.network.classes(batch)
+        nodes = zoo.encoder.network(classes)[classes.places]
+    alone = zoo.encoder.embed([graph])
+    np.testing.assert_allclose(alone[0], nodes.sum(dim=0).numpy(), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(alone[0], zoo.embeddings[7], rtol=1e-4, atol=1e-4)
+    assert alone.dtype == np.float32
+    assert zoo.encoder.embed([]).shape == (0, zoo.encoder.width)
+
+
+def test_the_encoder_is_frozen(zoo):
+    assert not zoo.encoder.network.training
+    assert not any(p.requires_grad for p in zoo.encoder.network.parameters())
+
+
+def test_the_batch_size_is_seen(zoo):
+    smallest, largest = zoo.embeddings[0], zoo.embeddings[2]
+    assert zoo.names[0] == zoo.names[2]
+    assert np.abs(smallest - largest).max() > 0.1
+
+
+def test_tensors_hold_the_whole_encoder(zoo, small):
+    again = Encoder.from_tensors(small.encoder, zoo.encoder.tensors())
+    np.testing.assert_array_equal(again.embed(zoo.graphs), zoo.embeddings)
+
+
+def test_progress_is_told_and_graphs_without_edges_are_refused(zoo, small):
+    seen = []
+    preset = replace(small.encoder, steps=50)
+    train_encoder(zoo.graphs[:4], preset, np.random.default_rng(0), lambda *p: seen.append(p))
+    assert seen == [(20, 50), (40, 50), (50, 50), (50, 50)]
+    with pytest.raises(InputError, match="no graphs"):
+        train_encoder([], preset, np.random.default_rng(0))

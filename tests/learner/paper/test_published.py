@@ -1,0 +1,161 @@
+"""The paper's predictor: its faults are repaired, and it learns."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from workload_samples import mape, targets, workloads
+
+from trappm.learner.paper.encoder import random_encoder
+from trappm.learner.paper.presets import PAPER
+from trappm.learner.paper.regressor import TrappmAsPublished, relative_squared
+from trappm.profiler.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def published(zoo, small):
+    return TrappmAsPublished("trappm-small", small.head, zoo.encoder)
+
+
+@pytest.fixture(scope="module")
+def split(zoo, measure):
+    """Every fourth architecture is held out."""
+    names = sorted(set(zoo.names))[::4]
+    test = np.isin(zoo.names, names)
+    return ~test, test, measure(zoo.graphs)[:, 0]
+
+
+def chosen(items, rows):
+    return [items[i] for i in np.flatnonzero(rows)]
+
+
+@pytest.fixture(scope="module")
+def model(zoo, published, split):
+    train, _, values = split
+    return published.fit(
+        chosen(workloads(zoo), train),
+        targets(values[train], chosen(zoo.names, train)),
+        np.random.default_rng(0),
+    )
+
+
+def test_it_predicts_architectures_that_it_never_saw(zoo, split, model):
+    train, test, values = split
+    guess = np.exp(np.log(values[train]).mean())
+    error = mape(model, chosen(workloads(zoo), test), values[test])
+    assert error < 0.25
+    assert error < 0.3 * np.mean(np.abs(guess / values[test] - 1))
+
+
+def test_absolute_scale_is_kept(zoo, model):
+    """The published code standardises over one sample, and batch 1 and 16 look alike."""
+    same = [i for i, name in enumerate(zoo.names) if name == zoo.names[0]]
+    predicted = model.predict([workloads(zoo)[i] for i in same]).median
+    batches = [zoo.graphs[i].batch_size for i in same]
+    assert batches == sorted(batches)
+    assert np.all(np.diff(predicted) > 0)
+
+
+def test_it_is_less_sure_of_graphs_of_other_operators(zoo, split, model):
+    workload = chosen(workloads(zoo), split[1])[0]
+    other = replace(
+        workload, graph=replace(workload.graph, operators=("LSTM",) * workload.graph.node_count)
+    )
+    near, far = (model.predict([w]) for w in (workload, other))
+    assert far.log_std > 1.5 * near.log_std
+    assert far.outside.all()
+    assert not near.outside.any()
+
+
+def test_no_sample_is_lost_and_order_does_not_matter(zoo, model):
+    everything = workloads(zoo)
+    whole = model.predict(everything).median
+    assert whole.shape == (len(everything),)
+    backwards = model.predict(everything[::-1]).median
+    np.testing.assert_allclose(backwards[::-1], whole, rtol=1e-4)
+    assert model.predict([]).median.shape == (0,)
+
+
+def test_each_graph_is_embedded_once(zoo, small, monkeypatch):
+    published = TrappmAsPublished("trappm-small", small.head, zoo.encoder)
+    seen = []
+    embed = type(zoo.encoder).embed
+    monkeypatch.setattr(
+        type(zoo.encoder), "embed", lambda self, graphs: seen.extend(graphs) or embed(self, graphs)
+    )
+    first = published.embed(zoo.graphs[:5] + zoo.graphs[:2])
+    second = published.embed(zoo.graphs[3:8])
+    assert seen == zoo.graphs[:8]
+    np.testing.assert_array_equal(first[3:5], second[:2])
+    np.testing.assert_allclose(first[:5], zoo.embeddings[:5], rtol=1e-4, atol=1e-4)
+
+
+def test_same_seed_same_predictions(zoo, small, split):
+    train, test, values = split
+    quick = TrappmAsPublished("trappm-small", replace(small.head, steps=2), zoo.encoder)
+
+    def predictions(seed):
+        model = quick.fit(
+            chosen(workloads(zoo), train),
+            targets(values[train], chosen(zoo.names, train)),
+            np.random.default_rng(seed),
+        )
+        return model.predict(chosen(workloads(zoo), test)).median
+
+    np.testing.assert_array_equal(predictions(1), predictions(1))
+    assert not np.array_equal(predictions(1), predictions(2))
+
+
+def test_another_device_starts_from_these_weights(zoo, published, split, model):
+    """Ten labels of a device three times as slow: better from these weights than from none."""
+    train, test, values = split
+    few = np.flatnonzero(train)[::9]
+    slow = targets(3 * values[few], [zoo.names[i] for i in few])
+    some = [workloads(zoo)[i] for i in few]
+    held_out = chosen(workloads(zoo), test)
+    moved = published.fit(some, slow, np.random.default_rng(0), start=model)
+    scratch = published.fit(some, slow, np.random.default_rng(0))
+    assert mape(moved, held_out, 3 * values[test]) < mape(scratch, held_out, 3 * values[test])
+
+
+def test_what_it_cannot_learn_from_is_told(zoo, published, split):
+    _, _, values = split
+    everything = workloads(zoo)
+    missing = np.full(len(everything), np.nan)
+    for bad, message in ((missing, "too few"), (-values, "negative"), (values[:3], "shape")):
+        with pytest.raises(InputError, match=message):
+            published.fit(everything, targets(bad, zoo.names), np.random.default_rng(0))
+    with pytest.raises(InputError, match="another method"):
+        published.fit(
+            everything, targets(values, zoo.names), np.random.default_rng(0), start=object()
+        )
+
+
+def test_the_paper_joins_1030_numbers(zoo):
+    encoder = random_encoder(zoo.graphs[:4], PAPER.encoder, np.random.default_rng(0))
+    published = TrappmAsPublished("trappm-paper", replace(PAPER.head, steps=1), encoder)
+    model = published.fit(
+        workloads(zoo)[:4], targets([1.0, 2.0, 3.0, 4.0], "abcd"), np.random.default_rng(0)
+    )
+    assert [network.joined_width for network in model.networks] == [1030]
+
+
+def test_a_random_encoder_is_frozen_and_follows_the_seed(zoo, small):
+    def embeddings(seed):
+        encoder = random_encoder(zoo.graphs, small.encoder, np.random.default_rng(seed))
+        assert not any(p.requires_grad for p in encoder.network.parameters())
+        return encoder.embed(zoo.graphs)
+
+    np.testing.assert_array_equal(embeddings(0), embeddings(0))
+    assert not np.array_equal(embeddings(0), embeddings(1))
+
+
+def test_the_relative_loss_is_what_it_says_and_goes_on_as_a_line():
+    ratio = torch.tensor([0.5, 1.0, 2.0])
+    expected = ((ratio - 1) ** 2).mean()
+    torch.testing.assert_close(relative_squared(ratio.log()), expected)
+    far = torch.tensor([30.0], requires_grad=True)
+    relative_squared(far).backward()
+    assert torch.isfinite(far.grad).all()
+    assert far.grad > 0

@@ -1,0 +1,36 @@
+"""The gate of docs/accuracy.md: worse figures end with status 1, better and equal ones do not."""
+
+import pandas as pd
+import pytest
+
+from research.__main__ import main
+from research.tables import accuracy
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({}, 0),
+        ({"mape": 0.09}, 0),
+        ({"mape": 0.11}, 1),
+        ({"mape": -1.0, "median_ape": -1.0}, 0),
+        ({"median_ape": 0.11}, 1),
+        ({"coverage": 100.0}, 1),
+    ],
+)
+def test_a_figure_that_is_worse_by_more_than_a_tenth_of_a_point_fails(
+    monkeypatch, capsys, changes, status
+):
+    def computed(what, sheet, processes):
+        figures = accuracy.recorded().loc[[what]]
+        return figures + pd.Series({name: changes.get(name, 0.0) for name in accuracy.FIGURES})
+
+    monkeypatch.setattr(accuracy, "computed", computed)
+    assert main(["tables", "--check"]) == status
+    assert ("True" in capsys.readouterr().out) == bool(status)
+
+
+def test_coverage_may_come_closer_to_its_level_from_either_side():
+    before = accuracy.recorded()
+    closer = before.assign(coverage=accuracy.COVERAGE)
+    assert not accuracy.compare(before, closer).is_worse.any()
