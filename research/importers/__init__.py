@@ -52,7 +52,7 @@ def import_sheet(
         verdicts = zeus.verdicts(path)
     else:
         verdicts = node_steps.verdicts(path, source)
-    return record_verdicts(store, path.name, source, lambda: verdicts)
+    return record_verdicts(store.measurements, path.name, source, lambda: verdicts)
 
 
 def import_(

@@ -26,16 +26,16 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import trappm
-from trappm.learner.heads.other_devices import known_of_others
-from trappm.learner.physics.device_specs import DeviceSpec, spec_of
-from trappm.learner.physics.kernel_terms import Terms, terms_of
-from trappm.learner.physics.kernel_times import Lookup, times_of
 from trappm.extensions.parallel.links import Node, node_of
 from trappm.extensions.parallel.schedules import schedule
 from trappm.extensions.parallel.step_work import traced_work
 from trappm.extensions.parallel.strategy import Parallelism, Strategy
-from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.extensions.transformers.step_times import KNOWN, TransformerTimes
+from trappm.learner.heads.other_devices import known_of_others
+from trappm.learner.physics.device_specs import DeviceSpec, spec_of
+from trappm.learner.physics.kernel_terms import Terms, terms_of
+from trappm.learner.physics.kernel_times import Lookup, times_of
+from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.records import Graph, Optimizer, Phase, Precision

@@ -17,10 +17,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from research.priors.llm_foundry import bounds, known_constants
+from trappm.extensions.transformers.step_times import transformer_times
 from trappm.learner.physics.device_specs import known_spec
 from trappm.learner.physics.kernel_terms import terms_of
 from trappm.learner.physics.kernel_times import Lookup, times_of
-from trappm.extensions.transformers.step_times import transformer_times
 from trappm.learner.workload import Workload
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.records import Graph, MemoryFormat, Phase, Precision
