@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from trappm.extensions.parallel.rank_processes import RankLoop, RankProcesses
     from trappm.extensions.parallel.replica import RankRun, Replica
-    from trappm.profiler.steps.step import StepRun
+    from trappm.profiler.steps.sampling import StepRun
 
 Run = Callable[[], Any]
 
