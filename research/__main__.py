@@ -39,9 +39,9 @@ PRIORS: Mapping[str, Script] = {
         ("step-time", "second_device", f"{_PHYSICS}/devices/known_devices.safetensors", WRITE),
         ("other-devices", "other_devices", f"{_PHYSICS}/devices/other_devices.safetensors", WRITE),
         ("power", "power", f"{_PHYSICS}/power/known_power.safetensors", WRITE),
-        ("links", "collectives", f"{_PHYSICS}/parallel/link_kinds.csv", WRITE),
-        ("scatter", "ddp_steps", f"prints constants of {_PHYSICS}/parallel/schedules.py", ()),
-        ("transformers", "language_models", f"prints {_PHYSICS}/transformer_times.py", FIT),
+        ("links", "collectives", "trappm/extensions/parallel/link_kinds.csv", WRITE),
+        ("scatter", "ddp_steps", "prints constants of extensions/parallel/schedules.py", ()),
+        ("transformers", "language_models", "prints extensions/transformers/step_times.py", FIT),
         ("workspace", "memory_simulation", "prints WORKSPACE_SHARE of memory_simulation.py", FIT),
     )
 }

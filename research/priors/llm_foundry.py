@@ -2,7 +2,7 @@
 
 The module is llm-foundry's MPT with parameters in bf16, as FSDP has it, flash attention and
 checkpoints of whole layers. Three constants are learned per card. The same rows are then predicted
-as a user would, by `trappm.predict_parallel` of a GPT-2 configuration of that shape.
+as a user would, by `predict_parallel` of a GPT-2 configuration of that shape.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from scipy.optimize import least_squares
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import trappm
 from trappm.extensions.parallel.links import Node, node_of
 from trappm.extensions.parallel.schedules import schedule
+from trappm.extensions.parallel.shared_step import predict_parallel
 from trappm.extensions.parallel.step_work import traced_work
 from trappm.extensions.parallel.strategy import Parallelism, Strategy
 from trappm.extensions.transformers.step_times import KNOWN, TransformerTimes
@@ -298,7 +298,7 @@ def user_prediction(run: Run, folder: Path, learned: Learned | None = None) -> S
         for card, factors in (learned or {}).items()
     }
     with mock.patch.dict(KNOWN, constants):
-        answer = trappm.predict_parallel(
+        answer = predict_parallel(
             f"hf:{file}" + (",checkpointing" if row.act_ckpt else ""),
             device=DEVICES[row.device],
             gpus=run.parallelism.gpus,

@@ -577,7 +577,7 @@ def test_rooflines_of_two_devices_lie_over_each_other(page, server):
 def test_a_device_that_nobody_knows_is_told(page, server):
     page.expected = ["400"]
     show(page, server, "roofline?devices=v9000")
-    assert "trappm device characterise v9000" in page.get_by_role("alert").inner_text()
+    assert "trappm measure --kernels --device v9000" in page.get_by_role("alert").inner_text()
     show(page, server, "roofline")
     page.get_by_role("button", name="Show", exact=True).click()
     assert "Name a device" in page.locator(".problem").inner_text()

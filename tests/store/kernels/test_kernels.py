@@ -71,7 +71,7 @@ def test_a_new_software_stack_is_another_device(store):
 
 
 def test_a_device_without_kernels_says_which_there_are(store):
-    with pytest.raises(InputError, match="trappm device characterise v100"):
+    with pytest.raises(InputError, match="trappm measure --kernels --device v100"):
         store.kernels.latest("v100")
     store.kernels.record(SOME)
     with pytest.raises(InputError, match="there are some of a100"):
