@@ -179,7 +179,7 @@ def test_help_says_where_the_password_belongs():
 
 @pytest.mark.parametrize(
     "command",
-    [["campaign", "status"], ["campaign", "report"], ["pool", "status"]],
+    [["campaign", "status"], ["campaign", "report"]],
     ids=" ".join,
 )
 def test_who_only_asks_makes_and_changes_nothing(tmp_path, monkeypatch, capfd, command):

@@ -195,7 +195,10 @@ RECORD = Measurement(
         ({"step_samples_ms": [10.0] * 3}, "3 steps"),
         ({"step_samples_ms": [20.0] * 10}, "not the median"),
         ({"configuration": {**RECORD["configuration"], "architecture": "resnet188"}}, "timm"),
-        ({"configuration": {**RECORD["configuration"], "architecture": "hf:gpt3"}}, "hf:"),
+        (
+            {"configuration": {**RECORD["configuration"], "architecture": "hf:gpt3"}},
+            "no transformer",
+        ),
         ({"step_samples_ms": "many"}, "step_samples_ms"),
     ],
 )

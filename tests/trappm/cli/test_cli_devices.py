@@ -67,7 +67,7 @@ def test_characterise_keeps_every_attempt_and_answers_first(run, monkeypatch, tm
     assert "kernels measured in" in out.splitlines()[0]
     assert "kernel " in error
     with Store.open_to_read(f"sqlite:///{tmp_path}/home/labels.db") as store:
-        kept = store.kernels.all()
+        kept = list(store.kernels.each())
     assert len({m.call for m in kept}) >= 150
     assert any(m.samples_ms for m in kept)
     assert all(m.time_ms or m.message for m in kept)
@@ -83,7 +83,7 @@ def test_the_links_of_ranks_are_characterised_and_kept(run, tmp_path):
     assert last.startswith("cpu-2x1t: ")
     assert "GB/s a rank (host" in last or "measure them when the host is quiet" in last
     with Store.open_to_read(f"sqlite:///{tmp_path}/home/labels.db") as store:
-        kept = store.kernels.all(device="cpu-2x1t")
+        kept = list(store.kernels.each(device="cpu-2x1t"))
     assert {m.call["ranks"] for m in kept} == {2}
     assert {m.call.operator for m in kept} == {
         Operator.ALL_REDUCE, Operator.ALL_GATHER, Operator.REDUCE_SCATTER
@@ -108,7 +108,7 @@ def test_a_kernel_that_cannot_be_kept_costs_itself_and_is_told(run, monkeypatch,
     assert "1 of 2 not" in out
     assert "cannot be recorded" in out
     with Store.open_to_read(f"sqlite:///{tmp_path}/home/labels.db") as store:
-        good, bad = store.kernels.all()
+        good, bad = store.kernels.each()
     assert (good.outcome, bad.outcome, bad.failed_in) == ("ok", "error", "record")
 
 
