@@ -43,7 +43,7 @@ def test_a_quantised_file_is_not_trained_and_its_weights_count(design, tmp_path,
     path.write_bytes(model.SerializeToString())
 
     assert file_profile(path).graph.at(4).parameters.sum() == 16 * 3 * 3 * 3
-    with pytest.raises(UnsupportedModelError, match=r"is quantised .* phase infer"):
+    with pytest.raises(UnsupportedModelError, match=r"is quantized .* phase infer"):
         trappm.predict(path, device="a100", batch_size=4)
     answer = trappm.predict(path, device="rtx4090", batch_size=4, phase="infer")
     assert "cannot be rebuilt" in answer.missing["step_time_ms"]  # told, not guessed
