@@ -244,7 +244,7 @@ def test_measurements_are_real(campaign):
 
 def test_the_report_tells_outcomes_errors_transfer_and_what_to_do_next(campaign):
     for phrase in (
-        "assignments",
+        "progress",
         "attempts by outcome",
         "error on architectures held out",
         "transfer: heads of the target",

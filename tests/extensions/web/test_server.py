@@ -130,7 +130,7 @@ def test_it_ends_when_told_to_and_answers_first(server):
     assert process.wait(30) in {0, -signal.SIGTERM}
 
 
-def test_open_shows_the_page_in_the_browser_and_ctrl_c_ends_the_server_quietly(home, tmp_path):
+def test_open_shows_the_page_in_the_browser_and_ctrl_c_ends_the_server_in_one_line(home, tmp_path):
     opened, browser = tmp_path / "opened", tmp_path / "browser.sh"
     browser.write_text(f'echo "$1" > {opened}\n')
     environment = {
@@ -148,5 +148,5 @@ def test_open_shows_the_page_in_the_browser_and_ctrl_c_ends_the_server_quietly(h
         connection.close()
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=90)
-    assert (process.returncode, err) == (130, "")
+    assert (process.returncode, err) == (130, "trappm: interrupted\n")
     assert opened.read_text() == f"http://127.0.0.1:{port}/\n"
