@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("profiler", "learner", "store", "cluster", "trappm")
-TESTS = [f"tests/{part}" for part in (*ROOMS, "extensions")]
+PACKAGES = ("profiler", "learner", "store", "cluster", "trappm")
+READ_BY_TESTS = ("research", "docs", "examples")
+TESTS = [f"tests/{part}" for part in (*PACKAGES, "extensions")]
 EXTENSIONS = sorted(path.parent.name for path in ROOT.glob("trappm/extensions/*/__init__.py"))
 CORE = """
 import pkgutil, sys
 from importlib import import_module
 import trappm
 for module in pkgutil.walk_packages(trappm.__path__, "trappm."):
-    if not module.name.startswith("trappm.extensions.") and "migrations" not in module.name:
+    if not module.name.startswith("trappm.extensions."):
         import_module(module.name)
 """
 
@@ -27,9 +28,9 @@ def tree(tmp_path_factory):
     """A copy of the sources."""
     folder = tmp_path_factory.mktemp("tree")
     shutil.copy(ROOT / "pyproject.toml", folder)
-    for room in (*ROOMS, "tests"):
+    for name in (*PACKAGES, *READ_BY_TESTS, "tests"):
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / room, folder / room, symlinks=True, ignore=ignored)
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignored)
     return folder
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trappm.cli.options import Processes, RetryRefused
+from trappm.cli.options import AsJson, Processes, RetryRefused, print_json
 
 app = typer.Typer(
     help="Build pools of configurations.",
@@ -26,6 +26,7 @@ def build(
     ] = None,
     processes: Processes = None,
     retry_refused: RetryRefused = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make all configurations of a pool file, and the static profile of every architecture in it.
 
@@ -54,4 +55,8 @@ def build(
         except KeyboardInterrupt as interrupt:
             typer.echo(f"trappm: interrupted{display.how_far}; the same command goes on", err=True)
             raise typer.Exit(130) from interrupt
-        print_pool(pool_facts(store, file.name))
+        facts = pool_facts(store, file.name)
+    if as_json:
+        print_json(facts and facts.to_json())
+    else:
+        print_pool(facts)

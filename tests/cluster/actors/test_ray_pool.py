@@ -132,7 +132,8 @@ def test_a_pool_is_built_by_the_cluster_at_an_address(address, environment, tmp_
     built = trappm("build", "--spec", "pool.yaml", "--address", address)
     assert built.returncode == 0, built.stderr
     assert "static profiles: 4 of 4" in built.stdout
-    facts = json.loads(trappm("status", "--json").stdout)
+    again = trappm("build", "--spec", "pool.yaml", "--address", address, "--json")
+    facts = json.loads(again.stdout)
     assert facts["total"] == {
         "architectures": 2, "configurations": 8, "usable": 6, "graphs": 3, "step_profiles": 3,
         "refused": 1, "steps_refused": 0, "to_do": 0,

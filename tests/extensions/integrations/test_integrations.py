@@ -10,11 +10,13 @@ import yaml
 
 import trappm
 from trappm import cli
+from trappm.extensions.integrations.forecast import FirstStep, forecast
 from trappm.extensions.integrations.gpu_requests import PRODUCTS, pod, ray_options
 from trappm.extensions.integrations.recorded_steps import PROTOCOL
 from trappm.profiler.devices.capacity import memory_mib
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import Configuration, Measurement
+from trappm.profiler.models import zoo
+from trappm.profiler.records import Configuration, Measurement, Precision
 from trappm.profiler.steps.sampling import summarize
 from trappm.store import Home, Store
 
@@ -258,3 +260,21 @@ def test_skypilot_asks_for_seconds_by_gpu():
     for accelerators in ("A100:8", None):
         with pytest.raises(InputError, match="one GPU"):
             task.estimate_runtime(sky.Resources(accelerators=accelerators))
+
+
+def test_a_callback_says_of_a_named_model_what_predict_does():
+    import torch
+
+    module = zoo.create_model("test_resnet", 160)
+    first = FirstStep(
+        model=module, name="test_resnet", args=(torch.empty(16, 3, 160, 160),),
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9),
+        precision=Precision.FP32, epoch_batches=None, device=torch.device("cpu"),
+    )  # fmt: skip
+    said = forecast(first, "a100").prediction
+    predicted = trappm.predict(
+        "test_resnet", input_size=160, batch_size=16, device="a100", precision="fp32",
+        optimizer="momentum",
+    )  # fmt: skip
+    assert said.memory == pytest.approx(predicted.memory)
+    assert (said.verdict, said.largest_batch) == (predicted.verdict, predicted.largest_batch)

@@ -13,7 +13,6 @@ from onnx_export import export_onnx
 
 import trappm
 from trappm import cli
-from trappm.extensions.integrations.forecast import FirstStep, forecast
 from trappm.learner.heads.device_heads import train_heads
 from trappm.learner.heads.predictions import TrainedHeads
 from trappm.learner.paper.encoder import train_encoder
@@ -23,8 +22,7 @@ from trappm.learner.workload import Workload
 from trappm.prediction.device_names import OWN
 from trappm.prediction.fitting import LARGEST_BATCH, MemoryInterval, Verdict, largest_batch
 from trappm.profiler.devices.capacity import USABLE_SHARE
-from trappm.profiler.models import zoo
-from trappm.profiler.records import Phase, Precision
+from trappm.profiler.records import Phase
 from trappm.profiler.static_profile import graph_template
 
 
@@ -91,24 +89,6 @@ def test_every_surface_gives_one_answer(capsys, device, size):
         assert row["memory_mib"] == pytest.approx(predicted.memory_mib)
         assert (row["fits"], row["verdict"]) == (predicted.fits, predicted.verdict)
         assert row["largest_batch"] == predicted.largest_batch
-
-
-def test_a_callback_says_of_a_named_model_what_predict_does():
-    import torch
-
-    module = zoo.create_model("test_resnet", 160)
-    first = FirstStep(
-        model=module, name="test_resnet", args=(torch.empty(16, 3, 160, 160),),
-        optimizer=torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9),
-        precision=Precision.FP32, epoch_batches=None, device=torch.device("cpu"),
-    )  # fmt: skip
-    said = forecast(first, "a100").prediction
-    predicted = trappm.predict(
-        "test_resnet", input_size=160, batch_size=16, device="a100", precision="fp32",
-        optimizer="momentum",
-    )  # fmt: skip
-    assert said.memory == pytest.approx(predicted.memory)
-    assert (said.verdict, said.largest_batch) == (predicted.verdict, predicted.largest_batch)
 
 
 def test_a_module_fits_by_the_same_rule():
