@@ -32,6 +32,8 @@ def build(
 
     Stopped or killed, the same command goes on where it was: no profile is made twice.
     """
+    from rich.console import Console
+
     from trappm.cluster.pool_file import build as build_pool
     from trappm.cluster.pool_file import load_pool_file
 
@@ -41,7 +43,7 @@ def build(
     from trappm.terminal.progress_bars import BuildDisplay
 
     with Store.open(Home.open().database_url) as store:
-        display = BuildDisplay()
+        display = BuildDisplay(Console(stderr=True, highlight=False) if as_json else None)
         try:
             with display:
                 build_pool(

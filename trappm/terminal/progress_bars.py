@@ -140,9 +140,13 @@ class CampaignDisplay(LiveBar):
 
 
 class BuildDisplay(LiveBar):
-    """Progress of static profiles."""
+    """Progress of static profiles.
 
-    def __init__(self) -> None:
+    Args:
+        to: Console (default: standard output).
+    """
+
+    def __init__(self, to: Console | None = None) -> None:
         super().__init__(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -150,6 +154,7 @@ class BuildDisplay(LiveBar):
             TimeElapsedColumn(),
             TextColumn("to go"),
             TimeRemainingColumn(),
+            to=to,
         )
         self._task = self._bar.add_task("static profiles", total=None)
         self._shown_percent = 0
