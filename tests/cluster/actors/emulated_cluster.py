@@ -18,6 +18,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
@@ -28,10 +29,11 @@ os.environ |= {
     "RAY_worker_niceness": "0",
 }
 os.environ.pop("TRAPPM_DATABASE", None)
-# The nodes run the same tree as this process.
+# The nodes run the same TraPPM as this process: of this tree, or of an installed wheel.
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests" / "cluster"))
-os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[0], str(ROOT)])
+TRAPPM = Path(find_spec("trappm").origin).parents[1]
+os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[0], str(TRAPPM)])
 
 import psutil  # noqa: E402
 import ray  # noqa: E402
