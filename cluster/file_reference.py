@@ -57,8 +57,8 @@ def _table(title: str, schema: Mapping[str, Any]) -> str:
 
 
 def _type(field: Mapping[str, Any]) -> str:
-    if "anyOf" in field:
-        return " or ".join(dict.fromkeys(map(_type, field["anyOf"])))
+    if branches := field.get("anyOf") or field.get("oneOf"):
+        return " or ".join(dict.fromkeys(map(_type, branches)))
     if "$ref" in field:
         return f"{field['$ref'].rpartition('/')[2]}"
     if "const" in field:

@@ -13,7 +13,16 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from trappm.cluster.scheduler.stop_rules import StopRules
 from trappm.cluster.yaml_file import parse, read_text
@@ -31,6 +40,14 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+Named = Annotated[str, Tag("<name>")]
+"""The name of something built in or built before, where its own description may stand instead."""
+
+
+def _tag(value: object) -> str:
+    return "<name>" if not isinstance(value, dict | PoolSpec | MeasuringProtocol) else "<own>"
 
 
 DeviceKey = Annotated[str, Field(min_length=1, max_length=64)]
@@ -132,7 +149,9 @@ class CampaignSpec(CampaignBudget):
     """Name of the campaign."""
     seed: int = Field(default=1337, ge=0, lt=2**32)
     """Seed of everything random."""
-    protocol: str | MeasuringProtocol = "quick"
+    protocol: Annotated[Named | Annotated[MeasuringProtocol, Tag("<own>")], Discriminator(_tag)] = (
+        "quick"
+    )
     """Name of a built-in protocol, or your own under another name."""
     learner: str = "laptop"
     """Preset of encoder and heads."""
@@ -144,7 +163,7 @@ class CampaignSpec(CampaignBudget):
     """Repeated reference measurement that detects drift; `false` or `null`: none."""
     characterise: Characterisation | None = Field(default_factory=Characterisation)
     """Kernel measurements before the first label; `false` or `null`: none."""
-    pool: str | PoolSpec
+    pool: Annotated[Named | Annotated[PoolSpec, Tag("<own>")], Discriminator(_tag)]
     """Name of a built pool, or `groups` of architectures."""
 
     @field_validator("pool", mode="before")

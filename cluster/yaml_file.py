@@ -7,7 +7,7 @@ suggests the nearest known one.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,10 @@ from trappm.profiler.files.plain_files import read_plain
 from trappm.profiler.files.yaml_text import load_yaml
 
 MAX_FILE_BYTES = 1 << 20
+
+BRANCH = "<"
+"""Begins the tags of a union's branches, which are no keys of a file."""
+
 _UNKNOWN_KEY = frozenset(["extra_forbidden", "unexpected_keyword_argument"])
 _MISSING_KEY = frozenset(["missing", "missing_argument", "missing_keyword_only_argument"])
 
@@ -71,49 +75,29 @@ def parse(text: str, model: type[Model], *, origin: str, kind: str) -> Model:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise FileFaultsError(origin, _faults(error, model, data, kind)) from error
+        raise FileFaultsError(origin, _faults(error, model, kind)) from error
     except InputError as error:
         raise FileFaultsError(origin, [str(error)]) from error
 
 
-def _faults(
-    error: ValidationError, model: type[BaseModel], data: Mapping[str, Any], kind: str
-) -> list[str]:
-    """Return one line per fault; of a union's branches, the one that came furthest is first."""
-    faults: list[Any] = sorted(
-        error.errors(), key=lambda f: (f["type"] in _UNKNOWN_KEY, len(f["loc"])), reverse=True
-    )
-    known = sorted(set(_keys(model.model_json_schema())))
+def _faults(error: ValidationError, model: type[BaseModel], kind: str) -> list[str]:
+    """Return one line per fault, unknown keys first."""
+    faults = sorted(error.errors(), key=lambda fault: fault["type"] not in _UNKNOWN_KEY)
+    known = set(_keys(model.model_json_schema()))
     misspelt: set[tuple[Any, ...]] = set()
-    locations = [tuple(_keys_of_file(fault, data)) for fault in faults]
     lines = []
-    for fault, location in zip(faults, locations, strict=True):
-        if any(location == deeper[: len(location)] != deeper for deeper in locations if location):
-            continue  # another branch of the union came further
+    for fault in faults:
+        location = tuple(part for part in fault["loc"] if not str(part).startswith(BRANCH))
         message = fault["msg"].removeprefix("Value error, ")
         if fault["type"] in _UNKNOWN_KEY:
-            near = difflib.get_close_matches(
-                str(location[-1]), [key for key in known if key != location[-1]], n=1
-            )
+            name = str(location[-1])
+            near = difflib.get_close_matches(name, sorted(known - {name}), n=1)
             message = "unknown key" + (f"; did you mean {near[0]!r}?" if near else "")
-            misspelt |= {(*location[:-1], name) for name in near}
+            misspelt |= {(*location[:-1], key) for key in near}
         elif fault["type"] in _MISSING_KEY and location in misspelt:
             continue  # the misspelt key explains it
         lines.append(f"{'.'.join(map(str, location)) or kind}: {message}")
     return lines
-
-
-def _keys_of_file(fault: Mapping[str, Any], data: Any) -> Iterator[Any]:
-    """Yield the keys of a fault's location without the names of a union's branches."""
-    location, is_missing = fault["loc"], fault["type"] in _MISSING_KEY
-    for index, part in enumerate(location):
-        if (isinstance(data, list) and isinstance(part, int) and part < len(data)) or (
-            isinstance(data, dict) and part in data
-        ):
-            data = data[part]
-        elif not (is_missing and index == len(location) - 1):
-            continue  # the name of a branch
-        yield part
 
 
 def _keys(schema: Any) -> Iterator[str]:

@@ -12,13 +12,20 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, ClassVar
 
 import numpy as np
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+)
 from scipy import stats  # type: ignore[import-untyped]
 
 from trappm.cluster.scheduler.training_report import Judgement, Spent
-from trappm.profiler.errors import InputError
 from trappm.profiler.number_text import number_text
 from trappm.profiler.records import METRICS
 
@@ -29,47 +36,35 @@ _NEWEST_WEIGHT = 0.05
 """Weight of the newest measurement in a device's mean duration: about the last twenty count."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StopRules:
+class StopRules(BaseModel):
     """The first of these that holds ends a campaign; None means that it never does.
 
     What is being measured then is still kept; what is only planned is left unmeasured.
-
-    Raises:
-        InputError: a limit that is not positive, an unknown metric, a confidence outside (0.5, 1).
     """
 
-    __pydantic_config__: ClassVar[Any] = {
-        "extra": "forbid",
-        "allow_inf_nan": False,
-        "use_attribute_docstrings": True,
-    }
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
-    target_mape: Mapping[str, float] | None = None
+    target_mape: Mapping[str, PositiveFloat] | None = None
     """Target error by metric in percent; all must be reached on every device."""
-    confidence: float = 0.9
+    confidence: float = Field(default=0.9, gt=0.5, lt=1.0)
     """Confidence with which each mean error is below its target."""
-    labels: int | None = None
+    labels: PositiveInt | None = None
     """Number of labels on all devices, the evaluation set included."""
-    gpu_hours: float | None = None
+    gpu_hours: PositiveFloat | None = None
     """Hours of measuring on all devices, failed attempts included."""
-    price_per_gpu_hour: float | None = None
+    price_per_gpu_hour: PositiveFloat | None = None
     """Price of a GPU for an hour, in any currency; only reported."""
-    ends_at: datetime.datetime | None = None
+    ends_at: AwareDatetime | None = None
     """Time at which the campaign ends, with a time zone."""
 
-    def __post_init__(self) -> None:
-        for name in ("labels", "gpu_hours", "price_per_gpu_hour"):
-            _check_positive(name, getattr(self, name))
-        for metric, target in (self.target_mape or {}).items():
-            if metric not in METRICS:
-                raise InputError(f"no metric {metric!r} for a target; there are: "
-                                 f"{', '.join(METRICS)}")  # fmt: skip
-            _check_positive(f"target_mape of {metric}", target)
-        if not 0.5 < self.confidence < 1.0:
-            raise InputError(f"the confidence is {self.confidence}; give one between 0.5 and 1")
-        if self.ends_at is not None and self.ends_at.tzinfo is None:
-            raise InputError("ends_at needs a time zone, such as 2026-11-21T18:00+00:00")
+    @field_validator("target_mape")
+    @classmethod
+    def _of_metrics(cls, targets: Mapping[str, float] | None) -> Mapping[str, float] | None:
+        if unknown := sorted(set(targets or ()) - set(METRICS)):
+            raise ValueError(f"no metric {unknown[0]!r}; there are: {', '.join(METRICS)}")
+        return targets
 
     def budgets(self, labels: int, gpu_seconds: float) -> list[tuple[str, float, float]]:
         """Return name, limit and amount spent of each budget."""
@@ -78,11 +73,6 @@ class StopRules:
             ("GPU-hours", self.gpu_hours, gpu_seconds / 3600),
         )
         return [(name, float(limit), spent) for name, limit, spent in known if limit is not None]
-
-
-def _check_positive(name: str, value: float | None) -> None:
-    if value is not None and not value > 0:
-        raise InputError(f"the stop rule {name} is {value}; it must be positive")
 
 
 @dataclass(frozen=True)

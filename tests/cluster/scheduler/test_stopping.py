@@ -4,6 +4,7 @@ import datetime
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from trappm.cluster.scheduler.stop_rules import (
     StopRules,
@@ -14,7 +15,6 @@ from trappm.cluster.scheduler.stop_rules import (
     upper_bound,
 )
 from trappm.cluster.scheduler.training_report import Judgement, Spent
-from trappm.profiler.errors import InputError
 
 START = datetime.datetime(2026, 11, 21, 12, 0, tzinfo=datetime.UTC)
 
@@ -133,15 +133,15 @@ def test_without_rules_the_last_round_ends_a_campaign():
 
 
 @pytest.mark.parametrize(
-    ("rules", "message"),
+    ("rules", "fault"),
     [
-        ({"labels": 0}, "labels is 0"),
-        ({"confidence": 1.0}, "between 0.5 and 1"),
+        ({"labels": 0}, "labels"),
+        ({"confidence": 1.0}, "confidence"),
         ({"target_mape": {"memory": 5.0}}, "no metric 'memory'"),
-        ({"target_mape": {"memory_mib": 0.0}}, "must be positive"),
-        ({"ends_at": datetime.datetime(2026, 1, 1)}, "time zone"),
+        ({"target_mape": {"memory_mib": 0.0}}, "target_mape.memory_mib"),
+        ({"ends_at": datetime.datetime(2026, 1, 1)}, "timezone"),
     ],
 )
-def test_rules_that_cannot_be_are_refused(rules, message):
-    with pytest.raises(InputError, match=message):
+def test_rules_that_cannot_be_are_refused(rules, fault):
+    with pytest.raises(ValidationError, match=fault):
         StopRules(**rules)
