@@ -18,17 +18,14 @@ from trappm.cluster.campaign.progress import Progress
 from trappm.cluster.ray_runtime import (
     ACCELERATOR_LABEL,
     CAMPAIGN_ACTOR,
-    RayDiedError,
-    answer,
     gpus_known_to,
     here,
     last_line,
     ray_runtime,
     require_nodes,
 )
-from trappm.cluster.rehearsal import runs_nothing
 from trappm.cluster.scheduler.stop_rules import deadline_passed
-from trappm.cluster.spec import CampaignSpec, spec_of
+from trappm.cluster.spec import CampaignSpec, runs_nothing, spec_of
 from trappm.profiler.devices import meant_device, open_device
 from trappm.profiler.errors import CampaignError, InputError, TrappmError
 from trappm.profiler.records import Outcome
@@ -103,30 +100,24 @@ def check_spec(store: Store, spec: CampaignSpec, address: str | None) -> None:
     Raises:
         InputError: The first fault.
     """
-    for check in _checks(store, spec, address):
-        check()
+    for fault in spec_faults(store, spec, address):
+        raise fault
 
 
-def spec_faults(store: Store, spec: CampaignSpec, address: str | None) -> list[str]:
-    """Return all faults that `check_spec` would raise, a line each."""
-    faults = []
-    for check in _checks(store, spec, address):
+def spec_faults(store: Store, spec: CampaignSpec, address: str | None) -> Iterator[TrappmError]:
+    """Yield all faults of a campaign that can be found before it starts."""
+    devices = spec.devices.keys
+    checks: list[Callable[[], object]] = [
+        *(partial(_check_device, device, address) for device in devices),
+        partial(check_stop, spec),
+        lambda: check_budget(spec, without_refused(pool_of(spec, store), store)),
+        *(partial(_check_canary, spec, device) for device in devices),
+    ]
+    for check in checks:
         try:
             check()
         except TrappmError as error:
-            faults.append(str(error))
-    return faults
-
-
-def _checks(
-    store: Store, spec: CampaignSpec, address: str | None
-) -> Iterator[Callable[[], object]]:
-    for device in spec.devices.keys:
-        yield partial(_check_device, device, address)
-    yield partial(check_stop, spec)
-    yield lambda: check_budget(spec, without_refused(pool_of(spec, store), store))
-    for device in spec.devices.keys:
-        yield partial(_check_canary, spec, device)
+            yield error
 
 
 def _check_device(device: str, address: str | None) -> None:
@@ -401,10 +392,11 @@ def _wait_for_previous(
 
 def _status(actor: Any, life: str, seen: int) -> dict[str, Any] | None:
     """Return what a campaign's actor reports, or None while Ray starts it again."""
+    import ray
     from ray.exceptions import ActorUnavailableError, GetTimeoutError
 
     try:
-        status: dict[str, Any] = answer(actor.progress.remote(life, seen), ANSWER_S)
+        status: dict[str, Any] = ray.get(actor.progress.remote(life, seen), timeout=ANSWER_S)
     except (ActorUnavailableError, GetTimeoutError):
         return None
     return status
@@ -434,6 +426,7 @@ def _follow(
     Raises:
         CampaignError: It failed, or its process is gone.
     """
+    import ray
     from ray.exceptions import ActorUnschedulableError, RayError, RayTaskError
 
     node = f"{ENDS_WITH_NODE}; " if is_bound else ""
@@ -450,7 +443,7 @@ def _follow(
                 life, seen = status["life"], status["lines_seen"]
                 watch(Progress(**status["progress"]))
                 if status["ended"]:
-                    return End.FINISHED if answer(actor.result.remote()) else End.STOPPED
+                    return End.FINISHED if ray.get(actor.result.remote()) else End.STOPPED
                 if leave and status["begun"]:
                     return End.LEFT
             elif now - heard_at > silent_s:
@@ -474,7 +467,7 @@ def _follow(
             raise CampaignError(
                 f"campaign {campaign_id} failed: {error.cause!r}; {advice}"
             ) from error
-        except (RayError, RayDiedError) as error:
+        except RayError as error:
             is_node_gone = isinstance(error, ActorUnschedulableError)
             why = "its node is gone" if is_node_gone else last_line(error)
             raise CampaignError(f"the campaign's process died ({why}); {node}{advice}") from error

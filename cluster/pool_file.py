@@ -37,51 +37,18 @@ class PoolFile(BaseModel):
 
 def load_pool_file(path: Path) -> PoolFile:
     """Load a file; raise InputError if it cannot be read or is not a valid pool file."""
-    return parse_pool_file(read_text(path, kind="pool"), origin=str(path))
+    return parse(read_text(path, kind="pool"), PoolFile, origin=str(path), kind="pool")
 
 
-def parse_pool_file(text: str, *, origin: str) -> PoolFile:
-    """Return the pool that a YAML text describes.
-
-    Raises:
-        InputError: Not YAML, or not a pool; the message names the first fault and its key.
-    """
-    return parse(text, PoolFile, origin=origin, kind="pool")
-
-
-def build(
-    store: Store,
-    file: PoolFile,
-    *,
-    address: str | None,
-    processes: int,
-    watch: Watch,
-    retry_refused: bool = False,
-) -> None:
-    """Store a pool and make the static profiles that are missing; each is stored as it is made.
-
-    Args:
-        store: Store of configurations, profiles and refusals.
-        file: Pool to build.
-        address: Address of a running Ray cluster that does the work; None: this machine.
-        processes: Number of profiles made at once on this machine.
-        watch: Called with the progress.
-        retry_refused: Try again what was refused, as a newer version may support it.
+def store_pool(store: Store, file: PoolFile) -> list[Pair]:
+    """Store a pool, and return its architectures with their input sizes.
 
     Raises:
         InputError: An architecture or family that does not exist, or a pool that is too large.
-        CampaignError: The cluster cannot be reached.
     """
     configurations = build_pool(file.spec)
     store.pools.save(file.name, file.model_dump(mode="json"), configurations)
-    make_profiles(
-        store,
-        sorted({(c.architecture, c.input_size) for c in configurations}),
-        address=address,
-        processes=processes,
-        watch=watch,
-        retry_refused=retry_refused,
-    )
+    return sorted({(c.architecture, c.input_size) for c in configurations})
 
 
 def make_profiles(
@@ -93,7 +60,19 @@ def make_profiles(
     watch: Watch,
     retry_refused: bool = False,
 ) -> None:
-    """Make the static profiles of pairs that are missing; arguments and errors as in `build`."""
+    """Make the static profiles that are missing; each is stored as it is made.
+
+    Args:
+        store: Store of profiles and refusals.
+        pairs: Architectures with their input sizes.
+        address: Address of a running Ray cluster that does the work; None: this machine.
+        processes: Number of profiles made at once on this machine.
+        watch: Called with the progress.
+        retry_refused: Try again what was refused, as a newer version may support it.
+
+    Raises:
+        CampaignError: The cluster cannot be reached.
+    """
     missing = store.workloads.pairs_to_profile(pairs, also_refused=retry_refused)
     done = len(pairs) - len(missing)
     watch(done, len(pairs), None)

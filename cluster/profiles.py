@@ -27,7 +27,6 @@ from trappm.profiler.host.forks import forget_secrets
 from trappm.profiler.records import Configuration, MemoryFormat, Pair, Precision
 
 if TYPE_CHECKING:
-    from trappm.profiler.simulation.step_profile import StepProfile
     from trappm.store import Store
 
 FORMAT = 3
@@ -123,15 +122,20 @@ class StepCache:
 
     folder: Path
 
-    def get(self, key: StepKey) -> StepProfile | None:
-        """Return a profile, or None; a damaged one is removed, to be traced again."""
-        loaded = self._load(key)
-        return None if loaded is None else loaded[1]
+    def get(self, key: StepKey) -> bytes | None:
+        """Return a profile as `StepProfile.to_bytes` does; a damaged one is removed."""
+        from trappm.profiler.simulation.step_profile import StepProfile
 
-    def read(self, key: StepKey) -> bytes | None:
-        """Return a profile as `StepProfile.to_bytes` does, or None."""
-        loaded = self._load(key)
-        return None if loaded is None else loaded[0]
+        path = self._path(key, "npz")
+        try:
+            content = path.read_bytes()
+            StepProfile.from_bytes(content)
+        except OSError:
+            return None
+        except TrappmError:
+            path.unlink(missing_ok=True)
+            return None
+        return content
 
     def missing(self, keys: Iterable[StepKey]) -> list[StepKey]:
         """Return keys that are neither traced nor refused."""
@@ -144,19 +148,6 @@ class StepCache:
         part = self.folder / f".{traced.key.file_name}.{os.getpid()}.part"
         part.write_bytes(traced.profile or traced.refusal.encode())
         part.replace(self._path(traced.key, "npz" if traced.profile else "txt"))
-
-    def _load(self, key: StepKey) -> tuple[bytes, StepProfile] | None:
-        from trappm.profiler.simulation.step_profile import StepProfile
-
-        path = self._path(key, "npz")
-        try:
-            content = path.read_bytes()
-            return content, StepProfile.from_bytes(content)
-        except OSError:
-            return None
-        except TrappmError:
-            path.unlink(missing_ok=True)
-            return None
 
     def _path(self, key: StepKey, suffix: str) -> Path:
         return self.folder / f"{key.file_name}.{suffix}"

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import secrets
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from trappm.cluster.rehearsal import runs_nothing
+from trappm.cluster.spec import runs_nothing
 from trappm.profiler.devices import local_devices
 from trappm.profiler.devices.catalogue import ray_labels
 from trappm.profiler.devices.rank_keys import rank_key
@@ -48,10 +46,6 @@ START_TRIES = 3
 
 _FOLDER_PREFIX = "trappm-ray-"
 _LONGEST_TEMPORARY = 9
-
-
-class RayDiedError(CampaignError):
-    """A necessary process of the private Ray has ended."""
 
 
 @dataclass(frozen=True)
@@ -205,48 +199,6 @@ def last_line(error: BaseException) -> str:
     return lines[-1].strip().removesuffix(".")
 
 
-def answer(reference: Any, timeout_s: float = math.inf) -> Any:
-    """Return what `ray.get` does, unless the private Ray has lost a process.
-
-    Raises:
-        RayDiedError: A process of the private Ray has ended.
-        GetTimeoutError: There is no result after `timeout_s`.
-    """
-    import ray
-    from ray.exceptions import GetTimeoutError, RayError
-
-    deadline = time.monotonic() + timeout_s
-    while True:
-        _check_own_processes()
-        try:
-            return ray.get(reference, timeout=_CHECK_S)
-        except GetTimeoutError:
-            if time.monotonic() > deadline:
-                raise
-        except RayError:
-            _check_own_processes()  # it may be why
-            raise
-
-
-_CHECK_S = 1.0
-_OWN_NAMES = ("gcs_server", "raylet")
-_own_processes: dict[psutil.Process, str] = {}
-"""Necessary processes of the private Ray, and their names."""
-
-
-def _check_own_processes() -> None:
-    dead = [name for process, name in _own_processes.items() if not _lives(process)]
-    if dead:
-        raise RayDiedError(f"Ray's own {' and '.join(dead)} was killed or crashed")
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
 def _this_node() -> str:
     import ray
 
@@ -323,16 +275,8 @@ def ray_runtime(address: str | None) -> Iterator[None]:
         }
     try:
         _init(address, options)
-        if folder is not None:
-            for process in psutil.Process().children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):  # some of Ray's helpers live short
-                    if process.name() in _OWN_NAMES:
-                        _own_processes[process] = process.name()
         yield
     finally:
-        if folder is not None and not all(map(_lives, _own_processes)):
-            _kill_holders(Path(folder))  # a Ray that lost a process waits a minute or two for it
-        _own_processes.clear()
         ray.shutdown()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -390,35 +334,10 @@ def _temporary() -> Path:
 
 
 def _remove_leftovers() -> None:
-    """Remove what the private Rays of killed programs left: folders and agents.
-
-    Ray's processes end with the program that started them, except for its two agents after a
-    SIGKILL. They are found by the log files that they hold open in the folder.
-    """
+    """Remove this user's folders of private Rays whose program was killed."""
     for folder in _temporary().glob(f"{_FOLDER_PREFIX}*"):
         pid = folder.name.removeprefix(_FOLDER_PREFIX).split("-")[0]
-        if not pid.isdigit() or psutil.pid_exists(int(pid)) or not _is_own(folder):
-            continue
-        _kill_holders(folder)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_own(folder: Path) -> bool:
-    try:
-        return folder.lstat().st_uid == os.getuid()
-    except FileNotFoundError:  # gone meanwhile
-        return False
-
-
-def _kill_holders(folder: Path) -> None:
-    """Kill processes that hold files open in a folder, except this one and its forks.
-
-    A fork, such as a data loader's worker, has inherited the open files of this process, which
-    therefore do not count.
-    """
-    own = {file.path for file in psutil.Process().open_files()}
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
-            held = {file.path for file in process.open_files()} - own
-            if any(path.startswith(f"{folder}/") for path in held):
-                process.kill()
+        with contextlib.suppress(FileNotFoundError):  # another program removes it, too
+            is_own = folder.lstat().st_uid == os.getuid()
+            if is_own and pid.isdigit() and not psutil.pid_exists(int(pid)):
+                shutil.rmtree(folder, ignore_errors=True)

@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
+def runs_nothing(device: str) -> bool:
+    """Return whether a device is simulated or replayed, so that a campaign on it is a rehearsal."""
+    return device.startswith(("simulated:", "replay:"))
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 

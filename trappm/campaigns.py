@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,12 +85,9 @@ class Campaign:
         run_campaign(home, record.id, spec, address=address, watch=watch)
         with opened_first(home) as store:
             published = [s.id for s in store.snapshots.all() if s.campaign_id == record.id]
-            labels: dict[str, int] = {}
-            for label in store.labels.of_campaign(record.id):
-                labels[label.device] = labels.get(label.device, 0) + 1
             return CampaignResult(
                 id=record.id,
                 state=str(store.campaigns.state(record.id)),
-                labels=labels,
+                labels=Counter(x.device for x in store.labels.of_campaign(record.id)),
                 snapshot=published[0] if published else None,
             )

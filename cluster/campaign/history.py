@@ -6,21 +6,20 @@ A campaign goes on from here after a restart, and reports use the same functions
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from trappm.cluster.rehearsal import runs_nothing
 from trappm.cluster.scheduler.messages import Course, Worker
 from trappm.cluster.scheduler.state_machine import Machine
 from trappm.cluster.scheduler.stop_rules import CampaignEnd, Spend, Stop, StopRules, forecast
 from trappm.cluster.scheduler.training_report import LeftOut, Spent, TrainingReport
-from trappm.cluster.spec import CampaignBudget, CampaignSpec
+from trappm.cluster.spec import CampaignBudget, CampaignSpec, runs_nothing
 from trappm.learner.training_label import TrainingLabel
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.host.environment import stack_difference
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
-from trappm.profiler.records import METRICS, is_cpu_device
+from trappm.profiler.records import METRICS, Provenance, is_cpu_device
 from trappm.store import AssignmentState, CampaignRecord, Store
 from trappm.store.records import RoundState
 
@@ -174,6 +173,15 @@ def training_labels(store: Store, campaign_id: str) -> TrainingLabels:
     ]
     kernels = {device: _kernels(store, device, most[device]) for device in most}
     return TrainingLabels(labels, tuple(left_out), kernels)
+
+
+def unfit_to_publish(labels: Iterable[TrainingLabel]) -> str | None:
+    """Return why labels must not train a snapshot; None if they may."""
+    simulated = Provenance.SIMULATED
+    unfit = {x.device for x in labels if x.provenance == simulated or runs_nothing(x.device)}
+    if not unfit:
+        return None
+    return f"the labels of {', '.join(sorted(unfit))} come from no device that was measured here"
 
 
 def _kernels(store: Store, device: str, stack: str) -> Sequence[KernelMeasurement]:

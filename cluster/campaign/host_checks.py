@@ -15,9 +15,8 @@ from __future__ import annotations
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 
-from trappm.cluster.rehearsal import runs_nothing
 from trappm.cluster.scheduler.messages import Worker
-from trappm.cluster.spec import Characterisation
+from trappm.cluster.spec import Characterisation, runs_nothing
 from trappm.cluster.tasks import CanaryCheck, Finished, KernelRun
 from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import StoreError

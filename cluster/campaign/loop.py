@@ -32,6 +32,7 @@ from trappm.cluster.campaign.history import (
     rule_held,
     training_labels,
     training_reports,
+    unfit_to_publish,
 )
 from trappm.cluster.campaign.host_checks import HostChecks
 from trappm.cluster.campaign.planner import PURPOSES, Planner, pool_of
@@ -45,7 +46,6 @@ from trappm.cluster.campaign.progress import (
     task_line,
 )
 from trappm.cluster.profiles import StepCache, StepKey
-from trappm.cluster.rehearsal import rehearsal_line, unfit_to_publish
 from trappm.cluster.scheduler.messages import (
     AwaitQuiet,
     BudgetSpent,
@@ -72,7 +72,7 @@ from trappm.cluster.scheduler.messages import (
 )
 from trappm.cluster.scheduler.stop_rules import Stop, deadline_passed, target_reached
 from trappm.cluster.scheduler.training_report import LeftOut, Spent, TrainingReport
-from trappm.cluster.spec import CampaignSpec
+from trappm.cluster.spec import CampaignSpec, runs_nothing
 from trappm.cluster.tasks import Choice, Finished, KernelRun
 from trappm.learner.physics.device_specs import known_spec
 from trappm.profiler.errors import CampaignError, StoreError, TrappmError
@@ -213,7 +213,10 @@ class Campaign:
             NotOwnerError: Another process has taken the campaign over; nothing more is written.
             TrappmError: The campaign cannot go on; its state is failed, and it can be resumed.
         """
-        self._tell(news=rehearsal_line(self.spec.devices.keys))
+        if rehearsed := ", ".join(filter(runs_nothing, self.spec.devices.keys)):
+            self._tell(
+                news=f"a rehearsal: {rehearsed} runs nothing, so no snapshot will be published"
+            )
         try:
             self._take_back_leases()
             self._make_pool()
@@ -664,7 +667,8 @@ class Campaign:
             stop = target_reached(self.spec.stop, report.evaluation, self.spec.devices.keys)
             if stop is not None:
                 self._record_stop(stop)
-        self._handle(Learned(has_heads, self._rule_holds))
+                self._handle(Enough())
+        self._handle(Learned(has_heads))
 
     def _record_stop(self, stop: Stop) -> None:
         """Record that a stop rule holds, so that it still holds after a restart."""

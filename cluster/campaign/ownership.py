@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
+
 from trappm.profiler.errors import StoreError
 from trappm.store import CampaignRecord, CampaignState, NotOwnerError, Owner, OwnerProcess, Store
 from trappm.store import owners as in_store
@@ -58,7 +60,7 @@ def is_here(owner: Owner) -> bool:
     if not owner.process.machine or owner.process.machine != machine():
         return False
     pid = owner.process.pid  # that of another user may be hidden, but for its existence
-    return bool(_facts(pid)) or not _exists(pid)
+    return bool(_facts(pid)) or not psutil.pid_exists(pid)
 
 
 def is_gone(owner: Owner) -> bool:
@@ -161,16 +163,6 @@ def _known_to_be_gone(store: Store, campaign_id: str) -> str | None:
     if not is_gone(owner):
         raise OwnedError(campaign_id, campaign.state, owner)
     return owner.id
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _facts(pid: int) -> list[str]:

@@ -133,7 +133,7 @@ class Planner:
 
     def known_steps(self, cache: StepCache) -> dict[StepKey, bytes]:
         """Return the steps that were traced before."""
-        profiles = {key: cache.read(key) for key in self.step_keys()}
+        profiles = {key: cache.get(key) for key in self.step_keys()}
         return {key: profile for key, profile in profiles.items() if profile is not None}
 
     def step_keys(self) -> list[StepKey]:

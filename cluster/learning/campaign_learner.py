@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from trappm.cluster.learning.encoded_pool import EncodedPool
 from trappm.cluster.profiles import StepKey
 from trappm.cluster.scheduler.training_report import (
     Judgement,
@@ -30,8 +30,9 @@ from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability
 from trappm.learner.acquisition.strategies import NEED_GRADIENTS
 from trappm.learner.heads.device_heads import Heads, train_heads
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, StepSettings, TrainedHeads
-from trappm.learner.paper.presets import preset_named
-from trappm.learner.physics.device_specs import CPU, known_spec
+from trappm.learner.paper.encoder import Encoder, make_encoder
+from trappm.learner.paper.presets import EncoderPreset, preset_named
+from trappm.learner.physics.device_specs import CPU, has_kernels, known_spec
 from trappm.learner.physics.devices.joint_fit import Distribution, Evidence
 from trappm.learner.physics.devices.known_devices import known_devices, measured_evidence
 from trappm.learner.physics.step_time_prior import StepTimePrior
@@ -39,12 +40,16 @@ from trappm.learner.snapshots.registry import LATEST, Registry
 from trappm.learner.snapshots.regressions import promote
 from trappm.learner.snapshots.snapshot import save_snapshot
 from trappm.learner.stats.errors import Accuracy, accuracy
+from trappm.learner.stats.folds import content_groups
 from trappm.learner.training_label import TrainingLabel, bounds_of, targets_of
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.capacity import USABLE_SHARE
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.models.families import family_of
 from trappm.profiler.progress import OnProgress
-from trappm.profiler.records import METRICS, Configuration, Pair, Phase
+from trappm.profiler.records import METRICS, Configuration, GraphTemplate, Pair, Phase
+from trappm.profiler.records.graph import Graph
+from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.store.records import Role
 
 IntArray = npt.NDArray[np.int64]
@@ -64,6 +69,98 @@ FOLDS = 3
 
 LEAST_TRAINING_LABELS = 4
 """A device with fewer training labels gets no heads."""
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedPool:
+    """A pool of n configurations with their workloads and embeddings, in one order."""
+
+    configurations: Sequence[Configuration]
+    encoder: Encoder
+    embeddings: npt.NDArray[np.float32]
+    """Shape (n, width)."""
+    _workloads: Sequence[Workload]
+
+    @classmethod
+    def of(
+        cls,
+        pool: Sequence[tuple[Configuration, bytes]],
+        steps: Mapping[Pair, bytes],
+        traced: Mapping[StepKey, bytes],
+        *,
+        preset: EncoderPreset,
+        seed: int,
+        cache: Path,
+        on_progress: OnProgress,
+    ) -> Self:
+        """Pre-train the encoder on the pool or load it; arguments as in `CampaignLearner`."""
+        configurations = [configuration for configuration, _ in pool]
+        graphs = _graphs(pool)
+        encoder = make_encoder(
+            graphs,
+            [c.architecture for c in configurations],
+            preset,
+            pretrained=True,
+            seed=seed,
+            cache=cache,
+            on_progress=on_progress,
+        )
+        embeddings = encoder.embed(graphs)
+        stepped = {pair: StepProfile.from_bytes(data) for pair, data in steps.items()}
+        own = {key: StepProfile.from_bytes(data) for key, data in traced.items()}
+
+        def step_of(c: Configuration) -> StepProfile | None:
+            return own.get(StepKey.of(c)) or stepped.get((c.architecture, c.input_size))
+
+        workloads = [
+            Workload(
+                graph=graph,
+                precision=c.precision,
+                memory_format=c.memory_format,
+                optimizer=c.optimizer,
+                phase=c.phase,
+                step=(step := step_of(c)),
+                kernels=None if step is None else step.kernels_in(c.precision, c.memory_format),
+                embedding=embedding,
+            )
+            for c, graph, embedding in zip(configurations, graphs, embeddings, strict=True)
+        ]
+        return cls(configurations, encoder, embeddings, workloads)
+
+    def __len__(self) -> int:
+        return len(self.configurations)
+
+    def workloads(self, card: str) -> Sequence[Workload]:
+        """Return workloads for heads of a card (n); without kernels if the card is unknown."""
+        return self._workloads if has_kernels(card) else self._without_kernels
+
+    @cached_property
+    def _without_kernels(self) -> Sequence[Workload]:
+        return [w if w.kernels is None else replace(w, kernels=None) for w in self._workloads]
+
+    @cached_property
+    def static_features(self) -> npt.NDArray[np.float64]:
+        """Unscaled features of the configurations, shape (n, f)."""
+        return np.stack([w.static_features for w in self._workloads])
+
+    @cached_property
+    def families(self) -> list[str]:
+        return [family_of(c.architecture) for c in self.configurations]
+
+    @cached_property
+    def groups(self) -> list[str]:
+        """Group that each configuration is held out with (n); identical models are one group."""
+        names = [c.architecture for c in self.configurations]
+        return content_groups(names, self._workloads)
+
+    @cached_property
+    def index(self) -> Mapping[str, int]:
+        """Index of each configuration by its id."""
+        return {c.id: i for i, c in enumerate(self.configurations)}
+
+    def indices(self, names: Sequence[str]) -> npt.NDArray[np.int64]:
+        """Return the indices of configurations by their ids."""
+        return np.array([self.index[name] for name in names], dtype=np.int64)
 
 
 class CampaignLearner:
@@ -491,3 +588,12 @@ def _step_times(
 def _part(on_progress: OnProgress, number: int, parts: int) -> OnProgress:
     """Return a callback that reports one of several equal parts as progress of the whole."""
     return lambda done, total: on_progress(number * total + done, parts * total)
+
+
+def _graphs(pool: Sequence[tuple[Configuration, bytes]]) -> list[Graph]:
+    """Return the graphs; equal graphs are one object, so that work on them is shared."""
+    made: dict[tuple[bytes, int], Graph] = {}
+    for c, template in pool:
+        if (template, c.batch_size) not in made:
+            made[template, c.batch_size] = GraphTemplate.from_bytes(template).at(c.batch_size)
+    return [made[template, c.batch_size] for c, template in pool]

@@ -113,8 +113,6 @@ class Learned:
 
     has_heads: bool
     """Whether the source device has heads to choose by."""
-    enough: bool = False
-    """Whether a stop rule holds, as after `Enough`."""
 
 
 @dataclass(frozen=True)

@@ -293,13 +293,11 @@ class Machine:
             case Settled(assignment_ids):
                 self.spend.labels += len(assignment_ids)
                 self._settle(assignment_ids)
-            case Learned(has_heads, enough):
+            case Learned(has_heads):
                 self._learner.has_heads = has_heads
                 if not has_heads:  # it needs the labels of what was deferred
                     for queue in self._queues.values():
                         queue.end = self.course.rounds
-                if enough:
-                    self._begin_no_more()
                 for number in self._to_close if has_heads or self._is_ending else ():
                     self._close(number)
                 self._learner.end(self._time)

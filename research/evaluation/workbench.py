@@ -107,7 +107,8 @@ class _Workloads:
         self._templates = {p: GraphTemplate.from_bytes(data) for p, data in templates.items()}
         self._steps = {p: StepProfile.from_bytes(data) for p, data in steps.items()}
         self._keys = keys
-        self._own = {key: cache.get(key) for key in set(keys.values())}
+        own = {key: cache.get(key) for key in set(keys.values())}
+        self._own = {k: StepProfile.from_bytes(data) for k, data in own.items() if data}
         self._graphs: dict[Pair, dict[int, Graph]] = defaultdict(dict)
 
     def workload(self, measurement: Measurement) -> Workload:
@@ -123,8 +124,8 @@ class _Workloads:
         if what.batch_size not in graphs:
             graphs[what.batch_size] = self._templates[pair].at(what.batch_size)
         key = self._keys[measurement.attempt_key]
-        step = self._own[key] or self._steps.get(pair)
-        known = step is not None and (key.is_plain or self._own[key] is not None)
+        step = self._own.get(key) or self._steps.get(pair)
+        known = step is not None and (key.is_plain or key in self._own)
         return Workload(
             graph=graphs[what.batch_size],
             precision=what.precision,

@@ -59,6 +59,7 @@ from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.records import METRICS, Graph, Measurement, Phase, is_cpu_device
 from trappm.profiler.records.step_scope import StepScope
+from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.store import Home
 
 SPLIT = (
@@ -252,7 +253,8 @@ def _timed(measurements: Sequence[Measurement], cache: StepCache, processes: int
     keys = step_keys(measurements, cache, processes, _show, stored={})
     rows = []
     for measurement in measurements:
-        step = cache.get(keys[measurement.attempt_key])
+        traced = cache.get(keys[measurement.attempt_key])
+        step = None if traced is None else StepProfile.from_bytes(traced)
         if step is not None and measurement.step_time_ms is not None:
             what = measurement.configuration
             workload = Workload(

@@ -271,7 +271,7 @@ def validate(
     try:
         spec = load_spec(file)
         with store_or_none_yet(Home.find()) as store:
-            faults = spec_faults(store, spec, address)
+            faults = [str(fault) for fault in spec_faults(store, spec, address)]
             lines = [] if faults else plan_lines(spec, store)
     except FileFaultsError as error:
         faults = list(error.faults)

@@ -34,8 +34,7 @@ def build(
     """
     from rich.console import Console
 
-    from trappm.cluster.pool_file import build as build_pool
-    from trappm.cluster.pool_file import load_pool_file
+    from trappm.cluster.pool_file import load_pool_file, make_profiles, store_pool
 
     file = load_pool_file(spec)
     from trappm.reports.pools import pool_facts, print_pool
@@ -46,9 +45,9 @@ def build(
         display = BuildDisplay(Console(stderr=True, highlight=False) if as_json else None)
         try:
             with display:
-                build_pool(
+                make_profiles(
                     store,
-                    file,
+                    store_pool(store, file),
                     address=address,
                     processes=processes or len(os.sched_getaffinity(0)),
                     retry_refused=retry_refused,

@@ -15,10 +15,9 @@ from pydantic import TypeAdapter
 from trappm.cluster.campaign.history import end_of, rule_held
 from trappm.cluster.campaign.ownership import ENDED, runs
 from trappm.cluster.launch import LOST, RETRIED
-from trappm.cluster.rehearsal import runs_nothing
 from trappm.cluster.scheduler.stop_rules import CampaignEnd
 from trappm.cluster.scheduler.training_report import TrainingReport, difference_of
-from trappm.cluster.spec import CampaignBudget, budget_of
+from trappm.cluster.spec import CampaignBudget, budget_of, runs_nothing
 from trappm.profiler.measuring.canary import CanaryDecision, CanaryReading
 from trappm.profiler.number_text import number_text
 from trappm.profiler.records import Outcome, is_cpu_device

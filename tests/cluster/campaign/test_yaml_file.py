@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from trappm.cluster.pool_file import parse_pool_file
+from trappm.cluster.pool_file import PoolFile
 from trappm.cluster.yaml_file import MAX_FILE_BYTES, parse, read_text
 from trappm.prediction.costs import prices_of
 from trappm.profiler.errors import InputError
@@ -36,7 +36,7 @@ GROUP = "architectures: [resnet18], batch_sizes: [1], input_sizes: [32]"
 )
 def test_a_misspelt_key_explains_the_one_that_is_missing(text, message):
     with pytest.raises(InputError) as caught:
-        parse_pool_file(text, origin="my.yaml")
+        parse(text, PoolFile, origin="my.yaml", kind="pool")
     assert str(caught.value) == f"my.yaml: {message}"
 
 
@@ -91,7 +91,7 @@ def test_what_python_refuses_of_a_value_is_told_in_one_line(text, message, tmp_p
     (tmp_path / "prices.yaml").write_text(text)
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
     readers = (
-        lambda: parse_pool_file(text, origin="bad.yaml"),
+        lambda: parse(text, PoolFile, origin="bad.yaml", kind="pool"),
         lambda: read_configurations(path),
         lambda: prices_of("rtx3090"),
     )

@@ -245,11 +245,9 @@ class VirtualCluster:
         elif kind is Tick:
             self.at(self.time_s + TICK_S, event)
         elif kind is Enough:
-            self.ledger.enough = self.ledger.enough or "clock"
+            self.ledger.enough = self.ledger.enough or "rule"
         elif kind in {Learned, Planned}:
             self._job = False
-            if kind is Learned and event.enough:
-                self.ledger.enough = self.ledger.enough or "errors"
             if kind is Planned and not self.ledger.enough:  # written down, or not any more
                 ids = [assignment.id for assignment in event.assignments]
                 self.ledger.add(event.device, event.round_number, ids)
@@ -298,8 +296,10 @@ class VirtualCluster:
         elif kind is Learn:
             self._begin_thinking()
             self.ledger.trainings += 1
-            enough = self.ledger.trainings >= self.weather.enough_after
-            self.at(self.time_s + self.weather.learning_s, Learned(True, enough))
+            learned_s = self.time_s + self.weather.learning_s
+            if self.ledger.trainings >= self.weather.enough_after:
+                self.at(learned_s, Enough())
+            self.at(learned_s, Learned(True))
         elif kind is Close:
             assert command.round_number not in self.ledger.closed
             self.ledger.closed.append(command.round_number)
