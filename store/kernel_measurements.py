@@ -47,7 +47,6 @@ BATCH = 5000
 LONGEST_CALL = 300
 """Maximum length of a call's text."""
 LONGEST_FINGERPRINT = 64
-_MAX_LINE_BYTES = 1 << 20
 _MAX_SAMPLES = 10_000
 _SAMPLES = np.dtype("<f4")
 
@@ -340,7 +339,7 @@ def read_kernels(path: Path) -> Iterator[KernelMeasurement]:
     Raises:
         InputError: The file or a line is invalid; the message has the line's number.
     """
-    lines = read_jsonl(checked_size(path), _MAX_LINE_BYTES)
+    lines = read_jsonl(checked_size(path))
     return numbered(path, "line", lines, _measurement_of_line)
 
 

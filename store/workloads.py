@@ -66,17 +66,10 @@ class Workloads(Repository):
         if step is None and step_refusal is None:
             session.execute(delete(StepProfileRow).filter_by(**at))
             return
-        facts = {}
         if step is not None:
-            profile = StepProfile.from_bytes(step)
-            facts = {
-                "saved_bytes_constant": profile.saved_bytes.constant,
-                "saved_bytes_per_sample": profile.saved_bytes.slope,
-                "trainable_parameters": profile.trainable_parameters,
-                "frozen_parameters": profile.frozen_parameters,
-            }
+            StepProfile.from_bytes(step)  # refuses a damaged one
         result = {"profile": step, "refusal": step_refusal, "trace_version": TRACE_VERSION}
-        session.merge(StepProfileRow(**at, **facts, **result))
+        session.merge(StepProfileRow(**at, **result))
 
     @reading
     def pairs_to_profile(
