@@ -9,7 +9,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -18,10 +17,11 @@ from sqlalchemy import Row, Select, and_, bindparam, or_, select
 from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import InputError, StoreError
+from trappm.profiler.host.environment import utc_now
 from trappm.profiler.measuring.canary import CanaryReading
 from trappm.profiler.records import Measurement, Outcome, Protocol, Provenance, StepSummary
 from trappm.store.assignments import MAX_ATTEMPTS, lease_named, locked, write, write_labels
-from trappm.store.engine import Insert, StoreAwayError, back_end, insert, insert_new, utc_now
+from trappm.store.engine import Insert, StoreAwayError, insert, insert_new
 from trappm.store.labels import LabelFilter, restricted
 from trappm.store.records import (
     Assignment,
@@ -361,7 +361,7 @@ def _insert(session: Session, attempts: Sequence[_Attempt]) -> dict[str, int]:
         return {}
     rows = [attempt.to_row() for attempt in fresh.values()]
     # Without RETURNING: a statement of 2,000 rows takes longer to parse than to execute.
-    query = insert(back_end(session), MeasurementRow).on_conflict_do_nothing()
+    query = insert(session, MeasurementRow).on_conflict_do_nothing()
     query = query.execution_options(preserve_rowcount=True)
     if session.connection().execute(query, rows).rowcount != len(rows):
         raise StoreAwayError("another process was just recording the same attempts")
@@ -372,7 +372,7 @@ def _insert(session: Session, attempts: Sequence[_Attempt]) -> dict[str, int]:
         if (result := _label_values(attempt.measurement)) is not None
     ]
     if labels:
-        session.connection().execute(_label_upsert(back_end(session)), labels)
+        session.connection().execute(_label_upsert(session), labels)
     return new
 
 
@@ -418,10 +418,9 @@ def _label_values(measurement: Measurement) -> dict[str, Any] | None:
     }
 
 
-@cache
-def _label_upsert(name: str) -> Insert:
+def _label_upsert(session: Session) -> Insert:
     """Return an INSERT of labels that replaces an existing label of less value."""
-    query = insert(name, LabelRow)
+    query = insert(session, LabelRow)
     offered = query.excluded
     measured_instead = and_(
         offered.provenance == Provenance.MEASURED, LabelRow.provenance != Provenance.MEASURED

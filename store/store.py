@@ -10,11 +10,18 @@ from typing import TYPE_CHECKING, Self
 from trappm.store import sql
 from trappm.store.assignments import Assignments
 from trappm.store.campaigns import Campaigns, Rounds, Snapshots
-from trappm.store.engine import address, engine_to_read, make_engine
+from trappm.store.engine import (
+    NoLabelStoreError,
+    address,
+    create_if_empty,
+    engine_to_read,
+    find_damage,
+    has_tables,
+    make_engine,
+)
 from trappm.store.kernel_measurements import Kernels
 from trappm.store.labels import Labels
 from trappm.store.measurements import Canaries, Measurements
-from trappm.store.migrate import create_tables, find_damage, require_tables, schema_of
 from trappm.store.owners import Owners, owner_guard
 from trappm.store.transactions import IMPATIENT, Database, Patience
 from trappm.store.workloads import Pools, Workloads
@@ -60,8 +67,7 @@ class Store:
         """
         engine = make_engine(url)
         with _disposed_on_error(engine):
-            if schema_of(engine) is None:
-                create_tables(engine)
+            create_if_empty(engine)
         return cls(Database(engine, patience or Patience()))
 
     @classmethod
@@ -74,7 +80,11 @@ class Store:
         """
         engine = engine_to_read(url)
         with _disposed_on_error(engine):
-            require_tables(engine)
+            if not has_tables(engine):
+                raise NoLabelStoreError(
+                    f"{address(engine)} is an empty database, not yet a label store; make it one "
+                    "with: trappm store upgrade"
+                )
         return cls(Database(engine, IMPATIENT))
 
     def impatient(self) -> Self:
