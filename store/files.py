@@ -42,7 +42,7 @@ class Verdict:
     """What becomes of a row of a file: a measurement, or the reason why there is none."""
 
     kind: str
-    """imported, censored (out of memory, with the capacity as bound), failed, known or rejected."""
+    """imported, censored (out of memory, with the capacity as bound), failed or rejected."""
     reason: str
     measurement: Measurement | None = None
 
@@ -228,10 +228,6 @@ def _by_suffix(path: Path, formats: Mapping[str, _Function]) -> _Function:
     return formats[path.suffix]
 
 
-_KNOWN = Verdict(kind="known", reason="recorded before")
-_CONFLICT = Verdict(kind="rejected", reason="conflicts with what is there under its attempt key")
-
-
 def import_file(measurements: Measurements, path: Path) -> ImportReport:
     """Record the measurements of an export, of the profiler or of a training callback.
 
@@ -250,27 +246,17 @@ def record_verdicts(
     Args:
         measurements: Part of the store that records them.
         file: Name of the file, for the report.
-        source: Name of the source, for the report.
+        source: Name of its source, for the report.
         read: Returns the verdicts; it is called twice.
 
     Raises:
         InputError: A row is invalid; nothing was recorded.
         StoreError: The store cannot be written; importing again completes it.
     """
-    reasons: Counter[tuple[str, str]] = Counter()
+    reasons = Counter((verdict.kind, verdict.reason) for verdict in read())
     counts: Counter[str] = Counter()
-    verdicts = iter(read())
-    while batch := [*itertools.islice(verdicts, BATCH)]:
-        before = measurements.recorded_before(
-            [v.measurement for v in batch if v.measurement is not None]
-        )
-        for verdict in batch:
-            differs = None
-            if verdict.measurement is not None:
-                differs = before.get(verdict.measurement.attempt_key)
-            final = verdict if differs is None else _CONFLICT if differs else _KNOWN
-            reasons[final.kind, final.reason] += 1
-            counts[final.kind] += 1
+    for (kind, _), count in reasons.items():
+        counts[kind] += count
     new = measurements.record_many(v.measurement for v in read() if v.measurement is not None)
     return ImportReport(
         file=file,

@@ -57,7 +57,15 @@ _Result = tuple[list[str], Sequence[Sequence[Any]]]
 def query_sql(
     url: URL, statement: str, *, limit: int = MAX_ROWS, timeout_s: float = TIMEOUT_S
 ) -> tuple[pd.DataFrame, bool]:
-    """Return the rows of one reading SQL statement; see `store.Store.query_sql`."""
+    """Return the rows of one reading SQL statement, and whether there are more than the limit.
+
+    Bytes are shown as their number, and JSON as text. A second column of one name is `name_2`.
+
+    Raises:
+        InputError: The database does not understand the statement, the statement does more than
+            read, or it takes too long.
+        StoreError: The database cannot be reached.
+    """
     if "\0" in statement:  # SQLite and PostgreSQL would take it for the end
         raise _refused("it contains a NUL character")
     engine = engine_to_read(url.render_as_string(hide_password=False))

@@ -57,10 +57,6 @@ class Store:
     def open(cls, url: str, patience: Patience | None = None) -> Self:
         """Open the label store at an SQLAlchemy URL; an empty database becomes a label store.
 
-        Args:
-            url: URL of the database.
-            patience: How long each method waits for a database that goes away.
-
         Raises:
             StoreAccessError: It is not a database or not a label store of this version, or is not
                 writable.
@@ -102,23 +98,7 @@ class Store:
     def query_sql(
         self, statement: str, *, limit: int = sql.MAX_ROWS, timeout_s: float = sql.TIMEOUT_S
     ) -> tuple[pd.DataFrame, bool]:
-        """Return the rows of one reading SQL statement, in the dialect of the database.
-
-        Bytes are shown as their number, and JSON as text. A second column of one name is `name_2`.
-
-        Args:
-            statement: SELECT or VALUES, with or without WITH.
-            limit: Maximum number of rows.
-            timeout_s: Time limit in seconds.
-
-        Returns:
-            The table, and whether there were more rows than the limit.
-
-        Raises:
-            InputError: The database does not understand the statement, the statement does more than
-                read, or it takes too long.
-            StoreError: The database cannot be reached.
-        """
+        """Return `sql.query_sql` of this store."""
         url = self.database.engine.url
         return sql.query_sql(url, statement, limit=limit, timeout_s=timeout_s)
 

@@ -14,7 +14,7 @@ from trappm.profiler.nearest import nearest
 from trappm.profiler.records import Configuration, GraphTemplate, Pair
 from trappm.profiler.simulation.step_profile import TRACE_VERSION, StepProfile
 from trappm.store.engine import insert_new
-from trappm.store.records import PoolPart, PoolRecord, Refusal, configuration_of
+from trappm.store.records import PoolPart, PoolRecord, configuration_of
 from trappm.store.schema import (
     CONFIGURATION,
     ArchitectureGraphRow,
@@ -47,10 +47,10 @@ class Workloads(Repository):
         Args:
             architecture: Name of the model.
             input_size: Input size in pixels or tokens.
-            template: Result of `GraphTemplate.to_bytes`; None if there is a refusal.
+            template: Result of `GraphTemplate.to_bytes`, or None.
             refusal: Reason why there is no graph; None if there is a template.
-            step: Result of `StepProfile.to_bytes`; None if it was refused or not yet made.
-            step_refusal: Reason why there is no step profile.
+            step: Result of `StepProfile.to_bytes`, or None.
+            step_refusal: Reason why there is no step profile; None also if it was not tried.
 
         Raises:
             TrappmError: The template or the step profile is damaged; nothing is stored.
@@ -75,13 +75,9 @@ class Workloads(Repository):
     def pairs_to_profile(
         self, session: Session, pairs: Sequence[Pair], *, also_refused: bool = False
     ) -> list[Pair]:
-        """Return the pairs whose static profile is not complete.
+        """Return the pairs without a graph, or a step profile of this version of the recorder.
 
-        They have no graph, or no step profile of this version of the recorder.
-
-        Args:
-            pairs: Architectures with input sizes.
-            also_refused: Whether to return those that were refused, too.
+        Pairs that were refused are left out unless `also_refused`.
         """
         graph, step = ArchitectureGraphRow, StepProfileRow
         refused_or_complete = or_(graph.refusal.is_not(None), step.architecture.is_not(None))
@@ -122,12 +118,12 @@ class Workloads(Repository):
         return _by_pair(session, query, pairs, row)
 
     @reading
-    def refusals(self, session: Session) -> list[Refusal]:
-        """Return the architectures and input sizes without a graph, sorted."""
+    def refusals(self, session: Session) -> dict[Pair, str]:
+        """Return why architectures have no graph at an input size."""
         row = ArchitectureGraphRow
-        query = select(row.architecture, row.input_size, row.refusal.label("reason"))
-        query = query.where(row.refusal.is_not(None)).order_by(row.architecture, row.input_size)
-        return [Refusal(**found._mapping) for found in session.execute(query)]
+        query = select(row.architecture, row.input_size, row.refusal)
+        rows = session.execute(query.where(row.refusal.is_not(None)))
+        return {(name, size): str(reason) for name, size, reason in rows}
 
     @reading
     def pairs_of_graph(self, session: Session, content_hash: str) -> list[Pair]:

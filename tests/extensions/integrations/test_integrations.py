@@ -62,7 +62,6 @@ def check_added(command, folder, architecture):
         record = next(store.measurements.each(trappm.store.LabelFilter()))
         pair = (architecture, label.configuration.input_size)
         assert store.labels.of_pairs([pair], label.configuration, label.device) == []
-        assert store.labels.pairs(label.device) == []
     assert (label.provenance, label.protocol) == ("imported", "in-training")
     assert label.step_time_ms == pytest.approx(median(record.step_samples_ms))
     assert record.environment["source"] == "recorded in training"
