@@ -18,7 +18,6 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from trappm.profiler.errors import InputError
 from trappm.profiler.nearest import nearest
 from trappm.profiler.records import (
-    MAX_SIZE,
     METRICS,
     Configuration,
     MemoryFormat,
@@ -146,10 +145,6 @@ class LabelFilter:
             value = getattr(self, name)
             if value is not None and value not in allowed:
                 raise InputError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
-        for name in ("batch_size", "input_size"):
-            size = getattr(self, name)
-            if size is not None and not (isinstance(size, int) and 1 <= size <= MAX_SIZE):
-                raise InputError(f"{name} is {size!r}; it must be from 1 to {MAX_SIZE:,}")
         for text in (self.since, self.until):
             if text is not None:
                 point_in_time(text)

@@ -13,15 +13,24 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
+from pydantic import ValidationError
 from sqlalchemy import Row, Select, and_, bindparam, func, or_, select
 from sqlalchemy.orm import Session
 
-from trappm.profiler.errors import InputError, StoreError
+from trappm.profiler.errors import InputError, StoreError, one_line
 from trappm.profiler.host.environment import utc_now
 from trappm.profiler.measuring.canary import CanaryReading
-from trappm.profiler.records import Measurement, Outcome, Protocol, Provenance
+from trappm.profiler.records import (
+    METRICS,
+    Configuration,
+    Measurement,
+    Outcome,
+    Protocol,
+    Provenance,
+)
 from trappm.store.assignments import MAX_ATTEMPTS, lease_named, locked, write, write_labels
 from trappm.store.engine import Insert, StoreAwayError, insert, insert_new
+from trappm.store.files import COLUMNS, FileRow, fingerprint_of, first_fault, measurement_in, row_of
 from trappm.store.labels import LabelFilter, restricted
 from trappm.store.records import (
     Assignment,
@@ -31,13 +40,6 @@ from trappm.store.records import (
     configuration_of,
     is_final,
     record_of,
-)
-from trappm.store.rows import (
-    COLUMNS,
-    fingerprint_of,
-    measurement_in,
-    row_of,
-    with_possible_metrics,
 )
 from trappm.store.schema import (
     CONFIGURATION,
@@ -72,6 +74,73 @@ _LABELS = select(
 _DEVICE = select(DeviceRow.id).where(
     DeviceRow.key == bindparam("key"), DeviceRow.fingerprint == bindparam("fingerprint")
 )
+
+
+def with_possible_metrics(measurement: Measurement) -> Measurement:
+    """Return the measurement, in which impossible metrics are missing, with the reason.
+
+    Raises:
+        StoreError: It cannot be stored, for example because of its step times.
+    """
+    changes: dict[str, Any] = {}
+    missing = dict(measurement.missing)
+    for name in ("memory_mib", "power_w", "energy_j"):
+        value = getattr(measurement, name)
+        if value is not None and not 0 < value < math.inf:
+            changes[name] = None
+            missing[name] = f"measured as {value}, which is impossible"
+    if changes:
+        measurement = dataclasses.replace(measurement, missing=missing, **changes)
+    try:
+        FileRow.model_validate(row_of(measurement))
+    except ValidationError as error:
+        raise StoreError(
+            f"{measurement.configuration} on {measurement.device} cannot be stored: "
+            f"{first_fault(error)}"
+        ) from error
+    return measurement
+
+
+class Wanted(NamedTuple):
+    """The measurement that a worker was asked for."""
+
+    configuration: Configuration
+    device: str
+    protocol: Protocol
+    attempt_key: str
+    fingerprint: str
+    """Fingerprint of the worker's software stack."""
+
+
+def recordable(measurement: Measurement, wanted: Wanted) -> Measurement:
+    """Return the measurement if it can be stored and is the one wanted, else a failed attempt."""
+    try:
+        given = (measurement.configuration, measurement.device, measurement.attempt_key)
+        if (*given, measurement.protocol) == (
+            wanted.configuration, wanted.device, wanted.attempt_key, wanted.protocol
+        ):  # fmt: skip
+            return with_possible_metrics(measurement)
+        reason = f"it is of {given}, which is not what was wanted"
+    except (StoreError, TypeError, ValueError, AttributeError) as error:
+        reason = one_line(error)
+    return unrecordable(reason, wanted)
+
+
+def unrecordable(reason: str, wanted: Wanted) -> Measurement:
+    """Return the failed attempt to record instead of a measurement that cannot be stored."""
+    return Measurement(
+        configuration=wanted.configuration,
+        device=wanted.device,
+        outcome=Outcome.ERROR,
+        protocol=wanted.protocol,
+        started_at=utc_now(),
+        duration_s=0.0,
+        attempt_key=wanted.attempt_key,
+        missing=dict.fromkeys((*METRICS, "energy_j"), "no result"),
+        failed_in="record",
+        message=f"what was measured cannot be recorded: {ascii(reason)[1:-1]}",
+        environment={"stack_fingerprint": wanted.fingerprint},
+    )
 
 
 class Measurements(Repository):

@@ -133,9 +133,13 @@ class _LabelSearch:
         """Return architectures and input sizes that have the step in question."""
         if self.graph is not None:
             return self._pairs_of_graph(self.graph, store)
+        from trappm.profiler.records.graph import GraphTemplate
+
         own = (self.configuration.architecture, self.configuration.input_size)
-        pairs = store.workloads.pairs_of_same_graph(*own)
-        if pairs:
+        templates = store.workloads.graph_templates([own])
+        if templates:
+            graph = GraphTemplate.from_bytes(templates[own])
+            pairs = store.workloads.pairs_of_graph(graph.content_hash)
             profiles = store.workloads.step_profiles([own, *pairs])
             step = profiles.get(own)
         else:  # the store has no profile of it

@@ -52,22 +52,14 @@ def test_opening_again_keeps_everything(empty_database_url):
         assert [label.id for label in second.labels.matching()] == [label_id]
 
 
-@pytest.mark.parametrize(
-    ("schema", "message"),
-    [
-        ("0001", r"earlier TraPPM .schema 0001.*labels export.*labels import"),
-        ("9999", r"newer TraPPM .schema 9999.*update TraPPM"),
-    ],
-)
-def test_a_store_of_another_version_is_refused_with_what_to_do(
-    store, database_url, schema, message
-):
+@pytest.mark.parametrize("schema", ["0001", "9999"])
+def test_a_store_of_another_version_is_refused_with_what_to_do(store, database_url, schema):
     engine = create_engine(database_url)
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = :x"), {"x": schema})
     engine.dispose()
     for open_ in (Store.open, Store.open_to_read):
-        with pytest.raises(StoreAccessError, match=message):
+        with pytest.raises(StoreAccessError, match=rf"schema {schema}.*Update.*labels export"):
             open_(database_url)
 
 

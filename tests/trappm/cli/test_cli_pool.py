@@ -87,7 +87,7 @@ class User:
             return {}
         try:
             with sqlite3.connect(database, timeout=30) as connection:
-                query = "SELECT architecture, graph_hash FROM architecture_graphs"
+                query = "SELECT architecture, graph_hash FROM static_profiles"
                 return dict(connection.execute(query).fetchall())
         except sqlite3.OperationalError:  # its tables are being made
             return {}
