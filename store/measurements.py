@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError
-from sqlalchemy import Row, Select, and_, bindparam, func, or_, select
+from sqlalchemy import Row, Select, and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import InputError, StoreError, one_line
@@ -63,17 +63,6 @@ _WHOLE: Select[*tuple[Any, ...]] = (
     .join(DeviceRow, DeviceRow.id == MeasurementRow.device_id)
 )
 """Measurements with the columns that `_measurement_of` needs."""
-
-# Composed once, because composing a statement takes longer than executing it.
-_IDS_OF_KEYS = select(MeasurementRow.attempt_key, MeasurementRow.id).where(
-    MeasurementRow.attempt_key.in_(bindparam("keys", expanding=True))
-)
-_LABELS = select(
-    LabelRow.id, LabelRow.configuration_id, LabelRow.device_id, LabelRow.protocol_name
-).where(LabelRow.configuration_id.in_(bindparam("names", expanding=True)))
-_DEVICE = select(DeviceRow.id).where(
-    DeviceRow.key == bindparam("key"), DeviceRow.fingerprint == bindparam("fingerprint")
-)
 
 
 def with_possible_metrics(measurement: Measurement) -> Measurement:
@@ -333,7 +322,7 @@ def _record(
     labels = _label_ids(session, attempts)
     recorded: list[Recorded] = []
     changed: dict[str, Assignment] = {}
-    labelled: list[tuple[str, int]] = []
+    labelled: dict[str, int] = {}
     for (measurement, _, assignment), label_id in zip(attempts, labels, strict=True):
         if measurement.attempt_key in new and assignment is not None:
             before = changed.get(assignment.id, assignment)
@@ -341,7 +330,7 @@ def _record(
             if after is not before:
                 changed[after.id] = after
                 if after.state is AssignmentState.DONE and label_id is not None:
-                    labelled.append((after.id, label_id))
+                    labelled[after.id] = label_id
         recorded.append(Recorded(measurement_id=ids[measurement.attempt_key], label_id=label_id))
     write_labels(session, labelled)
     return recorded, changed
@@ -389,10 +378,11 @@ def _attempts(
 def device_id(session: Session, key: str, fingerprint: str, environment: Mapping[str, Any]) -> int:
     """Return the id of a device under one stack, which is inserted if it is new."""
     device = {"key": key, "fingerprint": fingerprint}
-    known: int | None = session.connection().scalar(_DEVICE, device)
+    query = select(DeviceRow.id).filter_by(**device)
+    known: int | None = session.scalar(query)
     if known is None:
         insert_new(session, DeviceRow, [{**device, "environment": dict(environment)}])
-        known = session.connection().scalars(_DEVICE, device).one()
+        known = session.scalars(query).one()
     return known
 
 
@@ -427,7 +417,8 @@ def _insert(session: Session, attempts: Sequence[_Attempt]) -> dict[str, int]:
 
 
 def _measurement_ids(session: Session, attempt_keys: Iterable[str]) -> dict[str, int]:
-    rows = session.connection().execute(_IDS_OF_KEYS, {"keys": [*attempt_keys]})
+    query = select(MeasurementRow.attempt_key, MeasurementRow.id)
+    rows = session.execute(query.where(MeasurementRow.attempt_key.in_([*attempt_keys])))
     return {row.attempt_key: row.id for row in rows}
 
 
@@ -494,8 +485,10 @@ def _label_ids(session: Session, attempts: Sequence[_Attempt]) -> list[int | Non
         tuple(attempt.label_key.values()) if makes_label(attempt.measurement) else None
         for attempt in attempts
     ]
-    names = {"names": sorted({key[0] for key in keys if key})}
-    labels = {tuple(key): id_ for id_, *key in session.connection().execute(_LABELS, names)}
+    row, names = LabelRow, sorted({key[0] for key in keys if key})
+    query = select(row.id, row.configuration_id, row.device_id, row.protocol_name)
+    rows = session.execute(query.where(row.configuration_id.in_(names)))
+    labels = {tuple(key): id_ for id_, *key in rows}
     return [None if key is None else labels[key] for key in keys]
 
 

@@ -70,13 +70,15 @@ class UtcTime(TypeDecorator[str]):
         return time.astimezone(UTC).isoformat()
 
 
-def _values(kind: type[enum.Enum]) -> list[str]:
-    return [member.value for member in kind]
-
-
 def _enum(kind: type[enum.Enum]) -> Enum:
     """Return a text column with a CHECK, which a small migration can extend."""
-    return Enum(kind, native_enum=False, create_constraint=True, length=16, values_callable=_values)
+    return Enum(
+        kind,
+        native_enum=False,
+        create_constraint=True,
+        length=16,
+        values_callable=lambda members: [member.value for member in members],
+    )
 
 
 JSON_ = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")

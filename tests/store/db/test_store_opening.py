@@ -106,11 +106,6 @@ def test_a_file_that_is_no_database_is_told_and_left_alone(tmp_path, content):
     assert path.read_bytes() == content
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(StoreAccessError, match="unable to open database file"):
-        Store.open(f"sqlite:///{tmp_path / 'nowhere' / 'labels.db'}")
-
-
 def test_a_store_that_cannot_be_written_can_be_read(tmp_path):
     path = tmp_path / "labels.db"
     with Store.open(f"sqlite:///{path}") as store:
@@ -206,6 +201,8 @@ def test_what_is_written_meanwhile_is_seen(store, database_url):
 
 
 def test_where_there_is_no_store_nothing_is_made(tmp_path):
+    with pytest.raises(StoreAccessError, match="unable to open database file"):
+        Store.open(url_of(tmp_path / "nowhere" / "labels.db"))
     for path in (tmp_path / "labels.db", tmp_path / "nowhere" / "labels.db"):
         with pytest.raises(InputError, match=r"no label store at .*labels\.db; fill one with"):
             Store.open_to_read(url_of(path))
