@@ -88,8 +88,7 @@ def architectures_matching(session: Session, pattern: str) -> list[str]:
     """
     if not is_glob(pattern):
         return [pattern]
-    known = known_names(session, ConfigurationRow.architecture)
-    return [name for name in known if fnmatch.fnmatchcase(name, pattern)]
+    return fnmatch.filter(known_names(session, ConfigurationRow.architecture), pattern)
 
 
 def is_glob(pattern: str) -> bool:
