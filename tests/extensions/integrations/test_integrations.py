@@ -12,7 +12,7 @@ import trappm
 from trappm import cli
 from trappm.extensions.integrations.forecast import FirstStep, forecast
 from trappm.extensions.integrations.gpu_requests import PRODUCTS, pod, ray_options
-from trappm.extensions.integrations.recorded_steps import PROTOCOL
+from trappm.extensions.integrations.training_watch import PROTOCOL
 from trappm.profiler.devices.capacity import memory_mib
 from trappm.profiler.errors import InputError
 from trappm.profiler.models import zoo
@@ -104,7 +104,7 @@ def test_steps_of_a_compiled_model_are_not_labels_of_eager_ones(folder, compiled
     import torch
 
     from trappm.extensions.integrations.forecast import FirstStep
-    from trappm.extensions.integrations.recorded_steps import RecordedSteps
+    from trappm.extensions.integrations.training_watch import RecordedSteps
     from trappm.profiler.models import zoo
     from trappm.profiler.records import Precision
 
