@@ -263,20 +263,16 @@ def unfit(document: Any) -> str | None:
     return "a NUL character, which a database cannot store" if _NUL.search(text) else None
 
 
-def strict_json(text: str) -> Any:
-    """Parse JSON without NaN and infinity.
+def _parse_json(text: str) -> Any:
+    """Parse JSON, with NaN and infinity, which the models of rows refuse.
 
     Raises:
         InputError: It is not JSON.
     """
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
         raise InputError(f"{_shown(text)} is not JSON: {error}") from error
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number")
 
 
 def _provenance(columns: FileRow) -> Provenance:
@@ -429,7 +425,7 @@ def read_jsonl(path: Path) -> Iterator[_Row]:
     with path.open("rb") as file:
         for line in file:
             if line.strip():
-                row = strict_json(line.decode())
+                row = _parse_json(line.decode())
                 if not isinstance(row, dict):
                     raise InputError("the line is not a JSON object")
                 yield row
@@ -445,11 +441,8 @@ def _as_texts(row: Mapping[str, Any]) -> _Row:
 
 
 def _from_texts(row: _Row) -> _Row:
-    for name in DOCUMENTS:
-        if not isinstance(row.get(name), str | None):
-            raise InputError(f"{name} is not a text")
     documents = {name: row[name] for name in DOCUMENTS if row.get(name) is not None}
-    return {**row, **{name: strict_json(text) for name, text in documents.items()}}
+    return {**row, **{name: _parse_json(text) for name, text in documents.items()}}
 
 
 def _write_csv(path: Path, rows: Iterable[_Row]) -> None:
