@@ -125,6 +125,10 @@ JUDGED: tuple[Strategy, ...] = (BmdalLcmd(),)
 """Strategies that are judged in addition to those of a campaign."""
 
 
+NEED_PREDICTIONS = frozenset({"ours", "ours-per-second", "uncertainty"})
+"""Strategies that use predictions of the pool: which runs die, take long, or are unsure."""
+
+
 @runtime_checkable
 class HasGradients(Protocol):
     """A model with gradients of its predictions, as heads have them."""
@@ -243,8 +247,12 @@ class _View:
         gradients = uncertainty = None
         if strategy in NEED_GRADIENTS and isinstance(self.model, HasGradients):
             gradients = self.model.gradients(self._workloads)
-        if strategy == "uncertainty" and self.model is not None:
-            uncertainty = self.model.predict(self._workloads).log_std_of_mean
+        if strategy in NEED_PREDICTIONS and self.model is not None:
+            own = self.model.predict(self._workloads)
+            uncertainty = own.log_std_of_mean
+            if estimate is not None:  # as long as the learner states no deviation, the first one
+                log_std = estimate.log_std if own.log_std is None else own.log_std
+                estimate = Estimate(own.median, log_std=log_std)
         values = self._bench.samples.values[self._pool[labelled]]
         return AcquisitionRequest(
             embeddings=self._bench.embeddings[self._pool],
