@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +31,6 @@ from trappm.learner.estimator import Estimate, Estimator, Model
 from trappm.learner.paper.training import torch_seeded
 from trappm.learner.physics.device_specs import DeviceSpec
 from trappm.learner.stats.errors import split_architectures
-from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]
@@ -127,13 +125,6 @@ JUDGED: tuple[Strategy, ...] = (BmdalLcmd(),)
 
 NEED_PREDICTIONS = frozenset({"ours", "ours-per-second", "uncertainty"})
 """Strategies that use predictions of the pool: which runs die, take long, or are unsure."""
-
-
-@runtime_checkable
-class HasGradients(Protocol):
-    """A model with gradients of its predictions, as heads have them."""
-
-    def gradients(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float32]: ...
 
 
 def check_installed(strategies: Collection[str]) -> None:
@@ -245,7 +236,7 @@ class _View:
         """Return the next request; with predictions of the pool only where they are needed."""
         capacity, estimate = self._bench.capacity, self._knowledge.estimates.get(self._bench.metric)
         gradients = uncertainty = None
-        if strategy in NEED_GRADIENTS and isinstance(self.model, HasGradients):
+        if strategy in NEED_GRADIENTS and hasattr(self.model, "gradients"):
             gradients = self.model.gradients(self._workloads)
         if strategy in NEED_PREDICTIONS and self.model is not None:
             own = self.model.predict(self._workloads)

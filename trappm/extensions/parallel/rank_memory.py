@@ -65,7 +65,7 @@ class RankMemory:
 
     @property
     def total(self) -> float:
-        return sum(vars(self).values())
+        return float(sum(vars(self).values()))
 
 
 def rank_memory(needs: MemoryNeeds, parallelism: Parallelism) -> RankMemory:
