@@ -236,8 +236,9 @@ class _View:
         """Return the next request; with predictions of the pool only where they are needed."""
         capacity, estimate = self._bench.capacity, self._knowledge.estimates.get(self._bench.metric)
         gradients = uncertainty = None
-        if strategy in NEED_GRADIENTS and hasattr(self.model, "gradients"):
-            gradients = self.model.gradients(self._workloads)
+        find_gradients = getattr(self.model, "gradients", None)  # purely tabular learners have none
+        if strategy in NEED_GRADIENTS and find_gradients is not None:
+            gradients = find_gradients(self._workloads)
         if strategy in NEED_PREDICTIONS and self.model is not None:
             own = self.model.predict(self._workloads)
             uncertainty = own.log_std_of_mean
