@@ -24,8 +24,8 @@ from research.evaluation.benchmark import PAPER_SEEDS, Samples, SplitKind, split
 from research.evaluation.command import GraphProcesses, MetricName
 from research.evaluation.label_files import metric_column, read_labels
 from research.evaluation.workbench import opened_workbench, show_progress
+from research.peers.baselines import Boosting, xgboost
 from research.peers.graph_networks import LAPTOP_SIZE, dippm, nnlqp
-from research.peers.tabular import Boosting, xgboost
 from trappm.cli.options import AsJson, print_json
 from trappm.learner.estimator import Estimator
 from trappm.learner.paper.encoder import Encoder

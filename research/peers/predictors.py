@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from research.peers.baselines import FakeTensor, PriorAlone, mlp, xgboost
 from research.peers.graph_networks import SIZES, dippm, nnlqp
-from research.peers.physics import FakeTensor, PriorAlone
-from research.peers.tabular import mlp, xgboost
 from trappm.learner.estimator import Estimator
 from trappm.learner.heads.metric_head import Ours
 from trappm.learner.paper.encoder import Encoder

@@ -66,8 +66,7 @@ def scale(
 
     Example: trappm scale resnet50 --batch-size 64 --device a100 --gpus 1,2,4,8,16
     """
-    from trappm.extensions.parallel.scaling import scaling, scaling_json
-    from trappm.extensions.parallel.tables import print_scaling
+    from trappm.extensions.parallel.scaling import print_scaling, scaling, scaling_json
 
     named = _COUNTS if gpus is None else gpus
     try:

@@ -39,7 +39,7 @@ UNLABELLED = (
 Interval = tuple[float, float]
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class Generation:
     """What it costs to generate; intervals hold 90 %."""
 
@@ -97,13 +97,6 @@ class Generation:
         if self.tokens == 1:
             values |= dict.fromkeys(("token_ms", "token_interval_ms", "token_device_ms"))
         return values
-
-    def __repr__(self) -> str:
-        each = "" if self.tokens == 1 else f", then {self.token_ms:.3g} ms a token"
-        return (
-            f"<Generation: {self.model} on {self.device}: first token {self.first_token_ms:.3g} "
-            f"ms{each}; {self.memory_mib / 1024:.1f} GiB>"
-        )
 
 
 def generate(
