@@ -39,7 +39,9 @@ def facts(store: Store, campaign_id: str) -> dict[str, Any]:
         InputError: there is no such campaign.
     """
     known = campaign_facts(store, campaign_id, latest_events=MOST_EVENTS)
-    shown = known.to_json(exclude={"spec", "rounds", "assignments", "events"})
+    shown = known.to_json()
+    for name in ("spec", "assignments"):
+        del shown[name]
     reports = [(r, report.to_json()) for r, report in known.trained]
     return shown | {
         "strategy": known.spec.get("strategy"),

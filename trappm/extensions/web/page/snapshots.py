@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,8 +9,7 @@ import numpy as np
 from trappm.learner.snapshots.manifest import read_manifest
 from trappm.prediction.snapshot_choice import DEFAULT, SHIPPED, local_registry
 from trappm.profiler.models.families import family_of
-from trappm.snapshots import listings
-from trappm.terminal.snapshot_tables import head_rows
+from trappm.snapshots import head_rows, listings
 
 if TYPE_CHECKING:
     from trappm.learner.snapshots.manifest_fields import Manifest
@@ -39,7 +37,7 @@ def facts(store: Store, name: str) -> dict[str, Any]:
         "id": manifest.id,
         "aliases": called,
         "manifest": manifest.to_json(),
-        "heads": [asdict(row) for row in head_rows(manifest)],
+        "heads": head_rows(manifest),
         "families": _families(store, manifest),
     }
 
