@@ -186,18 +186,15 @@ def _kernels(device: str, seconds: float | None, out: Path | None, *, as_json: b
     from trappm.terminal.kernel_report import Progress, report
 
     results: list[KernelMeasurement] = []
-    progress, begin = Progress(), time.monotonic()
+    begin = time.monotonic()
     # Opened before anything is measured, so that a file or store without write access fails first.
-    with _recorder(out) as record, Characteriser() as characteriser:
+    with _recorder(out) as record, Characteriser() as characteriser, Progress() as progress:
 
         def on_result(result: KernelMeasurement, count: int) -> None:
             results.append(record(result))
-            progress(result, count)
+            progress.show(results[-1], count)
 
-        try:
-            characteriser.characterise(device, seconds=seconds or BUDGET_S, on_result=on_result)
-        finally:
-            progress.end()
+        characteriser.characterise(device, seconds=seconds or BUDGET_S, on_result=on_result)
     report(device, results, time.monotonic() - begin, as_json=as_json)
     if not as_json:
         for detail in devices.DETAILS:

@@ -14,14 +14,14 @@ import pytest
 from registry_samples import write_sample
 
 import trappm.cli
+from trappm.cli.snapshot import print_manifest
 from trappm.learner.snapshots.manifest import entries, sealed
 from trappm.learner.snapshots.registry import Registry
 from trappm.learner.snapshots.regressions import regressions
 from trappm.learner.snapshots.snapshot import load_snapshot
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.errors import SnapshotError
-from trappm.snapshots import listings
-from trappm.terminal.snapshot_tables import head_rows, print_manifest
+from trappm.snapshots import head_rows, listings
 
 ODD = (5, "x", None, [], {}, [[1]], {"a": 5}, True, -1, 10**400, 1e308)
 
@@ -204,7 +204,7 @@ SECRET = "s3cret"  # noqa: S105
     ],
 )
 def test_a_password_in_its_url_is_never_told(url, capsys):
-    assert trappm.cli.run(["snapshot", "list", "--registry", url]) == 2
+    assert trappm.cli.run(["snapshot", "show", "--registry", url]) == 2
     out, err = capsys.readouterr()
     assert SECRET not in out + err
     assert "cannot be used" in err

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trappm.prediction.device_names import DEFAULT_DEVICE, device_title, refuse_precision
+from trappm.prediction.device_names import DEFAULT_DEVICE, device_title, precision_gap
 from trappm.prediction.fitting import (
     MemoryInterval,
     Verdict,
@@ -130,7 +130,8 @@ def generate(
             raise InputError(f"{name} is {value}; it must be from 1 to {MOST:,}")
     is_default, device = device is None, device or DEFAULT_DEVICE
     capacity_mib = capacity_of(device)
-    refuse_precision(device, which)
+    if gap := precision_gap(device, which):
+        raise InputError(gap)
     from trappm.extensions.transformers.decoder import Decoder
 
     decoder = Decoder(model, prompt + tokens, batch_size, which)
