@@ -15,14 +15,10 @@ from torch import Tensor
 
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.predictions import OTHER_START, DeviceHeads, Predictions, Settings
+from trappm.learner.paper.estimators import embedded_vectors, paper_estimator
 from trappm.learner.paper.graphs import FloatArray
 from trappm.learner.paper.presets import HeadPreset
-from trappm.learner.paper.regressor import (
-    HeadNetwork,
-    NetworkModel,
-    TrappmAsPublished,
-    embedded_vectors,
-)
+from trappm.learner.paper.regressor import HeadNetwork, NetworkModel
 from trappm.learner.tensors import with_prefix
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
@@ -93,7 +89,7 @@ class NetworkHeads:
             raise ValueError(f"heads for an unknown metric: {', '.join(sorted(unknown))}")
         heads = {
             metric: NetworkModel.from_tensors(
-                lambda width: HeadNetwork(preset, width),
+                lambda width, mean_nodes: HeadNetwork(preset, width, mean_nodes),
                 embedded_vectors,
                 preset,
                 with_prefix(tensors, f"{metric}."),
@@ -125,9 +121,9 @@ def train_networks(
     heads = {}
     for number, metric in enumerate(metrics):
         values = targets[:, list(METRICS).index(metric)]
-        estimator = TrappmAsPublished(
-            name=f"head of {metric}",
-            preset=preset,
+        estimator = paper_estimator(
+            f"head of {metric}",
+            preset,
             on_step=lambda done, total, before=number: on_progress(  # type: ignore[misc]
                 before * total + done, len(metrics) * total
             ),

@@ -98,9 +98,9 @@ class FakeTensor:
         Raises:
             InputError: There are too few labels, or a workload has no estimate.
         """
-        rows, values = labelled(workloads, targets)
+        rows, logs = labelled(workloads, targets)
         estimates = _column(self.estimates_mib, [workloads[i] for i in rows])
-        return FakeTensorModel(self.estimates_mib, robust_line(estimates, values, FLOOR))
+        return FakeTensorModel(self.estimates_mib, robust_line(estimates, np.exp(logs), FLOOR))
 
 
 def _column(estimates_mib: Mapping[Workload, float], workloads: Sequence[Workload]) -> Array:

@@ -11,8 +11,8 @@ from research.peers.tabular import mlp, xgboost
 from trappm.learner.estimator import Estimator
 from trappm.learner.heads.metric_head import Ours
 from trappm.learner.paper.encoder import Encoder
+from trappm.learner.paper.estimators import paper_estimator
 from trappm.learner.paper.presets import MEMBERS, PRESETS, EncoderPreset, HeadPreset
-from trappm.learner.paper.regressor import TrappmAsPublished
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.starting_prior import prior_on_card
 from trappm.learner.workload import Workload
@@ -55,7 +55,7 @@ def _published(preset: str, switch: str) -> Callable[[Surroundings], Estimator]:
         chosen = PRESETS[preset]
         head = _SWITCHES[switch](chosen.head) if switch in _SWITCHES else chosen.head
         encoder = given.make_encoder(chosen.encoder, switch != "random")
-        return TrappmAsPublished("-".join(filter(None, ("trappm", preset, switch))), head, encoder)
+        return paper_estimator("-".join(filter(None, ("trappm", preset, switch))), head, encoder)
 
     return make
 

@@ -66,10 +66,10 @@ class TabularEstimator:
         """As `learner.estimator.Estimator`; it has no weights to start from."""
         if start is not None:
             raise InputError(f"{self.name} cannot start from the weights of another device")
-        rows, values = labelled(workloads, targets)
+        rows, logs = labelled(workloads, targets)
         chosen = [workloads[i] for i in rows]
         features = self.features(chosen)
-        scaler, logs = Scaler.fit(features), np.log(values)
+        scaler = Scaler.fit(features)
         centre, scale = float(logs.mean()), max(float(logs.std()), 0.02)
         regression = self.regression(int(generator.integers(2**31)))
         with warnings.catch_warnings():

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from research.replay.strategies import JUDGED, last_layers, named_strategy
 from trappm.learner.acquisition import (
-    NOISE_VARIANCE,
     STRATEGIES,
     AcquisitionRequest,
     PoolCovariance,
@@ -18,12 +17,12 @@ from trappm.learner.acquisition import (
 from trappm.learner.acquisition.pool_covariance import (
     LANDMARKS,
     PoolPosterior,
-    embedding_features,
     narrow,
 )
 from trappm.learner.acquisition.pool_variance import taught_by_bounds
 from trappm.learner.acquisition.strategies import Representation
 from trappm.learner.gaussian_process import matern32
+from trappm.learner.paper.acquisition import NOISE_VARIANCE, embedding_features
 from trappm.profiler.errors import InputError
 
 EVERY = [*STRATEGIES, *(s.name for s in JUDGED if not s.name.startswith("bmdal"))]
