@@ -50,6 +50,7 @@ def test_heads_that_know_such_a_model_are_believed():
     output = Predictions(
         metrics=("memory_mib",), median=none + 100, low=none + 90, high=none + 120,
         log_std=none + 0.1, disagreement=none + 0.1, outside=np.array([[True], [False]]),
+        labels_end=none * np.nan,
     )  # fmt: skip
     other = output.where_outside("memory_mib", np.array([50.0, 60.0]), 0.05)
     assert other.median.tolist() == [[50.0], [100.0]]
