@@ -75,16 +75,6 @@ class Prior(ABC):
                 seen the fold, errors on it would look too small.
         """
 
-    def suited(self, workloads: Sequence[Workload], log_values: Array) -> Self:
-        """Return the variant of the formula, with these constants, that fits the labels best.
-
-        Args:
-            workloads: Labelled workloads (n).
-            log_values: Logarithms of the measured values (n); NaN where unknown.
-        """
-        del workloads, log_values  # most priors have one variant
-        return self
-
     @abstractmethod
     def sensitivities(self, workloads: Sequence[Workload]) -> Array:
         """Return derivatives of the logarithm by the constants, in units of their deviation (n, c).
