@@ -65,7 +65,7 @@ class EncoderNetwork(nn.Module):
     def nodes(self, batch: Batch) -> Tensor:
         """Return Z (N, width) of a batch of `to_data`."""
         if not self.distinct:
-            return self(one_hot(batch.x), batch.edge_index)
+            return self.forward(one_hot(batch.x), batch.edge_index)
         classes = classes_of(batch, len(self.convolutions))
         return propagate(classes, self.convolutions, self.dropout, self.norms)[classes.places]
 

@@ -107,13 +107,14 @@ class HeadNetwork(nn.Module):
     def _pooled(self, data: Batch) -> Tensor:
         if self.distinct:
             classes = classes_of(data, len(self.convolutions))
-            return torch.sparse.mm(
-                classes.pool, propagate(classes, self.convolutions, self.dropout)
-            )
+            x = propagate(classes, self.convolutions, self.dropout)
+            pooled: Tensor = torch.sparse.mm(classes.pool, x)
+            return pooled
         x = one_hot(data.x)
         for convolution in self.convolutions:
             x = self.dropout(F.relu(convolution(x, data.edge_index)))
-        return global_add_pool(x, data.batch)
+        summed: Tensor = global_add_pool(x, data.batch)
+        return summed
 
 
 @dataclass(frozen=True, eq=False)

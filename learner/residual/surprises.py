@@ -147,9 +147,10 @@ class Surprises:
         return probability
 
     def tensors(self) -> dict[str, Tensor]:
-        parts = {"trees": self.trees, "usual": self.usual, "surprising": self.surprising}
         return {
-            **{f"{part}.{k}": v for part, x in parts.items() for k, v in x.tensors().items()},
+            **{f"trees.{k}": v for k, v in self.trees.tensors().items()},
+            **{f"usual.{k}": v for k, v in self.usual.tensors().items()},
+            **{f"surprising.{k}": v for k, v in self.surprising.tensors().items()},
             "scores": torch.from_numpy(self.scores.copy()),
             "shares": torch.from_numpy(self.shares.copy()),
             "reach": torch.tensor(self.reach, dtype=torch.float64),

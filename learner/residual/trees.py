@@ -98,7 +98,7 @@ class Trees:
             arrays[side] = arrays[side].astype(np.int32) + np.arange(nodes, dtype=np.int32)
         trees = cls(**arrays, depth=depth)
         inside = [(trees.left, nodes), (trees.right, nodes), (trees.roots, nodes)]
-        inside += [(trees.first, len(trees.roots)), (trees.feature, np.inf)]
+        inside += [(trees.first, len(trees.roots)), (trees.feature, 2**31)]
         if not (
             {trees.threshold.shape, trees.left.shape, trees.right.shape} == {(nodes,)}
             and all(np.all((places >= 0) & (places < end)) for places, end in inside)
