@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trappm.learner.acquisition.embedding_space import NOISE_VARIANCE, MostUncertain
 from trappm.learner.acquisition.pool_covariance import PoolCovariance
 from trappm.learner.acquisition.pool_variance import ours
 from trappm.learner.acquisition.request import AcquisitionRequest, Pick, Strategy
@@ -19,7 +20,6 @@ from trappm.learner.acquisition.strategies import (
     RandomChoice,
     Stratified,
 )
-from trappm.learner.paper.acquisition import NOISE_VARIANCE, MostUncertain
 from trappm.profiler.errors import InputError
 from trappm.profiler.nearest import nearest
 

@@ -22,6 +22,7 @@ from typing import Protocol
 
 import numpy as np
 
+from trappm.learner.acquisition.embedding_space import embedding_covariance
 from trappm.learner.acquisition.pool_covariance import (
     Array,
     PoolCovariance,
@@ -30,7 +31,6 @@ from trappm.learner.acquisition.pool_covariance import (
 )
 from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explained
 from trappm.learner.acquisition.strategies import Representation
-from trappm.learner.paper.acquisition import embedding_covariance
 
 FLOOR = 0.1
 """Least value of each factor, relative to its mean over the candidates (round number). The strategy

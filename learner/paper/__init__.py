@@ -4,9 +4,11 @@ Karthick Panner Selvam and Mats Brorsson, "TraPPM". Where each part of the paper
 
     encoder       graph autoencoder on graphs without labels: Z = encoder(X, A), A' = sigmoid(Z Z^T)
     regressor     SAGEConv layers + embedding + static features -> one metric; a deep ensemble
-    acquisition   labels chosen over the embedding space, weighted by the ensemble's uncertainty
     fine_tuning   V100 regressors from A100 weights (Table V)
     presets       the papers' sizes and training settings, and those for a laptop core
+
+    learner.acquisition.embedding_space    labels chosen over the embedding space, weighted by the
+                                           ensemble's uncertainty: strategies of every campaign
 
 `graphs` and `training` are data loading and the training loop. Campaigns and the bench call
 `estimators`. `distinct_nodes` is optional (`distinct=False` in a preset): it computes equal nodes

@@ -7,8 +7,8 @@
 
 Each member is trained without one fold of the architectures. The errors on that fold end its
 training and give the width of intervals. The spread of the members is the uncertainty that
-`acquisition` uses (Lakshminarayanan et al. 2017). Published baselines have another network, vector
-or loss.
+`learner.acquisition.embedding_space` uses (Lakshminarayanan et al. 2017). Published baselines have
+another network, vector or loss.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from trappm.learner.acquisition import (
     PoolCovariance,
     strategy_named,
 )
+from trappm.learner.acquisition.embedding_space import NOISE_VARIANCE, embedding_features
 from trappm.learner.acquisition.pool_covariance import (
     LANDMARKS,
     PoolPosterior,
@@ -21,7 +22,6 @@ from trappm.learner.acquisition.pool_covariance import (
 from trappm.learner.acquisition.pool_variance import taught_by_bounds
 from trappm.learner.acquisition.strategies import Representation
 from trappm.learner.gaussian_process import matern32
-from trappm.learner.paper.acquisition import NOISE_VARIANCE, embedding_features
 from trappm.profiler.errors import InputError
 
 EVERY = list(STRATEGIES)
