@@ -65,10 +65,10 @@ class TabularEstimator:
         """As `learner.estimator.Estimator`; it has no weights to start from."""
         if start is not None:
             raise InputError(f"{self.name} cannot start from the weights of another device")
-        rows, values = labelled(workloads, targets)
+        rows, logs = labelled(workloads, targets)
         chosen = [workloads[i] for i in rows]
         features = log_static_features(chosen)
-        scaler, logs = Scaler.fit(features), np.log(values)
+        scaler = Scaler.fit(features)
         centre, scale = float(logs.mean()), max(float(logs.std()), 0.02)
         regression = self.regression(int(generator.integers(2**31)))
         with warnings.catch_warnings():
@@ -188,9 +188,9 @@ class FakeTensor:
         Raises:
             InputError: There are too few labels, or a workload has no estimate.
         """
-        rows, values = labelled(workloads, targets)
+        rows, logs = labelled(workloads, targets)
         estimates = _column(self.estimates_mib, [workloads[i] for i in rows])
-        return FakeTensorModel(self.estimates_mib, robust_line(estimates, values, FLOOR))
+        return FakeTensorModel(self.estimates_mib, robust_line(estimates, np.exp(logs), FLOOR))
 
 
 def _column(estimates_mib: Mapping[Workload, float], workloads: Sequence[Workload]) -> Array:

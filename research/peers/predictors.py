@@ -10,8 +10,8 @@ from research.peers.graph_networks import SIZES, dippm, nnlqp
 from trappm.learner.estimator import Estimator
 from trappm.learner.heads.metric_head import Ours
 from trappm.learner.paper.encoder import Encoder
+from trappm.learner.paper.estimators import paper_estimator
 from trappm.learner.paper.presets import PRESETS, EncoderPreset
-from trappm.learner.paper.regressor import TrappmAsPublished
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.starting_prior import prior_on_card
 from trappm.learner.workload import Workload
@@ -46,7 +46,7 @@ def _published(preset: str, *, pretrained: bool = True) -> Callable[[Surrounding
         chosen = PRESETS[preset]
         encoder = given.make_encoder(chosen.encoder, pretrained)
         name = f"trappm-{preset}" if pretrained else f"trappm-{preset}-random"
-        return TrappmAsPublished(name, chosen.head, encoder)
+        return paper_estimator(name, chosen.head, encoder)
 
     return make
 
