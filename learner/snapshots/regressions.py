@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from trappm.learner.snapshots.manifest_fields import Manifest
 from trappm.learner.snapshots.registry import Registry
 from trappm.profiler.errors import SnapshotError
-from trappm.profiler.number_text import number_text
 from trappm.profiler.records import Phase
+from trappm.profiler.text import number_text
 
 BOUND_PERCENT = 20.0
 """A mean error that is this much larger is a regression ..."""

@@ -15,7 +15,7 @@ from rich.progress import (
 )
 
 from research.evaluation.benchmark import SPLIT_TITLES, SplitKind
-from trappm.profiler.number_text import number_text
+from trappm.profiler.text import number_text
 from trappm.terminal.progress_bars import LiveBar
 from trappm.terminal.tables import console, print_table
 

@@ -14,7 +14,7 @@ from trappm.cli.options import AsJson, print_json
 from trappm.profiler.errors import SnapshotError
 
 if TYPE_CHECKING:
-    from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+    from trappm.profiler.kernels.kernel_call import KernelMeasurement
 
 DETAILS: list[Callable[[str, Sequence[KernelMeasurement]], str | None]] = []
 """Functions of extensions that describe a device by its timed kernels."""

@@ -17,7 +17,7 @@ from typing import Any
 import typer
 
 from trappm.profiler.kernels.ceilings import Ceilings, ceilings, sentence
-from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.kernels.kernel_call import KernelMeasurement
 from trappm.profiler.records import Outcome
 
 _EVERY_S = 2.0

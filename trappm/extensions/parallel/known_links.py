@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trappm.extensions.parallel.links import Link, Node, node_of
+from trappm.profiler.devices.base import rank_key
 from trappm.profiler.devices.catalogue import read_name
-from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import StoreError
 from trappm.profiler.records import is_cpu_device
 
 if TYPE_CHECKING:
-    from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+    from trappm.profiler.kernels.kernel_call import KernelMeasurement
 
 
 def known_node(device: str) -> tuple[Node, tuple[str, ...]]:

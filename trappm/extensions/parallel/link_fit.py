@@ -15,8 +15,7 @@ from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
 from trappm.extensions.parallel.collective_times import Group
 from trappm.extensions.parallel.links import Link, Node
-from trappm.profiler.kernels.kernel_call import Operator
-from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.kernels.kernel_call import KernelMeasurement, Operator
 from trappm.profiler.records import Outcome
 
 Array = npt.NDArray[np.float64]

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trappm.prediction.fitting import MemoryAnswer, Verdict, room_text
-from trappm.profiler.number_text import number_text
+from trappm.profiler.text import number_text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from trappm.extensions.parallel.shared_step import SharedStep
 from trappm.extensions.parallel.strategy import Parallelism, Strategy
 from trappm.prediction.fitting import Verdict
 from trappm.prediction.question import Question
-from trappm.profiler.devices.rank_keys import rank_key
+from trappm.profiler.devices.base import rank_key
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.records import Phase, member
 

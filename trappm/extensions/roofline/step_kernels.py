@@ -22,9 +22,9 @@ from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, LAUNCH, KnownDe
 from trappm.learner.physics.kernel_terms import PRODUCTS, Peak, terms_of
 from trappm.learner.physics.kernel_times import Lookup, times_of
 from trappm.profiler.errors import InputError
-from trappm.profiler.number_text import number_text
 from trappm.profiler.records import Precision
 from trappm.profiler.simulation.kernel_profile import KernelKind, Kernels, KernelTable, Pass, Size
+from trappm.profiler.text import number_text
 
 if TYPE_CHECKING:
     from trappm.learner.physics.step_time_prior import StepTimePrior
