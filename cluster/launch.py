@@ -39,7 +39,6 @@ from trappm.store import (
     Patience,
     Store,
     StoreAccess,
-    StoreNotUpError,
 )
 
 POLL_S = 0.3
@@ -267,24 +266,19 @@ def run_campaign(
         CampaignError: It runs elsewhere, or cannot go on; nothing recorded is lost.
     """
     if address is None:
-        with _opened(home) as store:
+        with opened_first(home) as store:
             begin(store, campaign_id)
     with ray_runtime(address), _sigterm_as_interrupt():
         return _run(home, campaign_id, spec, address, watch, detach)
 
 
 def opened_first(home: Home) -> Store:
-    """Open the store for a command that begins; wait for a server that is not up yet.
+    """Open the store for a command that begins; wait while the database is away.
 
     Raises:
         StoreAccessError: Its address or password is wrong, or it is not a store of this version.
-        StoreError: The server did not come up in time.
+        StoreError: It did not come back in time.
     """
-    return Patience(of=StoreNotUpError)(partial(Store.open, home.database_url))
-
-
-def _opened(home: Home) -> Store:
-    """Open the store that the command had open before; wait if it is unavailable."""
     return Patience()(partial(Store.open, home.database_url))
 
 
@@ -369,7 +363,7 @@ def _wait_for_previous(
     from ray.exceptions import RayError
 
     begun_at = heard_at = time.monotonic()
-    with _opened(home) as store:
+    with opened_first(home) as store:
         while True:
             try:
                 actor = ray.get_actor(f"{CAMPAIGN_ACTOR}{campaign_id}")

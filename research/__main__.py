@@ -41,7 +41,7 @@ PRIORS: Mapping[str, Script] = {
         ("power", "power", f"{_PHYSICS}/power/known_power.safetensors", WRITE),
         ("links", "collectives", "trappm/extensions/parallel/link_kinds.csv", WRITE),
         ("scatter", "ddp_steps", "prints constants of extensions/parallel/schedules.py", ()),
-        ("transformers", "language_models", "prints extensions/transformers/step_times.py", FIT),
+        ("transformers", "language_models", "prints extensions/transformers/model_heads.py", FIT),
         ("workspace", "memory_simulation", "prints WORKSPACE_SHARE of memory_simulation.py", FIT),
     )
 }
@@ -62,7 +62,7 @@ TABLES: Mapping[str, Script] = {
         ("language-models", "priors.language_models", "studies/language_models.md"),
         ("foreign-modules", "tables.foreign_modules", "foreign_modules.md"),
         ("figures", "tables.doc_figures", "figures"),
-        ("h100", "gpu_day.gpu_check", "studies/h100_day.md"),
+        ("h100", "tables.gpu_check", "studies/h100_day.md"),
     )
 }
 """Tables and figures of the documentation."""
@@ -120,7 +120,8 @@ def tables(
     Options of a script follow its name: tables cpu-cores --splits 8.
     """
     if check:
-        execute(TABLES["accuracy"], ["--check", *context.args])
+        # An option behind --check, such as --processes, is parsed as the name.
+        execute(TABLES["accuracy"], ["--check", *([name] if name else []), *context.args])
         return
     _execute_all(TABLES, name, list_, context.args)
 

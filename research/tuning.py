@@ -4,16 +4,15 @@ A trial's error is the mean over folds of whole architectures, and only architec
 first honest split (`research.evaluation.benchmark`, seed 1337) trains on take part: the held-out
 ones stay unseen. After each fold a trial that is worse than the median of the others is pruned. The
 first trial has the shipped settings. `ours` has nothing to tune: it weighs its parts by
-cross-validation in every fit.
+cross-validation in every fit. Studies are kept in studies.db of the data folder.
 """
 
 from __future__ import annotations
 
-import logging
+import hashlib
 import os
-import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,11 +21,10 @@ import numpy.typing as npt
 import typer
 
 from research.evaluation.benchmark import PAPER_SEEDS, Samples, SplitKind, splits_of
+from research.evaluation.command import GraphProcesses, MetricName
 from research.evaluation.label_files import metric_column, read_labels
-from research.evaluation.tables import EvaluationDisplay
-from research.evaluation.workbench import opened_workbench
-from research.options import GraphProcesses, MetricName
-from research.peers.graph_networks import LAPTOP_SIZE, dippm, dnnperf, nnlqp
+from research.evaluation.workbench import opened_workbench, show_progress
+from research.peers.graph_networks import LAPTOP_SIZE, dippm, nnlqp
 from research.peers.tabular import Boosting, xgboost
 from trappm.cli.options import AsJson, print_json
 from trappm.learner.estimator import Estimator
@@ -42,6 +40,7 @@ from trappm.learner.paper.presets import (
 from trappm.learner.paper.regressor import TrappmAsPublished
 from trappm.learner.stats.folds import grouped_folds
 from trappm.profiler.errors import InputError, from_extra
+from trappm.profiler.progress import Watch
 from trappm.profiler.text import number_text
 from trappm.terminal.tables import console, print_table
 
@@ -52,13 +51,9 @@ if TYPE_CHECKING:
 FOLDS = 5
 STARTUP_TRIALS = 5
 """Number of first trials that are drawn at random and never pruned."""
-HEARTBEAT_S = 60
-"""A trial whose process has been silent for twice as long counts as failed."""
 MAX_TRIALS = 10_000
 
 Settings = Mapping[str, Any]
-OnTrial = Callable[[int, int, float | None], None]
-"""Called with finished trials, their total, and the least error so far in percent."""
 
 
 def tune(
@@ -70,48 +65,30 @@ def tune(
     trials: Annotated[
         int, typer.Option(min=1, max=MAX_TRIALS, help="Total number of trials of the study.")
     ] = 30,
-    study: Annotated[
-        str | None, typer.Option(help="Name of the study (default: estimator and metric).")
-    ] = None,
     processes: GraphProcesses = None,
     as_json: AsJson = False,
 ) -> None:
     """Search for better settings, beginning with those that are shipped.
 
-    The study is kept in the label store's database: the same command continues it.
+    The same command on the same labels continues the study.
     """
     space_of(estimator)  # before anything expensive
-    column = metric_column(metric)
     preset = PRESETS.get(estimator.removeprefix("trappm-"))
-    with EvaluationDisplay() as display:
-        with opened_workbench(
-            column, processes=processes or len(os.sched_getaffinity(0)), watch=display.show
-        ) as bench:
-            samples = bench.prepared(read_labels(labels)).samples
-        encoder = None
-        if preset is not None:
-            encoder = bench.encoder(samples, preset.encoder, pretrained=True)
-        name = study or f"{estimator} {column}"
-        tuning = Tuning(name, bench.home.database_url, estimator, samples, encoder)
-
-        def on_trial(done: int, total: int, least: float | None) -> None:
-            best = "" if least is None else f", best {number_text(least, 3)} %"
-            display.show(done, total, f"trials{best}")
-
-        try:
-            report = run_trials(tuning, trials, on_trial)
-        except KeyboardInterrupt as interrupt:
-            typer.echo("trappm: interrupted; the same command continues", err=True)
-            raise typer.Exit(130) from interrupt
+    with opened_workbench(
+        metric_column(metric),
+        processes=processes or len(os.sched_getaffinity(0)),
+    ) as bench:
+        samples = bench.prepared(read_labels(labels)).samples
+    encoder = None
+    if preset is not None:
+        encoder = bench.encoder(samples, preset.encoder, pretrained=True)
+    tuning = Tuning(f"sqlite:///{bench.home.path / 'studies.db'}", estimator, samples, encoder)
+    report = run_trials(tuning, trials, show_progress)
     if as_json:
         print_json(report)
         return
     counts = report["trials"]
-    console().print(
-        f"study {report['study']}: {counts['complete']} trials completed, {counts['pruned']} "
-        f"pruned, {counts['fail']} failed",
-        markup=False,
-    )
+    console().print(f"{counts['complete']} trials completed, {counts['pruned']} pruned")
     rows = [
         (which, trial["trial"], trial["mape"],
          ", ".join(f"{k} {number_text(v)}" for k, v in trial["settings"].items()))
@@ -132,33 +109,46 @@ class Space:
 
 @dataclass(frozen=True)
 class Tuning:
-    """A study with everything that a worker needs to take part."""
+    """An estimator to tune on labels."""
 
-    study: str
-    storage_url: str = field(repr=False)  # it may hold a password
-    """URL of the label store, which Optuna adds its tables to."""
+    storage_url: str
+    """Database that keeps the study."""
     estimator: str
     samples: Samples
     encoder: Encoder | None
     """Pre-trained encoder, for the estimators that need one."""
     seed: int = PAPER_SEEDS[0]
 
+    @property
+    def study(self) -> str:
+        """Name of the study: each set of labels has one of its own."""
+        identity = repr(self.samples.configurations).encode() + self.samples.values.tobytes()
+        return f"{self.estimator} {hashlib.sha256(identity).hexdigest()[:12]}"
 
-def run_trials(tuning: Tuning, total: int, on_trial: OnTrial) -> dict[str, Any]:
-    """Continue the study until it has this many trials; several processes may at once.
+
+def run_trials(tuning: Tuning, total: int, watch: Watch) -> dict[str, Any]:
+    """Continue the study until it has this many trials.
 
     Returns:
-        Study, estimator, numbers of trials by the name of their state, and the best and the shipped
-        trial with number, mean error in percent and settings.
+        Estimator, numbers of completed and pruned trials, and the best and the shipped trial with
+        number, mean error in percent and settings.
 
     Raises:
         InputError: The estimator has nothing to tune, or Optuna is not installed.
     """
+    space = space_of(tuning.estimator)
     import optuna
 
-    space = space_of(tuning.estimator)
-    study = _open(tuning, space)
-    optuna.storages.fail_stale_trials(study)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        study_name=tuning.study, storage=tuning.storage_url, load_if_exists=True,
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS),
+    )  # fmt: skip
+    # A study that goes on must not draw again what it has drawn.
+    study.sampler = optuna.samplers.TPESampler(
+        n_startup_trials=STARTUP_TRIALS, seed=tuning.seed + len(study.trials)
+    )
+    study.enqueue_trial(dict(space.shipped), skip_if_exists=True)
     rows = _training_rows(tuning.samples)
     folds = grouped_folds(
         [tuning.samples.groups[i] for i in rows], FOLDS, np.random.default_rng(tuning.seed)
@@ -175,10 +165,10 @@ def run_trials(tuning: Tuning, total: int, on_trial: OnTrial) -> dict[str, Any]:
                 raise optuna.TrialPruned
         return float(np.mean(errors))
 
-    while (done := _finished(study)) < total:
-        on_trial(done, total, _least(study))
+    while (done := len(_trials(study, "COMPLETE", "PRUNED"))) < total:
+        watch(done, total, "trials")
         study.optimize(objective, n_trials=1)
-    on_trial(total, total, _least(study))
+    watch(total, total, "trials")
     return _report(study, tuning)
 
 
@@ -197,46 +187,6 @@ def space_of(name: str) -> Space:
         )
         raise InputError(f"{name} {reason}; what can be tuned are: {', '.join(spaces)}")
     return spaces[name]
-
-
-def _open(tuning: Tuning, space: Space) -> Study:
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    # Heartbeats are experimental; our Optuna is pinned.
-    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    # Optuna mistakes the label store's schema version for its own, so it must not check.
-    storage = optuna.storages.RDBStorage(
-        tuning.storage_url, skip_compatibility_check=True, heartbeat_interval=HEARTBEAT_S
-    )
-    study = optuna.create_study(
-        study_name=tuning.study, storage=storage, direction="minimize", load_if_exists=True,
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS),
-    )  # fmt: skip
-    shipped = optuna.trial.FixedTrial(dict(space.shipped))
-    space.suggest(shipped)  # type: ignore[arg-type]  # it draws what it was given
-    subject = {
-        "estimator": tuning.estimator,
-        "labels": len(tuning.samples),
-        "values": float(np.nansum(tuning.samples.values)),
-        "space": str(sorted(shipped.distributions.items())),
-    }
-    known = {key: study.user_attrs.get(key) for key in subject} if study.user_attrs else {}
-    if known and known != subject:
-        raise InputError(
-            f"the study {tuning.study!r} is about {known['estimator']} on {known['labels']} other "
-            "labels, or draws from other settings; give another name with --study"
-        )
-    if not known:
-        for key, value in subject.items():
-            study.set_user_attr(key, value)
-        study.enqueue_trial(dict(space.shipped), skip_if_exists=True)
-    # A study that goes on must not draw again what it has drawn.
-    study.sampler = optuna.samplers.TPESampler(
-        n_startup_trials=STARTUP_TRIALS, seed=tuning.seed + len(study.get_trials(deepcopy=False))
-    )
-    return study
 
 
 def _training_rows(samples: Samples) -> npt.NDArray[np.int64]:
@@ -266,15 +216,6 @@ def _trials(study: Study, *states: str) -> list[FrozenTrial]:
     return [t for t in study.get_trials(deepcopy=False) if t.state.name in states]
 
 
-def _finished(study: Study) -> int:
-    return len(_trials(study, "COMPLETE", "PRUNED"))
-
-
-def _least(study: Study) -> float | None:
-    values = [trial.value for trial in _trials(study, "COMPLETE")]
-    return min((value for value in values if value is not None), default=None)
-
-
 def _report(study: Study, tuning: Tuning) -> dict[str, Any]:
     def summary(trial: FrozenTrial) -> dict[str, Any]:
         return {"trial": trial.number, "mape": trial.value, "settings": trial.params}
@@ -282,18 +223,15 @@ def _report(study: Study, tuning: Tuning) -> dict[str, Any]:
     done = _trials(study, "COMPLETE")
     shipped = [t for t in done if "fixed_params" in t.system_attrs]
     return {
-        "study": tuning.study,
         "estimator": tuning.estimator,
         "best": summary(min(done, key=lambda trial: trial.value or np.inf)) if done else None,
         "shipped": summary(shipped[0]) if shipped else None,
-        "trials": {
-            state.lower(): len(_trials(study, state)) for state in ("COMPLETE", "PRUNED", "FAIL")
-        },
+        "trials": {state.lower(): len(_trials(study, state)) for state in ("COMPLETE", "PRUNED")},
     }
 
 
 def _spaces() -> dict[str, Space]:
-    baselines = {"nnlqp": nnlqp, "dippm": dippm, "dnnperf": dnnperf}
+    baselines = {"nnlqp": nnlqp, "dippm": dippm}
     return {
         "trappm-laptop": _published(LAPTOP),
         "trappm-paper": _published(PAPER),

@@ -19,11 +19,10 @@ take twice the time.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Row, ScalarSelect, Select, Update, bindparam, func, insert, select, update
+from sqlalchemy import Row, ScalarSelect, Select, bindparam, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import InputError, StoreError
@@ -33,7 +32,6 @@ from trappm.store.records import (
     Assignment,
     AssignmentState,
     CampaignState,
-    Role,
     RoundState,
     configuration_of,
     record_of,
@@ -92,14 +90,10 @@ def locked(session: Session, assignment_ids: Iterable[str]) -> dict[str, Assignm
 def lease_named(
     wanted: Sequence[tuple[str, str]], known: Mapping[str, Assignment]
 ) -> list[Assignment]:
-    """Return assignments leased to workers, to be written; all or none.
+    """Return open assignments, wanted by id, leased to a worker each; all or none.
 
     An assignment that its worker already has is returned as it is, so that a repeated call changes
     nothing.
-
-    Args:
-        wanted: Ids of open assignments, each with its worker.
-        known: Current assignments by id.
 
     Raises:
         StoreError: An assignment does not exist, or another worker has it.
@@ -190,50 +184,31 @@ class Assignments(Repository):
         unfinished = select(RoundRow.number).where(
             RoundRow.campaign_id == campaign_id, RoundRow.state == RoundState.OPEN
         )
-        query = _update(campaign_id, AssignmentState.FAILED)
-        query = query.where(AssignmentRow.round_number.in_(unfinished))
+        query = update(AssignmentRow).where(
+            AssignmentRow.campaign_id == campaign_id,
+            AssignmentRow.state == AssignmentState.FAILED,
+            AssignmentRow.round_number.in_(unfinished),
+        )
         session.execute(query.values(state=AssignmentState.OPEN, failures=0))
 
     @reading
-    def given_up(
-        self, session: Session, campaign_id: str, device: str, outcome: Outcome
-    ) -> dict[str, int]:
-        """Return the attempts of abandoned training configurations, by their id.
-
-        Args:
-            campaign_id: Id of the campaign.
-            device: Device key.
-            outcome: Outcome of their last attempt.
-        """
-        query = select(AssignmentRow.configuration_id, AssignmentRow.attempts).where(
-            AssignmentRow.campaign_id == campaign_id,
-            AssignmentRow.device_key == device,
-            AssignmentRow.role == Role.TRAIN,
-            AssignmentRow.state == AssignmentState.FAILED,
-            _last_outcome() == outcome,
-        )
-        return {row.configuration_id: row.attempts for row in session.execute(query)}
-
-    @reading
-    def failed_by_outcome(self, session: Session, campaign_id: str) -> dict[Outcome | None, int]:
-        """Return the number of failed assignments by outcome of the last attempt; None if lost."""
-        query = select(_last_outcome(), AssignmentRow.id).where(
+    def failed(self, session: Session, campaign_id: str) -> list[tuple[Assignment, Outcome | None]]:
+        """Return abandoned assignments with the outcome of their last attempt; None if lost."""
+        query = _WHOLE.add_columns(_last_outcome().label("last_outcome")).where(
             AssignmentRow.campaign_id == campaign_id, AssignmentRow.state == AssignmentState.FAILED
         )
-        return dict(Counter(outcome for outcome, _ in session.execute(query)))
+        return [(_assignment_of(row), row.last_outcome) for row in session.execute(query)]
 
     @writing
     def reopen(self, session: Session, campaign_id: str, outcome: Outcome | None) -> int:
         """Open assignments that ended without a label again, and their rounds.
 
-        If there are any, the campaign becomes paused, and an event reports their number.
+        If there are any, the campaign becomes paused, and an event reports their number, which is
+        returned.
 
         Args:
             campaign_id: Campaign that no process runs.
             outcome: Outcome of their last attempt; None if all their workers were lost.
-
-        Returns:
-            The number of assignments.
 
         Raises:
             InputError: The campaign is running, or was cancelled.
@@ -295,12 +270,8 @@ class Assignments(Repository):
 
 def release(session: Session, campaign_id: str) -> None:
     """Take all leases of a campaign back within a transaction, as interruptions."""
-    query = _update(campaign_id, AssignmentState.LEASED)
+    query = update(AssignmentRow).filter_by(campaign_id=campaign_id, state=AssignmentState.LEASED)
     session.execute(query.values(state=AssignmentState.OPEN, worker=None))
-
-
-def _update(campaign_id: str, state: AssignmentState) -> Update:
-    return update(AssignmentRow).filter_by(campaign_id=campaign_id, state=state)
 
 
 def _assignment_of(row: Row[Any]) -> Assignment:

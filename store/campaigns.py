@@ -114,9 +114,7 @@ class Campaigns(Repository):
     ) -> None:
         """Set the pool of a campaign, which never changes afterwards.
 
-        Args:
-            campaign_id: Id of the campaign.
-            pool: Configurations, each with whether its architecture is held out for evaluation.
+        Each configuration comes with whether its architecture is held out for evaluation.
 
         Raises:
             CampaignError: The campaign does not exist, or has another pool already.
@@ -154,37 +152,22 @@ class Campaigns(Repository):
     ) -> dict[str, dict[str, int]]:
         """Return the number of attempts of a campaign by device key and outcome.
 
-        Args:
-            campaign_id: Id of the campaign.
-            since: Only attempts that began at this time or later, in ISO 8601.
+        Attempts that began before `since`, a time in ISO 8601, are left out.
         """
         place = (DeviceRow.key, MeasurementRow.outcome)
-        query = _attempts(select(*place, func.count()), campaign_id, since)
+        query = _attempts(select(*place, func.count()), campaign_id)
+        if since is not None:
+            query = query.where(MeasurementRow.started_at >= since)
         counts: dict[str, dict[str, int]] = {}
         for device, outcome, count in session.execute(query.group_by(*place).order_by(*place)):
             counts.setdefault(device, {})[outcome.value] = count
         return counts
 
     @reading
-    def measuring_seconds_by_device(
-        self,
-        session: Session,
-        campaign_id: str,
-        *,
-        since: str | None = None,
-        until: str | None = None,
-    ) -> dict[str, float]:
-        """Return the duration of a campaign's attempts by device key, failed ones included.
-
-        Args:
-            campaign_id: Id of the campaign.
-            since: Only attempts that began at this time or later, in ISO 8601.
-            until: Only attempts that began before this time.
-        """
+    def measuring_seconds_by_device(self, session: Session, campaign_id: str) -> dict[str, float]:
+        """Return the duration of a campaign's attempts by device key, failed ones included."""
         query = select(DeviceRow.key, func.sum(MeasurementRow.duration_s))
-        query = _attempts(query, campaign_id, since).group_by(DeviceRow.key)
-        if until is not None:
-            query = query.where(MeasurementRow.started_at < until)
+        query = _attempts(query, campaign_id).group_by(DeviceRow.key)
         return {device: float(seconds) for device, seconds in session.execute(query)}
 
     @reading
@@ -216,13 +199,7 @@ class Campaigns(Repository):
         kind: str | None = None,
         last: int | None = None,
     ) -> list[EventRecord]:
-        """Return the events of a campaign, the earliest first.
-
-        Args:
-            campaign_id: Id of the campaign.
-            kind: Only events of this kind.
-            last: Only this number of events, the latest.
-        """
+        """Return the `last` events of a campaign, of all kinds or of one, the earliest first."""
         query = select(EventRow).filter_by(campaign_id=campaign_id)
         if kind is not None:
             query = query.filter_by(kind=kind)
@@ -374,11 +351,7 @@ def _campaign(row: CampaignRow, now: datetime) -> CampaignRecord:
     return record_of(CampaignRecord, row, owner=owner_of(row, now))
 
 
-def _attempts(
-    query: Select[*tuple[Any, ...]], campaign_id: str, since: str | None
-) -> Select[*tuple[Any, ...]]:
-    """Return a query of devices and attempts with the conditions of a campaign and a time."""
-    query = query.join_from(
-        MeasurementRow, DeviceRow, DeviceRow.id == MeasurementRow.device_id
-    ).where(MeasurementRow.campaign_id == campaign_id)
-    return query if since is None else query.where(MeasurementRow.started_at >= since)
+def _attempts(query: Select[*tuple[Any, ...]], campaign_id: str) -> Select[*tuple[Any, ...]]:
+    """Return a query of devices and attempts, restricted to a campaign."""
+    joined = query.join_from(MeasurementRow, DeviceRow, DeviceRow.id == MeasurementRow.device_id)
+    return joined.where(MeasurementRow.campaign_id == campaign_id)

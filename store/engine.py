@@ -1,34 +1,41 @@
-"""Opening SQLite or PostgreSQL, and turning its errors into those of the store.
+"""Opening SQLite or PostgreSQL, the version of the schema, and errors of the database.
 
 Commits are synced to disk (synchronous=FULL), because a label takes seconds to measure and must
-survive a power cut.
+survive a power cut. There is one schema, that of `store.schema`. A database notes its version in a
+table of the name that Alembic uses, so that Alembic can take over when a later version changes it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import (
-    ArgumentError,
-    DBAPIError,
-    OperationalError,
-    SQLAlchemyError,
-    StatementError,
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    create_engine,
+    event,
+    func,
+    inspect,
+    make_url,
+    select,
+    text,
 )
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import ArgumentError, DatabaseError, SQLAlchemyError, StatementError
 from sqlalchemy.orm import Session
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from trappm.profiler.errors import InputError, StoreAccessError, StoreError, from_extra, one_line
-from trappm.store.schema import Base
+from trappm.store.schema import METADATA, SCHEMA, VERSION_TABLE, Base
 
 BUSY_TIMEOUT_S = 60.0
 """How long a writer waits for other writers; a transaction takes milliseconds."""
@@ -36,18 +43,10 @@ BUSY_TIMEOUT_S = 60.0
 _BEGIN = "sqlite_begin"
 """Execution option of an engine: the statement that begins a transaction on SQLite."""
 
-_SQLITE_BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED")
 _AWAY = (
-    *_SQLITE_BUSY,
-    "SQLITE_CANTOPEN",
-    "SQLITE_FULL",
-    "08",
-    "40",
-    "53",
-    "57P01",
-    "57P02",
-    "57P03",
-)
+    "SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CANTOPEN", "SQLITE_FULL",
+    "08", "40", "53", "57P01", "57P02", "57P03",
+)  # fmt: skip
 """Names of SQLite's errors, and SQLSTATEs or their classes, after which the same may succeed later.
 
 The database is locked, its disk is missing or full; the connection is lost, the transaction rolled
@@ -62,6 +61,8 @@ _POSTGRESQL_OPTIONS = {
     "keepalives_count": 4,
     "tcp_user_timeout": 60_000,
 }
+_POSTGRESQL_LOCK = 5_784_113_902
+"""An arbitrary number: the advisory lock of the process that creates a store in PostgreSQL."""
 
 _JSON_ENCODER = json.JSONEncoder(allow_nan=False)
 
@@ -79,12 +80,8 @@ class StoreAwayError(StoreError):
     """The database cannot be reached now, or is busy; the same may succeed later."""
 
 
-class StoreUnreachableError(StoreAwayError, StoreAccessError):
-    """The same while a store is opened; its address may be wrong."""
-
-
-class StoreNotUpError(StoreUnreachableError):
-    """No server accepts connections at the address; it may start soon."""
+class StoreNotUpError(StoreAwayError, StoreAccessError):
+    """No server accepts connections at the address, which may be wrong; it may start soon."""
 
 
 class RefusedRowError(StoreError):
@@ -99,8 +96,8 @@ def make_engine(url: str, *, read_only: bool = False) -> Engine:
         read_only: Whether the database refuses every write.
 
     Raises:
-        StoreAccessError: The URL is malformed, its database system is not supported, or its
-            driver is missing.
+        StoreAccessError: The URL is malformed, or its database system is not supported.
+        InputError: The driver of the database is missing.
     """
     try:
         parsed = make_url(url)
@@ -114,24 +111,18 @@ def make_engine(url: str, *, read_only: bool = False) -> Engine:
         raise StoreAccessError(  # the rest of a password would be taken for host and database
             "the database's address has more than one @; write one in a password as %40"
         )
-    if system not in {"sqlite", "postgresql"}:
-        raise StoreAccessError(f"the label store runs on sqlite or postgresql, not on {system!r}")
-    if parsed.drivername not in {system, "postgresql+psycopg", "sqlite+pysqlite"}:
+    if parsed.drivername not in {
+        "sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg"
+    }:  # fmt: skip
         raise StoreAccessError(
-            f"the label store knows no driver {parsed.drivername!r}; write {system}:// alone"
+            f"the label store runs on sqlite:// or postgresql://, not on {parsed.drivername!r}"
         )
-    connect_args: dict[str, Any] = {"timeout": BUSY_TIMEOUT_S}
-    if system == "postgresql":
+    if system == "sqlite":
+        connect_args: dict[str, Any] = {"timeout": BUSY_TIMEOUT_S}
+    else:
         connect_args = {k: v for k, v in _POSTGRESQL_OPTIONS.items() if k not in parsed.query}
-    try:
-        with from_extra("postgresql", f"the database {_without_password(parsed)}"):
-            engine = create_engine(parsed, json_serializer=_to_json, connect_args=connect_args)
-    except InputError as error:
-        raise StoreAccessError(str(error)) from error
-    except SQLAlchemyError as error:
-        raise StoreAccessError(
-            f"cannot use the database {_without_password(parsed)}: {one_line(error)}"
-        ) from error
+    with from_extra("postgresql", f"the database {_without_password(parsed)}"):
+        engine = create_engine(parsed, json_serializer=_to_json, connect_args=connect_args)
     if system == "sqlite":
         event.listen(engine, "connect", _set_up_sqlite_to_read if read_only else _set_up_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
@@ -144,21 +135,19 @@ def engine_to_read(url: str) -> Engine:
     """Return an engine that cannot write, and creates nothing.
 
     A SQLite database in WAL mode needs two files next to it, even for reading. If they are missing
-    and cannot be created (a read-only folder), nobody has the database open. It is read as an
-    immutable file then.
+    in a folder that this user cannot write, it is read as an immutable file.
 
     Raises:
         NoLabelStoreError: There is no such SQLite file.
         InputError: The folder of the file cannot be accessed.
-        StoreAccessError: The URL is malformed, or the file cannot be read.
+        StoreAccessError: The URL is malformed.
     """
     path = _sqlite_file(url)
     if path is None:
         return make_engine(url, read_only=True)
     try:
         is_there = path.is_file()
-        log = path.with_name(f"{path.name}-wal")
-        has_log = log.exists() and log.stat().st_size > 0
+        has_log = path.with_name(f"{path.name}-wal").exists()
     except OSError as error:
         raise InputError(f"the label store {path} cannot be read: {error.strerror}") from error
     if not is_there:
@@ -166,17 +155,11 @@ def engine_to_read(url: str) -> Engine:
             f"there is no label store at {path}; fill one with: trappm campaign launch, "
             "or set TRAPPM_HOME to the folder that holds one"
         )
-    engine = make_engine(_read_only_url(path), read_only=True)
-    with store_errors(engine, StoreAccessError):
-        try:
-            with engine.connect() as connection:
-                connection.exec_driver_sql("SELECT 1 FROM sqlite_schema LIMIT 1")
-        except OperationalError:
-            if has_log:  # it holds the latest labels, so it must be readable
-                raise
-            engine.dispose()
-            return make_engine(_read_only_url(path, immutable="1"), read_only=True)
-    return engine
+    query = {"mode": "ro", "uri": "true"}
+    if not has_log and not os.access(path.parent, os.W_OK):
+        query["immutable"] = "1"
+    address = URL.create("sqlite", database=path.as_uri(), query=query)
+    return make_engine(address.render_as_string(), read_only=True)
 
 
 def writer_of(engine: Engine) -> Engine:
@@ -184,40 +167,110 @@ def writer_of(engine: Engine) -> Engine:
     return engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
 
 
+def create_if_empty(engine: Engine) -> None:
+    """Make an empty database a label store, in one transaction.
+
+    Raises:
+        StoreAccessError: It is not a database or not a label store of this version, or cannot be
+            written.
+    """
+    if has_tables(engine):
+        return
+    with store_errors(engine, opening=True), writer_of(engine).begin() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execute(text(f"SELECT pg_advisory_xact_lock({_POSTGRESQL_LOCK})"))
+        if not _has_tables(connection):  # another process may have been first
+            METADATA.create_all(connection)
+            connection.execute(VERSION_TABLE.insert().values(version_num=SCHEMA))
+
+
+def has_tables(engine: Engine) -> bool:
+    """Return whether a database is a label store of this version, and not empty.
+
+    Raises:
+        StoreAccessError: It is not a database or not a label store, or has another schema.
+    """
+    with store_errors(engine, opening=True), engine.connect() as connection:
+        return _has_tables(connection)
+
+
+def _has_tables(connection: Connection) -> bool:
+    tables = inspect(connection).get_table_names()
+    if not tables:
+        return False
+    schema: str | None = None
+    if VERSION_TABLE.name in tables:
+        schema = connection.scalar(select(VERSION_TABLE.c.version_num))
+    where = address(connection.engine)
+    if schema is None:
+        raise StoreAccessError(
+            f"{where} is a database of something else (it has a table {tables[0]!r}); give the "
+            "label store one of its own"
+        )
+    if schema < SCHEMA:
+        raise StoreAccessError(
+            f"{where} was written by an earlier TraPPM (schema {schema}). Export it with that "
+            "version (trappm labels export all.jsonl --outcome any), then import the file into a "
+            "new store (trappm labels import all.jsonl)"
+        )
+    if schema > SCHEMA:
+        raise StoreAccessError(
+            f"{where} was written by a newer TraPPM (schema {schema}, while this version knows "
+            f"{SCHEMA}); update TraPPM"
+        )
+    return True
+
+
+def find_damage(engine: Engine) -> list[str]:
+    """Return what SQLite reports of its file and its foreign keys; empty if nothing is wrong.
+
+    PostgreSQL enforces its constraints at all times. Its files are checked by `pg_amcheck`.
+    """
+    if engine.dialect.name != "sqlite":
+        return []
+    with store_errors(engine), engine.connect() as connection:
+        try:
+            lines = connection.exec_driver_sql("PRAGMA integrity_check").scalars().all()
+            orphans = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
+        except DatabaseError as error:  # the damage stops the check itself
+            if _code(error.orig) != "SQLITE_CORRUPT":
+                raise
+            return [str(error.orig)]
+    damage = [" ".join(line.split()) for line in lines if line != "ok"]
+    return damage + [
+        f"row {row} of {table} refers to a row of {parent} that does not exist"
+        for table, row, parent, _ in orphans
+    ]
+
+
 @contextmanager
-def store_errors(engine: Engine, kind: type[StoreError] = StoreError) -> Iterator[None]:
+def store_errors(engine: Engine, *, opening: bool = False) -> Iterator[None]:
     """Turn errors of the database into a StoreError of one line without SQL, values or passwords.
 
     Args:
         engine: Engine of the database.
-        kind: Class of the error, unless the database is away or cannot be written.
+        opening: Whether the database is opened: what it refuses is a StoreAccessError then.
     """
     try:
         yield
     except SQLAlchemyError as error:
-        cause: BaseException = error
-        if isinstance(error, DBAPIError | StatementError) and error.orig is not None:
-            cause = error.orig
-        raise _store_error(engine, cause, kind) from error
+        cause = error.orig if isinstance(error, StatementError) else None
+        raise _store_error(engine, cause or error, opening) from error
     except (engine.dialect.loaded_dbapi.Error, UnicodeEncodeError, OverflowError) as error:
         # From the driver itself, when it connects or converts a value.
-        raise _store_error(engine, error, kind) from error
+        raise _store_error(engine, error, opening) from error
 
 
-def back_end(session: Session) -> str:
-    """Return the name of the database system: sqlite or postgresql."""
-    return session.get_bind().dialect.name
-
-
-def insert(name: str, table: type[Base]) -> Insert:
-    """Return an INSERT of a database system that supports ON CONFLICT."""
-    return sqlite.insert(table) if name == "sqlite" else postgresql.insert(table)
+def insert(session: Session, table: type[Base]) -> Insert:
+    """Return an INSERT of the session's database system that supports ON CONFLICT."""
+    is_sqlite = session.get_bind().dialect.name == "sqlite"
+    return sqlite.insert(table) if is_sqlite else postgresql.insert(table)
 
 
 def insert_new(session: Session, table: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
     """Insert the rows whose unique values are new; leave the others as they are."""
     if rows:
-        query = insert(back_end(session), table).on_conflict_do_nothing()
+        query = insert(session, table).on_conflict_do_nothing()
         session.connection().execute(query, list(rows))
 
 
@@ -227,10 +280,6 @@ def database_time(connection: Connection) -> datetime:
         return datetime.now(UTC)  # its users are on one host
     now: datetime = connection.execute(select(func.clock_timestamp())).scalar_one()
     return now.astimezone(UTC)
-
-
-def utc_now() -> str:
-    return datetime.now(UTC).isoformat()
 
 
 def address(engine: Engine) -> str:
@@ -260,38 +309,28 @@ def _sqlite_file(url: str) -> Path | None:
     return None if name == ":memory:" else Path(name).absolute()
 
 
-def _read_only_url(path: Path, **options: str) -> str:
-    query = {"mode": "ro", "uri": "true", **options}
-    return URL.create("sqlite", database=path.as_uri(), query=query).render_as_string()
-
-
-def _store_error(engine: Engine, cause: BaseException, kind: type[StoreError]) -> StoreError:
+def _store_error(engine: Engine, cause: BaseException, opening: bool) -> StoreError:
     """Return the error to raise for an error of the driver, by its SQLSTATE or SQLite name.
 
     libpq gives an SQLSTATE to the results of statements only. A connection that cannot be made, or
     that breaks, has none.
     """
-    driver, name = engine.dialect.loaded_dbapi, _sqlite_name(cause)
-    code = name or getattr(cause, "sqlstate", None) or ""
+    driver, code = engine.dialect.loaded_dbapi, _code(cause)
     is_connection = (
         engine.dialect.name == "postgresql"
         and not code
         and isinstance(cause, driver.OperationalError | driver.InterfaceError)
     )
-    is_opening = kind is StoreAccessError
-    if name.startswith("SQLITE_READONLY"):
+    kind: type[StoreError] = StoreAccessError if opening else StoreError
+    if code.startswith("SQLITE_READONLY"):
         kind = StoreAccessError
-    elif name.startswith(_SQLITE_BUSY) or (
-        kind is StoreError and (code.startswith(_AWAY) or is_connection)
-    ):
+    elif opening and code.startswith("SQLITE_CANTOPEN"):
+        kind = StoreAccessError  # its folder is missing
+    elif code.startswith(_AWAY) or (is_connection and not opening):
         kind = StoreAwayError
-    elif is_opening and code.startswith(_AWAY):
-        kind = StoreUnreachableError
-    elif is_opening and is_connection and _is_not_up(engine):
+    elif is_connection and _is_not_up(engine):
         kind = StoreNotUpError
-    elif kind is StoreError and isinstance(
-        cause, driver.IntegrityError | driver.DataError | _UNFIT
-    ):
+    elif not opening and isinstance(cause, driver.IntegrityError | driver.DataError | _UNFIT):
         kind = RefusedRowError
     return kind(f"the label store {address(engine)} refused: {one_line(cause)}")
 
@@ -312,12 +351,9 @@ def _is_not_up(engine: Engine) -> bool:
     try:
         if engine.url.host is not None:
             socket.getaddrinfo(engine.url.host, None)
-        if PGconn.ping(server.encode()) in {Ping.REJECT, Ping.NO_RESPONSE}:
-            return True
-        engine.connect().close()  # it may have started just now
-    except (OSError, SQLAlchemyError):
-        return False
-    return True
+    except OSError:
+        return False  # there is no such host
+    return PGconn.ping(server.encode()) in {Ping.REJECT, Ping.NO_RESPONSE}
 
 
 def _to_json(value: object) -> str:
@@ -333,7 +369,12 @@ def _set_up_sqlite(connection: Any, _record: Any) -> None:
     cursor = connection.cursor()
     if cursor.execute("PRAGMA journal_mode").fetchone() != ("wal",):
         # SQLite does not wait here if two processes create the same file.
-        _while_busy(lambda: cursor.execute("PRAGMA journal_mode = WAL"))
+        Retrying(
+            retry=retry_if_exception(lambda error: _code(error).startswith("SQLITE_BUSY")),
+            wait=wait_random_exponential(0.01, max=1.0),
+            stop=stop_after_delay(BUSY_TIMEOUT_S),
+            reraise=True,
+        )(cursor.execute, "PRAGMA journal_mode = WAL")
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()
@@ -348,11 +389,6 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN"))
 
 
-def _while_busy(do: Callable[[], object]) -> None:
-    busy = retry_if_exception(lambda error: _sqlite_name(error).startswith("SQLITE_BUSY"))
-    pause, stop = wait_random_exponential(0.01, max=1.0), stop_after_delay(BUSY_TIMEOUT_S)
-    Retrying(retry=busy, wait=pause, stop=stop, reraise=True)(do)
-
-
-def _sqlite_name(error: BaseException) -> str:
-    return getattr(error, "sqlite_errorname", "")
+def _code(error: BaseException | None) -> str:
+    """Return the SQLSTATE of an error, or its name in SQLite; empty if it has neither."""
+    return getattr(error, "sqlite_errorname", None) or getattr(error, "sqlstate", None) or ""

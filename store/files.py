@@ -11,17 +11,14 @@ import csv
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trappm.profiler.errors import InputError, UnknownArchitectureError, one_line
+from trappm.profiler.errors import InputError, one_line
 from trappm.profiler.files.whole_file import made_whole
-from trappm.profiler.models.known_names import content_of, is_prefixed
-from trappm.profiler.records import Measurement, Outcome, Provenance
-from trappm.profiler.records.step_scope import IN_TRAINING, RECORDED
-from trappm.profiler.steps.sampling import summarize
+from trappm.profiler.records import Measurement, Outcome
 from trappm.store.measurements import BATCH, Measurements
 from trappm.store.rows import (
     COLUMNS,
@@ -35,12 +32,6 @@ from trappm.store.rows import (
 )
 
 MAX_BYTES = 8 << 30
-MAX_PARQUET_ROWS = 10_000_000
-MAX_PARQUET_BATCH_BYTES = 512 << 20
-"""Of a batch of rows in memory."""
-_MAX_LINE_BYTES = 8 << 20
-"""More than a row of `rows.MAX_ROW_BYTES` takes with every quote escaped."""
-_BATCH = 500
 
 _Row = dict[str, Any]
 _Function = TypeVar("_Function")
@@ -51,7 +42,7 @@ class Verdict:
     """What becomes of a row of a file: a measurement, or the reason why there is none."""
 
     kind: str
-    """imported, censored (out of memory, with the capacity as bound), failed, known or rejected."""
+    """imported, censored (out of memory, with the capacity as bound), failed or rejected."""
     reason: str
     measurement: Measurement | None = None
 
@@ -153,33 +144,20 @@ def checked_size(path: Path) -> Path:
     return path
 
 
-def check_columns(names: Sequence[str]) -> None:
-    """Refuse a table that has a column twice.
-
-    Raises:
-        InputError: It has.
-    """
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise InputError(f"it has the column {twice[0][:60]!r} twice")
-
-
 def write_jsonl(path: Path, rows: Iterable[_Row]) -> None:
     """Write rows as JSON lines."""
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
 
 
-def read_jsonl(path: Path, max_line_bytes: int = _MAX_LINE_BYTES) -> Iterator[_Row]:
+def read_jsonl(path: Path) -> Iterator[_Row]:
     """Read the objects of a file of JSON lines.
 
     Raises:
-        InputError: A line is too long or not an object.
+        InputError: A line is not an object.
     """
     with path.open("rb") as file:
-        while line := file.readline(max_line_bytes + 1):
-            if len(line) > max_line_bytes:
-                raise InputError(f"the line is longer than {max_line_bytes >> 20} MiB")
+        for line in file:
             if line.strip():
                 row = strict_json(line.decode())
                 if not isinstance(row, dict):
@@ -231,16 +209,7 @@ def _read_parquet(path: Path) -> Iterator[_Row]:
     try:
         # A column that is not buffered is unpacked page by page, not a row group at once.
         with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
-            schema = file.schema_arrow
-            if file.metadata.num_rows > MAX_PARQUET_ROWS:
-                raise InputError(f"it has more than {MAX_PARQUET_ROWS:,} rows; split it")
-            check_columns(schema.names)
-            if any(pa.types.is_nested(kind) for kind in schema.types):
-                raise InputError("it has nested columns; an export has none")
-            for batch in file.iter_batches(batch_size=_BATCH):
-                if batch.nbytes > MAX_PARQUET_BATCH_BYTES:
-                    limit_mib = MAX_PARQUET_BATCH_BYTES >> 20
-                    raise InputError(f"{_BATCH} of its rows take more than {limit_mib} MiB")
+            for batch in file.iter_batches(batch_size=500):
                 yield from map(_from_texts, batch.to_pylist())
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"it is not a Parquet file that can be read: {one_line(error)}") from error
@@ -259,10 +228,6 @@ def _by_suffix(path: Path, formats: Mapping[str, _Function]) -> _Function:
     return formats[path.suffix]
 
 
-_KNOWN = Verdict(kind="known", reason="recorded before")
-_CONFLICT = Verdict(kind="rejected", reason="conflicts with what is there under its attempt key")
-
-
 def import_file(measurements: Measurements, path: Path) -> ImportReport:
     """Record the measurements of an export, of the profiler or of a training callback.
 
@@ -270,7 +235,7 @@ def import_file(measurements: Measurements, path: Path) -> ImportReport:
         InputError: The file or one of its rows is invalid; nothing was recorded.
         StoreError: The store cannot be written; importing again completes it.
     """
-    return record_verdicts(measurements, path.name, "TraPPM", lambda: _verdicts(path))
+    return record_verdicts(measurements, path.name, "TraPPM", lambda: read_file(path))
 
 
 def record_verdicts(
@@ -281,27 +246,17 @@ def record_verdicts(
     Args:
         measurements: Part of the store that records them.
         file: Name of the file, for the report.
-        source: Name of the source, for the report.
+        source: Name of its source, for the report.
         read: Returns the verdicts; it is called twice.
 
     Raises:
         InputError: A row is invalid; nothing was recorded.
         StoreError: The store cannot be written; importing again completes it.
     """
-    reasons: Counter[tuple[str, str]] = Counter()
+    reasons = Counter((verdict.kind, verdict.reason) for verdict in read())
     counts: Counter[str] = Counter()
-    verdicts = iter(read())
-    while batch := [*itertools.islice(verdicts, BATCH)]:
-        before = measurements.recorded_before(
-            [v.measurement for v in batch if v.measurement is not None]
-        )
-        for verdict in batch:
-            differs = None
-            if verdict.measurement is not None:
-                differs = before.get(verdict.measurement.attempt_key)
-            final = verdict if differs is None else _CONFLICT if differs else _KNOWN
-            reasons[final.kind, final.reason] += 1
-            counts[final.kind] += 1
+    for (kind, _), count in reasons.items():
+        counts[kind] += count
     new = measurements.record_many(v.measurement for v in read() if v.measurement is not None)
     return ImportReport(
         file=file,
@@ -311,55 +266,3 @@ def record_verdicts(
         counts=dict(counts),
         reasons=dict(reasons.most_common()),
     )
-
-
-def _verdicts(path: Path) -> Iterator[Verdict]:
-    """Yield what becomes of each row; records of a training are checked as such."""
-    for number, verdict in enumerate(read_file(path), 1):
-        record = verdict.measurement
-        if record is None or not _is_of_training(record):
-            yield verdict
-        elif fault := _training_fault(record):
-            raise InputError(f"{path.name}, row {number}: {fault}; nothing was imported")
-        else:
-            yield verdict
-
-
-def _is_of_training(record: Measurement) -> bool:
-    return record.protocol.name == IN_TRAINING or record.environment.get("source") == RECORDED
-
-
-def _training_fault(record: Measurement) -> str | None:
-    """Return why this is not what a training callback records; None if it is.
-
-    Nobody kept the machine of a training quiet, so its records have a protocol of their own, which
-    heads do not learn from.
-    """
-    from trappm.profiler.models.zoo import native_input_size
-
-    environment = record.environment
-    if (
-        record.protocol.name != IN_TRAINING
-        or record.provenance is not Provenance.IMPORTED
-        or environment.get("source") != RECORDED
-        or "measuring_version" in environment
-    ):
-        return "its protocol or environment says that it was not recorded in training"
-    if record.outcome is not Outcome.OK or record.step is None:
-        return f"its outcome is {record.outcome}; a training's record is of steps that ended"
-    if len(record.step_samples_ms) < record.protocol.min_steps:
-        return f"it has {len(record.step_samples_ms)} steps, fewer than {record.protocol.min_steps}"
-    if summarize(record.step_samples_ms).median_ms != record.step.median_ms:
-        return f"step_median_ms is {record.step.median_ms}, which is not the median of its samples"
-    name = record.configuration.architecture
-    if is_prefixed(name):
-        try:
-            content_of(name)
-        except InputError as error:
-            return str(error)
-    else:
-        try:
-            native_input_size(name)
-        except UnknownArchitectureError:
-            return f"timm knows no architecture {name[:60]!r}"
-    return None

@@ -17,8 +17,6 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.host.environment import VARIABLE, data_folder
 
 DATABASE_VARIABLE = "TRAPPM_DATABASE"
-_DATABASE_FILE = "database_url"
-_LONGEST_URL = 4096
 
 
 @dataclass(frozen=True)
@@ -41,46 +39,22 @@ class Home:
         Raises:
             InputError: The file cannot be read, or does not hold exactly one line.
         """
-        if (named := self._named_url()) is not None:
+        if named := os.environ.get(DATABASE_VARIABLE) or self._url_in_folder():
             return named
         from sqlalchemy import URL  # it takes a tenth of a second to import
 
         return URL.create("sqlite", database=str(self.database_path)).render_as_string()
 
-    @property
-    def database_files(self) -> tuple[Path, ...] | None:
-        """Files of a SQLite store, which change whenever it changes; None for another database.
-
-        The write-ahead log is omitted while it is empty, because readers create and delete it.
-
-        Raises:
-            InputError: As `database_url`.
-            OSError: The log cannot be accessed.
-        """
-        if self._named_url() is not None:
-            return None
-        log = self.database_path.with_name(self.database_path.name + "-wal")
-        try:
-            is_used = log.stat().st_size > 0
-        except FileNotFoundError:
-            is_used = False
-        return (self.database_path, log) if is_used else (self.database_path,)
-
-    def _named_url(self) -> str | None:
-        """URL of a database other than the file in the folder, if one is named."""
-        return os.environ.get(DATABASE_VARIABLE) or self._url_in_folder()
-
     def _url_in_folder(self) -> str | None:
-        path = self.path / _DATABASE_FILE
+        path = self.path / "database_url"
         try:
-            with path.open(encoding="utf-8") as file:
-                lines = file.read(_LONGEST_URL + 1).strip().splitlines()
+            lines = path.read_text("utf-8").strip().splitlines()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not text"
             raise InputError(f"{path} cannot be read: {reason}") from error
-        if len(lines) != 1 or len(lines[0]) > _LONGEST_URL:  # it may hold a password
+        if len(lines) != 1:  # it may hold a password
             raise InputError(
                 f"{path} must hold one line, the SQLAlchemy URL of the label store, such as "
                 "postgresql+psycopg://user@host/labels"
@@ -119,15 +93,10 @@ class Home:
                 folder.mkdir(parents=True, exist_ok=True)
             # Permission bits do not show read-only mounts, so a file is written.
             tempfile.TemporaryFile(dir=home.path).close()
-        except (FileExistsError, NotADirectoryError) as error:
-            raise InputError(
-                f"the data folder {home.path} cannot be used: {error.filename} is not a folder; "
-                f"set {VARIABLE} to a folder you may write to"
-            ) from error
         except OSError as error:
             raise InputError(
-                f"the data folder {home.path} cannot be written to ({error.strerror}); "
-                f"set {VARIABLE} to a folder you may write to"
+                f"the data folder {home.path} cannot be written to ({error.strerror}: "
+                f"{error.filename}); set {VARIABLE} to a folder you may write to"
             ) from error
         return home
 

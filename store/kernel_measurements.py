@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import InputError, StoreError
 from trappm.profiler.host.environment import utc_now
-from trappm.profiler.kernels.kernel_call import KernelCall, KernelMeasurement, Operator
+from trappm.profiler.kernels.kernel_call import KernelCall, KernelMeasurement
 from trappm.profiler.records import Outcome, Protocol, Provenance
 from trappm.store.engine import insert_new
 from trappm.store.files import checked_size, numbered, read_jsonl, write_jsonl, write_whole
@@ -43,11 +43,6 @@ from trappm.store.transactions import Repository, reading, writing
 BATCH = 5000
 """Kernels per transaction of many."""
 
-LONGEST_CALL = 300
-"""Maximum length of a call's text."""
-LONGEST_FINGERPRINT = 64
-_MAX_LINE_BYTES = 1 << 20
-_MAX_SAMPLES = 10_000
 _SAMPLES = np.dtype("<f4")
 
 
@@ -56,7 +51,7 @@ class KernelFileRow(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    call: Annotated[str, Field(max_length=LONGEST_CALL)]
+    call: Annotated[str, Field(max_length=300)]
     device: Name
     outcome: Outcome
     protocol: ProtocolColumn
@@ -64,7 +59,7 @@ class KernelFileRow(BaseModel):
     duration_s: Amount
     attempt_key: Name
     provenance: Provenance
-    samples_ms: Annotated[Samples, Field(max_length=_MAX_SAMPLES)]
+    samples_ms: Annotated[Samples, Field(max_length=10_000)]
     time_ms: Positive | None
     iqr_ms: Amount | None
     power_w: Positive | None
@@ -118,56 +113,35 @@ class Kernels(Repository):
         """
         # Kernels of a run share one environment, which takes longer to hash than all the rest.
         runs: dict[tuple[str, Protocol, int], tuple[int, str]] = {}
-        conditions: dict[str, dict[str, Any]] = {}
         rows = []
         for m in measurements:
+            fault = why_not_kept(m)
             run = m.device, m.protocol, id(m.environment)
-            if fault := why_not_kept(m) or (
-                run not in runs and why_environment_not_kept(m.environment)
-            ):
+            if fault is None and run not in runs:
+                fault = unfit(m.environment)
+            if fault is not None:
                 raise StoreError(f"the measurement of {m.call} is not kept: {fault}")
             if run not in runs:
-                shared = {"protocol": m.protocol.to_dict(), "environment": dict(m.environment)}
-                name = _hash(shared)
-                conditions[name] = {"content_hash": name, **shared}
-                fingerprint = fingerprint_of(m.environment)
-                runs[run] = device_id(session, m.device, fingerprint, m.environment), name
+                device = device_id(session, m.device, fingerprint_of(m.environment), m.environment)
+                runs[run] = device, _conditions(session, m)
             rows.append(_row(m, *runs[run]))
-        insert_new(session, KernelConditionsRow, [conditions[name] for name in sorted(conditions)])
         insert_new(session, KernelMeasurementRow, rows)
 
     def record_many(self, measurements: Iterable[KernelMeasurement]) -> int:
         """Record kernels in batches, each in one transaction, and return the number of new ones."""
-        count = 0
+        before = sum(self.devices().values())
         remaining = iter(measurements)
         while batch := [*itertools.islice(remaining, BATCH)]:
-            keys = {m.attempt_key for m in batch}
-            count += len(keys) - self._count_known(keys)
             self.record(batch)
-        return count
+        return sum(self.devices().values()) - before
 
-    @reading
-    def _count_known(self, session: Session, keys: Collection[str]) -> int:
-        query = select(func.count()).where(KernelMeasurementRow.attempt_key.in_([*keys]))
-        return session.scalar(query) or 0
-
-    def each(
-        self,
-        *,
-        device: str | None = None,
-        operator: Operator | None = None,
-        outcome: Outcome | None = None,
-    ) -> Iterator[KernelMeasurement]:
-        """Yield the kernels of a device (of all stacks), operator and outcome, oldest first.
+    def each(self, *, device: str | None = None) -> Iterator[KernelMeasurement]:
+        """Yield the kernels of a device (of all stacks), or of all devices, oldest first.
 
         All come from one transaction, which is not retried.
         """
-        query = _query(device).execution_options(yield_per=BATCH)
-        if operator is not None:
-            query = query.where(KernelMeasurementRow.operator == operator.value)
-        if outcome is not None:
-            query = query.where(KernelMeasurementRow.outcome == outcome)
         with self._database.reading() as session:
+            query = _query(device).execution_options(yield_per=BATCH)
             yield from map(_measurement, session.execute(query))
 
     @reading
@@ -229,15 +203,6 @@ class Kernels(Repository):
         return [_measurement(found) for found in latest.values()]
 
 
-def why_environment_not_kept(environment: Mapping[str, Any]) -> str | None:
-    """Return why an environment cannot be stored, or None if it can."""
-    if reason := unfit(environment):
-        return f"environment has {reason}"
-    if len(fingerprint_of(environment)) > LONGEST_FINGERPRINT:
-        return f"its stack's fingerprint is longer than {LONGEST_FINGERPRINT} letters"
-    return None
-
-
 def recordable(measurement: KernelMeasurement) -> KernelMeasurement:
     """Return the measurement if it can be stored, else a failed attempt with the reason.
 
@@ -287,9 +252,13 @@ def _query(device: str | None) -> Select[*tuple[Any, ...]]:
     return query if device is None else query.where(DeviceRow.key == device)
 
 
-def _hash(shared: Mapping[str, Any]) -> str:
+def _conditions(session: Session, m: KernelMeasurement) -> str:
+    """Return the key of a measurement's conditions, which are inserted if they are new."""
+    shared = {"protocol": m.protocol.to_dict(), "environment": dict(m.environment)}
     text = json.dumps(shared, sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
+    name = hashlib.sha256(text.encode()).hexdigest()
+    insert_new(session, KernelConditionsRow, [{"content_hash": name, **shared}])
+    return name
 
 
 _CALL = ("operator", "data_type", "memory_format", "direction")
@@ -339,7 +308,7 @@ def read_kernels(path: Path) -> Iterator[KernelMeasurement]:
     Raises:
         InputError: The file or a line is invalid; the message has the line's number.
     """
-    lines = read_jsonl(checked_size(path), _MAX_LINE_BYTES)
+    lines = read_jsonl(checked_size(path))
     return numbered(path, "line", lines, _measurement_of_line)
 
 
@@ -352,6 +321,4 @@ def _measurement_of_line(line: dict[str, Any]) -> KernelMeasurement:
     values |= {"call": KernelCall.from_text(given.call), "samples_ms": tuple(given.samples_ms)}
     if given.provenance is Provenance.MEASURED and "measuring_version" not in given.environment:
         values["provenance"] = Provenance.IMPORTED
-    if reason := why_environment_not_kept(given.environment):
-        raise InputError(reason)
     return KernelMeasurement(**values)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import ColumnElement, Select, func, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from trappm.profiler.errors import InputError
@@ -33,7 +33,6 @@ from trappm.profiler.text import nearest
 from trappm.store.assignments import AS_PLANNED
 from trappm.store.records import LabelRecord, configuration_of, record_of
 from trappm.store.schema import (
-    CONFIGURATION,
     AssignmentLabelRow,
     AssignmentRow,
     Base,
@@ -79,11 +78,8 @@ def point_in_time(text: str, *, end_of_day: bool = False) -> str:
 
 
 def known_names(session: Session, column: InstrumentedAttribute[str]) -> list[str]:
-    """Return the distinct values of a column, sorted; this is quick for an indexed column."""
-    names = select(func.min(column).label("name")).cte("names", recursive=True)
-    following = select(func.min(column)).where(column > names.c.name).scalar_subquery()
-    names = names.union_all(select(following).where(names.c.name.is_not(None)))
-    return list(session.scalars(select(names.c.name).where(names.c.name.is_not(None))))
+    """Return the distinct values of a column, sorted."""
+    return list(session.scalars(select(column).distinct().order_by(column)))
 
 
 def architectures_matching(session: Session, pattern: str) -> list[str]:
@@ -276,16 +272,14 @@ def refuse_unknown_names(session: Session, wanted: LabelFilter) -> None:
             if not architectures_matching(session, name):
                 raise InputError(f"no architecture of the label store matches {name!r}")
             continue
-        is_there = column == name
-        if what == "campaign":  # an id, or its beginning
-            is_there = column.startswith(name, autoescape=True)
-            alike = sorted(session.scalars(select(column).where(is_there)))
-            if len(alike) > 1:
-                raise InputError(f"campaign {name!r} may be {' or '.join(alike[:10])}; name one")
-        if session.scalar(select(column).where(is_there).limit(1)) is not None:
-            continue
         known = known_names(session, column)
-        raise InputError(f"the label store knows no {what} {name!r}; {nearest(name, known)}")
+        alike = [name] if name in known else []
+        if what == "campaign":  # an id, or its beginning
+            alike = [campaign_id for campaign_id in known if campaign_id.startswith(name)]
+        if len(alike) > 1:
+            raise InputError(f"campaign {name!r} may be {' or '.join(alike[:10])}; name one")
+        if not alike:
+            raise InputError(f"the label store knows no {what} {name!r}; {nearest(name, known)}")
 
 
 _NUMBERS = (*METRICS, "memory_above_mib", "energy_j", "duration_s")
@@ -293,13 +287,9 @@ _TIMES = ("created_at", "started_at")
 
 
 def _check_names(doing: str, names: Iterable[str], known: Iterable[str]) -> None:
-    seen: set[str] = set()
     for name in names:
         if name not in known:
             raise InputError(f"cannot {doing} {name!r}; there is {', '.join(known)}")
-        if name in seen:
-            raise InputError(f"cannot {doing} {name!r} twice")
-        seen.add(name)
 
 
 def frame_of(rows: Sequence[Any], columns: list[str]) -> pd.DataFrame:
@@ -362,56 +352,21 @@ class Labels(Repository):
     ) -> list[LabelRecord]:
         """Return the labels of architectures and input sizes on a device, of all its stacks.
 
-        Labels of steps that a callback recorded in a training are left out.
-
-        Args:
-            pairs: Architectures with input sizes.
-            what: Batch size and settings.
-            device: Device key.
+        They have the batch size and settings of `what`. Labels of steps that a callback recorded
+        in a training are left out.
         """
         wanted = set(pairs)
+        same = ("batch_size", "precision", "memory_format", "optimizer", "phase")
         query = joined(LabelRow, _RECORD).where(
             ConfigurationRow.architecture.in_(sorted({name for name, _ in wanted})),
             DeviceRow.key == device,
             LabelRow.protocol_name != IN_TRAINING,
-            *_same_settings(what),
+            *(getattr(ConfigurationRow, name) == getattr(what, name) for name in same),
         )
         return [
             label for label in _records(session, query.order_by(LabelRow.id))
             if (label.configuration.architecture, label.configuration.input_size) in wanted
         ]  # fmt: skip
-
-    @reading
-    def pairs(
-        self, session: Session, device: str | None = None, like: Configuration | None = None
-    ) -> list[Pair]:
-        """Return the architectures and input sizes with a label that is not simulated.
-
-        Args:
-            device: Only labels of this device key.
-            like: Only labels with its batch size and settings.
-
-        Raises:
-            InputError: The store has no such device; the message names the nearest.
-        """
-        query = _measured_alone(
-            select(ConfigurationRow.architecture, ConfigurationRow.input_size), device
-        )
-        if like is not None:
-            query = query.where(*_same_settings(like))
-        pairs = [(name, size) for name, size in session.execute(query)]
-        if not pairs:
-            refuse_unknown_names(session, LabelFilter(device=device))
-        return sorted(pairs)
-
-    @reading
-    def configurations(
-        self, session: Session, architectures: Collection[str], device: str
-    ) -> list[Configuration]:
-        """Return configurations of architectures with a label on a device that is not simulated."""
-        named = ConfigurationRow.architecture.in_(sorted(set(architectures)))
-        query = _measured_alone(select(*CONFIGURATION), device).where(named)
-        return sorted(map(configuration_of, session.execute(query)))
 
     @reading
     def query(
@@ -427,11 +382,9 @@ class Labels(Repository):
         """Return a table of the labels that pass the filter, or attempts if it names an outcome.
 
         Args:
-            wanted: Filter.
             columns: Names of columns in their order; all by default.
             sort: Name of a column, with a leading `-` in descending order. Missing values are last.
-            limit: Maximum number of rows.
-            offset: Number of rows to skip.
+            limit: Maximum number of rows, after `offset` rows that are skipped.
 
         Raises:
             InputError: A column is unknown; or no label passes, and a name in the filter is not in
@@ -499,23 +452,3 @@ def _records(session: Session, query: Query) -> list[LabelRecord]:
         )
         for row in session.execute(query)
     ]
-
-
-def _measured_alone(query: Query, device: str | None) -> Query:
-    """Return a query of distinct configurations with a label that look-ups may return.
-
-    Its step was measured alone, and not simulated.
-    """
-    query = (
-        query.distinct()
-        .join(LabelRow, LabelRow.configuration_id == ConfigurationRow.id)
-        .join(DeviceRow, DeviceRow.id == LabelRow.device_id)
-        .where(LabelRow.provenance != Provenance.SIMULATED)
-        .where(LabelRow.protocol_name != IN_TRAINING)
-    )
-    return query if device is None else query.where(DeviceRow.key == device)
-
-
-def _same_settings(what: Configuration) -> list[ColumnElement[bool]]:
-    names = ("batch_size", "precision", "memory_format", "optimizer", "phase")
-    return [getattr(ConfigurationRow, name) == getattr(what, name) for name in names]

@@ -8,20 +8,20 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import Row, Select, and_, bindparam, or_, select
+from sqlalchemy import Row, Select, and_, bindparam, func, or_, select
 from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import InputError, StoreError
+from trappm.profiler.host.environment import utc_now
 from trappm.profiler.measuring.canary import CanaryReading
-from trappm.profiler.records import Measurement, Outcome, Protocol, Provenance, StepSummary
+from trappm.profiler.records import Measurement, Outcome, Protocol, Provenance
 from trappm.store.assignments import MAX_ATTEMPTS, lease_named, locked, write, write_labels
-from trappm.store.engine import Insert, StoreAwayError, back_end, insert, insert_new, utc_now
+from trappm.store.engine import Insert, StoreAwayError, insert, insert_new
 from trappm.store.labels import LabelFilter, restricted
 from trappm.store.records import (
     Assignment,
@@ -32,7 +32,13 @@ from trappm.store.records import (
     is_final,
     record_of,
 )
-from trappm.store.rows import fingerprint_of, measurement_in, with_possible_metrics
+from trappm.store.rows import (
+    COLUMNS,
+    fingerprint_of,
+    measurement_in,
+    row_of,
+    with_possible_metrics,
+)
 from trappm.store.schema import (
     CONFIGURATION,
     CanaryRow,
@@ -111,11 +117,8 @@ class Measurements(Repository):
 
         Args:
             results: Attempts, each with the id of its assignment.
-            wanted: Ids of open assignments, each with its worker.
+            wanted: Ids of open assignments, each with its worker; they are returned leased.
             max_attempts: Failures after which an assignment is abandoned.
-
-        Returns:
-            The assignments wanted, with their leases.
 
         Raises:
             StoreError: As `record`; or an assignment does not exist, or another worker has it.
@@ -136,28 +139,19 @@ class Measurements(Repository):
             StoreError: As `record`. Earlier batches stay, and recording everything again completes
                 the rest.
         """
-        count = 0
+        before = self._count()
         possible = map(with_possible_metrics, measurements)
         while batch := [*itertools.islice(possible, BATCH)]:
-            keys = {m.attempt_key for m in batch}
-            count += len(keys) - self._count_known(keys)
             self._record_batch(batch)
-        return count
+        return self._count() - before
 
     @reading
-    def _count_known(self, session: Session, keys: Collection[str]) -> int:
-        return len(_measurement_ids(session, keys))
+    def _count(self, session: Session) -> int:
+        return session.scalar(select(func.count(MeasurementRow.id))) or 0
 
     @writing
     def _record_batch(self, session: Session, batch: Sequence[Measurement]) -> None:
         _insert(session, _attempts(session, [(measurement, None) for measurement in batch]))
-
-    @reading
-    def recorded_before(
-        self, session: Session, measurements: Sequence[Measurement]
-    ) -> dict[str, bool]:
-        """Return the attempt keys that are recorded, each with whether its result differs."""
-        return _recorded_before(session, [with_possible_metrics(m) for m in measurements])
 
     @reading
     def get(self, session: Session, measurement_id: int) -> Measurement:
@@ -219,26 +213,19 @@ class _Attempt(NamedTuple):
         }
 
     def to_row(self) -> dict[str, Any]:
-        measurement, step = self.measurement, self.measurement.step
-        samples = np.asarray(measurement.step_samples_ms, dtype=_SAMPLES)
+        flat = row_of(self.measurement)
+        samples = np.asarray(self.measurement.step_samples_ms, dtype=_SAMPLES)
         return {
-            **{name: getattr(measurement, name) for name in _AS_THEY_ARE},
-            **{name: dict(getattr(measurement, name)) for name in _DOCUMENTS},
-            **{f"step_{name}": step and getattr(step, name) for name in _STEP},
+            **{name: flat[name] for name in _STORED},
             **self.label_key,
-            "protocol": vars(measurement.protocol),
             "campaign_id": self.assignment and self.assignment.campaign_id,
             "assignment_id": self.assignment and self.assignment.id,
             "step_samples_ms": samples.tobytes(),
         }
 
 
-_DOCUMENTS = ("memory_detail_mib", "missing", "environment")
-_STEP = tuple(field.name for field in dataclasses.fields(StepSummary))
-_AS_THEY_ARE = {field.name for field in dataclasses.fields(Measurement)} - {
-    "configuration", "device", "protocol", "step", "step_samples_ms", *_DOCUMENTS,
-}  # fmt: skip
-"""Fields with a column of their name and type."""
+_STORED = [name for name in COLUMNS if name in MeasurementRow.__table__.columns]
+"""Columns of a file's row that the table has, too."""
 
 
 def _measurement_of(row: Row[Any]) -> Measurement:
@@ -254,16 +241,10 @@ def _record(
     max_attempts: int,
     known: Mapping[str, Assignment],
 ) -> tuple[list[Recorded], dict[str, Assignment]]:
-    """Record attempts and their labels.
-
-    Args:
-        session: Writing session.
-        results: Attempts, each with the id of its assignment, if it has one.
-        max_attempts: Failures after which an assignment is abandoned.
-        known: Locked assignments by id.
+    """Record attempts, each with the id of its assignment, and their labels.
 
     Returns:
-        The ids of each attempt, and the assignments that changed, by id.
+        The ids of each attempt, and those of the known, locked assignments that changed, by id.
     """
     for measurement, name in results:
         _check_assignment(measurement, name, known)
@@ -361,7 +342,7 @@ def _insert(session: Session, attempts: Sequence[_Attempt]) -> dict[str, int]:
         return {}
     rows = [attempt.to_row() for attempt in fresh.values()]
     # Without RETURNING: a statement of 2,000 rows takes longer to parse than to execute.
-    query = insert(back_end(session), MeasurementRow).on_conflict_do_nothing()
+    query = insert(session, MeasurementRow).on_conflict_do_nothing()
     query = query.execution_options(preserve_rowcount=True)
     if session.connection().execute(query, rows).rowcount != len(rows):
         raise StoreAwayError("another process was just recording the same attempts")
@@ -372,7 +353,7 @@ def _insert(session: Session, attempts: Sequence[_Attempt]) -> dict[str, int]:
         if (result := _label_values(attempt.measurement)) is not None
     ]
     if labels:
-        session.connection().execute(_label_upsert(back_end(session)), labels)
+        session.connection().execute(_label_upsert(session), labels)
     return new
 
 
@@ -418,10 +399,9 @@ def _label_values(measurement: Measurement) -> dict[str, Any] | None:
     }
 
 
-@cache
-def _label_upsert(name: str) -> Insert:
+def _label_upsert(session: Session) -> Insert:
     """Return an INSERT of labels that replaces an existing label of less value."""
-    query = insert(name, LabelRow)
+    query = insert(session, LabelRow)
     offered = query.excluded
     measured_instead = and_(
         offered.provenance == Provenance.MEASURED, LabelRow.provenance != Provenance.MEASURED
@@ -457,11 +437,7 @@ class Canaries(Repository):
     def save(
         self, session: Session, reading: CanaryReading, *, campaign_id: str | None = None
     ) -> None:
-        """Store a reading; the same attempt key twice changes nothing.
-
-        Args:
-            reading: Reading to store.
-            campaign_id: Campaign whose worker took it.
+        """Store a reading, of a campaign's worker; the same attempt key twice changes nothing.
 
         Raises:
             StoreError: The store cannot be written, or the campaign does not exist.

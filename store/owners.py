@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Self
 
 from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
@@ -44,21 +43,20 @@ class OwnedError(CampaignError):
     """Another process runs this campaign."""
 
     def __init__(self, campaign_id: str, state: CampaignState, owner: Owner) -> None:
-        self._arguments = campaign_id, state, owner
-        self.owner = owner
+        super().__init__(campaign_id, state, owner)  # so that Ray can pickle the error
+        self.campaign_id, self.owner = campaign_id, owner
         self.is_stopping = state is not CampaignState.RUNNING
-        verb = "is stopping" if self.is_stopping else "runs"
-        super().__init__(
-            f"campaign {campaign_id} {verb} on host {owner.process.host} (process "
-            f"{owner.process.pid}) since {owner.since[:16].replace('T', ' ')} UTC, last heard of "
+
+    def __str__(self) -> str:
+        owner, campaign_id = self.owner, self.campaign_id
+        return (
+            f"campaign {campaign_id} {'is stopping' if self.is_stopping else 'runs'} on host "
+            f"{owner.process.host} (process {owner.process.pid}) since "
+            f"{owner.since[:16].replace('T', ' ')} UTC, last heard of "
             f"{max(owner.silent_s, 0.0):.0f} s ago; follow it with: trappm campaign status "
             f"{campaign_id} --follow; stop it with: trappm campaign pause {campaign_id}; if that "
             f"host is gone, try again once it was silent for {SILENT_S:.0f} s"
         )
-
-    def __reduce__(self) -> tuple[type[Self], tuple[str, CampaignState, Owner]]:
-        """Return what pickle needs, because Ray sends the error to the launching process."""
-        return type(self), self._arguments
 
 
 class NotOwnerError(CampaignError):

@@ -79,15 +79,6 @@ def attempts_allowed(outcome: Outcome | None, max_attempts: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refusal:
-    """An architecture without a graph at this input size, and the reason."""
-
-    architecture: str
-    input_size: int
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class PoolRecord:
     """A named pool and the spec that it was built from."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
@@ -41,13 +42,11 @@ from trappm.store.records import configuration_of, record_of
 FORMAT: Final = 1
 """Version of the row; a newer one is refused."""
 
-MAX_ROW_BYTES = 3 << 20
-"""Of a row as JSON, so that every format can read what another one wrote."""
-
-_MAX_DEPTH = 100
 _LARGEST_AMOUNT = 1e9
 """Of a time, memory, power and energy in their units; far beyond any device."""
 
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+"""An escaped NUL in JSON, in which a backslash of a text is doubled."""
 _LONGEST_NAME = 64
 Name = Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME)]
 Phase = Annotated[str, Field(max_length=16)]
@@ -203,15 +202,11 @@ def measurement_of(row: Mapping[str, Any]) -> Measurement:
         columns = FileRow.model_validate({k: v for k, v in row.items() if v is not None})
     except ValidationError as error:
         raise InputError(first_fault(error)) from error
-    measurement = measurement_in(
+    return measurement_in(
         columns,
         provenance=_provenance(columns),
         step_samples_ms=tuple(columns.step_samples_ms),
     )
-    _check_capacity(measurement)
-    if len(json.dumps(row_of(measurement))) > MAX_ROW_BYTES:
-        raise InputError(f"the row is longer than {MAX_ROW_BYTES >> 20} MiB when it is exported")
-    return measurement
 
 
 def measurement_in(columns: Any, **given: Any) -> Measurement:
@@ -229,15 +224,6 @@ def measurement_in(columns: Any, **given: Any) -> Measurement:
     )
 
 
-def why_not_stored(measurement: Measurement) -> str | None:
-    """Return why a measurement cannot be stored, or None if it can."""
-    try:
-        FileRow.model_validate(row_of(measurement))
-    except ValidationError as error:
-        return first_fault(error)
-    return None
-
-
 def with_possible_metrics(measurement: Measurement) -> Measurement:
     """Return the measurement, in which impossible metrics are missing, with the reason.
 
@@ -253,10 +239,13 @@ def with_possible_metrics(measurement: Measurement) -> Measurement:
             missing[name] = f"measured as {value}, which is impossible"
     if changes:
         measurement = dataclasses.replace(measurement, missing=missing, **changes)
-    if reason := why_not_stored(measurement):
+    try:
+        FileRow.model_validate(row_of(measurement))
+    except ValidationError as error:
         raise StoreError(
-            f"{measurement.configuration} on {measurement.device} cannot be stored: {reason}"
-        )
+            f"{measurement.configuration} on {measurement.device} cannot be stored: "
+            f"{first_fault(error)}"
+        ) from error
     return measurement
 
 
@@ -330,24 +319,13 @@ def check_texts(columns: BaseModel) -> None:
 
 
 def unfit(document: Any) -> str | None:
-    """Return what a database cannot store in a text or JSON document; None if it can store all."""
-    remaining = [(document, 0)]
-    while remaining:
-        value, depth = remaining.pop()
-        if isinstance(value, str):
-            if "\0" in value or not (value.isascii() or _has_utf8(value)):
-                return f"a text that a database cannot store: {value[:40]!r}"
-        elif isinstance(value, float) and not math.isfinite(value):
-            return f"{value} in it, which is not a number in JSON"
-        elif isinstance(value, Mapping):
-            remaining += [(part, depth + 1) for part in (*value, *value.values())]
-        elif isinstance(value, list | tuple):
-            remaining += [(part, depth + 1) for part in value]
-        elif value is not None and not isinstance(value, bool | int | float):
-            return f"a {type(value).__name__}, which JSON cannot represent"
-        if depth > _MAX_DEPTH:
-            return f"more than {_MAX_DEPTH} levels"
-    return None
+    """Return why a database cannot store a text or JSON document; None if it can."""
+    try:
+        text = json.dumps(document, allow_nan=False, ensure_ascii=False)
+        text.encode()  # fails for half a surrogate pair
+    except (ValueError, TypeError, RecursionError) as error:
+        return f"a value that a database cannot store: {error}"
+    return "a NUL character, which a database cannot store" if _NUL.search(text) else None
 
 
 def strict_json(text: str) -> Any:
@@ -381,27 +359,6 @@ def _provenance(columns: FileRow) -> Provenance:
     if columns.provenance is Provenance.MEASURED and not is_proved:
         return Provenance.IMPORTED
     return columns.provenance
-
-
-def _check_capacity(measurement: Measurement) -> None:
-    """Refuse an imported measurement of more memory than the device has."""
-    named = (
-        measurement.environment.get("device_memory_mib"),
-        measurement.environment.get("host_memory_mib"),
-        measurement.memory_detail_mib.get("capacity"),
-    )
-    numbers = (x for x in named if isinstance(x, int | float) and not isinstance(x, bool))
-    capacity_mib, memory_mib = next(numbers, None), measurement.memory_mib
-    if memory_mib and capacity_mib is not None and memory_mib > capacity_mib + 1:
-        raise InputError(f"memory_mib is {memory_mib}, and there are {capacity_mib} MiB")
-
-
-def _has_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half a surrogate pair
-        return False
-    return True
 
 
 def _shown(value: object) -> str:

@@ -154,25 +154,12 @@ class StepProfileRow(Base):
     input_size: Mapped[int] = mapped_column(primary_key=True)
     profile: Mapped[bytes | None] = mapped_column(LargeBinary)
     """Bytes of `profiler.simulation.step_profile.StepProfile.to_bytes`."""
-    saved_bytes_constant: Mapped[int | None] = mapped_column(BIG)
-    saved_bytes_per_sample: Mapped[int | None] = mapped_column(BIG)
-    trainable_parameters: Mapped[int | None] = mapped_column(BIG)
-    frozen_parameters: Mapped[int | None] = mapped_column(BIG)
     refusal: Mapped[str | None] = mapped_column(Text)
     trace_version: Mapped[int] = mapped_column(server_default="1")
     """`profiler.simulation.step_profile.TRACE_VERSION` at the time of tracing."""
 
     __table_args__ = (
         CheckConstraint("(profile IS NULL) <> (refusal IS NULL)", name="profile_or_refusal"),
-        *(
-            CheckConstraint(f"({column} IS NULL) = (profile IS NULL)", name=column)
-            for column in (
-                "saved_bytes_constant",
-                "saved_bytes_per_sample",
-                "trainable_parameters",
-                "frozen_parameters",
-            )
-        ),
     )
 
 
@@ -484,7 +471,7 @@ class KernelConditionsRow(Base):
 
 
 class KernelMeasurementRow(Base):
-    """A `profiler.kernels.kernel_measurement.KernelMeasurement`."""
+    """A `profiler.kernels.kernel_call.KernelMeasurement`."""
 
     __tablename__ = "kernel_measurements"
 
@@ -527,7 +514,7 @@ class KernelMeasurementRow(Base):
 
 METADATA = Base.metadata
 
-SCHEMA = "0013"
+SCHEMA = "0014"
 """Version of this schema."""
 VERSION_TABLE = Table(
     "alembic_version", METADATA, Column("version_num", String(32), primary_key=True)

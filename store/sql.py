@@ -1,12 +1,12 @@
-"""One SQL statement on a connection that can only read, with limits of time, rows and bytes.
+"""One SQL statement on a connection that can only read, with a time limit and a row limit.
 
 A statement sees `labels` as a flat view: labels with their configurations and devices, in the
 columns of `trappm labels query`. On SQLite it is a temporary view of the connection. On PostgreSQL,
 where a reader cannot create one, it is a common table expression around the statement.
 
-SQLite: The file is opened with mode=ro and `PRAGMA query_only`, no database can be attached, and an
-authorizer allows only reading. A progress handler stops the statement when its time is up. It runs
-between calls of SQL functions, so values are limited in size: a single call takes a minute at most.
+SQLite: The file is opened with mode=ro and `PRAGMA query_only`, and no other file can be attached.
+A progress handler stops the statement when its time is up. It runs between calls of SQL functions,
+so values are limited in size.
 
 PostgreSQL: A READ ONLY transaction with a statement timeout, as the role `pg_read_all_data` if the
 connection may become it. The statement is a subquery of ours with a row limit. Functions that the
@@ -19,7 +19,7 @@ import json
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -36,12 +36,8 @@ if TYPE_CHECKING:
 TIMEOUT_S = 30.0
 MAX_ROWS = 10_000
 """Default; further rows are not fetched."""
-MAX_RESULT_BYTES = 64 << 20
 _MAX_VALUE_BYTES = 1 << 20
-"""On SQLite, of a value or a row; `instr` takes 30 s for two such values, and 16 times the size
-would take 256 times as long."""
-_MAX_PATTERN_BYTES = 1000
-"""On SQLite, of a pattern for LIKE and GLOB."""
+"""On SQLite, of a value or a row; `instr` takes 30 s for two such values."""
 _INSTRUCTIONS = 1000
 """SQLite's instructions between two looks at the clock."""
 
@@ -55,20 +51,21 @@ FLAT_COLUMNS: Columns = {
 }
 """Columns of `labels`: those of `trappm labels query`, then the others of the table."""
 
-_ALLOWED = {
-    sqlite3.SQLITE_SELECT,
-    sqlite3.SQLITE_READ,
-    sqlite3.SQLITE_FUNCTION,
-    sqlite3.SQLITE_RECURSIVE,
-}
-
-_Result = tuple[list[str], list[Sequence[Any]]]
+_Result = tuple[list[str], Sequence[Sequence[Any]]]
 
 
 def query_sql(
     url: URL, statement: str, *, limit: int = MAX_ROWS, timeout_s: float = TIMEOUT_S
 ) -> tuple[pd.DataFrame, bool]:
-    """Return the rows of one reading SQL statement; see `store.Store.query_sql`."""
+    """Return the rows of one reading SQL statement, and whether there are more than the limit.
+
+    Bytes are shown as their number, and JSON as text. A second column of one name is `name_2`.
+
+    Raises:
+        InputError: The database does not understand the statement, the statement does more than
+            read, or it takes too long.
+        StoreError: The database cannot be reached.
+    """
     if "\0" in statement:  # SQLite and PostgreSQL would take it for the end
         raise _refused("it contains a NUL character")
     engine = engine_to_read(url.render_as_string(hide_password=False))
@@ -86,30 +83,21 @@ def _query_sqlite(engine: Engine, statement: str, max_rows: int, timeout_s: floa
     with closing(sqlite3.connect(file, uri=True, isolation_level=None)) as connection:
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, _MAX_PATTERN_BYTES)
-        connection.execute("PRAGMA temp_store = MEMORY")
         # A temporary view belongs to the connection, not to the file.
         connection.execute(f"CREATE TEMP VIEW labels AS {_flat_labels(engine, schema='main')}")
         connection.execute("PRAGMA query_only = ON")
-        connection.execute("PRAGMA trusted_schema = OFF")
-        connection.set_authorizer(_authorize)
         connection.set_progress_handler(lambda: time.monotonic() > deadline, _INSTRUCTIONS)
         try:
             cursor = connection.execute(statement)
             if cursor.description is None:
                 raise _refused("it returns no rows")
-            return [column[0] for column in cursor.description], _bounded(cursor, max_rows)
+            return [column[0] for column in cursor.description], cursor.fetchmany(max_rows)
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorname", "") == "SQLITE_INTERRUPT":
                 raise _took_too_long(timeout_s) from error
             raise _refused(one_line(error)) from error
         except (sqlite3.Warning, OverflowError, ValueError) as error:  # such as two statements
             raise _refused(one_line(error)) from error
-
-
-def _authorize(action: int, _first: str | None, second: str | None, *_: str | None) -> int:
-    allowed = action in _ALLOWED and second != "load_extension"
-    return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
 
 def _query_postgresql(engine: Engine, statement: str, max_rows: int, timeout_s: float) -> _Result:
@@ -131,21 +119,17 @@ def _query_postgresql(engine: Engine, statement: str, max_rows: int, timeout_s: 
                     driver.execute("SET LOCAL ROLE pg_read_all_data")
             except psycopg.errors.InsufficientPrivilege:
                 pass  # only a superuser or a member of the role can become it
-            # A server-side cursor accepts one SELECT, and fetches a few rows at a time.
+            # A server-side cursor accepts one SELECT.
             with psycopg.ServerCursor(driver, "result") as cursor:
-                cursor.itersize = 100
                 cursor.execute(query)
-                names = [column.name for column in cursor.description or ()]
-                return names, _bounded(cursor, max_rows)
+                return [column.name for column in cursor.description or ()], cursor.fetchall()
         except psycopg.errors.QueryCanceled as error:
             raise _took_too_long(timeout_s) from error
         except psycopg.errors.UndefinedColumn as error:
             raise _refused(f"no such column: {one_line(error)}") from error
-        except psycopg.OperationalError as error:
-            if error.sqlstate is None:  # the connection is lost
-                raise
-            raise _refused(one_line(error)) from error
         except (psycopg.DatabaseError, ValueError) as error:
+            if isinstance(error, psycopg.OperationalError) and error.sqlstate is None:
+                raise  # the connection is lost
             raise _refused(one_line(error)) from error
         finally:
             driver.rollback()
@@ -158,27 +142,6 @@ def _flat_labels(engine: Engine, schema: str | None = None) -> str:
     if schema is not None:
         options = {"schema_translate_map": {None: schema}, "render_schema_translate": True}
     return str(query.compile(engine, **options))
-
-
-def _bounded(rows: Iterator[Sequence[Any]], max_rows: int) -> list[Sequence[Any]]:
-    """Return the first rows, unless they take more than MAX_RESULT_BYTES."""
-    result: list[Sequence[Any]] = []
-    size = 0
-    for row in rows:
-        result.append(row)
-        size += sum(map(_size, row))
-        if size > MAX_RESULT_BYTES:
-            raise _refused(f"it returns more than {MAX_RESULT_BYTES >> 20} MiB")
-        if len(result) == max_rows:
-            break
-    return result
-
-
-def _size(value: Any) -> int:
-    """Return the least number of bytes of a value."""
-    if isinstance(value, str | bytes | memoryview):
-        return len(value)
-    return len(str(value)) if isinstance(value, dict | list) else 8
 
 
 def _refused(reason: str) -> InputError:

@@ -10,11 +10,18 @@ from typing import TYPE_CHECKING, Self
 from trappm.store import sql
 from trappm.store.assignments import Assignments
 from trappm.store.campaigns import Campaigns, Rounds, Snapshots
-from trappm.store.engine import address, engine_to_read, make_engine
+from trappm.store.engine import (
+    NoLabelStoreError,
+    address,
+    create_if_empty,
+    engine_to_read,
+    find_damage,
+    has_tables,
+    make_engine,
+)
 from trappm.store.kernel_measurements import Kernels
 from trappm.store.labels import Labels
 from trappm.store.measurements import Canaries, Measurements
-from trappm.store.migrate import create_tables, find_damage, require_tables, schema_of
 from trappm.store.owners import Owners, owner_guard
 from trappm.store.transactions import IMPATIENT, Database, Patience
 from trappm.store.workloads import Pools, Workloads
@@ -50,18 +57,13 @@ class Store:
     def open(cls, url: str, patience: Patience | None = None) -> Self:
         """Open the label store at an SQLAlchemy URL; an empty database becomes a label store.
 
-        Args:
-            url: URL of the database.
-            patience: How long each method waits for a database that goes away.
-
         Raises:
             StoreAccessError: It is not a database or not a label store of this version, or is not
                 writable.
         """
         engine = make_engine(url)
         with _disposed_on_error(engine):
-            if schema_of(engine) is None:
-                create_tables(engine)
+            create_if_empty(engine)
         return cls(Database(engine, patience or Patience()))
 
     @classmethod
@@ -74,7 +76,11 @@ class Store:
         """
         engine = engine_to_read(url)
         with _disposed_on_error(engine):
-            require_tables(engine)
+            if not has_tables(engine):
+                raise NoLabelStoreError(
+                    f"{address(engine)} is an empty database, not yet a label store; make it one "
+                    "with: trappm store upgrade"
+                )
         return cls(Database(engine, IMPATIENT))
 
     def impatient(self) -> Self:
@@ -92,23 +98,7 @@ class Store:
     def query_sql(
         self, statement: str, *, limit: int = sql.MAX_ROWS, timeout_s: float = sql.TIMEOUT_S
     ) -> tuple[pd.DataFrame, bool]:
-        """Return the rows of one reading SQL statement, in the dialect of the database.
-
-        Bytes are shown as their number, and JSON as text. A second column of one name is `name_2`.
-
-        Args:
-            statement: SELECT or VALUES, with or without WITH.
-            limit: Maximum number of rows.
-            timeout_s: Time limit in seconds.
-
-        Returns:
-            The table, and whether there were more rows than the limit.
-
-        Raises:
-            InputError: The database does not understand the statement, the statement does more than
-                read, or it takes too long.
-            StoreError: The database cannot be reached.
-        """
+        """Return `sql.query_sql` of this store."""
         url = self.database.engine.url
         return sql.query_sql(url, statement, limit=limit, timeout_s=timeout_s)
 

@@ -20,13 +20,14 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import StoreError
-from trappm.store.engine import StoreAwayError, store_errors, utc_now, writer_of
+from trappm.profiler.host.environment import utc_now
+from trappm.store.engine import StoreAwayError, store_errors, writer_of
 
 WAIT_S = 600.0
 """How long to wait for a database: time to restart it, or its machine."""
@@ -48,8 +49,6 @@ class Patience:
 
     wait_s: float = WAIT_S
     tell: Callable[[str], None] = logging.getLogger("trappm.store").warning
-    of: type[StoreAwayError] = StoreAwayError
-    """Errors after which it waits."""
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -59,26 +58,26 @@ class Patience:
         Raises:
             StoreError: The database did not come back in time.
         """
-        began, longest_s, attempts = self.clock(), _FIRST_PAUSE_S, 0
+        began, longest_s, is_waiting = self.clock(), _FIRST_PAUSE_S, False
         while True:
-            attempts += 1
             try:
                 result = attempt()
-            except self.of as error:
+            except StoreAwayError as error:
                 pause_s = random.uniform(0.0, longest_s)  # noqa: S311
                 waited_s = self.clock() - began
+                if self.wait_s == 0.0:
+                    raise
                 if waited_s + pause_s >= self.wait_s:
-                    if attempts == 1:
-                        raise  # it does not wait at all
                     raise StoreError(
                         f"{error}; waited {waited_s:.0f} s for it in vain. What was recorded is "
                         "safe: see that the database runs, can be reached and has room, then go on "
                         "(a campaign with: trappm campaign resume)"
                     ) from error
-                if attempts == 1:
+                if not is_waiting:
                     self.tell(f"{error}; trying again for up to {self.wait_s:.0f} s")
+                is_waiting = True
             else:
-                if attempts > 1:
+                if is_waiting:
                     waited_s = self.clock() - began
                     self.tell(f"the label store answers again, after {waited_s:.0f} s")
                 return result
@@ -152,10 +151,7 @@ _Transaction = Callable[Concatenate[_Part, _Parameters], _Result]
 def reading(
     method: _Method[_Part, _Parameters, _Result],
 ) -> _Transaction[_Part, _Parameters, _Result]:
-    """Make a method one reading transaction, which is repeated while the database is away.
-
-    No argument may be an iterator, because a second attempt would find it exhausted.
-    """
+    """Make a method one reading transaction, which is repeated while the database is away."""
     return _transaction(method, lambda database, _: database.reading())
 
 
@@ -177,9 +173,6 @@ def _transaction(
     def transaction(
         self: _Part, /, *arguments: _Parameters.args, **keywords: _Parameters.kwargs
     ) -> _Result:
-        values: tuple[Any, ...] = (*arguments, *keywords.values())
-        if any(isinstance(value, Iterator) for value in values):
-            raise TypeError(f"{method.__qualname__} may be tried again; give it no iterator")
         call = Call()
 
         def attempt() -> _Result:

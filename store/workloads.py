@@ -14,7 +14,7 @@ from trappm.profiler.records import Configuration, GraphTemplate, Pair
 from trappm.profiler.simulation.step_profile import TRACE_VERSION, StepProfile
 from trappm.profiler.text import nearest
 from trappm.store.engine import insert_new
-from trappm.store.records import PoolPart, PoolRecord, Refusal, configuration_of
+from trappm.store.records import PoolPart, PoolRecord, configuration_of
 from trappm.store.schema import (
     CONFIGURATION,
     ArchitectureGraphRow,
@@ -47,10 +47,10 @@ class Workloads(Repository):
         Args:
             architecture: Name of the model.
             input_size: Input size in pixels or tokens.
-            template: Result of `GraphTemplate.to_bytes`; None if there is a refusal.
+            template: Result of `GraphTemplate.to_bytes`, or None.
             refusal: Reason why there is no graph; None if there is a template.
-            step: Result of `StepProfile.to_bytes`; None if it was refused or not yet made.
-            step_refusal: Reason why there is no step profile.
+            step: Result of `StepProfile.to_bytes`, or None.
+            step_refusal: Reason why there is no step profile; None also if it was not tried.
 
         Raises:
             TrappmError: The template or the step profile is damaged; nothing is stored.
@@ -66,29 +66,18 @@ class Workloads(Repository):
         if step is None and step_refusal is None:
             session.execute(delete(StepProfileRow).filter_by(**at))
             return
-        facts = {}
         if step is not None:
-            profile = StepProfile.from_bytes(step)
-            facts = {
-                "saved_bytes_constant": profile.saved_bytes.constant,
-                "saved_bytes_per_sample": profile.saved_bytes.slope,
-                "trainable_parameters": profile.trainable_parameters,
-                "frozen_parameters": profile.frozen_parameters,
-            }
+            StepProfile.from_bytes(step)  # refuses a damaged one
         result = {"profile": step, "refusal": step_refusal, "trace_version": TRACE_VERSION}
-        session.merge(StepProfileRow(**at, **facts, **result))
+        session.merge(StepProfileRow(**at, **result))
 
     @reading
     def pairs_to_profile(
         self, session: Session, pairs: Sequence[Pair], *, also_refused: bool = False
     ) -> list[Pair]:
-        """Return the pairs whose static profile is not complete.
+        """Return the pairs without a graph, or a step profile of this version of the recorder.
 
-        They have no graph, or no step profile of this version of the recorder.
-
-        Args:
-            pairs: Architectures with input sizes.
-            also_refused: Whether to return those that were refused, too.
+        Pairs that were refused are left out unless `also_refused`.
         """
         graph, step = ArchitectureGraphRow, StepProfileRow
         refused_or_complete = or_(graph.refusal.is_not(None), step.architecture.is_not(None))
@@ -129,12 +118,12 @@ class Workloads(Repository):
         return _by_pair(session, query, pairs, row)
 
     @reading
-    def refusals(self, session: Session) -> list[Refusal]:
-        """Return the architectures and input sizes without a graph, sorted."""
+    def refusals(self, session: Session) -> dict[Pair, str]:
+        """Return why architectures have no graph at an input size."""
         row = ArchitectureGraphRow
-        query = select(row.architecture, row.input_size, row.refusal.label("reason"))
-        query = query.where(row.refusal.is_not(None)).order_by(row.architecture, row.input_size)
-        return [Refusal(**found._mapping) for found in session.execute(query)]
+        query = select(row.architecture, row.input_size, row.refusal)
+        rows = session.execute(query.where(row.refusal.is_not(None)))
+        return {(name, size): str(reason) for name, size, reason in rows}
 
     @reading
     def pairs_of_graph(self, session: Session, content_hash: str) -> list[Pair]:

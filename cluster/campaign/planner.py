@@ -37,7 +37,7 @@ def pool_of(spec: CampaignSpec, store: Store) -> list[Configuration]:
 
 def without_refused(pool: Sequence[Configuration], store: Store) -> list[Configuration]:
     """Return the configurations whose graphs have not been refused."""
-    refused = {(r.architecture, r.input_size) for r in store.workloads.refusals()}
+    refused = store.workloads.refusals()
     return [c for c in pool if (c.architecture, c.input_size) not in refused]
 
 
@@ -161,7 +161,11 @@ class Planner:
             a.configuration.id: a
             for a in self._store.assignments.of_campaign(self._id, device=device)
         }
-        unsteady = self._store.assignments.given_up(self._id, device, Outcome.UNSTABLE)
+        unsteady = {
+            a.configuration.id: a.attempts
+            for a, outcome in self._store.assignments.failed(self._id)
+            if (a.device, a.role, outcome) == (device, Role.TRAIN, Outcome.UNSTABLE)
+        }
         candidates = [
             c.id
             for c, is_held_out in self.pool

@@ -9,21 +9,16 @@ random follows from the seed of a run.
 from __future__ import annotations
 
 import enum
-import hashlib
 import itertools
-import os
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from trappm.learner.estimator import Estimate, Estimator, Model, Targets
-from trappm.learner.stats.calibration import LEVELS
 from trappm.learner.stats.errors import split_architectures
 from trappm.learner.stats.folds import content_groups
 from trappm.learner.workload import Workload
@@ -189,77 +184,26 @@ def _held_out(samples: Samples, kind: SplitKind, generator: np.random.Generator)
     return test
 
 
-class KeptRuns:
-    """Predictions of runs, kept in a folder so that hours of training can be interrupted.
-
-    A run is identified by everything that it follows from (labels, estimator, split, seed) except
-    the code: a folder belongs to one state of it.
-    """
-
-    _columns: Mapping[str, tuple[int, ...]] = {
-        "median": (), "low": (), "high": (), "log_quantiles": LEVELS.shape,
-    }  # fmt: skip
-    """Kept columns of an estimate, with the shape of each row."""
-
-    def __init__(self, folder: Path, settings: Sequence[object]) -> None:
-        """Keep runs in `folder`, which is made; `settings` are those that all runs share."""
-        self.folder = folder
-        self.settings = tuple(settings)
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def get(self, run: Sequence[object], count: int) -> Estimate | None:
-        """Return the predictions of `count` rows by this run, or None if it was not made."""
-        try:
-            with np.load(self._path(run), allow_pickle=False) as file:
-                columns = {name: file[name] for name in self._columns if name in file.files}
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile):
-            return None
-        shapes = {name: (count, *self._columns[name]) for name in columns}
-        if any(columns[name].shape != shape for name, shape in shapes.items()):
-            return None
-        return Estimate(**columns) if "median" in columns else None
-
-    def put(self, run: Sequence[object], estimate: Estimate) -> None:
-        columns = {name: getattr(estimate, name) for name in self._columns}
-        path = self._path(run)
-        part = path.with_name(f".{path.stem}.{os.getpid()}.npz")
-        np.savez(part, **{name: v for name, v in columns.items() if v is not None})
-        part.replace(path)
-
-    def _path(self, run: Sequence[object]) -> Path:
-        identity = repr((*self.settings, *run)).encode()
-        return self.folder / f"{hashlib.sha256(identity).hexdigest()[:32]}.npz"
-
-
 def run_plan(
     samples: Samples,
     estimators: Sequence[Estimator],
     plan: Plan,
     on_progress: Callable[[int, int, str], None] = lambda done, total, what: None,
-    kept: KeptRuns | None = None,
 ) -> Iterator[Run]:
-    """Make every training of the plan, in order, and predict the held-out rows.
-
-    Runs in `kept` are not made again; the others are added to it.
-    """
+    """Make every training of the plan, in order, and predict the held-out rows."""
     jobs = list(_jobs(samples, estimators, plan))
     for done, (split, estimator, count, transferred) in enumerate(jobs):
         on_progress(done, len(jobs), f"{estimator.name}, {split.kind} held out, seed {split.seed}")
         rows, test = _drawn(split, count), np.flatnonzero(split.test)
-        name = (estimator.name, split.seed, transferred, rows.tobytes(), test.tobytes())
-        estimate = None if kept is None else kept.get(name, len(test))
-        if estimate is None:
-            start = plan.starts[estimator.name] if transferred else None
-            if start is not None and not _can(estimator, samples, rows):
-                model = start
-            else:
-                # Seeded by its own name: an estimator must not depend on the others.
-                own = zlib.crc32(estimator.name.encode())
-                generator = np.random.default_rng([split.seed, own])
-                model = estimator.fit(samples.at(rows), samples.targets(rows), generator, start)
-            estimate = model.predict(samples.at(test))
-            if kept is not None:
-                kept.put(name, estimate)
+        start = plan.starts[estimator.name] if transferred else None
+        if start is not None and not _can(estimator, samples, rows):
+            model = start
+        else:
+            # Seeded by its own name: an estimator must not depend on the others.
+            own = zlib.crc32(estimator.name.encode())
+            generator = np.random.default_rng([split.seed, own])
+            model = estimator.fit(samples.at(rows), samples.targets(rows), generator, start)
+        estimate = model.predict(samples.at(test))
         yield Run(estimator.name, split.kind, split.seed, count, transferred, test, estimate)
     on_progress(len(jobs), len(jobs), "")
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,7 @@ import pandas as pd
 
 from research.evaluation.benchmark import (
     PAPER_SEEDS,
-    KeptRuns,
     Plan,
-    Run,
     Samples,
     SplitKind,
     run_plan,
@@ -25,7 +22,7 @@ from research.evaluation.benchmark import (
 from research.evaluation.label_files import read_labels
 from research.evaluation.scores import score, summarize
 from research.evaluation.workbench import Prepared, Workbench, opened_workbench
-from research.peers.predictors import ESTIMATORS, NAMED_ONLY
+from research.peers.predictors import ESTIMATORS
 from trappm.learner.estimator import Estimate, Estimator, Model
 from trappm.profiler.errors import InputError
 from trappm.profiler.progress import Watch
@@ -33,7 +30,7 @@ from trappm.profiler.records import Measurement
 from trappm.profiler.records.step_scope import IN_TRAINING
 from trappm.store import LabelFilter, Store
 
-WITHOUT_WEIGHTS = frozenset({"mlp", "xgboost", "thesis-xgboost", "faketensor"})
+WITHOUT_WEIGHTS = frozenset({"mlp", "xgboost", "faketensor"})
 """Estimators that cannot start from another device's model."""
 
 
@@ -52,19 +49,7 @@ class Request:
     start: Path | None = None
     """Labels of another device, whose models are starting points."""
     processes: int = 1
-    runs: Path | None = None
-    """Folder that keeps each run."""
     watch: Watch = lambda done, total, what: None
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """A report, and the runs that plots are made of."""
-
-    report: dict[str, Any]
-    samples: Samples
-    runs: Sequence[Run] = ()
-    estimators: Sequence[Estimator] = field(default_factory=list)
 
 
 def evaluate_splits(
@@ -73,7 +58,7 @@ def evaluate_splits(
     *,
     labels: Path | None,
     device: str | None,
-) -> Evaluation:
+) -> dict[str, Any]:
     """Train and judge on splits of the labels of a file, or of a device in the label store.
 
     Raises:
@@ -88,18 +73,16 @@ def evaluate_splits(
     plan = Plan(
         splits=splits, seeds=request.seeds, label_counts=request.label_counts, starts=starts
     )
-    runs = list(run_plan(samples, estimators, plan, request.watch, _kept(request, prepared)))
-    report = {
+    return {
         "metric": request.metric,
         "device": prepared.device,
         "labels": _counts(prepared),
         "seeds": list(request.seeds),
-        "results": summarize(samples, runs),
+        "results": summarize(samples, list(run_plan(samples, estimators, plan, request.watch))),
     }
-    return Evaluation(report, samples, runs, estimators)
 
 
-def evaluate_files(request: Request, train: Path, test: Path) -> Evaluation:
+def evaluate_files(request: Request, train: Path, test: Path) -> dict[str, Any]:
     """Train on the labels of one file and judge on those of another.
 
     Raises:
@@ -133,7 +116,7 @@ def evaluate_files(request: Request, train: Path, test: Path) -> Evaluation:
             }
         )
     seen = set(learned.samples.architectures) & set(tested.samples.architectures)
-    report = {
+    return {
         "metric": request.metric,
         "device": learned.device,
         "train": {"file": train.name, **_counts(learned)},
@@ -141,7 +124,6 @@ def evaluate_files(request: Request, train: Path, test: Path) -> Evaluation:
         "seed": request.seeds[0],
         "results": results,
     }
-    return Evaluation(report, tested.samples)
 
 
 def _labels(store: Store, labels: Path | None, device: str | None) -> list[Measurement]:
@@ -174,8 +156,7 @@ def _estimators(request: Request, bench: Workbench, prepared: Prepared) -> list[
         estimated = request.metric == "memory_mib" and prepared.estimates_mib.keys() >= {
             *prepared.samples.workloads
         }
-        left_out = NAMED_ONLY if estimated else NAMED_ONLY | {"faketensor"}
-        names = [n for n in ESTIMATORS if "paper" not in n and n not in left_out]
+        names = [n for n in ESTIMATORS if "paper" not in n and (estimated or n != "faketensor")]
     return [bench.estimator(name, prepared, request.size) for name in names]
 
 
@@ -212,17 +193,6 @@ def _counts(prepared: Prepared) -> dict[str, Any]:
         "architectures": len(set(samples.architectures)),
         "left_out": dict(prepared.left_out),
     }
-
-
-def _kept(request: Request, prepared: Prepared) -> KeptRuns | None:
-    if request.runs is None:
-        return None
-    samples = prepared.samples
-    rows = repr(samples.configurations).encode()
-    labels = hashlib.sha256(rows + samples.values.tobytes() + samples.above.tobytes()).hexdigest()
-    start = request.start and hashlib.sha256(request.start.read_bytes()).hexdigest()
-    settings = [request.metric, prepared.card, request.size, start, labels]
-    return KeptRuns(request.runs, settings)
 
 
 def _predictions(samples: Samples, estimate: Estimate) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ run continues.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,12 @@ from trappm.profiler.records.graph import Graph
 from trappm.profiler.records.step_scope import StepScope
 from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.store import Home, Store
+
+
+def show_progress(done: int, total: int, what: str) -> None:
+    """Print the progress of a stage on standard error."""
+    sys.stderr.write(f"{done}/{total} {what}\n")
+
 
 OF_KERNELS = frozenset({"step_time_ms"})
 """Metrics that our prior explains by kernels: labels without them are left out for all."""
@@ -266,7 +273,7 @@ def opened_workbench(
     metric: str,
     *,
     processes: int,
-    watch: Watch,
+    watch: Watch = show_progress,
     encoder_seed: int = PAPER_SEEDS[0],
     usable: Mapping[tuple[str, int], bool] | None = None,
 ) -> Iterator[Workbench]:

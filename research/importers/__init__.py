@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from research.importers import gpumemnet, node_steps, timm_results, zeus
+from research.importers import gpumemnet, node_steps, timm_results
 from research.importers.neusight import read_neusight
 from trappm.cli.labels import print_import
 from trappm.cli.options import AsJson, print_json
@@ -20,20 +20,16 @@ from trappm.profiler.errors import InputError
 from trappm.store import Home, Store
 from trappm.store.files import ImportReport, Verdict, checked_size, record_verdicts
 
-SOURCES = ("gpumemnet", "timm", zeus.SOURCE, *node_steps.SOURCES)
+SOURCES = ("gpumemnet", "timm", *node_steps.SOURCES)
 
 
-def import_sheet(
-    store: Store, path: Path, source: str, *, check_models: bool = False
-) -> ImportReport:
+def import_sheet(store: Store, path: Path, source: str) -> ImportReport:
     """Import a published sheet into the label store.
 
     Args:
         store: Label store that receives the measurements.
         path: Sheet; timm's sheets keep their file names, which tell what was measured.
         source: Name of the publication, one of SOURCES.
-        check_models: Trace every architecture of GPUMemNet's sheet (about 1 s each) and reject
-            rows that are not about the model that timm builds today.
 
     Raises:
         InputError: The source is unknown or a row cannot be read; nothing was recorded.
@@ -41,15 +37,11 @@ def import_sheet(
     """
     if source not in SOURCES:
         raise InputError(f"Unknown source {source!r}. Expected one of: {', '.join(SOURCES)}")
-    if check_models and source != "gpumemnet":
-        raise InputError("--check-models is available for the source gpumemnet only")
     verdicts: Sequence[Verdict]
     if source == "timm":
         verdicts = timm_results.verdicts(path)
     elif source == "gpumemnet":
-        verdicts = gpumemnet.verdicts(path, check_models=check_models)
-    elif source == zeus.SOURCE:
-        verdicts = zeus.verdicts(path)
+        verdicts = gpumemnet.verdicts(path)
     else:
         verdicts = node_steps.verdicts(path, source)
     return record_verdicts(store.measurements, path.name, source, lambda: verdicts)
@@ -60,17 +52,13 @@ def import_(
     source: Annotated[
         str, typer.Option(help=f"Publication: {', '.join(SOURCES)}, neusight (kernels).")
     ],
-    check_models: Annotated[
-        bool,
-        typer.Option("--check-models", help="gpumemnet: compare rows with timm's models (slow)."),
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Import a published sheet into the label store; one unreadable row refuses the whole file."""
     checked_size(file)  # before a store is made
     with Store.open(Home.open().database_url) as store:
         if source != "neusight":
-            print_import(import_sheet(store, file, source, check_models=check_models), as_json)
+            print_import(import_sheet(store, file, source), as_json)
             return
         kernels = list(read_neusight(file))
         new = store.kernels.record_many(kernels)

@@ -26,7 +26,6 @@ from research.importers.sheets import (
     text_in,
     whole_in,
 )
-from trappm.profiler.errors import TrappmError, one_line
 from trappm.profiler.records import Configuration, Outcome, Protocol
 from trappm.store.files import Verdict
 
@@ -41,13 +40,6 @@ number; docs/studies/label_store.md counts what the rules find with it."""
 CONTEXT_MIB, PER_TENSOR_MIB, SPIKE = 1_750.0, 1.23, 1.6
 """Usual memory by the floor (1.23 is the median of this sheet, docs/studies/label_store.md); over
 1.6 times as much is cuDNN's workspace, real but a spike: the bound of the README of the data."""
-SAME_MODEL = (0.93, 1.07)
-"""The floor over our own live peak, where the row is about the model that timm builds today: the
-bounds of docs/studies/label_store.md.
-
-At a large batch, where activations make it up: at small ones parameters, gradients and temporaries
-weigh more, which FakeTensor and our replay count differently (down to 0.75 at batch 8)."""
-
 LOGGED = ("max_gpu_memory_mib", "faketensor_mib")
 PROTOCOL = Protocol(name="gpumemnet", warmup_steps=0, min_steps=1, max_steps=1)
 ENVIRONMENT = {
@@ -91,13 +83,12 @@ def _run(cells: Cells) -> _Run:
     )
 
 
-def verdicts(path: Path, *, check_models: bool = False) -> list[Verdict]:
+def verdicts(path: Path) -> list[Verdict]:
     """Return the verdict on each row of the sheet.
 
     Args:
         path: A CSV file with the columns architecture, batch_size, max_gpu_memory_mib and
             faketensor_mib.
-        check_models: Also refuse rows that are about another model than timm's of today.
 
     Raises:
         InputError: The file or a row of it cannot be read.
@@ -117,12 +108,11 @@ def verdicts(path: Path, *, check_models: bool = False) -> list[Verdict]:
             unknown = rejected("timm does not know the architecture or its input size")
             result += [unknown] * len(runs)
             continue
-        doubt = _doubt(architecture, input_size, [*runs.values()]) if check_models else None
-        result += _judged(input_size, [*runs.values()], doubt)
+        result += _judged(input_size, [*runs.values()])
     return result
 
 
-def _judged(input_size: int, runs: list[_Run], doubt: str | None) -> Iterator[Verdict]:
+def _judged(input_size: int, runs: list[_Run]) -> Iterator[Verdict]:
     """Yield the verdicts on the runs of one architecture, by rising batch size."""
     ends = [run.memory_mib for run in runs if run.has_died and not run.at_capacity]
     least_overhead_mib = 0.0
@@ -143,8 +133,6 @@ def _judged(input_size: int, runs: list[_Run], doubt: str | None) -> Iterator[Ve
             kind, outcome, reason = "censored", Outcome.OOM, "died early, needs more than the card"
         elif died:
             kind, outcome, reason = "failed", Outcome.ERROR, "died early, for no known reason"
-        elif doubt is not None:
-            kind, outcome, reason = "failed", Outcome.ERROR, doubt
         else:
             least_overhead_mib = max(least_overhead_mib, run.memory_mib - run.floor_mib)
             if run.memory_mib > SPIKE * usual_mib:
@@ -169,19 +157,3 @@ def _judged(input_size: int, runs: list[_Run], doubt: str | None) -> Iterator[Ve
                 message=None if reason == "a run like others" else reason,
             ),
         )
-
-
-def _doubt(architecture: str, input_size: int, runs: list[_Run]) -> str | None:
-    """Return the reason why the rows are not about timm's model, judged by the largest batch."""
-    from trappm.profiler.static_profile import step_profile
-
-    largest = runs[-1]
-    try:
-        # Of a first step, which finds no gradients of an earlier one.
-        live_mib = step_profile(architecture, input_size).memory(largest.batch_size).live_mib
-    except TrappmError as error:
-        return f"timm's model cannot be traced to compare: {one_line(error)}"
-    low, high = SAME_MODEL
-    if low <= largest.floor_mib / live_mib <= high:
-        return None
-    return "not about the model that timm builds today"

@@ -21,7 +21,7 @@ from trappm.profiler.records import (
     Provenance,
     StepSummary,
 )
-from trappm.store.files import Verdict, check_columns, checked_size
+from trappm.store.files import Verdict, checked_size
 
 Cells = Mapping[str, str]
 Read = TypeVar("Read")
@@ -51,7 +51,10 @@ def read_rows(
     with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True, restval="")
         try:
-            check_columns(reader.fieldnames or ())
+            names = reader.fieldnames or ()
+            for name in names:
+                if names.count(name) > 1:
+                    raise InputError(f"it has the column {name[:60]!r} twice")
             if missing := sorted(needed - {*(reader.fieldnames or ())}):
                 raise InputError(f"the {wanted} lacks the columns {', '.join(missing)}")
             for cells in reader:

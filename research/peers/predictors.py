@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from research.peers.graph_networks import SIZES, dippm, dnnperf, nnlqp
+from research.peers.graph_networks import SIZES, dippm, nnlqp
 from research.peers.physics import FakeTensor, PriorAlone
 from research.peers.tabular import mlp, xgboost
 from trappm.learner.estimator import Estimator
 from trappm.learner.heads.metric_head import Ours
 from trappm.learner.paper.encoder import Encoder
-from trappm.learner.paper.presets import MEMBERS, PRESETS, EncoderPreset, HeadPreset
+from trappm.learner.paper.presets import PRESETS, EncoderPreset
 from trappm.learner.paper.regressor import TrappmAsPublished
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.starting_prior import prior_on_card
@@ -42,20 +42,12 @@ class Surroundings:
         return prior_on_card(self.metric, self.card)
 
 
-_SWITCHES: Mapping[str, Callable[[HeadPreset], HeadPreset]] = {
-    "ensemble": lambda head: replace(head, members=MEMBERS),
-    "huber": lambda head: replace(head, loss="huber-log"),
-    "relative": lambda head: replace(head, loss="relative-squared"),
-}
-"""Choices that differ from the paper's, each alone."""
-
-
-def _published(preset: str, switch: str) -> Callable[[Surroundings], Estimator]:
+def _published(preset: str, *, pretrained: bool = True) -> Callable[[Surroundings], Estimator]:
     def make(given: Surroundings) -> Estimator:
         chosen = PRESETS[preset]
-        head = _SWITCHES[switch](chosen.head) if switch in _SWITCHES else chosen.head
-        encoder = given.make_encoder(chosen.encoder, switch != "random")
-        return TrappmAsPublished("-".join(filter(None, ("trappm", preset, switch))), head, encoder)
+        encoder = given.make_encoder(chosen.encoder, pretrained)
+        name = f"trappm-{preset}" if pretrained else f"trappm-{preset}-random"
+        return TrappmAsPublished(name, chosen.head, encoder)
 
     return make
 
@@ -66,35 +58,22 @@ def _faketensor(given: Surroundings) -> Estimator:
     return FakeTensor(given.estimates_mib)
 
 
-_SWITCHED = {
-    f"trappm-{preset}-{switch}": _published(preset, switch)
-    for preset in ("paper", "laptop")
-    for switch in _SWITCHES
-}
 _MAKERS: Mapping[str, Callable[[Surroundings], Estimator]] = {
     "ours": lambda given: Ours(given.prior),
     "prior": lambda given: PriorAlone(given.prior),
-    "trappm-paper": _published("paper", ""),
-    "trappm-laptop": _published("laptop", ""),
-    "trappm-paper-random": _published("paper", "random"),
-    "trappm-laptop-random": _published("laptop", "random"),
+    "trappm-paper": _published("paper"),
+    "trappm-laptop": _published("laptop"),
+    "trappm-paper-random": _published("paper", pretrained=False),
+    "trappm-laptop-random": _published("laptop", pretrained=False),
     "nnlqp": lambda given: nnlqp(SIZES[given.size]),
     "dippm": lambda given: dippm(SIZES[given.size]),
-    "dnnperf": lambda given: dnnperf(SIZES[given.size]),
     "mlp": lambda _: mlp(),
     "xgboost": lambda _: xgboost(),
     "faketensor": _faketensor,
-    **_SWITCHED,
 }
-
-OF_PHYSICS = frozenset({"ours", "prior", "faketensor"})
-"""Predictors that stand on a simulation; the others are purely learned."""
 
 _BY_SKLEARN = frozenset({"mlp", "xgboost"})
 """Predictors that need scikit-learn, or its interface to XGBoost."""
-
-NAMED_ONLY = frozenset(_SWITCHED)
-"""The paper's method with one choice changed; evaluated only where they are named."""
 
 ESTIMATORS: Sequence[str] = tuple(_MAKERS)
 """All names; `random` is the encoder of the paper's ablation, which learned nothing."""

@@ -2,8 +2,7 @@
 
 TraPPM compares itself with a multilayer perceptron and with gradient boosting on batch size, nodes,
 edges, MACs, parameters and memory. Both learn the logarithm of the metric here, from logarithms of
-the features. scikit-learn and XGBoost (Chen and Guestrin 2016) do the work. The thesis's trees see
-more (`thesis_boosting`).
+the features. scikit-learn and XGBoost (Chen and Guestrin 2016) do the work.
 """
 
 from __future__ import annotations
@@ -18,14 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.learner.estimator import Estimate, Model, Targets
-from trappm.learner.paper.graphs import FloatArray, Scaler, log_static_features
+from trappm.learner.paper.graphs import Scaler, log_static_features
 from trappm.learner.paper.regressor import LEAST_LABELS, labelled
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]
-Features = Callable[[Sequence[Workload]], FloatArray]
-"""Of whole workloads (n, f), not scaled."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +30,6 @@ class TabularModel:
     """A fitted regression with the scales of its inputs and output."""
 
     regression: Any
-    features: Features
     scaler: Scaler
     centre: float
     scale: float
@@ -41,7 +37,7 @@ class TabularModel:
     def predict(self, workloads: Sequence[Workload]) -> Estimate:
         if len(workloads) == 0:
             return Estimate(np.zeros(0))
-        features = self.scaler.apply(self.features(workloads))
+        features = self.scaler.apply(log_static_features(workloads))
         units = np.asarray(self.regression.predict(features), dtype=np.float64)
         return Estimate(np.exp(self.centre + self.scale * units))
 
@@ -53,7 +49,6 @@ class TabularEstimator:
     name: str
     regression: Callable[[int], Any]
     """Makes one that draws from this seed."""
-    features: Features = log_static_features
     least_labels: ClassVar[int] = LEAST_LABELS
 
     def fit(
@@ -68,7 +63,7 @@ class TabularEstimator:
             raise InputError(f"{self.name} cannot start from the weights of another device")
         rows, values = labelled(workloads, targets)
         chosen = [workloads[i] for i in rows]
-        features = self.features(chosen)
+        features = log_static_features(chosen)
         scaler, logs = Scaler.fit(features), np.log(values)
         centre, scale = float(logs.mean()), max(float(logs.std()), 0.02)
         regression = self.regression(int(generator.integers(2**31)))
@@ -76,7 +71,7 @@ class TabularEstimator:
             # So many rounds are what it gets, converged or not.
             warnings.filterwarnings("ignore", message="Stochastic Optimizer: Maximum iterations")
             regression.fit(scaler.apply(features), (logs - centre) / scale)
-        return TabularModel(regression, self.features, scaler, centre, scale)
+        return TabularModel(regression, scaler, centre, scale)
 
 
 def mlp() -> TabularEstimator:
@@ -94,12 +89,7 @@ class Boosting:
 
 
 def xgboost(settings: Boosting = Boosting()) -> TabularEstimator:
-    return TabularEstimator("xgboost", boosting(settings))
-
-
-def boosting(settings: Boosting) -> Callable[[int], Any]:
-    """What makes XGBoost's regression from a seed."""
-    return partial(_boosting, settings)
+    return TabularEstimator("xgboost", partial(_boosting, settings))
 
 
 def _perceptron(seed: int) -> Any:

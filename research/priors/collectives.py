@@ -23,8 +23,7 @@ from scipy.optimize import least_squares
 from research.data import data_folder
 from research.held_out import Array, percent_errors
 from trappm.extensions.parallel import links
-from trappm.extensions.parallel.collective_times import Group
-from trappm.extensions.parallel.links import LinkKind, Node
+from trappm.extensions.parallel.links import Group, LinkKind, Node
 
 BINS = 40
 LARGE_BYTES = 1 << 20

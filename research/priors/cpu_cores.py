@@ -6,8 +6,7 @@ campaign, 40 labels of the source and few of the target are drawn from the rest;
 are judged: the median and, in brackets, the mean over splits of the mean absolute percentage error.
 With `--beyond`, heads learn from the smallest labels of two thirds of the architectures; the
 coverage of the others' intervals is counted by how far beyond these labels the prediction lies,
-widened for that distance as heads do it, and not widened. With `--parts` the formula of step times
-is judged alone: without some of its terms, and from more or less of a source's constants.
+widened for that distance as heads do it, and not widened.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +26,6 @@ from research.held_out import Array
 from research.snapshot.shipped_sheets import our_attempts
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.metric_head import Head, Ours
-from trappm.learner.physics import cpu_priors
-from trappm.learner.physics.cpu_priors import CpuTimePrior
 from trappm.learner.physics.device_specs import CPU
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory_prior import MemoryPrior
@@ -52,14 +49,6 @@ GENERAL: Mapping[str, Prior] = {
     "memory_mib": MemoryPrior.on(CPU),
 }
 """Formulas that are not specific to CPUs."""
-PARTS = {
-    "calls of convolutions": ("forward convolutions", "backward convolutions"),
-    "narrow images": ("narrow forward", "narrow backward"),
-    "few rows": ("few rows",),
-    "large weights": ("large weights",),
-}
-"""Terms of `cpu_priors` that were added after the others."""
-SHARES = (0.0, 0.25, 0.5, 1.0)
 Measured = Mapping[Configuration, Measurement]
 
 
@@ -214,56 +203,6 @@ def print_beyond(pool: Pool, devices: Sequence[str], splits: int) -> None:
         print((100 * groups.mean()).round(0).assign(predictions=groups.size()).to_string())
 
 
-class Without(CpuTimePrior):
-    """The formula with some of its terms left out."""
-
-    left_out: ClassVar[tuple[str, ...]] = ()
-
-    def terms(self, workloads: Sequence[Workload]) -> Array:
-        terms = super().terms(workloads).copy()
-        terms[:, [term.name in self.left_out for term in self.SPEC.terms]] = 0.0
-        return terms
-
-
-def prior_errors(
-    pool: Pool, start: Prior, device: str, count: int, splits: int, source: str | None = None
-) -> list[float]:
-    """Return errors of the formula alone after `count` labels, and `SOURCE_LABELS` of a source."""
-    metric, off = "step_time_ms", []
-    for _, judged, rest, generator in pool.splits(splits):
-
-        def fitted(prior: Prior, key: str, rows: Rows) -> Prior:
-            return prior.refit(pool.at(rows), np.log(pool.values(key, metric)[rows]))
-
-        begun = start
-        if source is not None:
-            drawn = generator.permutation(rest)[:SOURCE_LABELS]
-            begun = start.started_from(fitted(start, source, drawn))
-        prior = fitted(begun, device, generator.permutation(rest)[:count])
-        off.append(pool.error(prior.log_values(pool.at(judged)), device, metric, judged))
-    return off
-
-
-def print_parts(pool: Pool, source: str, target: str, splits: int) -> None:
-    """Print the worth of terms, then of a source's constants."""
-    print(f"step_time_ms, {SOURCE_LABELS} labels, without")
-    for name, terms in {"nothing": (), **PARTS, "all": sum(PARTS.values(), ())}.items():
-        Without.left_out = terms
-        cells = [
-            _cell(prior_errors(pool, Without(), key, SOURCE_LABELS, splits))
-            for key in (source, target)
-        ]
-        print(f"  {name:24} {'   '.join(cells)}", flush=True)
-    print(f"{target} after {source}, by the share of what sets its constants apart")
-    for share in SHARES:
-        cpu_priors.SHARED = share
-        cells = [
-            f"{n}: {_cell(prior_errors(pool, CpuTimePrior(), target, n, splits, source))}"
-            for n in TARGET_LABELS[:-1]
-        ]
-        print(f"  {share:4} {'   '.join(cells)}", flush=True)
-
-
 def _cell(off: Sequence[float] | pd.Series) -> str:
     return f"{np.median(off):5.1f} ({np.mean(off):.1f})"
 
@@ -275,15 +214,9 @@ def main(
     beyond: Annotated[
         bool, typer.Option("--beyond", help="Print the coverage far beyond the labels.")
     ] = False,
-    parts: Annotated[
-        bool, typer.Option("--parts", help="Print the worth of terms and starts.")
-    ] = False,
 ) -> None:
     """Print a table for each metric."""
     pool = load((source, target))
-    if parts:
-        print_parts(pool, source, target, splits)
-        return
     if beyond:
         print_beyond(pool, (source, target), splits)
         return

@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from research.priors.llm_foundry import bounds, known_constants
-from trappm.extensions.transformers.step_times import transformer_times
+from trappm.extensions.transformers.model_heads import transformer_times
 from trappm.learner.physics.device_specs import known_spec
 from trappm.learner.physics.kernel_terms import terms_of
 from trappm.learner.physics.kernel_times import Lookup, times_of

@@ -10,9 +10,7 @@ software of 2023) and an H100 (our own labels) from simulated steps alone.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -23,7 +21,6 @@ from research.data import data_folder
 from research.evaluation.label_files import read_labels, read_usable
 from research.evaluation.workbench import opened_workbench
 from research.held_out import Array, percent_errors
-from research.priors.card_errors import errors_of_devices, pooled_errors
 from research.priors.second_device import judge_v100, medians
 from research.priors.steps import (
     KERNEL_CARDS,
@@ -46,15 +43,15 @@ from trappm.learner.heads.other_devices import (
     OTHERS,
     Basis,
     OtherDevices,
-    known_of_others,
     write,
 )
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.devices.joint_fit import Evidence
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.step_time_prior import StepTimePrior
-from trappm.learner.stats.calibration import Calibration
+from trappm.learner.stats.calibration import LEVELS, Calibration
 from trappm.learner.stats.folds import grouped_folds
+from trappm.learner.stats.student_t import TO_NORMAL
 from trappm.profiler.records import MemoryFormat, Phase
 from trappm.profiler.simulation.training_loop import Loop
 
@@ -161,9 +158,7 @@ def memory_errors(data: Any) -> Iterator[pd.DataFrame]:
         ("a100", a100, usable, MemoryPrior(loop=Loop.TUNED)),
         ("h100", h100_labels(), None, MemoryPrior.on(spec_of("h100"))),
     ):
-        with opened_workbench(
-            "memory_mib", processes=os.cpu_count() or 1, usable=judged, watch=_show
-        ) as bench:
+        with opened_workbench("memory_mib", processes=os.cpu_count() or 1, usable=judged) as bench:
             samples = bench.prepared(labels).samples
         logs = np.log(samples.values) - prior.log_values(samples.workloads)
         phases = np.array([workload.phase for workload in samples.workloads])
@@ -174,8 +169,40 @@ def memory_errors(data: Any) -> Iterator[pd.DataFrame]:
                 yield error_rows(MEMORY, device, Basis.SPECIFICATION, phase, logs[chosen], names)
 
 
-def _show(done: int, total: int, what: str) -> None:
-    sys.stderr.write(f"{done}/{total} {what}\n")
+def errors_of_devices(errors: Array, devices: Sequence[str]) -> Calibration:
+    """Return quantiles of log(measured / predicted) on held-out cards (n), one vote per card."""
+    _, number, count = np.unique(np.array(devices), return_inverse=True, return_counts=True)
+    order = np.argsort(np.abs(errors))
+    votes = np.cumsum((1.0 / count[number])[order])
+    middle = float(np.abs(errors)[order][np.searchsorted(votes, votes[-1] / 2)])
+    deviation = max(TO_NORMAL * middle, 1e-3)
+    fitted = Calibration.fit(errors, np.full(len(errors), deviation), devices)
+    return Calibration(fitted.quantiles * deviation)
+
+
+def pooled_errors(
+    errors: Array, devices: Sequence[str], architectures: Sequence[str]
+) -> Calibration:
+    """Return quantiles of log(measured / predicted) on cards held out, of all cards together.
+
+    Every card has the same weight, shared by its architectures. Unlike in `errors_of_devices`, no
+    errors are added for cards that nobody measured: a simulated step allocates the same on each, so
+    models differ by more than cards do. With two cards the quantiles are indicative.
+
+    Args:
+        errors: of each label (n).
+        devices: the card of each label (n).
+        architectures: of each label (n).
+    """
+    weights = np.ones(len(errors))
+    models = [f"{card} {name}" for card, name in zip(devices, architectures, strict=True)]
+    for groups in (models, devices):
+        _, number = np.unique(np.array(groups), return_inverse=True)
+        weights /= np.bincount(number, weights)[number]
+    order = np.argsort(errors)
+    weights = weights[order] / weights.sum()
+    levels = np.cumsum(weights) - weights / 2
+    return Calibration(np.interp(LEVELS, levels, errors[order]))
 
 
 def memory_quantiles(errors: pd.DataFrame) -> Calibration:
@@ -269,9 +296,6 @@ def source_of(evidence: Evidence) -> dict[str, object]:
 
 def main(
     traces: Traces = TRACES,
-    only_memory: Annotated[
-        bool, typer.Option("--only-memory", help="Leave step times as they are.")
-    ] = False,
     v100: Annotated[
         int, typer.Option(help="Judge a V100 as `second-device` does, with this many seeds.")
     ] = 0,
@@ -281,14 +305,6 @@ def main(
 ) -> None:
     """Print the errors of each card and the coverage, and write the shipped constants."""
     data = data_folder()
-    if only_memory:
-        errors = pd.concat(memory_errors(data), ignore_index=True)
-        print(error_table(errors).to_string(), coverage(errors), sep="\n")
-        if is_writing:
-            known, sources = known_of_others()
-            write(replace(known, memory=memory_quantiles(errors)), sources)
-            print(FILE)
-        return
     steps, kernels = all_evidence(data, traces)
     if v100:
         of_v100 = next(part for part in kernels if part.device == "v100")

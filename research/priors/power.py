@@ -1,7 +1,7 @@
 """Errors of power, energy and time of steps under power limits (docs/studies/power.md).
 
 Labels: Zeus's training on a V100 and a P100 under limits (ResNet-50; ShuffleNet V2 at 32 px and
-BERT, whose structures `zeus_networks` has), and our own of an H100 (examples/data/h100). Held out
+BERT, whose structures `power_labels` has), and our own of an H100 (examples/data/h100). Held out
 in turn are batch sizes, limits, whole networks of Zeus's (on all cards) or architectures of the
 H100, and whole cards, of which then only the data sheet is used. Each is judged with the step time
 as measured under the card's own limit, and with a simulated one. The baselines are the mean power

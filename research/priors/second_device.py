@@ -2,7 +2,7 @@
 
 pycls' V100 steps in fp32 are judged after 0 to 100 V100 labels, with and without V100 kernels: from
 what other devices have in common, from an A100's constants, and from the specification alone.
-Judged architectures are held out of all devices' steps. `--device` holds whole devices out.
+Judged architectures are held out of all devices' steps.
 Evidence: timm's training steps on an RTX 3090, pytorch-gpu-benchmark's steps of seven cards,
 NeuSight's kernels of three.
 """
@@ -83,28 +83,6 @@ def judge_v100(
     return pd.DataFrame(rows)
 
 
-def judge_devices(
-    known: Sequence[Steps], kernels: Sequence[Evidence], devices: Sequence[str]
-) -> pd.DataFrame:
-    """Return errors on all steps of devices that are known by specification or kernels only."""
-    rows = []
-    for device in devices:
-        fit = learned_from(
-            [s.evidence for s in known if s.evidence.device != device]
-            + [e for e in kernels if e.device != device]
-        )
-        common, own = fit.of_another_device(), [e for e in kernels if e.device == device]
-        for steps in (s for s in known if s.evidence.device == device):
-            spec, host = steps.evidence.spec, steps.evidence.host
-            priors = {"the specification": StepTimePrior(spec)}
-            priors["other devices"] = StepTimePrior.like_others(spec, common)
-            if own:
-                priors["other devices and kernels"] = StepTimePrior.like_others(spec, common, own)
-            for start, prior in priors.items():
-                rows += _rows(f"{host}, from {start}", prior, steps)
-    return pd.DataFrame(rows)
-
-
 def medians(rows: pd.DataFrame) -> str:
     """Return the median over seeds by start and phase."""
     table = rows.pivot_table(
@@ -116,9 +94,6 @@ def medians(rows: pd.DataFrame) -> str:
 def main(
     traces: Traces = TRACES,
     seeds: Annotated[int, typer.Option(help="Number of seeds, from 0 on.")] = 5,
-    device: Annotated[
-        list[str] | None, typer.Option(help="Hold this device out instead; may be repeated.")
-    ] = None,
     is_writing: Annotated[
         bool, typer.Option("--write", help="Write the constants into the package.")
     ] = False,
@@ -135,7 +110,4 @@ def main(
         write(fit.of_another_device())
         return
     of_v100 = published_kernels(nodes, "v100-pcie-32gb", 1.0)
-    if device:
-        print(medians(judge_devices(known, [*kernels, of_v100], device)))
-    else:
-        print(medians(judge_v100(known, kernels, of_v100, seeds)))
+    print(medians(judge_v100(known, kernels, of_v100, seeds)))

@@ -8,30 +8,31 @@ for all strategies, so their errors are compared in pairs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import nn
 
 from research.evaluation.benchmark import TEST_SHARE, Samples
-from research.replay.joint import Joint, JointModel, PoolPoints
-from research.replay.strategies import (
-    CONDITIONED,
-    NEED_GRADIENTS,
-    NEED_PREDICTIONS,
-    named_strategy,
-)
 from trappm.learner.acquisition import (
     AcquisitionRequest,
-    PoolCovariance,
+    Strategy,
     cold_start,
+    strategy_named,
 )
-from trappm.learner.acquisition.pool_covariance import narrow
-from trappm.learner.acquisition.pool_knowledge import probability_above
+from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
+from trappm.learner.acquisition.request import Pick, explained
+from trappm.learner.acquisition.strategies import NEED_GRADIENTS, RandomChoice
 from trappm.learner.estimator import Estimate, Estimator, Model
-from trappm.learner.physics.prior import Prior
+from trappm.learner.paper.training import torch_seeded
+from trappm.learner.physics.device_specs import DeviceSpec
 from trappm.learner.stats.errors import split_architectures
+from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]
@@ -41,6 +42,112 @@ BUDGETS = (20, 30, 50, 75, 100, 150, 200, 300)
 """Labels after which the learner is fitted and judged, and the next ones chosen."""
 STEPS = 55
 """Steps that one measurement takes: 5 to warm up and 50 that are timed, as in the paper."""
+
+
+SKETCH = 512
+"""Width of the sketched gradients, as in the paper."""
+WIDTH, EPOCHS, LEARNING_RATE = 128, 200, 3e-3
+"""Network of two hidden layers, for hundreds of labels (the paper's has three of 512)."""
+
+
+class BmdalLcmd:
+    """LCMD-TP as `bmdal-reg` computes it, on sketched gradients of a trained network.
+
+    Holzmueller et al. 2023, "A Framework and Benchmark for Deep Batch Active Learning for
+    Regression". It begins with a random draw.
+    """
+
+    name = "bmdal-lcmd-gradients"
+
+    def select(self, request: AcquisitionRequest) -> list[Pick]:
+        """Choose a batch.
+
+        Raises:
+            InputError: `bmdal-reg` is not installed, or labels' values are missing.
+        """
+        if not len(request.known):
+            return RandomChoice().select(request)
+        if not request.count:
+            return []
+        try:
+            from bmdal_reg.bmdal.algorithms import select_batch
+            from bmdal_reg.bmdal.feature_data import TensorFeatureData
+        except ImportError as error:
+            raise InputError(
+                f"{self.name} needs bmdal-reg ({error}); install it with: pip install bmdal-reg"
+            ) from error
+        if not hasattr(np, "Inf"):  # bmdal-reg 3.0.2 was written before NumPy 2 dropped this name
+            np.Inf = np.inf  # type: ignore[attr-defined]
+        points = torch.from_numpy(request.points)
+        with torch_seeded(request.generator):
+            chosen, _ = select_batch(
+                batch_size=request.count,
+                models=[_network(points, request)],
+                data={
+                    "train": TensorFeatureData(points[request.known]),
+                    "pool": TensorFeatureData(points[request.open]),
+                },
+                y_train=None,
+                base_kernel="grad",
+                kernel_transforms=[("rp", [SKETCH])],
+                selection_method="lcmd",
+                sel_with_train=True,
+            )
+        return explained(request, request.open[chosen.numpy()].tolist())
+
+
+def _network(points: torch.Tensor, request: AcquisitionRequest) -> nn.Module:
+    """Train a network on the standardized logarithms of the labels."""
+    if request.log_values is None:
+        raise InputError("a network of the peer needs the labels' values")
+    known = np.isfinite(request.log_values)
+    rows = torch.from_numpy(request.labelled[known])
+    values = torch.from_numpy(request.log_values[known]).float()
+    values = (values - values.mean()) / values.std().clamp(min=1e-6)
+    with torch_seeded(request.generator):
+        network = nn.Sequential(
+            nn.Linear(points.shape[1], WIDTH),
+            nn.ReLU(),
+            nn.Linear(WIDTH, WIDTH),
+            nn.ReLU(),
+            nn.Linear(WIDTH, 1),
+        )
+        optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
+        for _ in range(EPOCHS):
+            optimizer.zero_grad()
+            loss = ((network(points[rows])[:, 0] - values) ** 2).mean()
+            loss.backward()
+            optimizer.step()
+    return network
+
+
+JUDGED: tuple[Strategy, ...] = (BmdalLcmd(),)
+"""Strategies that are judged in addition to those of a campaign."""
+
+
+@runtime_checkable
+class HasGradients(Protocol):
+    """A model with gradients of its predictions, as heads have them."""
+
+    def gradients(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float32]: ...
+
+
+def check_installed(strategies: Collection[str]) -> None:
+    """Raise InputError if the peer is among the strategies and its library is missing."""
+    if BmdalLcmd.name in strategies and find_spec("bmdal_reg") is None:
+        raise InputError(
+            f"{BmdalLcmd.name} needs bmdal-reg, which is not installed; leave it out, or install "
+            "it with: pip install bmdal-reg"
+        )
+
+
+def named_strategy(name: str) -> Strategy:
+    """Return a strategy of a campaign, or one that is only judged.
+
+    Raises:
+        InputError: There is none of this name.
+    """
+    return strategy_named(name, JUDGED)
 
 
 @dataclass(frozen=True)
@@ -59,33 +166,35 @@ class Point:
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """What all campaigns of a comparison have in common."""
+    """Data that all campaigns of a comparison have in common."""
 
     samples: Samples
     embeddings: npt.NDArray[np.float32]
-    """Of the samples' graphs, by an encoder that saw no labels (n, width)."""
-    prior: Prior
-    """Without labels: of the quick learner, and of what guards every learner from dying runs."""
-    estimator: Estimator | None = None
-    """The learner that is judged; by default the quick one (`research.replay.joint`)."""
-    knows_physics: bool = True
-    """Whether the learner stands on the prior, so that a strategy may use what that knows."""
-    times: bool = False
-    """Whether the values are step times in ms, which are what a measurement takes."""
+    """Embeddings of the samples' graphs by an encoder that saw no labels, shape (n, width)."""
+    metric: str
+    """Column of the metric."""
+    spec: DeviceSpec | None
+    estimator: Estimator
+    """Learner that is judged."""
+
+    @property
+    def times(self) -> bool:
+        """Whether the labels are step times in ms, which are what a measurement takes."""
+        return self.metric == "step_time_ms"
 
     @property
     def capacity(self) -> float | None:
-        """What runs died of; None if none did."""
+        """Memory that runs died of; None if none did."""
         above = self.samples.above[~np.isnan(self.samples.above)]
         return float(np.median(above)) if len(above) else None
 
 
 def replay(bench: Bench, strategy: str, seed: int, budgets: Sequence[int]) -> Iterator[Point]:
-    """One campaign; a point after each budget.
+    """Run one campaign and yield a point after each budget.
 
     Raises:
-        InputError: there are fewer labels to choose from than the largest budget, or no such
-            strategy; or no label that was held out has a value.
+        InputError: There are fewer labels to choose from than the largest budget, or no such
+            strategy; or no held-out label has a value.
     """
     samples, chooser = bench.samples, named_strategy(strategy)
     held_out = split_architectures(
@@ -104,93 +213,54 @@ def replay(bench: Bench, strategy: str, seed: int, budgets: Sequence[int]) -> It
         request = view.request(labelled, budget, generator, strategy)
         picks = (chooser if len(labelled) else cold_start(chooser)).select(request)
         labelled = np.concatenate([labelled, [pick.index for pick in picks]]).astype(np.int64)
-        view.learn(labelled, np.random.default_rng([seed, budget, 1]))
-        yield _point(bench, pool[labelled], view.predict(np.flatnonzero(test)), test)
+        rows = pool[labelled]
+        view.model = bench.estimator.fit(
+            samples.at(rows), samples.targets(rows), np.random.default_rng([seed, budget, 1])
+        )
+        yield _point(bench, rows, view.model.predict(samples.at(np.flatnonzero(test))), test)
 
 
 class _View:
-    """What a strategy may see of the pool, and the learner that learns from its choices."""
+    """Everything that a strategy may see of the pool, as in a campaign."""
 
     def __init__(self, bench: Bench, pool: IntArray) -> None:
         self._bench = bench
         self._pool = pool
         self._workloads = bench.samples.at(pool)
         self._families = bench.samples.families[pool].tolist()
-        self._embeddings = bench.embeddings[pool]
         self._static = np.stack([w.static_features for w in self._workloads])
-        self._joint = Joint(bench.prior, PoolPoints.of(bench.prior, self._workloads))
-        self._quick: JointModel = self._joint.fit(
-            [], bench.samples.targets([]), np.random.default_rng(0)
+        self._knowledge = PoolKnowledge.of(
+            self._workloads, [bench.metric], bench.spec, np.random.default_rng(0)
         )
-        # Without labels the covariance is as good a guide as with some, and a batch is as good as
-        # its picks one by one: see docs/studies/choosing.md.
-        self._covariance = self._believed()
-        self._model: Model = self._quick
+        self.model: Model | None = None
+        """Learner as fitted after the last round."""
 
     def request(
-        self,
-        labelled: IntArray,
-        budget: int,
-        generator: np.random.Generator,
-        strategy: str,
+        self, labelled: IntArray, budget: int, generator: np.random.Generator, strategy: str
     ) -> AcquisitionRequest:
-        """The next request; with predictions of the whole pool, and gradients of the learner that
-        is judged, only where they are needed."""
-        capacity = self._bench.capacity
-        guards = strategy in ("ours", *CONDITIONED) and capacity is not None
-        predicted = guards or strategy in NEED_PREDICTIONS
-        estimate = self._quick.predict(self._workloads) if predicted else None
-        knows_physics = self._bench.knows_physics
-        covariance = self._believed() if strategy in CONDITIONED else self._covariance
-        gradients = None
-        if strategy in NEED_GRADIENTS and (knows_physics or len(labelled)):
-            # Of a learner without gradients those of the quick one, if both stand on the prior.
-            learner = self._model if hasattr(self._model, "gradients") else self._quick
-            if knows_physics or learner is self._model:
-                gradients = learner.gradients(self._workloads)
+        """Return the next request; with predictions of the pool only where they are needed."""
+        capacity, estimate = self._bench.capacity, self._knowledge.estimates.get(self._bench.metric)
+        gradients = uncertainty = None
+        if strategy in NEED_GRADIENTS and isinstance(self.model, HasGradients):
+            gradients = self.model.gradients(self._workloads)
+        if strategy == "uncertainty" and self.model is not None:
+            uncertainty = self.model.predict(self._workloads).log_std_of_mean
         values = self._bench.samples.values[self._pool[labelled]]
         return AcquisitionRequest(
-            embeddings=self._embeddings,
+            embeddings=self._bench.embeddings[self._pool],
             static_features=self._static,
             labelled=labelled,
             candidates=np.arange(len(self._pool)),
             count=budget - len(labelled),
             generator=generator,
             families=self._families,
-            covariances=[covariance] if knows_physics else [],
+            covariances=[*self._knowledge.covariances.values()],
             gradients=gradients,
             log_values=np.log(values),
-            uncertainty=self._uncertainty(estimate) if len(labelled) else None,
+            uncertainty=uncertainty,
             predicted_cost=estimate.median if estimate and self._bench.times else None,
             failure=probability_above(estimate, capacity) if estimate and capacity else None,
         )
-
-    def _believed(self) -> PoolCovariance:
-        """By the quick learner as it is fitted: at its constants, with its amplitude and noise.
-
-        What labels have taken of it, a strategy works out for itself, as it does for what is
-        pending.
-        """
-        wide = self._quick.covariance(self._workloads, np.random.default_rng(0))
-        return PoolCovariance(narrow(wide.features), wide.noise)
-
-    def _uncertainty(self, estimate: Estimate | None) -> Array | None:
-        """By the quick learner; a purely learned one states its own."""
-        if estimate is None or self._bench.knows_physics:
-            return None if estimate is None else estimate.log_std_of_mean
-        return self._model.predict(self._workloads).log_std_of_mean
-
-    def learn(self, labelled: IntArray, generator: np.random.Generator) -> None:
-        rows = self._pool[labelled]
-        samples, estimator = self._bench.samples, self._bench.estimator
-        workloads, targets = samples.at(rows), samples.targets(rows)
-        self._quick = self._joint.fit(workloads, targets, generator)
-        self._model = self._quick
-        if estimator is not None:
-            self._model = estimator.fit(workloads, targets, generator)
-
-    def predict(self, rows: IntArray) -> Estimate:
-        return self._model.predict(self._bench.samples.at(rows))
 
 
 def _point(bench: Bench, rows: IntArray, estimate: Estimate, test: npt.NDArray[np.bool_]) -> Point:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from research.data import data_folder
 from research.evaluation.benchmark import Samples
 from research.evaluation.label_files import read_usable
 from research.evaluation.scores import Score, score
-from research.evaluation.workbench import opened_workbench, step_keys
+from research.evaluation.workbench import opened_workbench, show_progress, step_keys
 from research.held_out import held_out
 from research.importers.neusight import SOURCE as NEUSIGHT
 from research.snapshot.shipped_sheets import (
@@ -95,7 +94,7 @@ def train(sheet: Sheet, data: Path, processes: int) -> Trained:
     files = {m.attempt_key: file for file, ms in by_file.items() for m in ms}
     usable = read_usable(data / sheet.usable) if sheet.usable else None
     kernels = neusight_kernels(data / KERNELS_FILE, sheet.kernels) if sheet.kernels else None
-    with opened_workbench(sheet.metric, processes=processes, usable=usable, watch=_show) as bench:
+    with opened_workbench(sheet.metric, processes=processes, usable=usable) as bench:
         if sheet.metric == "memory_mib" or is_cpu_device(sheet.device):
             samples = bench.prepared(measurements).samples
         else:
@@ -103,7 +102,7 @@ def train(sheet: Sheet, data: Path, processes: int) -> Trained:
     prior = _prior(sheet, kernels)
     test = held_out(samples.groups, SEED)
     what = f"{sheet.metric} of {sheet.device}"
-    _show(0, 2, f"judging {what}")
+    show_progress(0, 2, f"judging {what}")
     judged = _fit(sheet, prior, samples, np.flatnonzero(~test))
     phases = np.array([workload.phase for workload in samples.workloads])
     errors = {
@@ -112,7 +111,7 @@ def train(sheet: Sheet, data: Path, processes: int) -> Trained:
         for rows in [np.flatnonzero(test & (phases == phase))]
     }
     accuracy = {phase.value: of_phase["accuracy"] for phase, of_phase in errors.items()}
-    _show(1, 2, f"training {what}: held-out errors {accuracy}")
+    show_progress(1, 2, f"training {what}: held-out errors {accuracy}")
     head = _fit(sheet, prior, samples, np.arange(len(samples)))
     return Trained(sheet, head, errors, measurements, files, kernels)
 
@@ -249,7 +248,7 @@ def _sources(part: Trained) -> Iterator[dict[str, Any]]:
 
 def _timed(measurements: Sequence[Measurement], cache: StepCache, processes: int) -> Samples:
     """Return step times with their kernels, which the prior of time needs."""
-    keys = step_keys(measurements, cache, processes, _show, stored={})
+    keys = step_keys(measurements, cache, processes, show_progress, stored={})
     rows = []
     for measurement in measurements:
         step = cache.get(keys[measurement.attempt_key])
@@ -308,10 +307,6 @@ def _cards() -> dict[str, str]:
         if sheet.measured
     }
     return {key: card for key, card in named.items() if key != card}
-
-
-def _show(done: int, total: int, what: str) -> None:
-    sys.stderr.write(f"{done}/{total} {what}\n")
 
 
 def main(

@@ -7,7 +7,6 @@ kept in TRAPPM_HOME.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +19,7 @@ from research.data import data_folder
 from research.evaluation.benchmark import SplitKind
 from research.evaluation.evaluation import Request, evaluate_splits
 from research.evaluation.label_files import read_usable
+from research.evaluation.workbench import show_progress
 
 RECORDED = Path(__file__).with_suffix(".yaml")
 TOLERANCE = 0.1
@@ -48,10 +48,10 @@ def computed(what: str, sheet: Mapping[str, Any], processes: int) -> pd.DataFram
         label_counts=sorted({f["labels"] for f in figures} - {"all"}),
         usable=read_usable(data / sheet["usable"]) if "usable" in sheet else None,
         processes=processes,
-        watch=lambda done, total, step: sys.stderr.write(f"{done}/{total} {step}\n"),
+        watch=show_progress,
     )
     kinds = [kind for kind in SplitKind if any(f["split"] == kind for f in figures)]
-    report = evaluate_splits(request, kinds, labels=data / sheet["labels"], device=None).report
+    report = evaluate_splits(request, kinds, labels=data / sheet["labels"], device=None)
     rows = [
         {"what": what, "split": result["split"], "labels": str(result["labels"] or "all")}
         | {name: result["accuracy"][name] for name in FIGURES}

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from workload_samples import one_layer
 
-from research.evaluation.benchmark import KeptRuns, Plan, Samples, SplitKind, run_plan, splits_of
+from research.evaluation.benchmark import Plan, Samples, SplitKind, run_plan, splits_of
 from research.evaluation.scores import score, summarize
 from research.peers.predictors import ESTIMATORS, Surroundings, check_names, estimator_named
 from trappm.learner.estimator import Estimate
@@ -242,24 +242,3 @@ def test_metrics_that_nothing_simulates_have_a_prior_of_the_graph(zoo, metric, n
     error = np.abs(np.log(run.estimate.median / data.values[run.test])).mean()
     middle = np.median(data.values[~np.isin(np.arange(39), run.test)])
     assert error < 0.5 * np.abs(np.log(middle / data.values[run.test])).mean()
-
-
-def test_runs_that_are_kept_are_not_made_again(tmp_path):
-    estimator = Memory()
-
-    def runs(metric, seeds):
-        plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=seeds, label_counts=[5])
-        return list(run_plan(samples(), [estimator], plan, kept=KeptRuns(tmp_path, [metric])))
-
-    first = runs("memory", (0,))
-    assert len(estimator.fits) == 2
-    again = runs("memory", (0, 1))
-    assert len(estimator.fits) == 4  # those of the other seed
-    for run, other in zip(first, again, strict=False):
-        np.testing.assert_array_equal(run.estimate.median, other.estimate.median)
-    runs("power", (0,))
-    assert len(estimator.fits) == 6
-    for path in tmp_path.iterdir():
-        path.write_bytes(path.read_bytes()[:40])  # as a full disk leaves it
-    runs("memory", (0,))
-    assert len(estimator.fits) == 8

@@ -1,4 +1,4 @@
-"""`python -m research evaluate`: files of labels, splits, plots and errors."""
+"""`python -m research evaluate`: files of labels, splits and errors."""
 
 import csv
 import json
@@ -11,7 +11,7 @@ from research.__main__ import main as run
 from research.evaluation.label_files import read_labels
 from research.evaluation.workbench import opened_workbench
 from research.peers.graph_networks import SIZES
-from research.peers.predictors import ESTIMATORS, NAMED_ONLY
+from research.peers.predictors import ESTIMATORS
 from trappm.cluster.profiles import profile_graph
 from trappm.learner.paper.presets import LAPTOP, PRESETS
 from trappm.profiler.errors import InputError
@@ -127,24 +127,17 @@ def test_the_same_seed_gives_the_same_numbers(say, sheets):
     assert [r["split"] for r in report["results"]] == ["architectures"] * 2
 
 
-def test_the_suite_shows_the_honest_split_first_and_draws(say, sheets, tmp_path):
-    plots = tmp_path / "plots"
+def test_the_suite_shows_the_honest_split_first(say, sheets):
     status, out, err = say(
         "--suite", "paper", "--labels", sheets[2], "--estimator", "mlp", "--estimator",
         "faketensor", "--estimator", "trappm-laptop-random", "--split", "architectures", "--split",
-        "families", "--split", "configurations", "--seeds", 2, "--plots", plots,
+        "families", "--split", "configurations", "--seeds", 2,
         "--label-counts", "6,12",
     )  # fmt: skip
     assert status == 0, err
     titles = ("whole architectures held out", "whole families held out", "the paper's split")
     places = [out.index(title) for title in titles]
     assert places == sorted(places)
-    drawn = {path.name for path in plots.iterdir()}
-    assert drawn == {
-        "predicted_against_measured.png", "error_by_family.png", "learning_curves.png",
-        "embeddings.png", "reliability.png",
-    }  # fmt: skip
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in plots.iterdir())
 
 
 def test_only_usable_rows_are_judged(say, sheets, tmp_path):
@@ -200,32 +193,12 @@ def test_who_has_no_estimates_of_faketensor_is_judged_without_it(say, sheets, tm
     status, out, err = say("--labels", plain, "--seeds", 1, "--json")
     assert status == 0, err
     names = {r["estimator"] for r in json.loads(out)["results"]}
-    assert names == {n for n in ESTIMATORS if "paper" not in n} - {"faketensor"} - NAMED_ONLY
+    assert names == {n for n in ESTIMATORS if "paper" not in n} - {"faketensor"}
 
 
-def test_kept_runs_know_the_start_by_what_is_in_it(say, sheets, tmp_path):
-    start, runs = tmp_path / "start.csv", tmp_path / "runs"
-    errors = []
-    for per_image_mib in (900, 90):
-        write_sheet(start, ARCHITECTURES, lambda _, batch, each=per_image_mib: 1800 + each * batch)
-        status, out, err = say(
-            "--labels", sheets[2], "--estimator", "prior", "--seeds", 1, "--label-counts", 0,
-            "--start", start, "--runs", runs, "--json",
-        )  # fmt: skip
-        assert status == 0, err
-        errors.append(
-            [r["accuracy"]["mape"] for r in json.loads(out)["results"]
-             if r["transferred"] and r["labels"] == 0]
-        )  # fmt: skip
-    assert errors[0] != errors[1]
-
-
-def test_labels_of_deaths_alone_are_told_and_nothing_is_drawn_of_them(say, tmp_path):
+def test_labels_of_deaths_alone_are_told(say, tmp_path):
     sheet = write_sheet(tmp_path / "died.csv", ARCHITECTURES, lambda name, batch: 39_000 + batch)
-    status, out, err = say(
-        "--labels", sheet, "--estimator", "prior", "--seeds", 1, "--json", "--plots",
-        tmp_path / "plots",
-    )  # fmt: skip
+    status, out, err = say("--labels", sheet, "--estimator", "prior", "--seeds", 1, "--json")
     assert status == 0, err
     assert json.loads(out)["labels"]["bounds_only"] == 18
 
@@ -253,9 +226,7 @@ def test_a_file_without_labels_says_what_it_has_instead(tmp_path):
         (["--labels", "ALL", "--label-counts", "1,x"], "give numbers"),
         (["--labels", "ALL", "--metric", "power"], "none of the 18 labels has power_w"),
         (["--labels", "ALL", "--seeds", "0"], "--seeds"),
-        (["--labels", "ALL", "--plots", "/nowhere/at/all"], "no folder /nowhere/at"),
         (["--labels", "ALL", "--usable", "ALL"], "lacks the columns"),
-        (["--labels", "ALL", "--runs", "ALL"], "is no folder to write"),
         (["--device", "a100"], "no labels of a100"),
     ],
 )  # fmt: skip

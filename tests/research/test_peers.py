@@ -4,19 +4,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from workload_samples import mape, targets, workloads
 
-from research.peers.graph_networks import LAPTOP_SIZE, PAPER_SIZE, dippm, dnnperf, nnlqp
+from research.peers.graph_networks import LAPTOP_SIZE, PAPER_SIZE, dippm, nnlqp
 from research.peers.physics import FakeTensor
 from research.peers.tabular import mlp, xgboost
-from trappm.learner.paper.graphs import batches, to_data
 from trappm.profiler.errors import InputError
 
 QUICK = replace(
     LAPTOP_SIZE, width=16, training=replace(LAPTOP_SIZE.training, steps=800, batch_nodes=1024)
 )
-NETWORKS = {"nnlqp": nnlqp, "dippm": dippm, "dnnperf": dnnperf}
+NETWORKS = {"nnlqp": nnlqp, "dippm": dippm}
 
 
 def estimator(name, steps=800):
@@ -63,18 +61,6 @@ def test_labels_without_a_value_are_left_out_and_the_same_seed_says_the_same(nam
     np.testing.assert_array_equal(with_holes.predict(some).median, without.predict(some).median)
     with pytest.raises(InputError, match="too few"):
         estimator(name).fit(some, targets(np.full(9, np.nan), "a" * 9), np.random.default_rng(0))
-
-
-def test_dnnperf_over_distinct_nodes_equals_dnnperf_over_all(zoo, monkeypatch):
-    """Attention sees predecessors only, so equal nodes stay equal."""
-    torch.manual_seed(0)
-    network = dnnperf(QUICK).network(2, 1.0).eval()
-    data = [to_data(graph, zoo.encoder.scaler, vector=np.ones(2)) for graph in zoo.graphs[-6:]]
-    batch, apart = (next(batches(data, 10**9, range(6))) for _ in range(2))
-    merged = network(batch)
-    count = batch.keys_by_depth.shape[0]
-    apart.keys_by_depth = torch.arange(count)[:, None].expand(-1, batch.keys_by_depth.shape[1])
-    torch.testing.assert_close(network(apart), merged, rtol=1e-4, atol=1e-5)
 
 
 def test_the_published_sizes():

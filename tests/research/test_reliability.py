@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from test_benchmarking import Memory, samples
 
-from research.evaluation.benchmark import KeptRuns, Plan, SplitKind, run_plan
+from research.evaluation.benchmark import Plan, SplitKind, run_plan
 from research.evaluation.scores import NOMINAL, coverages, summarize
 from trappm.learner.estimator import Estimate
 from trappm.learner.stats.calibration import LEVELS
@@ -74,19 +74,11 @@ class _Spread:
         return Estimate(median=middle, log_quantiles=wide)
 
 
-def test_a_summary_tells_reliability_over_all_seeds_also_of_runs_that_were_kept(tmp_path):
+def test_a_summary_tells_reliability_over_all_seeds():
     plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[1, 2])
     everything = samples(values=np.full(39, 100.0))
-
-    def summary():
-        kept = KeptRuns(tmp_path, [])
-        return summarize(
-            everything, list(run_plan(everything, [Sure(), Memory()], plan, kept=kept))
-        )
-
-    sure, point = summary()
+    sure, point = summarize(everything, list(run_plan(everything, [Sure(), Memory()], plan)))
     assert sure["reliability"] == dict.fromkeys(sure["reliability"], 100.0)
     assert list(sure["reliability"]) == [str(round(100 * nominal)) for nominal in NOMINAL]
     assert 0 < sure["accuracy"]["crps"] < 5
     assert "reliability" not in point
-    assert summary() == [sure, point]

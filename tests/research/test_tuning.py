@@ -11,14 +11,13 @@ from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Configuration
-from trappm.store import Store
 
 NAMES = [f"resnet{i}" for i in range(24)] + [f"vgg{i}" for i in range(8)]
 
 
 @pytest.fixture
 def tuning(zoo, measure, tmp_path):
-    """Labels of 32 architectures at three batch sizes, and a label store to keep the study in."""
+    """Labels of 32 architectures at three batch sizes, and a database for the study."""
     n = len(zoo.graphs)
     names = dict(zip(dict.fromkeys(zoo.names), NAMES, strict=True))
     samples = Samples(
@@ -32,9 +31,7 @@ def tuning(zoo, measure, tmp_path):
         judged=np.ones(n, dtype=bool),
         spiked=np.zeros(n, dtype=bool),
     )
-    url = f"sqlite:///{tmp_path / 'labels.db'}"
-    Store.open(url).close()
-    return Tuning("speed", url, "xgboost", samples, zoo.encoder)
+    return Tuning(f"sqlite:///{tmp_path / 'studies.db'}", "xgboost", samples, zoo.encoder)
 
 
 def silent(done, total, least):
@@ -60,47 +57,10 @@ def test_what_is_held_out_cannot_change_a_study(tuning):
         values=np.where(split.test, tuning.samples.values[::-1], tuning.samples.values),
     )
     finished = run_trials(tuning, 2, silent)
-    again = run_trials(replace(tuning, samples=other, study="other"), 2, silent)
-    assert {**finished, "study": ""} == {**again, "study": ""}
+    assert run_trials(replace(tuning, samples=other), 2, silent) == finished
 
 
-def test_the_label_store_stays_a_label_store(tuning):
-    run_trials(tuning, 1, silent)
-    with Store.open(tuning.storage_url) as store:
-        assert store.check() == []
-
-
-def test_a_study_is_about_one_set_of_labels(tuning):
-    run_trials(tuning, 1, silent)
-    fewer = replace(tuning.samples, values=tuning.samples.values * 2)
-    with pytest.raises(InputError, match="--study"):
-        run_trials(replace(tuning, samples=fewer), 2, silent)
-
-
-def test_a_study_draws_from_one_set_of_settings(tuning, monkeypatch):
-    run_trials(tuning, 1, silent)
-    monkeypatch.setattr(
-        "research.tuning._boosting",
-        lambda trial: {"max_depth": trial.suggest_int("max_depth", 2, 20)},
-    )
-    with pytest.raises(InputError, match="other settings; give another name with --study"):
-        run_trials(tuning, 2, silent)
-
-
-def test_trials_that_were_killed_do_not_count(tuning, monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("research.tuning._error", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run_trials(tuning, 2, silent)
-    report = run_trials(tuning, 2, silent)
-    assert report["trials"]["fail"] == 1
-    assert report["trials"]["complete"] + report["trials"]["pruned"] == 2
-
-
-@pytest.mark.parametrize("name", ["trappm-laptop", "trappm-paper", "nnlqp", "dippm", "dnnperf"])
+@pytest.mark.parametrize("name", ["trappm-laptop", "trappm-paper", "nnlqp", "dippm"])
 def test_shipped_settings_make_what_is_shipped(name, zoo):
     space = space_of(name)
     made = space.make(space.shipped, zoo.encoder)

@@ -53,25 +53,21 @@ def upgrade(
         _check(_url(database), as_json)
         return
     from trappm.store import Store
-    from trappm.store.migrate import upgrade_store
+    from trappm.store.engine import engine_to_read
     from trappm.store.schema import SCHEMA
 
-    before = upgrade_store(_url(database))
+    engine_to_read(_url(database)).dispose()  # refuses a file that does not exist
     with Store.open(_url(database)) as store:
         outdated = store.workloads.outdated()
         if outdated:
             _make_profiles(store, outdated, processes)
         where = store.address
     if as_json:
-        schemas = {"address": where, "before": before, "after": SCHEMA}
-        print_json({**schemas, "profiles_made": len(outdated)})
-        return
-    if before is None:
-        typer.echo(f"{where} upgraded from an empty database to schema {SCHEMA}")
-    elif not outdated:
-        typer.echo(f"{where} has the newest schema, {SCHEMA}; nothing to do")
-    if outdated:
+        print_json({"address": where, "schema": SCHEMA, "profiles_made": len(outdated)})
+    elif outdated:
         typer.echo(f"{len(outdated):,} step profiles of an earlier version were replaced")
+    else:
+        typer.echo(f"{where} has the newest schema, {SCHEMA}; nothing to do")
 
 
 def _check(url: str, as_json: bool) -> None:

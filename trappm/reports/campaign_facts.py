@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -247,7 +248,7 @@ def campaign_rows(store: Store) -> list[CampaignRow]:
             name=campaign.name,
             state=live_state(campaign),
             next_command=_next_command(campaign),
-            missing=sum(store.assignments.failed_by_outcome(campaign.id).values()),
+            missing=len(store.assignments.failed(campaign.id)),
             labels=labels.get(campaign.id, 0),
             seed=campaign.seed,
             created_at=campaign.created_at,
@@ -367,7 +368,7 @@ def _next_command(campaign: CampaignRecord) -> str | None:
 
 
 def _missing(store: Store, campaign: CampaignRecord) -> Missing | None:
-    failed = store.assignments.failed_by_outcome(campaign.id)
+    failed = Counter(outcome for _, outcome in store.assignments.failed(campaign.id))
     if not failed:
         return None
     outcomes = {str(outcome or LOST): count for outcome, count in failed.items()}

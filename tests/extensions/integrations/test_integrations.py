@@ -12,12 +12,11 @@ import trappm
 from trappm import cli
 from trappm.extensions.integrations.forecast import FirstStep, forecast
 from trappm.extensions.integrations.gpu_requests import PRODUCTS, pod, ray_options
-from trappm.extensions.integrations.recorded_steps import PROTOCOL
+from trappm.extensions.integrations.training_watch import PROTOCOL
 from trappm.profiler.devices.catalogue import memory_mib
 from trappm.profiler.errors import InputError
 from trappm.profiler.models import zoo
-from trappm.profiler.records import Configuration, Measurement, Precision
-from trappm.profiler.steps.sampling import summarize
+from trappm.profiler.records import Configuration, Precision
 from trappm.store import Home, Store
 
 PAGE = (Path(__file__).parents[3] / "docs/integrations.md").read_text()
@@ -63,7 +62,6 @@ def check_added(command, folder, architecture):
         record = next(store.measurements.each(trappm.store.LabelFilter()))
         pair = (architecture, label.configuration.input_size)
         assert store.labels.of_pairs([pair], label.configuration, label.device) == []
-        assert store.labels.pairs(label.device) == []
     assert (label.provenance, label.protocol) == ("imported", "in-training")
     assert label.step_time_ms == pytest.approx(median(record.step_samples_ms))
     assert record.environment["source"] == "recorded in training"
@@ -106,7 +104,7 @@ def test_steps_of_a_compiled_model_are_not_labels_of_eager_ones(folder, compiled
     import torch
 
     from trappm.extensions.integrations.forecast import FirstStep
-    from trappm.extensions.integrations.recorded_steps import PROTOCOL, RecordedSteps
+    from trappm.extensions.integrations.training_watch import RecordedSteps
     from trappm.profiler.models import zoo
     from trappm.profiler.records import Precision
 
@@ -171,48 +169,6 @@ def test_a_module_without_a_name_is_timed_and_not_recorded(folder, capsys):
         TrappmCallback(record_to="steps.jsonl")
     with pytest.raises(InputError, match="resnet18"):
         TrappmCallback("resnet188")
-
-
-SAMPLES_MS = (10.0,) * 10
-RECORD = Measurement(
-    configuration=Configuration(architecture="resnet18", batch_size=4, input_size=224),
-    device="a100",
-    outcome="ok",
-    protocol=PROTOCOL,
-    started_at="2026-11-24T00:00:00+00:00",
-    duration_s=0.1,
-    provenance="imported",
-    step_samples_ms=SAMPLES_MS,
-    step=summarize(SAMPLES_MS),
-    environment={"source": "recorded in training", "device": "a100"},
-).to_dict()
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"provenance": "measured", "environment": {"measuring_version": 2}}, "in training"),
-        ({"protocol": {**RECORD["protocol"], "name": "paper"}}, "not recorded in training"),
-        ({"environment": {"source": "hearsay"}}, "not recorded in training"),
-        ({"step_samples_ms": [10.0] * 3}, "3 steps"),
-        ({"step_samples_ms": [20.0] * 10}, "not the median"),
-        ({"configuration": {**RECORD["configuration"], "architecture": "resnet188"}}, "timm"),
-        (
-            {"configuration": {**RECORD["configuration"], "architecture": "hf:gpt3"}},
-            "no transformer",
-        ),
-        ({"step_samples_ms": "many"}, "step_samples_ms"),
-    ],
-)
-def test_a_bad_line_refuses_the_file_with_its_number(folder, command, changes, why):
-    lines = [json.dumps(RECORD), json.dumps({**RECORD, "attempt_key": "b" * 32, **changes})]
-    Path("steps.jsonl").write_text("\n".join(lines) + "\n")
-    status, out, err = command("labels", "import", "steps.jsonl")
-    assert (status, out, err.count("\n")) == (2, "", 1), err
-    assert "row 2" in err
-    assert why in err
-    with Store.open(Home.open().database_url) as store:
-        assert store.labels.matching() == []
 
 
 def test_ray_takes_the_options(folder):

@@ -119,7 +119,7 @@ def test_devices_and_numbers_are_compared_for_machines(capsys):
     assert all(p["sentence"] for p in answer["predictions"])
 
 
-def test_tables_fit_a_terminal_and_one_device_has_a_curve(capsys):
+def test_tables_fit_a_terminal(capsys):
     assert (
         run(["scale", "resnet18", "--batch-size", "32", "--device", "a100", "--gpus", "1,2,4"]) == 0
     )
@@ -127,11 +127,9 @@ def test_tables_fit_a_terminal_and_one_device_has_a_curve(capsys):
     question, answer, *_ = shown.splitlines()
     assert question == "resnet18 on A100 40 GB, fp32, batch 32 per GPU."
     assert answer.startswith("Fastest: ")
-    assert "times as fast as one GPU" in shown
     assert run(["scale", "resnet18", "--gpus", "1,2", "--device", "a100", "--device", "v100"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("resnet18, fp32, batch 1 per GPU.\nFastest: ")
-    assert "times as fast" not in shown
     assert (
         max(len(line) for line in shown.splitlines() if line.startswith(("device", "a100"))) <= 80
     )

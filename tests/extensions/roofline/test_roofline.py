@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from store_whole import kernel
 
-from research.priors.card_errors import errors_of_devices
+from research.priors.other_devices import errors_of_devices
 from trappm.cli import run
 from trappm.extensions.roofline.drawing import as_text, draw_png, lines
 from trappm.extensions.roofline.report import print_rooflines, sentence

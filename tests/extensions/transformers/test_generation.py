@@ -11,7 +11,7 @@ import torch
 from trappm import cli
 from trappm.extensions.transformers.decoder import Decoder
 from trappm.extensions.transformers.generation import MIB, generate
-from trappm.extensions.transformers.step_times import HOST_RANGE
+from trappm.extensions.transformers.model_heads import HOST_RANGE
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import Precision
 from trappm.profiler.simulation.kernel_profile import KernelKind, Size

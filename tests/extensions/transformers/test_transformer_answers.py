@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import trappm
-from trappm.extensions.transformers.model_heads import constants_of
-from trappm.extensions.transformers.step_times import (
+from trappm.extensions.transformers.model_heads import (
     HOST_RANGE,
     KNOWN,
     TransformerTimes,
+    constants_of,
     transformer_times,
 )
 from trappm.learner.heads.other_devices import known_of_others

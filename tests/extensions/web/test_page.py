@@ -21,8 +21,8 @@ from playwright.sync_api import expect, sync_playwright
 
 from trappm.cluster.campaign.history import ENOUGH
 from trappm.cluster.campaign.ownership import ownership
+from trappm.extensions.web.app import FILES
 from trappm.extensions.web.page import maps
-from trappm.extensions.web.page.mounting import FILES
 from trappm.learner.paper.presets import LAPTOP, PRESETS
 from trappm.profiler.measuring import attempt
 from trappm.profiler.records import Configuration
@@ -630,22 +630,6 @@ def test_times_are_those_of_the_clock_here(browser, server, home):
         page.get_by_text("2026-01-01 22:00 EST")
     ).wait_for()
     context.close()
-
-
-def test_learning_curves_of_campaigns_lie_over_each_other(page, server, home):
-    folder, campaign = home
-    with Store.open(folder.database_url) as store:
-        other = store.campaigns.create("other", store.campaigns.get(campaign).spec, 7).id
-        for number, mape in enumerate((30.0, 12.0)):
-            store.rounds.plan(other, number, "acquired", [])
-            store.rounds.close(other, number, samples.report(4 + number, mape))
-    show(page, server, "campaigns")
-    card = page.locator("section.card", has_text="Learning curves")
-    expect(card.locator("[aria-label=dot] circle")).to_have_count(3)
-    card.get_by_label(f"other {other}").uncheck()
-    expect(card.locator("[aria-label=dot] circle")).to_have_count(1)
-    show(page, server, f"campaigns/{other}")  # as it was never launched, it counts as paused
-    assert f"trappm campaign resume {other}" in page.locator(".command").first.inner_text()
 
 
 def test_on_a_phone_a_label_shows_its_time_and_memory(page, server):

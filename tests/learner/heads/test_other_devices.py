@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from research.priors.card_errors import errors_of_devices, pooled_errors
+from research.priors.other_devices import errors_of_devices, pooled_errors
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.other_devices import (
     Basis,

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from research.replay.joint import Joint, PoolPoints
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.metric_head import Head, Ours
 from trappm.learner.physics.device_specs import spec_of
@@ -66,18 +65,6 @@ def test_labels_tell_which_loop_ran(traced, loop):
     assert start.refit(workloads[:2], logs[:2], near=fitted).loop is loop
     np.testing.assert_allclose(fitted.log_values(workloads), logs, atol=0.02)
     assert MemoryPrior().started_from(fitted).loop is loop
-
-
-@pytest.mark.parametrize("loop", Loop)
-def test_the_quick_learner_finds_the_loop_too(traced, loop):
-    workloads, names = traced
-    start = MemoryPrior(np.log([0.01, 1.0, 1.0, 1.0]))
-    values = np.exp(MemoryPrior(start.log_constants, loop).log_values(workloads))
-    targets = Targets(values, np.full(len(values), np.nan), names)
-    learner = Joint(start, PoolPoints.of(start, workloads))
-    fitted = learner.fit(workloads, targets, np.random.default_rng(0))
-    assert fitted.prior.loop is loop
-    np.testing.assert_allclose(fitted.predict(workloads).median, values, rtol=0.03)
 
 
 @pytest.mark.parametrize("seed", range(3))

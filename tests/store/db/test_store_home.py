@@ -56,24 +56,17 @@ def test_a_file_is_no_folder(tmp_path, monkeypatch):
     path.write_text("mine")
     for named in (path, path / "below"):
         monkeypatch.setenv("TRAPPM_HOME", str(named))
-        with pytest.raises(InputError, match=f"{path}.* is not a folder; set TRAPPM_HOME"):
+        with pytest.raises(InputError, match=f"cannot be written to .*{path}.*set TRAPPM_HOME"):
             Home.open()
     assert path.read_text() == "mine"
 
 
-def test_a_folder_that_cannot_be_written_is_told_with_what_to_do(monkeypatch):
-    monkeypatch.setenv("TRAPPM_HOME", "/proc/trappm")  # where even root can make nothing
-    with pytest.raises(
-        InputError, match=r"/proc/trappm cannot be written to .*set TRAPPM_HOME"
-    ) as e:
+@pytest.mark.parametrize("folder", ["/proc", "/proc/trappm"])  # where even root can make nothing
+def test_a_folder_that_cannot_be_written_is_told_with_what_to_do(monkeypatch, folder):
+    monkeypatch.setenv("TRAPPM_HOME", folder)
+    with pytest.raises(InputError, match=rf"{folder} cannot be written to .*set TRAPPM_HOME") as e:
         Home.open()
     assert e.value.exit_status == 2
-
-
-def test_a_folder_that_is_there_but_cannot_be_written_is_told(monkeypatch):
-    monkeypatch.setenv("TRAPPM_HOME", "/proc")
-    with pytest.raises(InputError, match="/proc cannot be written to"):
-        Home.open()
 
 
 def test_another_database_is_named_by_the_variable_or_else_by_a_file_of_the_folder(
@@ -89,7 +82,7 @@ def test_another_database_is_named_by_the_variable_or_else_by_a_file_of_the_fold
     assert Home.open().database_url == "postgresql+psycopg://user@host/labels"
 
 
-@pytest.mark.parametrize("content", [b"", b"  \n", b"a://me:hidden@h/\nb://", b"\xff", b"h" * 5000])
+@pytest.mark.parametrize("content", [b"", b"  \n", b"a://me:hidden@h/\nb://", b"\xff"])
 def test_a_file_that_names_no_database_is_told_without_what_stands_in_it(
     tmp_path, monkeypatch, content
 ):

@@ -15,12 +15,10 @@ from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.exc import IntegrityError
 from store_samples import configuration, contents, measurement
 
-import trappm.store.migrate
+import trappm.store.engine
 from trappm.profiler.errors import InputError, StoreAccessError, StoreError
 from trappm.store import Home, LabelFilter, Patience, Store
 from trappm.store.engine import make_engine
-from trappm.store.migrate import upgrade_store
-from trappm.store.schema import SCHEMA
 
 NOBODY = 65534
 
@@ -57,8 +55,7 @@ def test_opening_again_keeps_everything(empty_database_url):
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ("0001", r"0\.2\.0.*schema 0001.*labels export.*labels import"),
-        ("0012", r"0\.2\.0.*schema 0012.*labels export.*labels import"),
+        ("0001", r"earlier TraPPM .schema 0001.*labels export.*labels import"),
         ("9999", r"newer TraPPM .schema 9999.*update TraPPM"),
     ],
 )
@@ -69,20 +66,19 @@ def test_a_store_of_another_version_is_refused_with_what_to_do(
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = :x"), {"x": schema})
     engine.dispose()
-    for open_ in (Store.open, Store.open_to_read, upgrade_store):
+    for open_ in (Store.open, Store.open_to_read):
         with pytest.raises(StoreAccessError, match=message):
             open_(database_url)
 
 
-def test_an_empty_database_becomes_a_store_by_an_upgrade(empty_database_url, tmp_path):
+def test_an_empty_database_becomes_a_store_when_it_is_opened(empty_database_url, tmp_path):
     if empty_database_url.startswith("sqlite"):
         (tmp_path / "labels.db").touch()
     with pytest.raises(StoreError, match="not yet a label store"):
         Store.open_to_read(empty_database_url)
-    assert upgrade_store(empty_database_url) is None
+    Store.open(empty_database_url).close()
     with Store.open_to_read(empty_database_url) as store:
         assert store.check() == []
-    assert upgrade_store(empty_database_url) == SCHEMA
 
 
 def test_a_database_of_something_else_is_left_alone(empty_database_url):
@@ -97,7 +93,7 @@ def test_a_database_of_something_else_is_left_alone(empty_database_url):
 
 def test_creating_a_store_leaves_nothing_behind_if_it_fails(empty_database_url, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(trappm.store.migrate, "SCHEMA", "x" * 99 + "\ud800")
+        patched.setattr(trappm.store.engine, "SCHEMA", "x" * 99 + "\ud800")
         with pytest.raises(StoreError):
             Store.open(empty_database_url)
     engine = create_engine(empty_database_url)
@@ -221,8 +217,6 @@ def test_where_there_is_no_store_nothing_is_made(tmp_path):
     for path in (tmp_path / "labels.db", tmp_path / "nowhere" / "labels.db"):
         with pytest.raises(InputError, match=r"no label store at .*labels\.db; fill one with"):
             Store.open_to_read(url_of(path))
-        with pytest.raises(InputError, match="no label store at"):
-            upgrade_store(url_of(path))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -132,13 +132,6 @@ def test_the_wait_is_bounded_and_ends_in_one_line_that_says_how_long_it_was(outa
         assert len(opened.labels.matching()) == 1
 
 
-def test_an_iterator_which_a_second_try_would_find_used_up_is_refused(tmp_path):
-    with Store.open(f"sqlite:///{tmp_path / 'labels.db'}") as opened:
-        with pytest.raises(TypeError, match="no iterator"):
-            opened.pools.save("three", {}, configurations=(configuration(b) for b in (1, 2, 3)))
-        assert opened.pools.all() == []
-
-
 def test_who_only_asks_does_not_wait(tmp_path, monkeypatch):
     monkeypatch.setattr(trappm.store.engine, "BUSY_TIMEOUT_S", 0.1)
     path = tmp_path / "labels.db"

@@ -6,8 +6,6 @@ import csv
 import dataclasses
 import json
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -86,7 +84,7 @@ def test_labels_go_out_and_come_in_once(store, database_url, tmp_path, suffix):
     before = contents(database_url)
     report = import_file(store.measurements, path)
     assert (report.rows, report.new) == (2, 0)
-    assert report.counts == {"known": 2}
+    assert report.counts == {"imported": 1, "censored": 1}
     assert contents(database_url) == before
     assert export_file(store.measurements.each(LabelFilter(outcome="any")), path) == 3
 
@@ -144,7 +142,7 @@ def test_lines_of_the_profiler_are_read_and_measured_if_a_process_wrote_them(tmp
         ({"batch_size": True}, "batch_size is True"),
         ({"batch_size": 10**20}, "batch_size is 1000"),
         ({"architecture": "a" * 201}, "at most 200 characters"),
-        ({"architecture": "a\0"}, "architecture has a text that"),
+        ({"architecture": "a\0"}, "architecture has a NUL"),
         ({"precision": "fp8"}, "precision is 'fp8'"),
         ({"outcome": "great"}, "outcome is 'great'"),
         ({"provenance": "guessed"}, "provenance is 'guessed'"),
@@ -157,10 +155,9 @@ def test_lines_of_the_profiler_are_read_and_measured_if_a_process_wrote_them(tmp
         ({"step_samples_ms": [10**400]}, "valid number"),
         ({"memory_mib": 10**400}, "memory_mib is 1000"),
         (dict.fromkeys(NO_METRIC), "neither step time nor memory nor power"),
-        ({"message": "half a pair: \ud800"}, "message has a text .*'half a pair: "),
-        ({"environment": {"host": ["a\0b"]}}, "environment has a text that"),
-        ({"missing": {"power_w\0": ""}}, "missing has a text that"),
-        ({"environment": {"deep": json.loads("[" * 200 + "]" * 200)}}, "more than 100 levels"),
+        ({"message": "half a pair: \ud800"}, "message has a value .* surrogates"),
+        ({"environment": {"host": ["a\0b"]}}, "environment has a NUL"),
+        ({"missing": {"power_w\0": ""}}, "missing has a NUL"),
         ({"started_at": "0001-01-01T00:00:00+14:00"}, "started_at is '0001"),
         ({"missing": {"power_w": 3}}, "missing.power_w is 3"),
         ({"environment": []}, "environment is"),
@@ -174,6 +171,10 @@ def test_lines_of_the_profiler_are_read_and_measured_if_a_process_wrote_them(tmp
         ({"duration_s": None}, "duration_s is missing"),
         ({"format_version": 2}, "format_version is 2"),
         ({"surprise": 1}, "no column 'surprise'"),
+        ({"step_p95_ms": 1e-3}, "below the median"),
+        ({"step_forward_share": 1.5}, "step_forward_share is 1.5; .* less than or equal to 1"),
+        ({"memory_mib": 1e308}, r"memory_mib is 1e\+308; .* less than or equal to 1000000000"),
+        ({"step_mean_ms": 10**30}, "step_mean_ms is 10+; .* less than or equal to"),
     ],
 )
 def test_a_row_that_cannot_be_refuses_the_whole_file(store, tmp_path, changes, message):
@@ -195,7 +196,6 @@ def test_a_row_that_cannot_be_refuses_the_whole_file(store, tmp_path, changes, m
         ("a.jsonl", b"{\n"),
         ("a.jsonl", b"[" * 100_000 + b"\n"),
         ("a.jsonl", b"{}\n"),
-        ("a.jsonl", b" " * (9 << 20)),
         ("a.txt", b""),
         ("gone.jsonl", None),
     ],
@@ -213,56 +213,8 @@ def test_a_file_of_something_else_is_told_in_one_line(store, tmp_path, name, con
 def test_a_number_too_large_for_a_float_is_refused_in_json(store, tmp_path):
     path = lines(tmp_path, row(tmp_path))
     path.write_text(path.read_text().replace('"host": "here"', '"host": 1e999'))
-    with pytest.raises(InputError, match="environment has inf"):
+    with pytest.raises(InputError, match=r"environment has a value .*not JSON compliant"):
         import_file(store.measurements, path)
-
-
-def test_a_row_that_was_edited_is_told_and_changes_nothing(store, database_url, tmp_path):
-    good = row(tmp_path)
-    import_file(store.measurements, lines(tmp_path, good))
-    before = contents(database_url)
-    report = import_file(store.measurements, lines(tmp_path, good | {"memory_mib": 999.0}))
-    assert (report.new, report.counts) == (0, {"rejected": 1})
-    assert ["conflicts" in reason for _, reason in report.reasons] == [True]
-    assert contents(database_url) == before
-
-
-def test_a_parquet_file_whose_rows_are_too_large_is_refused(tmp_path, monkeypatch):
-    path = tmp_path / "large.parquet"
-    export_file([measurement(message="x" * 10_000)], path)
-    monkeypatch.setattr("trappm.store.files.MAX_PARQUET_BATCH_BYTES", 10_000)
-    with pytest.raises(InputError, match="of its rows take more than"):
-        list(read_file(path))
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"step_p95_ms": 1e-3}, "below the median"),
-        ({"step_forward_share": 1.5}, "step_forward_share is 1.5; .* less than or equal to 1"),
-        ({"memory_mib": 1e308}, r"memory_mib is 1e\+308; .* less than or equal to 1000000000"),
-        ({"step_mean_ms": 10**30}, "step_mean_ms is 10+; .* less than or equal to"),
-        ({"memory_detail_mib": {"capacity": 1.0}}, "and there are 1.0 MiB"),
-        ({"environment": {"note": "\x01" * 900_000}}, "longer than 3 MiB when it is exported"),
-    ],
-)
-def test_what_cannot_be_is_refused_at_import(tmp_path, changes, reason):
-    path = lines(tmp_path, row(tmp_path, **changes))
-    with pytest.raises(InputError, match=reason) as caught:
-        list(read_file(path))
-    assert "row 1: " in str(caught.value)
-
-
-@pytest.mark.parametrize("suffix", FORMATS)
-@pytest.mark.parametrize("letter", ["a", '"', "\\", "é", "\x01", "\n"])
-def test_whatever_is_accepted_is_exported_so_that_it_can_be_read(tmp_path, suffix, letter):
-    letters = 3_000_000 // len(json.dumps(letter)[1:-1]) - 2000
-    long = measurement(environment={"note": letter * letters}, step_samples_ms=())
-    again = tmp_path / f"again.{suffix}"
-    for source in (tmp_path / "first.jsonl", again):
-        export_file([long], source)
-        (verdict,) = read_file(source)
-        assert verdict.measurement.environment == long.environment
 
 
 def test_csv_is_written_for_others_and_not_read(tmp_path):
@@ -277,23 +229,9 @@ def test_csv_is_written_for_others_and_not_read(tmp_path):
         next(read_file(path))
 
 
-def test_a_column_that_stands_twice_is_refused(tmp_path):
+def test_a_sheet_with_a_column_twice_is_refused(tmp_path):
     twice = tmp_path / "twice.csv"
-    for read in (
-        lambda path: list(read_rows(path, {"a"}, dict)),
-        read_usable,
-    ):
-        twice.write_text("a,b,a,architecture,batch_size,class,spike\n1,2,3,x,1,usable,0\n")
+    twice.write_text("a,b,a,architecture,batch_size,class,spike\n1,2,3,x,1,usable,0\n")
+    for read in (lambda path: list(read_rows(path, {"a"}, dict)), read_usable):
         with pytest.raises(InputError, match="column 'a' twice"):
             read(twice)
-    table = pa.table([pa.array(["x"]), pa.array(["y"])], names=["device", "device"])
-    pq.write_table(table, tmp_path / "twice.parquet")
-    with pytest.raises(InputError, match="the column 'device' twice"):
-        list(read_file(tmp_path / "twice.parquet"))
-
-
-def test_a_parquet_file_of_lists_is_refused_before_they_are_unpacked(tmp_path):
-    path = tmp_path / "lists.parquet"
-    pq.write_table(pa.table({"device": pa.array([[None] * 1000])}), path)
-    with pytest.raises(InputError, match="nested columns"):
-        list(read_file(path))

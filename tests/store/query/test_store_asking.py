@@ -118,8 +118,6 @@ def test_columns_come_as_asked_for(filled_store):
         filled_store.labels.query(wanted, columns=["prize"])
     with pytest.raises(InputError, match="cannot show 'outcome'"):
         filled_store.labels.query(wanted, columns=["outcome"])
-    with pytest.raises(InputError, match="cannot show 'id' twice"):
-        filled_store.labels.query(wanted, columns=["id", "id"])
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ _COUNTS = "1,2,4,8,16"
 
 def _link(key: str, kernels: Sequence[KernelMeasurement]) -> str | None:
     """Return the link between the ranks of a device such as a100x4; None for other devices."""
-    from trappm.extensions.parallel.known_links import link_sentence
+    from trappm.extensions.parallel.link_fit import link_sentence
 
     return link_sentence(key, kernels) if rank_key(key).ranks > 1 else None
 

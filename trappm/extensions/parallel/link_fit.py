@@ -1,22 +1,29 @@
-"""A link as the collectives that were timed on it say: its constants, fitted.
+"""The link between a device's GPUs: fitted to its timed collectives, else that of the usual node.
 
-The constants of the link's kind are where the fit begins, and what it keeps to where collectives
-say nothing: what a doubled number of ranks adds where there was one number only.
+`trappm measure --kernels --device a100x4` times collectives and records them in the label store.
+The fit begins at the constants of the link's kind, and keeps those that the collectives do not
+determine.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
-from trappm.extensions.parallel.collective_times import Group
-from trappm.extensions.parallel.links import Link, Node
-from trappm.profiler.kernels.kernel_call import KernelMeasurement, Operator
-from trappm.profiler.records import Outcome
+from trappm.extensions.parallel.links import Group, Link, Node, node_of
+from trappm.profiler.devices.base import rank_key
+from trappm.profiler.devices.catalogue import read_name
+from trappm.profiler.errors import StoreError
+from trappm.profiler.kernels.kernel_call import Operator
+from trappm.profiler.records import Outcome, is_cpu_device
+
+if TYPE_CHECKING:
+    from trappm.profiler.kernels.kernel_call import KernelMeasurement
 
 Array = npt.NDArray[np.float64]
 
@@ -70,6 +77,8 @@ def fitted_link(start: Link, timed: Sequence[TimedCollective]) -> Link | None:
     """
     if len(timed) < LEAST or max(each.size_bytes for each in timed) < LARGE_BYTES:
         return None
+    from scipy.optimize import least_squares  # type: ignore[import-untyped]
+
     names = [
         name
         for name in WIDTHS
@@ -91,3 +100,71 @@ def fitted_link(start: Link, timed: Sequence[TimedCollective]) -> Link | None:
     link = moved(best.x)
     large = errors(link, [each for each in timed if each.size_bytes >= LARGE_BYTES])
     return replace(link, spread=max(float(np.sqrt(np.mean(large**2))), LEAST_SPREAD))
+
+
+def known_node(device: str) -> tuple[Node, tuple[str, ...]]:
+    """Return the node of a device's cards, and remarks about its links.
+
+    Raises:
+        InputError: The catalogue does not have the card.
+    """
+    node = node_of(device)
+    try:
+        timed = _timed(device)
+    except StoreError as error:
+        return node, (f"links of the usual node, as the label store cannot be read: {error}",)
+    link = characterised(node.inner, timed)
+    return (node if link is None else replace(node, inner=link)), ()
+
+
+def characterised(usual: Link, measurements: Sequence[KernelMeasurement]) -> Link | None:
+    """Return the link fitted to these collectives; None if too few are good."""
+    link = fitted_link(usual, collectives_of(measurements)) if measurements else None
+    if link is None:
+        return None
+    keys = ", ".join(sorted({m.device for m in measurements}))
+    newest = max(measurements, key=lambda m: m.started_at)
+    how = "" if newest.provenance == "measured" else f" ({newest.provenance})"
+    torch = newest.environment.get("torch", "?")
+    source = f"characterised on {keys}{how}, {newest.started_at[:10]}, torch {torch}"
+    return replace(link, source=source)
+
+
+def link_sentence(device: str, measurements: Sequence[KernelMeasurement]) -> str:
+    """Describe the link between the ranks of a device such as `a100x4` in a line.
+
+    Raises:
+        InputError: The catalogue does not have its card.
+    """
+    link = characterised(node_of(rank_key(device).member).inner, measurements)
+    if link is None:
+        return (
+            f"{device}: too few collectives are known well enough to tell the link between its "
+            "ranks; measure them when the host is quiet"
+        )
+    return (
+        f"{device}: {link.latency_us:.3g} us for next to nothing, then "
+        f"{link.gbs * link.efficiency:.3g} GB/s a rank ({link.kind}, {link.gbs:g} on paper); "
+        f"times from 1 MiB on scatter by {link.spread:.0%}; {link.source}"
+    )
+
+
+def _timed(device: str) -> list[KernelMeasurement]:
+    """Return the last good attempt of each collective between such devices."""
+    if importlib.util.find_spec("sqlalchemy") is None:  # then there is no label store either
+        return []
+    from trappm.label_store import store_or_none_yet
+    from trappm.store import Home
+
+    with store_or_none_yet(Home.find()) as store:
+        keys = [key for key in store.kernels.devices() if rank_key(key).ranks > 1]
+        timed = [m for key in keys for m in store.kernels.latest(key)]
+    return [m for m in timed if _is_of(m, device)]
+
+
+def _is_of(measurement: KernelMeasurement, device: str) -> bool:
+    member = rank_key(measurement.device).member
+    if is_cpu_device(device) or is_cpu_device(member):
+        return member == device
+    name = str(measurement.environment.get("device_name") or member)
+    return read_name(name).may_be(read_name(device))

@@ -1,8 +1,16 @@
-"""Links between GPUs: within a node, and between nodes.
+"""Links between GPUs, within a node and between nodes, and how long collectives take on them.
 
-`link_kinds.csv` has how software uses links of a kind, `nodes.csv` what links the usual nodes have
-by their data sheets. Both say where each row comes from.
-`research/priors/collectives.py` fits the first.
+`link_kinds.csv` has the constants of each kind of link, fitted by `research/priors/collectives.py`,
+and `nodes.csv` the links of usual nodes by their data sheets.
+
+A collective of NCCL has a latency, a bandwidth, and a smooth transition between them:
+
+    time = (latency^p + (volume / bandwidth)^p)^(1/p)
+
+Volume is what each rank sends (Thakur, Rabenseifner and Gropp 2005): 2 (n - 1) / n of the bytes in
+an all-reduce, half of it in an all-gather or a reduce-scatter. Latency grows with the depth of a
+tree, log2 n, which NCCL takes for little data; large data goes around rings, one for each network
+card, whose slowest link counts. Between nodes the time within each comes on top.
 """
 
 from __future__ import annotations
@@ -12,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import cache
+from math import log2
 from pathlib import Path
 
 from trappm.profiler.devices.catalogue import card_of
@@ -20,12 +29,16 @@ from trappm.profiler.records import is_cpu_device
 
 _FOLDER = Path(__file__).parent
 BITS_PER_BYTE = 8
+_US = 1e-3
+"""Milliseconds per microsecond."""
+_GBS = 1e6
+"""Bytes per millisecond in a GB/s."""
 PCIE_GBS = {(0, 0): 15.8, (8, 0): 31.5, (9, 0): 63.0}
 """A direction of 16 lanes, from this compute capability on: PCIe 3, 4 and 5."""
 
 
 class LinkKind(StrEnum):
-    """What is used alike by software."""
+    """Kinds of links that software uses in the same way."""
 
     NVLINK = "nvlink"
     PCIE = "pcie"
@@ -39,7 +52,7 @@ class LinkKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """A link as collectives see it; see `collectives` for the formula."""
+    """Constants of a link in the formula of collectives."""
 
     kind: LinkKind
     gbs: float
@@ -47,7 +60,7 @@ class Link:
     latency_us: float
     """Of an all-reduce of next to nothing."""
     hop_us: float
-    """What doubling the number of ranks adds to that."""
+    """Latency added by doubling the number of ranks."""
     efficiency: float
     """Share of `gbs` that large collectives reach."""
     sharpness: float
@@ -99,6 +112,62 @@ class Node:
             )
 
         return replace(self, inner=slowed(self.inner), network=slowed(self.network))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Ranks that take part in a collective."""
+
+    node: Node
+    gpus: int
+    """GPUs per node."""
+    nodes: int = 1
+    sharing: int = 1
+    """Number of groups on the same nodes that share the network at the same time."""
+
+    @property
+    def ranks(self) -> int:
+        return self.gpus * self.nodes
+
+    @property
+    def spread(self) -> float:
+        """Return the standard deviation of the logarithm of these times."""
+        return (self.node.network if self.nodes > 1 else self.node.inner).spread
+
+    def all_reduce_ms(self, size_bytes: float) -> float:
+        """Return the time in which every rank gets the sum of a tensor."""
+        return self._ring(2.0, size_bytes)
+
+    def all_gather_ms(self, size_bytes: float) -> float:
+        """Return the time in which every rank gets a tensor, of which each had its share."""
+        return self._ring(1.0, size_bytes)
+
+    def reduce_scatter_ms(self, size_bytes: float) -> float:
+        """Return the time in which each rank gets its share of the sum of a tensor."""
+        is_gloo = self.node.inner.kind is LinkKind.HOST  # which sums all of it on every rank
+        return self._ring(2.0 if is_gloo else 1.0, size_bytes)
+
+    def _ring(self, passes: float, size_bytes: float) -> float:
+        ranks = self.ranks
+        if ranks == 1 or size_bytes <= 0:
+            return 0.0
+        link = self.node.network if self.nodes > 1 else self.node.inner
+        latency = (link.latency_us + link.hop_us * log2(ranks)) * _US * passes / 2
+        moving = passes * (ranks - 1) / ranks * size_bytes / (self._gbs() * _GBS)
+        power = link.sharpness
+        return float((latency**power + moving**power) ** (1 / power))
+
+    def _gbs(self) -> float:
+        """Return the bandwidth of a ring in GB/s."""
+        inner, network = self.node.inner, self.node.network
+        within = inner.gbs * inner.efficiency
+        if self.nodes == 1:
+            return within
+        reached = min(self.gpus * self.sharing, self.node.rails) / self.node.rails
+        between = network.gbs * reached * network.efficiency / self.sharing
+        if self.nodes == 2:
+            between *= network.pair_share
+        return between if self.gpus == 1 else 1 / (1 / between + 1 / within)
 
 
 @cache

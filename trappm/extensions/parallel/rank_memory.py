@@ -48,10 +48,6 @@ class MemoryNeeds:
     """Parameters of each block that FSDP gathers at once."""
     root: float = 0.0
     """Parameters outside of blocks."""
-    divided: float = DIVIDED_BY_TENSOR_PARALLEL
-    """Share of the activations that tensor-parallel ranks divide; none of a checkpoint's."""
-    gathered_share: float = 1.0
-    """Bytes that are gathered for each of a parameter: half in 16 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +76,8 @@ def rank_memory(needs: MemoryNeeds, parallelism: Parallelism) -> RankMemory:
     replicas, tensor = parallelism.data_parallel, parallelism.tensor_parallel
     is_fsdp = parallelism.strategy is Strategy.FSDP and replicas > 1
     shards = tensor * (replicas if is_fsdp else 1)
-    activations = needs.activations * (1 - needs.divided + needs.divided / tensor)
+    divided = DIVIDED_BY_TENSOR_PARALLEL
+    activations = needs.activations * (1 - divided + divided / tensor)
     keeps = parallelism.accumulation > 1
     gradients = np.full_like(needs.gradients, needs.all_gradients) if keeps else needs.gradients
     gradients = gradients / shards
@@ -89,7 +86,7 @@ def rank_memory(needs: MemoryNeeds, parallelism: Parallelism) -> RankMemory:
         parameters=needs.parameters / shards,
         states=needs.states / shards,
         gradients=float(gradients[peak]),
-        gathered=_gathered(needs, parallelism) if is_fsdp else 0.0,
+        gathered=_gathered(needs) if is_fsdp else 0.0,
         buckets=needs.all_gradients / tensor if replicas > 1 and not is_fsdp else 0.0,
         activations=float(activations[peak]),
     )
@@ -119,11 +116,10 @@ def traced_needs(trace: StepTrace, batch_size: int, loop: TrainingLoop) -> Memor
     )
 
 
-def _gathered(needs: MemoryNeeds, parallelism: Parallelism) -> float:
+def _gathered(needs: MemoryNeeds) -> float:
     """What FSDP has whole at its peak: parameters of blocks and the root, gradients of blocks."""
     blocks = list(needs.blocks) or [needs.all_gradients]
     largest = max(blocks)
-    held = min(GATHERED_BLOCKS * largest, sum(blocks)) if parallelism.reshard else sum(blocks)
+    held = min(GATHERED_BLOCKS * largest, sum(blocks))
     reduced = min(REDUCED_BLOCKS * largest, sum(blocks))
-    whole = (held + reduced + needs.root) * needs.gathered_share
-    return whole / parallelism.tensor_parallel
+    return held + reduced + needs.root

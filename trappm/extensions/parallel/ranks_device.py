@@ -32,8 +32,7 @@ from trappm.profiler.steps.meter import ExplainedError, Findings, MemoryReading,
 if TYPE_CHECKING:
     import torch
 
-    from trappm.extensions.parallel.rank_processes import RankLoop, RankProcesses
-    from trappm.extensions.parallel.replica import RankRun, Replica
+    from trappm.extensions.parallel.rank_processes import RankLoop, RankProcesses, RankRun, Replica
     from trappm.profiler.steps.sampling import StepRun
 
 Run = Callable[[], Any]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trappm.extensions.parallel.parallel_prediction import ParallelPrediction
-from trappm.extensions.parallel.shared_step import SharedStep
+from trappm.extensions.parallel.shared_step import ParallelPrediction, SharedStep
 from trappm.extensions.parallel.strategy import Parallelism, Strategy
 from trappm.prediction.fitting import Verdict
 from trappm.prediction.question import Question

@@ -17,13 +17,14 @@ from statistics import NormalDist
 
 import numpy as np
 
-from trappm.extensions.parallel.collective_times import Group
-from trappm.extensions.parallel.links import Node
+from trappm.extensions.parallel.links import Group, Node
 from trappm.extensions.parallel.step_work import Gradient, StepWork
-from trappm.extensions.parallel.strategy import FIRST_BUCKET_MIB, Parallelism, Strategy
+from trappm.extensions.parallel.strategy import Parallelism, Strategy
 from trappm.profiler.errors import InputError
 
 MIB = 1 << 20
+BUCKETS_MIB = (1.0, 25.0)
+"""Sizes of the first bucket of `DistributedDataParallel` and of the others."""
 SCATTER = 0.05
 """Standard deviation of a rank's step, of itself. Steps within nodes of A100s say 0.05, of V100s
 0.08 (docs/studies/many_gpus.md)."""
@@ -59,14 +60,15 @@ def schedule(work: StepWork, parallelism: Parallelism, node: Node) -> StepSchedu
     own, sums_ms = _of_a_rank(work, parallelism, node)
     passes = parallelism.accumulation
     compute_ms = passes * (own.forward_ms + own.backward_ms) + own.update_ms + own.fixed_ms
-    within, across = parallelism.data_group
-    group = Group(node=node, gpus=within, nodes=across, sharing=parallelism.tensor_parallel)
+    tensor = parallelism.tensor_parallel
+    within = parallelism.gpus // tensor
+    group = Group(node=node, gpus=within, nodes=parallelism.nodes, sharing=tensor)
     if parallelism.data_parallel == 1:
         synced = _Timeline(compute_ms, 0.0)
     elif parallelism.strategy is Strategy.FSDP:
-        synced = _fsdp(own, group, passes, reshard=parallelism.reshard)
+        synced = _fsdp(own, group, passes)
     else:
-        synced = _ddp(own, group, passes, parallelism.bucket_mib)
+        synced = _ddp(own, group, passes)
     end_ms = synced.end_ms + passes * sums_ms
     # Who waits for a link anyway does not wait for others as well. Where labels say what sharding
     # costs (`contention`), waiting is among it.
@@ -90,18 +92,18 @@ def expected_most(ranks: int) -> float:
     return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
 
 
-def buckets(sizes: Sequence[float], bucket_mib: float) -> list[list[int]]:
+def buckets(sizes: Sequence[float]) -> list[list[int]]:
     """The places of gradients in each bucket of `DistributedDataParallel`, in order of readiness.
 
     A bucket is closed by the gradient that fills it, so that most are larger than their limit.
     """
-    groups, place, limit, filled = [list[int]()], 0, FIRST_BUCKET_MIB * MIB, 0.0
+    groups, place, limit, filled = [list[int]()], 0, BUCKETS_MIB[0] * MIB, 0.0
     for place, size in enumerate(sizes):
         groups[-1].append(place)
         filled += size
         if filled >= limit:
             groups.append([])
-            filled, limit = 0.0, bucket_mib * MIB
+            filled, limit = 0.0, BUCKETS_MIB[1] * MIB
     return [group for group in groups if group]
 
 
@@ -130,8 +132,11 @@ def _of_a_rank(work: StepWork, parallelism: Parallelism, node: Node) -> tuple[St
         saved_ms = update_ms * (1 - 1 / parallelism.data_parallel)
         update_ms -= saved_ms
         if not work.contention:  # else labels say what sharding costs, copies among it
-            copied_ms = work.copy_ms * work.gathered_share / tensor
-            copies_ms = max(_copies(parallelism) * copied_ms, saved_ms)
+            # FSDP2 copies each block out of what was gathered, twice a pass, and into what is
+            # reduced. No label shows that updating a share saves more than these copies take, so
+            # the step of a rank is never below one GPU's.
+            copies = 2 * parallelism.accumulation + 1
+            copies_ms = max(copies * work.copy_ms / tensor, saved_ms)
     own = replace(
         work,
         forward_ms=work.forward_ms * share,
@@ -149,22 +154,12 @@ def _of_a_rank(work: StepWork, parallelism: Parallelism, node: Node) -> tuple[St
     return own, sums * summing.all_reduce_ms(work.boundary_bytes)
 
 
-def _copies(parallelism: Parallelism) -> int:
-    """How often FSDP copies each block in a step: out of what was gathered, into what is reduced.
-
-    FSDP2 gathers into one buffer a block, and reduces from another. That updating a share only
-    saves more than this takes, no label shows, so the step of a rank is never below one GPU's.
-    """
-    gathers = 2 * parallelism.accumulation if parallelism.reshard else 1
-    return gathers + 1
-
-
-def _ddp(work: StepWork, group: Group, passes: int, bucket_mib: float) -> _Timeline:
+def _ddp(work: StepWork, group: Group, passes: int) -> _Timeline:
     """Gradients are summed bucket by bucket in the last backward pass, and in no other."""
     start = (passes - 1) * (work.forward_ms + work.backward_ms) + work.forward_ms
     gradients = sorted(work.gradients, key=lambda gradient: gradient.ready)
     end, total = start, 0.0
-    for places in buckets([gradient.size_bytes for gradient in gradients], bucket_mib):
+    for places in buckets([gradient.size_bytes for gradient in gradients]):
         lasts = group.all_reduce_ms(sum(gradients[place].size_bytes for place in places))
         ready = start + work.backward_ms * gradients[places[-1]].ready
         end = max(end, ready) + lasts
@@ -173,24 +168,21 @@ def _ddp(work: StepWork, group: Group, passes: int, bucket_mib: float) -> _Timel
     return _Timeline(max(end, start + work.backward_ms) + once_ms, total)
 
 
-def _fsdp(work: StepWork, group: Group, passes: int, *, reshard: bool) -> _Timeline:
+def _fsdp(work: StepWork, group: Group, passes: int) -> _Timeline:
     """Each block is gathered while the one before is computed, and reduced in the last pass."""
     blocks = work.blocks_bytes or (work.gradient_bytes,)
     shares = _block_shares(work, blocks)
-    share = work.gathered_share
-    gathers = [group.all_gather_ms(size * share) for size in blocks]
-    reductions = [group.reduce_scatter_ms(size * share) for size in blocks]
-    root_ms = group.all_gather_ms(work.root_bytes * share)
+    gathers = [group.all_gather_ms(size) for size in blocks]
+    reductions = [group.reduce_scatter_ms(size) for size in blocks]
+    root_ms = group.all_gather_ms(work.root_bytes)
     line = _Line()
     for number in range(passes):
         line.gather(root_ms)
-        gathered = gathers if reshard or number == 0 else [0.0] * len(blocks)
-        line.passes(gathered, work.forward_ms * shares, [0.0] * len(blocks))
-        back = gathers[-2::-1] if reshard else [0.0] * (len(blocks) - 1)
+        line.passes(gathers, work.forward_ms * shares, [0.0] * len(blocks))
         reduced = reductions[::-1] if number == passes - 1 else [0.0] * len(blocks)
         # The last block is not given back between the passes.
-        line.passes([0.0, *back], work.backward_ms * shares[::-1], reduced)
-    line.reduce(group.reduce_scatter_ms(work.root_bytes * share))
+        line.passes([0.0, *gathers[-2::-1]], work.backward_ms * shares[::-1], reduced)
+    line.reduce(group.reduce_scatter_ms(work.root_bytes))
     end = max(line.computed_ms, line.link_ms)
     exposed_ms = end - passes * (work.forward_ms + work.backward_ms)
     slowed_ms = work.contention * max(line.communication_ms - exposed_ms, 0.0)

@@ -7,21 +7,22 @@ GPU is taken off its memory.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from math import exp, hypot, log
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
-from trappm.extensions.parallel.collective_times import Group
-from trappm.extensions.parallel.known_links import known_node
-from trappm.extensions.parallel.links import Node
-from trappm.extensions.parallel.parallel_prediction import ParallelPrediction
+from trappm.extensions.parallel.link_fit import known_node
+from trappm.extensions.parallel.links import Group, Node
 from trappm.extensions.parallel.strategy import Parallelism, Strategy
 from trappm.prediction.costs import prices_of
+from trappm.prediction.fitting import MemoryAnswer, Verdict, room_text
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.extensions import extension_modules
 from trappm.profiler.records import Phase, member
+from trappm.profiler.text import number_text
 
 if TYPE_CHECKING:
     from trappm.extensions.parallel.rank_memory import MemoryNeeds
@@ -34,8 +35,90 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 SPREAD_90 = NormalDist().inv_cdf(0.95)
 """Standard deviations on either side, within which 90 % lie."""
+_OF_ONE_GPU = (
+    "model", "device", "device_name", "device_is_default", "batch_size", "sequence_length",
+    "precision", "optimizer", "capacity_mib",
+)  # fmt: skip
+"""Fields that a step on many GPUs has in common with that of one."""
 BESIDE = "allocator_and_libraries"
 """Key of the memory of a GPU that tensors of the step do not use."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelPrediction(MemoryAnswer):
+    """A training step on many GPUs; the memory is that of the fullest one."""
+
+    model: str
+    device: str
+    device_name: str
+    """Name of the device as people write it."""
+    device_is_default: bool
+    strategy: str
+    gpus: int
+    """Of each node."""
+    nodes: int
+    accumulation: int
+    """Forward and backward passes before each optimizer step."""
+    batch_size: int
+    """Samples of a GPU's pass; with tensor parallelism, of the GPUs that share it."""
+    sequence_length: int | None
+    """Number of tokens, of text models."""
+    precision: str
+    optimizer: str
+    links: str
+    """Of the node that is assumed, within it and to others."""
+    step_time_ms: float
+    compute_ms: float
+    exposed_ms: float
+    """Waiting for collectives that nothing hides."""
+    waiting_ms: float
+    """For the slowest GPU, beyond that."""
+    communication_ms: float
+    """All collectives, hidden ones as well."""
+    samples_per_s: float
+    """Of all GPUs together."""
+    speedup: float
+    """Samples a second against one GPU with the same batch and accumulation."""
+    memory_mib: float | None
+    """Of the fullest GPU."""
+    memory_parts_mib: Mapping[str, float] = field(default_factory=dict)
+    capacity_mib: float | None
+    usd_per_million: float | None
+    """The cheapest known offer, for a million samples."""
+    intervals: Mapping[str, tuple[float, float]]
+    """For step time and samples a second, the bounds that 90 % lie in."""
+    snapshot: str
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        return self.gpus * self.nodes
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "sentence": str(self),
+            **asdict(self),
+            "ranks": self.ranks,
+            "fits": self.fits,
+            "verdict": self.verdict,
+        }
+
+    def __str__(self) -> str:
+        """The answer in one or two sentences."""
+        low, high = (number_text(bound, 3) for bound in self.intervals["step_time_ms"])
+        device = f"{self.device_name} (default)" if self.device_is_default else self.device_name
+        memory, verdict, room = self.memory, self.verdict, ""
+        if memory is not None and verdict is not None and self.capacity_mib is not None:
+            room = f"{room_text(verdict, device, memory, self.capacity_mib)} per GPU. "
+        takes = "would take" if verdict is Verdict.DOES_NOT_FIT else "takes"
+        tokens = "" if self.sequence_length is None else f" and {self.sequence_length:,} tokens"
+        count = f"{self.ranks} GPUs" if self.ranks > 1 else "one GPU"
+        return (
+            f"{room}A step on {count if room else f'{count} ({device})'} {takes} "
+            f"{number_text(self.step_time_ms, 3)} ms ({low} to {high}) in {self.precision} at "
+            f"batch {self.batch_size:,}{tokens} per GPU: {number_text(self.samples_per_s, 3)} "
+            f"samples/s, {self.speedup:.1f} times one GPU."
+        )
 
 
 def predict_parallel(
@@ -183,18 +266,11 @@ class SharedStep:
         prices = [price.usd_per_hour for price in prices_of(single.device)]
         usd = min(prices) * parallelism.ranks / 3600 * 1e6 / rate if prices else None
         return ParallelPrediction(
-            model=single.model,
-            device=single.device,
-            device_name=single.device_name,
-            device_is_default=single.device_is_default,
+            **{name: getattr(single, name) for name in _OF_ONE_GPU},
             strategy=parallelism.strategy.value,
             gpus=parallelism.gpus,
             nodes=parallelism.nodes,
             accumulation=parallelism.accumulation,
-            batch_size=single.batch_size,
-            sequence_length=single.sequence_length,
-            precision=single.precision,
-            optimizer=single.optimizer,
             links=_links(node, parallelism),
             step_time_ms=step.step_ms,
             compute_ms=step.compute_ms,
@@ -205,7 +281,6 @@ class SharedStep:
             speedup=parallelism.data_parallel * alone.step_ms / step.step_ms,
             memory_mib=memory_mib,
             memory_parts_mib={name: size for name, size in parts.items() if size},
-            capacity_mib=single.capacity_mib,
             usd_per_million=usd,
             intervals={
                 **intervals,

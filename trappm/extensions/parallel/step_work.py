@@ -55,8 +55,6 @@ class StepWork:
     """Parameters outside of blocks, which FSDP gathers once a step."""
     boundary_bytes: float = 0.0
     """Size of a block's result, which tensor-parallel ranks sum."""
-    gathered_share: float = 1.0
-    """Bytes that FSDP gathers and reduces for each of a parameter: half in 16 bits."""
     divisible: float = 0.0
     """Share of the passes' time that tensor-parallel ranks divide."""
     heads: int = 0

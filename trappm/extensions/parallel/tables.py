@@ -1,4 +1,4 @@
-"""Steps on many GPUs on the terminal: one in full, or a table and a curve over their number."""
+"""Steps on many GPUs on the terminal: the best ways, and a table."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 from trappm.extensions.parallel.scaling import best
 from trappm.prediction.fitting import VERDICTS
-from trappm.terminal.tables import console, print_line, print_notes, print_table
+from trappm.terminal.tables import print_line, print_notes, print_table
 
 if TYPE_CHECKING:
-    from trappm.extensions.parallel.parallel_prediction import ParallelPrediction
+    from trappm.extensions.parallel.shared_step import ParallelPrediction
 
 
 def print_scaling(
     predictions: Sequence[ParallelPrediction], refusals: Sequence[str], *, explain: bool = False
 ) -> None:
-    """Print for each model the question, which is fastest and cheapest, a table and a curve."""
+    """Print for each model the question, which is fastest and cheapest, and a table."""
     models = dict.fromkeys(p.model for p in predictions)
     for model in models:
         own = [p for p in predictions if p.model == model]
@@ -39,8 +39,6 @@ def print_scaling(
             for p in own
         ]
         print_table("", [*(["device"] if several else []), *columns, "USD, 1M"], rows)
-        if not several and len({p.ranks for p in own}) > 1:
-            console().print(_curve(own), markup=False, soft_wrap=True)
     remarks = dict.fromkeys(remark for p in predictions for remark in p.remarks)
     print_notes([*refusals, *remarks], explain=explain)
 
@@ -64,23 +62,3 @@ def _print_best(predictions: Sequence[ParallelPrediction], *, several: bool) -> 
         if what == "cheapest":
             figure = f"{p.usd_per_million:.2f} USD a million samples"
         print_line(f"{what.capitalize()}: {p.strategy} on {p.ranks}{cards}, {figure}.")
-
-
-def _curve(predictions: Sequence[ParallelPrediction]) -> str:
-    """How many times as fast as one GPU, by their number; dots: as many times."""
-    import plotext
-
-    plotext.clear_figure()
-    plotext.theme("clear")
-    plotext.plot_size(72, 18)
-    most = max(p.ranks for p in predictions)
-    plotext.plot([1, most], [1, most], marker="·", label="as many times")
-    strategies = dict.fromkeys(p.strategy for p in predictions)
-    for marker, strategy in zip("ox+", strategies, strict=False):
-        own = [p for p in predictions if p.strategy == strategy]
-        plotext.plot(
-            [p.ranks for p in own], [p.speedup for p in own], marker=marker, label=strategy
-        )
-    plotext.xlabel("GPUs")
-    plotext.title("times as fast as one GPU")
-    return "\n".join(line.rstrip() for line in plotext.uncolorize(plotext.build()).splitlines())

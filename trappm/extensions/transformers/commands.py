@@ -38,7 +38,7 @@ def generate(
     Example: trappm generate hf:llama-2-7b --prompt 512 --tokens 128 --batch-size 8
     """
     from trappm.extensions.transformers.generation import generate as generate_tokens
-    from trappm.extensions.transformers.generation_tables import print_generation
+    from trappm.extensions.transformers.generation import print_generation
 
     made = generate_tokens(
         model,

@@ -1,6 +1,6 @@
-"""Cost of a decoder that reads a prompt and writes after it.
+"""Time and memory of a decoder that reads a prompt and writes after it.
 
-    >>> from trappm.extensions.generation.generating import generate
+    >>> from trappm.extensions.transformers.generation import generate
     >>> generate("hf:llama-2-7b", prompt=512, tokens=128, batch_size=8, device="a100")
 
 Transformers' own modules, one kernel after another, as PyTorch runs them without compilation; this
@@ -22,10 +22,12 @@ from trappm.prediction.fitting import (
     Verdict,
     beside_step_mib,
     capacity_of,
+    room_text,
     simulated_interval,
 )
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import MemoryFormat, Phase, Precision, member
+from trappm.terminal.tables import console, print_line, print_notes, table
 
 MIB = 1 << 20
 MOST = 1 << 24
@@ -191,8 +193,12 @@ def _times_ms(
     The first step reads the prompt, as steps of language models do that were published; of those
     that follow none was, so their errors are taken for those of any inference on cards held out.
     """
-    from trappm.extensions.transformers.model_heads import errors_of, language_model_head
-    from trappm.extensions.transformers.step_times import OTHERS, transformer_times
+    from trappm.extensions.transformers.model_heads import (
+        OTHERS,
+        errors_of,
+        language_model_head,
+        transformer_times,
+    )
     from trappm.learner.heads.other_devices import Basis, known_of_others
     from trappm.learner.physics.device_specs import CPU, known_spec
     from trappm.learner.workload import Workload
@@ -235,3 +241,36 @@ def _times_ms(
         for name in ("median", "low", "high")
     ]
     return (*both, alone)
+
+
+def print_generation(made: Generation, *, explain: bool = False) -> None:
+    """The answer in a sentence; then times with their intervals, and what memory is made of."""
+    print_line(_answer(made))
+    times = [_time("first token", made.first_token_ms, made.first_token_interval_ms)]
+    if made.tokens > 1:
+        times.append(_time("each later token", made.token_ms, made.token_interval_ms))
+        times.append(("  with CUDA graphs", f"{made.token_device_ms:,.1f}", ""))
+    memory = {
+        "weights": made.weights_mib,
+        "cache at the end": made.cache_mib,
+        "activations and gaps": made.activations_mib,
+        "CUDA's context": made.context_mib,
+    }
+    out = console()
+    out.print(table("", ("time", "ms", "90 % interval"), times))
+    out.print(table("", ("memory", "GiB"), [(k, f"{v / 1024:,.2f}") for k, v in memory.items()]))
+    print_notes(made.remarks, explain=explain)
+
+
+def _answer(made: Generation) -> str:
+    many = f"{made.batch_size:,} prompts" if made.batch_size > 1 else "a prompt"
+    room = room_text(made.verdict, made.device_name, made.memory, made.capacity_mib)
+    return (
+        f"{room}. {made.model} reads {many} of {made.prompt:,} tokens and writes {made.tokens:,} "
+        f"in {made.total_s:.3g} s in {made.precision}, {made.tokens_per_s:,.0f} tokens per second."
+    )
+
+
+def _time(what: str, median_ms: float, interval_ms: Interval) -> tuple[str, str, str]:
+    low, high = interval_ms
+    return what, f"{median_ms:,.1f}", f"{low:,.1f} to {high:,.1f}"

@@ -1,8 +1,9 @@
-"""From questions to answers: snapshots, remembered answers, the thread and the processes.
+"""From questions to answers: snapshots, remembered answers, worker threads, the tracing process.
 
-An answer is remembered with all that it depends on: snapshots, model, device, settings, prices.
-What is not remembered goes to the thread that evaluates heads (`batching`), and a model without
-profiles first to a process of its own (`tracing`).
+An answer is remembered with everything that it depends on: snapshots, model, device, settings and
+prices. Heads are evaluated in one thread, and rooflines and multi-GPU steps in another one, since a
+device that is characterized by its kernels alone is fitted again. A model without profiles is
+traced first, in the sandboxed process (`tracing`).
 """
 
 from __future__ import annotations
@@ -10,17 +11,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from trappm.extensions.web.batching import Batcher
 from trappm.extensions.web.loaded_snapshots import LoadedSnapshots
 from trappm.extensions.web.metrics import Metrics
-from trappm.extensions.web.schemas import Settings
-from trappm.extensions.web.settings import ServingSettings
-from trappm.extensions.web.traced_answers import TracedAnswers
+from trappm.extensions.web.running import ServingSettings
+from trappm.extensions.web.schemas import RooflineQuestion, ScalingQuestion, Settings
 from trappm.extensions.web.tracing import Model, Shared, Tracer
+from trappm.label_store import store_or_none_yet
 from trappm.prediction.answering import answers
 from trappm.prediction.costs import prices_version
 from trappm.prediction.models.subjects import UnprofiledError, known_subject, name_key
@@ -28,91 +30,161 @@ from trappm.prediction.prediction import breakdown_dict
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.records import Phase
+from trappm.store import Home
 
 if TYPE_CHECKING:
+    from trappm.extensions.roofline.roofs import KnownDevice
     from trappm.learner.heads.predictions import StepSettings
     from trappm.prediction.models.tracing import TracedStep
     from trappm.prediction.prediction import Prediction
 
 MAX_KNOWN = 4096
-"""Answers that are remembered, about 10 kB each."""
+"""Number of remembered answers, about 10 kB each."""
 MAX_STEPS = 64
-"""Traced steps that are cached for memory breakdowns, up to some MB each."""
-MAX_BATCH = 32
+"""Number of traced steps cached for memory breakdowns, up to some MB each."""
 _AT_ONCE = 16
-"""Predictions of one request under way, so that others get a turn in between."""
-
-
-@dataclass(frozen=True)
-class _Job:
-    """One prediction to make."""
-
-    question: Question
-    model: Model
-    device: str
+"""Devices that are predicted together; other requests get a turn in between."""
+Result = TypeVar("Result")
 
 
 class Answer(NamedTuple):
-    """A prediction, and how it is written."""
+    """A prediction and its JSON."""
 
     prediction: Prediction
     json: bytes
 
 
 class Answerer:
-    """Answers questions from snapshots, with a memory; belongs to one event loop."""
+    """Answers questions from snapshots and remembers the answers; for one event loop."""
 
     def __init__(self, settings: ServingSettings, metrics: Metrics) -> None:
-        """Raises SnapshotError: there is no such snapshot, or it is damaged."""
-        self._snapshot = settings.snapshot
+        """Load the snapshots.
+
+        Raises:
+            SnapshotError: There is no such snapshot, or it is damaged.
+        """
         self.snapshots = LoadedSnapshots(settings.snapshot, metrics)
         self.metrics = metrics
         self._known: OrderedDict[tuple[object, ...], Answer] = OrderedDict()
-        self._under_way: Shared[Answer] = Shared()
+        self._under_way: Shared[list[Answer]] = Shared()
         self._steps: OrderedDict[tuple[object, ...], TracedStep] = OrderedDict()
         self._steps_under_way: Shared[TracedStep] = Shared()
-        self._batcher: Batcher[_Job, Answer] = Batcher(self._work, MAX_BATCH)
+        self._heads_thread = ThreadPoolExecutor(1, thread_name_prefix="trappm-answers")
+        self._kernels_thread = ThreadPoolExecutor(1, thread_name_prefix="trappm-kernels")
         self._tracer = Tracer(settings)
-        self.traced = TracedAnswers(self.snapshots, self._tracer, metrics)
 
     async def predict(self, settings: Settings, models: Sequence[Model]) -> list[Answer]:
         """Return the answers for all devices of the first model, then those of the next.
 
         Raises:
-            TrappmError: as `trappm.predict`, and those of `tracing`.
+            TrappmError: As `trappm.predict`, and those of `tracing`.
         """
         snapshots = await self.snapshots.named(settings.snapshot)
         question = Question(**settings.for_question(), snapshots=snapshots)
         devices = question.device_keys(settings.device, settings.devices)
-        traced = question.settings_traced(devices)
         about = (
             tuple(snapshot.id for snapshot in snapshots),
             tuple(settings.for_question().values()),
             question.device_is_default,
+            prices_version() if settings.epochs is not None else None,
         )
-        prices = prices_version() if settings.epochs is not None else None
-        jobs = [_Job(question, model, device) for model in models for device in devices]
-        answers: list[Answer] = []
-        for start in range(0, len(jobs), _AT_ONCE):
-            together = jobs[start : start + _AT_ONCE]
-            if len(together) == 1:
-                answers.append(await self._answer((*about, prices), together[0], traced))
-            else:
-                answers += await asyncio.gather(
-                    *(self._answer((*about, prices), job, traced) for job in together)
-                )
-        if settings.breakdown_depth is None:
-            return answers
-        return [
-            await self._with_breakdown(answer, job.model, settings.breakdown_depth)
-            for answer, job in zip(answers, jobs, strict=True)
-        ]
+        found: list[Answer] = []
+        for model in models:
+            own = await self._answers(about, question, model, devices)
+            if settings.breakdown_depth is not None:
+                depth = settings.breakdown_depth
+                own = [await self._with_breakdown(answer, model, depth) for answer in own]
+            found += own
+        return found
 
     async def unable_devices(self, settings: Settings) -> list[dict[str, str]]:
         """Return the GPUs that cannot run the precision, each with the reason."""
         snapshots = await self.snapshots.named(settings.snapshot)
         unable = Question(**settings.for_question(), snapshots=snapshots).unable_devices()
         return [{"device": key, "reason": reason} for key, reason in unable.items()]
+
+    async def rooflines(self, request: RooflineQuestion, model: Model | None) -> bytes:
+        """Return the JSON of `trappm roofline --json`: a list with one entry per device.
+
+        Raises:
+            TrappmError: A device is unknown; and those of `tracing`.
+        """
+        with _other_extension("roofline"):
+            from trappm.extensions.roofline.report import devices_json
+            from trappm.extensions.roofline.steps import roofed_steps, step_settings
+        loop = asyncio.get_running_loop()
+        devices = await loop.run_in_executor(self._kernels_thread, _known_devices, request.devices)
+        if model is None:
+            return json.dumps(devices_json(devices, ()), default=str).encode()
+        snapshots = await self.snapshots.named(request.snapshot)
+        question = Question(**request.for_question(), snapshots=snapshots)
+
+        def work() -> bytes:
+            steps = roofed_steps(question, known_subject(model.key), devices)
+            return json.dumps(devices_json(devices, steps), default=str).encode()
+
+        settings = [step_settings(question, devices)]
+        return await self._traced(self._kernels_thread, model, settings, work)
+
+    async def scalings(self, request: ScalingQuestion, model: Model) -> bytes:
+        """Return the JSON of `trappm scale --json`.
+
+        Raises:
+            TrappmError: As `scaling`, and those of `tracing`.
+        """
+        with _other_extension("parallel"):
+            from trappm.extensions.parallel.scaling import scaling, scaling_json
+        snapshots = await self.snapshots.named(request.snapshot)
+        question = Question(**request.for_question(), snapshots=snapshots)
+        devices = question.device_keys(None, request.devices)
+
+        def work() -> bytes:
+            predictions, refusals = scaling(
+                [known_subject(model.key)],
+                devices,
+                request.gpus,
+                request.strategies,
+                snapshots=snapshots,
+                **request.for_question(),
+            )
+            return json.dumps(scaling_json(predictions, refusals), default=str).encode()
+
+        settings = question.settings_traced(devices)
+        return await self._traced(self._kernels_thread, model, settings, work)
+
+    def close(self) -> None:
+        """End the threads and the tracing process."""
+        for thread in (self._heads_thread, self._kernels_thread):
+            thread.shutdown(wait=False, cancel_futures=True)
+        self._tracer.close()
+
+    async def _answers(
+        self, about: tuple[object, ...], question: Question, model: Model, devices: Sequence[str]
+    ) -> list[Answer]:
+        """Return the answers for one model; equal requests wait for one piece of work."""
+        key = (*about, model.name, model.key)
+        found = {device: self._known.get((*key, device)) for device in devices}
+        missing = [device for device, answer in found.items() if answer is None]
+        self.metrics.known.inc(len(found) - len(missing))
+        for start in range(0, len(missing), _AT_ONCE):
+            some = missing[start : start + _AT_ONCE]
+
+            async def predicted(some: Sequence[str] = some) -> list[Answer]:
+                def work() -> list[Answer]:
+                    return _predicted(question, model, some)
+
+                settings = question.settings_traced(devices)
+                return await self._traced(self._heads_thread, model, settings, work)
+
+            made = await self._under_way.wait((*key, *some), predicted)
+            found |= zip(some, made, strict=True)
+        for device, answer in found.items():
+            assert answer is not None  # noqa: S101  (all are found by now)
+            self._known[*key, device] = answer
+            self._known.move_to_end((*key, device))
+        while len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+        return [answer for device in devices if (answer := found[device])]
 
     async def _with_breakdown(self, answer: Answer, model: Model, depth: int) -> Answer:
         """Return an answer with its memory breakdown; the step is traced unless it is cached."""
@@ -141,65 +213,34 @@ class Answerer:
 
         return Answer(prediction, await asyncio.to_thread(broken_down))
 
-    def close(self) -> None:
-        self._batcher.close()
-        self.traced.close()
-        self._tracer.close()
-
-    async def _answer(
-        self, about: tuple[object, ...], job: _Job, traced: Sequence[StepSettings]
-    ) -> Answer:
-        key = (*about, job.model.name, job.model.key, job.device)
-        known = self._known.get(key)
-        if known is not None:
-            self._known.move_to_end(key)
-            self.metrics.known.inc()
-            return known
-        return await self._under_way.wait(key, lambda: self._find(key, job, traced))
-
-    async def _find(
-        self, key: tuple[object, ...], job: _Job, traced: Sequence[StepSettings]
-    ) -> Answer:
+    async def _traced(
+        self,
+        thread: ThreadPoolExecutor,
+        model: Model,
+        settings: Sequence[StepSettings],
+        work: Callable[[], Result],
+    ) -> Result:
+        """Return the result of `work` in a thread, after a trace if the model has no profiles."""
+        loop = asyncio.get_running_loop()
         try:
-            answer = await self._batcher.submit(job)
+            return await loop.run_in_executor(thread, work)
         except UnprofiledError:
             with self.metrics.trace():
-                await self._tracer.trace(job.model, traced)
-            try:
-                answer = await self._batcher.submit(job)
-            except UnprofiledError:
-                raise TrappmError(
-                    "the model's profiles could not be kept; make the folder "
-                    "profiles of TRAPPM_HOME writable"
-                ) from None
-        self._known[key] = answer
-        if len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
-        return answer
-
-    def _work(self, jobs: Sequence[_Job]) -> list[Answer | Exception]:
-        """All together; if that fails, one by one, so that each gets its own error."""
-        self.metrics.batch_size.observe(len(jobs))
+                await self._tracer.trace(model, settings)
         try:
-            return list(_answers(jobs))
-        except Exception as error:
-            if len(jobs) == 1:
-                return [error]
-        return [result for job in jobs for result in self._alone(job)]
-
-    @staticmethod
-    def _alone(job: _Job) -> list[Answer | Exception]:
-        try:
-            return list(_answers([job]))
-        except Exception as error:
-            return [error]
+            return await loop.run_in_executor(thread, work)
+        except UnprofiledError:
+            raise TrappmError(
+                "the model's profiles could not be stored; make the folder profiles of "
+                "TRAPPM_HOME writable"
+            ) from None
 
 
 def named_model(name: str, input_size: int | None) -> Model:
-    """The model of a timm name.
+    """Return the model of a timm name.
 
     Raises:
-        InputError: it looks like a path: the server opens no files of its own for callers.
+        InputError: It looks like a path: the server opens no files of its own for callers.
     """
     if "/" in name or "\\" in name or name.endswith((".onnx", ".json")) or ".json," in name:
         raise InputError(
@@ -209,8 +250,28 @@ def named_model(name: str, input_size: int | None) -> Model:
     return Model(name=name, key=name_key(name, input_size), input_size=input_size)
 
 
-def _answers(jobs: Sequence[_Job]) -> Iterable[Answer]:
-    asks = [(job.question, known_subject(job.model.key), job.device) for job in jobs]
-    for job, prediction in zip(jobs, answers(asks), strict=True):
-        named = prediction if job.model.path is None else replace(prediction, model=job.model.name)
-        yield Answer(named, json.dumps(named.to_dict(), default=str).encode())
+def _predicted(question: Question, model: Model, devices: Sequence[str]) -> list[Answer]:
+    subject = known_subject(model.key)
+    found = []
+    for prediction in answers([(question, subject, device) for device in devices]):
+        named = prediction if model.path is None else replace(prediction, model=model.name)
+        found.append(Answer(named, json.dumps(named.to_dict(), default=str).encode()))
+    return found
+
+
+@contextmanager
+def _other_extension(name: str) -> Iterator[None]:
+    """Raise InputError if what is imported inside belongs to an extension that is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith(f"trappm.extensions.{name}"):
+            raise
+        raise InputError(f"the extension {name!r} is not installed on this server") from error
+
+
+def _known_devices(names: Sequence[str]) -> list[KnownDevice]:
+    from trappm.extensions.roofline.roofs import known_device
+
+    with store_or_none_yet(Home.find()) as store:
+        return [known_device(store, name) for name in names]

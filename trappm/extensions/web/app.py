@@ -5,26 +5,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
+from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.responses import JSONResponse
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from trappm import __version__
 from trappm.extensions.web.answerer import Answerer
 from trappm.extensions.web.gate import Gate
 from trappm.extensions.web.metrics import Metrics
-from trappm.extensions.web.page.mounting import mount
-from trappm.extensions.web.problems import MEDIA_TYPE, details, headers_of, problem
+from trappm.extensions.web.page.api import router as page_router
+from trappm.extensions.web.problems import problem, refusal
 from trappm.extensions.web.routes import router
-from trappm.extensions.web.settings import ServingSettings
+from trappm.extensions.web.running import ServingSettings
 from trappm.profiler.errors import InputError, TrappmError
 
-_DESCRIPTION = """What a deep-learning training step costs: time, memory, power, and what follows.
+_DESCRIPTION = """Time, memory and power of a deep-learning training step.
 The fields mean what the arguments of `trappm.predict` mean, and the answers are the same."""
+FILES = Path(__file__).parent / "page/static"
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
+        "object-src 'none'"
+    ),
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",  # revalidated by its tag, so that an upgrade is seen at once
+}
 
 
 def create_app(settings: ServingSettings) -> FastAPI:
@@ -58,7 +69,8 @@ def create_app(settings: ServingSettings) -> FastAPI:
     app.add_middleware(Gate, settings=settings, metrics=metrics)  # what is added last is outermost
     _add_error_handlers(app)
     app.include_router(router)
-    mount(app)  # the page, last: its files answer whatever no route does
+    app.include_router(page_router)
+    app.mount("/", _Files(directory=FILES, html=True), name="page")  # last: it takes every path
     return app
 
 
@@ -68,15 +80,14 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(TrappmError)
     async def ours(_request: Request, error: Exception) -> Response:
         assert isinstance(error, TrappmError)  # noqa: S101  (registered for these)
-        return _problem(*problem(error))
+        return problem(error)
 
     @app.exception_handler(HTTPException)
     async def of_http(_request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)  # noqa: S101
         if isinstance(error.__cause__, TrappmError):  # the gate's, while FastAPI read the body
-            return _problem(*problem(error.__cause__))
-        detail = f"{error.detail}; see /openapi.json"
-        response = _problem(error.status_code, details(error.status_code, detail))
+            return problem(error.__cause__)
+        response = refusal(error.status_code, f"{error.detail}; see /openapi.json")
         response.headers.update(error.headers or {})
         return response
 
@@ -87,8 +98,13 @@ def _add_error_handlers(app: FastAPI) -> None:
         where = ".".join(str(x) for x in first["loc"] if isinstance(x, int) or x.isidentifier())
         value = repr(first.get("input"))[:60]
         shown = "" if first["type"] in {"missing", "json_invalid"} else f" ({value})"
-        return _problem(*problem(InputError(f"{where}: {first['msg']}{shown}; see /openapi.json")))
+        return problem(InputError(f"{where}: {first['msg']}{shown}; see /openapi.json"))
 
 
-def _problem(status: int, fields: dict[str, Any]) -> Response:
-    return JSONResponse(fields, status, headers=dict(headers_of(status)), media_type=MEDIA_TYPE)
+class _Files(StaticFiles):
+    """The page's files, with headers that let the browser connect to this server only."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers.update(HEADERS)
+        return response

@@ -11,25 +11,14 @@ import hmac
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trappm.extensions.web.metrics import Metrics
-from trappm.extensions.web.problems import (
-    MEDIA_TYPE,
-    BusyError,
-    ForbiddenError,
-    TimeoutExceededError,
-    TooLargeError,
-    UnauthorizedError,
-    details,
-    headers_of,
-    problem,
-)
-from trappm.extensions.web.settings import ServingSettings
+from trappm.extensions.web.problems import ServingError, problem, refusal
+from trappm.extensions.web.running import ServingSettings
 from trappm.profiler.errors import TrappmError
 
 HEALTH = frozenset({"/healthz", "/readyz"})
@@ -65,22 +54,20 @@ class Gate:
                 MutableHeaders(scope=message)["x-content-type-options"] = "nosniff"
             await send(message)
 
-        async def fail(code: int, fields: dict[str, Any]) -> None:
+        async def fail(response: JSONResponse) -> None:
             if not status:  # else a part of another response has been sent
-                headers = dict(headers_of(code))
-                response = JSONResponse(fields, code, headers=headers, media_type=MEDIA_TYPE)
                 await response(scope, receive, watched)
 
         self._metrics.in_flight.inc()
         try:
             await self._checked(scope, receive, watched)
         except TrappmError as error:
-            await fail(*problem(error))
+            await fail(problem(error))
         except asyncio.CancelledError:  # the server stops; uvicorn would log a traceback
-            await fail(503, details(503, "the server is stopping"))
+            await fail(refusal(503, "the server is stopping"))
         except Exception:  # the last resort; callers get no detail of it
             _log.exception("%s %s failed", scope["method"], scope["path"])
-            await fail(500, details(500, "an unexpected error; see the server's log"))
+            await fail(refusal(500, "an unexpected error; see the server's log"))
         finally:
             self._metrics.in_flight.dec()
             route = getattr(scope.get("route"), "path", "other")
@@ -109,39 +96,40 @@ class Gate:
             return message
 
         if self._requests >= self._settings.max_requests:
-            raise BusyError(f"{self._requests} requests are in flight; retry in a moment")
+            raise ServingError(503, f"{self._requests} requests are in flight; retry in a moment")
         self._requests += 1
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 await self._app(scope, limited, send)
         except TimeoutError:
-            raise TimeoutExceededError(
-                f"the request took more than {self._settings.timeout_s:g} s; ask for less at once"
+            raise ServingError(
+                504,
+                f"the request took more than {self._settings.timeout_s:g} s; ask for less at once",
             ) from None
         finally:
             self._requests -= 1
 
     def _check_caller(self, path: str, headers: Mapping[str, str]) -> None:
-        """Raise ForbiddenError for other sites' pages, UnauthorizedError without the token."""
+        """Raise ServingError for other sites' pages, and without the token."""
         settings = self._settings
         host, origin = headers.get("host", ""), headers.get("origin")
         if origin is not None and origin.lower().partition("//")[2] != host.lower():
-            raise ForbiddenError(f"cross-origin request from {origin[:100]} refused")
+            raise ServingError(403, f"cross-origin request from {origin[:100]} refused")
         # Browsers send this header with what other sites' pages load; links to the page may pass.
         site = headers.get("sec-fetch-site", "none")
         if site not in {"none", "same-origin"} and path.startswith(DATA):
-            raise ForbiddenError(f"cross-site request ({site[:20]!r}) refused")
+            raise ServingError(403, f"cross-site request ({site[:20]!r}) refused")
         if settings.token is None or not path.startswith(DATA):
             return
         kind, _, given = headers.get("authorization", "").partition(" ")
         right = hmac.compare_digest(given.strip().encode(), settings.token.encode())
         if kind.lower() != "bearer" or not right:
-            raise UnauthorizedError(
-                "missing or wrong token; send the header 'Authorization: Bearer TOKEN'"
+            raise ServingError(
+                401, "missing or wrong token; send the header 'Authorization: Bearer TOKEN'"
             )
 
     def _max_bytes(self, is_upload: bool, declared: str) -> int:
-        """Return the limit of the body; raise TooLargeError if a larger one is declared."""
+        """Return the limit of the body; raise ServingError if a larger one is declared."""
         settings = self._settings
         most = settings.max_upload_bytes + _FORM_BYTES if is_upload else settings.max_body_bytes
         if declared.isdigit() and int(declared[:20]) > most:
@@ -149,5 +137,5 @@ class Gate:
         return most
 
 
-def _too_large(most: int) -> TooLargeError:
-    return TooLargeError(f"the body has more than {most:,} bytes; send less at once")
+def _too_large(most: int) -> ServingError:
+    return ServingError(413, f"the body has more than {most:,} bytes; send less at once")

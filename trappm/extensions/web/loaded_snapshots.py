@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trappm.extensions.web.metrics import Metrics, ReloadOutcome
+from trappm.extensions.web.metrics import Metrics
 from trappm.learner.snapshots.manifest import NAME
 from trappm.prediction.snapshot_choice import DEFAULT, local_registry, snapshots_that_answer
 from trappm.profiler.errors import SnapshotError, TrappmError
@@ -61,11 +61,10 @@ class LoadedSnapshots:
         try:
             snapshots = await asyncio.to_thread(snapshots_that_answer, self._name)
         except TrappmError:
-            self._metrics.reloads.labels(ReloadOutcome.FAILED).inc()
+            self._metrics.reloads.labels("failed").inc()
             raise
         changed = [snapshot.id for snapshot in snapshots] != self.ids
-        outcome = ReloadOutcome.CHANGED if changed else ReloadOutcome.SAME
-        self._metrics.reloads.labels(outcome).inc()
+        self._metrics.reloads.labels("changed" if changed else "same").inc()
         if changed:
             self.current = snapshots
             self._metrics.answering(self.ids)

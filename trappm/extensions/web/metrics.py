@@ -1,30 +1,13 @@
-"""Metrics for Prometheus: requests, their durations, sizes of batches, snapshots in force."""
+"""Metrics for Prometheus: requests, their durations, traces, snapshots in force."""
 
 from __future__ import annotations
 
 import contextlib
-import enum
 from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-_SIZES = (1, 2, 4, 8, 16, 32, 64)
-
-
-class TraceOutcome(enum.StrEnum):
-    """How a trace ended."""
-
-    DONE = "done"
-    FAILED = "failed"
-
-
-class ReloadOutcome(enum.StrEnum):
-    """What a look for newer snapshots came to."""
-
-    CHANGED = "changed"
-    SAME = "same"
-    FAILED = "failed"
 
 
 class Metrics:
@@ -45,12 +28,6 @@ class Metrics:
         self.in_flight = Gauge(
             "trappm_requests_in_flight", "Requests being answered.", registry=self._registry
         )
-        self.batch_size = Histogram(
-            "trappm_batch_size",
-            "Predictions worked out together.",
-            buckets=_SIZES,
-            registry=self._registry,
-        )
         self.known = Counter(
             "trappm_known_answers", "Predictions answered from memory.", registry=self._registry
         )
@@ -68,21 +45,21 @@ class Metrics:
         )
 
     def answering(self, ids: Iterable[str]) -> None:
-        """From now on these snapshots answer."""
+        """Set the snapshots in force."""
         self._snapshots.clear()
         for snapshot_id in ids:
             self._snapshots.labels(snapshot_id).set(1)
 
     @contextlib.contextmanager
     def trace(self) -> Iterator[None]:
-        """Counts a trace by how it ends."""
-        outcome = TraceOutcome.FAILED
+        """Count a trace by its outcome, `done` or `failed`."""
+        outcome = "failed"
         try:
             yield
-            outcome = TraceOutcome.DONE
+            outcome = "done"
         finally:
             self.traces.labels(outcome).inc()
 
     def text(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)

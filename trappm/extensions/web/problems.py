@@ -8,9 +8,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
+
+from starlette.responses import JSONResponse
 
 from trappm.profiler.errors import (
     InputError,
@@ -22,41 +22,13 @@ from trappm.profiler.errors import (
     UnsupportedModelError,
 )
 
-MEDIA_TYPE = "application/problem+json"
-
 
 class ServingError(TrappmError):
-    """Root of what goes wrong between caller and server."""
+    """A request that the server refuses, with the HTTP status."""
 
-    status = 503
-
-
-class BusyError(ServingError):
-    """More requests at once than there is room for; later they may be answered."""
-
-
-class TimeoutExceededError(ServingError):
-    """The work took longer than a request may."""
-
-    status = 504
-
-
-class TooLargeError(ServingError):
-    """A body that is larger than the server takes."""
-
-    status = 413
-
-
-class UnauthorizedError(ServingError):
-    """A request with no token, or with a wrong one."""
-
-    status = 401
-
-
-class ForbiddenError(ServingError):
-    """A request from another site's page."""
-
-    status = 403
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
 
 
 _STATUS: tuple[tuple[type[TrappmError], int], ...] = (
@@ -70,37 +42,26 @@ _STATUS: tuple[tuple[type[TrappmError], int], ...] = (
 )
 """The first one that fits."""
 
-RETRY_AFTER_S = 1
+_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}
 
 
-def status_of(error: TrappmError) -> int:
+def problem(error: TrappmError) -> JSONResponse:
+    """Return the response for an error of ours."""
     if isinstance(error, ServingError):
-        return error.status
-    return next(status for kind, status in _STATUS if isinstance(error, kind))
+        return refusal(error.status, str(error))
+    status = next(status for kind, status in _STATUS if isinstance(error, kind))
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(error).__name__.removesuffix("Error"))
+    return refusal(status, str(error), f"urn:trappm:problem:{words.lower()}")
 
 
-def problem(error: TrappmError) -> tuple[int, dict[str, Any]]:
-    """Status and problem details of an error of ours."""
-    status, detail = status_of(error), " ".join(str(error).split())
-    _, _, hint = detail.partition("; ")
-    return status, details(status, detail, hint=hint or None, kind=type(error).__name__)
-
-
-def details(
-    status: int, detail: str, *, hint: str | None = None, kind: str | None = None
-) -> dict[str, Any]:
-    name = (kind or "").removesuffix("Error")
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
-    return {
-        "type": f"urn:trappm:problem:{words}" if words else "about:blank",
+def refusal(status: int, detail: str, kind: str = "about:blank") -> JSONResponse:
+    """Return a response with problem details."""
+    detail = " ".join(detail.split())
+    fields = {
+        "type": kind,
         "title": HTTPStatus(status).phrase,
         "status": status,
         "detail": detail,
-        "hint": hint,
+        "hint": detail.partition("; ")[2] or None,
     }
-
-
-def headers_of(status: int) -> Mapping[str, str]:
-    if status == 401:
-        return {"WWW-Authenticate": "Bearer"}
-    return {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else {}
+    return JSONResponse(fields, status, _HEADERS.get(status), "application/problem+json")

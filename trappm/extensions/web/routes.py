@@ -18,8 +18,7 @@ from trappm.extensions.web.schemas import (
     ScalingQuestion,
     Settings,
 )
-from trappm.extensions.web.tracing import Model
-from trappm.extensions.web.uploads import Upload
+from trappm.extensions.web.tracing import Model, Upload
 from trappm.prediction.comparison import comparable, verdicts
 from trappm.prediction.device_names import DEFAULT_DEVICE, catalogue_keys
 from trappm.profiler.errors import InputError
@@ -61,7 +60,7 @@ async def _uploaded(
     file: Annotated[UploadFile, File(description="An ONNX file.")],
     question: Annotated[Json[Settings], Form(description="Settings, as JSON.")] = _DEFAULTS,
 ) -> Inquiry:
-    """Raises TooLargeError or ModelFileError: the file is too large, or empty."""
+    """Raises ServingError or ModelFileError: the file is too large, or empty."""
     max_bytes = request.app.state.settings.max_upload_bytes
     upload = await asyncio.to_thread(Upload, file.file, max_bytes)
     return Inquiry([(question, [upload.model(file.filename, question.input_size)])], False)
@@ -120,14 +119,14 @@ async def roofline(question: RooflineQuestion, answerer: Service) -> Response:
     """What devices reach, and what bounds a step on them: as `trappm roofline --json`."""
     name = question.model
     model = None if name is None else named_model(name, question.input_size)
-    return _json(await answerer.traced.rooflines(question, model))
+    return _json(await answerer.rooflines(question, model))
 
 
 @router.post("/v1/scale")
 async def scale(question: ScalingQuestion, answerer: Service) -> Response:
     """Return a training step on several GPUs, as `trappm scale --json` does."""
     model = named_model(question.model, question.input_size)
-    return _json(await answerer.traced.scalings(question, model))
+    return _json(await answerer.scalings(question, model))
 
 
 @router.get("/v1/snapshot")

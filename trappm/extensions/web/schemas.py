@@ -23,10 +23,30 @@ GpuCount = Annotated[int, Field(ge=1, le=MAX_GPUS, strict=True)]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
 
 
-class Settings(BaseModel):
-    """How a step is run, on which devices, and what else to say; see `trappm.predict`."""
+class Step(BaseModel):
+    """Settings of a step; see `trappm.predict`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    batch_size: Size | None = Field(None, description="Samples per GPU.")
+    input_size: Size | None = Field(None, description="Pixels; of hf: names tokens.")
+    precision: Name | None = Field(None, description="fp32, amp-fp16, amp-bf16 or bf16")
+    memory_format: Name | None = Field(None, description="contiguous or channels-last")
+    optimizer: Name | None = Field(None, description="sgd, momentum, adam or adamw")
+    snapshot: Name | None = Field(None, description="An id or alias of the server's registry.")
+
+    def for_question(self) -> dict[str, Any]:
+        """Return the arguments of a `trappm.prediction.question.Question`."""
+        return self.model_dump(exclude=_NO_ARGUMENTS)
+
+
+_NO_ARGUMENTS = {
+    "model", "device", "devices", "input_size", "snapshot", "breakdown_depth", "gpus", "strategies",
+}  # fmt: skip
+
+
+class Settings(Step):
+    """How a step is run, on which devices, and what else to report; see `trappm.predict`."""
 
     device: Name | None = Field(
         None, description="Device by any of its names (default: a100-40gb)."
@@ -34,13 +54,7 @@ class Settings(BaseModel):
     devices: (
         Literal["all"] | Annotated[list[Name], Field(min_length=1, max_length=MAX_LIST)] | None
     ) = Field(None, description="Several instead: the answer is a list.")
-    batch_size: Size | None = None
-    input_size: Size | None = Field(None, description="Pixels; of hf: names tokens.")
     phase: Name = Field("train", description="train or infer")
-    precision: Name | None = Field(None, description="fp32, amp-fp16, amp-bf16 or bf16")
-    memory_format: Name | None = Field(None, description="contiguous or channels-last")
-    optimizer: Name | None = Field(None, description="sgd, momentum, adam or adamw")
-    snapshot: Name | None = Field(None, description="An id or alias of the server's registry.")
     epochs: Count | None = Field(
         None, description="Number of epochs of a whole run, without data loading; needs samples."
     )
@@ -61,11 +75,6 @@ class Settings(BaseModel):
             raise ValueError("give device or devices, not both")
         return self
 
-    def for_question(self) -> dict[str, Any]:
-        """Return the arguments of a `trappm.prediction.question.Question`."""
-        apart = {"model", "device", "devices", "input_size", "snapshot", "breakdown_depth"}
-        return {name: getattr(self, name) for name in Settings.model_fields if name not in apart}
-
 
 class Question(Settings):
     """One question: a model by its timm name, or several."""
@@ -75,10 +84,8 @@ class Question(Settings):
     )
 
 
-class RooflineQuestion(BaseModel):
-    """What devices reach, and what bounds a model's step on them; see `trappm roofline`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class RooflineQuestion(Step):
+    """Devices, and the model whose step to show under their rooflines; see `trappm roofline`."""
 
     devices: tuple[Name, ...] = Field(
         (DEFAULT_DEVICE,),
@@ -87,28 +94,15 @@ class RooflineQuestion(BaseModel):
         description="Keys, or names of cards.",
     )
     model: Name | None = Field(None, description="A timm name; ceilings alone if left out.")
-    batch_size: Size | None = None
-    input_size: Size | None = Field(None, description="Pixels; its own if left out.")
     phase: Name = Field("train", description="train or infer")
-    precision: Name | None = Field(None, description="fp32, amp-fp16, amp-bf16 or bf16")
-    memory_format: Name | None = Field(None, description="contiguous or channels-last")
-    optimizer: Name | None = Field(None, description="sgd, momentum, adam or adamw")
-    snapshot: Name | None = Field(None, description="An id or alias of the server's registry.")
-
-    def for_question(self) -> dict[str, Any]:
-        """Return the arguments of a `trappm.prediction.question.Question`."""
-        names = ("batch_size", "phase", "precision", "memory_format", "optimizer")
-        return {name: getattr(self, name) for name in names}
 
 
-class ScalingQuestion(BaseModel):
+class ScalingQuestion(Step):
     """One training step on several GPUs; see `trappm scale`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: Name = Field(description="A timm name, or hf: and the name of a transformer.")
     devices: tuple[Name, ...] = Field(
-        ("a100-40gb",), min_length=1, max_length=16, description="GPUs, such as v100."
+        (DEFAULT_DEVICE,), min_length=1, max_length=16, description="GPUs, such as v100."
     )
     gpus: tuple[GpuCount, ...] = Field(
         (1, 2, 4, 8), min_length=1, max_length=8, description="Total numbers of GPUs."
@@ -116,17 +110,6 @@ class ScalingQuestion(BaseModel):
     strategies: tuple[Name, ...] = Field(
         (), max_length=3, description="ddp, fsdp and tp; all of them if left out."
     )
-    batch_size: Size | None = Field(None, description="Samples per GPU.")
-    input_size: Size | None = Field(None, description="Pixels; tokens for hf: names.")
-    precision: Name | None = Field(None, description="fp32, amp-fp16 or amp-bf16")
-    memory_format: Name | None = Field(None, description="contiguous or channels-last")
-    optimizer: Name | None = Field(None, description="sgd, momentum, adam or adamw")
-    snapshot: Name | None = Field(None, description="Snapshot id or alias in the registry.")
-
-    def for_question(self) -> dict[str, Any]:
-        """Return the arguments of a `trappm.prediction.question.Question`."""
-        names = ("batch_size", "precision", "memory_format", "optimizer")
-        return {name: getattr(self, name) for name in names}
 
 
 Questions = Annotated[

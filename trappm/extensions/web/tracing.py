@@ -1,4 +1,4 @@
-"""Models without profiles are traced in a sandboxed process (`prediction.models.tracing`).
+"""Uploaded files, and traces of models in a sandboxed process (`prediction.models.tracing`).
 
 One model is traced at a time. Its profiles go into the cache of TRAPPM_HOME (`profile_cache`),
 where the server then finds them.
@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
+import re
+import shutil
+import tempfile
+import weakref
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar
 
-from trappm.extensions.web.problems import BusyError, ServingError, TimeoutExceededError
-from trappm.extensions.web.settings import ServingSettings
+from trappm.extensions.web.problems import ServingError
+from trappm.extensions.web.running import ServingSettings
 from trappm.learner.heads.predictions import StepSettings
-from trappm.prediction.models.subjects import traced
+from trappm.prediction.models.subjects import file_key, traced
 from trappm.prediction.models.tracing import (
     FOR_FILES,
     FOR_NAMES,
@@ -30,10 +35,13 @@ from trappm.prediction.models.tracing import (
     TracingProcess,
     TracingTimeoutError,
 )
+from trappm.profiler.errors import ModelFileError
 from trappm.profiler.host.forks import ForkServerError
 from trappm.profiler.records import Phase
 
 _ADVICE = "; it may be done with a larger --timeout, or here: trappm predict"
+_CHUNK_BYTES = 1 << 20
+_MAX_NAME = 128
 _log = logging.getLogger("trappm.web")
 Result = TypeVar("Result")
 
@@ -43,14 +51,48 @@ class Model:
     """The model of a question, as a caller named it or sent it."""
 
     name: str
-    """A timm name, or what the caller calls the file."""
+    """A timm name, or the name of the caller's file."""
     key: tuple[object, ...]
-    """Under which its profiles are kept."""
+    """Key of its profiles."""
     input_size: int | None
-    upload: Any = None
-    """Whoever holds it keeps the uploaded file in place."""
-    path: Path | None = None
-    """Of the uploaded file."""
+    upload: Upload | None = None
+    """The uploaded file, which is deleted with the last reference."""
+
+    @property
+    def path(self) -> Path | None:
+        return None if self.upload is None else self.upload.path
+
+
+class Upload:
+    """A copy of an uploaded file in a folder of its own, deleted with the last reference."""
+
+    def __init__(self, source: BinaryIO, max_bytes: int) -> None:
+        """Copy the file.
+
+        Raises:
+            ModelFileError: It is empty.
+            ServingError: It is larger than `max_bytes`.
+        """
+        folder = tempfile.mkdtemp(prefix="trappm-upload-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self.path = Path(folder) / "model.onnx"
+        digest, size = hashlib.sha256(), 0
+        with self.path.open("wb") as file:
+            while chunk := source.read(_CHUNK_BYTES):
+                size += len(chunk)
+                if size > max_bytes:
+                    raise ServingError(413, f"the file has more than {max_bytes:,} bytes")
+                digest.update(chunk)
+                file.write(chunk)
+        if size == 0:
+            raise ModelFileError("the uploaded file is empty; send an ONNX file")
+        self.digest = digest.hexdigest()
+
+    def model(self, name: str | None, input_size: int | None) -> Model:
+        """Return its model, under the caller's file name without folders and odd characters."""
+        last = re.split(r"[/\\]", name or "")[-1]
+        shown = re.sub(r"[^\w .+@()-]", "_", last)[:_MAX_NAME] or "model.onnx"
+        return Model(shown, file_key(self.digest, input_size), input_size, upload=self)
 
 
 class Shared(Generic[Result]):
@@ -93,8 +135,7 @@ class Tracer:
         """Trace a model and its kernels in these settings; equal requests share one trace.
 
         Raises:
-            BusyError: Too many models wait already.
-            TimeoutExceededError: It took too long, and was ended.
+            ServingError: Too many models wait already, or it took too long.
             TrappmError: What is wrong with the model.
         """
         rows = tuple(settings)
@@ -129,7 +170,7 @@ class Tracer:
 
     async def _queued(self, name: str, work: Callable[[Deadline], Result]) -> Result:
         if self._waiting > self._max_waiting:  # one of them is being traced
-            raise BusyError(f"{self._waiting} models wait to be traced; retry in a minute")
+            raise ServingError(503, f"{self._waiting} models wait to be traced; retry in a minute")
         self._waiting += 1
         try:
             loop = asyncio.get_running_loop()
@@ -144,9 +185,8 @@ class Tracer:
             deadline.start()
             return work(deadline)
         except TracingTimeoutError as error:
-            raise TimeoutExceededError(str(error)) from None
+            raise ServingError(504, str(error)) from None
         except ForkServerError as error:
             _log.error("the tracing process failed: %s", error)
-            raise ServingError(
-                f"{name} could not be traced: the tracing process failed; see the server's log"
-            ) from error
+            reason = f"{name} could not be traced: the tracing process failed; see the server's log"
+            raise ServingError(503, reason) from error

@@ -11,58 +11,44 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import JSONResponse, Response
 
-from trappm.extensions.web.page import campaigns, label_pages, snapshots
+from trappm.extensions.web.page import facts
 from trappm.extensions.web.page.maps import Maps
+from trappm.label_store import store_or_none_yet
 from trappm.profiler.devices.catalogue import card_keys
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.known_names import registered_names
-from trappm.store import Home, LabelFilter, Store
+from trappm.store import Home, LabelFilter
 
 router = APIRouter(prefix="/api", tags=["page"])
 _maps = Maps()
 
 Page = Annotated[int, Query(ge=1, le=10_000)]
-Size = Annotated[int, Query(ge=1, le=label_pages.LARGEST_PAGE)]
+Size = Annotated[int, Query(ge=1, le=facts.LARGEST_PAGE)]
 ShortText = Annotated[str | None, Query(max_length=200)]
 
 
 Wanted = Annotated[LabelFilter, Depends(LabelFilter)]
 
 
-def _store(home: Home) -> Store:
-    from trappm.label_store import store_or_none_yet
-
-    return store_or_none_yet(home)
-
-
 @router.get("/campaigns")
 def list_campaigns() -> dict[str, Any]:
     """All campaigns, the latest first."""
-    home = Home.find()
-    with _store(home) as store:
-        return {"campaigns": campaigns.rows(store)}
-
-
-@router.get("/curves")
-def learning_curves() -> dict[str, Any]:
-    """Errors by round of the latest campaigns that were judged."""
-    with _store(Home.find()) as store:
-        return {"campaigns": campaigns.curves(store)}
+    with store_or_none_yet(Home.find()) as store:
+        return {"campaigns": facts.campaigns(store)}
 
 
 @router.get("/campaigns/{campaign_id}")
 def show_campaign(campaign_id: str) -> dict[str, Any]:
     """Where a campaign stands: pace, errors by round, budget, workers, canaries, news."""
-    home = Home.find()
-    with _store(home) as store:
-        return campaigns.facts(store, campaign_id)
+    with store_or_none_yet(Home.find()) as store:
+        return facts.campaign(store, campaign_id)
 
 
 @router.get("/campaigns/{campaign_id}/map")
 def map_of_campaign(campaign_id: str, device: ShortText = None) -> JSONResponse:
     """The pool in the embedding space; 202 while it is worked out: try again."""
     home = Home.find()
-    with _store(home) as store:
+    with store_or_none_yet(home) as store:
         answer = _maps.find(store, home, campaign_id, device)
     if answer is None:
         return JSONResponse({"state": "working"}, status_code=202)
@@ -74,15 +60,15 @@ def list_labels(
     wanted: Wanted, sort: ShortText = "architecture", page: Page = 1, size: Size = 50
 ) -> dict[str, Any]:
     """One page of the labels (or, with an outcome, attempts) that pass the filter."""
-    with _store(Home.find()) as store:
-        return label_pages.page(store, wanted, sort=sort or "architecture", page=page, size=size)
+    with store_or_none_yet(Home.find()) as store:
+        return facts.labels(store, wanted, sort=sort or "architecture", page=page, size=size)
 
 
 @router.get("/labels/names")
 def names_of_labels() -> dict[str, Any]:
     """Names and settings for the fields of filters."""
-    with _store(Home.find()) as store:
-        return label_pages.names(store)
+    with store_or_none_yet(Home.find()) as store:
+        return facts.label_names(store)
 
 
 @router.get("/labels/download/{kind}")
@@ -90,8 +76,8 @@ def download_labels(
     kind: Literal["csv", "json"], wanted: Wanted, sort: ShortText = "architecture"
 ) -> Response:
     """All that the filter lets pass, as a file."""
-    with _store(Home.find()) as store:
-        text = label_pages.as_file(store, wanted, sort=sort or "architecture", kind=kind)
+    with store_or_none_yet(Home.find()) as store:
+        text = facts.labels_file(store, wanted, sort=sort or "architecture", kind=kind)
     media = "text/csv" if kind == "csv" else "application/json"
     disposition = f'attachment; filename="labels.{kind}"'
     return Response(text, media_type=media, headers={"Content-Disposition": disposition})
@@ -102,21 +88,21 @@ def show_label(label_id: int) -> dict[str, Any]:
     """Everything behind one label: raw samples, attempts, environment."""
     if not 0 < label_id < 2**63:
         raise InputError(f"no label has the id {label_id}; see: trappm labels query")
-    with _store(Home.find()) as store:
-        return label_pages.label_details(store, label_id)
+    with store_or_none_yet(Home.find()) as store:
+        return facts.label(store, label_id)
 
 
 @router.get("/snapshots")
 def list_snapshots() -> dict[str, Any]:
     """All snapshots of this machine, the latest first, and the one that ships with trappm."""
-    return {"snapshots": snapshots.rows()}
+    return {"snapshots": facts.snapshots()}
 
 
 @router.get("/snapshots/{name}")
 def show_snapshot(name: str) -> dict[str, Any]:
     """A snapshot's manifest, and its errors by head and by family."""
-    with _store(Home.find()) as store:
-        return snapshots.facts(store, name)
+    with store_or_none_yet(Home.find()) as store:
+        return facts.snapshot(store, name)
 
 
 @router.get("/models")
@@ -128,5 +114,5 @@ def list_models() -> dict[str, Any]:
 @router.get("/devices")
 def list_devices() -> dict[str, Any]:
     """Devices of which kernels are known, with their number, and all cards of the catalogue."""
-    with _store(Home.find()) as store:
+    with store_or_none_yet(Home.find()) as store:
         return {"kernels": store.kernels.devices(), "cards": card_keys()}

@@ -20,7 +20,6 @@ async function all(signal) {
       h("h1", {}, "Campaigns"),
       empty("No campaign yet", "A campaign measures the configurations that improve the predictor most. This one runs on the cores of this machine:", "trappm campaign launch --preset laptop"),
     ];
-  const { campaigns: judged } = (await get("api/curves", {}, signal)).data;
   const columns = [
     { name: "name", label: "Campaign", header: true, cell: (c) => h("a", { href: `#/campaigns/${c.id}` }, `${c.name} `, h("span", { class: "muted code" }, c.id)) },
     { name: "state", label: "State", cell: (c) => [pill(c.state), c.next_command && command(c.next_command)] },
@@ -29,35 +28,7 @@ async function all(signal) {
     { name: "created_at", label: "Launched", cell: (c) => time(c.created_at) },
     { name: "finished_at", label: "Ended", cell: (c) => time(c.finished_at) },
   ];
-  return [h("h1", {}, "Campaigns"), h("div", { class: "card" }, table("All campaigns, latest first", columns, campaigns, { hideCaption: true })), judged.length > 1 && curves(judged)].filter(Boolean);
-}
-
-/** Learning curves of several campaigns over each other, for a metric and a device of theirs. */
-function curves(judged) {
-  const heads = new Map(judged.flatMap((c) => c.errors.flatMap((r) => Object.entries(r.devices).flatMap(([device, by]) => Object.keys(by).map((metric) => [`${metric} ${device}`, { metric, device }])))));
-  const hidden = new Set();
-  const slot = h("div", {});
-  let head = heads.keys().next().value;
-  const draw = () => {
-    const { metric, device } = heads.get(head);
-    const mine = judged.filter((c) => c.errors.some((r) => r.devices[device]?.[metric]));
-    const series = mine.map((c) => ({
-      name: `${c.name} ${c.id}`, id: c.id, kind: judged.indexOf(c),
-      points: c.errors.filter((r) => r.devices[device]?.[metric]).map((r) => ({
-        x: r.labels[device] ?? 0, y: r.devices[device][metric].mape, round: r.round,
-        tip: `${c.name} ${c.id}, round ${r.round}: ${percent(r.devices[device][metric].mape)} with ${r.labels[device]} labels`,
-      })),
-    }));
-    const seen = series.filter((one) => !hidden.has(one.id));
-    const caption = `Mean absolute percentage error of ${METRICS[metric].name.toLowerCase()} on ${device} on each campaign's held-out architectures by number of training labels. Curves are comparable only if the held-out architectures are the same.`;
-    slot.replaceChildren(
-      h("fieldset", { class: "kinds" }, h("legend", { class: "unseen" }, "Campaigns to show"), series.map((one) =>
-        h("label", {}, h("input", { type: "checkbox", checked: !hidden.has(one.id), onchange: (event) => { (event.target.checked ? hidden.delete(one.id) : hidden.add(one.id)); draw(); } }), one.name))),
-      seen.length ? figure(caption, xyChart({ lines: true, zero: true, series: seen, xLabel: "labels trained on", yLabel: "MAPE, %", label: caption }),
-        () => table("Errors by campaign", [{ name: "name", label: "Campaign", header: true }, { name: "round", label: "Round", numeric: true }, { name: "x", label: "Trained on", numeric: true }, { name: "y", label: "MAPE", numeric: true, cell: (r) => percent(r.y) }], seen.flatMap((one) => one.points.map((p) => ({ ...p, name: one.name }))))) : h("p", { class: "muted" }, "No campaign is chosen."));
-  };
-  draw();
-  return card("Learning curves", choice("Head", "head", [...heads].map(([key, { metric, device }]) => [key, `${METRICS[metric]?.name ?? metric} on ${device}`]), head, (event) => { head = event.target.value; draw(); }), slot);
+  return [h("h1", {}, "Campaigns"), h("div", { class: "card" }, table("All campaigns, latest first", columns, campaigns, { hideCaption: true }))];
 }
 
 async function one(id, values, signal, main) {

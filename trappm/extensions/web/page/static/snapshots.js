@@ -6,8 +6,8 @@ import { get } from "./server.js";
 import { card, choice, command, empty, facts, figure, table } from "./parts.js";
 import { cellBar, targetRows } from "./charts.js";
 
-export async function snapshotsView({ parts, values, signal, main }) {
-  return parts.length ? oneOf(parts[0], values, signal, main) : all(signal);
+export async function snapshotsView({ parts, signal, main }) {
+  return parts.length ? oneOf(parts[0], signal, main) : all(signal);
 }
 
 const names = (aliases) => aliases.map((a) => h("span", { class: "pill pill-alias" }, a));
@@ -30,7 +30,7 @@ async function all(signal) {
   ].filter(Boolean);
 }
 
-async function oneOf(name, values, signal, main) {
+async function oneOf(name, signal, main) {
   const data = (await get(`api/snapshots/${encodeURIComponent(name)}`, {}, signal)).data;
   const { manifest } = data;
   const largest = Math.max(...data.heads.map((x) => x.mape ?? 0));
@@ -42,8 +42,6 @@ async function oneOf(name, values, signal, main) {
     { name: "median_ape", label: "Median error", numeric: true, cell: (r) => percent(r.median_ape) },
     { name: "coverage", label: "In the 90 % interval", numeric: true, cell: (r) => percent(r.coverage) },
   ];
-  const others = (await get("api/snapshots", {}, signal)).data.snapshots.filter((r) => !r.damage && r.id !== data.id);
-  const beside = values.beside ? (await get(`api/snapshots/${encodeURIComponent(values.beside)}`, {}, signal)).data : null;
   const size = Object.values(manifest.files).reduce((sum, f) => sum + f.bytes, 0);
   const text = JSON.stringify(manifest, null, 2);
   const families = h("div", {});
@@ -62,7 +60,6 @@ async function oneOf(name, values, signal, main) {
       card("Use it", h("p", {}, "Ask it here, or:"), command(`trappm predict resnet50 --batch-size 64 --snapshot ${data.aliases[0] ?? data.id.slice(0, 8)}`), h("p", {}, "Copy it into a folder:"), command(`trappm snapshot pull ${data.aliases[0] ?? data.id.slice(0, 8)} --to copy`), h("p", {}, h("a", { href: `#/predict?snapshot=${data.aliases[0] ?? data.id}` }, "Predict with it")))),
     card("Errors by head", table("Errors of each head on architectures held out", heads, data.heads, { hideCaption: true }), manifest.split && h("p", { class: "muted" }, `Errors are on: ${manifest.split}.`)),
     reliability(manifest),
-    others.length > 0 && sideBySide(data, beside, others),
     families,
     manifest.sources?.length > 0 && card("Sources", table("Published labels that it was trained on", [{ name: "file", label: "File", header: true }, { name: "source", label: "Source" }, { name: "device", label: "Device" }, { name: "phase", label: "Phase" }, { name: "metric", label: "Metric", cell: (r) => METRICS[r.metric]?.name ?? r.metric }, { name: "labels", label: "Labels", numeric: true }], manifest.sources, { hideCaption: true })),
     card("Manifest", h("details", {}, h("summary", {}, "The whole manifest, as JSON"), h("pre", { tabindex: 0 }, text))),
@@ -89,29 +86,6 @@ function reliability(manifest) {
       xLabel: "Measurements inside, %", label: "What intervals of 50 and 90 % cover, by head",
     }),
     () => table("What intervals cover", [{ name: "head", label: "Head", header: true }, { name: "count", label: "Judged on", numeric: true }, ...shown.map((i) => ({ name: `i${i}`, label: `${i} %`, numeric: true, cell: (r) => says(r, i) }))], rows, { hideCaption: true })));
-}
-
-/** Errors of two snapshots, head by head. */
-function sideBySide(data, beside, others) {
-  const pick = choice("Compare with", "beside", [["", "no other"], ...others.map((r) => [r.id, `${r.id.slice(0, 8)} ${r.aliases.join(", ")}`])], beside?.id ?? "",
-    (event) => (location.hash = `#/snapshots/${data.id}${event.target.value ? `?beside=${event.target.value}` : ""}`));
-  if (!beside) return card("Side by side", pick);
-  const key = (r) => [r.device, r.phase, r.metric].join();
-  const [first, second] = [data, beside].map((x) => new Map(x.heads.map((r) => [key(r), r])));
-  const rows = [...new Map([...second, ...first]).keys()].map((k) => ({ ...(first.get(k) ?? second.get(k)), mine: first.get(k), other: second.get(k) }));
-  const change = ({ mine, other }) => {
-    if (typeof mine?.mape !== "number" || typeof other?.mape !== "number") return NOTHING;
-    const gap = mine.mape - other.mape;
-    return h("span", { class: gap > 0 ? "bad" : "good" }, `${gap > 0 ? "+" : "−"}${number(Math.abs(gap), 3)} points`);
-  };
-  const [a, b] = [data, beside].map((x) => x.id.slice(0, 8));
-  const told = (r) => (r ? `${percent(r.mape)}, ${number(r.labels)} labels` : "no head");
-  return card("Side by side", pick, table(`Mean errors of ${a} and ${b}`, [
-    { name: "device", label: "Device", header: true }, { name: "phase", label: "Phase" },
-    { name: "metric", label: "Metric", cell: (r) => METRICS[r.metric]?.name ?? r.metric },
-    { name: "mine", label: a, numeric: true, cell: (r) => told(r.mine) }, { name: "other", label: b, numeric: true, cell: (r) => told(r.other) },
-    { name: "change", label: `${a} against ${b}`, numeric: true, cell: change },
-  ], rows, { hideCaption: true }), h("p", { class: "muted" }, "Each is judged on what it held out itself; errors on other architectures differ by that, too."));
 }
 
 function familyErrors(data, chosen, choose) {

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import lzma
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -88,7 +87,7 @@ def compare(measured: Mapping[Configuration, Measurement], processes: int) -> pd
     Raises:
         InputError: The card is not in the catalogue, or there is nothing to compare.
     """
-    with opened_workbench("step_time_ms", processes=processes, watch=_show) as bench:
+    with opened_workbench("step_time_ms", processes=processes) as bench:
         prepared = bench.prepared([*measured.values()])
     card, spec = card_of(prepared.card), spec_of(prepared.card)
     assert card is not None, "spec_of would have refused it"
@@ -116,10 +115,6 @@ def compare(measured: Mapping[Configuration, Measurement], processes: int) -> pd
             }
         )
     return pd.DataFrame(rows)
-
-
-def _show(done: int, total: int, what: str) -> None:
-    sys.stderr.write(f"{done}/{total} {what}\n")
 
 
 def _waits(measurement: Measurement, workload: Workload, sheet: StepTimePrior) -> str:

@@ -1,0 +1,166 @@
+"""`python -m research replay`: pairs, areas, and what is told of them."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from research.__main__ import main as run
+from research.replay import command
+from research.replay.command import (
+    Job,
+    Plan,
+    area,
+    jackknife_error,
+    labels_to,
+    print_summary,
+    seconds_to_same_error,
+    standard_error,
+    summary,
+)
+from research.replay.replay import Point
+
+
+@pytest.fixture
+def plan(tmp_path):
+    labels = tmp_path / "labels.csv"
+    labels.write_text("made up")
+    return Plan(
+        labels=labels, metric="step_time_ms", strategies=("random", "ours"), seeds=range(6),
+        budgets=(20, 40, 80),
+    )  # fmt: skip
+
+
+def campaign(factor, seed, seconds=100.0):
+    """Errors that fall with the root of labels; seeds differ, strategies by a factor."""
+    start = 20.0 + np.random.default_rng(seed).normal()
+    return [
+        Point(n, factor * start * (20 / n) ** 0.5, start / 2, seconds * n / 20, 0)
+        for n in (20, 40, 80)
+    ]
+
+
+def filled(plan):
+    results = {}
+    for seed in plan.seeds:
+        results[Job(seed, "ours", "random")] = campaign(1.0, seed)
+        results[Job(seed, "ours", "ours")] = campaign(0.8, seed, seconds=50.0)
+    return results
+
+
+def test_strategies_are_compared_on_the_same_seeds(plan, tmp_path):
+    results = filled(plan)
+    del results[Job(3, "ours", "ours")]
+    rows = {row["strategy"]: row for row in summary(results, plan)}
+    assert rows["ours"]["seeds"] == 5
+    assert rows["random"]["seeds"] == 6
+    assert rows["random"]["area_percent"] == pytest.approx(0.0)
+    # Every pair differs by a fifth, however much the seeds differ.
+    assert rows["ours"]["area_percent"] == pytest.approx(-20.0)
+    assert rows["ours"]["area_error"] == pytest.approx(0.0, abs=1e-9)
+    assert rows["ours"]["wins"] == 5
+    # At the same error: 0.64 of the labels, each of half the seconds.
+    assert rows["ours"]["seconds_percent"] == pytest.approx(-68.0, abs=2.0)
+    assert 0.0 < rows["ours"]["seconds_error"] < 2.0
+
+
+def test_wins_count_better_splits_and_another_baseline_may_be_named(plan, tmp_path, capsys):
+    results = filled(plan)
+    rows = summary(results, plan, "ours")
+    by_name = {row["strategy"]: row for row in rows}
+    assert by_name["random"]["area_percent"] == pytest.approx(25.0)
+    print_summary(rows, plan.metric, "ours")
+    assert "difference to ours" in capsys.readouterr().out
+    results[Job(2, "ours", "ours")] = campaign(1.1, 2)
+    results[Job(3, "ours", "ours")] = campaign(1.0, 3)  # as good is no win
+    rows = summary(results, plan)
+    assert [row["wins"] for row in rows] == [0, 4]
+    print_summary(rows, plan.metric)
+    assert "4/6" in capsys.readouterr().out
+
+
+def test_errors_count_that_splits_overlap():
+    """Three tenths judge in each split, so means of many splits scatter far more than 1/n."""
+    values = np.array([1.0, 2.0, 4.0, 5.0])
+    assert standard_error(values) == pytest.approx(values.std(ddof=1) * np.sqrt(1 / 4 + 3 / 7))
+    assert standard_error(values[:1]) is None
+
+
+def test_the_error_of_seconds_is_that_of_a_mean_where_splits_differ_in_seconds_only():
+    splits = np.exp(np.random.default_rng(1).normal(scale=0.1, size=12))
+    errors = 16.0, 8.0, 4.0
+    base = [[Point(n, e, e, float(n), 0) for n, e in zip((20, 40, 80), errors, strict=True)]] * 12
+    own = [[replace(p, seconds=float(p.labels * factor)) for p in base[0]] for factor in splits]
+    percent = 100 * (splits - 1)
+    assert seconds_to_same_error(own, base) == pytest.approx(percent.mean())
+    assert jackknife_error(own, base) == pytest.approx(standard_error(percent))
+    unknown = [[replace(p, seconds=None) for p in campaign] for campaign in own]
+    assert jackknife_error(unknown, base) is None
+
+
+def test_area_is_the_mean_over_the_logarithm():
+    flat = area(np.log([20, 80, 300]), np.array([[3.0, 3.0, 3.0], [4.0, 2.0, 2.0]]))
+    assert flat[0] == pytest.approx(3.0)
+    assert 2.0 < flat[1] < 3.0
+    assert area(np.log([20]), np.array([[3.0], [4.0]])).tolist() == [3.0, 4.0]
+
+
+def test_labels_to_a_target_lie_between_budgets():
+    row = {"budgets": [{"labels": n, "mape": e} for n, e in ((20, 12.0), (40, 8.0), (80, 6.0))]}
+    assert labels_to(row, 15.0) == 20
+    assert 20 < labels_to(row, 10.0) < 40
+    assert labels_to(row, 8.0) == pytest.approx(40)
+    assert labels_to(row, 1.0) is None
+
+
+def test_a_single_seed_has_no_errors_and_no_band(plan, tmp_path, capsys):
+    rows = summary(filled(plan), replace(plan, seeds=(2,)))
+    json.dumps(rows, allow_nan=False)
+    assert rows[1]["area_error"] is rows[1]["seconds_error"] is None
+    assert rows[1]["budgets"][0]["difference_error"] is None
+    assert rows[1]["budgets"][0]["difference"] < 0
+    print_summary(rows, plan.metric)
+    output = capsys.readouterr().out
+    assert "nan" not in output
+    assert "-20.0" in output
+
+
+def test_a_table_and_curves_are_made(plan, tmp_path, capsys):
+    rows = summary(filled(plan), plan)
+    print_summary(rows, plan.metric)
+    output = capsys.readouterr().out
+    assert "ours" in output
+    assert "-20.0" in output
+    assert "-68 ± 0" in output
+
+
+def test_the_command_compares_strategies_on_the_same_seeds(plan, monkeypatch, capsys):
+    played = []
+
+    def replayed(plan, jobs, processes, watch):
+        played.extend(jobs)
+        return ((job, [Point(n, 5.0, 4.0, 1.0, 0) for n in plan.budgets]) for job in jobs)
+
+    monkeypatch.setattr(command, "_played", replayed)
+    words = ["replay", "--labels", str(plan.labels), "--metric", "step-time", "--budget", "50",
+             "--seeds", "1"]  # fmt: skip
+    assert run([*words, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["results"]) == 2
+    assert played == [Job(1337, "ours", name) for name in ("random", "ours")]
+    assert run([*words, "--baseline", "ours", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["baseline"] == "ours"
+
+
+def test_bad_questions_are_told_before_anything_is_run(plan, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "Benches", None)
+    monkeypatch.setattr("research.replay.replay.find_spec", lambda name: None)
+    words = ["replay", "--labels", str(plan.labels), "--metric", "step-time"]
+    for more, reason in (
+        (["--strategy", "rndom"], "did you mean"),
+        (["--strategy", "ours"], "baseline 'random' is not replayed"),
+        (["--usable", str(tmp_path / "none.csv")], "there is no file"),
+        (["--strategy", "all"], "pip install bmdal-reg"),
+    ):
+        assert run([*words, *more]) == 2
+        assert reason in capsys.readouterr().err

@@ -1,0 +1,276 @@
+"""What the page shows of campaigns, labels and snapshots, as plain values."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import Any
+
+import numpy as np
+
+from trappm.label_store import records
+from trappm.learner.snapshots.manifest import read_manifest
+from trappm.learner.snapshots.manifest_fields import Manifest
+from trappm.prediction.snapshot_choice import DEFAULT, SHIPPED, local_registry
+from trappm.profiler.errors import InputError
+from trappm.profiler.models.families import family_of
+from trappm.profiler.records import (
+    METRICS,
+    MemoryFormat,
+    Optimizer,
+    Outcome,
+    Phase,
+    Precision,
+    Provenance,
+)
+from trappm.reports.campaign_facts import campaign_facts, campaign_rows
+from trappm.snapshots import listings
+from trappm.store import LabelFilter, Store
+from trappm.terminal.snapshot_tables import head_rows
+
+PACE_ATTEMPTS = 20_000
+"""The latest attempts, of which the pace is computed."""
+BINS = 40
+"""Largest number of intervals of the curve of the pace."""
+MOST_EVENTS = 50
+MOST_POINTS = 2_000
+"""Points of predicted against measured."""
+LARGEST_PAGE = 200
+COUNTED = 100_000
+"""Counting ends here; the page then shows that there are more."""
+MOST_IN_FILE = 100_000
+MOST_SAMPLES = 5_000
+MOST_ATTEMPTS = 100
+
+
+def campaigns(store: Store) -> list[dict[str, Any]]:
+    """Return one row per campaign, the latest first."""
+    return [asdict(row) for row in campaign_rows(store)]
+
+
+def campaign(store: Store, campaign_id: str) -> dict[str, Any]:
+    """Return everything that the page shows of one campaign.
+
+    Raises:
+        InputError: There is no such campaign.
+    """
+    known = campaign_facts(store, campaign_id, latest_events=MOST_EVENTS)
+    shown = known.to_json(exclude={"spec", "rounds", "assignments", "events"})
+    reports = [(r, report.to_json()) for r, report in known.trained]
+    return shown | {
+        "strategy": known.spec.get("strategy"),
+        "learner": known.spec.get("learner"),
+        "protocol": _name_of(known.spec.get("protocol")),
+        "targets": (known.spec.get("stop") or {}).get("target_mape") or {},
+        "rounds": [
+            {"number": r.number, "purpose": str(r.purpose), "state": str(r.state)}
+            for r in known.rounds
+        ],
+        "errors": [
+            {
+                "round": r.number,
+                "purpose": str(r.purpose),
+                "labels": report["labels"],
+                "devices": report["devices"],
+            }
+            for r, report in reports
+        ],
+        "transfer": reports[-1][1]["transfer"] if reports else {},
+        "predicted": reports[-1][1]["evaluation"][:MOST_POINTS] if reports else [],
+        "pace": _pace(store, campaign_id),
+        "events": [
+            {"at": e.at, "kind": e.kind, "message": e.message.get("message", "")}
+            for e in reversed(known.events)
+        ],
+    }
+
+
+def _name_of(protocol: object) -> str | None:
+    """Return the name of a protocol, which may be written into the campaign file itself."""
+    if isinstance(protocol, Mapping):
+        return str(protocol.get("name", "its own"))
+    return None if protocol is None else str(protocol)
+
+
+def _pace(store: Store, campaign_id: str) -> dict[str, Any]:
+    """Return successful attempts per minute by device over the time of the campaign."""
+    frame = store.labels.query(
+        LabelFilter(outcome="any", campaign=campaign_id),
+        columns=["device", "outcome", "started_at"],
+        sort="-started_at",
+        limit=PACE_ATTEMPTS,
+    )
+    good = frame[frame["outcome"].isin(["ok", "oom"])]
+    times: Sequence[datetime] = [t.to_pydatetime() for t in good["started_at"]]
+    if len(times) < 2 or max(times) == min(times):
+        return {"minutes_each": None, "series": {}, "began_at": None}
+    first, last = min(times), max(times)
+    width = max((last - first) / BINS, timedelta(seconds=30))
+    counts: Counter[tuple[str, int]] = Counter(
+        (device, int((time - first) / width))
+        for device, time in zip(good["device"], times, strict=True)
+    )
+    bins = int((last - first) / width) + 1
+    minutes = width.total_seconds() / 60
+    return {
+        "began_at": first.isoformat(),
+        "minutes_each": minutes,
+        "series": {
+            device: [counts[device, number] / minutes for number in range(bins)]
+            for device in sorted(set(good["device"]))
+        },
+    }
+
+
+def labels(store: Store, wanted: LabelFilter, *, sort: str, page: int, size: int) -> dict[str, Any]:
+    """Return one page of a table of labels.
+
+    Returns:
+        rows (by column), total, more_than_total (whether counting ended there), page, size.
+
+    Raises:
+        InputError: Unknown column or name.
+    """
+    total = store.labels.count(wanted, at_most=COUNTED + 1)
+    frame = store.labels.query(wanted, sort=sort, limit=size, offset=(page - 1) * size)
+    return {
+        "rows": json.loads(json.dumps(list(records(frame)), default=str)),
+        "total": min(total, COUNTED),
+        "more_than_total": total > COUNTED,
+        "page": page,
+        "size": size,
+    }
+
+
+def label_names(store: Store) -> dict[str, Any]:
+    """Return the values that the form's fields offer."""
+    known = store.labels.names()
+    return {
+        **known,
+        "precision": list(Precision),
+        "memory_format": list(MemoryFormat),
+        "optimizer": list(Optimizer),
+        "phase": list(Phase),
+        "provenance": list(Provenance),
+        "outcome": [*Outcome, "any"],
+        "metric": [*METRICS, "energy_j"],
+        "campaign": [c.id for c in store.campaigns.all()],
+    }
+
+
+def label(store: Store, label_id: int) -> dict[str, Any]:
+    """Return a label with its samples, attempts and environment.
+
+    Raises:
+        InputError: There is no such label.
+    """
+    row = store.labels.get(label_id)
+    measurement = store.measurements.get(row.measurement_id)
+    attempts = store.labels.attempts(label_id).tail(MOST_ATTEMPTS)
+    fields = measurement.to_dict()
+    samples = list(measurement.step_samples_ms)
+    fields.pop("configuration", None)
+    fields["step_samples_ms"] = samples[:MOST_SAMPLES]
+    details = {
+        **asdict(row),
+        "configuration": row.configuration.to_dict(),
+        "title": str(row.configuration),
+        "measurement": fields,
+        "samples": len(samples),
+        "attempts": list(records(attempts)),
+    }
+    return dict(json.loads(json.dumps(details, default=str)))
+
+
+def labels_file(store: Store, wanted: LabelFilter, *, sort: str, kind: str) -> str:
+    """Return the labels that pass the filter as CSV or as a JSON list.
+
+    Raises:
+        InputError: There are more than `MOST_IN_FILE`.
+    """
+    frame = store.labels.query(wanted, sort=sort, limit=MOST_IN_FILE + 1)
+    if len(frame) > MOST_IN_FILE:
+        raise InputError(
+            f"more than {MOST_IN_FILE:,} labels pass the filter; narrow it, or use: "
+            "trappm labels export labels.parquet"
+        )
+    if kind == "csv":
+        return str(frame.to_csv(index=False, date_format="%Y-%m-%dT%H:%M:%S.%f%z"))
+    return json.dumps(list(records(frame)), default=str)
+
+
+def snapshots() -> list[dict[str, Any]]:
+    """Return one row per snapshot, the latest first, the shipped one last."""
+    return [row.to_json() for row in listings(local_registry(), with_shipped=True)]
+
+
+def snapshot(store: Store, name: str) -> dict[str, Any]:
+    """Return a snapshot's manifest, aliases and errors.
+
+    Args:
+        store: Label store, whose campaign may have errors by family.
+        name: Id, its beginning, alias, or `default`.
+
+    Raises:
+        SnapshotError: There is no such snapshot, or it is damaged.
+    """
+    manifest = _manifest(name)
+    aliases = {row["id"]: row["aliases"] for row in snapshots()}
+    return {
+        "id": manifest.id,
+        "aliases": aliases.get(manifest.id, []),
+        "manifest": manifest.to_json(),
+        "heads": [asdict(row) for row in head_rows(manifest)],
+        "families": _families(store, manifest),
+    }
+
+
+def _manifest(name: str) -> Manifest:
+    """Read a manifest of this machine's registry or the shipped one, never of a folder."""
+    shipped = read_manifest(SHIPPED)
+    if name in {DEFAULT, shipped.id}:
+        return shipped
+    registry = local_registry()
+    return registry.manifest(registry.resolve(name))
+
+
+def _families(store: Store, manifest: Manifest) -> list[dict[str, Any]]:
+    """Return errors by family, from the manifest, or else from the report of its campaign.
+
+    Returns:
+        One row for each device, phase (None: any), metric and family: count, mape.
+    """
+    found = []
+    for device in manifest.errors or {}:
+        for phase, metrics in manifest.errors_by_phase(device).items():
+            for metric, judged in metrics.items():
+                for family, errors in (judged.by_family or {}).items():
+                    place = {"device": device, "phase": phase, "metric": metric}
+                    numbers = {name: errors.get(name) for name in ("count", "mape")}
+                    found.append({**place, "family": family, **numbers})
+    return found or _of_campaign(store, manifest.campaign)
+
+
+def _of_campaign(store: Store, campaign_id: str | None) -> list[dict[str, Any]]:
+    """Return errors by family of the evaluation set in the last report of a campaign."""
+    if campaign_id not in {campaign.id for campaign in store.campaigns.all()}:
+        return []
+    reports = [r.report for r in store.rounds.all(str(campaign_id)) if r.report]
+    errors: dict[tuple[str, str, str], list[float]] = {}
+    for row in reports[-1]["evaluation"] if reports else []:
+        place = row["device"], row["metric"], family_of(row["architecture"])
+        errors.setdefault(place, []).append(100 * abs(row["predicted"] / row["measured"] - 1))
+    return [
+        {
+            "device": device,
+            "phase": None,
+            "metric": metric,
+            "family": family,
+            "count": len(gaps),
+            "mape": float(np.mean(gaps)),
+        }
+        for (device, metric, family), gaps in sorted(errors.items())
+    ]
