@@ -61,6 +61,11 @@ _SHAPE_LIKE = 64
 
 _OF_SHAPES = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
 """Element types of shapes, which alone are read from outside of the file."""
+_MAX_OUTSIDE = 1 << 24
+"""Numbers of a shape are smaller; four letters of text, read as a number, are not."""
+_ENDS = frozenset({(1 << 63) - 1, -(1 << 63), (1 << 31) - 1, -(1 << 31)})
+"""Numbers that mean the end in a slice."""
+
 _PLAIN: dict[int, npt.DTypeLike] = {
     onnx.TensorProto.BOOL: "?",
     onnx.TensorProto.FLOAT: "<f4",
@@ -164,6 +169,9 @@ def _load_external(path: Path, name: str, tensor: onnx.TensorProto) -> None:
         tensor.external_data.extend(others)
         tensor.external_data.add(key="length", value=str(math.prod(tensor.dims) * item))
         external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
+        numbers = onnx.numpy_helper.to_array(tensor).ravel().tolist()
+        if not all(abs(n) < _MAX_OUTSIDE or n in _ENDS for n in numbers):
+            raise ValueError(f"{location!r} holds no shape")  # messages would show its content
     except Exception as error:
         raise ModelFileError(
             f"{path}: the external data of {name!r} cannot be read; keep the data file "
