@@ -40,8 +40,8 @@ from trappm.learner.paper.presets import (
 )
 from trappm.learner.stats.folds import grouped_folds
 from trappm.profiler.errors import InputError, from_extra
-from trappm.profiler.number_text import number_text
 from trappm.profiler.progress import Watch
+from trappm.profiler.text import number_text
 from trappm.terminal.tables import console, print_table
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import InputError, StoreError
 from trappm.profiler.host.environment import utc_now
-from trappm.profiler.kernels.kernel_call import KernelCall
-from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.kernels.kernel_call import KernelCall, KernelMeasurement
 from trappm.profiler.records import Outcome, Protocol, Provenance
 from trappm.store.engine import insert_new
 from trappm.store.files import (

@@ -16,7 +16,6 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.nearest import nearest
 from trappm.profiler.records import (
     METRICS,
     Configuration,
@@ -29,6 +28,7 @@ from trappm.profiler.records import (
     Provenance,
 )
 from trappm.profiler.records.step_scope import IN_TRAINING
+from trappm.profiler.text import nearest
 from trappm.store.assignments import AS_PLANNED
 from trappm.store.records import LabelRecord, configuration_of, record_of
 from trappm.store.schema import (

@@ -463,7 +463,7 @@ class KernelConditionsRow(Base):
 
 
 class KernelMeasurementRow(Base):
-    """A `profiler.kernels.kernel_measurement.KernelMeasurement`."""
+    """A `profiler.kernels.kernel_call.KernelMeasurement`."""
 
     __tablename__ = "kernel_measurements"
 

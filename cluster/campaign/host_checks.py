@@ -19,7 +19,7 @@ from trappm.cluster.rehearsal import runs_nothing
 from trappm.cluster.scheduler.messages import Worker
 from trappm.cluster.spec import Characterisation
 from trappm.cluster.tasks import CanaryCheck, Finished, KernelRun
-from trappm.profiler.devices.rank_keys import rank_key
+from trappm.profiler.devices.base import rank_key
 from trappm.profiler.errors import StoreError
 from trappm.profiler.kernels.ceilings import ceilings, sentence
 from trappm.profiler.measuring.canary import CanaryDecision, CanaryPlan, CanaryReading, CanaryWatch

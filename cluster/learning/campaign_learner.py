@@ -41,8 +41,8 @@ from trappm.learner.snapshots.snapshot import save_snapshot
 from trappm.learner.stats.errors import Accuracy, accuracy
 from trappm.learner.training_label import TrainingLabel, bounds_of, targets_of
 from trappm.learner.workload import Workload
-from trappm.profiler.devices.capacity import USABLE_SHARE
-from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.devices.catalogue import USABLE_SHARE
+from trappm.profiler.kernels.kernel_call import KernelMeasurement
 from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import METRICS, Configuration, Pair, Phase
 from trappm.store.records import Role

@@ -21,7 +21,7 @@ from trappm.learner.acquisition.strategies import (
     Stratified,
 )
 from trappm.profiler.errors import InputError
-from trappm.profiler.nearest import nearest
+from trappm.profiler.text import nearest
 
 DEFAULT = "ours"
 

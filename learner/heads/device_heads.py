@@ -42,7 +42,7 @@ from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.tensors import with_prefix
 from trappm.learner.threads import side_by_side
 from trappm.learner.workload import Workload
-from trappm.profiler.devices.capacity import USABLE_SHARE
+from trappm.profiler.devices.catalogue import USABLE_SHARE
 from trappm.profiler.errors import InputError
 from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import METRICS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.nearest import nearest
+from trappm.profiler.text import nearest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.starting_prior import prior_on_card
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError, from_extra
-from trappm.profiler.nearest import nearest
+from trappm.profiler.text import nearest
 
 MakeEncoder = Callable[[EncoderPreset, bool], Encoder]
 """Returns a frozen encoder of a preset, pre-trained or (False) random."""

@@ -17,7 +17,7 @@ from trappm.terminal.tables import print_line
 
 if TYPE_CHECKING:
     from trappm.prediction.device_names import DeviceEvidence
-    from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+    from trappm.profiler.kernels.kernel_call import KernelMeasurement
 
 DETAILS: list[Callable[[str, Sequence[KernelMeasurement]], str | None]] = []
 """Functions of extensions that describe a device by its timed kernels."""

@@ -25,9 +25,8 @@ from trappm.prediction.fitting import (
 from trappm.prediction.models.subjects import Module, input_size_of, size_kind
 from trappm.prediction.prediction import METRIC_NAMES, NEEDS, Prediction, quantity
 from trappm.prediction.question import Question, loop_of
-from trappm.profiler.devices.capacity import USABLE_SHARE, memory_mib
-from trappm.profiler.devices.catalogue import card_of
-from trappm.profiler.devices.rank_keys import rank_key
+from trappm.profiler.devices.base import rank_key
+from trappm.profiler.devices.catalogue import USABLE_SHARE, card_of, memory_mib
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.models.known_names import is_prefixed
 from trappm.profiler.records import METRICS, Optimizer, Phase, is_cpu_device

@@ -13,11 +13,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trappm.profiler.devices.base import rank_key
 from trappm.profiler.devices.catalogue import card_of
-from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import InputError, one_line
 from trappm.profiler.files.yaml_text import load_yaml
-from trappm.profiler.host.data_folder import data_folder
+from trappm.profiler.host.environment import data_folder
 
 if TYPE_CHECKING:
     from trappm.learner.heads.predictions import DeviceHeads

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trappm.learner.snapshots.manifest import OTHERS
-from trappm.profiler.devices.capacity import memory_mib
-from trappm.profiler.devices.catalogue import card_keys, card_of, cards, read_name
-from trappm.profiler.devices.rank_keys import rank_key
+from trappm.profiler.devices.base import rank_key
+from trappm.profiler.devices.catalogue import card_keys, card_of, cards, memory_mib, read_name
 from trappm.profiler.errors import InputError, SnapshotError
-from trappm.profiler.nearest import nearest
 from trappm.profiler.records import Phase, Precision, is_cpu_device
+from trappm.profiler.text import nearest
 
 if TYPE_CHECKING:
     from trappm.learner.snapshots.manifest_fields import Manifest

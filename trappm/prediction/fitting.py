@@ -17,8 +17,7 @@ from math import exp
 from typing import NamedTuple
 
 from trappm.prediction.device_names import refuse_unnamed, unknown_device
-from trappm.profiler.devices.capacity import USABLE_SHARE, memory_mib
-from trappm.profiler.devices.catalogue import CONTEXT_MIB, card_of
+from trappm.profiler.devices.catalogue import CONTEXT_MIB, USABLE_SHARE, card_of, memory_mib
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Phase, is_cpu_device
 

@@ -19,7 +19,6 @@ from trappm.prediction.fitting import MemoryAnswer, Verdict, beside_step_mib, ro
 from trappm.prediction.question import loop_of
 from trappm.profiler.devices.catalogue import CONTEXT_MIB
 from trappm.profiler.errors import UnsupportedModelError
-from trappm.profiler.number_text import number_text
 from trappm.profiler.records import (
     METRICS,
     MemoryFormat,
@@ -31,6 +30,7 @@ from trappm.profiler.records import (
 from trappm.profiler.simulation.memory_breakdown import MemoryBreakdown, Part, break_down
 from trappm.profiler.simulation.memory_simulation import SimulatedMemory, simulate_memory
 from trappm.profiler.simulation.step_profile import StepSource
+from trappm.profiler.text import number_text
 
 if TYPE_CHECKING:
     from trappm.prediction.models.subjects import Subject

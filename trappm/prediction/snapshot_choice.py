@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from trappm.learner.snapshots.manifest import MANIFEST, read_manifest
 from trappm.profiler.errors import SnapshotError
-from trappm.profiler.host.data_folder import data_folder
+from trappm.profiler.host.environment import data_folder
 
 if TYPE_CHECKING:
     from trappm.learner.snapshots.manifest_fields import Manifest

@@ -21,9 +21,9 @@ from trappm.cluster.scheduler.stop_rules import CampaignEnd
 from trappm.cluster.scheduler.training_report import TrainingReport, difference_of
 from trappm.cluster.spec import CampaignBudget, budget_of
 from trappm.profiler.measuring.canary import CanaryDecision, CanaryReading
-from trappm.profiler.number_text import number_text
 from trappm.profiler.records import Outcome, is_cpu_device
 from trappm.profiler.steps.sampling import is_contended
+from trappm.profiler.text import number_text
 from trappm.store import (
     Assignment,
     AssignmentState,

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as RichProgress
 
 from trappm.profiler.kernels.ceilings import Ceilings, ceilings, sentence
-from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.kernels.kernel_call import KernelMeasurement
 from trappm.profiler.records import Outcome
 
 _EVERY_S = 2.0

@@ -14,7 +14,7 @@ from trappm.extensions.parallel.ranks_device import collectives
 from trappm.extensions.parallel.scaling import best, scaling
 from trappm.extensions.parallel.shared_step import predict_parallel
 from trappm.profiler.errors import InputError
-from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.kernels.kernel_call import KernelMeasurement
 from trappm.profiler.records import Outcome, Protocol
 from trappm.store import Home, Store
 

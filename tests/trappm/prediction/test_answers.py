@@ -25,10 +25,10 @@ from trappm.prediction.device_names import device_key
 from trappm.prediction.models import subjects
 from trappm.prediction.question import PLAIN, Question
 from trappm.prediction.snapshot_choice import SHIPPED
-from trappm.profiler.devices.capacity import USABLE_SHARE
+from trappm.profiler.devices.catalogue import USABLE_SHARE
 from trappm.profiler.errors import InputError
-from trappm.profiler.number_text import number_text
 from trappm.profiler.records import METRICS, Optimizer, Phase
+from trappm.profiler.text import number_text
 
 ROOT = Path(__file__).parents[3]
 KEYS = ("a100-40gb", "rtx3090", "rtx4090", "cpu-2t")

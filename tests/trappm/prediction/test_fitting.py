@@ -20,7 +20,7 @@ from trappm.learner.snapshots.snapshot import save_snapshot
 from trappm.learner.workload import Workload
 from trappm.prediction.device_names import OWN
 from trappm.prediction.fitting import LARGEST_BATCH, MemoryInterval, Verdict, largest_batch
-from trappm.profiler.devices.capacity import USABLE_SHARE
+from trappm.profiler.devices.catalogue import USABLE_SHARE
 from trappm.profiler.records import Phase
 from trappm.profiler.static_profile import graph_template
 

@@ -10,11 +10,11 @@ import typer
 from trappm.cli import devices, options
 from trappm.cli.options import print_json
 from trappm.cli.predict import Devices, Models
-from trappm.profiler.devices.rank_keys import rank_key
+from trappm.profiler.devices.base import rank_key
 from trappm.profiler.errors import InputError
 
 if TYPE_CHECKING:
-    from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+    from trappm.profiler.kernels.kernel_call import KernelMeasurement
 
 _COUNTS = "1,2,4,8,16"
 

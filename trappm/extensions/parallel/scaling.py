@@ -9,7 +9,7 @@ from trappm.extensions.parallel.shared_step import ParallelPrediction, SharedSte
 from trappm.extensions.parallel.strategy import Parallelism, Strategy
 from trappm.prediction.fitting import VERDICTS, Verdict
 from trappm.prediction.question import Question
-from trappm.profiler.devices.rank_keys import rank_key
+from trappm.profiler.devices.base import rank_key
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.records import Phase, member
 from trappm.terminal.tables import print_line, print_notes, print_table

@@ -21,8 +21,8 @@ from trappm.prediction.fitting import MemoryAnswer, Verdict, room_text
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.extensions import extension_modules
-from trappm.profiler.number_text import number_text
 from trappm.profiler.records import Phase, member
+from trappm.profiler.text import number_text
 
 if TYPE_CHECKING:
     from trappm.extensions.parallel.rank_memory import MemoryNeeds

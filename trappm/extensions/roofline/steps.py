@@ -33,8 +33,8 @@ from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.prediction.device_names import key_among
 from trappm.profiler.errors import InputError, SnapshotError, UnsupportedModelError
-from trappm.profiler.number_text import number_text
 from trappm.profiler.simulation.kernel_profile import KernelKind, Kernels, KernelTable, Pass, Size
+from trappm.profiler.text import number_text
 
 if TYPE_CHECKING:
     from trappm.learner.heads.metric_head import Head

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from trappm.profiler.errors import InputError, ModelFileError, TrappmError
 from trappm.profiler.files.whole_file import made_whole
-from trappm.profiler.host.data_folder import data_folder
+from trappm.profiler.host.environment import data_folder
 from trappm.profiler.models.known_names import is_hub_id, refuse_weights
 from trappm.profiler.records import GraphTemplate
 

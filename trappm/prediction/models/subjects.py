@@ -32,7 +32,7 @@ from trappm.prediction.models.tracing import (
     traced_step,
 )
 from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError
-from trappm.profiler.host.data_folder import data_folder
+from trappm.profiler.host.environment import data_folder
 from trappm.profiler.models.known_names import (
     content_of,
     is_file,

@@ -28,7 +28,7 @@ from trappm.profiler.errors import BatchOrderError, ModelFileError, TrappmError,
 from trappm.profiler.files.array_archive import pack, unpack
 from trappm.profiler.host.forks import ForkServer, ForkServerError
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
-from trappm.profiler.simulation.step_trace import MAX_EVENTS, TRACED_BATCH_SIZES, Origin, StepTrace
+from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, Origin, StepTrace
 
 if TYPE_CHECKING:
     from torch import nn
@@ -82,17 +82,16 @@ class TracedStep(NamedTuple):
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Return the step that `to_bytes` wrote."""
-        arrays = unpack(data, {**_ARRAYS, "rest": np.uint8}, 64 * MAX_EVENTS)
+        arrays = unpack(data)
         origins, only_batch, reason = json.loads(arrays.pop("rest").tobytes())
         sizes = arrays.pop("batch_sizes").tolist()
         trace = StepTrace(batch_sizes=tuple(sizes), **arrays)
         return cls(trace, [Origin(*origin) for origin in origins], only_batch, reason)
 
 
-_ARRAYS = {
-    "kinds": np.int8, "blocks": np.int32, "sizes": np.int64, "gradients": np.int32,
-    "parameter_bytes": np.int64, "buffer_bytes": np.int64, "batch_sizes": np.int64,
-}  # fmt: skip
+_ARRAYS = (
+    "kinds", "blocks", "sizes", "gradients", "parameter_bytes", "buffer_bytes", "batch_sizes",
+)  # fmt: skip
 
 
 def traced_step(
