@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trappm.cluster.scheduler.messages import Worker
-from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.kernels.kernel_call import KernelMeasurement
 from trappm.profiler.records import Configuration, Measurement
 from trappm.store import Assignment
 

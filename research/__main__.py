@@ -17,7 +17,7 @@ from research.replay.command import replay
 from research.tuning import tune
 from trappm.cli import run
 from trappm.profiler.errors import InputError
-from trappm.profiler.nearest import nearest
+from trappm.profiler.text import nearest
 
 WRITE, FIT = ("--write",), ("--fit",)
 

@@ -24,11 +24,12 @@ from research.evaluation.benchmark import PAPER_SEEDS, Samples, SplitKind, split
 from research.evaluation.command import GraphProcesses, MetricName
 from research.evaluation.label_files import metric_column, read_labels
 from research.evaluation.workbench import opened_workbench, show_progress
+from research.peers.baselines import Boosting, xgboost
 from research.peers.graph_networks import LAPTOP_SIZE, dippm, nnlqp
-from research.peers.tabular import Boosting, xgboost
 from trappm.cli.options import AsJson, print_json
 from trappm.learner.estimator import Estimator
 from trappm.learner.paper.encoder import Encoder
+from trappm.learner.paper.estimators import paper_estimator
 from trappm.learner.paper.presets import (
     LAPTOP,
     PAPER,
@@ -37,11 +38,10 @@ from trappm.learner.paper.presets import (
     LearnerPreset,
     Training,
 )
-from trappm.learner.paper.regressor import TrappmAsPublished
 from trappm.learner.stats.folds import grouped_folds
 from trappm.profiler.errors import InputError, from_extra
-from trappm.profiler.number_text import number_text
 from trappm.profiler.progress import Watch
+from trappm.profiler.text import number_text
 from trappm.terminal.tables import console, print_table
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ def _published(preset: LearnerPreset) -> Space:
         head: HeadPreset = replace(
             preset.head, widths=(width, width), hidden=(width, width), **fields
         )
-        return TrappmAsPublished(f"trappm-{preset.name}", head, encoder)
+        return paper_estimator(f"trappm-{preset.name}", head, encoder)
 
     shipped = _shipped(preset.head, preset.head.widths[0]) | {"dropout": preset.head.dropout}
     return Space(shipped, suggest, make)

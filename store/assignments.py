@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Row, ScalarSelect, Select, bindparam, func, insert, select, update
+from sqlalchemy import Row, ScalarSelect, Select, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import InputError, StoreError
@@ -63,19 +63,6 @@ _WHOLE: Select[*tuple[Any, ...]] = select(
     *AssignmentRow.__table__.columns, AssignmentRow.device_key.label("device"), *CONFIGURATION
 ).join_from(AssignmentRow, ConfigurationRow, ConfigurationRow.id == AssignmentRow.configuration_id)
 """Assignments with the columns that `_assignment_of` needs."""
-_CHANGING = ("state", "attempts", "failures", "worker")
-_LOCKED = (
-    _WHOLE.where(AssignmentRow.id.in_(bindparam("ids", expanding=True)))
-    # In one order, so that two concurrent writers cannot deadlock.
-    .order_by(AssignmentRow.id)
-    .with_for_update(of=AssignmentRow)
-)
-_WRITE = (
-    update(AssignmentRow.__table__)  # type: ignore[arg-type]  # which is a Table
-    .where(AssignmentRow.id == bindparam("of"))
-    .values({name: bindparam(name) for name in _CHANGING})
-)
-_LABELLED = insert(AssignmentLabelRow.__table__)  # type: ignore[arg-type]
 
 
 def locked(session: Session, assignment_ids: Iterable[str]) -> dict[str, Assignment]:
@@ -83,7 +70,9 @@ def locked(session: Session, assignment_ids: Iterable[str]) -> dict[str, Assignm
     ids = sorted(set(assignment_ids))
     if not ids:
         return {}
-    rows = session.connection().execute(_LOCKED, {"ids": ids})
+    # In one order, so that two concurrent writers cannot deadlock.
+    query = _WHOLE.where(AssignmentRow.id.in_(ids)).order_by(AssignmentRow.id)
+    rows = session.execute(query.with_for_update(of=AssignmentRow))
     return {row.id: _assignment_of(row) for row in rows}
 
 
@@ -116,16 +105,17 @@ def lease_named(
 
 def write(session: Session, changed: Iterable[Assignment]) -> None:
     """Write the columns of assignments that may change."""
-    rows = [{"of": a.id} | {name: getattr(a, name) for name in _CHANGING} for a in changed]
+    names = ("id", "state", "attempts", "failures", "worker")
+    rows = [{name: getattr(assignment, name) for name in names} for assignment in changed]
     if rows:
-        session.connection().execute(_WRITE, rows)
+        session.execute(update(AssignmentRow), rows)
 
 
-def write_labels(session: Session, pairs: Iterable[tuple[str, int]]) -> None:
+def write_labels(session: Session, labels: Mapping[str, int]) -> None:
     """Write which label each assignment, by its id, has led to."""
-    rows = [{"assignment_id": assignment, "label_id": label} for assignment, label in pairs]
-    if rows:
-        session.connection().execute(_LABELLED, rows)
+    if labels:
+        rows = [{"assignment_id": name, "label_id": label} for name, label in labels.items()]
+        session.execute(insert(AssignmentLabelRow), rows)
 
 
 class Assignments(Repository):
@@ -265,7 +255,7 @@ class Assignments(Repository):
         )
         rows = session.execute(query).all()
         write(session, [_assignment_of(row).ended(AssignmentState.DONE) for row in rows])
-        write_labels(session, [(row.id, row.label_id) for row in rows])
+        write_labels(session, {row.id: row.label_id for row in rows})
 
 
 def release(session: Session, campaign_id: str) -> None:

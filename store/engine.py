@@ -207,16 +207,12 @@ def _has_tables(connection: Connection) -> bool:
             f"{where} is a database of something else (it has a table {tables[0]!r}); give the "
             "label store one of its own"
         )
-    if schema < SCHEMA:
+    if schema != SCHEMA:
         raise StoreAccessError(
-            f"{where} was written by an earlier TraPPM (schema {schema}). Export it with that "
-            "version (trappm labels export all.jsonl --outcome any), then import the file into a "
-            "new store (trappm labels import all.jsonl)"
-        )
-    if schema > SCHEMA:
-        raise StoreAccessError(
-            f"{where} was written by a newer TraPPM (schema {schema}, while this version knows "
-            f"{SCHEMA}); update TraPPM"
+            f"{where} was written by another version of TraPPM (schema {schema}, while this one "
+            f"has {SCHEMA}). Update TraPPM if that is newer. Else export the store with that "
+            "version (trappm labels export all.jsonl --outcome any), and import the file into a "
+            "new one (trappm labels import all.jsonl)"
         )
     return True
 

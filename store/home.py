@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.host.data_folder import VARIABLE, data_folder
+from trappm.profiler.host.environment import VARIABLE, data_folder
 
 DATABASE_VARIABLE = "TRAPPM_DATABASE"
 

@@ -18,14 +18,10 @@ from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import InputError, StoreError
 from trappm.profiler.host.environment import utc_now
-from trappm.profiler.kernels.kernel_call import KernelCall
-from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.kernels.kernel_call import KernelCall, KernelMeasurement
 from trappm.profiler.records import Outcome, Protocol, Provenance
 from trappm.store.engine import insert_new
-from trappm.store.files import checked_size, numbered, read_jsonl, write_jsonl, write_whole
-from trappm.store.measurements import device_id
-from trappm.store.records import record_of
-from trappm.store.rows import (
+from trappm.store.files import (
     Amount,
     Name,
     Phase,
@@ -34,10 +30,17 @@ from trappm.store.rows import (
     Samples,
     Time,
     check_texts,
+    checked_size,
     fingerprint_of,
     first_fault,
+    numbered,
+    read_jsonl,
     unfit,
+    write_jsonl,
+    write_whole,
 )
+from trappm.store.measurements import device_id
+from trappm.store.records import record_of
 from trappm.store.schema import DeviceRow, KernelConditionsRow, KernelMeasurementRow
 from trappm.store.transactions import Repository, reading, writing
 
@@ -109,20 +112,19 @@ class Kernels(Repository):
     def record(self, session: Session, measurements: Sequence[KernelMeasurement]) -> None:
         """Record the kernels of a run, all or nothing; a known attempt key changes nothing.
 
+        Measurements of this process are to be `recordable`.
+
         Raises:
-            StoreError: The store cannot be written, or a measurement cannot be stored.
+            StoreError: The store cannot be written, or refuses a measurement.
         """
         # Kernels of a run share one environment, which takes longer to hash than all the rest.
         runs: dict[tuple[str, Protocol, int], tuple[int, str]] = {}
         rows = []
         for m in measurements:
-            fault = why_not_kept(m)
             run = m.device, m.protocol, id(m.environment)
-            if fault is None and run not in runs:
-                fault = unfit(m.environment)
-            if fault is not None:
-                raise StoreError(f"the measurement of {m.call} is not kept: {fault}")
             if run not in runs:
+                if fault := unfit(m.environment):
+                    raise StoreError(f"the environment of {m.call} cannot be stored: {fault}")
                 device = device_id(session, m.device, fingerprint_of(m.environment), m.environment)
                 runs[run] = device, _conditions(session, m)
             rows.append(_row(m, *runs[run]))
@@ -209,9 +211,11 @@ def recordable(measurement: KernelMeasurement) -> KernelMeasurement:
 
     One invalid kernel does not refuse its run. The environment is that of the whole run.
     """
-    fault = why_not_kept(measurement)
-    if fault is None:
+    try:
+        KernelFileRow.model_validate({**measurement.to_dict(), "environment": {}})
         return measurement
+    except ValidationError as error:
+        fault = first_fault(error)
     return KernelMeasurement(
         call=measurement.call,
         device=measurement.device,
@@ -224,15 +228,6 @@ def recordable(measurement: KernelMeasurement) -> KernelMeasurement:
         message=f"what was measured cannot be recorded: {ascii(fault)[1:-1]}",
         environment=measurement.environment,
     )
-
-
-def why_not_kept(measurement: KernelMeasurement) -> str | None:
-    """Return why a measurement cannot be stored, except for its environment, or None."""
-    try:
-        KernelFileRow.model_validate({**measurement.to_dict(), "environment": {}})
-    except ValidationError as error:
-        return first_fault(error)
-    return None
 
 
 _OF_DEVICE = (KernelMeasurementRow, KernelMeasurementRow.device_id == DeviceRow.id)
@@ -262,10 +257,6 @@ def _conditions(session: Session, m: KernelMeasurement) -> str:
     return name
 
 
-_CALL = ("operator", "data_type", "memory_format", "direction")
-"""Fields of a call with a column."""
-
-
 def _row(m: KernelMeasurement, device: int, conditions: str) -> dict[str, Any]:
     values = {field.name: getattr(m, field.name) for field in dataclasses.fields(m)}
     for name in ("device", "protocol", "environment"):
@@ -274,8 +265,7 @@ def _row(m: KernelMeasurement, device: int, conditions: str) -> dict[str, Any]:
         "device_id": device,
         "conditions_hash": conditions,
         "call": m.call.text,
-        "tf32": m.call.tf32,
-        **{name: getattr(m.call, name).value for name in _CALL},
+        "operator": m.call.operator.value,
         "samples_ms": np.asarray(m.samples_ms, dtype=_SAMPLES).tobytes(),
         "missing": dict(m.missing),
         "facts": dict(m.facts),

@@ -16,9 +16,7 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.nearest import nearest
 from trappm.profiler.records import (
-    MAX_SIZE,
     METRICS,
     Configuration,
     MemoryFormat,
@@ -30,6 +28,7 @@ from trappm.profiler.records import (
     Provenance,
 )
 from trappm.profiler.records.step_scope import IN_TRAINING
+from trappm.profiler.text import nearest
 from trappm.store.assignments import AS_PLANNED
 from trappm.store.records import LabelRecord, configuration_of, record_of
 from trappm.store.schema import (
@@ -89,8 +88,7 @@ def architectures_matching(session: Session, pattern: str) -> list[str]:
     """
     if not is_glob(pattern):
         return [pattern]
-    known = known_names(session, ConfigurationRow.architecture)
-    return [name for name in known if fnmatch.fnmatchcase(name, pattern)]
+    return fnmatch.filter(known_names(session, ConfigurationRow.architecture), pattern)
 
 
 def is_glob(pattern: str) -> bool:
@@ -146,10 +144,6 @@ class LabelFilter:
             value = getattr(self, name)
             if value is not None and value not in allowed:
                 raise InputError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
-        for name in ("batch_size", "input_size"):
-            size = getattr(self, name)
-            if size is not None and not (isinstance(size, int) and 1 <= size <= MAX_SIZE):
-                raise InputError(f"{name} is {size!r}; it must be from 1 to {MAX_SIZE:,}")
         for text in (self.since, self.until):
             if text is not None:
                 point_in_time(text)

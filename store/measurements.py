@@ -13,15 +13,24 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import Row, Select, and_, bindparam, func, or_, select
+from pydantic import ValidationError
+from sqlalchemy import Row, Select, and_, func, or_, select
 from sqlalchemy.orm import Session
 
-from trappm.profiler.errors import InputError, StoreError
+from trappm.profiler.errors import InputError, StoreError, one_line
 from trappm.profiler.host.environment import utc_now
 from trappm.profiler.measuring.canary import CanaryReading
-from trappm.profiler.records import Measurement, Outcome, Protocol, Provenance
+from trappm.profiler.records import (
+    METRICS,
+    Configuration,
+    Measurement,
+    Outcome,
+    Protocol,
+    Provenance,
+)
 from trappm.store.assignments import MAX_ATTEMPTS, lease_named, locked, write, write_labels
 from trappm.store.engine import Insert, StoreAwayError, insert, insert_new
+from trappm.store.files import COLUMNS, FileRow, fingerprint_of, first_fault, measurement_in, row_of
 from trappm.store.labels import LabelFilter, restricted
 from trappm.store.records import (
     Assignment,
@@ -31,13 +40,6 @@ from trappm.store.records import (
     configuration_of,
     is_final,
     record_of,
-)
-from trappm.store.rows import (
-    COLUMNS,
-    fingerprint_of,
-    measurement_in,
-    row_of,
-    with_possible_metrics,
 )
 from trappm.store.schema import (
     CONFIGURATION,
@@ -62,16 +64,72 @@ _WHOLE: Select[*tuple[Any, ...]] = (
 )
 """Measurements with the columns that `_measurement_of` needs."""
 
-# Composed once, because composing a statement takes longer than executing it.
-_IDS_OF_KEYS = select(MeasurementRow.attempt_key, MeasurementRow.id).where(
-    MeasurementRow.attempt_key.in_(bindparam("keys", expanding=True))
-)
-_LABELS = select(
-    LabelRow.id, LabelRow.configuration_id, LabelRow.device_id, LabelRow.protocol_name
-).where(LabelRow.configuration_id.in_(bindparam("names", expanding=True)))
-_DEVICE = select(DeviceRow.id).where(
-    DeviceRow.key == bindparam("key"), DeviceRow.fingerprint == bindparam("fingerprint")
-)
+
+def with_possible_metrics(measurement: Measurement) -> Measurement:
+    """Return the measurement, in which impossible metrics are missing, with the reason.
+
+    Raises:
+        StoreError: It cannot be stored, for example because of its step times.
+    """
+    changes: dict[str, Any] = {}
+    missing = dict(measurement.missing)
+    for name in ("memory_mib", "power_w", "energy_j"):
+        value = getattr(measurement, name)
+        if value is not None and not 0 < value < math.inf:
+            changes[name] = None
+            missing[name] = f"measured as {value}, which is impossible"
+    if changes:
+        measurement = dataclasses.replace(measurement, missing=missing, **changes)
+    try:
+        FileRow.model_validate(row_of(measurement))
+    except ValidationError as error:
+        raise StoreError(
+            f"{measurement.configuration} on {measurement.device} cannot be stored: "
+            f"{first_fault(error)}"
+        ) from error
+    return measurement
+
+
+class Wanted(NamedTuple):
+    """The measurement that a worker was asked for."""
+
+    configuration: Configuration
+    device: str
+    protocol: Protocol
+    attempt_key: str
+    fingerprint: str
+    """Fingerprint of the worker's software stack."""
+
+
+def recordable(measurement: Measurement, wanted: Wanted) -> Measurement:
+    """Return the measurement if it can be stored and is the one wanted, else a failed attempt."""
+    try:
+        given = (measurement.configuration, measurement.device, measurement.attempt_key)
+        if (*given, measurement.protocol) == (
+            wanted.configuration, wanted.device, wanted.attempt_key, wanted.protocol
+        ):  # fmt: skip
+            return with_possible_metrics(measurement)
+        reason = f"it is of {given}, which is not what was wanted"
+    except (StoreError, TypeError, ValueError, AttributeError) as error:
+        reason = one_line(error)
+    return unrecordable(reason, wanted)
+
+
+def unrecordable(reason: str, wanted: Wanted) -> Measurement:
+    """Return the failed attempt to record instead of a measurement that cannot be stored."""
+    return Measurement(
+        configuration=wanted.configuration,
+        device=wanted.device,
+        outcome=Outcome.ERROR,
+        protocol=wanted.protocol,
+        started_at=utc_now(),
+        duration_s=0.0,
+        attempt_key=wanted.attempt_key,
+        missing=dict.fromkeys((*METRICS, "energy_j"), "no result"),
+        failed_in="record",
+        message=f"what was measured cannot be recorded: {ascii(reason)[1:-1]}",
+        environment={"stack_fingerprint": wanted.fingerprint},
+    )
 
 
 class Measurements(Repository):
@@ -264,7 +322,7 @@ def _record(
     labels = _label_ids(session, attempts)
     recorded: list[Recorded] = []
     changed: dict[str, Assignment] = {}
-    labelled: list[tuple[str, int]] = []
+    labelled: dict[str, int] = {}
     for (measurement, _, assignment), label_id in zip(attempts, labels, strict=True):
         if measurement.attempt_key in new and assignment is not None:
             before = changed.get(assignment.id, assignment)
@@ -272,7 +330,7 @@ def _record(
             if after is not before:
                 changed[after.id] = after
                 if after.state is AssignmentState.DONE and label_id is not None:
-                    labelled.append((after.id, label_id))
+                    labelled[after.id] = label_id
         recorded.append(Recorded(measurement_id=ids[measurement.attempt_key], label_id=label_id))
     write_labels(session, labelled)
     return recorded, changed
@@ -320,10 +378,11 @@ def _attempts(
 def device_id(session: Session, key: str, fingerprint: str, environment: Mapping[str, Any]) -> int:
     """Return the id of a device under one stack, which is inserted if it is new."""
     device = {"key": key, "fingerprint": fingerprint}
-    known: int | None = session.connection().scalar(_DEVICE, device)
+    query = select(DeviceRow.id).filter_by(**device)
+    known: int | None = session.scalar(query)
     if known is None:
         insert_new(session, DeviceRow, [{**device, "environment": dict(environment)}])
-        known = session.connection().scalars(_DEVICE, device).one()
+        known = session.scalars(query).one()
     return known
 
 
@@ -358,7 +417,8 @@ def _insert(session: Session, attempts: Sequence[_Attempt]) -> dict[str, int]:
 
 
 def _measurement_ids(session: Session, attempt_keys: Iterable[str]) -> dict[str, int]:
-    rows = session.connection().execute(_IDS_OF_KEYS, {"keys": [*attempt_keys]})
+    query = select(MeasurementRow.attempt_key, MeasurementRow.id)
+    rows = session.execute(query.where(MeasurementRow.attempt_key.in_([*attempt_keys])))
     return {row.attempt_key: row.id for row in rows}
 
 
@@ -425,8 +485,10 @@ def _label_ids(session: Session, attempts: Sequence[_Attempt]) -> list[int | Non
         tuple(attempt.label_key.values()) if makes_label(attempt.measurement) else None
         for attempt in attempts
     ]
-    names = {"names": sorted({key[0] for key in keys if key})}
-    labels = {tuple(key): id_ for id_, *key in session.connection().execute(_LABELS, names)}
+    row, names = LabelRow, sorted({key[0] for key in keys if key})
+    query = select(row.id, row.configuration_id, row.device_id, row.protocol_name)
+    rows = session.execute(query.where(row.configuration_id.in_(names)))
+    labels = {tuple(key): id_ for id_, *key in rows}
     return [None if key is None else labels[key] for key in keys]
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import CampaignError, InputError
@@ -31,12 +31,6 @@ BEAT_S = 10.0
 
 SILENT_S = 60.0
 """Age of the last heartbeat, in seconds, after which an owner counts as gone."""
-
-_OWNED = (
-    select(CampaignRow.id)
-    .where(CampaignRow.id == bindparam("campaign"), CampaignRow.owner_id == bindparam("owner"))
-    .with_for_update(key_share=True)
-)
 
 
 class OwnedError(CampaignError):
@@ -72,9 +66,7 @@ class Owners(Repository):
     ) -> None:
         """Set a campaign running; the first process that claims it becomes its owner.
 
-        Args:
-            campaign_id: Campaign that has not ended.
-            gone: Id of an owner whose process no longer exists on its host.
+        An owner whose id is `gone` no longer has a process on its host.
 
         Raises:
             OwnedError: Another process runs it.
@@ -98,17 +90,11 @@ class Owners(Repository):
     ) -> bool:
         """Make a process the owner of a campaign; the same owner again changes nothing.
 
-        Args:
-            campaign_id: Campaign that was begun.
-            owner_id: Id of the owner.
-            process: Its process.
-            gone: Id of an owner whose process no longer exists on its host.
-
         Returns:
             False if the campaign was stopped since it was begun.
 
         Raises:
-            OwnedError: Another process runs it.
+            OwnedError: Another process runs it, which is not known to be `gone`.
         """
         row = existing(session, campaign_id)
         if row.state is not CampaignState.RUNNING:
@@ -209,12 +195,13 @@ def _refuse_if_owned(session: Session, row: CampaignRow, gone: str | None) -> No
 def owner_guard(campaign_id: str, owner_id: str) -> Callable[[Session], None]:
     """Return a check at the beginning of transactions, which raises NotOwnerError if it fails."""
 
+    owned = select(CampaignRow.id).filter_by(id=campaign_id, owner_id=owner_id)
+    owned = owned.with_for_update(key_share=True)
+
     def check(session: Session) -> None:
-        values = {"campaign": campaign_id, "owner": owner_id}
-        if session.connection().execute(_OWNED, values).first() is None:
-            owner = owner_of(
-                existing(session, campaign_id, to_change=False), database_time(session.connection())
-            )
+        if session.execute(owned).first() is None:
+            campaign = existing(session, campaign_id, to_change=False)
+            owner = owner_of(campaign, database_time(session.connection()))
             by = "" if owner is None else f" by host {owner.process.host}"
             raise NotOwnerError(
                 f"campaign {campaign_id} was taken over{by} while this process did not answer; "

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import enum
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
-from operator import attrgetter
 from typing import Any, Self, TypeVar
 
 from trappm.profiler.records import Configuration, Outcome, Provenance
@@ -67,13 +65,9 @@ def is_final(outcome: Outcome) -> bool:
 
 
 def attempts_allowed(outcome: Outcome | None, max_attempts: int) -> int:
-    """Return after how many failures an assignment is abandoned.
+    """Return after how many failures an assignment is abandoned; the outcome of a loss is None.
 
     A run beyond its time limit may have met a busy machine once, but a third one costs too much.
-
-    Args:
-        outcome: Outcome of the failed attempt; None if its worker was lost.
-        max_attempts: Limit of the campaign.
     """
     return min(max_attempts, _MAX_TIMEOUTS) if outcome is Outcome.TIMEOUT else max_attempts
 
@@ -263,26 +257,11 @@ _Record = TypeVar("_Record")
 
 
 def record_of(kind: type[_Record], row: Any, **given: Any) -> _Record:
-    """Return a record whose fields are given, or else the columns of the same names of a row.
-
-    Args:
-        kind: Dataclass of the record.
-        row: Row of a query.
-        given: Fields that have no column, or need a conversion.
-    """
-    names, values_of = _columns(kind, frozenset(given))  # type: ignore[arg-type]  # it is hashable
-    return kind(**dict(zip(names, values_of(row), strict=True)), **given)
+    """Return a record whose fields are given, or else the columns of the same names of a row."""
+    names = [x.name for x in fields(kind) if x.name not in given]  # type: ignore[arg-type]
+    return kind(**{name: getattr(row, name) for name in names}, **given)
 
 
 def configuration_of(row: Any) -> Configuration:
     """Return the configuration in a row with the columns `schema.CONFIGURATION`."""
     return record_of(Configuration, row)
-
-
-@cache
-def _columns(
-    kind: type[Any], given: frozenset[str]
-) -> tuple[list[str], Callable[[Any], tuple[Any, ...]]]:
-    """Return the fields to take from a row, and the function that takes them."""
-    names = [field.name for field in fields(kind) if field.name not in given]
-    return names, attrgetter(*names)

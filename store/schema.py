@@ -1,7 +1,6 @@
 """The tables as typed models, with their constraints.
 
-    graphs <- architecture_graphs                        graph of each architecture
-    step_profiles                                        memory events of its training step
+    graphs <- static_profiles                            graph and step of each architecture
     configurations                                       workloads
     pools <- pool_members                                named selections of configurations
     devices                                              hardware under one software stack
@@ -71,13 +70,15 @@ class UtcTime(TypeDecorator[str]):
         return time.astimezone(UTC).isoformat()
 
 
-def _values(kind: type[enum.Enum]) -> list[str]:
-    return [member.value for member in kind]
-
-
 def _enum(kind: type[enum.Enum]) -> Enum:
     """Return a text column with a CHECK, which a small migration can extend."""
-    return Enum(kind, native_enum=False, create_constraint=True, length=16, values_callable=_values)
+    return Enum(
+        kind,
+        native_enum=False,
+        create_constraint=True,
+        length=16,
+        values_callable=lambda members: [member.value for member in members],
+    )
 
 
 JSON_ = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
@@ -127,39 +128,30 @@ class GraphRow(Base):
     __table_args__ = positive("node_count")
 
 
-class ArchitectureGraphRow(Base):
-    """Graph of an architecture at an input size, or the reason why it has none."""
+class StaticProfileRow(Base):
+    """Graph of an architecture at an input size and memory events of its step, or refusals."""
 
-    __tablename__ = "architecture_graphs"
+    __tablename__ = "static_profiles"
 
     architecture: Mapped[str] = mapped_column(String(200), primary_key=True)
     input_size: Mapped[int] = mapped_column(primary_key=True)
     graph_hash: Mapped[str | None] = mapped_column(ForeignKey("graphs.content_hash"), index=True)
     refusal: Mapped[str | None] = mapped_column(Text)
+    """Reason why there is no graph."""
+    step: Mapped[bytes | None] = mapped_column(LargeBinary)
+    """Bytes of `profiler.simulation.step_profile.StepProfile.to_bytes`."""
+    step_refusal: Mapped[str | None] = mapped_column(Text)
+    trace_version: Mapped[int | None]
+    """`TRACE_VERSION` of the step profile or its refusal; NULL if the step was not traced."""
 
     __table_args__ = (
         CheckConstraint("(graph_hash IS NULL) <> (refusal IS NULL)", name="graph_or_refusal"),
-    )
-
-
-class StepProfileRow(Base):
-    """Memory events of a training step, or the reason why it cannot be traced.
-
-    An architecture without a graph has no row here.
-    """
-
-    __tablename__ = "step_profiles"
-
-    architecture: Mapped[str] = mapped_column(String(200), primary_key=True)
-    input_size: Mapped[int] = mapped_column(primary_key=True)
-    profile: Mapped[bytes | None] = mapped_column(LargeBinary)
-    """Bytes of `profiler.simulation.step_profile.StepProfile.to_bytes`."""
-    refusal: Mapped[str | None] = mapped_column(Text)
-    trace_version: Mapped[int] = mapped_column(server_default="1")
-    """`profiler.simulation.step_profile.TRACE_VERSION` at the time of tracing."""
-
-    __table_args__ = (
-        CheckConstraint("(profile IS NULL) <> (refusal IS NULL)", name="profile_or_refusal"),
+        CheckConstraint("step IS NULL OR step_refusal IS NULL", name="step_or_refusal"),
+        CheckConstraint("trace_version IS NULL OR graph_hash IS NOT NULL", name="step_of_graph"),
+        CheckConstraint(
+            "(trace_version IS NULL) = (step IS NULL AND step_refusal IS NULL)",
+            name="trace_version",
+        ),
     )
 
 
@@ -471,7 +463,7 @@ class KernelConditionsRow(Base):
 
 
 class KernelMeasurementRow(Base):
-    """A `profiler.kernels.kernel_measurement.KernelMeasurement`."""
+    """A `profiler.kernels.kernel_call.KernelMeasurement`."""
 
     __tablename__ = "kernel_measurements"
 
@@ -482,12 +474,8 @@ class KernelMeasurementRow(Base):
         ForeignKey("kernel_conditions.content_hash"), index=True
     )
     call: Mapped[str] = mapped_column(String(300), index=True)
-    """Text of its `KernelCall`: operator, named sizes, and the columns that follow."""
+    """Text of its `KernelCall`: operator, named sizes, data type and so on."""
     operator: Mapped[str] = mapped_column(String(32))
-    data_type: Mapped[str] = mapped_column(String(8))
-    memory_format: Mapped[str] = mapped_column(String(16))
-    direction: Mapped[str] = mapped_column(String(16))
-    tf32: Mapped[bool]
     provenance: Mapped[Provenance]
     outcome: Mapped[Outcome]
     failed_in: Mapped[str | None] = mapped_column(String(16))

@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Select, delete, func, or_, select
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy import Select, delete, func, select
+from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.families import family_of
-from trappm.profiler.nearest import nearest
 from trappm.profiler.records import Configuration, GraphTemplate, Pair
 from trappm.profiler.simulation.step_profile import TRACE_VERSION, StepProfile
+from trappm.profiler.text import nearest
 from trappm.store.engine import insert_new
 from trappm.store.records import PoolPart, PoolRecord, configuration_of
 from trappm.store.schema import (
     CONFIGURATION,
-    ArchitectureGraphRow,
     ConfigurationRow,
     GraphRow,
     NamedPoolRow,
     PoolMemberRow,
-    StepProfileRow,
+    StaticProfileRow,
 )
 from trappm.store.transactions import Repository, call_of, reading, writing
 
@@ -55,21 +54,26 @@ class Workloads(Repository):
         Raises:
             TrappmError: The template or the step profile is damaged; nothing is stored.
         """
-        at = {"architecture": architecture, "input_size": input_size}
         graph_hash = None
         if template is not None:
             graph = GraphTemplate.from_bytes(template)
             graph_hash = graph.content_hash
             row = {"content_hash": graph_hash, "template": template}
             insert_new(session, GraphRow, [row | {"node_count": len(graph.operators)}])
-        session.merge(ArchitectureGraphRow(**at, graph_hash=graph_hash, refusal=refusal))
-        if step is None and step_refusal is None:
-            session.execute(delete(StepProfileRow).filter_by(**at))
-            return
         if step is not None:
             StepProfile.from_bytes(step)  # refuses a damaged one
-        result = {"profile": step, "refusal": step_refusal, "trace_version": TRACE_VERSION}
-        session.merge(StepProfileRow(**at, **result))
+        is_traced = step is not None or step_refusal is not None
+        session.merge(
+            StaticProfileRow(
+                architecture=architecture,
+                input_size=input_size,
+                graph_hash=graph_hash,
+                refusal=refusal,
+                step=step,
+                step_refusal=step_refusal,
+                trace_version=TRACE_VERSION if is_traced else None,
+            )
+        )
 
     @reading
     def pairs_to_profile(
@@ -79,48 +83,44 @@ class Workloads(Repository):
 
         Pairs that were refused are left out unless `also_refused`.
         """
-        graph, step = ArchitectureGraphRow, StepProfileRow
-        refused_or_complete = or_(graph.refusal.is_not(None), step.architecture.is_not(None))
-        query = (
-            select(graph.architecture, graph.input_size)
-            .outerjoin(
-                step,
-                (step.architecture == graph.architecture)
-                & (step.input_size == graph.input_size)
-                & (step.trace_version == TRACE_VERSION),
-            )
-            .where(step.profile.is_not(None) if also_refused else refused_or_complete)
+        row = StaticProfileRow
+        complete = row.trace_version == TRACE_VERSION
+        known_as = (
+            complete & row.step.is_not(None)
+            if also_refused
+            else complete | row.refusal.is_not(None)
         )
+        query = select(row.architecture, row.input_size).where(known_as)
         known = set(_pairs(session, query))
         return [pair for pair in pairs if pair not in known]
 
     @reading
     def outdated(self, session: Session) -> list[Pair]:
         """Return the pairs whose step profile an earlier version of the recorder made."""
-        row = StepProfileRow
+        row = StaticProfileRow
         query = select(row.architecture, row.input_size).where(row.trace_version < TRACE_VERSION)
         return _pairs(session, query.order_by(row.architecture))
 
     @reading
     def graph_templates(self, session: Session, pairs: Collection[Pair]) -> dict[Pair, bytes]:
         """Return graphs for `GraphTemplate.from_bytes`; refused pairs are left out."""
-        row = ArchitectureGraphRow
+        row = StaticProfileRow
         query = select(row.architecture, row.input_size, GraphRow.template).join(
             GraphRow, GraphRow.content_hash == row.graph_hash
         )
-        return _by_pair(session, query, pairs, row)
+        return _by_pair(session, query, pairs)
 
     @reading
     def step_profiles(self, session: Session, pairs: Collection[Pair]) -> dict[Pair, bytes]:
         """Return step profiles for `StepProfile.from_bytes`; pairs without one are left out."""
-        row = StepProfileRow
-        query = select(row.architecture, row.input_size, row.profile)
-        return _by_pair(session, query, pairs, row)
+        row = StaticProfileRow
+        query = select(row.architecture, row.input_size, row.step)
+        return _by_pair(session, query, pairs)
 
     @reading
     def refusals(self, session: Session) -> dict[Pair, str]:
         """Return why architectures have no graph at an input size."""
-        row = ArchitectureGraphRow
+        row = StaticProfileRow
         query = select(row.architecture, row.input_size, row.refusal)
         rows = session.execute(query.where(row.refusal.is_not(None)))
         return {(name, size): str(reason) for name, size, reason in rows}
@@ -128,21 +128,8 @@ class Workloads(Repository):
     @reading
     def pairs_of_graph(self, session: Session, content_hash: str) -> list[Pair]:
         """Return the pairs that have this graph."""
-        row = ArchitectureGraphRow
+        row = StaticProfileRow
         query = select(row.architecture, row.input_size).where(row.graph_hash == content_hash)
-        return _pairs(session, query)
-
-    @reading
-    def pairs_of_same_graph(
-        self, session: Session, architecture: str, input_size: int
-    ) -> list[Pair]:
-        """Return the pairs that have the same graph as this pair; none if it has no graph."""
-        row, same = ArchitectureGraphRow, aliased(ArchitectureGraphRow)
-        query = (
-            select(same.architecture, same.input_size)
-            .join(row, row.graph_hash == same.graph_hash)
-            .where(row.architecture == architecture, row.input_size == input_size)
-        )
         return _pairs(session, query)
 
     @reading
@@ -157,15 +144,12 @@ def _pairs(session: Session, query: Select[str, int]) -> list[Pair]:
 
 
 def _by_pair(
-    session: Session,
-    query: Select[*tuple[Any, ...]],
-    pairs: Collection[Pair],
-    row: type[ArchitectureGraphRow | StepProfileRow],
+    session: Session, query: Select[*tuple[Any, ...]], pairs: Collection[Pair]
 ) -> dict[Pair, bytes]:
     """Return the bytes in the third column of a query, by the pair in the first two."""
     wanted = set(pairs)
-    query = query.where(row.architecture.in_(sorted({name for name, _ in wanted})))
-    rows = session.execute(query)
+    names = sorted({name for name, _ in wanted})
+    rows = session.execute(query.where(StaticProfileRow.architecture.in_(names)))
     return {(name, size): data for name, size, data in rows if data and (name, size) in wanted}
 
 
@@ -240,25 +224,20 @@ class Pools(Repository):
         Raises:
             InputError: There is no pool of this name.
         """
-        row, graph, step = ConfigurationRow, ArchitectureGraphRow, StepProfileRow
+        row, profile = ConfigurationRow, StaticProfileRow
         what = (row.family, row.architecture, row.input_size)
-        has_step_profile = step.architecture.is_not(None) & step.refusal.is_(None)
         state = (
-            graph.graph_hash,
-            graph.refusal,
-            has_step_profile.label("has_step_profile"),
-            step.refusal.label("step_refusal"),
+            profile.graph_hash,
+            profile.refusal,
+            profile.step.is_not(None).label("has_step_profile"),
+            profile.step_refusal,
         )
         query = (
             select(*what, *state, func.count().label("configurations"))
             .join(PoolMemberRow, PoolMemberRow.configuration_id == row.id)
             .outerjoin(
-                graph,
-                (graph.architecture == row.architecture) & (graph.input_size == row.input_size),
-            )
-            .outerjoin(
-                step,
-                (step.architecture == graph.architecture) & (step.input_size == graph.input_size),
+                profile,
+                (profile.architecture == row.architecture) & (profile.input_size == row.input_size),
             )
             .where(PoolMemberRow.pool_id == _pool_id(session, name))
             .group_by(*what, *state)

@@ -14,7 +14,7 @@ from trappm.profiler.errors import InputError, SnapshotError
 
 if TYPE_CHECKING:
     from trappm.learner.snapshots.manifest_fields import Manifest
-    from trappm.learner.snapshots.registry import AliasEntry, Registry
+    from trappm.learner.snapshots.registry import Registry
     from trappm.learner.snapshots.regressions import Promotion
 
 Listing = list
@@ -114,7 +114,10 @@ def push(
     """
     from trappm.learner.snapshots.regressions import Promotion, promote
 
-    check_alias(alias)
+    if alias == DEFAULT:
+        raise InputError(
+            f"{DEFAULT} always means the snapshot that ships with trappm; choose another name"
+        )
     shared = registry_at(registry)
     try:
         folder = folder_of(name)
@@ -132,25 +135,11 @@ def push(
     return Promotion(True, f"{alias} is {snapshot_id}")
 
 
-def alias_history(alias: str, registry: str | None = None) -> Sequence[AliasEntry]:
-    """Return the moves of an alias, the latest last; empty if there is no such alias."""
-    shared = registry_at(registry)
-    return shared.history(alias) if alias in shared.aliases() else ()
-
-
 def registry_at(location: str | None) -> Registry:
     """Return the registry at a folder or URL, or that of this machine."""
     from trappm.learner.snapshots.registry import Registry
 
     return local_registry() if location is None else Registry(location)
-
-
-def manifest_of(name: str, registry: str | None = None) -> Manifest:
-    """Return the manifest of a snapshot by its id or alias."""
-    if registry is None:
-        return read_manifest(folder_of(name))
-    shared = registry_at(registry)
-    return shared.manifest(shared.resolve(name))
 
 
 def listings(registry: Registry, *, with_shipped: bool) -> Listing[SnapshotListing]:
@@ -169,17 +158,36 @@ def listings(registry: Registry, *, with_shipped: bool) -> Listing[SnapshotListi
     return rows
 
 
-def check_alias(alias: str) -> None:
-    """Raise InputError for the name that always means the shipped snapshot."""
-    if alias == DEFAULT:
-        raise InputError(
-            f"{DEFAULT} always means the snapshot that ships with trappm; choose another name"
-        )
-
-
 def labels_by_provenance(manifest: Manifest) -> dict[str, int]:
     """Return the number of training labels by provenance."""
     total: Counter[str] = Counter()
     for counts in manifest.training_labels.counts.values():
         total.update(counts)
     return dict(total)
+
+
+_ERRORS = ("count", "mape", "median_ape", "coverage", "within_10_percent", "rmse")
+
+
+def head_rows(manifest: Manifest) -> Listing[dict[str, Any]]:
+    """Return one row per device, phase and metric of a snapshot.
+
+    Returns:
+        Rows with device, phase, metric, number of labels, and errors in percent (`rmse` in the
+        metric's unit); None if an error is unknown.
+    """
+    labels: Counter[tuple[str, str, str]] = Counter()
+    for source in manifest.to_json().get("sources", []):
+        device, phase, metric = (str(source.get(key)) for key in ("device", "phase", "metric"))
+        labels[device, phase, metric] += source["labels"]
+    rows = []
+    for device, phases in manifest.heads.items():
+        errors = manifest.errors_by_phase(device)
+        for phase, head in phases.items():
+            by_metric = errors.get(phase) or errors.get(None, {})
+            for metric in head.metrics:
+                known = by_metric.get(metric)
+                count = labels[device, phase.value, metric] or head.label_count
+                row = {"device": device, "phase": phase, "metric": metric, "labels": count}
+                rows.append(row | {e: known.number(e) if known else None for e in _ERRORS})
+    return rows

@@ -21,7 +21,7 @@ from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.cluster.tasks import Choice, ChoiceRequest, PublishedSnapshot
 from trappm.learner.training_label import TrainingLabel
 from trappm.profiler.errors import CampaignError, TrappmError
-from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.kernels.kernel_call import KernelMeasurement
 from trappm.profiler.records import Configuration, Pair
 
 START_S = 60.0

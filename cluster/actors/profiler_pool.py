@@ -40,7 +40,7 @@ from trappm.cluster.ray_runtime import (
 from trappm.cluster.scheduler.messages import Worker
 from trappm.cluster.tasks import Finished, KernelRun, Task
 from trappm.profiler.errors import DeviceError, TrappmError
-from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.kernels.kernel_call import KernelMeasurement
 from trappm.profiler.records import Configuration, Measurement, Pair
 from trappm.profiler.records import Protocol as MeasuringProtocol
 

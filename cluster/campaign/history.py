@@ -18,7 +18,7 @@ from trappm.cluster.spec import CampaignBudget, CampaignSpec, runs_nothing
 from trappm.learner.training_label import TrainingLabel
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.host.environment import stack_difference
-from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.kernels.kernel_call import KernelMeasurement
 from trappm.profiler.records import METRICS, Provenance, is_cpu_device
 from trappm.store import AssignmentState, CampaignRecord, Store
 from trappm.store.records import RoundState

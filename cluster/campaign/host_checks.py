@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from trappm.cluster.scheduler.messages import Worker
 from trappm.cluster.spec import Characterisation, runs_nothing
 from trappm.cluster.tasks import CanaryCheck, Finished, KernelRun
-from trappm.profiler.devices.rank_keys import rank_key
+from trappm.profiler.devices.base import rank_key
 from trappm.profiler.errors import StoreError
 from trappm.profiler.kernels.ceilings import ceilings, sentence
 from trappm.profiler.measuring.canary import CanaryDecision, CanaryPlan, CanaryReading, CanaryWatch

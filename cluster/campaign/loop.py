@@ -88,9 +88,8 @@ from trappm.store import (
     SnapshotRecord,
     Store,
 )
-from trappm.store.measurements import makes_label
+from trappm.store.measurements import Wanted, makes_label, recordable, unrecordable
 from trappm.store.records import Role, is_final
-from trappm.store.rows import Wanted, recordable, unrecordable
 
 if TYPE_CHECKING:
     from trappm.cluster.actors.learner import LearnerCall, LearnerHandle

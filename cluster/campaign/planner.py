@@ -14,8 +14,7 @@ from trappm.learner.physics.device_specs import has_kernels
 from trappm.learner.stats.errors import split_architectures
 from trappm.learner.stats.folds import content_groups
 from trappm.learner.workload import Workload
-from trappm.profiler.devices.capacity import expected_memory_mib
-from trappm.profiler.devices.catalogue import card_name
+from trappm.profiler.devices.catalogue import card_name, expected_memory_mib
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.known_names import model_of
 from trappm.profiler.models.pool import build_pool

@@ -43,8 +43,8 @@ from trappm.learner.stats.errors import Accuracy, accuracy
 from trappm.learner.stats.folds import content_groups
 from trappm.learner.training_label import TrainingLabel, bounds_of, targets_of
 from trappm.learner.workload import Workload
-from trappm.profiler.devices.capacity import USABLE_SHARE
-from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.devices.catalogue import USABLE_SHARE
+from trappm.profiler.kernels.kernel_call import KernelMeasurement
 from trappm.profiler.models.families import family_of
 from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import METRICS, Configuration, GraphTemplate, Pair, Phase

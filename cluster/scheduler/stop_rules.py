@@ -26,8 +26,8 @@ from pydantic import (
 from scipy import stats  # type: ignore[import-untyped]
 
 from trappm.cluster.scheduler.training_report import Judgement, Spent
-from trappm.profiler.number_text import number_text
 from trappm.profiler.records import METRICS
+from trappm.profiler.text import number_text
 
 SMALLEST_ERROR = 1e-3
 """Errors below this percentage count as this."""

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trappm.learner.acquisition.embedding_space import NOISE_VARIANCE, MostUncertain
 from trappm.learner.acquisition.pool_covariance import PoolCovariance
-from trappm.learner.acquisition.pool_variance import NOISE_VARIANCE, ours
+from trappm.learner.acquisition.pool_variance import ours
 from trappm.learner.acquisition.request import AcquisitionRequest, Pick, Strategy
 from trappm.learner.acquisition.strategies import (
     Clusters,
     FacilityLocation,
     Lcmd,
-    MostUncertain,
     RandomChoice,
     Stratified,
 )
 from trappm.profiler.errors import InputError
-from trappm.profiler.nearest import nearest
+from trappm.profiler.text import nearest
 
 DEFAULT = "ours"
 
@@ -37,7 +37,7 @@ _ALL: tuple[Strategy, ...] = (
 _STRATEGIES = {strategy.name: strategy for strategy in _ALL}
 
 STRATEGIES = tuple(_STRATEGIES)
-"""All names, ours first."""
+"""All names, the default first."""
 
 __all__ = [
     "DEFAULT",

@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trappm.learner.gaussian_process import matern32, nystroem_root
-
 Array = npt.NDArray[np.float64]
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -148,33 +146,6 @@ def principal_directions(embeddings: npt.NDArray[Any]) -> Array:
     scale = np.where(deviation < 1e-9, np.inf, deviation)
     directions = _leading((values - values.mean(axis=0)) / scale)
     return np.asarray(directions / scale[:, None])
-
-
-def embedding_features(
-    embeddings: FloatArray, static: npt.NDArray[Any], generator: np.random.Generator
-) -> FloatArray:
-    """Return feature vectors (n, p) of the covariance over the embedding space.
-
-    The covariance is Matern 3/2 over embedding and static features, plus a linear part over the
-    static features. Nystroem features approximate it beyond `LANDMARKS` configurations.
-
-    Args:
-        embeddings: Graph embeddings of the pool (n, d).
-        static: Logarithms of the static features (n, s).
-        generator: Draws the landmarks of a large pool.
-    """
-    points = embedding_points(embeddings, static)
-    n = len(points)
-    chosen = np.arange(n) if n <= LANDMARKS else np.sort(generator.permutation(n)[:LANDMARKS])
-    landmarks = points[chosen]
-    inner = matern32(landmarks, landmarks).astype(np.float64)
-    root = nystroem_root(inner, least_share=1e-6).astype(np.float32)
-    smooth = np.empty((n, root.shape[1]), dtype=np.float32)
-    for start in range(0, n, ROWS_AT_ONCE):
-        rows = slice(start, start + ROWS_AT_ONCE)
-        smooth[rows] = matern32(points[rows], landmarks) @ root
-    linear = points[:, -static.shape[1] :] * np.float32(np.sqrt(LINEAR_SHARE))
-    return np.hstack([smooth, linear])
 
 
 def _scaled(values: npt.NDArray[Any]) -> Array:

@@ -22,21 +22,16 @@ from typing import Protocol
 
 import numpy as np
 
+from trappm.learner.acquisition.embedding_space import embedding_covariance
 from trappm.learner.acquisition.pool_covariance import (
     Array,
     PoolCovariance,
     PoolPosterior,
-    embedding_features,
     narrow,
 )
 from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explained
 from trappm.learner.acquisition.strategies import Representation
 
-NOISE_VARIANCE = 0.05
-"""Variance of one label relative to the variance without labels (round number)."""
-AMPLITUDE_RANGE = (0.5, 2.0)
-"""Bounds of the factor by which ensemble spread scales a configuration's deviation (round numbers):
-five heads estimate a deviation to about a factor of two."""
 FLOOR = 0.1
 """Least value of each factor, relative to its mean over the candidates (round number). The strategy
 was chosen with it on splits of seeds 100 to 119 (docs/studies/choosing.md)."""
@@ -126,7 +121,7 @@ class PoolReduction:
         parts: dict[str, Sequence[_Measure]] = {}
         covariances = list(request.covariances) if self._own_covariance else []
         if not (covariances or self._represents):
-            covariances = [_of_embeddings(request)]
+            covariances = [embedding_covariance(request)]
         if covariances:
             narrowed = [PoolCovariance(narrow(c.features), c.noise) for c in covariances]
             parts["variance_reduction"] = [
@@ -142,22 +137,6 @@ class PoolReduction:
                 )
             ]
         return parts
-
-
-def _of_embeddings(request: AcquisitionRequest) -> PoolCovariance:
-    features = embedding_features(
-        request.embeddings, np.log1p(request.static_features), request.generator
-    )
-    features *= _amplitude(request.uncertainty, len(features))[:, None]
-    return PoolCovariance(features, NOISE_VARIANCE)
-
-
-def _amplitude(uncertainty: Array | None, n: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """Return the factor on each configuration's deviation: its relative uncertainty, damped (n)."""
-    if uncertainty is None or not np.median(uncertainty) > 0:
-        return np.ones(n, dtype=np.float32)
-    ratio = np.sqrt(uncertainty / np.median(uncertainty))
-    return np.clip(ratio, *AMPLITUDE_RANGE).astype(np.float32)
 
 
 def taught_by_bounds(failure: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Strategies that campaigns offer next to pool variance: draws, coverage, uncertainty, LCMD."""
+"""Strategies that campaigns offer next to pool variance: draws, coverage, LCMD."""
 
 from __future__ import annotations
 
@@ -66,18 +66,6 @@ class Stratified:
             if not remaining[name]:
                 del remaining[name]
         return explained(request, chosen)
-
-
-class MostUncertain:
-    """The configurations with the largest ensemble spread; similar picks are not avoided."""
-
-    name = "uncertainty"
-
-    def select(self, request: AcquisitionRequest) -> list[Pick]:
-        if request.uncertainty is None:
-            raise InputError("uncertainty needs trained heads; begin with another strategy")
-        order = np.argsort(-request.uncertainty[request.open], kind="stable")
-        return explained(request, request.open[order[: request.count]].tolist())
 
 
 class Representation:

@@ -22,7 +22,14 @@ from torch import Tensor
 
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.metric_head import Head, Ours
-from trappm.learner.heads.predictions import OTHER_START, DeviceHeads, Predictions, Settings
+from trappm.learner.heads.predictions import (
+    OTHER_START,
+    DeviceHeads,
+    Predictions,
+    Settings,
+    joined_tensors,
+    predictions_of,
+)
 from trappm.learner.paper.presets import HeadPreset
 from trappm.learner.physics.cpu_priors import CpuMemoryPrior, CpuTimePrior
 from trappm.learner.physics.devices.known_devices import known_devices
@@ -35,7 +42,7 @@ from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.tensors import with_prefix
 from trappm.learner.threads import side_by_side
 from trappm.learner.workload import Workload
-from trappm.profiler.devices.capacity import USABLE_SHARE
+from trappm.profiler.devices.catalogue import USABLE_SHARE
 from trappm.profiler.errors import InputError
 from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import METRICS
@@ -82,25 +89,13 @@ class Heads:
 
     def predict(self, workloads: Sequence[Workload]) -> Predictions:
         """Predict the metrics that all workloads have what it takes for."""
-        heads = self._heads_for(workloads)
+        heads = {
+            metric: self.heads[metric]
+            for metric in self.metrics
+            if all(_is_for(self.heads[metric], workload) for workload in workloads)
+        }
         estimates = [head.predict(workloads) for head in heads.values()]
-
-        def column(name: str, kind: type = float) -> Any:
-            zeros = np.zeros(len(workloads))  # heads without labels have no distance from them
-            values = [getattr(estimate, name) for estimate in estimates]
-            rows = [zeros if value is None else value for value in values]
-            return np.array(rows, dtype=kind).reshape(len(rows), len(workloads)).T
-
-        return Predictions(
-            metrics=tuple(heads),
-            median=column("median"),
-            low=column("low"),
-            high=column("high"),
-            log_std=column("log_std"),
-            disagreement=column("log_std_of_mean"),
-            outside=column("outside", bool),
-            labels_end=column("labels_end"),
-        )
+        return predictions_of(tuple(heads), estimates, len(workloads))
 
     def out_of_memory(self, workloads: Sequence[Workload], capacity_mib: float) -> Array:
         """Return the probability that each of n workloads exceeds a device's memory (n).
@@ -127,20 +122,8 @@ class Heads:
                 blocks.append(block)
         return np.hstack(blocks)
 
-    def _heads_for(self, workloads: Sequence[Workload]) -> dict[str, Head[Prior]]:
-        """Return the heads that can predict all these workloads, in the order of `METRICS`."""
-        return {
-            metric: self.heads[metric]
-            for metric in self.metrics
-            if all(_is_for(self.heads[metric], workload) for workload in workloads)
-        }
-
     def tensors(self) -> dict[str, Tensor]:
-        return {
-            f"{metric}.{name}": tensor
-            for metric, head in self.heads.items()
-            for name, tensor in head.tensors().items()
-        }
+        return joined_tensors(self.heads)
 
     def settings(self) -> dict[str, Any]:
         return {

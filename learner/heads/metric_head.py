@@ -1,18 +1,17 @@
-"""Our head for one metric on one device: physics, what physics leaves, and how sure that is.
+"""Head for one metric on one device: a physical prior, a residual, and a calibrated interval.
 
     log value = prior (a formula with few constants) + residual (learned) +- calibrated interval
 
-The prior is fitted on all labels, and once more without each fold of the architectures, so that the
-residual and the interval learn from errors on architectures not seen. A head can start from that of
-another device: its constants are where this device's begin, and its residual is added by the share
-that proves right here.
+The prior is fitted on all labels, and again without each fold of the architectures, so that the
+residual and the interval learn from out-of-fold errors. A head can start from another device's: its
+constants are where this device's begin, and its residual is added by the share that fits here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,17 +20,18 @@ from torch import Tensor
 
 from trappm.learner.estimator import Estimate, Model, Targets
 from trappm.learner.gaussian_process import Coordinates
+from trappm.learner.heads.predictions import joined_tensors
 from trappm.learner.physics.prior import Prior
 from trappm.learner.residual.residual import CAUTION, FOLDS, Residual, fit_residual
 from trappm.learner.residual.surprises import Surprises
 from trappm.learner.stats.calibration import (
     Calibration,
     Familiarity,
+    LabelledRange,
     UnseenErrors,
     central_interval,
 )
 from trappm.learner.stats.folds import cluster_folds, grouped_folds
-from trappm.learner.stats.labelled_range import LabelledRange
 from trappm.learner.tensors import with_prefix
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
@@ -40,19 +40,14 @@ Array = npt.NDArray[np.float64]
 P = TypeVar("P", bound=Prior)
 
 SHARE_STEP = 0.05
-"""Shares of the source's residual that are tried lie so far apart."""
+"""Step between the shares of the source's residual that are tried."""
 RESIDUAL_DEVIATION = 0.08
-"""How far a residual moves the logarithm, for its weight among gradients: `AMPLITUDES[1]` of
-`learner.acquisition.joint`."""
-
-
-class _Kept(Protocol):
-    def tensors(self) -> dict[str, Tensor]: ...
+"""Deviation of the logarithm by the residual, for its weight among gradients."""
 
 
 @dataclass(frozen=True, eq=False)
 class Head(Generic[P]):
-    """A fitted head, whose predictions are in the metric's unit."""
+    """A fitted head. It predicts in the metric's unit."""
 
     prior: P
     residual: Residual
@@ -60,12 +55,12 @@ class Head(Generic[P]):
     familiarity: Familiarity | None
     """None without labels."""
     source: Head[P] | None = None
-    """Of another device, where its residual is believed."""
+    """Head of another device whose residual is added."""
     source_share: float = 0.0
     labelled: LabelledRange | None = None
     """None without labels."""
     surprises: Surprises | None = None
-    """None where too few labels lie far above the others."""
+    """None if there are too few upper outliers."""
 
     def predict(self, workloads: Sequence[Workload]) -> Estimate:
         middle, deviation, outside, chances = self._logs(workloads)
@@ -83,14 +78,11 @@ class Head(Generic[P]):
             log_std=stated,
             log_std_of_mean=np.sqrt(np.maximum(deviation**2 - self.residual.noise**2, 0.0)),
             outside=outside,
-            labels_end=self._labels_end(median),
+            labels_end=None if self.labelled is None else self.labelled.end_before(median),
         )
 
     def exceeding(self, workloads: Sequence[Workload], limit: float) -> Array:
-        """The probability that each of n workloads has a value above this limit (n).
-
-        Of memory and a device's capacity: the probability of running out of memory.
-        """
+        """Return the probability that each of n workloads exceeds a limit (n)."""
         middle, deviation, _, chances = self._logs(workloads)
         stated, gap = self._stated(deviation, middle), np.log(limit) - middle
         if self.surprises is None or chances is None:
@@ -98,8 +90,11 @@ class Head(Generic[P]):
         return self.surprises.exceeding(self.calibration, gap, stated, *chances)
 
     def gradients(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float32]:
-        """Of the predicted logarithm by the prior's constants, as they are by now, in units of how
-        uncertain each is without labels, and by weights on the residual's features (n, g)."""
+        """Return the derivatives of the predicted logarithm (n, g).
+
+        They are by the prior's constants, in units of their deviation without labels, and by
+        weights on the residual's features.
+        """
         features = self.prior.features(workloads)
         deviation = np.repeat(np.sqrt(self.prior.feature_groups), self.prior.feature_groups)
         deviation = deviation * np.maximum(features.std(axis=0), 1e-9)
@@ -107,14 +102,14 @@ class Head(Generic[P]):
         return np.hstack([self.prior.sensitivities(workloads), scaled]).astype(np.float32)
 
     def learned(self, workloads: Sequence[Workload]) -> Array:
-        """What is added to the prior's logarithm (n)."""
+        """Return what is added to the prior's logarithm (n)."""
         return self._learned(workloads, self.prior.features(workloads))[0]
 
     def _logs(
         self, workloads: Sequence[Workload]
     ) -> tuple[Array, Array, npt.NDArray[np.bool_] | None, tuple[Array, Array] | None]:
-        """Logarithm of each value (n), its deviation (n), which are unlike all labels (n), and
-        the probability of a surprise with its weight (n each)."""
+        """Return logarithms, deviations, which are unlike all labels, and the probability of an
+        outlier with its weight (n each)."""
         logs, features = self.prior.logs_and_features(workloads)
         added, deviation = self._learned(workloads, features)
         middle = logs + added
@@ -126,13 +121,8 @@ class Head(Generic[P]):
         return middle, widened, self.familiarity.outside(distance), chances
 
     def _stated(self, deviation: Array, middle: Array) -> Array:
-        """Deviations (n) with what the distance of n values from the labels adds."""
+        """Return deviations (n), widened for values beyond the labels."""
         return deviation if self.labelled is None else self.labelled.widened(deviation, middle)
-
-    def _labels_end(self, median: Array) -> Array:
-        if self.labelled is None:
-            return np.full(len(median), np.nan)
-        return self.labelled.end_before(median)
 
     def _learned(self, workloads: Sequence[Workload], features: Array) -> tuple[Array, Array]:
         added, deviation = self.residual.predict(features)
@@ -141,26 +131,16 @@ class Head(Generic[P]):
         return added, deviation
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that a snapshot keeps of it."""
-        parts: dict[str, _Kept] = {
-            "prior": self.prior,
-            "residual": self.residual,
-            "calibration": self.calibration,
-        }
-        if self.familiarity is not None:
-            parts["familiarity"] = self.familiarity
-        if self.source is not None:
-            parts["source"] = self.source
-        if self.labelled is not None:
-            parts["labelled"] = self.labelled
-        if self.surprises is not None:
-            parts["surprises"] = self.surprises
-        tensors = {f"{part}.{k}": v for part, x in parts.items() for k, v in x.tensors().items()}
+        """Return everything learned, by name; `from_tensors` is the inverse."""
+        names = (
+            "prior", "residual", "calibration", "familiarity", "source", "labelled", "surprises",
+        )  # fmt: skip
+        tensors = joined_tensors({name: getattr(self, name) for name in names})
         return {**tensors, "source_share": torch.tensor(self.source_share, dtype=torch.float64)}
 
     @classmethod
     def from_tensors(cls, prior: type[P], tensors: Mapping[str, Tensor]) -> Self:
-        """Raises KeyError or ValueError for tensors that are not those of such a head."""
+        """Read a head; raise KeyError or ValueError for other tensors."""
         familiarity, source = with_prefix(tensors, "familiarity."), with_prefix(tensors, "source.")
         labelled, surprises = (with_prefix(tensors, f"{p}.") for p in ("labelled", "surprises"))
         return cls(
@@ -176,12 +156,15 @@ class Head(Generic[P]):
 
 
 class Ours:
-    """Our estimator: fits heads over one kind of prior."""
+    """The default estimator: fits heads over one kind of prior.
+
+    Args:
+        prior: Prior without labels.
+    """
 
     name = "ours"
 
     def __init__(self, prior: Prior) -> None:
-        """With the prior as it is known without labels."""
         self.prior = prior
 
     def fit(
@@ -191,19 +174,18 @@ class Ours:
         generator: np.random.Generator,
         start: Model | None = None,
     ) -> Head[Prior]:
-        """Fits a head; no label at all is enough, where the prior or the start predicts something.
+        """Fit a head; without any label it predicts by the prior or the start.
 
         Raises:
-            InputError: shapes that differ, values that are not positive, or a start of another
-                kind.
+            InputError: Shapes differ, a value is not positive, or the start is of another kind.
         """
         _check(workloads, targets)
         if start is not None and not isinstance(start, Head):
-            raise InputError(f"a {type(start).__name__} is no head to start from")
+            raise InputError(f"a {type(start).__name__} cannot be the start of a head")
         folds = grouped_folds(targets.groups, FOLDS, generator)
         prior, without = self._fit_prior(workloads, targets, start)
         unseen = without(folds)
-        # What the prior leaves; NaN for runs that died, of which only a bound is known.
+        # NaN for runs out of memory, which have only a bound.
         residuals, bounds = np.log(targets.values) - unseen, np.log(targets.above) - unseen
         known = ~np.isnan(residuals)
         source, share, of_source = None, 0.0, np.zeros(len(workloads))
@@ -229,7 +211,7 @@ class Ours:
             points = Coordinates.fit(features, prior.feature_groups).apply(features)
             clusters = cluster_folds(points, targets.groups, FOLDS, generator)
             if clusters.any():
-                # The prior's alone: what residuals have learned ends before a new cluster.
+                # Errors of the prior alone: the residual learns nothing about a new cluster.
                 left = np.log(targets.values) - without(clusters) - share * of_source
                 errors_on.append(UnseenErrors(left, deviations, clusters))
             familiarity = Familiarity.fit(features, targets.groups)
@@ -248,7 +230,8 @@ class Ours:
     def _fit_prior(
         self, workloads: Sequence[Workload], targets: Targets, start: Head[Prior] | None
     ) -> tuple[Prior, Callable[[npt.NDArray[np.int64]], Array]]:
-        """The prior of all labels, and what gives the logarithm of each by one without its fold."""
+        """Return the prior fitted to all labels, and a function from folds to logarithms (n) by
+        priors that were fitted without them."""
         centre = self.prior if start is None else self.prior.started_from(start.prior)
         log_values, log_above = np.log(targets.values), np.log(targets.above)
 
@@ -275,9 +258,9 @@ class Ours:
 
 
 def _share(residuals: Array, of_source: Array) -> float:
-    """How much of the source's residual to take (n labels each): the least absolute error.
+    """Return the share of the source's residual (n) with the least absolute error on labels (n).
 
-    It starts from all of it, which `CAUTION` labels speak for.
+    The prior guess is all of it, with the weight of `CAUTION` labels.
     """
     shares = np.arange(0.0, 1.0 + SHARE_STEP / 2, SHARE_STEP)
     caution = CAUTION * float(np.abs(of_source).mean()) if len(of_source) else 1.0

@@ -1,7 +1,4 @@
-"""TraPPM's networks as the heads of a device: the preset `paper`, without any physics.
-
-A head for each metric, trained as the bench trains and judges it (`learner.paper.regressor`).
-"""
+"""The papers' networks as the heads of a device, one per metric, without any physics."""
 
 from __future__ import annotations
 
@@ -14,15 +11,18 @@ import numpy.typing as npt
 from torch import Tensor
 
 from trappm.learner.estimator import Targets
-from trappm.learner.heads.predictions import OTHER_START, DeviceHeads, Predictions, Settings
+from trappm.learner.heads.predictions import (
+    OTHER_START,
+    DeviceHeads,
+    Predictions,
+    Settings,
+    joined_tensors,
+    predictions_of,
+)
+from trappm.learner.paper.estimators import embedded_vectors, paper_estimator
 from trappm.learner.paper.graphs import FloatArray
 from trappm.learner.paper.presets import HeadPreset
-from trappm.learner.paper.regressor import (
-    HeadNetwork,
-    NetworkModel,
-    TrappmAsPublished,
-    embedded_vectors,
-)
+from trappm.learner.paper.regressor import HeadNetwork, NetworkModel
 from trappm.learner.tensors import with_prefix
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
@@ -51,34 +51,16 @@ class NetworkHeads:
         return tuple(self.heads)
 
     def predict(self, workloads: Sequence[Workload]) -> Predictions:
-        """Raises InputError for embeddings that are missing, or not of the encoder's width."""
+        """Predict n workloads; raise InputError for missing or wrong embeddings."""
         estimates = [head.predict(workloads) for head in self.heads.values()]
-
-        def column(name: str) -> Array:
-            none = np.zeros(len(workloads))  # a single network disagrees with nobody
-            values = [getattr(estimate, name) for estimate in estimates]
-            return np.stack([none if value is None else value for value in values], axis=1)
-
-        return Predictions(
-            metrics=self.metrics,
-            median=column("median"),
-            low=column("low"),
-            high=column("high"),
-            log_std=column("log_std"),
-            disagreement=column("log_std_of_mean"),
-            outside=np.stack([e.outside for e in estimates if e.outside is not None], axis=1),
-        )
+        return predictions_of(self.metrics, estimates, len(workloads))
 
     def gradients(self, workloads: Sequence[Workload]) -> FloatArray:
-        """Of the outputs by the weights of the last layers, one metric after the other (n, g)."""
+        """Return derivatives by the weights of the last layers, metric after metric (n, g)."""
         return np.hstack([head.gradients(workloads) for head in self.heads.values()])
 
     def tensors(self) -> dict[str, Tensor]:
-        return {
-            f"{metric}.{name}": tensor
-            for metric, head in self.heads.items()
-            for name, tensor in head.tensors().items()
-        }
+        return joined_tensors(self.heads)
 
     def settings(self) -> dict[str, Any]:
         return {"kind": KIND, "metrics": list(self.metrics), "label_count": self.label_count}
@@ -87,13 +69,13 @@ class NetworkHeads:
     def from_tensors(
         cls, preset: HeadPreset, settings: Settings, tensors: Mapping[str, Tensor]
     ) -> Self:
-        """Raises KeyError, ValueError or RuntimeError for tensors that do not fit the settings."""
+        """Read the heads; raise KeyError, ValueError or RuntimeError for other tensors."""
         unknown = set(settings["metrics"]) - set(METRICS)
         if unknown:
             raise ValueError(f"heads for an unknown metric: {', '.join(sorted(unknown))}")
         heads = {
             metric: NetworkModel.from_tensors(
-                lambda width: HeadNetwork(preset, width),
+                lambda width, mean_nodes: HeadNetwork(preset, width, mean_nodes),
                 embedded_vectors,
                 preset,
                 with_prefix(tensors, f"{metric}."),
@@ -113,21 +95,21 @@ def train_networks(
     init: DeviceHeads | None,
     on_progress: OnProgress,
 ) -> NetworkHeads:
-    """Trains networks on n labels, which `learner.heads.device_heads.train_heads` has checked.
+    """Train networks on n labels that `learner.heads.device_heads.train_heads` has checked.
 
-    With `init` (TraPPM, Table V) they start from that device's and go on learning slowly.
+    With `init`, the networks of another device are fine-tuned (TraPPM, Table V).
 
     Raises:
-        InputError: a workload without embedding, or an `init` of another preset or encoder.
+        InputError: A workload has no embedding, or `init` has another preset or encoder.
     """
     if init is not None and not (isinstance(init, NetworkHeads) and init.preset == preset):
         raise InputError(OTHER_START)
     heads = {}
     for number, metric in enumerate(metrics):
         values = targets[:, list(METRICS).index(metric)]
-        estimator = TrappmAsPublished(
-            name=f"head of {metric}",
-            preset=preset,
+        estimator = paper_estimator(
+            f"head of {metric}",
+            preset,
             on_step=lambda done, total, before=number: on_progress(  # type: ignore[misc]
                 before * total + done, len(metrics) * total
             ),

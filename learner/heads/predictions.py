@@ -1,4 +1,4 @@
-"""Heads of a device of any kind: their interface, their predictions, what they were trained for."""
+"""Interface of the heads of a device, and their predictions."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from trappm.profiler.records import MemoryFormat, Optimizer, Precision
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from trappm.learner.estimator import Estimate
     from trappm.learner.workload import Workload
 
 Array = npt.NDArray[np.float64]
@@ -27,25 +28,23 @@ class Predictions:
     """Predictions for n workloads; every array is (n, metrics)."""
 
     metrics: tuple[str, ...]
-    """Those that can be predicted for all of them: some heads need kernels."""
+    """Metrics that can be predicted for all workloads: some heads need kernels."""
     median: Array
     """In the metric's unit."""
     low: Array
     """Lower bound of the 90 % interval."""
     high: Array
     log_std: Array
-    """Deviation of log(value): the disagreement and the error on architectures not seen."""
+    """Deviation of log(value)."""
     disagreement: Array
     """Deviation of log(value) that more labels can remove."""
     outside: npt.NDArray[np.bool_]
     """Whether the workload is unlike everything that the head was trained on."""
-    labels_end: Array | None = None
-    """The least or largest label, where the median lies far beyond it, and NaN elsewhere; None of
-    heads that do not keep it."""
+    labels_end: Array
+    """Least or largest label, where the median is far beyond it; NaN elsewhere."""
 
     def where_outside(self, metric: str, median: Array, error: float) -> Self:
-        """With other medians (n), and the deviation of their logarithm, in the rows of a metric
-        that are unlike all labels."""
+        """Replace a metric in rows unlike all labels by medians (n) with this log deviation."""
         if metric not in self.metrics:
             return self
         at = self.metrics.index(metric)
@@ -65,11 +64,43 @@ class Predictions:
         )
 
     def beyond_labels(self, row: int) -> dict[str, float]:
-        """For each metric of a workload that lies far beyond all labels: the nearest of these."""
-        if self.labels_end is None:
-            return {}
+        """Return the nearest label for each metric of a workload far beyond all labels."""
         ends = zip(self.metrics, self.labels_end[row].tolist(), strict=True)
         return {metric: end for metric, end in ends if not np.isnan(end)}
+
+
+def predictions_of(metrics: tuple[str, ...], estimates: Sequence[Estimate], n: int) -> Predictions:
+    """Return the estimates of n workloads by several heads, metric after metric."""
+
+    def column(name: str, missing: float = 0.0, kind: type = float) -> Any:
+        values = [getattr(estimate, name) for estimate in estimates]
+        rows = [np.full(n, missing) if value is None else value for value in values]
+        return np.array(rows, dtype=kind).reshape(len(rows), n).T
+
+    return Predictions(
+        metrics=metrics,
+        median=column("median"),
+        low=column("low"),
+        high=column("high"),
+        log_std=column("log_std"),
+        disagreement=column("log_std_of_mean"),
+        outside=column("outside", kind=bool),
+        labels_end=column("labels_end", np.nan),
+    )
+
+
+class _HasTensors(Protocol):
+    def tensors(self) -> dict[str, Tensor]: ...
+
+
+def joined_tensors(parts: Mapping[str, _HasTensors | None]) -> dict[str, Tensor]:
+    """Return the tensors of all parts by `part.name`."""
+    return {
+        f"{part}.{name}": tensor
+        for part, own in parts.items()
+        if own is not None
+        for name, tensor in own.tensors().items()
+    }
 
 
 class DeviceHeads(Protocol):
@@ -77,7 +108,7 @@ class DeviceHeads(Protocol):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Those that had labels, in the order of METRICS."""
+        """Metrics with labels, in the order of METRICS."""
         ...
 
     @property
@@ -94,24 +125,24 @@ class DeviceHeads(Protocol):
         ...
 
     def predict(self, workloads: Sequence[Workload]) -> Predictions:
-        """Raises InputError where a workload lacks what the heads need."""
+        """Predict n workloads; raise InputError if one lacks what the heads need."""
         ...
 
     def gradients(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float32]:
-        """Of the predicted logarithms by what the heads have learned (n, g)."""
+        """Return derivatives of the predicted logarithms by what was learned (n, g)."""
         ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything learned, by name; with `settings` what a snapshot keeps."""
+        """Return everything learned, by name."""
         ...
 
     def settings(self) -> dict[str, Any]:
-        """The plain values that go beside `tensors`, as JSON; `kind` names the kind of heads."""
+        """Return plain JSON values for the manifest; `kind` names the kind of heads."""
         ...
 
 
 class StepSettings(NamedTuple):
-    """How a step is run, beside its batch size."""
+    """Settings of a step in addition to its batch size."""
 
     precision: Precision
     memory_format: MemoryFormat
@@ -124,7 +155,7 @@ class TrainedHeads:
 
     heads: DeviceHeads
     settings: tuple[StepSettings, ...]
-    """Those that the labels had, the most frequent first: what a question means that names none."""
+    """Settings of the labels, the most frequent first, which is the default of predictions."""
 
 
 Settings = Mapping[str, Any]

@@ -1,13 +1,18 @@
-"""The TraPPM papers: a graph autoencoder, a GNN regressor per metric, and fine-tuning.
+"""The TraPPM papers: a graph autoencoder, a GNN regressor per metric, uncertainty, fine-tuning.
 
-    encoder     graph autoencoder on graphs without labels; its frozen encoder embeds a graph
-    regressor   embedding + static features + SAGEConv layers -> one metric, its uncertainty from
-                an ensemble (preset `paper-ensemble`), and fine-tuning of V100 heads from A100
-                weights (Table V): `fit(..., start=...)`
-    presets     the papers' sizes and training settings, and those for a laptop core
+Karthick Panner Selvam and Mats Brorsson, "TraPPM". Where each part of the papers is:
 
-The strategy `variance` (`learner.acquisition`) chooses labels over the embedding space, weighted by
-the ensemble's uncertainty. Karthick Panner Selvam and Mats Brorsson, "TraPPM".
+    encoder       graph autoencoder on graphs without labels: Z = encoder(X, A), A' = sigmoid(Z Z^T)
+    regressor     SAGEConv layers + embedding + static features -> one metric; a deep ensemble
+    fine_tuning   V100 regressors from A100 weights (Table V)
+    presets       the papers' sizes and training settings, and those for a laptop core
+
+    learner.acquisition.embedding_space    labels chosen over the embedding space, weighted by the
+                                           ensemble's uncertainty: strategies of every campaign
+
+`graphs` and `training` are data loading and the training loop. Campaigns and the bench call
+`estimators`. `distinct_nodes` is optional (`distinct=False` in a preset): it computes equal nodes
+of a batch once. The campaign preset `paper` runs all parts on two CPU cores.
 
 Departures from the papers and their code:
 
@@ -19,10 +24,13 @@ Departures from the papers and their code:
   as logarithms next to the one-hot operator, and parameters, MACs and batch sizes are corrected.
 - Each graph has one label of shape (1, 1); no sample is lost at the end of an epoch.
 - The frozen encoder runs without gradients, once per graph.
-- Equal nodes of a batch are computed once (`distinct_nodes`). They share a dropout mask, and the
-  dropout rate is rounded to 1/256. Without dropout results are equal.
+- A negative pair lies in the graph of its edge, and a draw that hits an edge is dropped.
+- Equal nodes of a batch are computed once. They share a dropout mask. Without dropout, results are
+  equal.
 - The regressor's output layer starts at zero, and its sum pooling is divided by the mean number of
   nodes of the training set.
+- Uncertainty is the spread of five regressors, each trained without one fold of the architectures.
+  The variance over the embedding space is that of a Gaussian process, lowered greedily.
 - Fine-tuning first shifts the level by the median log ratio of the new device.
 - Intervals are conformal, from the errors on the architectures that each network did not see.
 """

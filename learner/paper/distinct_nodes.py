@@ -1,12 +1,10 @@
-"""Each different node of a batch once: what saves most of the arithmetic of our graph networks.
+"""Optional: compute each distinct node of a batch once, which saves most of the arithmetic.
 
-Deep networks repeat their blocks, and families share theirs. A SAGEConv layer gives the same row to
-nodes of the same features and the same multiset of predecessors, so after k layers a node's row
-follows from what stands at most k steps before it (colour refinement: Weisfeiler and Lehman 1968;
-Bollen et al. 2023, "Learning graph neural networks using exact compression", use it to train).
-`node_keys` numbers these classes, the same in every graph, and a layer computes one row for each
-class in a batch. Of a frozen network that is exact. In training it is too, but for dropout, whose
-mask the members of a class share.
+Deep networks repeat their blocks. SAGEConv gives equal rows to nodes with equal features and equal
+multisets of predecessors, so after k layers a row depends on the k steps before it (color
+refinement: Weisfeiler and Lehman 1968; Bollen et al. 2023, "Learning graph neural networks using
+exact compression"). `node_keys` numbers these classes of nodes, and `propagate` computes one row
+per class. Only dropout differs in training: the members of a class share its mask.
 """
 
 from __future__ import annotations
@@ -31,15 +29,15 @@ _WORDS = np.random.default_rng(0x7261).integers(1, 2**63, 64, dtype=np.uint64) *
 
 
 def node_keys(features: npt.NDArray[np.float32], edges: IntArray) -> IntArray:
-    """For each node and depth 0 to MAX_DEPTH, a number that equal nodes share (N, MAX_DEPTH + 1).
+    """Return a number for each node and depth that equal nodes share, (N, MAX_DEPTH + 1).
 
-    Nodes are equal at depth 0 if their features are, and at the next depth if they and their
-    predecessors are at this one. The numbers are hashes of 63 bits: two different nodes of a
-    million have the same one with a probability of one in ten million.
+    Nodes are equal at depth 0 if their features are, and at depth k if they and their predecessors
+    are at depth k - 1. The numbers are hashes of 63 bits: among a million different nodes, two
+    collide with a probability of one in ten million.
 
     Args:
-        features: rows of equal length (N, at most 64).
-        edges: producer and consumer (E, 2).
+        features: Features of the nodes (N, at most 64).
+        edges: Producer and consumer (E, 2).
     """
     bits = np.ascontiguousarray(features, dtype=np.float32).view(np.uint32).astype(np.uint64)
     key = _mixed((_mixed(bits) * _WORDS[: bits.shape[1]]).sum(axis=1, dtype=np.uint64))
@@ -53,7 +51,7 @@ def node_keys(features: npt.NDArray[np.float32], edges: IntArray) -> IntArray:
 
 
 def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64's finalizer (Steele et al. 2014): each bit depends on all."""
+    """Apply SplitMix64's finalizer (Steele et al. 2014): each bit depends on all."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
@@ -61,16 +59,16 @@ def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 @dataclass(frozen=True)
 class Layer:
-    """How the classes at one depth follow from those at the depth before."""
+    """How the U classes at one depth follow from the classes at the depth before."""
 
     roots: Tensor
-    """The class of the node itself, at the depth before (U)."""
+    """Class of the node itself at the depth before (U)."""
     edges: Tensor
-    """Of one node of each class: the predecessor's class before, and its own (2, E)."""
+    """Edges into one node of each class: class of the predecessor, and its own (2, E)."""
     mean: Tensor
-    """Sparse: averages the classes of the predecessors (U, U before)."""
+    """Sparse matrix that averages over the predecessors (U, U before)."""
     counts: Tensor
-    """Nodes that each class stands for (U)."""
+    """Number of nodes of each class (U)."""
 
 
 @dataclass(frozen=True)
@@ -81,18 +79,18 @@ class Classes:
     """One-hot operator and sizes of each class at depth 0 (U, 113)."""
     layers: tuple[Layer, ...]
     places: Tensor
-    """The class of every node at the last depth (N)."""
+    """Class of each node at the last depth (N)."""
     pool: Tensor
-    """Sparse: sums over the nodes of each graph (graphs, U)."""
+    """Sparse matrix that sums over the nodes of each graph (graphs, U)."""
 
 
 def classes_of(batch: Batch, depth: int) -> Classes:
-    """The distinct nodes of a batch of `to_data` for a network of so many layers.
+    """Return the distinct nodes of a batch of `to_data` for a network of `depth` layers.
 
-    They are kept as long as the batch, which small training sets are one of.
+    They are stored in the batch, since a small training set is a single batch.
 
     Raises:
-        ValueError: the depth is above MAX_DEPTH.
+        ValueError: The depth is above MAX_DEPTH.
     """
     if not 0 <= depth <= MAX_DEPTH:
         raise ValueError(f"keys reach to depth {MAX_DEPTH}, not {depth}")
@@ -108,7 +106,7 @@ def _classes_of(batch: Batch, depth: int) -> Classes:
     keys = batch.keys_by_depth.numpy()
     producers, consumers = batch.edge_index.numpy()
     _, first, place = np.unique(keys[:, 0], return_index=True, return_inverse=True)
-    rows = expanded(batch.x[torch.from_numpy(first)])
+    rows = one_hot(batch.x[torch.from_numpy(first)])
     layers = []
     for level in range(1, depth + 1):
         before, width = place, len(first)
@@ -117,7 +115,7 @@ def _classes_of(batch: Batch, depth: int) -> Classes:
         )
         chosen = np.zeros(len(keys), dtype=bool)
         chosen[first] = True
-        into = chosen[consumers]  # one node stands for its class, so only its edges count
+        into = chosen[consumers]  # one node represents its class, so only its edges count
         target = place[consumers[into]]
         source = before[producers[into]]
         degree = np.bincount(target, minlength=len(first))
@@ -134,55 +132,46 @@ def _classes_of(batch: Batch, depth: int) -> Classes:
     return Classes(rows, tuple(layers), torch.from_numpy(place), pool)
 
 
-def expanded(compact: Tensor) -> Tensor:
-    """Rows of operator number and sizes (U, 16) as the paper's one-hot and sizes (U, 113)."""
-    one_hot = torch.nn.functional.one_hot(compact[:, 0].long(), len(OPERATORS))
-    return torch.cat([one_hot.to(compact.dtype), compact[:, 1:]], dim=1)
+def one_hot(compact: Tensor) -> Tensor:
+    """Return the paper's node features X (N, 113) from operator numbers and sizes (N, 16)."""
+    operators = nn.functional.one_hot(compact[:, 0].long(), len(OPERATORS))
+    return torch.cat([operators.to(compact.dtype), compact[:, 1:]], dim=1)
 
 
-class DistinctSAGEConv(nn.Module):
-    """PyG's SAGEConv (mean), with its weights by name, over classes of nodes.
+def propagate(
+    classes: Classes,
+    convolutions: nn.ModuleList,
+    dropout: nn.Module,
+    norms: nn.ModuleList | None = None,
+) -> Tensor:
+    """Apply SAGEConv layers, each with batch norm (optional), ReLU and dropout, to the classes.
 
-    Since averaging is linear, both matrices are applied before it, where classes are fewer.
+    Returns:
+        Rows of the classes at the last depth (U, width).
     """
-
-    def __init__(self, in_channels: int, out_channels: int) -> None:
-        super().__init__()
-        self.in_channels = in_channels
-        self.out_channels = out_channels
-        self.lin_l = nn.Linear(in_channels, out_channels)
-        self.lin_r = nn.Linear(in_channels, out_channels, bias=False)
-
-    def forward(self, x: Tensor, layer: Layer) -> Tensor:
-        """Rows of the classes before (U before, in) to rows of the classes (U, out)."""
-        from_predecessors = nn.functional.linear(x, self.lin_l.weight)
-        own: Tensor = self.lin_r(x)
-        averaged = torch.sparse.mm(layer.mean, from_predecessors)
-        result: Tensor = averaged + own.index_select(0, layer.roots) + self.lin_l.bias
-        return result
+    x = classes.rows
+    for number, (convolution, layer) in enumerate(zip(convolutions, classes.layers, strict=True)):
+        x = sage_conv(convolution, x, layer)
+        if norms is not None:
+            x = weighted_batch_norm(norms[number], x, layer.counts)
+        x = dropout(torch.relu(x))
+    return x
 
 
-class Dropout(nn.Module):
-    """Dropout whose mask comes from NumPy's generator, several times as fast as torch's on CPUs.
+def sage_conv(convolution: nn.Module, x: Tensor, layer: Layer) -> Tensor:
+    """Apply PyG's SAGEConv (mean) to classes: (U before, in) to (U, out).
 
-    It follows from torch's seed, and the share is rounded to 1/256.
+    Averaging is linear, so both matrices are applied before it, where there are fewer classes.
     """
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
-
-    def forward(self, x: Tensor) -> Tensor:
-        dropped = round(256 * self.p)
-        if not self.training or not dropped:
-            return x
-        generator = np.random.default_rng(int(torch.randint(2**62, ())))
-        draws = torch.from_numpy(generator.integers(0, 256, x.shape, dtype=np.uint8))
-        return x * (draws >= dropped).to(x.dtype).mul_(256 / (256 - dropped))
+    of_predecessors = nn.functional.linear(x, convolution.lin_l.weight)  # type: ignore[arg-type, union-attr]
+    own = convolution.lin_r(x)  # type: ignore[operator]
+    averaged = torch.sparse.mm(layer.mean, of_predecessors)
+    result: Tensor = averaged + own.index_select(0, layer.roots) + convolution.lin_l.bias  # type: ignore[union-attr]
+    return result
 
 
 def weighted_batch_norm(norm: nn.Module, x: Tensor, counts: Tensor) -> Tensor:
-    """Batch norm over nodes, given one row for each class of them (U, width) and counts (U)."""
+    """Apply batch norm over nodes to one row per class (U, width) with counts (U)."""
     assert isinstance(norm, nn.BatchNorm1d)  # noqa: S101
     if not norm.training:
         normed: Tensor = norm(x)
@@ -190,21 +179,21 @@ def weighted_batch_norm(norm: nn.Module, x: Tensor, counts: Tensor) -> Tensor:
     total = counts.sum()
     share = (counts / total)[None, :]
     mean = share @ x
-    centred = x - mean
-    variance = share @ centred.square()
+    centered = x - mean
+    variance = share @ centered.square()
     with torch.no_grad():
         momentum = norm.momentum
         unbiased = variance[0] * (total / (total - 1).clamp(min=1))
         norm.running_mean.lerp_(mean[0], momentum)  # type: ignore[union-attr, arg-type]
         norm.running_var.lerp_(unbiased, momentum)  # type: ignore[union-attr, arg-type]
         norm.num_batches_tracked += 1  # type: ignore[operator, assignment]
-    return centred * (norm.weight * (variance + norm.eps).rsqrt()) + norm.bias
+    return centered * (norm.weight * (variance + norm.eps).rsqrt()) + norm.bias
 
 
 def _sparse(
     rows: IntArray, columns: IntArray, values: npt.NDArray[Any], shape: tuple[int, int]
 ) -> Tensor:
-    """A sparse matrix; entries in the same place add up."""
+    """Return a sparse matrix; entries in the same place add up."""
     places = torch.from_numpy(np.stack([rows, columns]))
     entries = torch.from_numpy(values.astype(np.float32))
     return torch.sparse_coo_tensor(places, entries, shape, check_invariants=False).coalesce()

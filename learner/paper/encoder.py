@@ -1,14 +1,20 @@
 """The graph autoencoder of the TraPPM paper: pre-training on graphs without labels.
 
-An encoder of SAGEConv layers computes node embeddings Z so that sigmoid(Z Z^T) predicts the edges
-(Kipf and Welling 2016, non-variational graph autoencoder). The encoder is then frozen, and the sum
-of a graph's node embeddings is the graph's embedding.
+Notation:
+
+    X     node features (N, 113): one-hot operator, shapes, MACs, parameters, memory
+    A     adjacency matrix (N, N), given as edges (2, E) from producer to consumer
+    Z     node embeddings (N, 512): Z = encoder(X, A)
+    A'    reconstruction sigmoid(Z Z^T) (N, N); the loss is its binary cross-entropy on edges and on
+          as many negative pairs (Kipf and Welling 2016, non-variational graph autoencoder)
+
+The encoder is then frozen, and a graph's embedding is the sum of the rows of Z.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -20,21 +26,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch_geometric.data import Batch
+from torch_geometric.nn import SAGEConv, global_add_pool
 
-from trappm.learner.paper.distinct_nodes import (
-    Classes,
-    DistinctSAGEConv,
-    Dropout,
-    classes_of,
-    weighted_batch_norm,
-)
-from trappm.learner.paper.graphs import (
-    FloatArray,
-    Scaler,
-    batches,
-    fit_node_scaler,
-    to_data,
-)
+from trappm.learner.paper.distinct_nodes import classes_of, one_hot, propagate
+from trappm.learner.paper.graphs import FloatArray, Scaler, batches, fit_node_scaler, to_data
 from trappm.learner.paper.presets import EncoderPreset
 from trappm.learner.paper.training import torch_seeded, train
 from trappm.learner.stats.folds import grouped_folds, layers_hash
@@ -44,39 +39,35 @@ from trappm.profiler.graphs.features import NODE_FEATURES
 from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import Graph
 
-FORMAT = 3
+FORMAT = 4
 """Version of the training, so that cached encoders of older versions are not used."""
 HELD_OUT_FOLDS = 10
 """Folds of the architectures (round number); one of them ends the training."""
 
 
 class EncoderNetwork(nn.Module):
-    """SAGEConv layers, each followed by batch norm, ReLU and dropout: (U, 113) to (U, width).
-
-    U is the number of distinct nodes of a batch.
-    """
+    """SAGEConv layers, each followed by batch norm, ReLU and dropout."""
 
     def __init__(self, preset: EncoderPreset) -> None:
         super().__init__()
         inputs = (NODE_FEATURES, *preset.widths[:-1])
-        self.convolutions = nn.ModuleList(
-            DistinctSAGEConv(before, after)
-            for before, after in zip(inputs, preset.widths, strict=True)
-        )
-        self.norms = nn.ModuleList(nn.BatchNorm1d(width) for width in preset.widths)
-        self.dropout = Dropout(preset.dropout)
+        self.convolutions = nn.ModuleList(map(SAGEConv, inputs, preset.widths))
+        self.norms = nn.ModuleList(map(nn.BatchNorm1d, preset.widths))
+        self.dropout = nn.Dropout(preset.dropout)
+        self.distinct = preset.distinct
 
-    def classes(self, batch: Batch) -> Classes:
-        return classes_of(batch, len(self.convolutions))
-
-    def forward(self, classes: Classes) -> Tensor:
-        x = classes.rows
-        for convolution, norm, layer in zip(
-            self.convolutions, self.norms, classes.layers, strict=True
-        ):
-            x = weighted_batch_norm(norm, convolution(x, layer), layer.counts)
-            x = self.dropout(F.relu(x))
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Return Z (N, width) for X (N, 113) and edges (2, E)."""
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            x = self.dropout(F.relu(norm(convolution(x, edge_index))))
         return x
+
+    def nodes(self, batch: Batch) -> Tensor:
+        """Return Z (N, width) of a batch of `to_data`."""
+        if not self.distinct:
+            return self.forward(one_hot(batch.x), batch.edge_index)
+        classes = classes_of(batch, len(self.convolutions))
+        return propagate(classes, self.convolutions, self.dropout, self.norms)[classes.places]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,9 +89,10 @@ class Encoder:
             # A few graphs at a time: the features of a whole pool would not fit into memory.
             for start in range(0, len(graphs), 256):
                 data = [to_data(graph, self.scaler) for graph in graphs[start : start + 256]]
-                for batch in batches(data, self.preset.batch_nodes, range(len(data))):
-                    classes = self.network.classes(batch)
-                    rows.append(torch.sparse.mm(classes.pool, self.network(classes)).numpy())
+                rows += [
+                    global_add_pool(self.network.nodes(batch), batch.batch).numpy()
+                    for batch in batches(data, self.preset.batch_nodes, range(len(data)))
+                ]
         return np.concatenate(rows)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -142,23 +134,17 @@ def train_encoder(
     Raises:
         InputError: There are no graphs, or none has an edge.
     """
-    rows = [i for i, graph in enumerate(graphs) if graph.edge_count]
-    if not rows:
+    connected = [graph for graph in graphs if graph.edge_count]
+    if not connected:
         raise InputError("the encoder learns from edges, and there are no graphs with any")
     scaler = fit_node_scaler(graphs)
-    data = [to_data(graphs[i], scaler) for i in rows]
-    groups = [layers_hash(graphs[i]) for i in rows]
-    held_out = grouped_folds(groups, HELD_OUT_FOLDS, generator) == 0
+    data = [to_data(graph, scaler) for graph in connected]
+    held_out = grouped_folds([layers_hash(g) for g in connected], HELD_OUT_FOLDS, generator) == 0
     with torch_seeded(generator):
         network = EncoderNetwork(preset)
-
-        def loss(batch: Batch) -> Tensor:
-            classes = network.classes(batch)
-            return reconstruction_loss(network(classes), classes.places, batch)
-
         train(
             network,
-            loss,
+            lambda batch: reconstruction_loss(network.nodes(batch), batch),
             # A single graph is both trained on and judged by.
             [d for d, out in zip(data, held_out, strict=True) if not out or len(data) == 1],
             [d for d, out in zip(data, held_out, strict=True) if out],
@@ -172,55 +158,37 @@ def train_encoder(
     return Encoder(preset, network, scaler)
 
 
-def reconstruction_loss(rows: Tensor, places: Tensor, batch: Batch) -> Tensor:
-    """Return the binary cross-entropy of sigmoid(Z Z^T) on all edges and on negative samples.
-
-    Edges between the same distinct nodes are scored once, with one negative pair, weighted by their
-    number: the expectation of scoring every edge with a negative pair of its own.
+def reconstruction_loss(z: Tensor, batch: Batch) -> Tensor:
+    """Return the binary cross-entropy of A' = sigmoid(Z Z^T) on edges and on negative pairs.
 
     Args:
-        rows: Embeddings of the distinct nodes (U, width).
-        places: Distinct node of each node (N).
+        z: Node embeddings Z (N, width).
         batch: Batch of graphs with N nodes.
     """
-    edges = batch.edge_index
-    producers, consumers = places[edges].numpy()
-    _, first, count = np.unique(
-        producers * len(rows) + consumers, return_index=True, return_counts=True
-    )
-    chosen = torch.from_numpy(first)
-    weight = torch.from_numpy(count.astype(np.float32))
-    loss = (F.softplus(-edge_scores(rows, places[edges[:, chosen]])) * weight).sum() / weight.sum()
-    negative, kept = sample_negatives(batch, chosen)
-    if not kept.any():
-        return loss
-    weight = weight[kept]
-    scores = edge_scores(rows, places[negative])
-    return loss + (F.softplus(scores) * weight).sum() / weight.sum()
+    edges = F.softplus(-edge_logits(z, batch.edge_index)).mean()
+    negative = sample_negatives(batch)
+    return edges + F.softplus(edge_logits(z, negative)).mean() if negative.shape[1] else edges
 
 
-def edge_scores(nodes: Tensor, pairs: Tensor) -> Tensor:
-    """Return the decoder's logits of pairs (2, P): entries of Z Z^T, shape (P)."""
-    return (nodes.index_select(0, pairs[0]) * nodes.index_select(0, pairs[1])).sum(dim=-1)
+def edge_logits(z: Tensor, pairs: Tensor) -> Tensor:
+    """Return the entries of Z Z^T for pairs of nodes (2, P), shape (P)."""
+    return (z.index_select(0, pairs[0]) * z.index_select(0, pairs[1])).sum(dim=-1)
 
 
-def sample_negatives(batch: Batch, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw a negative pair in the graph of each chosen edge (C).
+def sample_negatives(batch: Batch) -> Tensor:
+    """Draw one pair (2, at most E) for the producer of each edge that no edge joins.
 
-    Pairs across graphs would be too easy. A draw that hits an edge is dropped.
-
-    Returns:
-        The pairs (2, P), and a mask of the edges that have one (C).
+    Both nodes are in one graph, since pairs across graphs would be too easy. A draw that hits an
+    edge is dropped.
     """
-    edges = batch.edge_index
-    source = edges[0, chosen]
+    source, target = batch.edge_index
     graph = batch.batch[source]
     first, size = batch.ptr[graph], (batch.ptr[1:] - batch.ptr[:-1])[graph]
-    target = first + (torch.rand(len(source)) * size).long().clamp(max=size - 1)
-    count = int(batch.num_nodes)
-    taken = torch.cat([edges[0] * count + edges[1], edges[1] * count + edges[0]])
-    keep = (source != target) & ~torch.isin(source * count + target, taken)
-    return torch.stack([source[keep], target[keep]]), keep
+    drawn = first + (torch.rand(len(source)) * size).long().clamp(max=size - 1)
+    n = int(batch.num_nodes)
+    taken = torch.cat([source * n + target, target * n + source])
+    keep = (source != drawn) & ~torch.isin(source * n + drawn, taken)
+    return torch.stack([source[keep], drawn[keep]])
 
 
 def random_encoder(
@@ -240,7 +208,7 @@ def make_encoder(
     pretrained: bool,
     seed: int,
     cache: Path,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: OnProgress = lambda done, total: None,
 ) -> Encoder:
     """Train an encoder on graphs, or read the one trained before with the same inputs.
 
@@ -260,7 +228,7 @@ def make_encoder(
         graphs = _one_of_each(graphs, architectures, generator)
     if not pretrained:
         return random_encoder(graphs, preset, generator)
-    path = cache / f"encoder-{_name(graphs, preset, seed)}.safetensors"
+    path = cache / f"encoder-{_key(graphs, preset, seed)}.safetensors"
     try:
         return Encoder.from_tensors(preset, load_file(path))
     except (OSError, SafetensorError, KeyError, RuntimeError):
@@ -275,14 +243,15 @@ def make_encoder(
 def _one_of_each(
     graphs: Sequence[Graph], architectures: Sequence[str], generator: np.random.Generator
 ) -> list[Graph]:
+    """Draw one graph of each architecture."""
     variants: dict[str, dict[Graph, None]] = {}
     for graph, name in zip(graphs, architectures, strict=True):
         variants.setdefault(name, {})[graph] = None
     drawn = (list(variants[name]) for name in sorted(variants))
-    return [alike[int(generator.integers(len(alike)))] for alike in drawn]
+    return [own[int(generator.integers(len(own)))] for own in drawn]
 
 
-def _name(graphs: Sequence[Graph], preset: EncoderPreset, seed: int) -> str:
+def _key(graphs: Sequence[Graph], preset: EncoderPreset, seed: int) -> str:
     digest = hashlib.sha256(repr((FORMAT, preset, seed)).encode())
     for graph in graphs:
         digest.update(repr(graph.operators).encode())

@@ -1,8 +1,4 @@
-"""From graphs to batches of tensors, and the scales that come from the whole data set.
-
-Scaling a sample by itself loses its size, which is what is to be predicted; so every mean and
-deviation here is taken over a data set and travels with the model that was trained on it.
-"""
+"""Graphs as PyTorch Geometric data, and scales of their features over the data set."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 
 CLIP = 6.0
-"""Scaled features stay within so many deviations: a graph unlike all others must not run away."""
+"""Largest distance of a scaled feature from the mean in standard deviations (round number)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +35,7 @@ class Scaler:
 
     @classmethod
     def fit(cls, values: npt.NDArray[Any]) -> Self:
-        """The scale of these rows (n, columns); a column that never varies is only centred."""
+        """Fit to rows (n, columns); a constant column is only centered."""
         mean = values.mean(axis=0, dtype=np.float64)
         deviation = values.std(axis=0, dtype=np.float64)
         deviation[deviation < 1e-6] = 1.0
@@ -49,9 +45,6 @@ class Scaler:
         scaled = (values - self.mean) / self.deviation
         clipped: FloatArray = np.clip(scaled, -CLIP, CLIP).astype(np.float32)
         return clipped
-
-    def part(self, columns: slice) -> Self:
-        return type(self)(self.mean[columns], self.deviation[columns])
 
     def tensors(self, prefix: str) -> dict[str, Tensor]:
         return {
@@ -65,24 +58,27 @@ class Scaler:
 
 
 def log_static_features(workloads: Sequence[Workload]) -> FloatArray:
-    """log(1 + x) of the six static features of each graph (n, 6), not scaled."""
+    """Return log(1 + x) of the six static features of each graph (n, 6), not scaled."""
     rows = [np.log1p(static_features(workload.graph)) for workload in workloads]
     return np.array(rows, dtype=np.float32).reshape(len(workloads), 6)
 
 
+def join_vectors(workloads: Sequence[Workload], embeddings: FloatArray) -> FloatArray:
+    """Return embeddings and logarithms of the static features (n, width + 6), not scaled."""
+    return np.hstack([embeddings, log_static_features(workloads)])
+
+
 def fit_node_scaler(graphs: Sequence[Graph]) -> Scaler:
-    """The scale of node features over all nodes of these graphs; the one-hot columns stay as is."""
-    sizes = NODE_FEATURES - _SIZES.start
-    count, total, squares = 0, np.zeros(sizes), np.zeros(sizes)
-    for graph in graphs:
+    """Return the scale of the sizes of all nodes of these graphs (15)."""
+    count, total, squares = 0, np.zeros(_SIZES), np.zeros(_SIZES)
+    for graph in graphs:  # a sum at a time: all nodes of a pool would not fit into memory
         table = _node_table(graph)[0][:, 1:].astype(np.float64)
         count += len(table)
         total += table.sum(axis=0)
         squares += (table**2).sum(axis=0)
-    mean, deviation = np.zeros(NODE_FEATURES), np.ones(NODE_FEATURES)
-    mean[_SIZES] = total / max(count, 1)
-    spread = np.sqrt(np.maximum(squares / max(count, 1) - mean[_SIZES] ** 2, 0.0))
-    deviation[_SIZES] = np.where(spread < 1e-6, 1.0, spread)
+    mean = total / max(count, 1)
+    deviation = np.sqrt(np.maximum(squares / max(count, 1) - mean**2, 0.0))
+    deviation[deviation < 1e-6] = 1.0
     return Scaler(mean.astype(np.float32), deviation.astype(np.float32))
 
 
@@ -93,20 +89,19 @@ def to_data(
     vector: npt.NDArray[Any] | None = None,
     target: npt.NDArray[Any] | None = None,
 ) -> Data:
-    """A graph as PyG data: `x` (N, 16), `edge_index` (2, E), `vector` (1, v), `y` (1, m).
+    """Return a graph as PyG data: `x` (N, 16), `edge_index` (2, E), `vector` (1, v), `y` (1, m).
 
-    `x` is the operator's number and 15 scaled sizes, which `distinct` expands to the
-    paper's 113 columns; `keys_by_depth` tells which nodes are equal. The leading 1 makes a batch
-    of them (B, v) and (B, m), never one long row.
+    `x` is the operator's number and 15 scaled sizes; `distinct_nodes.one_hot` expands it to the
+    paper's 113 columns. `keys_by_depth` marks equal nodes.
 
     Raises:
-        InputError: the graph has no nodes, or vector or target is not one row.
+        InputError: The graph has no nodes, or vector or target is not one row.
     """
     if not graph.node_count:
         raise InputError("a graph without nodes cannot be learned from")
     table, keys = _node_table(graph)
     data = Data(
-        x=torch.from_numpy(np.hstack([table[:, :1], scaler.part(_SIZES).apply(table[:, 1:])])),
+        x=torch.from_numpy(np.hstack([table[:, :1], scaler.apply(table[:, 1:])])),
         keys_by_depth=torch.from_numpy(keys),
         edge_index=torch.from_numpy(np.ascontiguousarray(graph.edges.T, dtype=np.int64)),
     )
@@ -115,12 +110,13 @@ def to_data(
             continue
         if row.ndim != 1:
             raise InputError(f"the {name} of one graph has shape {row.shape}; it must be one row")
+        # The leading 1 makes a batch of them (B, v) and (B, m), never one long row.
         data[name] = torch.from_numpy(np.asarray(row, dtype=np.float32))[None, :]
     return data
 
 
 _TABLES: WeakKeyDictionary[Graph, tuple[FloatArray, IntArray]] = WeakKeyDictionary()
-_SIZES = slice(len(OPERATORS), NODE_FEATURES)
+_SIZES = NODE_FEATURES - len(OPERATORS)
 
 
 def _node_table(graph: Graph) -> tuple[FloatArray, IntArray]:
@@ -130,14 +126,14 @@ def _node_table(graph: Graph) -> tuple[FloatArray, IntArray]:
     """
     if graph not in _TABLES:
         features = node_features(graph)
-        operators = features[:, : _SIZES.start].argmax(axis=1).astype(np.float32)[:, None]
-        table = np.hstack([operators, features[:, _SIZES]])
+        operators = features[:, : len(OPERATORS)].argmax(axis=1).astype(np.float32)[:, None]
+        table = np.hstack([operators, features[:, len(OPERATORS) :]])
         _TABLES[graph] = table, node_keys(table, graph.edges)
     return _TABLES[graph]
 
 
 def batches(data: Sequence[Data], max_nodes: int, order: Sequence[int]) -> Iterator[Batch]:
-    """The data in this order, batched until `max_nodes` nodes; a larger graph stands alone."""
+    """Yield batches of at most `max_nodes` nodes in this order; a larger graph is alone."""
     waiting: list[Data] = []
     nodes = 0
     for index in order:
@@ -149,8 +145,3 @@ def batches(data: Sequence[Data], max_nodes: int, order: Sequence[int]) -> Itera
         nodes += size
     if waiting:
         yield Batch.from_data_list(waiting)
-
-
-def join_vectors(workloads: Sequence[Workload], embeddings: FloatArray) -> FloatArray:
-    """Embedding and logarithms of the static features side by side (n, width + 6), not scaled."""
-    return np.hstack([embeddings, log_static_features(workloads)])

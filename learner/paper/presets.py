@@ -1,18 +1,11 @@
-"""Sizes and training settings of the networks: the paper's, and one for a laptop core.
-
-`paper` is what the TraPPM paper describes: graph autoencoder, one regressor for each metric, and a
-squared error. Two things in it are not the paper's: the error is that of the logarithm, because
-the errors that are reported are percentages, and training goes on for as many steps as help on
-architectures held out instead of a number of epochs. What else could be chosen is a switch, which
-the bench judges by itself (`research.peers.predictors`).
-"""
+"""Sizes and training settings of the networks: the paper's, and one for a laptop core."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.nearest import nearest
+from trappm.profiler.text import nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +17,13 @@ class EncoderPreset:
     dropout: float
     learning_rate: float
     steps: int
-    """At most: `learner.paper.training` ends where more do not help."""
+    """Largest number of steps: training ends where more do not help."""
     batch_nodes: int
-    """Graphs are batched until they have this many nodes together, which bounds the memory."""
+    """Number of nodes at which a batch of graphs is full, which bounds the memory."""
     one_batch_size: bool = False
     """Learn from one batch size of each architecture, since the others are near-copies."""
+    distinct: bool = True
+    """Compute equal nodes of a batch once (`distinct_nodes`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,18 +34,19 @@ class Training:
     weight_decay: float
     fine_tune_learning_rate: float
     steps: int
-    """At most, as for the encoder."""
+    """Largest number of steps, as for the encoder."""
     batch_nodes: int
     """As for the encoder."""
     loss: str = "squared-log"
     """One of `learner.paper.regressor.LOSSES`."""
     members: int = 1
-    """Networks, each blind to a fold of the architectures; the prediction is their mean."""
+    """Number of networks, each trained without a fold of the architectures. The prediction is their
+    mean, the uncertainty their spread."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadPreset(Training):
-    """The heads: SAGEConv layers, sum pool, then fully connected layers."""
+    """The regressors: SAGEConv layers, sum pool, then fully connected layers."""
 
     widths: tuple[int, ...]
     """Output width of each SAGEConv layer."""
@@ -59,11 +55,13 @@ class HeadPreset(Training):
     dropout: float
     physical_prior: bool
     """Whether a campaign's heads are those of physics (`learner.heads.metric_head`) instead."""
+    distinct: bool = True
+    """Compute equal nodes of a batch once (`distinct_nodes`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerPreset:
-    """An encoder with heads that fit it."""
+    """An encoder with the heads that use its embeddings."""
 
     name: str
     encoder: EncoderPreset
@@ -117,15 +115,21 @@ LAPTOP = LearnerPreset(
 )
 
 MEMBERS = 5
-"""Of an ensemble: a network for each fold that one can be blind to."""
+"""Networks of an ensemble, one for each fold of the architectures."""
 PAPER_ENSEMBLE = replace(PAPER, name="paper-ensemble", head=replace(PAPER.head, members=MEMBERS))
-"""Networks that can disagree, which choosing by uncertainty goes by."""
+"""The paper's networks with the spread that its acquisition needs."""
+PAPER_SMALL = replace(
+    LAPTOP,
+    name="paper-small",
+    head=replace(LAPTOP.head, physical_prior=False, members=MEMBERS, steps=500),
+)
+"""The papers' learner in sizes for two CPU cores: what the campaign preset `paper` trains."""
 
-PRESETS = {preset.name: preset for preset in (PAPER, PAPER_ENSEMBLE, LAPTOP)}
+PRESETS = {preset.name: preset for preset in (PAPER, PAPER_ENSEMBLE, PAPER_SMALL, LAPTOP)}
 
 
 def preset_named(name: str) -> LearnerPreset:
-    """Raises InputError for a name that is no learner preset."""
+    """Return the learner preset of this name; raise InputError for an unknown name."""
     if name in PRESETS:
         return PRESETS[name]
     raise InputError(f"no learner preset {name!r}; {nearest(name, PRESETS)}")

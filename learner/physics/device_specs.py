@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trappm.profiler.devices.base import rank_key
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, card_of
-from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Phase
 

@@ -112,10 +112,6 @@ class MemoryPrior(TermPrior):
         loop = self._loop_of(workloads, log_values, tightness) if near is None else near.loop
         return self._refit_in(loop, workloads, log_values, log_above, tightness)
 
-    def suited(self, workloads: Sequence[Workload], log_values: Array) -> Self:
-        """With the training loop that the labels show."""
-        return type(self)(self.log_constants, self._loop_of(workloads, log_values, 1.0))
-
     def _refit_in(
         self,
         loop: Loop,

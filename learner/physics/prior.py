@@ -1,14 +1,14 @@
-"""What a physical prior is: a formula for one metric with a few constants that labels refine.
+"""Physical priors: a formula for one metric, with a few constants that labels refine.
 
-A prior knows something without any label (constants from specifications), little data moves its
-constants, and what it cannot explain is left to a residual model (`learner.residual`), which
-learns from the prior's features.
+Constants start from specifications, so a prior predicts without any label. A residual model
+(`learner.residual`) learns from the prior's features what the formula cannot explain.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,48 +20,40 @@ Array = npt.NDArray[np.float64]
 
 
 TRANSFER_TIGHTNESS = 0.15
-"""On a new GPU single constants of a prior move this much less than on an unknown one. What the
-transfer from the RTX 3090 to the 4090 reaches, `research/priors/step_time.py` prints."""
+"""Factor on how far single constants move between GPUs (`research/priors/step_time.py` prints the
+errors from the RTX 3090 to the 4090)."""
 
 
-class Prior(Protocol):
+class Prior(ABC):
     """One metric's formula with its constants. Instances do not change."""
 
-    @property
-    def transfer_tightness(self) -> float:
-        """How much less single constants may move where they start from another device's."""
-        ...
+    transfer_tightness: float = TRANSFER_TIGHTNESS
+    """Factor on how far single constants may move from another device's."""
+    surprises: bool = False
+    """Whether labels have upper outliers that the formula cannot explain."""
 
     @property
-    def surprises(self) -> bool:
-        """Whether labels can lie far above their neighbours, by what the formula cannot know."""
-        ...
-
-    @property
+    @abstractmethod
     def feature_groups(self) -> tuple[int, ...]:
-        """How many neighbouring columns of `features` belong together, in order: their scale and
-        relevance are found together."""
-        ...
+        """Numbers of neighboring columns of `features` that are scaled together, in order."""
 
+    @abstractmethod
     def log_values(self, workloads: Sequence[Workload]) -> Array:
-        """The logarithm of the metric in its unit (n)."""
-        ...
+        """Return the logarithm of the metric in its unit (n)."""
+
+    @abstractmethod
+    def logs_and_features(self, workloads: Sequence[Workload]) -> tuple[Array, Array]:
+        """Return `log_values` (n) and `features` (n, f), which share most of their work."""
 
     def features(self, workloads: Sequence[Workload]) -> Array:
-        """What a residual model should see of each workload: shares of terms and the like (n, f).
+        """Return finite features for a residual, such as shares of terms (n, f)."""
+        return self.logs_and_features(workloads)[1]
 
-        They do not depend on labels other than through the constants, and are finite.
-        """
-        ...
-
-    def logs_and_features(self, workloads: Sequence[Workload]) -> tuple[Array, Array]:
-        """`log_values` and `features`, which have most of their work in common."""
-        ...
-
+    @abstractmethod
     def started_from(self, other: Self) -> Self:
-        """The formula for the device of this one, with what labels taught another device's."""
-        ...
+        """Return the formula for this device with the constants of another's."""
 
+    @abstractmethod
     def refit(
         self,
         workloads: Sequence[Workload],
@@ -71,46 +63,34 @@ class Prior(Protocol):
         tightness: float = 1.0,
         near: Self | None = None,
     ) -> Self:
-        """The same formula with constants fitted to labels, starting from and drawn to these here.
-
-        So a new device starts from another one's constants.
+        """Return the formula with constants fitted to labels; their prior is centered here.
 
         Args:
-            workloads: the labelled ones (n).
-            log_values: logarithm of what was measured (n); NaN where only a bound is known.
-            log_above: logarithm of a lower bound of the value (n), for runs that died of a limit;
-                NaN elsewhere.
-            tightness: factor on how far constants may move; below 1 for a well-known start.
-            near: fitted to these labels and those of a fold held out, which decide what no fold
-                alone needs to: the variant, how far constants may move. The search starts from
-                these constants here all the same: from those of all labels it would not come away,
-                and errors on the fold would look too small.
+            workloads: Labelled workloads (n).
+            log_values: Logarithms of the measured values (n); NaN where only a bound is known.
+            log_above: Logarithms of lower bounds (n), from runs out of memory; NaN elsewhere.
+            tightness: Factor on how far constants may move, below 1 for a well-known start.
+            near: The fit to these labels and those of a held-out fold. It decides the variant and
+                how far constants may move. The search still starts here: from constants that have
+                seen the fold, errors on it would look too small.
         """
-        ...
 
-    def suited(self, workloads: Sequence[Workload], log_values: Array) -> Self:
-        """The variant of the formula, its constants as they are here, that explains labels best.
-
-        Args:
-            workloads: the labelled ones (n).
-            log_values: logarithm of what was measured (n); NaN where it is not known.
-        """
-        ...
-
+    @abstractmethod
     def sensitivities(self, workloads: Sequence[Workload]) -> Array:
-        """How far the logarithm moves with each constant, in units of how uncertain the constant is
-        without labels: the inner products of these rows are the prior's covariance (n, c)."""
-        ...
+        """Return derivatives of the logarithm by the constants, in units of their deviation (n, c).
 
+        The inner products of these rows are the prior's covariance.
+        """
+
+    @abstractmethod
     def moved(self, by: Array) -> Self:
-        """The same formula with constants moved by so many of those units (c)."""
-        ...
+        """Return the formula with constants moved by these numbers of deviations (c)."""
 
+    @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """The constants, by name: all that a snapshot keeps of it."""
-        ...
+        """Return the constants by name; `from_tensors` is the inverse."""
 
     @classmethod
+    @abstractmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> Self:
-        """Raises KeyError or ValueError for tensors that are not those of this prior."""
-        ...
+        """Read a prior; raise KeyError or ValueError for other tensors."""

@@ -1,9 +1,8 @@
-"""The physical prior of a step's time: kernels one by one, with constants of the device.
+"""Physical prior of step times: kernels one by one, with constants of the device.
 
 `kernel_times` has the formula. Its constants start from a specification sheet, so the prior
-predicts without any label; labels move them, each as far as its own prior lets it. A new
-device starts from another one's: what a kernel reaches of the peak is much the same on both, the
-peaks are not. docs/step_time.md has each term's reason.
+predicts without labels. A new device starts from another's constants: the share of the peak that a
+kernel reaches is similar, the peaks are not. docs/step_time.md has the reason for each term.
 """
 
 from __future__ import annotations
@@ -18,11 +17,17 @@ from torch import Tensor
 
 from trappm.learner.physics.device_specs import DeviceSpec
 from trappm.learner.physics.devices.joint_fit import (
+    CALM_STEPS,
+    LEAST_GAIN,
     LEAST_NOISE,
+    MOST_DAMPING,
     NOISE_DEGREES,
+    ROUNDS,
     Distribution,
     Evidence,
     JointFit,
+    spread_factor,
+    student_loss,
 )
 from trappm.learner.physics.kernel_terms import Array, Terms, terms_of
 from trappm.learner.physics.kernel_times import (
@@ -33,42 +38,29 @@ from trappm.learner.physics.kernel_times import (
     starting_constants,
     times_of,
 )
-from trappm.learner.physics.prior import TRANSFER_TIGHTNESS
+from trappm.learner.physics.prior import Prior
 from trappm.learner.stats.folds import drawn_rows
 from trappm.learner.stats.student_t import precisions
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 
 # The form of the fit was chosen on folds of all published rows of step times (docs/step_time.md);
-# `research/priors/step_time.py` judges it. Numbers of steps only bound it.
+# `research/priors/step_time.py` judges it. Round numbers.
 ITERATIONS = 60
-"""Of a fit at most: a round number; calm steps end most of them before."""
-ROUNDS = 3
-"""Fits, each with spreads learned from the one before."""
-PSEUDO_CONSTANTS = 6.0
-"""Where a spread begins weighs as much as so many constants that were learned."""
+"""Largest number of steps of a fit."""
 MOST_CHANGE = 3.0
-"""Of a learned spread against the first."""
-CALM_STEPS = 2
-"""So many in a row that gain next to nothing end a fit."""
-LEAST_GAIN = 5e-3
-"""Nats, times the root of the number of labels."""
-MOST_DAMPING = 1e8
-"""Where a step is so short that a fit gives up; a round number."""
+"""Largest factor of a learned spread against the first."""
 MANY_LABELS = 300
-"""Of so many, a fold more or less changes little in how far constants may move; of fewer, errors on
+"""Number of labels from which spreads are not learned again without a fold: with fewer, errors on
 the fold would look too small."""
 MOST_LABELS = 1500
-"""For the constants: beyond that, more labels are for the residual."""
+"""Largest number of labels for the constants; more only help the residual."""
 CHUNK = 500
-"""So many workloads at a time: the derivatives of all kernels take memory."""
+"""Workloads per block: the derivatives of all kernels take memory."""
 
 
-class StepTimePrior:
-    """Simulated time of a step in ms: a `learner.physics.prior.Prior`. Instances do not change."""
-
-    transfer_tightness = TRANSFER_TIGHTNESS
-    surprises = False
+class StepTimePrior(Prior):
+    """Simulated time of a step in ms."""
 
     def __init__(
         self,
@@ -79,14 +71,15 @@ class StepTimePrior:
         evidence: Sequence[Evidence] = (),
         of_hosts: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """
+        """Set up the prior; `tensors` stores spec and constants only.
+
         Args:
-            spec: of the device whose labels these are or will be.
-            constants: as another instance has them (c); by default those of no label.
-            learned_spreads: how far labels let each move (c); not kept in `tensors`, nor are:
-            known: what other devices say of this one's constants, which `refit` draws them to.
-            evidence: of this device beside the labels of steps: kernels alone.
-            of_hosts: on hosts whose labels it was fitted to, by their names; elsewhere `constants`.
+            spec: Specification of the device.
+            constants: Constants (c; default: those without labels).
+            learned_spreads: Spreads of the constants that labels taught (c).
+            known: Prior of the constants by other devices.
+            evidence: Single kernels of this device.
+            of_hosts: Constants by host, where labels came from several; elsewhere `constants`.
         """
         self.spec = spec
         self.constants = starting_constants() if constants is None else constants
@@ -99,15 +92,12 @@ class StepTimePrior:
     def like_others(
         cls, spec: DeviceSpec, known: Distribution, evidence: Sequence[Evidence] = ()
     ) -> Self:
-        """A device without labels: the constants of others, moved by its kernels alone."""
+        """Return the prior of a device without labels: others' constants, moved by its kernels."""
         plain = cls(spec, known.centre, known=known, evidence=evidence)
         return plain.refit([], np.zeros(0)) if evidence else plain
 
     def started_from(self, other: Self) -> Self:
-        """This device with the constants of another: as far from its specification as there.
-
-        How far devices differ then says how far this one may be from it; its kernels still count.
-        """
+        """Return this device with the constants of another, relative to its specification."""
         known = None if self.known is None else replace(self.known, centre=other.constants)
         return type(self)(self.spec, other.constants, known=known, evidence=self.evidence)
 
@@ -120,10 +110,6 @@ class StepTimePrior:
         for rows, own, constants in self._by_host(workloads):
             result[rows] = _values(_chunks(own, self.spec), constants, self.spec).numpy()
         return result
-
-    def features(self, workloads: Sequence[Workload]) -> Array:
-        """Return what kernels of each kind take of the step, and its size (n, f)."""
-        return self.logs_and_features(workloads)[1]
 
     def logs_and_features(self, workloads: Sequence[Workload]) -> tuple[Array, Array]:
         logs = np.zeros(len(workloads))
@@ -143,10 +129,7 @@ class StepTimePrior:
     def _by_host(
         self, workloads: Sequence[Workload]
     ) -> Iterator[tuple[list[int], list[Workload], Tensor]]:
-        """Places of workloads that the same constants are for, these workloads, and the constants.
-
-        Else what one host costs would be an error of the model on another.
-        """
+        """Yield the workloads of each host: places, workloads and constants."""
         rows: dict[str, list[int]] = {}
         for i, workload in enumerate(workloads):
             rows.setdefault(workload.host if workload.host in self.of_hosts else "", []).append(i)
@@ -163,15 +146,13 @@ class StepTimePrior:
         tightness: float = 1.0,
         near: Self | None = None,
     ) -> Self:
-        """Constants fitted to labels; bounds (`log_above`) hardly constrain a time and are unused.
+        """Return the most probable constants: Student-t errors of the logarithm, Gaussian priors.
 
-        Student-t errors of the logarithm, Gaussian priors: the most probable constants. How far
-        each group of constants may move is learned too; with `MANY_LABELS` it is taken from `near`.
-        Of more labels than `MOST_LABELS`, so many evenly spaced ones are taken. `MANY_LABELS` need
-        no other devices: what is known of these and kernels alone then say where it begins.
+        The spread of each group is learned, too; with `MANY_LABELS` it is that of `near`, and other
+        devices count no more. Lower bounds (`log_above`) hardly constrain a time and are unused.
 
         Raises:
-            InputError: workloads and labels differ in number.
+            InputError: Workloads and labels differ in number.
         """
         if len(workloads) != len(log_values):
             raise InputError(f"{len(workloads)} workloads and {len(log_values)} labels")
@@ -199,9 +180,9 @@ class StepTimePrior:
     def _refit_with_others(
         self, known: Distribution, workloads: Sequence[Workload], log_values: Array
     ) -> Self:
-        """Constants from labels of any hosts, kernels alone, and what other devices say.
+        """Fit constants to labels of any hosts and single kernels, with a prior by other devices.
 
-        What an unknown host costs is then what the one with most labels does.
+        An unknown host has the constants of the one with most labels.
         """
         hosts = np.array([workload.host for workload in workloads], dtype=np.str_)
         names, counts = np.unique(hosts[np.isfinite(log_values)], return_counts=True)
@@ -227,14 +208,10 @@ class StepTimePrior:
 
     @property
     def _spreads(self) -> Tensor:
-        """How uncertain each constant is before labels of this device (c)."""
+        """Spread of each constant before labels of this device (c)."""
         if self.known is None:
             return spreads(1.0)
         return (self.known.device**2 + self.known.host**2).sqrt()
-
-    def suited(self, workloads: Sequence[Workload], log_values: Array) -> Self:
-        del workloads, log_values  # there is one variant only
-        return self
 
     def moved(self, by: Array) -> Self:
         constants = self.constants + torch.from_numpy(by) * self._spreads
@@ -264,20 +241,20 @@ class StepTimePrior:
 
 
 def _chunks(workloads: Sequence[Workload], spec: DeviceSpec) -> Iterator[Terms]:
-    """One at a time, so that a large pool needs no memory for all of its kernels."""
+    """Yield terms of a few workloads at a time, which bounds the memory."""
     for start in range(0, len(workloads), CHUNK):
         yield terms_of(workloads[start : start + CHUNK], spec)
 
 
 def _values(chunks: Iterable[Terms], constants: Tensor, spec: DeviceSpec) -> Tensor:
-    """Logarithm of the step times (n)."""
+    """Return logarithms of the step times (n)."""
     with torch.no_grad():
         times = [times_of(terms, Lookup(constants), spec).total() for terms in chunks]
     return torch.cat(times).log()
 
 
 def _linear(chunks: Iterable[Terms], constants: Tensor, spec: DeviceSpec) -> tuple[Tensor, Tensor]:
-    """Logarithm of the step times (n), and its derivatives by the constants (n, c)."""
+    """Return logarithms of the step times (n) and derivatives by the constants (n, c)."""
     values, jacobians = [], []
     for terms in chunks:
         lookup = Lookup(constants, tracked=True)
@@ -295,13 +272,12 @@ def _fit(
     spec: DeviceSpec,
     start: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The most probable constants (c), and the variance left of each in squares of its spread (c).
+    """Return the most probable constants (c), and their posterior variance in spreads squared (c).
 
-    Damped Gauss-Newton steps on reweighted squares.
-
-    Labels are weighted by how far off they are (Student-t), with a scale from the median error. The
-    damping follows how well each step was foretold (Nielsen 1999, "Damping parameter in
-    Marquardt's method"); steps that gain nothing cost no derivatives.
+    Damped Gauss-Newton steps on reweighted squares (Student-t errors, scale from the median error).
+    The damping follows the ratio of actual and predicted gain (Nielsen 1999, "Damping parameter in
+    Marquardt's method"). `scipy.optimize.least_squares` finds the same constants, but decomposes
+    labels + constants times constants at each step, which takes several times as long.
     """
 
     def linear(at: Tensor) -> tuple[Tensor, Tensor]:
@@ -317,19 +293,19 @@ def _fit(
         curvature = weighted.T @ jacobian
         curvature.diagonal().add_(1.0)
         gradient = weighted.T @ error - shift
-        loss = _loss(error, shift, scale)
+        loss = student_loss(error, scale) + float((shift**2).sum())
         gain = -1.0
         while not gain >= 0 and damping < MOST_DAMPING:  # also where it is not a number
             damped = curvature + damping * torch.eye(len(shift), dtype=shift.dtype)
             step = torch.linalg.solve(damped, gradient)
-            foretold = float(step @ (damping * step + gradient))
+            predicted = float(step @ (damping * step + gradient))
             new_error = labels - _values(chunks, centre + spread * (shift + step), spec)
-            gain = loss - _loss(new_error, shift + step, scale)
+            gain = loss - student_loss(new_error, scale) - float(((shift + step) ** 2).sum())
             if not gain >= 0:
                 damping, growth = damping * growth, growth * 2
         if not gain >= 0:
             break
-        trust = gain / max(foretold, 1e-12)
+        trust = gain / max(predicted, 1e-12)
         damping, growth = max(damping * max(1 / 3, 1 - (2 * trust - 1) ** 3), 1e-4), 2.0
         shift = shift + step
         calm = calm + 1 if gain < LEAST_GAIN * len(labels) ** 0.5 else 0
@@ -339,31 +315,22 @@ def _fit(
     return centre + spread * shift, torch.linalg.inv(curvature).diagonal()
 
 
-def _loss(error: Tensor, shift: Tensor, scale: float) -> float:
-    """Twice the negative log posterior at this scale, up to a constant."""
-    tails = torch.log1p(error**2 / (NOISE_DEGREES * scale**2))
-    return float((NOISE_DEGREES + 1) * tails.sum() + (shift**2).sum())
-
-
 def _learned_spreads(shift: Tensor, unsure: Tensor, spread: Tensor, first: Tensor) -> Tensor:
-    """How far the constants of each group may move, from how far labels moved them (c).
+    """Return spreads (c), learned from how far labels moved the constants of each group.
 
-    Evidence maximisation (MacKay 1992, "Bayesian interpolation"): a group's variance is the sum of
-    its squared shifts over the number of its constants that labels determined. `GROUPS` only has
-    where that begins, with the weight of `PSEUDO_CONSTANTS`. Common constants stay as they are.
+    Common constants keep their spread.
 
     Args:
-        shift: of each constant from where it is drawn to, in its spread (c).
-        unsure: its variance with these labels, in squares of its spread (c).
-        spread: of this fit (c).
-        first: before any label (c).
+        shift: Shift of each constant from the center of its prior, in spreads (c).
+        unsure: Posterior variance of each constant, in squares of its spread (c).
+        spread: Spreads of this fit (c).
+        first: Spreads before any label (c).
     """
     learned = first.clone()
     for group, rows in group_rows():
         if group.common:
             continue
-        moved = ((shift * spread / first)[rows] ** 2).sum()
-        determined = (1.0 - unsure[rows]).sum()
-        variance = (PSEUDO_CONSTANTS + moved) / (PSEUDO_CONSTANTS + determined)
-        learned[rows] *= variance.sqrt().clamp(1 / MOST_CHANGE, MOST_CHANGE)
+        moved = float(((shift * spread / first)[rows] ** 2).sum())
+        determined = float((1.0 - unsure[rows]).sum())
+        learned[rows] *= spread_factor(moved, determined, 1 / MOST_CHANGE, MOST_CHANGE)
     return learned

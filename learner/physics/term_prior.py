@@ -7,7 +7,7 @@ them positive and let few labels fit them. A new device starts from the coeffici
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trappm.learner.physics.prior import TRANSFER_TIGHTNESS
+from trappm.learner.physics.prior import Prior
 from trappm.learner.stats.student_t import map_fit
 from trappm.learner.workload import Workload
 
@@ -43,11 +43,8 @@ class PriorSpec:
     common_spread: float
 
 
-class TermPrior(ABC):
-    """See `learner.physics.prior.Prior`. Instances do not change."""
-
-    transfer_tightness: float = TRANSFER_TIGHTNESS
-    surprises: bool = False
+class TermPrior(Prior):
+    """Sum of terms with log-normal coefficients."""
 
     def __init__(self, spec: PriorSpec, log_constants: Array | None = None) -> None:
         """With the logarithms of the constants (k); by default those of the reference device."""
@@ -74,9 +71,6 @@ class TermPrior(ABC):
     def log_values(self, workloads: Sequence[Workload]) -> Array:
         return log_prior(self.terms(workloads), self.log_constants)
 
-    def features(self, workloads: Sequence[Workload]) -> Array:
-        return self.logs_and_features(workloads)[1]
-
     def logs_and_features(self, workloads: Sequence[Workload]) -> tuple[Array, Array]:
         terms = self.terms(workloads)
         logs = log_prior(terms, self.log_constants)
@@ -90,10 +84,6 @@ class TermPrior(ABC):
 
     def started_from(self, other: Self) -> Self:
         return self.with_constants(other.log_constants)
-
-    def suited(self, workloads: Sequence[Workload], log_values: Array) -> Self:
-        del workloads, log_values  # there is one variant only
-        return self
 
     def refit(
         self,

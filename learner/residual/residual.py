@@ -1,12 +1,10 @@
-"""What a prior leaves of a metric, in the logarithm: one model from two labels to thousands.
+"""Residual of a prior in the logarithm of a metric: one model from two labels to thousands.
 
-Two members explain it: a Gaussian process with Student-t noise (`learner.gaussian_process`),
-which is best at few labels, and boosted trees with absolute error (`trees`), which are best at many
-and see the prediction of the process as one more feature. Both predict every label without its fold
-(folds hold whole architectures), and their weights are those with the least relative error of these
-out-of-fold predictions (stacking, Wolpert 1992). All weights may be 0: a residual that has learned
-nothing adds nothing. Of a run that died only a lower bound is known: a prediction above it is no
-error. Nothing here depends on the metric.
+Its members are a Gaussian process with Student-t noise (`learner.gaussian_process`), the best at
+few labels, and boosted trees with absolute error (`trees`), the best at many, which see the
+process's prediction as a feature. Their weights have the least relative error of out-of-fold
+predictions (stacking, Wolpert 1992); all may be 0. A run out of memory has only a lower bound: a
+prediction above it has no error.
 """
 
 from __future__ import annotations
@@ -37,51 +35,44 @@ Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 FOLDS = 5
-"""Of architectures, for out-of-fold errors; the usual number."""
+"""Folds of architectures; the usual number."""
 REPEATS = 2
-"""Trees are grown on so many divisions into folds: the median of several is better than one."""
-# Round numbers: `python -m research evaluate` tells what heads reach with them (docs/accuracy.md).
+"""Divisions into folds that trees are grown on: the median of several is better than one."""
+# Round numbers, as all below: `python -m research evaluate` judges them (docs/accuracy.md).
 GROWTH = Growth(rounds=300, max_depth=5, learning_rate=0.05, least_in_leaf=30.0)
-LEAF_SHARE = 0.02
-"""A leaf holds this share of the labels, at least `LEAST_IN_LEAF` and at most as `GROWTH` says."""
-LEAST_IN_LEAF = 5.0
-"""A round number: the mean of fewer labels is mostly noise."""
-# Where members begin, and how cautious weights are, are round numbers: what heads reach from 10
-# labels on, `python -m research evaluate --label-counts` tells (docs/accuracy.md).
-LEAST_FOR_PROCESS = 6
-LEAST_FOR_TREES = 40
-"""With fewer labels a member is not tried."""
+LEAF_SHARE, LEAST_IN_LEAF = 0.02, 5.0
+"""Share and least number of the labels in a leaf, which `GROWTH` bounds from above."""
+LEAST_FOR_PROCESS, LEAST_FOR_TREES = 6, 40
+"""Least number of labels for each member."""
 MEMBERS = ("process", "trees")
 CAUTION = 5.0
-"""The weights start from nothing, a guess that weighs as much as so many labels."""
+"""Weight of the prior guess that all weights are 0, as a number of labels."""
 WEIGHT_STEP = 0.1
-"""Weights that are tried lie so far apart."""
-UNKNOWN_NOISE = 0.2
-"""Deviation of the logarithm where there are no labels: between memory's and step time's."""
-UNKNOWN_VOTES = 0.5
-"""The guess counts as so many labels beside fewer than `LEAST_FOR_PROCESS`: one or two labels that
-agree prove little."""
+"""Step between the weights that are tried."""
+UNKNOWN_NOISE, UNKNOWN_VOTES = 0.2, 0.5
+"""Deviation of the logarithm without labels, between memory's and step time's, and its weight as a
+number of labels next to fewer than `LEAST_FOR_PROCESS`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Residual:
-    """A fitted model of what a prior leaves."""
+    """A fitted residual."""
 
     width: int
     """Number of features."""
     process: GaussianProcess | None
     trees: Trees | None
-    """Models over the features and the process's prediction; none at few labels."""
+    """Models over the features and the process's prediction; None with few labels."""
     weights: Mapping[str, float]
-    """How much of the prediction of each of `MEMBERS` is taken."""
+    """Weight of each of `MEMBERS`."""
     noise: float
-    """Robust deviation of the errors on folds not seen."""
+    """Robust deviation of the out-of-fold errors."""
 
     def predict(self, features: Array) -> tuple[Array, Array]:
-        """Mean of the residual for n rows of features (n), and the deviation of a new label (n).
+        """Return mean of the residual and deviation of a label (n each) for features (n, f).
 
         Raises:
-            InputError: another number of features than in training.
+            InputError: The number of features differs from training.
         """
         if features.ndim != 2 or features.shape[1] != self.width:
             raise InputError(f"features have shape {features.shape}, not (n, {self.width})")
@@ -105,7 +96,7 @@ class Residual:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """Raises KeyError or ValueError for tensors that are not those of a residual."""
+        """Read a residual; raise KeyError or ValueError for other tensors."""
         width, noise, *weights = tensors["residual"].tolist()
         process, trees = with_prefix(tensors, "process."), with_prefix(tensors, "trees.")
         return cls(
@@ -127,21 +118,20 @@ def fit_residual(
     folds: IntArray | None = None,
     bounds: Array | None = None,
 ) -> tuple[Residual, FoldPredictions]:
-    """Fits a residual to n labels; beside it, its predictions of each without its architecture.
+    """Fit a residual to n labels; return it with its out-of-fold predictions.
 
     Args:
-        features: (n, f), finite.
-        log_residual: log(measured) less the prior's logarithm (n); best by a prior that was fitted
-            without the label's fold. NaN where only a bound is known.
-        groups: the architecture of each label (n).
-        generator: all randomness comes from it.
-        feature_groups: numbers of columns that the process scales together, in order (sum f); by
-            default all in one.
-        folds: those of the prior (n); by default drawn here.
-        bounds: lower bounds of the values that are not known (n), NaN elsewhere.
+        features: Finite features (n, f).
+        log_residual: log(measured) minus the prior's logarithm (n), best by a prior that was fitted
+            without the label's fold; NaN where only a bound is known.
+        groups: Architecture of each label (n).
+        generator: Source of all randomness.
+        feature_groups: Numbers of columns that the process scales together (default: all).
+        folds: Folds of the prior (n; default: drawn here).
+        bounds: Lower bounds of unknown values (n), NaN elsewhere.
 
     Raises:
-        InputError: shapes that differ, values that are not finite, or neither a value nor a bound.
+        InputError: Shapes differ, a value is not finite, or a label has neither value nor bound.
     """
     bounds = np.full(len(features), np.nan) if bounds is None else bounds
     widths = (features.shape[-1],) if feature_groups is None else tuple(feature_groups)
@@ -157,7 +147,7 @@ def fit_residual(
     if known.sum() >= LEAST_FOR_TREES and process is not None:
         others = [grouped_folds(groups, FOLDS, generator) for _ in range(REPEATS - 1)]
         seen = np.column_stack([features, unseen["process"]])
-        # A bound below the process's prediction has nothing that trees could learn.
+        # A bound below the process's prediction teaches nothing.
         telling = known | (bounds > unseen["process"])
         values = np.where(known, log_residual, bounds)
         trees, unseen["trees"] = _grow_across(seen, values, telling, [folds, *others], generator)
@@ -196,32 +186,24 @@ def _grow_across(
     divisions: Sequence[IntArray],
     generator: np.random.Generator,
 ) -> tuple[Trees, Array]:
-    """A model for each fold of each division; the median prediction of labels not seen (n).
+    """Return a model per fold of each division, and median out-of-fold predictions (n).
 
     Only `telling` labels (n) are learned from.
     """
     leaf = np.clip(LEAF_SHARE * len(values), LEAST_IN_LEAF, GROWTH.least_in_leaf)
     growth = replace(GROWTH, least_in_leaf=leaf)
-    parts = [
-        (number, folds == fold, int(generator.integers(2**31)))
-        for number, folds in enumerate(divisions)
-        for fold in np.unique(folds)
-    ]
-
-    def grown(part: tuple[int, npt.NDArray[np.bool_], int]) -> Trees:
-        _, out, seed = part
-        rows = telling & ~out
-        return grow(features[rows], values[rows], growth, seed)
-
-    models = [grown(part) for part in parts]
-    unseen = np.empty((len(divisions), len(values)))
-    for (number, out, _), model in zip(parts, models, strict=True):
-        unseen[number, out] = model.predict(features[out])[:, 0]
+    models, unseen = [], np.empty((len(divisions), len(values)))
+    for number, folds in enumerate(divisions):
+        for fold in np.unique(folds):
+            out = folds == fold
+            rows, seed = telling & ~out, int(generator.integers(2**31))
+            models.append(grow(features[rows], values[rows], growth, seed))
+            unseen[number, out] = models[-1].predict(features[out])[:, 0]
     return join(models), np.median(unseen, axis=0)
 
 
 def _stack(unseen: Mapping[str, Array], values: Array, bounds: Array) -> dict[str, float]:
-    """Weights, at most 1 together, with the least relative error of out-of-fold predictions."""
+    """Return the weights, at most 1 together, with the least relative out-of-fold error."""
 
     def error(predicted: Array) -> float:
         above = np.minimum(predicted - bounds, 0.0)
@@ -252,7 +234,7 @@ def _weighted(unseen: Mapping[str, Array], weights: Mapping[str, float], n: int)
 
 
 def _noise(errors: Array) -> float:
-    """Robust deviation of errors; few of them are completed by `UNKNOWN_NOISE`."""
+    """Return the robust deviation of errors; few are completed by `UNKNOWN_NOISE`."""
     count = len(errors)
     if not count:
         return UNKNOWN_NOISE

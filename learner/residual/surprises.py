@@ -1,11 +1,10 @@
-"""The second part of an interval: labels that lie far above what is usual, foretold as a chance.
+"""Upper outliers of memory: the second part of an interval.
 
-cuDNN may take an algorithm whose scratch memory is many times that of its neighbours; which batch
-sizes it does so at, no formula tells. So the median stays where it is, and the distribution around
-it is a mixture: the usual errors, and those of surprises, by a probability that trees learn from
-the features of the labels that surprised (out-of-fold, made a probability by isotonic regression,
-Zadrozny and Elkan 2002). What surprises in one family says little of another: with the distance
-from the labels the mixture gives way to the errors of all labels together.
+cuDNN may take an algorithm whose scratch memory is many times that of its neighbors, and no formula
+predicts for which batch sizes. The median stays, and the distribution around it is a mixture of the
+usual errors and of outliers. Trees predict the probability of an outlier from the features
+(out-of-fold scores, made a probability by isotonic regression, Zadrozny and Elkan 2002). With the
+distance from the labels, the mixture changes into the errors of all labels together.
 """
 
 from __future__ import annotations
@@ -27,33 +26,35 @@ from trappm.learner.tensors import with_prefix
 Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
+# Round numbers, all of these.
 THRESHOLD = 0.08
-"""An error of the logarithm above this is a surprise: a round number, several times the noise."""
+"""Error of the logarithm above which a label is an outlier: several times the noise."""
 LEAST_SURPRISES = 30
-"""With fewer there is nothing to learn what they have in common from; a round number."""
+"""Least number of outliers to learn from."""
 GROWTH = Growth(
     rounds=60, max_depth=3, learning_rate=0.1, least_in_leaf=10.0, objective="reg:squarederror"
 )
 BOUNDS = 0.002, 0.9
-"""Of a probability: no label is sure to surprise, or not to."""
+"""Bounds of a probability."""
 REACH = 2.0
-"""Times the usual distance between architectures, where the mixture has given way by 1 - 1/e."""
+"""Distance, over the usual one between architectures, at which the mixture has a share of 1 / e."""
 
 
 @dataclass(frozen=True, eq=False)
 class Surprises:
-    """What is known of labels far above the usual, to be mixed into a calibration."""
+    """Probability and size of outliers, to be mixed into a calibration."""
 
     trees: Trees
     scores: Array
-    """What the trees say (s), rising, and beside it how often that surprised (s)."""
+    """Scores of the trees (s), rising."""
     shares: Array
+    """Share of outliers at each score (s)."""
     usual: Calibration
-    """Of errors that are no surprises, in units of the stated deviation."""
+    """Errors that are not outliers, in units of the stated deviation."""
     surprising: Calibration
-    """Of surprises, in units of the logarithm."""
+    """Outliers, in units of the logarithm."""
     reach: float
-    """The distance from labels at which the mixture gives way."""
+    """Distance from the labels at which the mixture has a share of 1 / e."""
 
     @classmethod
     def fit(
@@ -67,51 +68,43 @@ class Surprises:
         distance: float,
         generator: np.random.Generator,
     ) -> Self | None:
-        """From the features (n, f) and errors of n labels by models that have not seen their fold.
+        """Fit to the out-of-fold errors of n labels; None if there are too few outliers.
 
         Args:
-            features, errors, deviations, groups, known: as `Calibration.fit`.
-            folds: of each label (n).
-            distance: the usual one between architectures.
-            generator: seeds the trees.
-
-        Returns:
-            None where too few labels surprise.
+            features: Features of the labels (n, f).
+            errors, deviations, groups, known: As for `Calibration.fit`.
+            folds: Fold of each label (n).
+            distance: Usual distance between architectures.
+            generator: Seeds the trees.
         """
         surprising = known & (errors > THRESHOLD)
         if surprising.sum() < LEAST_SURPRISES:
             return None
         truth = surprising.astype(np.float64)
-        held_out = [folds == fold for fold in np.unique(folds)]
-        nobody = np.zeros(len(errors), dtype=bool)
-        parts = [(out, int(generator.integers(2**31))) for out in (*held_out, nobody)]
 
-        def grown(part: tuple[npt.NDArray[np.bool_], int]) -> Trees:
-            rows = known & ~part[0]
-            return grow(features[rows], truth[rows], GROWTH, part[1])
+        def grown(out: npt.NDArray[np.bool_]) -> Trees:
+            rows = known & ~out
+            return grow(features[rows], truth[rows], GROWTH, int(generator.integers(2**31)))
 
-        *of_folds, trees = map(grown, parts)
         scores = np.zeros(len(errors))
-        for out, model in zip(held_out, of_folds, strict=True):
-            scores[out] = model.predict(features[out])[:, 0]
+        for out in (folds == fold for fold in np.unique(folds)):
+            scores[out] = grown(out).predict(features[out])[:, 0]
         order = np.argsort(scores[known], kind="stable")
         shares = isotonic_regression(truth[known][order]).x
         points, place = np.unique(scores[known][order], return_index=True)
         rest = ~surprising
-        names = np.array(groups)
+        own = np.array(groups)[rest].tolist()
         return cls(
-            trees=trees,
+            trees=grown(np.zeros(len(errors), dtype=bool)),
             scores=points,
             shares=np.clip(shares[place], *BOUNDS),
-            usual=Calibration.fit(
-                errors[rest], deviations[rest], names[rest].tolist(), known[rest]
-            ),
+            usual=Calibration.fit(errors[rest], deviations[rest], own, known[rest]),
             surprising=Calibration(np.quantile(errors[surprising], LEVELS)),
             reach=REACH * distance,
         )
 
     def probability(self, features: Array, distance: Array) -> tuple[Array, Array]:
-        """Of a surprise (n), and the weight of the mixture against all errors together (n)."""
+        """Return the probability of an outlier (n) and the weight of the mixture (n)."""
         chance = np.interp(self.trees.predict(features)[:, 0], self.scores, self.shares)
         return chance, np.exp(-((distance / self.reach) ** 2))
 
@@ -123,7 +116,7 @@ class Surprises:
         chance: Array,
         weight: Array,
     ) -> Array:
-        """Of n values as `Calibration.log_quantiles`, of the mixture (n, levels)."""
+        """Return the quantiles of the mixture (n, levels), as `Calibration.log_quantiles`."""
         result = np.empty((len(middle), len(LEVELS)))
         for row, (deviation, p, w) in enumerate(zip(deviations, chance, weight, strict=True)):
             parts = (
@@ -147,7 +140,7 @@ class Surprises:
         chance: Array,
         weight: Array,
     ) -> Array:
-        """The probability of an error of the logarithm above `gap` (n)."""
+        """Return the probability of an error of the logarithm above `gap` (n)."""
         usual, all_errors = (c.exceeding(gap / deviations) for c in (self.usual, everything))
         mixed = (1.0 - chance) * usual + chance * self.surprising.exceeding(gap)
         probability: Array = weight * mixed + (1.0 - weight) * all_errors
@@ -156,23 +149,23 @@ class Surprises:
     def tensors(self) -> dict[str, Tensor]:
         return {
             **{f"trees.{k}": v for k, v in self.trees.tensors().items()},
-            "scores": torch.from_numpy(self.scores.copy()),
-            "shares": torch.from_numpy(self.shares.copy()),
             **{f"usual.{k}": v for k, v in self.usual.tensors().items()},
             **{f"surprising.{k}": v for k, v in self.surprising.tensors().items()},
+            "scores": torch.from_numpy(self.scores.copy()),
+            "shares": torch.from_numpy(self.shares.copy()),
             "reach": torch.tensor(self.reach, dtype=torch.float64),
         }
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """Raises KeyError or ValueError for tensors that are not those of surprises."""
+        """Read the record; raise KeyError or ValueError for other tensors."""
         scores, shares = tensors["scores"].numpy(), tensors["shares"].numpy()
         reach = float(tensors["reach"])
         rising = np.all(np.diff(scores) > 0) and np.all(np.diff(shares) >= 0)
         if scores.ndim != 1 or scores.shape != shares.shape or not len(scores) or not rising:
-            raise ValueError("the probabilities of surprises do not rise with their scores")
+            raise ValueError("the probabilities of outliers do not rise with their scores")
         if not (shares[0] >= 0.0 and shares[-1] <= 1.0 and 0.0 < reach < np.inf):
-            raise ValueError("a probability of surprises is none, or their reach is not positive")
+            raise ValueError("outlier probabilities must lie in [0, 1], and the reach above 0")
         return cls(
             Trees.from_tensors(with_prefix(tensors, "trees.")),
             scores,

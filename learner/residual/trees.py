@@ -1,14 +1,14 @@
-"""Boosted trees as plain arrays: grown by XGBoost, kept and evaluated without it.
+"""Boosted trees as plain arrays: grown by XGBoost, stored and evaluated without it.
 
-A snapshot holds tensors only, and whoever predicts should not need the library that trained; so
-the trees leave XGBoost through its documented JSON format and are walked in NumPy.
+XGBoost's own bytes were tried and left: with their statistics they are three times as large, which
+breaks the wheel's limit, and a snapshot from elsewhere would be parsed by its C++ code.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import numpy as np
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 Array = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
+Int32Array = npt.NDArray[np.int32]
 
 ROWS_AT_ONCE = 256
-"""Rows that are evaluated together: beyond it the working arrays leave the cache."""
+"""Rows per block: larger working arrays leave the cache."""
 MAX_DEPTH = 64
-"""Of a stored tree; a deeper one is damage."""
+"""Largest depth of a stored tree; a deeper one is damaged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,32 +34,32 @@ class Growth:
     learning_rate: float
     subsample: float = 0.7
     column_share: float = 0.5
-    """Of the features, drawn anew for each node."""
+    """Share of the features, drawn again for each node."""
     least_in_leaf: float = 5.0
     objective: str = "reg:absoluteerror"
 
 
 @dataclass(frozen=True, eq=False)
 class Trees:
-    """Several boosted models over the same features; all nodes in one row, children by index."""
+    """Boosted models over the same features, with the nodes of all trees in one row."""
 
-    feature: npt.NDArray[np.int32]
-    """The feature that a node splits by (nodes); 0 at leaves."""
+    feature: Int32Array
+    """Feature that a node splits by (nodes); 0 at leaves."""
     threshold: npt.NDArray[np.float32]
-    """Values below it go left (nodes); at leaves what is added to the prediction."""
-    left: npt.NDArray[np.int32]
-    """(nodes); a leaf is its own child."""
-    right: npt.NDArray[np.int32]
-    roots: npt.NDArray[np.int32]
-    """Of each tree, the trees of a model side by side (trees)."""
-    first: npt.NDArray[np.int32]
+    """Values below go left (nodes); at leaves the contribution to the prediction."""
+    left: Int32Array
+    """Index of the left child (nodes); a leaf is its own child."""
+    right: Int32Array
+    roots: Int32Array
+    """Root of each tree, model after model (trees)."""
+    first: Int32Array
     """Index of the first tree of each model (models)."""
     start: Array
-    """What each model predicts before its first tree (models)."""
+    """Prediction of each model before its first tree (models)."""
     depth: int
 
     def predict(self, features: Array) -> Array:
-        """Predictions of each model for n rows of features: (n, models)."""
+        """Return the predictions (n, models) for rows of features (n, f)."""
         points = features.astype(np.float32)
         predictions = np.empty((len(points), len(self.first)))
         for begin in range(0, len(points), ROWS_AT_ONCE):
@@ -79,75 +79,70 @@ class Trees:
 
     def tensors(self) -> dict[str, Tensor]:
         own = np.arange(len(self.feature), dtype=np.int32)
-        arrays = {
+        arrays = {field.name: getattr(self, field.name) for field in fields(self)}
+        arrays |= {  # small numbers: children are near their parents
             "feature": _narrow(self.feature),
-            "threshold": self.threshold,
-            "left": _narrow(self.left - own),  # children stand near their parents
+            "left": _narrow(self.left - own),
             "right": _narrow(self.right - own),
-            "roots": self.roots,
-            "first": self.first,
-            "start": self.start,
         }
-        tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-        return {**tensors, "depth": torch.tensor(self.depth)}
+        return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """Raises KeyError or ValueError for tensors that are not those of trees."""
-        arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
+        """Read trees; raise KeyError or ValueError for other tensors."""
+        arrays: dict[str, Any] = {field.name: tensors[field.name].numpy() for field in fields(cls)}
         depth = int(arrays.pop("depth"))
+        nodes = len(arrays["feature"])
         arrays["feature"] = arrays["feature"].astype(np.int32)
-        own = np.arange(len(arrays["feature"]), dtype=np.int32)
         for side in ("left", "right"):
-            arrays[side] = arrays[side].astype(np.int32) + own
-        trees = cls(**{name: arrays[name] for name in cls._ARRAYS}, depth=depth)
-        nodes = len(trees.feature)
-        same = {trees.threshold.shape, trees.left.shape, trees.right.shape} == {(nodes,)}
-        inside = all(
-            np.all((a >= 0) & (a < nodes)) for a in (trees.left, trees.right, trees.roots)
-        ) and np.all((trees.first >= 0) & (trees.first < len(trees.roots)))
-        if not (same and inside and 0 <= depth <= MAX_DEPTH and np.all(trees.feature >= 0)):
+            arrays[side] = arrays[side].astype(np.int32) + np.arange(nodes, dtype=np.int32)
+        trees = cls(**arrays, depth=depth)
+        inside = [(trees.left, nodes), (trees.right, nodes), (trees.roots, nodes)]
+        inside += [(trees.first, len(trees.roots)), (trees.feature, 2**31)]
+        if not (
+            {trees.threshold.shape, trees.left.shape, trees.right.shape} == {(nodes,)}
+            and all(np.all((places >= 0) & (places < end)) for places, end in inside)
+            and 0 <= depth <= MAX_DEPTH
+        ):
             raise ValueError("the tensors of boosted trees do not fit together")
         return trees
 
-    _ARRAYS = ("feature", "threshold", "left", "right", "roots", "first", "start")
 
-
-def _narrow(values: npt.NDArray[np.int32]) -> npt.NDArray[Any]:
-    """The same whole numbers of 0 and more in the smallest type that holds them."""
+def _narrow(values: Int32Array) -> npt.NDArray[Any]:
+    """Return numbers of 0 and more in the smallest type that holds them."""
     most = int(values.max(initial=0))
     return values.astype(np.uint8 if most < 2**8 else np.int16 if most < 2**15 else np.int32)
 
 
 def join(models: Sequence[Trees]) -> Trees:
-    """All models of several, side by side."""
-    nodes = np.cumsum([0, *(len(m.feature) for m in models)])[:-1]
-    trees = np.cumsum([0, *(len(m.roots) for m in models)])[:-1]
+    """Return all models side by side."""
 
-    def moved(name: str, by: IntArray) -> npt.NDArray[np.int32]:
-        shifted = [getattr(m, name) + int(o) for m, o in zip(models, by, strict=True)]
-        return np.concatenate(shifted).astype(np.int32)
+    def joined(name: str, sizes: Sequence[int]) -> npt.NDArray[Any]:
+        offsets = np.cumsum([0, *sizes], dtype=np.int32)
+        parts = [getattr(m, name) + offset for m, offset in zip(models, offsets, strict=False)]
+        return np.concatenate(parts)
 
+    nodes, trees = [len(m.feature) for m in models], [len(m.roots) for m in models]
     return Trees(
         feature=np.concatenate([m.feature for m in models]),
         threshold=np.concatenate([m.threshold for m in models]),
-        left=moved("left", nodes),
-        right=moved("right", nodes),
-        roots=moved("roots", nodes),
-        first=moved("first", trees),
+        left=joined("left", nodes),
+        right=joined("right", nodes),
+        roots=joined("roots", nodes),
+        first=joined("first", trees),
         start=np.concatenate([m.start for m in models]),
         depth=max(m.depth for m in models),
     )
 
 
 def grow(features: Array, values: Array, growth: Growth, seed: int) -> Trees:
-    """One boosted model with the least error, as `growth` has it, on these n rows.
+    """Grow one boosted model.
 
     Args:
-        features: (n, f), finite.
-        values: (n).
-        growth: the size of the trees.
-        seed: of the library's draws of rows and columns, below 2^31.
+        features: Finite features (n, f).
+        values: Values to predict (n).
+        growth: Size of the trees.
+        seed: Seed of XGBoost's draws of rows and columns, below 2^31.
     """
     import xgboost
 
@@ -167,43 +162,32 @@ def grow(features: Array, values: Array, growth: Growth, seed: int) -> Trees:
         xgboost.DMatrix(features.astype(np.float32), values),
         num_boost_round=growth.rounds,
     )
-    return _from_json(json.loads(booster.save_raw("json")))
-
-
-def _from_json(model: Mapping[str, Any]) -> Trees:
-    """XGBoost's own description of a model (its "JSON model IO" schema) as arrays."""
-    learner = model["learner"]
-    trees = learner["gradient_booster"]["model"]["trees"]
-    columns: dict[str, list[npt.NDArray[Any]]] = {n: [] for n in ("f", "t", "l", "r")}
-    roots, offset, depth = [], 0, 0
-    for tree in trees:
-        left, right = (np.array(tree[f"{s}_children"], dtype=np.int32) for s in ("left", "right"))
-        leaf = left < 0
-        own = np.arange(len(left), dtype=np.int32)
-        left, right = (np.where(leaf, own, child) for child in (left, right))
-        depth = max(depth, _depth(left, right, leaf))
-        columns["f"].append(np.where(leaf, 0, np.array(tree["split_indices"])).astype(np.int32))
-        columns["t"].append(np.array(tree["split_conditions"], dtype=np.float32))
-        columns["l"].append((left + offset).astype(np.int32))
-        columns["r"].append((right + offset).astype(np.int32))
-        roots.append(offset)
-        offset += len(left)
+    learner = json.loads(booster.save_raw("json"))["learner"]  # its "JSON model IO" schema
+    trees = [_tree(tree) for tree in learner["gradient_booster"]["model"]["trees"]]
     start = learner["learner_model_param"]["base_score"]
+    together = join(trees)
     return Trees(
-        feature=np.concatenate(columns["f"]),
-        threshold=np.concatenate(columns["t"]),
-        left=np.concatenate(columns["l"]),
-        right=np.concatenate(columns["r"]),
-        roots=np.array(roots, dtype=np.int32),
+        **{name: getattr(together, name) for name in ("feature", "threshold", "left", "right")},
+        roots=together.roots,
         first=np.zeros(1, dtype=np.int32),
         start=np.array([float(str(start).strip("[]"))]),
-        depth=depth,
+        depth=together.depth,
     )
 
 
-def _depth(left: npt.NDArray[Any], right: npt.NDArray[Any], leaf: npt.NDArray[Any]) -> int:
-    depth, level = 0, np.array([0])
+def _tree(tree: Mapping[str, Any]) -> Trees:
+    """Return one tree of XGBoost's JSON."""
+    left, right = (np.array(tree[f"{s}_children"], dtype=np.int32) for s in ("left", "right"))
+    leaf = left < 0
+    own = np.arange(len(left), dtype=np.int32)
+    left, right = (np.where(leaf, own, child) for child in (left, right))
+    depth, level = 0, np.zeros(1, dtype=np.int32)
     while len(level := level[~leaf[level]]):
         level = np.concatenate([left[level], right[level]])
         depth += 1
-    return depth
+    zero = np.zeros(1, dtype=np.int32)
+    return Trees(
+        feature=np.where(leaf, 0, np.array(tree["split_indices"])).astype(np.int32),
+        threshold=np.array(tree["split_conditions"], dtype=np.float32),
+        left=left, right=right, roots=zero, first=zero, start=np.zeros(1), depth=depth,
+    )  # fmt: skip

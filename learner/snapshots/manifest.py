@@ -1,11 +1,10 @@
-"""A snapshot's files as bytes: its manifest, their checksums, and folders that appear all at once.
+"""A snapshot's files: manifest, checksums, and folders that appear all at once.
 
-    <id>/manifest.json                       what it is, how good, from which labels, and checksums
+    <id>/manifest.json                       contents, errors, labels, and checksums
          encoder.safetensors                 only where some heads need it
          heads-<device>-<phase>.safetensors  `all` where all phases of a device have the same
 
-A snapshot's id is a hash of its content, so it never changes. Whoever takes bytes of one from
-anywhere, a folder or a bucket, has them checked here first.
+A snapshot's id is a hash of its content, so it never changes. Bytes are checked before use.
 """
 
 from __future__ import annotations
@@ -32,24 +31,24 @@ FORMAT = "trappm-snapshot"
 FORMAT_VERSION = 4
 """4: Gaussian processes by unique landmarks and their whitened posterior."""
 OTHERS = "other-devices.safetensors"
-"""The file of what is known of cards without labels."""
+"""File with the constants of cards without labels."""
 MANIFEST = "manifest.json"
 
 MAX_MANIFEST_BYTES = 4 << 20
 
 STALE_S = 24 * 3600.0
-"""A folder that has been unfinished for longer belongs to a process that was killed."""
+"""Age in seconds from which an unfinished folder belongs to a killed process."""
 UNFINISHED = ".unfinished-"
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
-"""Of a file, a device key, an alias."""
+"""Pattern of files, device keys and aliases."""
 ID = re.compile(r"[0-9a-f]{20}")
 _NOT_IN_ID = ("id", "created_at", "parent", "checksum")
-"""When it was made and what was the latest then: the same content again is the same snapshot."""
+"""Fields outside the id, so that the same content is the same snapshot."""
 
 
 class Label(Protocol):
-    """What a snapshot keeps of each label that it was trained on."""
+    """Fields of a training label that a snapshot records."""
 
     @property
     def configuration_id(self) -> str: ...
@@ -62,7 +61,7 @@ class Label(Protocol):
 
 
 def label_set_hash(labels: Sequence[Label]) -> str:
-    """64 hexadecimal digits, equal for equal sets of labels in any order."""
+    """Return 64 hexadecimal digits, equal for equal sets of labels in any order."""
     rows = sorted(
         json.dumps([x.device, x.configuration_id, list(x.values), x.provenance]) for x in labels
     )
@@ -70,11 +69,7 @@ def label_set_hash(labels: Sequence[Label]) -> str:
 
 
 def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest with its id and checksum, as plain JSON values.
-
-    Raises:
-        ValueError: a number that JSON does not have.
-    """
+    """Return the manifest with its id and checksum as JSON values; raise ValueError for NaN."""
     whole: dict[str, Any] = json.loads(json.dumps(manifest, allow_nan=False))
     whole["id"] = _content_id(whole)
     whole["checksum"] = _checksum(whole)
@@ -86,7 +81,7 @@ def manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
 
 
 def entries(contents: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
-    """The manifest's entries for files: checksum and size of each."""
+    """Return the manifest's entries for files: checksum and size of each."""
     return {
         name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
         for name, data in sorted(contents.items())
@@ -94,10 +89,10 @@ def entries(contents: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
 
 
 def checked_manifest(data: bytes, place: str) -> Manifest:
-    """The manifest in these bytes, which were found at `place`.
+    """Return the manifest in bytes that were found at `place`.
 
     Raises:
-        SnapshotError: damaged, of something else, or of another format version.
+        SnapshotError: It is damaged, of something else, or of another format version.
     """
     try:
         manifest = json.loads(data)
@@ -128,7 +123,7 @@ def checked_manifest(data: bytes, place: str) -> Manifest:
 
 
 def check_file(name: str, entry: FileEntry, data: bytes, place: str) -> None:
-    """Raises SnapshotError for bytes that are not those of the manifest."""
+    """Raise SnapshotError for bytes that differ from the manifest's entry."""
     if len(data) != entry.bytes:
         raise damaged(place, f"{name} has {len(data)} bytes, not {entry.bytes}")
     if hashlib.sha256(data).hexdigest() != entry.sha256:
@@ -136,7 +131,7 @@ def check_file(name: str, entry: FileEntry, data: bytes, place: str) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises SnapshotError for a folder without a sound manifest."""
+    """Return a folder's manifest; raise SnapshotError if it is missing or damaged."""
     path = folder / MANIFEST
     if not path.is_file():
         raise SnapshotError(
@@ -146,10 +141,10 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def read_whole(folder: Path) -> tuple[Manifest, dict[str, bytes]]:
-    """Manifest and files of a snapshot, every byte checked.
+    """Return manifest and files of a snapshot, every byte checked.
 
     Raises:
-        SnapshotError: missing, damaged, truncated, of another format or version, or too large.
+        SnapshotError: It is missing, damaged, of another format or version, or too large.
     """
     manifest = read_manifest(folder)
     contents = {}
@@ -162,12 +157,10 @@ def read_whole(folder: Path) -> tuple[Manifest, dict[str, bytes]]:
 
 
 def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """The folder with these files, all at once; one that is there already stays.
-
-    What is damaged in it is replaced, file by file.
+    """Write a folder with these files at once; repair one that exists and is damaged.
 
     Raises:
-        SnapshotError: it cannot be written.
+        SnapshotError: It cannot be written.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -201,7 +194,7 @@ def _write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def _mend(folder: Path, whole: Path) -> None:
-    """Moves the files of a whole snapshot into a folder that does not hold it undamaged."""
+    """Move the files of a whole snapshot into a damaged folder of it."""
     wanted = read_manifest(whole).id
     with contextlib.suppress(SnapshotError):
         if read_whole(folder)[0].id == wanted:
@@ -211,15 +204,15 @@ def _mend(folder: Path, whole: Path) -> None:
 
 
 def _remove_stale(registry: Path) -> None:
-    """Removes what processes that were killed while they wrote have left behind."""
+    """Remove unfinished folders of killed processes."""
     for folder in registry.glob(f"{UNFINISHED}*"):
-        with contextlib.suppress(OSError):  # gone meanwhile, or not ours to remove
+        with contextlib.suppress(OSError):  # removed by another process, or not permitted
             if time.time() - folder.stat().st_mtime > STALE_S:
                 shutil.rmtree(folder)
 
 
 def _read(path: Path, limit: int) -> bytes:
-    """A plain file of at most so many bytes."""
+    """Return the bytes of a plain file of limited size."""
     try:
         return read_plain(path, limit)
     except InputError as error:
@@ -227,7 +220,7 @@ def _read(path: Path, limit: int) -> bytes:
 
 
 def _content_id(manifest: Mapping[str, Any]) -> str:
-    """20 hexadecimal digits: of everything but when it was made."""
+    """Return 20 hexadecimal digits for everything except when it was made."""
     return _checksum({k: v for k, v in manifest.items() if k not in _NOT_IN_ID})[:20]
 
 

@@ -1,7 +1,7 @@
-"""A snapshot's manifest as a record: its fields and their types, which its readers can rely on.
+"""A snapshot's manifest as a validated record.
 
-A checksum shows damage, not intent: whoever may write into a registry can seal a manifest of any
-content. Fields that are not named here may be anything; nobody reads them.
+A checksum shows damage, not intent: anyone who can write into a registry can seal a manifest of any
+content. Fields that are not named here are not read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pydantic import (
 from trappm.profiler.records import METRICS, Phase
 
 MAX_SNAPSHOT_BYTES = 256 << 20
-"""Of all files together; the one that ships with trappm has 8 MiB."""
+"""Limit of all files together; the shipped snapshot has 10 MiB."""
 MAX_FILES = 256
 MAX_FAMILIES = 10_000
 
@@ -57,13 +57,13 @@ _ShortTexts = dict[str, _Short]
 
 
 class _Part(BaseModel):
-    """Of a manifest; more fields may be there."""
+    """Part of a manifest; more fields are allowed."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
 
 class FileEntry(_Part):
-    """What a file of the snapshot must be."""
+    """Checksum and size of a file."""
 
     sha256: _Sha256
     bytes: _Count
@@ -86,10 +86,10 @@ class MetricErrors(_Part):
     mape: _Number | None = None
     by_family: dict[str, _Numbers] | None = None
     reliability: _Numbers | None = None
-    """What intervals of so many percent cover, in percent."""
+    """Coverage in percent, by the nominal coverage in percent."""
 
     def number(self, name: str) -> float | None:
-        """A figure such as `coverage`; None where it is not known."""
+        """Return a figure such as `coverage`; None if it is missing."""
         value: float | None = self.model_dump(exclude={"by_family", "reliability"}).get(name)
         return value
 
@@ -114,7 +114,7 @@ class _Source(_Part):
 
 
 class Manifest(_Part):
-    """What a snapshot is, how good, from which labels, and of which files."""
+    """Contents of a snapshot, its errors, training labels and files."""
 
     id: _Short
     created_at: Annotated[str, AfterValidator(_time)]
@@ -139,25 +139,25 @@ class Manifest(_Part):
     label_counts: dict[str, _Count] = {}
     cards: dict[_Name, _Short] = {}
     families: Annotated[list[_Short], Field(max_length=MAX_FAMILIES)] | None = None
-    """Of the models in the pool that a campaign learned from and was judged on."""
+    """Families of the models in a campaign's pool."""
     _json: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @classmethod
     def of(cls, values: dict[str, Any], data: bytes) -> Self:
-        """The record of a manifest, given as JSON values and as the text that they come from.
+        """Return the record of a manifest, given as JSON values and as their text.
 
         Raises:
-            pydantic.ValidationError: a field is not as it must be.
+            pydantic.ValidationError: A field is invalid.
         """
         manifest = cls.model_validate_json(data, strict=True)
         manifest._json = values
         return manifest
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, as it was written: also fields that this version does not know."""
+        """Return the manifest as it was written, with unknown fields."""
         return self._json
 
     def errors_by_phase(self, device: str) -> Mapping[Phase | None, Mapping[str, MetricErrors]]:
-        """The errors of a device's heads by metric; under None those of all phases together."""
+        """Return the errors of a device by phase and metric; None is all phases together."""
         of_device: Mapping[Any, Any] = (self.errors or {}).get(device, {})
         return {None: of_device} if set(of_device) & set(METRICS) else of_device

@@ -1,11 +1,10 @@
-"""Moves an alias to a new snapshot, unless something is lost by it.
+"""Promote a snapshot to an alias unless a metric regresses.
 
-Each device and phase with heads in the new snapshot is weighed against the snapshot that has
-answered for it so far: what the alias means, or else what it meant before. No metric may go, no
+Each device and phase with heads in the new snapshot is compared with the snapshot that has
+predicted it so far: the alias' current one, or else an earlier one. No metric may be missing, no
 family of models may leave the pool, and no error may rise clearly. Errors are those in the
-manifests, each on architectures that its own heads had not seen: of pools with the same families
-they are different draws, so only a clear step back counts; of a pool with more families, which may
-be harder, only one far larger.
+manifests, each on architectures that its heads had not seen. Evaluation sets are different draws,
+so only a clear rise counts. For a pool with more families, only a far larger one counts.
 """
 
 from __future__ import annotations
@@ -17,17 +16,14 @@ from dataclasses import dataclass
 from trappm.learner.snapshots.manifest_fields import Manifest
 from trappm.learner.snapshots.registry import Registry
 from trappm.profiler.errors import SnapshotError
-from trappm.profiler.number_text import number_text
 from trappm.profiler.records import Phase
+from trappm.profiler.text import number_text
 
-BOUND_PERCENT = 20.0
-"""A mean error that is this much larger is a regression ..."""
-LEAST_POINTS = 1.0
-"""... if it is also larger by so many percentage points. Round numbers: evaluation sets of two
-campaigns are different draws, which scatter (docs/accuracy.md)."""
-
+BOUND_PERCENT, LEAST_POINTS = 20.0, 1.0
+"""Increase of a mean error, in percent of it and in percentage points, that is a regression (round
+numbers: evaluation sets scatter, docs/accuracy.md)."""
 OTHER_POOL_PERCENT = 100.0
-"""The bound where the new pool has families that the other one lacks; a round number."""
+"""The same where the new pool has more families (round number)."""
 
 HeadName = tuple[str, str, str]
 """Device, phase, metric."""
@@ -39,18 +35,18 @@ class Promotion:
 
     moved: bool
     message: str
-    """What the name means now, and why it was not moved."""
+    """Snapshot of the alias now, and why it was not moved."""
     remark: str | None = None
-    """What speaks against it, where it was moved all the same."""
+    """Reservation about a move."""
 
 
 def promote(
     registry: Registry, alias: str, snapshot_id: str, bound_percent: float = BOUND_PERCENT
 ) -> Promotion:
-    """Moves an alias to a version, unless heads that answer now are lost or clearly better.
+    """Move an alias to a version, unless current heads would be lost or are clearly better.
 
     Raises:
-        SnapshotError: no such version, or a registry that cannot be written.
+        SnapshotError: There is no such version, or the registry cannot be written.
     """
     history = registry.history(alias)
     if history and history[-1].snapshot == snapshot_id:
@@ -75,14 +71,14 @@ def promote(
 
 
 def _readable(registry: Registry, ids: Sequence[str]) -> Iterator[Manifest]:
-    """The manifests of these, in their order, but for those that are damaged or gone."""
+    """Yield the manifests in order, without damaged or missing ones."""
     for snapshot_id in ids:
         with contextlib.suppress(SnapshotError):
             yield registry.manifest(snapshot_id)
 
 
 def _answers_for(manifest: Manifest) -> set[tuple[str, str]]:
-    """Devices and phases that it has heads for."""
+    """Return the devices and phases with heads."""
     return {(device, phase) for device, phase, _ in _heads(manifest)}
 
 
@@ -98,8 +94,7 @@ def _heads(manifest: Manifest) -> set[HeadName]:
 def _weighed(
     before: Manifest, after: Manifest, both: Set[tuple[str, str]], bound_percent: float
 ) -> tuple[str | None, str | None]:
-    """What speaks against a new manifest on the devices and phases that both have heads for, and
-    else a remark; None for nothing."""
+    """Return an objection to a new manifest and a remark, for devices and phases of both."""
     if not both:
         return None, None
     if missing := sorted(h for h in _heads(before) - _heads(after) if h[:2] in both):
@@ -127,13 +122,13 @@ def regressions(
     bound_percent: float = BOUND_PERCENT,
     of: Set[tuple[str, str]] | None = None,
 ) -> list[str]:
-    """The heads of a manifest that are worse than another's by more than the bound.
+    """Return a line for each head of `after` that is worse than that of `before`.
 
     Args:
-        before: the other one.
-        after: the one that is judged.
-        bound_percent: of the other one's error.
-        of: devices and phases, these only; all without it.
+        before: Manifest to compare with.
+        after: Manifest to judge.
+        bound_percent: Increase in percent of the error of `before`.
+        of: Devices and phases to compare (default: all).
     """
     old, new = mean_errors(before), mean_errors(after)
     return [
@@ -146,9 +141,9 @@ def regressions(
 
 
 def mean_errors(manifest: Manifest) -> dict[HeadName, float]:
-    """Mean absolute percentage errors in a manifest, by head.
+    """Return mean absolute percentage errors by head.
 
-    Campaigns judge the phases of a device together: their errors count for each that has heads.
+    Campaigns judge the phases of a device together; their errors count for each with heads.
     """
     errors_by_head: dict[HeadName, float] = {}
     for device in manifest.errors or {}:

@@ -1,14 +1,14 @@
 """Snapshots: heads, and the encoder of those that need one, as files that run no code when loaded.
 
-Heads are kept by device and phase, each with the settings (precision, layout, optimizer) that its
-labels had. `manifest` describes the files; a snapshot is written beside its place and moved
-there in one step, and never changed. Whoever loads it checks every byte against the manifest first.
+Heads are stored by device and phase, each with the settings (precision, layout, optimizer) of its
+labels. A snapshot is written in one step and never changed. Loading checks every byte.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import platform
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -54,10 +54,10 @@ if TYPE_CHECKING:
 
 ENCODER = "encoder.safetensors"
 ALL_PHASES = "all"
-"""In the name of a file that all phases of a device share."""
+"""Name of a file that all phases of a device share."""
 
 _MISFITS = (KeyError, RuntimeError, TypeError, ValueError, AttributeError, SafetensorError)
-"""What tensors and settings raise that do not belong together."""
+"""Errors of tensors and settings that do not fit together."""
 
 
 @dataclass(frozen=True)
@@ -80,32 +80,26 @@ class Snapshot:
     source_device: str
     encoder_bytes: bytes | None = None
     cards: Mapping[str, str] = field(default_factory=dict)
-    """The card behind a device's key, where measurements have named it."""
+    """Card behind a device's key, where measurements have named it."""
     others: OtherDevices | None = None
-    """What is known of cards without labels."""
+    """Heads of cards without labels."""
 
     def card(self, device: str) -> str:
-        """The key under which the catalogue has this device's memory and speed."""
+        """Return the catalogue's key of a device."""
         return self.cards.get(device, device)
 
     def trained(self, device: str, phase: Phase) -> TrainedHeads:
-        """The heads of this device and phase.
+        """Return the heads of a device and phase.
 
-        Where nobody has labelled the device, or not in every metric, those of the same card in
-        another form, and of what is known of all cards.
+        Metrics without labels have heads of the same card in another form, or of all cards.
 
         Raises:
-            SnapshotError: there are none.
+            SnapshotError: There are none.
         """
-        own = self._labelled(device, phase)
-        if self.others is not None:
-            card = self.card(device)
-            if own is None:
-                made = self.others.heads(card, phase)
-                if made is not None:
-                    return made
-            else:
-                return self.others.completed(own, card, phase)
+        own, card = self._labelled(device, phase), self.card(device)
+        if self.others is not None and own is not None:
+            return self.others.completed(own, card, phase)
+        own = own or (None if self.others is None else self.others.heads(card, phase))
         if own is not None:
             return own
         if device not in self.heads:
@@ -119,9 +113,9 @@ class Snapshot:
         )
 
     def _labelled(self, device: str, phase: Phase) -> TrainedHeads | None:
-        """Of the device, or of its card in another form (a V100 of 32 GB for one of 16).
+        """Return heads of the device, or of its card in another form (a V100 of 32 GB for 16 GB).
 
-        A form of another speed has memory in common, and no time.
+        A form of another speed shares memory only.
         """
         key = self._key(device, phase)
         trained = self.heads.get(key, {}).get(phase)
@@ -134,7 +128,7 @@ class Snapshot:
         return replace(trained, heads=Heads(memory, trained.heads.label_count))
 
     def _key(self, device: str, phase: Phase) -> str:
-        """The device whose heads answer: another form of the same card, where it has none."""
+        """Return the device with the heads: another form of the same card if it has none."""
         name = read_name(self.card(device))
         if self.others is None or phase in self.heads.get(device, {}) or name.part:
             return device
@@ -143,7 +137,7 @@ class Snapshot:
         return next((key for key in alike if phase in self.heads[key]), device)
 
     def bases(self, device: str, phase: Phase) -> dict[str, str]:
-        """What predictions of a metric rest on, where it is not labels of this device."""
+        """Return the basis of each metric's predictions that is not labels of this device."""
         if self.others is None:
             return {}
         key, own = self._key(device, phase), self._labelled(device, phase)
@@ -162,10 +156,10 @@ class Snapshot:
         self, workloads: Sequence[Workload], device: str, phase: Phase = Phase.TRAIN,
         heads: DeviceHeads | None = None,
     ) -> Predictions:  # fmt: skip
-        """Predictions of the heads of this device and phase, or of others that were made of them.
+        """Predict with the heads of a device and phase, or with the given ones.
 
         Raises:
-            SnapshotError: there are no heads for them.
+            SnapshotError: There are no heads.
         """
         heads = heads or self.trained(device, phase).heads
         if heads.needs_embeddings and workloads:
@@ -178,10 +172,10 @@ class Snapshot:
 
     @cached_property
     def encoder(self) -> Encoder:
-        """The frozen encoder, read when it is first needed: physical heads need none.
+        """Frozen encoder, read on first use.
 
         Raises:
-            SnapshotError: there is none, or it does not fit this version.
+            SnapshotError: There is none, or it does not fit this version.
         """
         from trappm.learner.paper.encoder import Encoder
 
@@ -213,22 +207,21 @@ def save_snapshot(
     labels: Sequence[Label],
     fields: Mapping[str, Any],
 ) -> SnapshotInfo:
-    """Writes a snapshot into `<registry>/<id>`; one that is already there is left as it is.
+    """Write a snapshot into `<registry>/<id>`, unless it is already there.
 
     Args:
-        registry: the folder of all snapshots; made if it is missing.
-        encoder: the frozen encoder; None where no head needs one.
-        others: what is known of cards without labels; None to refuse them.
-        heads: by device and phase.
-        source_device: the device that is meant when none is named; must have heads.
-        preset: of encoder and heads.
-        labels: those that the heads were trained on.
-        fields: more for the manifest, as JSON values: campaign, errors with their split, and such.
+        registry: Folder of all snapshots.
+        encoder: Frozen encoder; None if no head needs one.
+        others: Heads of cards without labels; None to refuse them.
+        heads: Heads by device and phase.
+        source_device: Default device of predictions, with heads.
+        preset: Preset of encoder and heads.
+        labels: Training labels.
+        fields: More fields of the manifest as JSON values, such as errors.
 
     Raises:
-        SnapshotError: a simulated label, no head for the source device, a device key that cannot
-            be a file name, a field that the manifest already has, or a folder that cannot be
-            written.
+        SnapshotError: A label is simulated, the source device has no head, a device key cannot be
+            a file name, a field exists twice, or the folder cannot be written.
     """
     counts = _count_labels(labels)
     simulated = Provenance.SIMULATED.value
@@ -276,7 +269,7 @@ def _contents(
 
 
 def _settings(heads: Mapping[str, Mapping[Phase, TrainedHeads]]) -> dict[str, Any]:
-    """The manifest's entries for heads, by device and phase."""
+    """Return the manifest's entries for heads, by device and phase."""
     return {
         device: {
             phase.value: {
@@ -302,10 +295,10 @@ def _write(
 
 
 def load_snapshot(folder: Path) -> Snapshot:
-    """Reads a snapshot, after checking every byte against the manifest.
+    """Load a snapshot after checking every byte against the manifest.
 
     Raises:
-        SnapshotError: missing, damaged, truncated, of another format or version, or too large.
+        SnapshotError: It is missing, damaged, of another format or version, or too large.
     """
     manifest, contents = read_whole(folder)
     ours = feature_schema()
@@ -348,10 +341,10 @@ def load_snapshot(folder: Path) -> Snapshot:
 
 
 def copy_snapshot(source: Path, to: Path) -> SnapshotInfo:
-    """Copies a snapshot to a new folder, checking every byte on the way.
+    """Copy a snapshot to a new folder, checking every byte.
 
     Raises:
-        SnapshotError: the source is no whole snapshot, or `to` exists or cannot be written.
+        SnapshotError: The source is damaged, or `to` exists or cannot be written.
     """
     manifest, contents = read_whole(source)
     if to.exists():
@@ -361,13 +354,11 @@ def copy_snapshot(source: Path, to: Path) -> SnapshotInfo:
 
 
 def _count_labels(labels: Sequence[Label]) -> dict[str, dict[str, int]]:
-    """Labels by device and provenance."""
-    counts: dict[str, dict[str, int]] = {}
+    """Return the number of labels by device and provenance."""
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for label in labels:
-        by_provenance = counts.setdefault(label.device, {})
-        name = str(label.provenance)
-        by_provenance[name] = by_provenance.get(name, 0) + 1
-    return counts
+        counts[label.device][str(label.provenance)] += 1
+    return {device: dict(of_device) for device, of_device in counts.items()}
 
 
 def _versions() -> dict[str, str]:

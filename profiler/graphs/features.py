@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from trappm.profiler.graphs.operator_table import ONNX
+from trappm.profiler.graphs.nodes import ONNX
 from trappm.profiler.records import SHAPE_LENGTH, Graph
 
 OPERATORS: tuple[str, ...] = (

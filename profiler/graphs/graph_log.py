@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from trappm.profiler.errors import UnsupportedModelError
-from trappm.profiler.graphs.builder import Call, GraphBuilder, Value
+from trappm.profiler.graphs.nodes import Call, GraphBuilder, Value
 from trappm.profiler.graphs.operators import RULES, Rule, elementwise
 from trappm.profiler.records import Graph
 

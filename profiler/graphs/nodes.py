@@ -1,17 +1,66 @@
-"""Nodes and the Graph made of them: MACs, memory, signatures, padded shapes."""
+"""Nodes as a forward pass runs, and the Graph made of them: MACs, memory, signatures.
+
+Properties of operators are in `operators.csv` (ONNX) and `aten.csv` (PyTorch).
+"""
 
 from __future__ import annotations
 
+import csv
+import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from trappm.profiler.errors import UnsupportedModelError
-from trappm.profiler.graphs.operator_table import ONNX, operators_of
 from trappm.profiler.records import SHAPE_LENGTH, Graph, IntArray
+
+
+class OnnxRow(NamedTuple):
+    """Properties of one operator of ONNX."""
+
+    operator: str
+    is_feature: bool
+    kind: str
+    passes: int
+    is_commutative: bool
+
+
+class AtenRow(NamedTuple):
+    """Properties of one operator of PyTorch."""
+
+    operator: str
+    rule: str
+    kernel: str
+
+
+def _rows(name: str) -> Iterator[dict[str, str]]:
+    with Path(__file__).with_name(name).open(encoding="utf-8", newline="") as file:
+        yield from csv.DictReader(line for line in file if not line.startswith("#"))
+
+
+ONNX: Mapping[str, OnnxRow] = {
+    row["operator"]: OnnxRow(
+        operator=row["operator"],
+        is_feature=row["feature"] == "yes",
+        kind=row["class"],
+        passes=int(row["passes"]),
+        is_commutative=row["commutative"] == "yes",
+    )
+    for row in _rows("operators.csv")
+}
+ATEN: Mapping[str, AtenRow] = {row["operator"]: AtenRow(**row) for row in _rows("aten.csv")}
+
+
+def operators_of(*kinds: str) -> frozenset[str]:
+    """Return the ONNX operators of these classes."""
+    return frozenset(row.operator for row in ONNX.values() if row.kind in kinds)
+
 
 # Linear algebra is counted exactly as FlopCounterMode counts it (half its flops; the addition of a
 # bias is free). Everything else counts one MAC for each pass over an element that it computes, so
@@ -165,9 +214,8 @@ def node_signature(
 ) -> str:
     """Return what a node does beyond its operator and shapes, as text for the content hash.
 
-    The axis of a softmax or the order of a subtraction changes no shape. The text has the
-    attributes that both modules and files have, with defaults, axes from the front, and numbers in
-    fp32.
+    The axis of a softmax or the order of a subtraction changes no shape. Axes count from the front,
+    and numbers are rounded as in fp32.
 
     Args:
         operator: ONNX operator.
@@ -177,15 +225,17 @@ def node_signature(
         image_type: Element type of the image, such as `float32`.
 
     Raises:
-        IndexError, KeyError, TypeError, ValueError: Attributes that do not fit the operator.
+        TypeError, ValueError: Attributes that do not fit the operator.
     """
-    row = ONNX.get(operator)
-    names = None if row is None else row.attributes
-    if names is None:
-        pairs = sorted((name, _plain(value)) for name, value in attributes.items())
-    else:
-        pairs = [(name, _FORMS[name](operator, attributes, inputs)) for name in names]
-    words = [f"{name}={value}" for name, value in pairs]
+    rank = max(len(inputs[0]), 1) if inputs else 1
+    words = []
+    for name, value in sorted(attributes.items()):
+        from_front = value
+        if name == "axis":
+            from_front = value % rank
+        elif name == "axes":
+            from_front = sorted(axis % rank for axis in value or range(rank))
+        words.append(f"{name}={_plain(from_front)}")
     if any(source is not None and source.node == IMAGE for source in sources):
         words.append(f"image={image_type}")
     return " ".join([*words, _pattern(operator, sources)]).strip()
@@ -220,114 +270,6 @@ def _plain(value: Any) -> str:
         return f"{np.float32(value):.6g}"
     return str(value) if isinstance(value, (int, str)) else type(value).__name__
 
-
-_Form = Callable[[str, Attributes, Sequence[Shape]], str]
-
-
-def _number(name: str, default: float = 0.0, **defaults: float) -> _Form:
-    """Return the form of a number, whose default may depend on the operator."""
-
-    def form(operator: str, attributes: Attributes, _: Sequence[Shape]) -> str:
-        return _plain(float(attributes.get(name, defaults.get(operator, default))))
-
-    return form
-
-
-def _text(name: str, default: str) -> _Form:
-    def form(operator: str, attributes: Attributes, _: Sequence[Shape]) -> str:
-        return _plain(attributes.get(name, default))
-
-    return form
-
-
-def _axis(operator: str, attributes: Attributes, inputs: Sequence[Shape]) -> str:
-    default = 0 if operator in ("ArgMax", "ArgMin", "Gather", "GatherElements", "Split") else -1
-    return str(attributes.get("axis", default) % max(len(inputs[0]), 1))
-
-
-def _axes(_: str, attributes: Attributes, inputs: Sequence[Shape]) -> str:
-    rank = len(inputs[0])
-    return _plain(sorted(axis % rank for axis in attributes.get("axes") or range(rank)))
-
-
-def _perm(_: str, attributes: Attributes, inputs: Sequence[Shape]) -> str:
-    return _plain(attributes.get("perm") or range(len(inputs[0]))[::-1])
-
-
-def _kernel(attributes: Attributes, inputs: Sequence[Shape]) -> Sequence[int]:
-    """Return the kernel shape, by default that of the weight."""
-    return attributes.get("kernel_shape") or inputs[1][2:]
-
-
-def _kernel_shape(_: str, attributes: Attributes, inputs: Sequence[Shape]) -> str:
-    return _plain(list(_kernel(attributes, inputs)))
-
-
-def _per_axis(name: str, default: int) -> _Form:
-    def form(_: str, attributes: Attributes, inputs: Sequence[Shape]) -> str:
-        return _plain(attributes.get(name) or [default] * len(_kernel(attributes, inputs)))
-
-    return form
-
-
-def _pads(operator: str, attributes: Attributes, inputs: Sequence[Shape]) -> str:
-    """Return padding before all axes, then after them, with `auto_pad` resolved."""
-    kernel = _kernel(attributes, inputs)
-    auto = attributes.get("auto_pad", "NOTSET")
-    if auto == "NOTSET":
-        return _plain(attributes.get("pads") or [0] * 2 * len(kernel))
-    if auto == "VALID":
-        return _plain([0] * 2 * len(kernel))
-    if operator == "ConvTranspose":
-        return str(auto)
-    before, after = [], []
-    strides = attributes.get("strides") or [1] * len(kernel)
-    dilations = attributes.get("dilations") or [1] * len(kernel)
-    for size, window, stride, dilation in zip(
-        inputs[0][2:], kernel, strides, dilations, strict=True
-    ):
-        covered = (-(-size // stride) - 1) * stride + (window - 1) * dilation + 1
-        total = max(covered - size, 0)
-        less, more = total // 2, total - total // 2
-        before.append(less if auto == "SAME_UPPER" else more)
-        after.append(more if auto == "SAME_UPPER" else less)
-    return _plain(before + after)
-
-
-def _count_include_pad(operator: str, attributes: Attributes, inputs: Sequence[Shape]) -> str:
-    """Return the attribute, which is irrelevant without padding."""
-    padded = set(_pads(operator, attributes, inputs).split(",")) != {"0"}
-    return str(int(padded and attributes.get("count_include_pad", 0)))
-
-
-def _equation(_: str, attributes: Attributes, __: Sequence[Shape]) -> str:
-    """Return the equation with labels renumbered in the order of their appearance."""
-    text = attributes["equation"].replace(" ", "")
-    labels = list(dict.fromkeys(letter for letter in text if letter.isalpha()))
-    return "".join(str(labels.index(c)) + ";" if c.isalpha() else c for c in text)
-
-
-_FORMS: Mapping[str, _Form] = {
-    "alpha": _number("alpha", 1.0, LeakyRelu=0.01, HardSigmoid=0.2),
-    "axes": _axes,
-    "axis": _axis,
-    "beta": _number("beta", 1.0, HardSigmoid=0.5),
-    "count_include_pad": _count_include_pad,
-    "dilations": _per_axis("dilations", 1),
-    "direction": _text("direction", "forward"),
-    "epsilon": _number("epsilon", 1e-5),
-    "equation": _equation,
-    "group": _number("group", 1),
-    "kernel_shape": _kernel_shape,
-    "mode": _text("mode", "constant"),
-    "output_padding": _per_axis("output_padding", 0),
-    "pads": _pads,
-    "perm": _perm,
-    "strides": _per_axis("strides", 1),
-    "to": _number("to"),
-    "transA": _number("transA"),
-    "transB": _number("transB"),
-}
 
 BYTES_PER_ELEMENT = 4
 
@@ -404,3 +346,132 @@ def _exact(values: list[int]) -> IntArray:
         return np.array(values, dtype=np.int64)
     except OverflowError as error:
         raise UnsupportedModelError("a node would need more than 2^63 operations") from error
+
+
+@dataclass(frozen=True)
+class Value:
+    """Origin and shape of a tensor."""
+
+    shape: Shape
+    producer: int | None = None
+    """Number of its node; None for images and what is folded away."""
+    output: int = 0
+    """Output of that node."""
+    depends: bool = False
+    weights: frozenset[int] = frozenset()
+    """Identities of the parameters in a folded tensor."""
+
+    def of_shape(self, shape: Shape) -> Value:
+        return dataclasses.replace(self, shape=shape)
+
+
+class GraphBuilder:
+    """Collects nodes in the order in which they run."""
+
+    def __init__(self, parameter_sizes: Mapping[int, int]) -> None:
+        self._sizes = parameter_sizes
+        self._nodes: list[tuple[Node, list[Value]]] = []
+
+    def emit(
+        self, operator: str, inputs: Sequence[Value], *shapes: Shape, **attributes: Any
+    ) -> list[Value]:
+        """Add a node and return its outputs; a node that does not depend on images is folded."""
+        if not any(value.depends for value in inputs):
+            weights = frozenset[int]().union(*(value.weights for value in inputs))
+            return [Value(shape, weights=weights) for shape in shapes]
+        node = Node(operator, [v.shape for v in inputs], shapes, attributes=attributes)
+        self._nodes.append((node, list(inputs)))
+        node_number = len(self._nodes) - 1
+        return [Value(shape, node_number, i, depends=True) for i, shape in enumerate(shapes)]
+
+    def before(self, value: Value, operator: str) -> tuple[Value, Node] | None:
+        """Return the first input and the node of a value, if the node has this operator."""
+        if value.producer is None or self._nodes[value.producer][0].operator != operator:
+            return None
+        node, inputs = self._nodes[value.producer]
+        return inputs[0], node
+
+    def graph(self, outputs: Sequence[Value], batch_size: int, image_type: str) -> Graph:
+        """Return the nodes that these outputs need; a parameter counts at its first user."""
+        alive = {value.producer for value in outputs}
+        for number in reversed(range(len(self._nodes))):
+            if number in alive:
+                alive |= {value.producer for value in self._nodes[number][1]}
+        kept = [number for number in range(len(self._nodes)) if number in alive]
+        place = {number: i for i, number in enumerate(kept)}
+        counted: set[int] = set()
+        nodes = []
+        for number in kept:
+            node, inputs = self._nodes[number]
+            weights = frozenset[int]().union(*(value.weights for value in inputs)) - counted
+            counted |= weights
+            sources = [_source(value, place) for value in inputs]
+            parameters = sum(self._sizes[key] for key in weights)
+            nodes.append(node._replace(parameters=parameters, sources=sources))
+        return assemble(nodes, image_type, batch_size)
+
+
+def _source(value: Value, place: Mapping[int, int]) -> Source | None:
+    if value.producer is not None:
+        return Source(place[value.producer], value.output)
+    return Source(IMAGE) if value.depends else None
+
+
+class Call:
+    """One call of a PyTorch operator."""
+
+    def __init__(
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        outputs: Sequence[torch.Tensor],
+        value: Callable[[torch.Tensor], Value],
+        builder: GraphBuilder,
+    ) -> None:
+        self._value = value
+        self.builder = builder
+        self.outputs = outputs
+        self.arguments: dict[str, Any] = {}
+        for place, argument in enumerate(func._schema.arguments):
+            given = args[place] if place < len(args) else kwargs.get(argument.name)
+            missing = place >= len(args) and argument.name not in kwargs
+            self.arguments[argument.name] = argument.default_value if missing else given
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments.get(name)
+
+    def value(self, name: str) -> Value | None:
+        """Return the tensor of this name, or None if it is missing or a number."""
+        tensor = self.arguments.get(name)
+        return self._value(tensor) if isinstance(tensor, torch.Tensor) else None
+
+    def values(self, *names: str) -> list[Value]:
+        """Return the tensors among these arguments, in order."""
+        return [value for value in map(self.value, names) if value is not None]
+
+    def sequence(self, name: str) -> list[Value]:
+        return [self._value(t) for t in self.arguments[name] if t is not None]
+
+    def tensors(self) -> list[Value]:
+        """Return all tensors among the arguments, in order."""
+        values = []
+        for argument in self.arguments.values():
+            items = argument if isinstance(argument, (list, tuple)) else [argument]
+            values += [self._value(t) for t in items if isinstance(t, torch.Tensor)]
+        return values
+
+    @property
+    def input(self) -> Value:
+        """The first tensor."""
+        return self.tensors()[0]
+
+    @property
+    def shapes(self) -> list[Shape]:
+        return [tuple(t.shape) for t in self.outputs]
+
+    def emit(self, operator: str, *inputs: Value, shape: Shape | None = None, **more: Any) -> Value:
+        """Return the output of a new node, by default with the shape of the call's first result."""
+        return self.builder.emit(
+            operator, inputs, self.shapes[0] if shape is None else shape, **more
+        )[0]

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trappm.profiler.graphs.builder import Call, Value
-from trappm.profiler.graphs.nodes import Shape
-from trappm.profiler.graphs.operator_table import ATEN
+from trappm.profiler.graphs.nodes import ATEN, Call, Shape, Value
 
 Rule = Callable[[Call], list[Value]]
 
@@ -518,7 +516,8 @@ def adaptive_pool(call: Call) -> list[Value]:
     height, width = x.shape[-2:]
     if height % target[0] == 0 and width % target[1] == 0:
         kernel = [height // target[0], width // target[1]]
-        return [call.emit("AveragePool", x, kernel_shape=kernel, strides=kernel)]
+        attributes = {"kernel_shape": kernel, "strides": kernel, "pads": [0] * 4}
+        return [call.emit("AveragePool", x, **attributes, count_include_pad=0)]
     rows = call.emit(
         "MatMul", Value((target[0], height)), x, shape=(*x.shape[:-2], target[0], width)
     )
@@ -532,7 +531,8 @@ def adaptive_max_pool(call: Call) -> list[Value]:
     else:
         operator = "MaxPool"
         kernel = [-(-size // wanted) for size, wanted in zip(x.shape[-2:], target, strict=True)]
-    return call.builder.emit(operator, [x], *call.shapes, kernel_shape=kernel, strides=kernel)
+    attributes = {"kernel_shape": kernel, "strides": kernel, "pads": [0] * 4, "dilations": [1, 1]}
+    return call.builder.emit(operator, [x], *call.shapes, **attributes)
 
 
 def _spread(size: int | Sequence[int], axes: int) -> list[int]:
@@ -616,8 +616,8 @@ def average_pool(axes: int) -> Rule:
     """Return a rule for one to three axes."""
 
     def rule(call: Call) -> list[Value]:
-        counted = int(call["count_include_pad"])
         window = _window(call, axes)
+        counted = int(any(window["pads"]) and call["count_include_pad"])
         return [call.emit("AveragePool", call.input, **window, count_include_pad=counted)]
 
     return rule

@@ -1,9 +1,7 @@
 """Facts about the environment of a measurement, which decide whether labels are comparable.
 
 A device gives the facts of its hardware and software (`Device.environment`); a run adds its own
-(precision, load). `stack_fingerprint` hashes the few that decide whether labels may be mixed. A
-fact that was added to them later counts only where it was recorded, so stored fingerprints stay
-valid.
+(precision, load). `stack_fingerprint` hashes the few that decide whether labels may be mixed.
 """
 
 from __future__ import annotations
@@ -19,6 +17,8 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from platformdirs import user_data_path
 
 from trappm.profiler.host import procfs
 from trappm.profiler.records import Configuration
@@ -36,27 +36,14 @@ SEED = 0
 """Seed of weights, images and targets of every measurement; it does not change their cost."""
 
 _STACK = (
-    "device",
-    "device_name",
-    "device_power_limit_w",
-    "measuring_version",
-    "python",
-    "torch",
-    "timm",
-    "cuda",
-    "cudnn",
-    "driver",
-    "tf32",
-    "cudnn_benchmark",
-)
-
-_JOINED_LATER = (
-    "switches", "ecc_enabled", "device_clock_mhz", "host_cpu", "strategy", "collectives", "nccl",
+    "device", "device_name", "device_power_limit_w", "measuring_version", "python", "torch", "timm",
+    "cuda", "cudnn", "driver", "tf32", "cudnn_benchmark", "switches", "ecc_enabled",
+    "device_clock_mhz", "host_cpu", "strategy", "collectives", "nccl",
 )  # fmt: skip
-"""Further facts of the stack, if they are known.
+"""Facts of the stack; they count if they are known.
 
-Environment variables; of a GPU its error correction, the clock set by a user and the host's CPU;
-of several ranks their strategy and their communication library.
+`switches` are environment variables. Of a GPU its error correction, the clock set by a user and the
+host's CPU count, of several ranks their strategy and their communication library.
 """
 
 _USUAL_MEMORY = (None, "none", "nvml process memory", "peak resident set")
@@ -126,13 +113,11 @@ def stack_facts(environment: Mapping[str, Any]) -> dict[str, Any]:
 
     Host name, kernel and load do not count: two equal nodes are one device.
     """
-    later = {name: environment.get(name) for name in _JOINED_LATER}
-    known = {name: fact for name, fact in later.items() if fact is not None and fact != {}}
+    facts = {name: environment.get(name) for name in _STACK}
     method = environment.get("memory_method")
-    # Before version 2 it did not count, and labels keep the fingerprint that they have.
-    if method not in _USUAL_MEMORY and environment.get("measuring_version") != 1:
-        known["memory_method"] = method
-    return {name: environment.get(name) for name in _STACK} | known
+    if method not in _USUAL_MEMORY:
+        facts["memory_method"] = method
+    return {name: fact for name, fact in facts.items() if fact is not None and fact != {}}
 
 
 def stack_fingerprint(environment: Mapping[str, Any]) -> str:
@@ -216,3 +201,13 @@ def _git(folder: Path, *words: str) -> str:
     command = ["git", "--no-optional-locks", "-C", str(folder), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     return done.stdout.strip()
+
+
+VARIABLE = "TRAPPM_HOME"
+
+
+def data_folder() -> Path:
+    """Return TRAPPM_HOME, or else the user's data folder; it may not exist yet."""
+    named = os.environ.get(VARIABLE)
+    path = Path(named).expanduser() if named else user_data_path("trappm", appauthor=False)
+    return path.absolute()

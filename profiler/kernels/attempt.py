@@ -21,11 +21,10 @@ import torch
 from trappm.profiler.devices import Findings, MemoryReading, StepDevice, open_device
 from trappm.profiler.host.environment import SEED, utc_now
 from trappm.profiler.kernels.catalogue import Abilities, catalogue, metered
-from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
-from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
-from trappm.profiler.kernels.running import PreparedCall, Run, tf32_allowed
+from trappm.profiler.kernels.kernel_call import DataType, KernelCall, KernelMeasurement, Operator
+from trappm.profiler.kernels.running import PRECISIONS, PreparedCall, Run, tf32_allowed
 from trappm.profiler.measuring.attempt import explain, hold_lock
-from trappm.profiler.records import Configuration, Outcome, Precision
+from trappm.profiler.records import Configuration, Outcome
 from trappm.profiler.records import Protocol as StepProtocol
 from trappm.profiler.steps.sampling import StepRun, judge, sample
 from trappm.profiler.steps.step import Step, fill_window
@@ -235,11 +234,6 @@ class Timing:
         return judge(stepped, protocol)
 
 
-_PRECISIONS = {
-    DataType.FP32: Precision.FP32,
-    DataType.FP16: Precision.AMP_FP16,
-    DataType.BF16: Precision.AMP_BF16,
-}
 _CPU_CHECKS = {
     DataType.FP16: ("_is_avx512_fp16_supported", "_is_amx_fp16_supported"),
     DataType.BF16: ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),
@@ -293,7 +287,7 @@ def _computes(device: StepDevice, data_type: DataType) -> bool:
     if device.torch_device.type == "cpu" and not _is_native(data_type):
         return False
     configuration = Configuration(
-        architecture="any", batch_size=1, input_size=1, precision=_PRECISIONS[data_type]
+        architecture="any", batch_size=1, input_size=1, precision=PRECISIONS[data_type]
     )
     return device.refusal(configuration) is None
 

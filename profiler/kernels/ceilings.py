@@ -9,10 +9,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
-from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
-from trappm.profiler.number_text import number_text
+from trappm.profiler.kernels.kernel_call import DataType, KernelCall, KernelMeasurement, Operator
 from trappm.profiler.records import Outcome
+from trappm.profiler.text import number_text
 
 _ELEMENT_BYTES = {DataType.FP32: 4, DataType.FP16: 2, DataType.BF16: 2}
 _STREAMS = {Operator.COPY: 2, Operator.ADD: 3, Operator.ADD_SCALAR: 2, Operator.FILL: 1}
@@ -52,10 +51,10 @@ def flops(call: KernelCall) -> float:
 
     Two for each multiply-accumulate; a gradient has as many for each tensor.
     """
-    if call.operator is Operator.LINEAR:
+    if call.operator in (Operator.LINEAR, Operator.MATMUL):
         return 2.0 * math.prod(call.sizes)
-    if call.operator is Operator.MATMUL:
-        return 2.0 * math.prod(call.sizes)
+    if call.operator is Operator.ATTENTION:
+        return 4.0 * math.prod(call.sizes) * call["length"]
     if call.operator is Operator.CONV2D:
         room = call["height"] + 2 * call.padding - call["window"]
         pixels = (room // call["stride"] + 1) ** 2

@@ -19,8 +19,7 @@ from trappm.profiler.errors import TrappmError, storable
 from trappm.profiler.host import procfs
 from trappm.profiler.host.environment import host_facts, utc_now
 from trappm.profiler.host.forks import Child, ForkServer, ForkServerError
-from trappm.profiler.kernels.kernel_call import KernelCall
-from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.kernels.kernel_call import KernelCall, KernelMeasurement
 from trappm.profiler.measuring.attempt import LOCK_DIR, WORKER, is_out_of_memory
 from trappm.profiler.measuring.isolation import how_it_ended
 from trappm.profiler.records import Outcome, Protocol

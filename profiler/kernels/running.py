@@ -17,9 +17,8 @@ from trappm.profiler.kernels.kernel_call import DataType, Direction, KernelCall,
 from trappm.profiler.records import MemoryFormat, Precision
 from trappm.profiler.simulation.kernel_profile import KernelProfile, KernelTable
 from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, Pass
-from trappm.profiler.tracing.allocation_log import AllocationLog
 from trappm.profiler.tracing.gpu_functions import GpuFunctions
-from trappm.profiler.tracing.kernel_log import KernelLog, kernel_table
+from trappm.profiler.tracing.kernel_log import AllocationLog, KernelLog, kernel_table
 from trappm.profiler.tracing.step_recorder import StepRecorder
 
 DTYPES = {
@@ -309,7 +308,7 @@ def _repeated(kernel: Run, count: int) -> None:
         kernel()
 
 
-_PRECISIONS = {
+PRECISIONS = {
     DataType.FP32: Precision.FP32,
     DataType.FP16: Precision.AMP_FP16,
     DataType.BF16: Precision.AMP_BF16,
@@ -340,7 +339,7 @@ def kernel_profile_of(call: KernelCall) -> KernelProfile:
         infer=table,
         parameter_tensors=tensors,
         parameters=parameters,
-        precision=_PRECISIONS[call.data_type],
+        precision=PRECISIONS[call.data_type],
         memory_format=call.memory_format,
     )
 

@@ -270,32 +270,3 @@ class CanaryWatch:
         latest = self.readings[-self._plan.confirmations :]
         off = [reading.decision is not CanaryDecision.OK for reading in latest]
         return off[-1] and (_is_beyond(self.readings[-1], self._plan) or not all(off))
-
-
-class Canary(CanaryWatch):
-    """A watch that takes its readings itself.
-
-    Args:
-        plan: Intervals and bounds.
-        measure: Measures a configuration, by the protocol of the labels.
-        device_key: Device to measure on.
-        watch: Further arguments of `CanaryWatch`.
-    """
-
-    def __init__(
-        self,
-        plan: CanaryPlan,
-        measure: Callable[[Configuration], Measurement],
-        device_key: str,
-        **watch: Any,
-    ) -> None:
-        super().__init__(plan, **watch)
-        self._measure = measure
-        self._configuration = plan.reference_on(device_key)
-
-    def check(self) -> CanaryReading | None:
-        """Return a new reading if one is due, or None. Call before each measurement until None."""
-        if not self.is_due():
-            self.count_measurement()
-            return None
-        return self.take(self._measure(self._configuration))

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.known_names import is_prefixed, model_of
-from trappm.profiler.nearest import nearest
+from trappm.profiler.text import nearest
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "convnext": ("convnext*",),

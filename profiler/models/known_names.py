@@ -18,8 +18,8 @@ from typing import Protocol, cast
 
 from trappm.profiler.errors import InputError, UnknownArchitectureError
 from trappm.profiler.extensions import extension_modules
-from trappm.profiler.nearest import nearest
 from trappm.profiler.records import unit_by_name
+from trappm.profiler.text import nearest
 
 WILD = "*?["
 """Marks of a glob."""

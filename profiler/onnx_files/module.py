@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from trappm.profiler.errors import TrappmError, UnsupportedModelError, one_line
 from trappm.profiler.onnx_files.folding import Array, fold, shape_value
-from trappm.profiler.onnx_files.opening import CheckedModel
+from trappm.profiler.onnx_files.opening import CheckedModel, Kind, Operation, value_of
 from trappm.profiler.onnx_files.operators import (
     FUNCTIONS,
     Call,
@@ -30,12 +30,6 @@ from trappm.profiler.onnx_files.operators import (
     torch_type,
 )
 from trappm.profiler.onnx_files.patterns import put_together
-from trappm.profiler.onnx_files.stored import Kind, Operation, value_of
-
-MAX_TRAINED_OPERATIONS = 12_000
-"""Operators of a traced step, a millisecond each; more than in any timm model."""
-_MAX_INPUTS = 1000
-"""Tensors that one operator of PyTorch takes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,11 +120,6 @@ class RebuiltModule(nn.Module):
     def forward(self, images: Tensor) -> Any:
         """Return the output, or a list of several."""
         program = self._program
-        if self.training and len(program.operations) > MAX_TRAINED_OPERATIONS:
-            raise UnsupportedModelError(
-                f"its {len(program.operations):,} operators are not traced; at most "
-                f"{MAX_TRAINED_OPERATIONS:,} are"
-            )
         values: dict[str, Value] = {"": None, self._image: images, **program.constants}
         for name, attribute in program.attribute_of.items():
             tensor = getattr(self, attribute.removesuffix(".t"))
@@ -174,8 +163,6 @@ class RebuiltModule(nn.Module):
         operator, outputs = operation.operator, len(operation.outputs)
         if operator not in FUNCTIONS:
             raise UnsupportedModelError(f"the operator {operator} cannot be rebuilt")
-        if len(inputs) > _MAX_INPUTS:
-            raise UnsupportedModelError(f"a {operator} of {len(inputs):,} tensors")
         opset = self._program.dialect.version("")
         call = Call(operator, inputs, operation.attributes, outputs, opset, self.training)
         try:

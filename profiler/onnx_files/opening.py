@@ -1,60 +1,182 @@
 """Opens an untrusted ONNX file and returns a small, checked model.
 
-Size, external data, validity and control flow are checked before anything is computed. `stored`
-reads the tensors in the file.
+Size, external data, validity and control flow are checked before anything is computed. Small
+tensors are kept with their values, of large ones only type and shape: a small tensor may be a shape
+or a scale, and of weights a graph needs the size alone.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import inliner
+from onnx import external_data_helper, inliner
 
-from trappm.profiler.errors import InputError, ModelFileError, UnsupportedModelError, one_line
-from trappm.profiler.files.plain_files import read_plain
-from trappm.profiler.onnx_files.stored import (
-    FLOATS,
-    INTEGERS,
-    Kind,
-    Operation,
-    Stored,
-    check_size,
-    constant,
+from trappm.profiler.errors import (
+    InputError,
+    ModelFileError,
+    TrappmError,
+    UnsupportedModelError,
+    one_line,
 )
+from trappm.profiler.files.plain_files import read_plain
 
-# Nothing in ONNX says so. A weight is recognised by its use: it is the kernel of a convolution, the
-# scale of a normalisation, the matrix that the features are multiplied by. Any other input is
-# something that a model is given when it runs, and a model of several inputs is refused: its cost
-# would be wrong.
 
-_WEIGHT_SLOTS: Mapping[str, tuple[int, ...]] = {
-    "BatchNormalization": (1, 2, 3, 4),
-    "CausalConvWithState": (1, 2),
-    "Conv": (1, 2),
-    "ConvTranspose": (1, 2),
-    "DeformConv": (1, 3),
-    "GRU": (1, 2, 3),
-    "Gemm": (2,),
-    "GroupNormalization": (1, 2),
-    "InstanceNormalization": (1, 2),
-    "LSTM": (1, 2, 3),
-    "LayerNormalization": (1, 2),
-    "PRelu": (1,),
-    "RMSNormalization": (1,),
-    "RNN": (1, 2, 3),
-    "RotaryEmbedding": (1, 2),
+class Operation(NamedTuple):
+    """One node of the file, or several that were fused to one operator."""
+
+    operator: str
+    """With its domain as prefix, except for ONNX's own."""
+    inputs: tuple[str, ...]
+    """Names; empty for a missing one."""
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    node: onnx.NodeProto | None = None
+    """The node in the file; None if fused."""
+
+
+MAX_RANK = 16
+MAX_ELEMENTS = 1 << 48
+"""Elements of one tensor; larger sizes are mistakes or attacks."""
+
+_KINDS = onnx.TensorProto
+FLOATS = frozenset({_KINDS.FLOAT, _KINDS.FLOAT16, _KINDS.BFLOAT16, _KINDS.DOUBLE})
+INTEGERS = frozenset({_KINDS.UINT8, _KINDS.INT8, _KINDS.UINT4, _KINDS.INT4})
+"""Types of weights of quantized models."""
+
+Kind = tuple[int, tuple[int, ...]]
+"""Element type (of onnx.TensorProto) and shape of a tensor."""
+
+_SHAPE_LIKE = 64
+"""Largest number of elements of tensors that keep their values."""
+
+_OF_SHAPES = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
+"""Element types of shapes, which alone are read from outside of the file."""
+_MAX_OUTSIDE = 1 << 24
+"""Numbers of a shape are smaller; four letters of text, read as a number, are not."""
+_ENDS = frozenset({(1 << 63) - 1, -(1 << 63), (1 << 31) - 1, -(1 << 31)})
+"""Numbers that mean the end in a slice."""
+
+_PLAIN: dict[int, npt.DTypeLike] = {
+    onnx.TensorProto.BOOL: "?",
+    onnx.TensorProto.FLOAT: "<f4",
+    onnx.TensorProto.INT32: "<i4",
+    onnx.TensorProto.INT64: "<i8",
 }
-"""Indices of a node's inputs that only weights take."""
+"""Element types whose raw bytes NumPy reads directly."""
 
-_PRODUCTS = frozenset(["Einsum", "Gemm", "MatMul"])
-"""Products; a factor that does not depend on the image is a weight."""
+
+class Stored:
+    """Tensors of a file by name.
+
+    Args:
+        path: The file, for messages and to find external data.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.constants: dict[str, onnx.TensorProto] = {}
+        """Small tensors with their values."""
+        self.weights: dict[str, Kind] = {}
+        """All others."""
+
+    def add(self, name: str, tensor: onnx.TensorProto) -> None:
+        """Add a tensor; a large one is emptied to save memory.
+
+        Raises:
+            ModelFileError: It is too large, or its external data is outside of the folder or
+                unreadable.
+        """
+        shape = tuple(tensor.dims)
+        elements = check_size(self._path, name, shape)
+        outside = tensor.data_location == onnx.TensorProto.EXTERNAL
+        if elements > _SHAPE_LIKE or (outside and tensor.data_type not in _OF_SHAPES):
+            self.weights[name] = tensor.data_type, shape
+            empty = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0])
+            tensor.CopyFrom(empty)
+            return
+        if outside:
+            _load_external(self._path, name, tensor)
+        self.constants[name] = tensor
+
+
+def check_size(path: Path, name: str, shape: Sequence[int]) -> int:
+    """Return the number of elements of a stored tensor.
+
+    Raises:
+        ModelFileError: It is too large.
+    """
+    if len(shape) > MAX_RANK:  # before they are multiplied: there may be a million
+        raise ModelFileError(f"{path}: weight {name!r} has {len(shape)} axes; at most {MAX_RANK}")
+    elements = math.prod(shape)
+    if elements > MAX_ELEMENTS or (shape and min(shape) < 0):
+        raise ModelFileError(f"{path}: weight {name!r} has shape {list(shape)}")
+    return elements
+
+
+def constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """Return the tensor of a Constant node, or None for text and sparse tensors."""
+    values = {attribute.name: attribute for attribute in node.attribute}
+    if "value" in values:
+        tensor: onnx.TensorProto = values["value"].t
+        return tensor
+    make = onnx.helper.make_tensor
+    for name, kind in (("float", onnx.TensorProto.FLOAT), ("int", onnx.TensorProto.INT64)):
+        if f"value_{name}" in values:
+            return make("", kind, [], [getattr(values[f"value_{name}"], name[0])])
+        if f"value_{name}s" in values:
+            numbers = getattr(values[f"value_{name}s"], f"{name}s")
+            return make("", kind, [len(numbers)], numbers)
+    return None
+
+
+def value_of(name: str, tensor: onnx.TensorProto) -> npt.NDArray[Any]:
+    """Return the value of a small stored tensor.
+
+    Raises:
+        UnsupportedModelError: It cannot be read.
+    """
+    try:
+        plain = _PLAIN.get(tensor.data_type)
+        if plain is not None and tensor.HasField("raw_data"):
+            return np.frombuffer(tensor.raw_data, plain).reshape(tuple(tensor.dims))
+        return onnx.numpy_helper.to_array(tensor)
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"the stored tensor {name!r} cannot be read: {one_line(error)}"
+        ) from error
+
+
+def _load_external(path: Path, name: str, tensor: onnx.TensorProto) -> None:
+    """Read a small tensor that lies in another file; onnx refuses files outside of the folder."""
+    try:
+        location = {entry.key: entry.value for entry in tensor.external_data}["location"]
+        if not stat.S_ISREG((path.parent / location).lstat().st_mode):
+            raise OSError(f"{location!r} is not a plain file")  # a pipe would be waited for
+        # What is small is read as such, however large the file of the others may be.
+        item = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        others = [entry for entry in tensor.external_data if entry.key != "length"]
+        del tensor.external_data[:]
+        tensor.external_data.extend(others)
+        tensor.external_data.add(key="length", value=str(math.prod(tensor.dims) * item))
+        external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
+        numbers = onnx.numpy_helper.to_array(tensor).ravel().tolist()
+        if not all(abs(n) < _MAX_OUTSIDE or n in _ENDS for n in numbers):
+            raise ValueError(f"{location!r} holds no shape")  # messages would show its content
+    except Exception as error:
+        raise ModelFileError(
+            f"{path}: the external data of {name!r} cannot be read; keep the data file "
+            f"next to the model ({one_line(error)})"
+        ) from error
 
 
 def image_input(path: Path, graph: onnx.GraphProto, stored: Stored) -> onnx.ValueInfoProto:
@@ -90,88 +212,6 @@ def image_shape(value: onnx.ValueInfoProto) -> tuple[int | None, ...]:
     return tuple(axis.dim_value if axis.dim_value > 0 else None for axis in axes)
 
 
-def supplied_weights(
-    path: Path, values: Sequence[onnx.ValueInfoProto], image: str
-) -> dict[str, Kind]:
-    """Return type and shape of the inputs, except the image, without stored values.
-
-    Raises:
-        UnsupportedModelError: One has no fixed shape, so it is not a weight.
-        ModelFileError: One is too large.
-    """
-    supplied = {}
-    for value in values:
-        kind = value.type.tensor_type
-        shape = tuple(axis.dim_value for axis in kind.shape.dim)
-        if not kind.HasField("shape") or min(shape, default=1) < 1:
-            raise UnsupportedModelError(
-                f"{path}: input {value.name!r} besides the image {image!r} has no fixed shape; "
-                "models of one image input are supported"
-            )
-        check_size(path, value.name, shape)
-        supplied[value.name] = kind.elem_type, shape
-    return supplied
-
-
-def refuse_what_is_no_weight(
-    path: Path,
-    operations: Sequence[Operation],
-    image: onnx.ValueInfoProto,
-    supplied: Mapping[str, Kind],
-    stored: Collection[str],
-) -> None:
-    """Check that the inputs without stored values are used as weights.
-
-    A file without its weights may add or scale by some of them (position tables, layer scale). So
-    an input outside of weight slots is a weight if inputs fill all slots.
-
-    Args:
-        path: The file.
-        operations: Its operations.
-        image: Input of the images.
-        supplied: Inputs without stored values, except the image.
-        stored: Names of stored weights.
-
-    Raises:
-        UnsupportedModelError: An input is not a weight.
-    """
-    in_slots = _in_weight_slots(operations, image.name)
-    left_out = not supplied.keys().isdisjoint(in_slots) and in_slots.isdisjoint(stored)
-    used = {name for operation in operations for name in operation.inputs}
-    images = image_shape(image)
-    for name, (_, shape) in supplied.items():
-        second = len(shape) == 4 and (shape[0], *shape[2:]) == (images[0], *images[2:])
-        if name in used and (second or not (left_out or name in in_slots)):
-            raise UnsupportedModelError(
-                f"{path}: input {name!r} of shape {list(shape)} besides the image {image.name!r} "
-                "is not a weight; models of one image input are supported"
-            )
-
-
-def _in_weight_slots(operations: Iterable[Operation], image: str) -> set[str]:
-    """Return the names of tensors in weight slots, and of all they are computed from."""
-    depends = {image}  # on the pixels
-    folded: dict[str, Operation] = {}  # by output
-    names: list[str] = []
-    for operation in operations:
-        inputs, operator = operation.inputs, operation.operator
-        if operator not in ("Shape", "Size") and not depends.isdisjoint(inputs):
-            depends.update(filter(None, operation.outputs))
-            if operator in _PRODUCTS:
-                names.extend(inputs)
-        else:
-            folded.update((name, operation) for name in operation.outputs if name)
-        names.extend(inputs[slot] for slot in _WEIGHT_SLOTS.get(operator, ()) if slot < len(inputs))
-    weights: set[str] = set()
-    while names:
-        name = names.pop()
-        if name and name not in depends and name not in weights:
-            weights.add(name)
-            if name in folded:
-                names.extend(folded[name].inputs)
-    return weights
-
-
 _SETTINGS = {"Clip": (1, 2), "Dropout": (1,), "OneHot": (2,), "Pad": (2,), "Resize": (1, 2)}
 """Indices of a node's inputs that are settings."""
 
@@ -191,23 +231,14 @@ def not_trained(operations: Iterable[Operation]) -> set[str]:
 
 
 BUFFERS_KEY = "trappm.buffers"
-"""Metadata of our own files: weights that are buffers, as JSON."""
+"""Metadata of a file without weights, whose inputs but the image are weights: JSON of buffers."""
 
 MAX_BYTES = 2 << 30
 """Largest protobuf message."""
 MAX_NODES = 20_000
 """Twice the number of the largest timm model."""
 
-MAX_CONNECTIONS = 200_000
-"""Inputs and outputs of all nodes; ten times the number of the largest timm model."""
-
 _STANDARD = ("", "ai.onnx")
-_MAX_DEPTH = 64
-"""Depth of functions that call functions."""
-_MAX_NAME = 1000
-"""Length of a tensor's name in a file with functions, which copy it."""
-_MAX_EXPANDED_BYTES = 64 << 20
-"""Bytes that function calls may add to a file."""
 
 
 @dataclass(frozen=True)
@@ -240,23 +271,36 @@ class CheckedModel:
 def load_checked(path: Path) -> CheckedModel:
     """Read and check an ONNX file; external data is read only for possible shapes.
 
+    Time and memory are not limited here: a file of unknown origin belongs into a confined process
+    (`trappm.prediction.models.tracing`).
+
     Raises:
         ModelFileError: It is missing, unreadable, too large, or not valid ONNX, has external data
             outside of its folder, or no image-like input.
-        UnsupportedModelError: It has control flow or sparse weights.
+        UnsupportedModelError: It has control flow, sparse weights or a second input.
     """
     model = _parse(path)
-    for name in _names(model):
-        if not isinstance(name, str):  # protobuf hands out bytes instead
-            raise ModelFileError(f"{path} is not a valid ONNX model: {name!r:.60} is not UTF-8")
+    try:
+        return _checked(path, model)
+    except TrappmError:
+        raise
+    except Exception as error:  # such as a name that is not UTF-8, which protobuf returns as bytes
+        raise ModelFileError(f"{path} is not a valid ONNX model: {one_line(error)}") from error
+
+
+def _checked(path: Path, model: onnx.ModelProto) -> CheckedModel:
     del model.training_info[:]
+    for function in model.functions:
+        _check_attributes(path, function.name, function.attribute_proto)
+        _check_nodes(path, function.node)
+    _check_nodes(path, model.graph.node)
     if model.functions:
-        model = _inlined(path, model)
+        model = inliner.inline_local_functions(model)
     graph = model.graph
     if not graph.node:
         raise ModelFileError(f"{path} has no nodes; is it an ONNX model?")
-    _check_counts(path, len(graph.node), sum(map(_connections, graph.node)))
-    _check_nodes(path, graph.node)
+    if len(graph.node) > MAX_NODES:
+        raise ModelFileError(f"{path} has {len(graph.node)} nodes; at most {MAX_NODES}")
     if graph.sparse_initializer:
         raise UnsupportedModelError(f"{path} has sparse weights, which are not supported")
     stored = Stored(path)
@@ -266,22 +310,24 @@ def load_checked(path: Path) -> CheckedModel:
         stored.add(tensor.name, tensor)
     image = image_input(path, graph, stored)
     known = {image.name, *stored.weights, *stored.constants}
-    others = [value for value in graph.input if value.name not in known]
-    supplied = supplied_weights(path, others, image.name)
-    stored.weights.update(supplied)
+    buffers = _listed_buffers(model)
+    for value in graph.input:
+        if value.name not in known:
+            kind = value.type.tensor_type
+            shape = tuple(axis.dim_value for axis in kind.shape.dim)
+            if buffers is None:
+                raise UnsupportedModelError(
+                    f"{path}: input {value.name!r} of shape {list(shape)} besides the image "
+                    f"{image.name!r}; models of one image input, with their weights, are supported"
+                )
+            stored.weights[value.name] = kind.elem_type, shape
+            if kind.elem_type in FLOATS:
+                parameters[value.name] = check_size(path, value.name, shape)
     operations = list(_operations(path, graph, stored))
-    if supplied and not _is_ours(model):
-        refuse_what_is_no_weight(path, operations, image, supplied, parameters.keys())
-    for name, (kind, shape) in supplied.items():
-        if kind in FLOATS:
-            parameters[name] = math.prod(shape)
-    for name in _declared_buffers(model) | not_trained(operations):
+    for name in _declared_buffers(model) | (buffers or set()) | not_trained(operations):
         parameters.pop(name, None)
     del graph.value_info[:]
-    try:
-        onnx.checker.check_model(model)
-    except Exception as error:
-        raise ModelFileError(f"{path} is not a valid ONNX model: {one_line(error)}") from error
+    onnx.checker.check_model(model)
     return CheckedModel(
         operations=operations,
         image=image.name,
@@ -354,98 +400,6 @@ def _parse(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _names(model: onnx.ModelProto) -> Iterator[str | bytes]:
-    """Yield all names in a file that are used as keys."""
-    graph = model.graph
-    for thing in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
-        yield thing.name
-    for function in model.functions:
-        yield from (function.name, function.domain, function.overload)
-        yield from (*function.input, *function.output, *function.attribute)
-    for nodes in (graph.node, *(function.node for function in model.functions)):
-        for node in nodes:
-            yield from (node.name, node.op_type, node.domain, node.overload)
-            yield from (*node.input, *node.output)
-            yield from (attribute.name for attribute in node.attribute)
-
-
-def _inlined(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model without functions; its size is computed before they are expanded."""
-    bodies = {_key(f.domain, f.name, f.overload): f for f in model.functions}
-    sizes: dict[tuple[str, str, str], tuple[int, int, int]] = {}
-    everywhere = [model.graph.node, *(function.node for function in model.functions)]
-    for function in model.functions:
-        _check_attributes(path, function.name, function.attribute_proto)
-    for nodes in everywhere:
-        _check_nodes(path, nodes)
-    heaviest, longest = _handed_on(model, bodies.keys())
-    if longest > _MAX_NAME:
-        raise ModelFileError(f"{path}: a tensor's name has more than {_MAX_NAME:,} letters")
-
-    def size(nodes: Iterable[onnx.NodeProto], depth: int) -> tuple[int, int, int]:
-        """Nodes, their inputs and outputs, and at most so many bytes of it all."""
-        if depth > _MAX_DEPTH:
-            raise ModelFileError(
-                f"{path}: its functions call themselves, or are more than {_MAX_DEPTH} deep"
-            )
-        count = connections = n_bytes = 0
-        for node in nodes:
-            key = _key(node.domain, node.op_type, node.overload)
-            if key in bodies and key not in sizes:
-                sizes[key] = size(bodies[key].node, depth + 1)
-            inside = sizes.get(key, (1, 0, 0))
-            count += inside[0]
-            connections += inside[1] + _connections(node)
-            n_bytes += inside[2] + node.ByteSize()
-            if depth:
-                taken = sum(bool(attribute.ref_attr_name) for attribute in node.attribute)
-                n_bytes += taken * heaviest + _connections(node) * longest
-        return count, connections, n_bytes
-
-    count, connections, n_bytes = size(model.graph.node, 0)
-    _check_counts(path, count, connections, " (functions expanded)")
-    if n_bytes > model.ByteSize() + _MAX_EXPANDED_BYTES:
-        raise ModelFileError(f"{path}: its functions expand to {n_bytes >> 20:,} MiB")
-    try:
-        return inliner.inline_local_functions(model)
-    except Exception as error:
-        raise ModelFileError(f"{path}: its functions are not valid: {one_line(error)}") from error
-
-
-def _handed_on(
-    model: onnx.ModelProto, functions: Collection[tuple[str, str, str]]
-) -> tuple[int, int]:
-    """Return bytes of the largest attribute and length of the longest name that calls pass on."""
-    heaviest, longest = 0, 0
-    for function in model.functions:
-        heaviest = max([heaviest, *(a.ByteSize() for a in function.attribute_proto)])
-    for nodes in (model.graph.node, *(function.node for function in model.functions)):
-        for node in nodes:
-            longest = max([longest, *map(len, node.input), *map(len, node.output)])
-            if _key(node.domain, node.op_type, node.overload) in functions:
-                heaviest = max([heaviest, *(a.ByteSize() for a in node.attribute)])
-    return heaviest, longest
-
-
-def _key(domain: str, name: str, overload: str) -> tuple[str, str, str]:
-    """Return the key of a function call; ONNX's own domain has two names."""
-    return "" if domain == "ai.onnx" else domain, name, overload
-
-
-def _connections(node: onnx.NodeProto) -> int:
-    return len(node.input) + len(node.output)
-
-
-def _check_counts(path: Path, nodes: int, connections: int, how: str = "") -> None:
-    if nodes > MAX_NODES:
-        raise ModelFileError(f"{path} has {nodes} nodes{how}; at most {MAX_NODES}")
-    if connections > MAX_CONNECTIONS:
-        raise ModelFileError(
-            f"{path}: its nodes have {connections} inputs and outputs{how}; at most "
-            f"{MAX_CONNECTIONS}"
-        )
-
-
 def _check_nodes(path: Path, nodes: Iterable[onnx.NodeProto]) -> None:
     """Refuse control flow, and external tensors except those of constants."""
     for node in nodes:
@@ -512,31 +466,21 @@ def _operations(path: Path, graph: onnx.GraphProto, stored: Stored) -> Iterator[
 
 
 def _declared_buffers(model: onnx.ModelProto) -> set[str]:
-    """Return the buffers that our exporter or PyTorch's declared."""
-    by_pytorch = {
+    """Return the buffers that PyTorch's exporter declared."""
+    return {
         value.name
         for value in (*model.graph.input, *model.graph.value_info)
         for entry in value.metadata_props
         if entry.key == _TORCH_KIND_KEY and entry.value == "BUFFER"
     }
-    return by_pytorch | _listed_buffers(model)
 
 
 _TORCH_KIND_KEY = "pkg.torch.export.graph_signature.InputSpec.kind"
 
 
-def _is_ours(model: onnx.ModelProto) -> bool:
-    """Return whether our exporter wrote the file: then all inputs but one are weights."""
-    return any(entry.key == BUFFERS_KEY for entry in model.metadata_props)
-
-
-def _listed_buffers(model: onnx.ModelProto) -> set[str]:
-    """Return the buffers in the metadata, which is untrusted text."""
+def _listed_buffers(model: onnx.ModelProto) -> set[str] | None:
+    """Return the buffers in the metadata of a file whose inputs but one are weights, or None."""
     for entry in model.metadata_props:
         if entry.key == BUFFERS_KEY:
-            try:
-                names = json.loads(entry.value)
-            except (ValueError, RecursionError):
-                return set()
-            return {n for n in names if isinstance(n, str)} if isinstance(names, list) else set()
-    return set()
+            return set(json.loads(entry.value))
+    return None

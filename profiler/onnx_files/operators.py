@@ -22,8 +22,8 @@ from torch import Tensor
 
 from trappm.profiler.errors import UnsupportedModelError, one_line
 from trappm.profiler.onnx_files.folding import MAX_FOLDED_ELEMENTS, Array
+from trappm.profiler.onnx_files.opening import MAX_ELEMENTS, MAX_RANK, Operation
 from trappm.profiler.onnx_files.patterns import IN_PLACE
-from trappm.profiler.onnx_files.stored import MAX_ELEMENTS, MAX_RANK, Operation
 
 Value = Tensor | Array | None
 """A tensor on the meta device, an array of known values, or None for a missing input."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from trappm.profiler.onnx_files.folding import Array
-from trappm.profiler.onnx_files.stored import Operation
+from trappm.profiler.onnx_files.opening import Operation
 
 Pattern = str | float | tuple[Any, ...]
 Bindings = Mapping[str, str]

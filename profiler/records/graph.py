@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.profiler.errors import InputError, TrappmError
-from trappm.profiler.files.array_archive import pack
+from trappm.profiler.files.array_archive import pack, unpack
 
 # As in the test of isomorphism by Weisfeiler and Lehman (1968), a node's hash takes in those of
 # its neighbours. In an acyclic graph one pass down and one pass up do what their rounds do: they
@@ -98,9 +97,9 @@ class Graph:
     """Bytes of each node's outputs and weights in fp32 (N)."""
     batch_size: int
     signatures: tuple[str, ...] = ()
-    """Further properties of each node (N), by `node_signature`; empty in old graphs."""
+    """Further properties of each node (N), by `node_signature`."""
     edge_slots: tuple[str, ...] = ()
-    """Outputs and inputs that each edge connects (E); empty in old graphs."""
+    """Outputs and inputs that each edge connects (E)."""
 
     @classmethod
     def empty(cls, batch_size: int) -> Self:
@@ -242,31 +241,27 @@ class GraphTemplate:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            return cls(
-                operators=_unpacked(arrays, "vocabulary", "operators"),
-                signatures=_unpacked(arrays, "signature_texts", "signatures"),
-                edge_slots=_unpacked(arrays, "slot_texts", "edge_slots"),
-                edges=arrays["edges"],
-                constant={name: arrays[f"constant.{name}"] for name in _SCALED},
-                slope={name: arrays[f"slope.{name}"] for name in _SCALED},
-                parameters=arrays["parameters"],
-                fixed_batch_size=int(arrays["fixed_batch_size"]) or None,
-            )
+        arrays = unpack(data)
+        return cls(
+            operators=_unpacked(arrays, "vocabulary", "operators"),
+            signatures=_unpacked(arrays, "signature_texts", "signatures"),
+            edge_slots=_unpacked(arrays, "slot_texts", "edge_slots"),
+            edges=arrays["edges"],
+            constant={name: arrays[f"constant.{name}"] for name in _SCALED},
+            slope={name: arrays[f"slope.{name}"] for name in _SCALED},
+            parameters=arrays["parameters"],
+            fixed_batch_size=int(arrays["fixed_batch_size"]) or None,
+        )
 
     @property
     def content_hash(self) -> str:
-        """64 hexadecimal digits, equal for graphs of one structure in any order of nodes.
-
-        Templates stored without signatures keep their own hash.
-        """
-        version = "signatures 1, " if self.signatures else ""
+        """64 hexadecimal digits, equal for graphs of one structure in any order of nodes."""
         columns = [part[name] for part in (self.constant, self.slope) for name in _SCALED]
         return graph_hash(
             self.operators,
             self.edges,
             np.column_stack([*columns, self.parameters]).astype(np.int64),
-            salt=f"{version}fixed batch size {self.fixed_batch_size}",
+            salt=f"fixed batch size {self.fixed_batch_size}",
             signatures=self.signatures,
             edge_slots=self.edge_slots,
         )

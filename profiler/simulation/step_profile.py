@@ -9,34 +9,23 @@ from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from trappm.profiler.errors import TrappmError, one_line
 from trappm.profiler.files.array_archive import pack, unpack
 from trappm.profiler.records import GraphTemplate, MemoryFormat, Optimizer, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import KernelProfile
 from trappm.profiler.simulation.memory_simulation import SimulatedMemory, simulate_memory
-from trappm.profiler.simulation.step_trace import MAX_EVENTS, StepTrace
+from trappm.profiler.simulation.step_trace import StepTrace
 from trappm.profiler.simulation.training_loop import Loop, TrainingLoop
 
-_TRACE: dict[str, npt.DTypeLike] = {
-    "kinds": np.int8,
-    "blocks": np.int32,
-    "sizes": np.int64,
-    "gradients": np.int32,
-    "parameter_bytes": np.int64,
-    "buffer_bytes": np.int64,
-}
-"""Arrays of a trace in an archive, and their types."""
+_TRACE = ("kinds", "blocks", "sizes", "gradients", "parameter_bytes", "buffer_bytes")
+"""Arrays of a trace in an archive."""
 TRACE_VERSION = 2
 """Increased when the recorder changes; profiles of earlier versions are traced again."""
-_INFER = {f"infer.{name}": kind for name, kind in _TRACE.items()}
 _KERNELS = "kernels"
 """Array with the archive of a kernel profile."""
 _NUMBERS = "numbers"
 """Array with batch sizes, saved bytes and parameters."""
-_NUMBER_COUNT = 6
-_MAX_ARRAY_BYTES = 16 * MAX_EVENTS + 4096
 _MAX_KNOWN = 4096
 """Largest number of cached simulations."""
 
@@ -148,15 +137,11 @@ class StepProfile:
         """Return the profile of `to_bytes`.
 
         Raises:
-            TrappmError: The bytes are damaged, or ask for too much memory.
+            TrappmError: The bytes are damaged.
         """
         try:
-            needed, added = {**_TRACE, _NUMBERS: np.int64}, {**_INFER, _KERNELS: np.uint8}
-            arrays = unpack(data, needed, _MAX_ARRAY_BYTES, added)
-            numbers = arrays[_NUMBERS].tolist()
-            if len(numbers) != _NUMBER_COUNT or min(numbers[2:]) < 0:
-                raise ValueError(f"the numbers {numbers}")
-            first, second, constant, slope, trainable, frozen = numbers
+            arrays = unpack(data)
+            first, second, constant, slope, trainable, frozen = arrays[_NUMBERS].tolist()
             train, infer = (
                 {name: arrays[prefix + name] for name in _TRACE if prefix + name in arrays}
                 for prefix in ("", "infer.")

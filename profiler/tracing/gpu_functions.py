@@ -25,70 +25,22 @@ from trappm.profiler.tracing.kernel_log import HALVES, KernelLog, Product
 # are in no list keep their type or follow type promotion, as they do anyway.
 
 _HALF = {
-    "__matmul__",
-    "__rmatmul__",
-    "addbmm",
-    "addmm",
-    "addmv",
-    "baddbmm",
-    "bmm",
-    "chain_matmul",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "conv_transpose1d",
-    "conv_transpose2d",
-    "conv_transpose3d",
-    "einsum",
-    "gru",
-    "linear",
-    "lstm",
-    "matmul",
-    "mm",
-    "mv",
-    "prelu",
-    "rnn_relu",
-    "rnn_tanh",
+    "__matmul__", "__rmatmul__", "addbmm", "addmm", "addmv", "baddbmm", "bmm", "chain_matmul",
+    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
+    "einsum", "gru", "linear", "lstm", "matmul", "mm", "mv", "prelu", "rnn_relu", "rnn_tanh",
     "scaled_dot_product_attention",
-}
+}  # fmt: skip
 _FULL = {
-    "__pow__",
-    "__rpow__",
-    "binary_cross_entropy_with_logits",
-    "cdist",
-    "cosine_similarity",
-    "cross_entropy",
-    "exp",
-    "expm1",
-    "group_norm",
-    "layer_norm",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
-    "logsumexp",
-    "nll_loss",
-    "normalize",
-    "pow",
-    "reciprocal",
-    "rsqrt",
-    "softplus",
-}
+    "__pow__", "__rpow__", "binary_cross_entropy_with_logits", "cdist", "cosine_similarity",
+    "cross_entropy", "exp", "expm1", "group_norm", "layer_norm", "log", "log10", "log1p", "log2",
+    "logsumexp", "nll_loss", "normalize", "pow", "reciprocal", "rsqrt", "softplus",
+}  # fmt: skip
 _FULL_RESULT = {"cumprod", "cumsum", "log_softmax", "norm", "prod", "softmax", "sum"}
 """These read 16 bits and write 32 without a cast of their own."""
 _WIDEST = {
-    "addcdiv",
-    "addcmul",
-    "atan2",
-    "bilinear",
-    "cross",
-    "dot",
-    "grid_sample",
-    "index_put",
-    "scatter_add",
-    "tensordot",
-    "vdot",
-}
+    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "grid_sample", "index_put",
+    "scatter_add", "tensordot", "vdot",
+}  # fmt: skip
 """These want one type, and get 32 bits if any tensor has them."""
 
 

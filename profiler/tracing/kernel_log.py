@@ -1,4 +1,4 @@
-"""The kernels of one step as it is traced, and their table for every batch size.
+"""The kernels and allocations of one step as it is traced; the kernels for every batch size.
 
 An operator without a rule is a kernel that reads its inputs and writes its outputs.
 """
@@ -6,7 +6,8 @@ An operator without a rule is a kernel that reads its inputs and writes its outp
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -16,9 +17,10 @@ import torch
 from torch import Tensor
 
 from trappm.profiler.errors import BatchOrderError
-from trappm.profiler.graphs.operator_table import ATEN
+from trappm.profiler.graphs.nodes import ATEN
 from trappm.profiler.records import IntArray
-from trappm.profiler.simulation.kernel_profile import KernelKind, KernelTable, Pass, Size
+from trappm.profiler.simulation.kernel_profile import KernelKind, KernelTable, Size
+from trappm.profiler.simulation.step_trace import ConvolutionKind, Event, Origin, Pass
 
 
 @dataclass(frozen=True)
@@ -385,3 +387,97 @@ def _elements(tensor: Tensor) -> int:
             if stride == 0:
                 count //= size
     return count
+
+
+class AllocationLog:
+    """Numbers the storages of one step at one batch size.
+
+    Args:
+        present: Parameters, buffers and other tensors from before the step.
+        origin: Callback that returns the origin of an allocation.
+    """
+
+    def __init__(
+        self, present: Iterable[Tensor], origin: Callable[[Any], Origin] | None = None
+    ) -> None:
+        self.closed = False
+        self.gradients: set[int] = set()
+        """Blocks of parameters' gradients."""
+        self.trained: set[int] = set()
+        """Ids of the parameters with a gradient."""
+        self.saved_bytes = 0
+        """Bytes that autograd keeps at the end of the forward pass."""
+        self.operator: Any = None
+        self.origins: list[Origin] = []
+        """Origin of each block, if `origin` is given."""
+        self._origin = origin
+        self._events: list[tuple[int, int, int]] = []
+        self._live: dict[int, int] = {}
+        self._kept: dict[int, int] = {}
+        self._watchers: dict[int, weakref.ref[Any]] = {}
+        self._count = 0
+        self._present = {t.untyped_storage()._cdata for t in present}
+
+    def events(self) -> IntArray:
+        """Return kind, block and size of every event (E, 3)."""
+        return np.array(self._events, dtype=np.int64).reshape(-1, 3)
+
+    def see(self, tensor: Tensor) -> None:
+        """Log an allocation if this tensor's storage is new."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._live or key in self._present:
+            return
+        number = self._count
+        self._count += 1
+        self._live[key] = number
+        size = storage.nbytes()
+
+        def died(_: Any) -> None:
+            self._watchers.pop(number, None)
+            if self._live.get(key) == number:
+                del self._live[key]
+            if not self.closed:
+                self._events.append((Event.FREE, number, size))
+
+        self._watchers[number] = weakref.ref(storage, died)
+        self._events.append((Event.ALLOCATE, number, size))
+        if self._origin is not None:
+            self.origins.append(self._origin(self.operator))
+
+    def workspace(
+        self, which: Pass, images: Tensor, weight: Tensor, output: Tensor, groups: int
+    ) -> None:
+        """Log a convolution that needs scratch memory."""
+        kind = ConvolutionKind(convolution_kind(weight, groups))
+        touched = sum(t.numel() * t.element_size() for t in (images, weight, output))
+        self._events.append((Event.WORKSPACE, kind * 3 + which, touched))
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Note a tensor that autograd keeps (PyTorch's `pack` hook)."""
+        storage = tensor.untyped_storage()
+        number = self._live.get(storage._cdata)
+        if number is not None:
+            self._kept[number] = storage.nbytes()
+        return tensor
+
+    def end_forward(self) -> None:
+        alive = set(self._live.values())
+        self.saved_bytes = sum(size for number, size in self._kept.items() if number in alive)
+        self._events.append((Event.END_OF_FORWARD, 0, 0))
+
+    def accumulated(self, parameter: Tensor) -> None:
+        """Log a complete gradient of this parameter."""
+        if parameter.grad is not None:
+            storage = parameter.grad.untyped_storage()
+            number = self._live.get(storage._cdata)
+            if number is not None:
+                self._events.append((Event.ACCUMULATE, number, storage.nbytes()))
+
+    def note_gradients(self, parameters: Iterable[Tensor]) -> None:
+        for parameter in parameters:
+            if parameter.grad is not None:
+                self.trained.add(id(parameter))
+                number = self._live.get(parameter.grad.untyped_storage()._cdata)
+                if number is not None:
+                    self.gradients.add(number)

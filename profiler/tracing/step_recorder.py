@@ -24,10 +24,15 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from trappm.profiler.graphs.graph_log import GraphLog
 from trappm.profiler.simulation.step_trace import Pass
-from trappm.profiler.tracing.allocation_log import AllocationLog
 from trappm.profiler.tracing.gpu_functions import GpuFunctions, linear, recurrent
 from trappm.profiler.tracing.gpu_operators import COPYING, RESULTS, bound, result_of
-from trappm.profiler.tracing.kernel_log import KernelLog, channels_last, in_backward, tensors_of
+from trappm.profiler.tracing.kernel_log import (
+    AllocationLog,
+    KernelLog,
+    channels_last,
+    in_backward,
+    tensors_of,
+)
 
 # Hugging Face's models ask whether a mask hides anything, and whether positions count without a
 # gap. Such tensors are small and made of constants and of the caller's masks, so they are computed

@@ -40,9 +40,8 @@ from trappm.profiler.records import (
 from trappm.profiler.simulation.kernel_profile import KernelProfile, KernelTable
 from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
 from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, Origin, StepTrace
-from trappm.profiler.tracing.allocation_log import AllocationLog
 from trappm.profiler.tracing.gpu_functions import GpuFunctions
-from trappm.profiler.tracing.kernel_log import KernelLog, kernel_table
+from trappm.profiler.tracing.kernel_log import AllocationLog, KernelLog, kernel_table
 from trappm.profiler.tracing.losses import Loss, default_loss
 from trappm.profiler.tracing.step_recorder import KnownValues, StepRecorder
 

@@ -18,9 +18,10 @@ from research.evaluation.benchmark import (
     Samples,
     SplitKind,
     run_plan,
+    score,
+    summarize,
 )
 from research.evaluation.label_files import read_labels
-from research.evaluation.scores import score, summarize
 from research.evaluation.workbench import Prepared, Workbench, opened_workbench
 from research.peers.predictors import ESTIMATORS
 from trappm.learner.estimator import Estimate, Estimator, Model

@@ -22,8 +22,7 @@ from trappm.learner.estimator import Estimator
 from trappm.learner.paper.encoder import Encoder, make_encoder
 from trappm.learner.paper.presets import EncoderPreset
 from trappm.learner.workload import Workload
-from trappm.profiler.devices.capacity import USABLE_SHARE
-from trappm.profiler.devices.catalogue import card_name
+from trappm.profiler.devices.catalogue import USABLE_SHARE, card_name
 from trappm.profiler.errors import InputError
 from trappm.profiler.progress import Watch
 from trappm.profiler.records import GraphTemplate, Measurement, Pair

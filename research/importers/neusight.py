@@ -16,8 +16,7 @@ from typing import Any
 from research.importers.sheets import UNTOLD, UNTOLD_TIME, Cells, number_in, read_rows, whole_in
 from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import InputError
-from trappm.profiler.kernels.kernel_call import KernelCall, Operator
-from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.kernels.kernel_call import KernelCall, KernelMeasurement, Operator
 from trappm.profiler.records import Outcome, Protocol, Provenance
 
 SOURCE = "NeuSight, published kernels"

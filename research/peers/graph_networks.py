@@ -28,11 +28,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch_geometric.data import Batch
+from torch_geometric.nn import SAGEConv
 
-from trappm.learner.paper.distinct_nodes import DistinctSAGEConv, classes_of
+from trappm.learner.paper.distinct_nodes import classes_of, propagate
+from trappm.learner.paper.estimators import NetworkEstimator
 from trappm.learner.paper.graphs import FloatArray, log_static_features
 from trappm.learner.paper.presets import LAPTOP, PAPER, Training
-from trappm.learner.paper.regressor import NetworkEstimator
 from trappm.learner.workload import Workload
 from trappm.profiler.graphs.features import NODE_FEATURES, STATIC_FEATURES
 
@@ -59,7 +60,7 @@ class SageNetwork(nn.Module):
     def __init__(self, vector_width: int, width: int, layers: int, hidden_layers: int) -> None:
         super().__init__()
         inputs = (NODE_FEATURES, *[width] * (layers - 1))
-        self.convolutions = nn.ModuleList(DistinctSAGEConv(before, width) for before in inputs)
+        self.convolutions = nn.ModuleList(SAGEConv(before, width) for before in inputs)
         self.norm = nn.LayerNorm(width)
         hidden = (width + vector_width, *[width] * (hidden_layers - 1))
         self.layers = nn.ModuleList(nn.Linear(before, width) for before in hidden)
@@ -68,9 +69,7 @@ class SageNetwork(nn.Module):
     def forward(self, data: Batch) -> Tensor:
         """Return outputs, shape (graphs, 1), for a batch with nodes and `vector`."""
         classes = classes_of(data, len(self.convolutions))
-        x = classes.rows
-        for convolution, layer in zip(self.convolutions, classes.layers, strict=True):
-            x = F.dropout(F.relu(convolution(x, layer)), DROPOUT, self.training)
+        x = propagate(classes, self.convolutions, nn.Dropout(DROPOUT).train(self.training))
         # A sum over hundreds of nodes is far from the scale that the next layers learn at.
         pooled = self.norm(torch.sparse.mm(classes.pool, x))
         joined = torch.cat([pooled, data.vector], dim=1)

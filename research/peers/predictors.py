@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from research.peers.baselines import FakeTensor, PriorAlone, mlp, xgboost
 from research.peers.graph_networks import SIZES, dippm, nnlqp
-from research.peers.physics import FakeTensor, PriorAlone
-from research.peers.tabular import mlp, xgboost
 from trappm.learner.estimator import Estimator
 from trappm.learner.heads.metric_head import Ours
 from trappm.learner.paper.encoder import Encoder
+from trappm.learner.paper.estimators import paper_estimator
 from trappm.learner.paper.presets import PRESETS, EncoderPreset
-from trappm.learner.paper.regressor import TrappmAsPublished
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.starting_prior import prior_on_card
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError, from_extra
-from trappm.profiler.nearest import nearest
+from trappm.profiler.text import nearest
 
 MakeEncoder = Callable[[EncoderPreset, bool], Encoder]
 """Returns a frozen encoder of a preset, pre-trained or (False) random."""
@@ -47,7 +46,7 @@ def _published(preset: str, *, pretrained: bool = True) -> Callable[[Surrounding
         chosen = PRESETS[preset]
         encoder = given.make_encoder(chosen.encoder, pretrained)
         name = f"trappm-{preset}" if pretrained else f"trappm-{preset}-random"
-        return TrappmAsPublished(name, chosen.head, encoder)
+        return paper_estimator(name, chosen.head, encoder)
 
     return make
 

@@ -33,7 +33,6 @@ from trappm.profiler.simulation.step_trace import ConvolutionKind, Pass
 from trappm.profiler.simulation.training_loop import Loop
 from trappm.profiler.static_profile import step_profile
 
-SEED = 1337
 BATCH_SIZES = (8, 16, 32, 64, 128)
 COLUMNS = ["faketensor_mib", "live_mib", "reserved_mib", "reserved_with_workspace_mib"]
 PREDICTED = "reserved_with_workspace_mib"
@@ -115,9 +114,6 @@ def search_shares(evaluate: Callable[[Mapping[int, float]], float]) -> dict[int,
 
 def main(
     traces: Traces = TRACES,
-    limit: Annotated[
-        int | None, typer.Option(help="Number of architectures, drawn at random.")
-    ] = None,
     fit: Annotated[bool, typer.Option("--fit", help="Search the workspace shares.")] = False,
     processes: Annotated[int, typer.Option(help="Number of processes.")] = 2,
 ) -> None:
@@ -126,7 +122,7 @@ def main(
     folder.mkdir(parents=True, exist_ok=True)
     sheet = pd.read_csv(data / "a100_40gb_train_memory.csv")
     sheet = sheet.merge(pd.read_csv(data / "a100_40gb_train_memory_quality.csv"))
-    names = np.random.default_rng(SEED).permutation(sorted(sheet.architecture.unique()))[:limit]
+    names = np.array(sorted(sheet.architecture.unique()))
     with ProcessPoolExecutor(processes) as pool:
         is_traced = list(pool.map(partial(trace, folder=folder), names, chunksize=4))
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +31,6 @@ from trappm.learner.estimator import Estimate, Estimator, Model
 from trappm.learner.paper.training import torch_seeded
 from trappm.learner.physics.device_specs import DeviceSpec
 from trappm.learner.stats.errors import split_architectures
-from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]
@@ -125,11 +123,8 @@ JUDGED: tuple[Strategy, ...] = (BmdalLcmd(),)
 """Strategies that are judged in addition to those of a campaign."""
 
 
-@runtime_checkable
-class HasGradients(Protocol):
-    """A model with gradients of its predictions, as heads have them."""
-
-    def gradients(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float32]: ...
+NEED_PREDICTIONS = frozenset({"ours", "ours-per-second", "uncertainty"})
+"""Strategies that use predictions of the pool: which runs die, take long, or are unsure."""
 
 
 def check_installed(strategies: Collection[str]) -> None:
@@ -241,10 +236,15 @@ class _View:
         """Return the next request; with predictions of the pool only where they are needed."""
         capacity, estimate = self._bench.capacity, self._knowledge.estimates.get(self._bench.metric)
         gradients = uncertainty = None
-        if strategy in NEED_GRADIENTS and isinstance(self.model, HasGradients):
-            gradients = self.model.gradients(self._workloads)
-        if strategy == "uncertainty" and self.model is not None:
-            uncertainty = self.model.predict(self._workloads).log_std_of_mean
+        find_gradients = getattr(self.model, "gradients", None)  # purely tabular learners have none
+        if strategy in NEED_GRADIENTS and find_gradients is not None:
+            gradients = find_gradients(self._workloads)
+        if strategy in NEED_PREDICTIONS and self.model is not None:
+            own = self.model.predict(self._workloads)
+            uncertainty = own.log_std_of_mean
+            if estimate is not None:  # as long as the learner states no deviation, the first one
+                log_std = estimate.log_std if own.log_std is None else own.log_std
+                estimate = Estimate(own.median, log_std=log_std)
         values = self._bench.samples.values[self._pool[labelled]]
         return AcquisitionRequest(
             embeddings=self._bench.embeddings[self._pool],

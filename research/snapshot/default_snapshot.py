@@ -22,9 +22,8 @@ import numpy as np
 import typer
 
 from research.data import data_folder
-from research.evaluation.benchmark import Samples
+from research.evaluation.benchmark import Samples, Score, score
 from research.evaluation.label_files import read_usable
-from research.evaluation.scores import Score, score
 from research.evaluation.workbench import opened_workbench, show_progress, step_keys
 from research.held_out import held_out
 from research.importers.neusight import SOURCE as NEUSIGHT

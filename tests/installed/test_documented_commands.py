@@ -186,7 +186,7 @@ JSON_COMMANDS = (
     "labels query --limit 2",
     "labels query --by family --agg median",
     "labels show 1",
-    "snapshot list",
+    "snapshot show",
     "snapshot show default",
     "store upgrade --check",
     "campaign status",

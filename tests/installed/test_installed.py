@@ -159,7 +159,7 @@ PREDICTING = (
     "predict test_resnet --device a100 --breakdown",
     "devices",
     "devices a100",
-    "snapshot list",
+    "snapshot show",
     "snapshot show default",
 )
 NEEDS_CAMPAIGN = (

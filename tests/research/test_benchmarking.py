@@ -8,8 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from workload_samples import one_layer
 
-from research.evaluation.benchmark import Plan, Samples, SplitKind, run_plan, splits_of
-from research.evaluation.scores import score, summarize
+from research.evaluation.benchmark import (
+    Plan,
+    Samples,
+    SplitKind,
+    run_plan,
+    score,
+    splits_of,
+    summarize,
+)
 from research.peers.predictors import ESTIMATORS, Surroundings, check_names, estimator_named
 from trappm.learner.estimator import Estimate
 from trappm.learner.workload import Workload

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from workload_samples import mape, targets, workloads
 
+from research.peers.baselines import FakeTensor, mlp, xgboost
 from research.peers.graph_networks import LAPTOP_SIZE, PAPER_SIZE, dippm, nnlqp
-from research.peers.physics import FakeTensor
-from research.peers.tabular import mlp, xgboost
 from trappm.profiler.errors import InputError
 
 QUICK = replace(

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from test_benchmarking import Memory, samples
 
-from research.evaluation.benchmark import Plan, SplitKind, run_plan
-from research.evaluation.scores import NOMINAL, coverages, summarize
+from research.evaluation.benchmark import NOMINAL, Plan, SplitKind, coverages, run_plan, summarize
 from trappm.learner.estimator import Estimate
 from trappm.learner.stats.calibration import LEVELS
 from trappm.learner.stats.errors import accuracy, crps

@@ -1,12 +1,16 @@
 """Replayed campaigns: nothing held out is chosen, pairs divide alike, design beats chance."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from research.evaluation.benchmark import Samples
-from research.peers.physics import PriorAlone
+from research.peers.baselines import PriorAlone
 from research.replay.replay import JUDGED, Bench, named_strategy, probability_above, replay
 from trappm.learner.acquisition import STRATEGIES
+from trappm.learner.estimator import Estimate
+from trappm.learner.heads.metric_head import Ours
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Configuration
@@ -51,8 +55,6 @@ class Watching:
         return self
 
     def predict(self, workloads):
-        from trappm.learner.estimator import Estimate
-
         return Estimate(np.ones(len(workloads)))
 
 
@@ -72,7 +74,8 @@ def test_what_is_held_out_is_never_chosen_and_labels_add_up(samples):
 def test_every_strategy_runs_a_campaign_and_repeats_it(samples, name):
     if name.startswith("bmdal"):
         pytest.importorskip("bmdal_reg")
-    first, again = (list(replay(bench(samples), name, 1, (6, 12))) for _ in range(2))
+    options = {"estimator": Ours(GraphPrior("step_time_ms"))} if name == "uncertainty" else {}
+    first, again = (list(replay(bench(samples, **options), name, 1, (6, 12))) for _ in range(2))
     assert first == again
     assert first[1].mape < 200
 
@@ -85,25 +88,30 @@ def test_ours_learns_from_fewer_labels_than_chance(samples):
     assert mean("ours") < mean("random")
 
 
-def test_runs_that_die_cost_a_label_and_are_avoided(samples):
+def test_runs_that_die_cost_a_label_and_are_foreseen_by_the_learner(samples, monkeypatch):
     values, above = samples.values.copy(), samples.above.copy()
     limit = np.quantile(values, 0.6)
     died = values > limit
     values[died], above[died] = np.nan, limit
-    deadly = Samples(
-        samples.configurations, samples.workloads, values, above, ~died, samples.spiked
-    )
-    counted = {
-        name: np.mean([[*replay(bench(deadly), name, s, (8, 16))][-1].died for s in range(4)])
-        for name in ("random", "ours", "variance-heads")
-    }
-    assert counted["random"] > 2
-    assert counted["ours"] < counted["variance-heads"]
+    deadly = replace(samples, values=values, above=above, judged=~died)
+    requests = []
+    chooser = named_strategy("ours")
+    select = type(chooser).select
+    monkeypatch.setattr(type(chooser), "select", lambda s, r: requests.append(r) or select(s, r))
+
+    class Sure(Watching):
+        def predict(self, workloads):
+            return Estimate(
+                np.full(len(workloads), 2 * limit), log_std=np.full(len(workloads), 0.1)
+            )
+
+    points = list(replay(bench(deadly, estimator=Sure()), "ours", 1, (8, 16)))
+    assert points[1].died >= points[0].died > 0
+    assert requests[0].failure.max() < 0.9
+    assert requests[1].failure.min() > 0.99
 
 
 def test_probability_above_is_of_a_normal_logarithm():
-    from trappm.learner.estimator import Estimate
-
     estimate = Estimate(np.array([100.0, 50.0, 400.0]), log_std=np.full(3, 0.2))
     actual = probability_above(estimate, 100.0)
     assert actual[0] == pytest.approx(0.5)

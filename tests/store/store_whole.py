@@ -15,8 +15,7 @@ from store_samples import (
     template,
 )
 
-from trappm.profiler.kernels.kernel_call import KernelCall, Operator
-from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.kernels.kernel_call import KernelCall, KernelMeasurement, Operator
 from trappm.profiler.measuring.canary import CanaryReading
 from trappm.profiler.records import Outcome, Protocol
 from trappm.store.schema import CampaignRow

@@ -101,7 +101,7 @@ def test_upgrade_makes_profiles_of_an_earlier_version_anew(home, run):
             "test_resnet", 64, made.graph.to_bytes(), None, step=earlier.to_bytes()
         )
     with closing(sqlite3.connect(home / "labels.db")) as connection:
-        connection.execute("UPDATE step_profiles SET trace_version = 1")
+        connection.execute("UPDATE static_profiles SET trace_version = 1 WHERE trace_version > 1")
         connection.commit()
     with Store.open(f"sqlite:///{home / 'labels.db'}") as store:
         assert ("test_resnet", 64) in store.workloads.pairs_to_profile([("test_resnet", 64)])

@@ -26,7 +26,6 @@ from trappm.cli import (
     snapshot,
     store,
 )
-from trappm.extras import advice
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.extensions import extension_modules
 
@@ -83,6 +82,18 @@ _MOVED = {
     "--strategy": "trappm scale MODEL --strategy ddp",
 }
 """Earlier commands by their full name, and options, with what replaces them."""
+
+EXTRAS = {
+    "campaign": (
+        "pandas", "pyarrow", "ray", "sqlalchemy", "tenacity", "torch_geometric",
+    ),
+    "evaluate": ("matplotlib", "optuna", "sklearn"),
+    "postgresql": ("psycopg",),
+    "serve": ("fastapi", "multipart", "prometheus_client", "python_multipart", "uvicorn"),
+    "integrations": ("kubernetes", "lightning", "sky"),
+    "transformers": ("accelerate", "peft", "transformers"),
+}  # fmt: skip
+"""Top-level modules by the extra of pyproject.toml that brings them."""
 
 _UNWRITABLE = {errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG}
 """What standard output may fail by, such as a full disk."""
@@ -145,12 +156,23 @@ def run(
         return _fail(f"the output cannot be written: {error.strerror}", 1, error, debug)
     except ModuleNotFoundError as error:
         command = next((name for name in arguments if not name.startswith("-")), "")
-        message = advice(error, command) or f"unexpected {type(error).__name__}: {error}"
+        message = _advice(error, command) or f"unexpected {type(error).__name__}: {error}"
         return _fail(message, 2, error, debug)
     except Exception as error:  # the last resort: still one line, and the way to the rest
         message = f"unexpected {type(error).__name__}: {error}; --debug shows the trace"
         return _fail(message, 1, error, debug)
     return status if isinstance(status, int) else 0
+
+
+def _advice(error: ModuleNotFoundError, command: str) -> str | None:
+    """Return which extra brings a missing module to a command; None for other modules."""
+    module = (error.name or "").partition(".")[0]
+    extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
+    if extra is None:
+        return None
+    if extra == "campaign" and command == "serve":  # its extra includes that one
+        extra = "serve"
+    return f"this needs {module}, which is not installed: pip install 'trappm[{extra}]'"
 
 
 def _moved(arguments: Sequence[str]) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from trappm.cli import shell
 from trappm.cli.options import AsJson, print_json
 from trappm.label_store import records, store_to_read
 from trappm.profiler.errors import InputError
+from trappm.profiler.files.whole_file import made_whole
 from trappm.profiler.records import METRICS
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ def _warn(frame: pd.DataFrame, more: bool) -> None:
     if censored := frame.attrs.get("censored"):
         typer.echo(
             f"trappm: {censored} labels are censored (memory ran out) and have no value here; "
-            "--columns memory_above_mib is of their bounds",
+            "their lower bounds are in --columns memory_above_mib",
             err=True,
         )
     if more:
@@ -338,9 +338,14 @@ def _print_frame(
     Numbers keep all their digits, times are in ISO 8601, missing values are null or empty.
     """
     if parquet is not None:
-        _write_parquet(frame, parquet)
+        try:
+            with made_whole(parquet, replace=True) as part:  # an existing file stays whole
+                frame.to_parquet(part, index=False)
+        except OSError as error:
+            raise InputError(f"cannot write {parquet}: {error.strerror or error}") from error
+        typer.echo(f"{len(frame)} rows written to {parquet}")
         return
-    frame = frame.copy(deep=False)
+    frame.copy(deep=False)
     for name in frame.select_dtypes("datetimetz"):
         frame[name] = frame[name].map(lambda time: time.isoformat())
     if as_json:
@@ -350,15 +355,3 @@ def _print_frame(
             typer.echo(json.dumps(record, default=str))
     else:
         frame.to_csv(sys.stdout, index=False)
-
-
-def _write_parquet(frame: pd.DataFrame, path: Path) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")  # an existing file stays whole
-    try:
-        frame.to_parquet(part, index=False)
-        part.replace(path)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)
-    typer.echo(f"{len(frame)} rows written to {path}")

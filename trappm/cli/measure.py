@@ -22,7 +22,7 @@ from trappm.profiler.records import MemoryFormat, Optimizer, Outcome, Phase, Pre
 
 if TYPE_CHECKING:
     from trappm.profiler.files.json_lines import JsonLines
-    from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+    from trappm.profiler.kernels.kernel_call import KernelMeasurement
     from trappm.profiler.measuring.canary import CanaryPlan, CanaryReading
     from trappm.profiler.records import Configuration, Measurement
 
@@ -186,18 +186,15 @@ def _kernels(device: str, seconds: float | None, out: Path | None, *, as_json: b
     from trappm.terminal.kernel_report import Progress, report
 
     results: list[KernelMeasurement] = []
-    progress, begin = Progress(), time.monotonic()
+    begin = time.monotonic()
     # Opened before anything is measured, so that a file or store without write access fails first.
-    with _recorder(out) as record, Characteriser() as characteriser:
+    with _recorder(out) as record, Characteriser() as characteriser, Progress() as progress:
 
         def on_result(result: KernelMeasurement, count: int) -> None:
             results.append(record(result))
-            progress(result, count)
+            progress.show(results[-1], count)
 
-        try:
-            characteriser.characterise(device, seconds=seconds or BUDGET_S, on_result=on_result)
-        finally:
-            progress.end()
+        characteriser.characterise(device, seconds=seconds or BUDGET_S, on_result=on_result)
     report(device, results, time.monotonic() - begin, as_json=as_json)
     if not as_json:
         for detail in devices.DETAILS:
@@ -212,7 +209,7 @@ def _recorder(out: Path | None) -> Iterator[Callable[[KernelMeasurement], Kernel
     """Open a file of JSON lines or the label store; yield what records one result in it."""
     if out is not None:
         from trappm.profiler.files.json_lines import JsonLines
-        from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+        from trappm.profiler.kernels.kernel_call import KernelMeasurement
 
         with JsonLines(out, KernelMeasurement) as lines:
 
@@ -299,16 +296,18 @@ def _watched(
     device: str,
 ) -> Callable[[Configuration], Measurement]:
     """Wrap `run` so that the reference is measured whenever it is due; drift ends the sweep."""
-    from trappm.profiler.measuring.canary import Canary, CanaryDecision
+    from trappm.profiler.measuring.canary import CanaryDecision, CanaryWatch
 
-    canary = Canary(plan, run, device, history=readings.earlier)
+    watch = CanaryWatch(plan, history=readings.earlier)
 
     def watched(configuration: Configuration) -> Measurement:
-        while (reading := canary.check()) is not None:
+        while watch.is_due():
+            reading = watch.take(run(plan.reference_on(device)))
             readings.append(reading)
             _log(f"canary: {reading.decision}{f': {reading.message}' if reading.message else ''}")
             if reading.decision is CanaryDecision.STOP:
                 raise TrappmError(f"this machine has changed: {reading.message}")
+        watch.count_measurement()
         return run(configuration)
 
     return watched

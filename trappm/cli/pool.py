@@ -58,6 +58,6 @@ def build(
             raise typer.Exit(130) from interrupt
         facts = pool_facts(store, file.name)
     if as_json:
-        print_json(facts and facts.to_json())
+        print_json(facts.to_json())
     else:
         print_pool(facts)

@@ -46,7 +46,7 @@ def campaigns() -> Iterable[str]:
 @_completing
 def snapshots() -> Iterable[str]:
     from trappm.prediction.snapshot_choice import DEFAULT, local_registry
-    from trappm.profiler.host.data_folder import data_folder
+    from trappm.profiler.host.environment import data_folder
 
     if not (data_folder() / "snapshots").is_dir():
         return [DEFAULT]

@@ -1,17 +1,23 @@
-"""`trappm snapshot`: list, show, pull and push published snapshots, and their aliases."""
+"""`trappm snapshot`: show, pull and push published snapshots, and their aliases."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trappm.cli import shell
 from trappm.cli.options import AsJson, print_json
+from trappm.terminal.tables import print_line, print_table
+
+if TYPE_CHECKING:
+    from trappm.learner.snapshots.manifest_fields import Manifest
+    from trappm.snapshots import SnapshotListing
 
 app = typer.Typer(
-    help="List, show, pull and push snapshots, and name them by aliases.",
+    help="Show, pull and push snapshots, and name them by aliases.",
     no_args_is_help=True,
     epilog="Example: trappm snapshot pull latest --registry s3://bucket/snapshots",
 )
@@ -19,18 +25,12 @@ app = typer.Typer(
 Name = Annotated[
     str,
     typer.Argument(
-        metavar="SNAPSHOT",
-        help="Id, its beginning, or an alias.",
-        autocompletion=shell.snapshots,
+        metavar="SNAPSHOT", help="Id, its beginning, or an alias.", autocompletion=shell.snapshots
     ),
 ]
 Remote = Annotated[
     str | None,
-    typer.Option(
-        "--registry",
-        envvar="TRAPPM_REGISTRY",
-        help="Folder or URL (s3://, gs://, ...).",
-    ),
+    typer.Option("--registry", envvar="TRAPPM_REGISTRY", help="Folder or URL (s3://, gs://, ...)."),
 ]
 Registry = Annotated[
     str | None,
@@ -38,41 +38,58 @@ Registry = Annotated[
 ]
 
 
-@app.command("list", epilog="Example: trappm snapshot list")
-def list_snapshots(registry: Registry = None, as_json: AsJson = False) -> None:
-    """List the snapshots of a registry, the latest first, and the one that ships with trappm."""
-    from trappm import snapshots
-    from trappm.terminal.snapshot_tables import print_snapshots
-
-    rows = snapshots.list(registry)
-    if as_json:
-        print_json([row.to_json() for row in rows])
-    else:
-        print_snapshots(rows)
-
-
 @app.command(epilog="Example: trappm snapshot show default")
-def show(name: Name = "latest", registry: Registry = None, as_json: AsJson = False) -> None:
-    """Show the heads, errors, labels and versions of a snapshot, and the history of an alias.
+def show(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SNAPSHOT",
+            help="Id, its beginning, or an alias (default: list all).",
+            autocompletion=shell.snapshots,
+        ),
+    ] = None,
+    registry: Registry = None,
+    as_json: AsJson = False,
+) -> None:
+    """List all snapshots, or show the heads, errors and labels of one, and an alias's history.
 
     Every file of a snapshot of this machine is checked against its manifest.
     """
     from trappm import snapshots
+    from trappm.learner.snapshots.manifest import read_manifest
     from trappm.learner.snapshots.snapshot import load_snapshot
     from trappm.prediction.snapshot_choice import folder_of
-    from trappm.terminal.snapshot_tables import print_alias, print_manifest
 
-    manifest = snapshots.manifest_of(name, registry)
+    if name is None:
+        rows = snapshots.list(registry)
+        if as_json:
+            print_json([row.to_json() for row in rows])
+        else:
+            _print_listings(rows)
+        return
+    place = snapshots.registry_at(registry)
     if registry is None:
-        load_snapshot(folder_of(name))
-    history = snapshots.alias_history(name, registry)
+        folder = folder_of(name)
+        manifest = read_manifest(folder)
+        load_snapshot(folder)  # checks every file
+    else:
+        manifest = place.manifest(place.resolve(name))
+    history = place.history(name) if name in place.aliases() else []
     if as_json:
         moves = [{"snapshot": x.snapshot, "at": x.at, "why": x.why} for x in history]
         print_json(manifest.to_json() | ({"alias_history": moves} if moves else {}))
         return
     print_manifest(manifest)
     if history:
-        print_alias(name, history)
+        moved = [(entry.snapshot, _minute(entry.at), entry.why) for entry in reversed(history)]
+        print_table(f"history of {name}", ("snapshot", "since", "reason"), moved)
+
+
+@app.command("list", hidden=True, epilog="Example: trappm snapshot show")
+def list_snapshots(registry: Registry = None, as_json: AsJson = False) -> None:
+    """List all snapshots; `trappm snapshot show` replaces this command."""
+    typer.echo("trappm: 'snapshot list' has moved; use trappm snapshot show", err=True)
+    show(None, registry, as_json)
 
 
 @app.command(epilog="Example: trappm snapshot pull latest --registry s3://bucket/snapshots")
@@ -131,3 +148,49 @@ def push(
     if registry is not None:
         typer.echo(f"snapshot {name} is in {registry}")
     typer.echo(promotion.message)
+
+
+def _print_listings(rows: Sequence[SnapshotListing]) -> None:
+    """Print the snapshots of a registry."""
+    shown = [
+        (
+            row.id,
+            ", ".join(row.aliases),
+            row.campaign,
+            ", ".join(row.devices or ()),
+            ", ".join(f"{n:,} {name}" for name, n in (row.training_labels or {}).items()),
+            row.damage or _minute(row.created_at),
+        )
+        for row in rows
+    ]
+    print_table("snapshots", ("id", "aliases", "campaign", "devices", "labels", "made"), shown)
+
+
+def print_manifest(manifest: Manifest) -> None:
+    """Print the heads with their errors, the labels, versions and sources of a snapshot."""
+    from trappm.snapshots import head_rows, labels_by_provenance
+
+    shown = ("device", "phase", "metric", "labels", "mape", "median_ape", "coverage")
+    rows = [[row[name] for name in shown] for row in head_rows(manifest)]
+    print_line(f"snapshot {manifest.id}, made {manifest.created_at}", style="bold")
+    columns = ("device", "phase", "metric", "labels", "MAPE, %", "median, %", "in interval, %")
+    print_table("", columns, rows)
+    labels = ", ".join(f"{n:,} {name}" for name, n in labels_by_provenance(manifest).items())
+    lines = {
+        "errors on": manifest.split,
+        "campaign": manifest.campaign,
+        "parent": manifest.parent,
+        "labels": f"{labels}, {manifest.training_labels.sha256[:16]}",
+        "features": ", ".join(f"{k} {v}" for k, v in manifest.feature_schema.items()),
+        "versions": ", ".join(f"{k} {v}" for k, v in manifest.versions.items()),
+    }
+    for name, value in lines.items():
+        if value is not None:
+            print_line(f"{name}: {value}")
+    files = {x.file: x.source.partition(",")[0] for x in reversed(manifest.sources)}
+    if files:  # once per file; --json has the counts per head
+        print_table("learned from", ("file", "source"), sorted(files.items()))
+
+
+def _minute(moment: object) -> str:
+    return str(moment)[:16].replace("T", " ")

@@ -20,7 +20,7 @@ from trappm.prediction.costs import FILE as PRICES
 from trappm.prediction.models.profile_cache import tracing_versions
 from trappm.prediction.prediction import Prediction
 from trappm.profiler.files.whole_file import made_whole
-from trappm.profiler.host.data_folder import data_folder
+from trappm.profiler.host.environment import data_folder
 
 MAX_ENTRIES = 1000
 MAX_BYTES = 16 << 20

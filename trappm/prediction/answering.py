@@ -1,15 +1,15 @@
-"""From questions to predictions: what the heads predict for each, and what follows from it."""
+"""From questions to predictions: the figures that the heads predict, and what follows from them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import ndtr  # type: ignore[import-untyped]
 
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.predictions import Predictions, StepSettings
@@ -22,13 +22,11 @@ from trappm.prediction.fitting import (
     largest_batch,
     simulated_interval,
 )
-from trappm.prediction.models.sizes import size_kind
-from trappm.prediction.models.subjects import Module, input_size_of
+from trappm.prediction.models.subjects import Module, input_size_of, size_kind
 from trappm.prediction.prediction import METRIC_NAMES, NEEDS, Prediction, quantity
 from trappm.prediction.question import Question, loop_of
-from trappm.profiler.devices.capacity import USABLE_SHARE, memory_mib
-from trappm.profiler.devices.catalogue import card_of
-from trappm.profiler.devices.rank_keys import rank_key
+from trappm.profiler.devices.base import rank_key
+from trappm.profiler.devices.catalogue import USABLE_SHARE, card_of, memory_mib
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.models.known_names import is_prefixed
 from trappm.profiler.records import METRICS, Optimizer, Phase, is_cpu_device
@@ -40,8 +38,7 @@ if TYPE_CHECKING:
     from trappm.prediction.models.subjects import Subject
 
 SIMULATED_ERROR = 0.05
-"""Deviation of the logarithm: held-out models are 0.5 to 6 % off
-(docs/studies/language_models.md)."""
+"""Deviation of the logarithm; errors are 0.5 to 6 % (docs/studies/language_models.md)."""
 TRANSFORMERS_REMARK = (
     "No transformer like this one was measured: memory is simulated, and step time is computed "
     "from the kernels."
@@ -119,13 +116,7 @@ def _settings(settings: StepSettings) -> dict[str, Any]:
 
 
 def simulated_answer(question: Question, subject: Subject, device: str, why: str) -> Prediction:
-    """Predict the memory alone, by simulation.
-
-    Args:
-        question: Settings of the step.
-        subject: Model that can be traced.
-        device: Key of the device.
-        why: Reason why nothing else is predicted.
+    """Predict the memory alone, by simulation; `why` is the reason why nothing else is predicted.
 
     Raises:
         UnsupportedModelError: The step cannot be traced.
@@ -245,32 +236,29 @@ class _Inquiry:
         if loop is None or self._phase is Phase.INFER:
             return None
         usual = loop_of(loop.optimizer, precision)
-        if loop == usual or any(w.step is None for w in workloads):
+        steps = [(w.step, w.batch_size) for w in workloads if w.step is not None]
+        if loop == usual or len(steps) < len(workloads):
             return None
         beside_mib = beside_step_mib(self.card, self._phase)
-        sizes = [
-            [
-                beside_mib + w.step.memory_in(one, w.batch_size).reserved_with_workspace_mib
-                for one in (loop, usual)
-            ]
-            for w in workloads
-            if w.step is not None
-        ]
-        return np.array([this / that for this, that in sizes])
+        this, that = (
+            beside_mib
+            + np.array([step.memory_in(x, n).reserved_with_workspace_mib for step, n in steps])
+            for x in (loop, usual)
+        )
+        return np.asarray(this / that)
 
     def _of_usual_loop(self, workloads: Sequence[Workload]) -> Predictions:
         heads = self._trained.heads
         output = self._snapshot.predict(workloads, self.device, self._phase, heads)
-        steps = [w.step for w in workloads if w.step is not None]
-        if not (self._is_transformer and len(steps) == len(workloads) and card_of(self.card)):
-            return output
-        beside_mib = beside_step_mib(self.card, self._phase)
-        memory_mib = [
-            beside_mib
-            + step.memory(w.batch_size, w.optimizer, phase=w.phase).reserved_with_workspace_mib
-            for w, step in zip(workloads, steps, strict=True)
+        memories = [
+            w.step.memory(w.batch_size, w.optimizer, phase=w.phase).reserved_with_workspace_mib
+            for w in workloads
+            if self._is_transformer and w.step is not None
         ]
-        return output.where_outside("memory_mib", np.array(memory_mib), SIMULATED_ERROR)
+        if len(memories) < len(workloads) or not card_of(self.card):
+            return output
+        memory_mib = beside_step_mib(self.card, self._phase) + np.array(memories)
+        return output.where_outside("memory_mib", memory_mib, SIMULATED_ERROR)
 
     def out_of_memory(
         self, workloads: Sequence[Workload], capacity_mib: float
@@ -283,7 +271,7 @@ class _Inquiry:
         output = self.predict(workloads)  # networks, simulations: a normal of the logarithm
         at = output.metrics.index("memory_mib")
         gaps = np.log(output.median[:, at] / (USABLE_SHARE * capacity_mib))
-        return np.array([NormalDist().cdf(z) for z in (gaps / output.log_std[:, at]).tolist()])
+        return np.asarray(ndtr(gaps / output.log_std[:, at]))
 
     def prediction(
         self, output: Predictions, row: int, risk: float | None, capacity: float | None
@@ -296,21 +284,9 @@ class _Inquiry:
         figures |= power.figures
         fit, missing = self._what_fits(figures.get("memory_mib"), risk, capacity)
         missing |= self._missing(figures)
-        run, question = None, self._question
-        if question.epochs is not None and question.samples is not None:
-            if "step_time_ms" in figures:
-                energy_j = figures["energy_j"][0] if "energy_j" in figures else None
-                run = costs.run_of(
-                    epochs=question.epochs,
-                    samples=question.samples,
-                    batch_size=self._ranks * self._batch_size,
-                    step_time_ms=figures["step_time_ms"],
-                    energy_j=None if energy_j is None else self._ranks * energy_j,
-                    carbon_g_per_kwh=question.carbon_g_per_kwh,
-                    prices=costs.prices_of(self.device),
-                )
-            else:
-                missing["run"] = "it needs the step time"
+        question = self._question
+        if question.epochs is not None and "step_time_ms" not in figures:
+            missing["run"] = f"{NEEDS}the step time"
         medians: dict[str, Any] = {name: value[0] for name, value in figures.items()}
         return Prediction(
             model=self._subject.name,
@@ -325,10 +301,10 @@ class _Inquiry:
             **medians,
             intervals={name: value[1:] for name, value in figures.items()},
             **fit,
-            power_limit_w=power.power_limit_w,
+            power_limit_w=question.power_limit_w,
             power_source=power.power_source,
             thriftiest=power.thriftiest,
-            run=run,
+            run=self._run(figures),
             unfamiliar=tuple(outside),
             beyond_labels=beyond,
             missing=missing,
@@ -343,29 +319,31 @@ class _Inquiry:
     def _figures(self, output: Predictions, row: int) -> dict[str, Interval]:
         """Return median, low and high of what the heads predict in this row, and what follows."""
         figures: dict[str, Interval] = {
-            metric: (
-                float(output.median[row, at]),
-                float(output.low[row, at]),
-                float(output.high[row, at]),
-            )
-            for at, metric in enumerate(output.metrics)
+            metric: _interval(output, row, metric) for metric in output.metrics
         }
-        if "step_time_ms" in figures:
-            time_ms, low_ms, high_ms = figures["step_time_ms"]
-            if "power_w" in figures:
-                power_w, low_w, high_w = figures["power_w"]
-                figures["energy_j"] = (
-                    power_w * time_ms / 1000,
-                    low_w * low_ms / 1000,
-                    high_w * high_ms / 1000,
-                )
-            samples_ms = 1000 * self._ranks * self._batch_size
-            figures["samples_per_s"] = (
-                samples_ms / time_ms,
-                samples_ms / high_ms,
-                samples_ms / low_ms,
-            )
+        if times := figures.get("step_time_ms"):
+            if powers := figures.get("power_w"):
+                median, low, high = (w * ms / 1000 for w, ms in zip(powers, times, strict=True))
+                figures["energy_j"] = median, low, high
+            median, low, high = (1000 * self._ranks * self._batch_size / ms for ms in times)
+            figures["samples_per_s"] = median, high, low
         return figures
+
+    def _run(self, figures: Mapping[str, Interval]) -> costs.Run | None:
+        """Return the cost of the whole run, if there is one and a step time is predicted."""
+        question = self._question
+        if question.epochs is None or question.samples is None or "step_time_ms" not in figures:
+            return None
+        energy_j = figures["energy_j"][0] if "energy_j" in figures else None
+        return costs.run_of(
+            epochs=question.epochs,
+            samples=question.samples,
+            batch_size=self._ranks * self._batch_size,
+            step_time_ms=figures["step_time_ms"],
+            energy_j=None if energy_j is None else self._ranks * energy_j,
+            carbon_g_per_kwh=question.carbon_g_per_kwh,
+            prices=costs.prices_of(self.device),
+        )
 
     def _power(self, figures: Mapping[str, Interval]) -> costs.Power:
         """Return the power that no head predicts, or that is so under the question's limit."""
@@ -392,15 +370,14 @@ class _Inquiry:
             fit["largest_batch"] = self._largest(capacity)
         else:
             missing["largest_batch"] = f"the file has one batch size only, {fixed}"
-        if not self.device.startswith("a100"):
-            return fit, missing
-        if capacity > MIG_PROFILES[-1][0] * 1024:
-            missing["mig_profile"] = "the rule covers an A100 with 40 GB only"
-            return fit, missing
-        parts = (name for gb, name in MIG_PROFILES if memory[2] < gb * _MIB_PER_GB)
-        fit["mig_profile"] = next(parts, None)
-        if fit["mig_profile"] is None:
-            missing["mig_profile"] = "the upper bound is more than 40 GB"
+        if self.device.startswith("a100"):
+            parts = (name for gb, name in MIG_PROFILES if memory[2] < gb * _MIB_PER_GB)
+            if capacity > MIG_PROFILES[-1][0] * 1024:
+                missing["mig_profile"] = "the rule covers an A100 with 40 GB only"
+            elif (part := next(parts, None)) is not None:
+                fit["mig_profile"] = part
+            else:
+                missing["mig_profile"] = "the upper bound is more than 40 GB"
         return fit, missing
 
     def _missing(self, figures: Mapping[str, Interval]) -> dict[str, str]:
@@ -511,8 +488,12 @@ class _Inquiry:
 
     def _memory(self, batch_size: int) -> MemoryInterval:
         """Return the predicted memory of the step at a batch size."""
-        output = self.predict([self._workload(batch_size)])
-        at = output.metrics.index("memory_mib")
         return MemoryInterval(
-            *(float(row[0, at]) for row in (output.median, output.low, output.high))
+            *_interval(self.predict([self._workload(batch_size)]), 0, "memory_mib")
         )
+
+
+def _interval(output: Predictions, row: int, metric: str) -> Interval:
+    """Return median, low and high of a metric in a row."""
+    at = output.metrics.index(metric)
+    return float(output.median[row, at]), float(output.low[row, at]), float(output.high[row, at])

@@ -1,7 +1,7 @@
 """The power of a step, and what a whole training costs: time, money, energy and CO2.
 
-Prices stand in `prices.yaml`, by cloud and GPU, each with the day it was noted on; a file of that
-name in TRAPPM_HOME takes its place.
+Prices are in `prices.yaml`, by cloud and GPU, each with the date it was noted. A file of that name
+in TRAPPM_HOME replaces it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trappm.profiler.devices.base import rank_key
 from trappm.profiler.devices.catalogue import card_of
-from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import InputError, one_line
 from trappm.profiler.files.yaml_text import load_yaml
-from trappm.profiler.host.data_folder import data_folder
+from trappm.profiler.host.environment import data_folder
 
 if TYPE_CHECKING:
     from trappm.learner.heads.predictions import DeviceHeads
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 FILE = "prices.yaml"
 MAX_BYTES = 1 << 20
 MAX_COUNT = 10**12
-"""Epochs, and samples of one."""
+"""Maximum of epochs, and of samples per epoch."""
 MAX_CARBON_G_PER_KWH = 10_000
 MOST_LIMIT_W = 10_000
-_COLUMNS = {"cloud": str, "device": str, "usd_per_hour": (int, float), "noted": date, "source": str}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +39,16 @@ class Price:
 
     cloud: str
     device: str
-    """The beginning of a device's key."""
+    """Beginning of a device's key."""
     usd_per_hour: float
-    """Of one GPU; instances with more are divided."""
+    """Price of one GPU; that of an instance with several is divided."""
     noted: date
     source: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """What a training costs somewhere."""
+    """Cost of a training at one cloud."""
 
     cloud: str
     usd: float
@@ -61,17 +60,16 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """So many epochs of so many samples."""
+    """A whole training; bounds of its hours follow from those of the step time."""
 
     epochs: int
     samples: int
     steps: int
     hours: float
     low_hours: float
-    """Bounds as of the step time's interval."""
     high_hours: float
     offers: tuple[Offer, ...]
-    """The cheapest first; none where no price of the device is known."""
+    """The cheapest first; empty if no price of the device is known."""
     energy_kwh: float | None
     co2_kg: float | None
 
@@ -83,23 +81,19 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Power:
-    """What is known of a step's power beside its heads."""
+    """Power of a step that no head predicts."""
 
     figures: Mapping[str, Interval] = field(default_factory=dict)
-    """Median, low and high of power, and of what else hangs on it, by the names of `Prediction`."""
-    power_limit_w: float | None = None
-    """Of the question."""
+    """Median, low and high of power and of what follows from it, by the names of `Prediction`."""
     power_source: str | None = None
-    """Whose labels it rests on."""
+    """Labels that it is based on."""
     thriftiest: Thrift | None = None
 
 
 def check_limit(power_limit_w: object) -> None:
-    """Raises InputError for what is no power limit of any card; None is none."""
+    """Raise InputError if a value is neither None nor a power limit."""
     limit = power_limit_w
-    if limit is not None and not (
-        isinstance(limit, int | float) and type(limit) is not bool and 0 < limit <= MOST_LIMIT_W
-    ):
+    if limit is not None and not (type(limit) in {int, float} and 0 < limit <= MOST_LIMIT_W):  # type: ignore[operator]
         raise InputError(
             f"the power limit is {power_limit_w!r}; it must be a number of watts above 0, at most "
             f"{MOST_LIMIT_W:,}"
@@ -113,17 +107,17 @@ def power_of_step(
     step_time_ms: Interval | None,
     limit_w: float | None,
 ) -> Power:
-    """Power and energy of a step on a card, by its kernels.
+    """Return power and energy of a step on a card, by its kernels.
 
     Args:
-        workload: with its kernels, where they could be traced.
-        heads: of the device.
-        card: any of its names.
-        step_time_ms: under the limit as delivered; None where no head predicts it.
-        limit_w: None for the limit as delivered.
+        workload: Step, with its kernels if they could be traced.
+        heads: Heads of the device.
+        card: The card by any of its names.
+        step_time_ms: Step time at the factory setting; None if no head predicts it.
+        limit_w: Power limit (default: factory setting).
 
     Raises:
-        InputError: no limit of this card, or nothing is known of its power.
+        InputError: The card has no such limit, or its power is unknown.
     """
     from trappm.learner.heads.device_heads import Heads
     from trappm.learner.physics.power.known_power import power_of
@@ -144,24 +138,19 @@ def power_of_step(
     if step_time_ms is None:
         del figures["step_time_ms"], figures["energy_j"]
     elif limit_w is None:
-        del figures["step_time_ms"]  # that is the head's affair
+        del figures["step_time_ms"]  # the head predicts it
     else:
         samples_ms = 1e3 * workload.batch_size
         figures["samples_per_s"] = samples_ms / time_ms, samples_ms / high, samples_ms / low
     return Power(
         figures=figures,
-        power_limit_w=limit_w,
         power_source=known.rests_on,
         thriftiest=None if step_time_ms is None else step.thriftiest(),
     )
 
 
 def check_run(*, epochs: object, samples: object, carbon_g_per_kwh: object) -> None:
-    """Checks the length of a run and the carbon intensity; None is what was not given.
-
-    Raises:
-        InputError: half of a run, or epochs, samples or carbon intensity that cannot be.
-    """
+    """Raise InputError if only half of a run is given, or a number is out of range."""
     if (epochs is None) != (samples is None):
         raise InputError("a whole run needs both epochs and samples (of one epoch)")
     for name, value in (("epochs", epochs), ("samples", samples)):
@@ -188,24 +177,20 @@ def run_of(
     carbon_g_per_kwh: float | None,
     prices: tuple[Price, ...],
 ) -> Run:
-    """The whole run; `step_time_ms` is the prediction and its bounds, `energy_j` is of a step."""
+    """Return the whole run from the prediction of a step.
+
+    Args:
+        epochs, samples: Number of epochs, and of samples per epoch.
+        batch_size: Samples per step, of all ranks.
+        step_time_ms: Median and bounds.
+        energy_j: Energy of a step, of all ranks.
+        carbon_g_per_kwh: Carbon intensity of the electricity.
+        prices: Offers of the device.
+    """
     steps = epochs * -(-samples // batch_size)
     hours, low, high = (steps * ms / 3.6e6 for ms in step_time_ms)
-    offers = [
-        Offer(
-            cloud=price.cloud,
-            usd=hours * price.usd_per_hour,
-            low_usd=low * price.usd_per_hour,
-            high_usd=high * price.usd_per_hour,
-            usd_per_hour=price.usd_per_hour,
-            noted=price.noted.isoformat(),
-        )
-        for price in sorted(prices, key=lambda p: p.usd_per_hour)
-    ]
     energy = None if energy_j is None else steps * energy_j / 3.6e6
-    carbon = None
-    if energy is not None and carbon_g_per_kwh is not None:
-        carbon = energy * carbon_g_per_kwh / 1000
+    co2 = None if energy is None or carbon_g_per_kwh is None else energy * carbon_g_per_kwh / 1000
     return Run(
         epochs=epochs,
         samples=samples,
@@ -213,17 +198,27 @@ def run_of(
         hours=hours,
         low_hours=low,
         high_hours=high,
-        offers=tuple(offers),
+        offers=tuple(
+            Offer(
+                cloud=price.cloud,
+                usd=hours * price.usd_per_hour,
+                low_usd=low * price.usd_per_hour,
+                high_usd=high * price.usd_per_hour,
+                usd_per_hour=price.usd_per_hour,
+                noted=price.noted.isoformat(),
+            )
+            for price in sorted(prices, key=lambda p: p.usd_per_hour)
+        ),
         energy_kwh=energy,
-        co2_kg=carbon,
+        co2_kg=co2,
     )
 
 
 def prices_of(device: str) -> tuple[Price, ...]:
-    """All offers of a device; of ranks none, as prices are of a single one.
+    """Return all offers of a device, or none for several ranks, since prices are of one GPU.
 
     Raises:
-        InputError: the file of prices in TRAPPM_HOME cannot be read.
+        InputError: The file of prices in TRAPPM_HOME cannot be read.
     """
     if rank_key(device).ranks > 1:
         return ()
@@ -232,7 +227,7 @@ def prices_of(device: str) -> tuple[Price, ...]:
 
 
 def prices_version() -> tuple[Path, int, int]:
-    """The file that is in force, when it was changed (ns) and its size: other prices, another."""
+    """Return the price file in use, its modification time in ns and its size in bytes."""
     own = data_folder() / FILE
     path = own if own.is_file() else Path(__file__).parent / FILE
     status = path.stat()
@@ -246,8 +241,7 @@ def _read(path: Path, _modified_ns: int, _size: int) -> tuple[Price, ...]:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES} bytes")
-        rows = load_yaml(data, str(path))["prices"]
-        return tuple(_price(row) for row in rows)
+        return tuple(map(_price, load_yaml(data, str(path))["prices"]))
     except (OSError, InputError, KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"{path} is no list of prices ({one_line(error)}); see docs/snapshots.md, or remove it"
@@ -255,11 +249,10 @@ def _read(path: Path, _modified_ns: int, _size: int) -> tuple[Price, ...]:
 
 
 def _price(row: dict[str, Any]) -> Price:
-    for name, kind in _COLUMNS.items():
-        if name not in row:
-            raise ValueError(f"an entry without {name}: {row}")
-        if not isinstance(row[name], kind):  # type: ignore[arg-type]
-            raise ValueError(f"{name} is {row[name]!r}")
-    if not 0 < row["usd_per_hour"] < 1e6:
-        raise ValueError(f"usd_per_hour is {row['usd_per_hour']}")
-    return Price(**{name: row[name] for name in _COLUMNS})
+    price = Price(**{name: row[name] for name in Price.__annotations__})
+    usd = price.usd_per_hour
+    if not isinstance(usd, int | float) or not 0 < usd < 1e6:
+        raise ValueError(f"usd_per_hour is {usd!r}")
+    if not isinstance(price.noted, date) or not isinstance(price.device, str):
+        raise ValueError(f"an entry has no date or device: {row}")
+    return price

@@ -1,8 +1,4 @@
-"""Devices by any of their usual names.
-
-`a100`, `A100-SXM4-40GB`, `NVIDIA GeForce RTX 3090` and the paper's `GPU:A100-SXM4-40GB:1` all mean
-a device that heads exist for, by its key.
-"""
+"""Devices by any of their names, such as `a100` or `NVIDIA GeForce RTX 3090`."""
 
 from __future__ import annotations
 
@@ -13,30 +9,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trappm.learner.snapshots.manifest import OTHERS
-from trappm.profiler.devices.capacity import memory_mib
-from trappm.profiler.devices.catalogue import card_keys, card_of, cards, read_name
-from trappm.profiler.devices.rank_keys import rank_key
+from trappm.profiler.devices.base import rank_key
+from trappm.profiler.devices.catalogue import card_keys, card_of, cards, memory_mib, read_name
 from trappm.profiler.errors import InputError, SnapshotError
-from trappm.profiler.nearest import nearest
 from trappm.profiler.records import Phase, Precision, is_cpu_device
+from trappm.profiler.text import nearest
 
 if TYPE_CHECKING:
     from trappm.learner.snapshots.manifest_fields import Manifest
     from trappm.learner.snapshots.snapshot import Snapshot
 
 DEFAULT_DEVICE = "a100-40gb"
-"""The device of every command and function that is given none."""
+"""Device of commands and functions if none is named."""
 _COUNT = re.compile(r":(\d+)$")
 _HERE = re.compile(r"(cuda|gpu|mps|xpu|cpu)(:\d+)?", re.IGNORECASE)
-"""Names of a device of this machine, which do not say which card it is."""
+"""Names of a device of this machine, without its model."""
 
 
 def key_among(manifests: Sequence[Manifest], name: object) -> str:
-    """The key of the device that a name means, of those that these snapshots answer for.
-
-    Raises:
-        SnapshotError, InputError: as `device_key`.
-    """
+    """Return the key of a device that these snapshots predict; raises as `device_key` does."""
     return device_key(
         name,
         {key for manifest in manifests for key in manifest.heads},
@@ -85,13 +76,6 @@ def card_behind(manifests: Sequence[Manifest], key: str) -> str:
     return next((m.cards[key] for m in manifests if key in m.cards), key)
 
 
-def refuse_precision(card: str, precision: Precision) -> None:
-    """Raise InputError if the card cannot run the precision."""
-    gap = precision_gap(card, precision)
-    if gap is not None:
-        raise InputError(gap)
-
-
 def refuse_unnamed(name: str) -> None:
     """Raise InputError if the name does not say which card it is, such as `cuda:0` or `gpu`."""
     if _HERE.fullmatch(name):
@@ -111,13 +95,13 @@ def unknown_device(name: str, keys: Iterable[str] = ()) -> str:
 
 @dataclass(frozen=True)
 class DeviceEvidence:
-    """A device that can be answered for, and by what evidence."""
+    """A device that is predicted, and the evidence for it."""
 
     device: str
     memory_gib: float | None
-    """Of a card of the catalogue; None of cores, whose host may be any."""
+    """Memory of a card of the catalogue; None for CPU cores, since it depends on their host."""
     evidence: Mapping[str, Mapping[str, str]]
-    """By phase and metric: its own labels, or what there is in their place."""
+    """Evidence by phase and metric: the device's labels, or what replaces them."""
 
     @property
     def has_labels(self) -> bool:
@@ -184,17 +168,17 @@ def device_key(
     catalogued: bool = False,
     cards: Mapping[str, str] | None = None,
 ) -> str:
-    """Which of these keys a name means.
+    """Return the key that a name means.
 
     Args:
-        name: a key, or any other name of a card.
-        keys: of the devices that have heads.
-        catalogued: whether any other card of the catalogue will do.
-        cards: the card behind a key, where measurements have named it.
+        name: A key, or any other name of a card.
+        keys: Keys of the devices with heads.
+        catalogued: Whether any other card of the catalogue is predicted, too.
+        cards: Name of the card by key, if measurements have named it.
 
     Raises:
-        SnapshotError: none, or more than one.
-        InputError: several GPUs at once, or no name at all.
+        SnapshotError: The name means no device, or more than one.
+        InputError: It is of several GPUs, or no name.
     """
     if not isinstance(name, str):
         raise InputError(f"device is {name!r}; give its name, such as 'a100'")
@@ -213,7 +197,6 @@ def device_key(
         )
     card = read_name(name[: count.start()] if count else name)
     behind = cards or {}
-    # What ranks take together is no answer for one of them.
     single = [key for key in keys if rank_key(key).ranks == 1]
     alike = (key for key in single if card.model and card.may_be(read_name(behind.get(key, key))))
     candidates = [key for key in alike if read_name(key).part == card.part]

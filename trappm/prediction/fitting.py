@@ -14,11 +14,10 @@ import enum
 from collections.abc import Callable, Mapping
 from functools import cache
 from math import exp
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from trappm.prediction.device_names import refuse_unnamed, unknown_device
-from trappm.profiler.devices.capacity import USABLE_SHARE, memory_mib
-from trappm.profiler.devices.catalogue import CONTEXT_MIB, card_of
+from trappm.profiler.devices.catalogue import CONTEXT_MIB, USABLE_SHARE, card_of, memory_mib
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Phase, is_cpu_device
 
@@ -53,10 +52,6 @@ class MemoryInterval(NamedTuple):
             return Verdict.FITS
         return Verdict.MAY_NOT_FIT if self.median_mib <= usable_mib else Verdict.DOES_NOT_FIT
 
-    def times(self, factor: float) -> Self:
-        """Return the interval of a step with proportionally more or less memory."""
-        return type(self)(*(factor * value for value in self))
-
     def __str__(self) -> str:
         """Such as `8.3 GiB (8.0 to 8.6)`, or `779 MiB (740 to 812)` below 1 GiB."""
         if self.median_mib < _MIB_PER_GIB:
@@ -72,7 +67,7 @@ class MemoryInterval(NamedTuple):
 
 
 class MemoryAnswer:
-    """An answer about memory: `memory_mib` and its interval, and the capacity of the device."""
+    """Mixin of records with a memory, its interval, and the capacity of the device."""
 
     memory_mib: float | None
     capacity_mib: float | None
@@ -125,17 +120,17 @@ def simulated_interval(simulated_mib: float) -> MemoryInterval:
     return MemoryInterval(simulated_mib, simulated_mib * exp(low), simulated_mib * exp(high))
 
 
-def room_text(verdict: Verdict, device: str, memory: MemoryInterval, capacity_mib: float) -> str:
-    """Return such as `Fits A100 40 GB: 8.3 GiB (8.0 to 8.6) of 39.6`."""
-    return f"{verdict.capitalize()} {device}: {memory.of(capacity_mib)}"
-
-
 @cache
 def _errors_of_simulation() -> tuple[float, float]:
-    """Bounds of log(measured / simulated) that hold 90 %."""
+    """Return bounds of log(measured / simulated) that hold 90 %."""
     from trappm.learner.heads.other_devices import known_of_others
 
     return known_of_others()[0].memory.interval()
+
+
+def room_text(verdict: Verdict, device: str, memory: MemoryInterval, capacity_mib: float) -> str:
+    """Return such as `Fits A100 40 GB: 8.3 GiB (8.0 to 8.6) of 39.6`."""
+    return f"{verdict.capitalize()} {device}: {memory.of(capacity_mib)}"
 
 
 def capacity_of(device: str) -> float:

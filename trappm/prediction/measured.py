@@ -1,4 +1,4 @@
-"""Labels of the step that a prediction is about, from the label store.
+"""Labels of the predicted step, from the label store.
 
 Labels are found by the hash of the graph, so an ONNX file finds labels under any name. A graph is
 that of a forward pass in evaluation mode, without dropout or frozen parameters. A label of another
@@ -7,20 +7,16 @@ architecture therefore counts for a named one only if the profiles of both train
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trappm.label_store import store_to_read
+from trappm.prediction.models.subjects import Module, input_size_of
 from trappm.prediction.prediction import MeasuredStep, Prediction
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.known_names import is_file
-from trappm.profiler.records import (
-    Configuration,
-    Pair,
-    Phase,
-    Provenance,
-)
+from trappm.profiler.records import Configuration, Pair, Phase, Provenance
 from trappm.profiler.records.step_scope import PARTIAL_PROTOCOLS
 
 if TYPE_CHECKING:
@@ -29,7 +25,7 @@ if TYPE_CHECKING:
     from trappm.store import LabelRecord, Store
 
 _SOURCES = (Provenance.MEASURED, Provenance.IMPORTED)
-"""Labels that count, the best first. Simulated ones say nothing about a device."""
+"""Provenances that count, the best first; simulated labels say nothing about a device."""
 
 
 def with_label(prediction: Prediction) -> Prediction:
@@ -38,41 +34,54 @@ def with_label(prediction: Prediction) -> Prediction:
     Raises:
         StoreError: The label store cannot be read.
     """
-    measured, remark = _measured_step(prediction)
+    if prediction.subject is None or prediction.snapshot is None:
+        return prediction
+    measured, remark = _measured_step(prediction, prediction.subject)
     remarks = (*prediction.remarks, *([remark] if remark else []))
     return replace(prediction, measured=measured, remarks=remarks)
 
 
-def _measured_step(prediction: Prediction) -> tuple[MeasuredStep | None, str | None]:
+def _measured_step(
+    prediction: Prediction, subject: Subject
+) -> tuple[MeasuredStep | None, str | None]:
     """Return the best label of the predicted step, and a remark."""
     from trappm.store import NoLabelStoreError
 
-    if prediction.subject is None or prediction.snapshot is None:
-        return None, None
+    name = prediction.model
+    is_named = not (isinstance(subject, Module) or is_file(name) or Path(name).is_file())
+    configuration = Configuration(
+        architecture=name,
+        batch_size=prediction.batch_size,
+        input_size=input_size_of(name, subject.input_size) if is_named else subject.input_size or 1,
+        phase=Phase(prediction.phase),
+        **prediction.settings._asdict(),
+    )
     try:
-        store = store_to_read()
+        with store_to_read() as store:
+            if is_named:
+                pairs = _pairs_of_name(configuration, subject, store)
+            else:  # of the configuration, only batch size and settings count
+                pairs = _pairs_of_graph(subject.profile().graph, store)
+            labels = _labels(store, pairs, configuration, prediction.device)
     except NoLabelStoreError:
         return None, "No label of this step: there is no label store yet."
-    with store:
-        try:
-            search = _LabelSearch.of(prediction, prediction.subject)
-            labels = search.labels(store)
-        except InputError as error:  # no label of this device
-            return None, f"No label of this step: {error}."
+    except InputError as error:  # no label of this device
+        return None, f"No label of this step: {error}."
     if not labels:
         return None, f"No label of this step on {prediction.device}."
-    best = labels[0]
-    name = best.configuration.architecture
-    remark = None
-    if search.graph is not None:
+    best, remark = labels[0], None
+    if not is_named:
         remark = "The label has this graph; dropout and frozen parameters may differ."
-    elif name != prediction.model:
-        remark = f"The label is of {name}, which has the same graph and training step."
+    elif best.configuration.architecture != name:
+        remark = (
+            f"The label is of {best.configuration.architecture}, which has the same graph and "
+            "training step."
+        )
     return MeasuredStep(
         label_id=best.id,
         label_count=len(labels),
         source=best.provenance.value,
-        architecture=name,
+        architecture=best.configuration.architecture,
         protocol=best.protocol,
         step_time_ms=best.step_time_ms,
         memory_mib=best.memory_mib,
@@ -81,81 +90,54 @@ def _measured_step(prediction: Prediction) -> tuple[MeasuredStep | None, str | N
     ), remark
 
 
-@dataclass(frozen=True, kw_only=True)
-class _LabelSearch:
-    """A search for labels of one step."""
+def _labels(
+    store: Store, pairs: set[Pair], configuration: Configuration, device: str
+) -> list[LabelRecord]:
+    """Return the labels of the step, the best first."""
+    labels = [
+        label
+        for label in store.labels.of_pairs(pairs, configuration, device)
+        if label.provenance in _SOURCES and label.protocol not in PARTIAL_PROTOCOLS
+    ]
+    return sorted(
+        labels,
+        key=lambda label: (
+            label.configuration.architecture != configuration.architecture,
+            _SOURCES.index(label.provenance),
+            label.memory_above_mib is not None,
+            -label.id,
+        ),
+    )
 
-    subject: Subject
-    device: str
-    configuration: Configuration
-    """Of a file or module, only batch size and settings count."""
-    graph: GraphTemplate | None
-    """Graph of a file or module; None for an architecture."""
 
-    @classmethod
-    def of(cls, prediction: Prediction, subject: Subject) -> _LabelSearch:
-        from trappm.prediction.models.subjects import Module, input_size_of
+def _pairs_of_name(configuration: Configuration, subject: Subject, store: Store) -> set[Pair]:
+    """Return architectures and input sizes that have the step of a named model."""
+    from trappm.profiler.records.graph import GraphTemplate
 
-        name, graph = prediction.model, None
-        if isinstance(subject, Module) or is_file(name) or Path(name).is_file():
-            graph, size = subject.profile().graph, subject.input_size or 1
-        else:
-            size = input_size_of(name, subject.input_size)
-        configuration = Configuration(
-            architecture=name,
-            batch_size=prediction.batch_size,
-            input_size=size,
-            phase=Phase(prediction.phase),
-            **prediction.settings._asdict(),
-        )
-        return cls(
-            subject=subject, device=prediction.device, configuration=configuration, graph=graph
-        )
+    own = configuration.architecture, configuration.input_size
+    templates = store.workloads.graph_templates([own])
+    if templates:
+        graph = GraphTemplate.from_bytes(templates[own])
+        pairs = store.workloads.pairs_of_graph(graph.content_hash)
+        profiles = store.workloads.step_profiles([own, *pairs])
+        step = profiles.get(own)
+    else:  # the store has no profile of it
+        profile = subject.profile()
+        pairs = store.workloads.pairs_of_graph(profile.graph.content_hash)
+        profiles = store.workloads.step_profiles(pairs)
+        step = None if profile.step is None else profile.step.to_bytes()
+    return {own, *(pair for pair in pairs if step is not None and profiles.get(pair) == step)}
 
-    def labels(self, store: Store) -> list[LabelRecord]:
-        """Return the labels of the step, the best first."""
-        labels = [
-            label
-            for label in store.labels.of_pairs(self._pairs(store), self.configuration, self.device)
-            if label.provenance in _SOURCES and label.protocol not in PARTIAL_PROTOCOLS
-        ]
-        return sorted(
-            labels,
-            key=lambda x: (
-                x.configuration.architecture != self.configuration.architecture,
-                _SOURCES.index(x.provenance),
-                x.memory_above_mib is not None,
-                -x.id,
-            ),
-        )
 
-    def _pairs(self, store: Store) -> set[Pair]:
-        """Return architectures and input sizes that have the step in question."""
-        if self.graph is not None:
-            return self._pairs_of_graph(self.graph, store)
-        own = (self.configuration.architecture, self.configuration.input_size)
-        pairs = store.workloads.pairs_of_same_graph(*own)
-        if pairs:
-            profiles = store.workloads.step_profiles([own, *pairs])
-            step = profiles.get(own)
-        else:  # the store has no profile of it
-            profile = self.subject.profile()
-            pairs = store.workloads.pairs_of_graph(profile.graph.content_hash)
-            profiles = store.workloads.step_profiles(pairs)
-            step = None if profile.step is None else profile.step.to_bytes()
-        same = {pair for pair in pairs if step is not None and profiles.get(pair) == step}
-        return {own, *same}
-
-    @staticmethod
-    def _pairs_of_graph(graph: GraphTemplate, store: Store) -> set[Pair]:
-        """Return architectures and input sizes with the graph of a file or module."""
-        wanted, batch = graph.content_hash, graph.fixed_batch_size
-        if batch is None:
-            return set(store.workloads.pairs_of_graph(wanted))
-        # The file has one batch size only: compare graphs at that one.
-        pairs: set[Pair] = set()
-        for content_hash, data in store.workloads.graphs_of_size(len(graph.operators)).items():
-            other = type(graph).from_bytes(data).at(batch)
-            if type(graph).fixed(other).content_hash == wanted:
-                pairs.update(store.workloads.pairs_of_graph(content_hash))
-        return pairs
+def _pairs_of_graph(graph: GraphTemplate, store: Store) -> set[Pair]:
+    """Return architectures and input sizes with the graph of a file or module."""
+    batch = graph.fixed_batch_size
+    if batch is None:
+        return set(store.workloads.pairs_of_graph(graph.content_hash))
+    # The file has one batch size only: compare graphs at that one.
+    pairs: set[Pair] = set()
+    for content_hash, data in store.workloads.graphs_of_size(len(graph.operators)).items():
+        other = type(graph).from_bytes(data).at(batch)
+        if type(graph).fixed(other).content_hash == graph.content_hash:
+            pairs.update(store.workloads.pairs_of_graph(content_hash))
+    return pairs

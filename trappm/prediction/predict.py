@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from trappm.prediction.answer_cache import cached_predictions
-from trappm.prediction.models.sizes import size_kind
-from trappm.prediction.models.subjects import subject_of
+from trappm.prediction.models.subjects import size_kind, subject_of
 from trappm.prediction.prediction import Prediction
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError

@@ -1,4 +1,4 @@
-"""The record of a prediction: what a step of a model costs on a device, and what follows from that.
+"""The record of a prediction: the figures of a step of a model on a device.
 
 A prediction unpacks as step time, memory, power, in the order of the paper's Figure 8. The heads of
 a snapshot predict these three (`answering`); throughput, what fits, energy and the cost of a whole
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from html import escape
 from typing import TYPE_CHECKING, Any, Self
 
 from trappm.learner.heads.predictions import StepSettings
@@ -20,7 +19,6 @@ from trappm.prediction.fitting import MemoryAnswer, Verdict, beside_step_mib, ro
 from trappm.prediction.question import loop_of
 from trappm.profiler.devices.catalogue import CONTEXT_MIB
 from trappm.profiler.errors import UnsupportedModelError
-from trappm.profiler.number_text import number_text
 from trappm.profiler.records import (
     METRICS,
     MemoryFormat,
@@ -32,6 +30,7 @@ from trappm.profiler.records import (
 from trappm.profiler.simulation.memory_breakdown import MemoryBreakdown, Part, break_down
 from trappm.profiler.simulation.memory_simulation import SimulatedMemory, simulate_memory
 from trappm.profiler.simulation.step_profile import StepSource
+from trappm.profiler.text import number_text
 
 if TYPE_CHECKING:
     from trappm.prediction.models.subjects import Subject
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from trappm.profiler.simulation.training_loop import TrainingLoop
 
 UNITS = {**METRICS, "energy_j": "J", "samples_per_s": "1/s"}
-"""Of all figures of a step."""
+"""Units of the figures of a step."""
 METRIC_NAMES = {
     "step_time_ms": "step time",
     "memory_mib": "memory",
@@ -47,7 +46,12 @@ METRIC_NAMES = {
     "energy_j": "energy",
     "samples_per_s": "throughput",
 }
-"""The same in words."""
+LOADING_REMARK = "without data loading"
+"""What the length of a run leaves out."""
+NEEDS = "it needs "
+"""Beginning of the reason for a gap that follows from another gap."""
+LONG_MS = 10_000
+"""Steps of this length are given in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,13 +87,13 @@ class MeasuredStep:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Prediction(MemoryAnswer):
-    """What one step costs; iterating gives step time, memory, power."""
+    """Predicted figures of one step; iterating gives step time, memory, power."""
 
     model: str
     device: str
     """Key of the device."""
     device_name: str
-    """Its name as people write it, such as `A100 40 GB`."""
+    """Name as people write it, such as `A100 40 GB`."""
     device_is_default: bool = False
     """Whether the question named no device."""
     batch_size: int
@@ -101,45 +105,43 @@ class Prediction(MemoryAnswer):
     memory_format: str
     optimizer: str
     snapshot: str | None = None
-    """Id of the snapshot that predicts; None if only the memory is simulated."""
+    """Id of the snapshot; None if only the memory is simulated."""
     step_time_ms: float | None = None
     memory_mib: float | None = None
     power_w: float | None = None
     energy_j: float | None = None
-    """Of one step."""
     samples_per_s: float | None = None
     power_limit_w: float | None = None
-    """Under which the step runs; None where the question has none: as delivered."""
+    """Power limit of the question; None for the factory setting."""
     power_source: str | None = None
-    """What power rests on where no head of the device predicts it: whose labels."""
+    """Labels that power is based on, if no head of the device predicts it."""
     thriftiest: Thrift | None = None
-    """Where power and step time are known under any limit."""
+    """Power limit of the least energy, if power and step time are known under any limit."""
     out_of_memory: float | None = None
-    """The probability that the step does not fit into the device's memory."""
+    """Probability of running out of memory."""
     capacity_mib: float | None = None
-    """The device's memory."""
+    """Memory of the device."""
     largest_batch: int | None = None
     """Largest batch size that fits (`trappm.prediction.fitting`); 0 if not even 1 does."""
     mig_profile: str | None = None
-    """On an A100 of 40 GB: the smallest part of it that the upper bound of the memory fits into."""
+    """On an A100 of 40 GB: the smallest part of it that holds the upper bound of the memory."""
     run: Run | None = None
-    """What so many epochs of so many samples cost, where they are given."""
+    """Cost of a whole training, if the question has its epochs and samples."""
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """For each metric, the bounds of the interval that 90 % of new architectures lie in."""
+    """Bounds by metric that hold 90 % of new architectures."""
     unfamiliar: tuple[str, ...] = ()
-    """Metrics whose head has seen nothing like this model: outside of what it knows."""
+    """Metrics whose head was trained on nothing like this model."""
     beyond_labels: Mapping[str, float] = field(default_factory=dict)
-    """For each metric that lies far beyond all labels of it: the nearest of these."""
+    """Nearest label by metric, for metrics far beyond all labels."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """For each of the above that is None: why."""
+    """Reason by name, for each of the above that is None."""
     remarks: tuple[str, ...] = ()
-    """What else should be known before the answer is relied on."""
+    """Limits of the answer, in sentences."""
     simulated_memory: SimulatedMemory | None = None
-    """Of the step in question, with gradients freed between steps, on CUDA's allocator, in MiB,
-    whatever the device; without CUDA's context and libraries. None where the step cannot be
-    traced."""
+    """Memory of the step on CUDA's allocator in MiB, whatever the device, without CUDA's context
+    and libraries. Gradients are freed between steps. None if the step cannot be traced."""
     memory_source: StepSource | None = None
-    """Whose step the simulated memory rests on."""
+    """Source of the step that is simulated."""
     memory_remark: str | None = None
     """Why no step could be traced, or what the traced step lacks."""
     measured: MeasuredStep | None = None
@@ -172,7 +174,7 @@ class Prediction(MemoryAnswer):
         )
 
     def break_down(self, traced: TracedStep) -> MemoryBreakdown:
-        """Return what the memory consists of at its peak, from the traced step."""
+        """Return the parts of the memory at its peak, from the traced step."""
         phase = Phase(self.phase)
         loop = self.loop or loop_of(self.optimizer, Precision(self.precision))
         memory, fixed = simulate_memory(traced.trace, self.batch_size, loop), {}
@@ -198,13 +200,7 @@ class Prediction(MemoryAnswer):
         """
         values = asdict(replace(self, subject=None, loop=None))
         del values["subject"], values["loop"]
-        values = {
-            "sentence": str(self),
-            **values,
-            "fits": self.fits,
-            "verdict": self.verdict,
-            "memory_parts_mib": self.memory_parts_mib,
-        }
+        values = {"sentence": str(self), **values} | {n: getattr(self, n) for n in _DERIVED[1:]}
         if breakdown_depth is not None:
             values["memory_breakdown"] = breakdown_dict(self.memory_breakdown, breakdown_depth)
         return values
@@ -216,19 +212,14 @@ class Prediction(MemoryAnswer):
         Raises:
             KeyError, TypeError, ValueError: The values are not those of a prediction.
         """
-        given = {**values}
-        for name in ("sentence", "fits", "verdict", "memory_parts_mib"):  # follow from the others
-            del given[name]
-        records: dict[str, Any] = {
-            "simulated_memory": SimulatedMemory,
-            "thriftiest": Thrift,
-            "run": Run,
-        }
-        for name, record in records.items():
-            given[name] = given[name] and record(**given[name])
-        if given["run"] is not None:
-            offers = tuple(Offer(**offer) for offer in given["run"].offers)
-            given["run"] = replace(given["run"], offers=offers)
+        given = {name: value for name, value in values.items() if name not in _DERIVED}
+        if given["run"]:
+            offers = tuple(Offer(**offer) for offer in given["run"]["offers"])
+            given["run"] = Run(**given["run"] | {"offers": offers})
+        given["simulated_memory"] = given["simulated_memory"] and SimulatedMemory(
+            **given["simulated_memory"]
+        )
+        given["thriftiest"] = given["thriftiest"] and Thrift(**given["thriftiest"])
         given["memory_source"] = given["memory_source"] and StepSource(given["memory_source"])
         given["intervals"] = {name: tuple(ends) for name, ends in given["intervals"].items()}
         for name in ("unfamiliar", "remarks"):
@@ -237,10 +228,10 @@ class Prediction(MemoryAnswer):
 
     @property
     def memory_parts_mib(self) -> dict[str, float]:
-        """What a GPU's memory is made of: the simulated step, and what a process has beside it.
+        """Parts of a GPU's memory: the simulated step, and the rest of the process.
 
-        Empty where no step could be traced, or the device is no GPU. The last part is what labels
-        of the device show beside the step, and less than nothing where they show less than it.
+        Empty if no step could be traced, or the device is no GPU. The last part is the difference
+        between prediction and simulation, which is negative if labels show less.
         """
         memory = self.simulated_memory
         if memory is None or self.memory_mib is None or is_cpu_device(self.device):
@@ -254,7 +245,7 @@ class Prediction(MemoryAnswer):
         }
 
     def figures(self) -> list[tuple[str, float, str, str]]:
-        """Name, value, unit and 90 % spread of each figure that is known."""
+        """Return name, value, unit and 90 % interval of each known figure."""
         return [
             (name, value, unit, " to ".join(map(number_text, self.intervals[name])))
             for name, unit in UNITS.items()
@@ -262,12 +253,12 @@ class Prediction(MemoryAnswer):
         ]
 
     def gaps(self) -> list[str]:
-        """A line for each reason why figures are not known."""
+        """Return one line per reason for missing figures."""
         unknown: dict[str, list[str]] = {}
         for name, words in METRIC_NAMES.items():
             if getattr(self, name) is None:
                 unknown.setdefault(self.missing.get(name, "unknown"), []).append(words)
-        # What needs a figure that is missing is missing for the same reason.
+        # A figure that needs a missing one is missing for the same reason.
         roots = [reason for reason in unknown if not reason.startswith(NEEDS)]
         for reason in [r for r in unknown if r.startswith(NEEDS) and roots]:
             unknown[roots[0]] += unknown.pop(reason)
@@ -276,58 +267,43 @@ class Prediction(MemoryAnswer):
     def __repr__(self) -> str:
         return f"<Prediction: {self.model} on {self.device}, batch {self.batch_size:,}: {self}>"
 
-    def _repr_html_(self) -> str:
-        """Return the answer, a table and remarks, for notebooks."""
-        rows = [(name, number_text(v), unit, spread) for name, v, unit, spread in self.figures()]
-        cells = "".join(
-            f"<tr>{''.join(f'<td>{escape(word)}</td>' for word in row)}</tr>" for row in rows
-        )
-        settings = f"{self.phase}, {self.precision}, {self.memory_format}, {self.optimizer}"
-        small = "".join(
-            f"<div><small>{escape(remark)}</small></div>"
-            for remark in (settings, *self.gaps(), *self.remarks)
-        )
-        answer = escape(f"{self.model}, batch {self.batch_size:,}: {self}")
-        return f"<div><strong>{answer}</strong><table>{cells}</table>{small}</div>"
-
     def __str__(self) -> str:
-        """The answer in one to three sentences."""
+        """Return the answer in one to three sentences."""
         device = f"{self.device_name} (default)" if self.device_is_default else self.device_name
         tokens = "" if self.sequence_length is None else f" and {self.sequence_length:,} tokens"
         settings = f"in {self.precision} at batch {self.batch_size:,}{tokens}"
-        memory, verdict, time = self.memory, self.verdict, self._step_time()
+        memory, verdict, time_ms = self.memory, self.verdict, self.step_time_ms
         sentences = []
         if memory is not None:
             if verdict is None or self.capacity_mib is None:
                 room = f"A step needs {memory} on {device}"
             else:
                 room = room_text(verdict, device, memory, self.capacity_mib)
-            sentences.append(room if time is not None else f"{room}, {settings}")
-        if time is not None:
+            sentences.append(room if time_ms is not None else f"{room}, {settings}")
+        if time_ms is not None:
             takes = "would take" if verdict is Verdict.DOES_NOT_FIT else "takes"
             where = "" if sentences else f" on {device}"
-            sentences.append(f"A step{where} {takes} {time} {settings}")
+            bounds_ms = self.intervals["step_time_ms"]
+            unit, scale = ("s", 1000) if bounds_ms[1] >= LONG_MS else ("ms", 1)
+            median, low, high = (_number(ms / scale) for ms in (time_ms, *bounds_ms))
+            sentences.append(f"A step{where} {takes} {median} {unit} ({low} to {high}) {settings}")
         if self.run is not None:
-            sentences.append(self._whole_run(self.run))
+            sentences.append(_run_text(self.run))
         if not sentences:
             return f"Nothing is known about this step on {device}."
         return " ".join(f"{sentence}." for sentence in sentences)
 
-    def _step_time(self) -> str | None:
-        """Such as `99 ms (81 to 209)`; None if it is not predicted."""
-        if self.step_time_ms is None:
-            return None
-        bounds = self.intervals["step_time_ms"]
-        unit, scale = ("s", 1000) if bounds[1] >= LONG_MS else ("ms", 1)
-        median, low, high = (_number(ms / scale) for ms in (self.step_time_ms, *bounds))
-        return f"{median} {unit} ({low} to {high})"
 
-    def _whole_run(self, run: Run) -> str:
-        hours = f"{_number(run.hours)} h ({_number(run.low_hours)} to {_number(run.high_hours)})"
-        cheapest_of = "from " if len(run.offers) > 1 else ""
-        takes, costs = ("takes", "costs") if run.epochs == 1 else ("take", "cost")
-        usd = f" and {costs} {cheapest_of}{_number(run.offers[0].usd)} USD" if run.offers else ""
-        return f"{run.length} {takes} {hours}{usd}, {LOADING_REMARK}"
+_DERIVED = ("sentence", "fits", "verdict", "memory_parts_mib")
+"""Values of `to_dict` that follow from the others."""
+
+
+def _run_text(run: Run) -> str:
+    hours = f"{_number(run.hours)} h ({_number(run.low_hours)} to {_number(run.high_hours)})"
+    cheapest_of = "from " if len(run.offers) > 1 else ""
+    takes, costs = ("takes", "costs") if run.epochs == 1 else ("take", "cost")
+    usd = f" and {costs} {cheapest_of}{_number(run.offers[0].usd)} USD" if run.offers else ""
+    return f"{run.length} {takes} {hours}{usd}, {LOADING_REMARK}"
 
 
 def breakdown_dict(breakdown: MemoryBreakdown, depth: int) -> dict[str, Any]:
@@ -346,24 +322,13 @@ def breakdown_dict(breakdown: MemoryBreakdown, depth: int) -> dict[str, Any]:
     }
 
 
-LOADING_REMARK = "without data loading"
-"""What the length of a run leaves out."""
-
-
-NEEDS = "it needs "
-"""How the reason of a gap begins that follows from another."""
-
-LONG_MS = 10_000
-"""Steps of so many ms are told in seconds."""
-
-
 def quantity(metric: str, value: float) -> str:
-    """A metric's value with its unit; long step times in seconds."""
+    """Return a metric's value with its unit; long step times in seconds."""
     if metric == "step_time_ms" and value >= 1000:
         return f"{_number(value / 1000)} s"
     return f"{_number(value)} {METRICS[metric]}"
 
 
 def _number(value: float) -> str:
-    """With two or three digits that count."""
+    """Return a number with two or three significant digits."""
     return number_text(value, 3 if value >= 10 else 2)

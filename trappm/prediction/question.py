@@ -1,4 +1,4 @@
-"""A question apart from its model and device; what is asked for is checked without torch."""
+"""A question apart from its model and device; its settings are checked without torch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from trappm.prediction.device_names import (
     key_among,
     precision_gap,
 )
-from trappm.prediction.models.sizes import check_size
+from trappm.prediction.models.subjects import check_size
 from trappm.prediction.snapshot_choice import manifests_that_answer, snapshots_that_answer
-from trappm.profiler.devices.rank_keys import rank_key
+from trappm.profiler.devices.base import rank_key
 from trappm.profiler.errors import InputError
 from trappm.profiler.extensions import extension_modules
 from trappm.profiler.models.known_names import is_prefixed
@@ -53,21 +53,10 @@ class Question:
         carbon_g_per_kwh: float | None = None,
         power_limit_w: float | None = None,
     ) -> None:
-        """Check the settings.
+        """Check the settings, which are those of `trappm.predict`; raises InputError.
 
         Args:
-            batch_size: Samples per step.
-            phase: `train` or `infer`.
-            precision, memory_format: Settings; None for those of most labels.
-            optimizer: As for `loop_of`; None for that of most labels.
-            snapshot: Id, alias or folder.
             snapshots: Loaded snapshots to try in this order, instead of `snapshot`.
-            epochs, samples: Length of a run.
-            carbon_g_per_kwh: Carbon intensity of the electricity.
-            power_limit_w: Power limit of the GPU.
-
-        Raises:
-            InputError: a setting that there is not, or a run that cannot be.
         """
         check_size("batch size", batch_size)
         self.batch_size = batch_size
@@ -109,12 +98,8 @@ class Question:
     def device_keys(self, device: str | None, devices: Iterable[str] | str | None) -> list[str]:
         """Return the keys of the devices with these names; of `DEFAULT_DEVICE` without a name.
 
-        Among several devices there may be some that cannot run the precision (see `gap`).
-
-        Args:
-            device: Name of a device.
-            devices: Names of several. `all` means all GPUs with trained models that can run the
-                precision.
+        `all` means all GPUs with trained models that can run the precision. Named ones need not be
+        able to (see `gap`).
 
         Raises:
             SnapshotError: There are no heads for one of them, or none at all for the phase.
@@ -146,38 +131,34 @@ class Question:
         return precision and precision_gap(card_behind(self._manifests, device), precision)
 
     def unable_devices(self) -> dict[str, str]:
-        """Return the GPUs with trained models that cannot run the precision, each with the reason.
-
-        Raises:
-            SnapshotError: There are no trained models for the phase.
-        """
+        """Return the GPUs with trained models that cannot run the precision, with the reason."""
         gaps = {key: self.gap(key) for key in gpus_of(self._manifests, self.phase)}
         return {key: gap for key, gap in gaps.items() if gap is not None}
 
     @cached_property
     def _manifests(self) -> Sequence[Manifest]:
-        """Of the snapshots that answer, which tell what there is before torch is needed."""
+        """Manifests of the snapshots that predict, which are read without torch."""
         if self._snapshots:
             return [snapshot.manifest for snapshot in self._snapshots]
         return manifests_that_answer(self.snapshot)
 
     def snapshot_for(self, device: str) -> Snapshot:
-        """The first with heads of the device and phase; else the last, which may know its card."""
+        """Return the first with heads of device and phase; else the last one, for its card."""
         known = (s for s in self.snapshots if self.phase in s.heads.get(device, {}))
         return next(known, self.snapshots[-1])
 
     def trained(self, device: str, model: str) -> tuple[TrainedHeads, str | None]:
-        """The heads that answer for a model, and what step times rest on if not on their labels.
+        """Return the heads for a model, and the basis of step times that is not their labels.
 
-        Of transformers it is published steps of language models, where there are such for the card
-        and no label of a campaign of one's own has the precision.
+        An extension may have heads for models of its source, such as transformers. They are used
+        unless labels of a campaign have the precision.
 
         Raises:
-            SnapshotError: there are no heads for the device and the phase.
+            SnapshotError: There are no heads for the device and the phase.
         """
         snapshot = self.snapshot_for(device)
         trained = snapshot.trained(device, self.phase)
-        of_ranks = rank_key(device).ranks > 1  # whose step is longer by what they say to each other
+        of_ranks = rank_key(device).ranks > 1  # their steps include communication
         if not is_prefixed(model) or snapshot.others is None or of_ranks:
             return trained, None
         precision = self.settings(trained).precision
@@ -193,19 +174,15 @@ class Question:
         return trained, None
 
     def settings_traced(self, devices: Iterable[str]) -> list[StepSettings]:
-        """Those that a model's steps are traced in, beside fp32 and contiguous.
-
-        Raises:
-            SnapshotError: there are no heads for a device and the phase.
-        """
+        """Return the settings that a model's steps are traced in, except fp32 and contiguous."""
         trained = [self.snapshot_for(key).trained(key, self.phase) for key in devices]
         settings = dict.fromkeys(map(self.settings, trained))
         return [row for row in settings if row[:2] != PLAIN[:2]]  # the profile has the plain ones
 
     def settings(self, trained: TrainedHeads) -> StepSettings:
-        """The question's settings of a step, the rest as in most labels that agree with it.
+        """Return the question's settings, the rest as in most labels that agree with it.
 
-        AdamW keeps the states of Adam and moves its bytes: labels of one answer for the other.
+        Labels of Adam serve AdamW and vice versa: both have the same states and traffic.
         """
         given = self._given
         if "optimizer" in given and given["optimizer"].is_adam:

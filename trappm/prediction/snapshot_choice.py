@@ -1,15 +1,12 @@
-"""Which snapshot answers: one that is named, else the latest here, else the one that ships with us.
+"""Choice of the snapshot that predicts: the named one, else the latest, else the shipped one.
 
-For devices and phases that the latest one has no heads for, what was the latest before it comes
-first: a campaign on another device takes nothing away.
-
-Names are those of the local registry, the folder `snapshots` of TRAPPM_HOME; `default` is the one
-that ships with the package. Nothing here needs a network or the label store.
+For devices and phases that the latest one has no heads for, the earlier ones come next, so a
+campaign on another device takes nothing away. Names are those of the local registry, the folder
+`snapshots` of TRAPPM_HOME; `default` is the shipped one. Nothing here needs a network or SQL.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from trappm.learner.snapshots.manifest import MANIFEST, read_manifest
 from trappm.profiler.errors import SnapshotError
-from trappm.profiler.host.data_folder import data_folder
+from trappm.profiler.host.environment import data_folder
 
 if TYPE_CHECKING:
     from trappm.learner.snapshots.manifest_fields import Manifest
@@ -28,32 +25,32 @@ Read = TypeVar("Read")
 
 DEFAULT = "default"
 LEAST_PREFIX = 4
-"""Letters of an id that mean it."""
+"""Minimum length of the beginning of an id."""
 SHIPPED = Path(__file__).parents[1] / "shipped_snapshot"
 
 
 def local_registry() -> Registry:
-    """The registry of this machine."""
+    """Return the registry of this machine."""
     from trappm.learner.snapshots.registry import Registry
 
     return Registry(data_folder() / "snapshots")
 
 
 def snapshots_that_answer(name: str | Path | None) -> list[Snapshot]:
-    """The snapshots that answer a question, in the order in which they are tried.
+    """Return the snapshots that predict, in the order in which they are tried.
 
     Args:
-        name: a folder, an alias or an id; None for the latest one, those before it with heads that
-            it lacks, and the shipped one at last.
+        name: Folder, alias or id (default: the latest, earlier ones with heads that it lacks, and
+            the shipped one last).
 
     Raises:
-        SnapshotError: there is none of that name, or it is damaged.
+        SnapshotError: There is no such snapshot, or it is damaged.
     """
     return _answering(name, _loaded)
 
 
 def manifests_that_answer(name: str | Path | None) -> list[Manifest]:
-    """Their manifests, which are read without torch; errors as of `snapshots_that_answer`."""
+    """Return the manifests of the same snapshots, which are read without torch."""
     return _answering(name, read_manifest)
 
 
@@ -61,41 +58,39 @@ def _answering(name: str | Path | None, read: Callable[[Path], Read]) -> list[Re
     if name is not None:
         return [read(folder_of(name))]
     shipped = read(SHIPPED)
-    meanings = _meanings_of_latest()
-    if not meanings:
+    if not (data_folder() / "snapshots").is_dir():
         return [shipped]
-    latest = folder_of(meanings[0])
-    try:
-        answering, known = [read(latest)], _heads(latest)
-    except SnapshotError as error:
-        raise SnapshotError(
-            f"{error}; --snapshot {DEFAULT} uses the one that ships with trappm"
-        ) from error
-    for snapshot_id in meanings[1:]:
-        with contextlib.suppress(SnapshotError):  # removed, or of a version that nobody reads now
+    answering: list[Read] = []
+    known: set[tuple[str, str]] = set()
+    for snapshot_id in local_registry().meanings("latest"):  # the newest first
+        try:
             folder = folder_of(snapshot_id)
-            if new := _heads(folder) - known:
+            heads = {
+                (d, phase) for d, phases in read_manifest(folder).heads.items() for phase in phases
+            }
+            if not answering or heads - known:
                 answering.append(read(folder))
-                known |= new
+                known |= heads
+        except SnapshotError as error:
+            if not answering:
+                raise SnapshotError(
+                    f"{error}; --snapshot {DEFAULT} uses the one that ships with trappm"
+                ) from error
+            # an earlier one that was removed, or that this version cannot read
     return [*answering, shipped]
 
 
-def _heads(folder: Path) -> set[tuple[str, str]]:
-    """Devices and phases that a snapshot has heads for."""
-    heads = read_manifest(folder).heads
-    return {(device, phase) for device, phases in heads.items() for phase in phases}
-
-
 def folder_of(name: str | Path) -> Path:
-    """The folder of a snapshot.
+    """Return the folder of a snapshot.
 
     Raises:
-        SnapshotError: there is none of that name.
+        SnapshotError: There is no such snapshot.
     """
     if isinstance(name, Path) or (Path(name) / MANIFEST).is_file():
         return Path(name)
-    shipped_id = read_manifest(SHIPPED).id
-    if name == DEFAULT or (len(name) >= LEAST_PREFIX and shipped_id.startswith(name)):
+    if name == DEFAULT or (
+        len(name) >= LEAST_PREFIX and read_manifest(SHIPPED).id.startswith(name)
+    ):
         return SHIPPED
     registry = local_registry()
     try:
@@ -105,15 +100,8 @@ def folder_of(name: str | Path) -> Path:
             f"{error}; {DEFAULT} is the one that ships with trappm, and trappm snapshot pull "
             "brings those of other registries"
         ) from error
-    registry.manifest(snapshot_id)  # refuses one that stands under another one's name
+    registry.manifest(snapshot_id)  # raises if it is under another one's name
     return Path(registry.location) / snapshot_id
-
-
-def _meanings_of_latest() -> list[str]:
-    """The snapshots that `latest` of the local registry means and meant, the newest first."""
-    if not (data_folder() / "snapshots").is_dir():
-        return []
-    return local_registry().meanings("latest")
 
 
 def _loaded(folder: Path) -> Snapshot:

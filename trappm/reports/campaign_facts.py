@@ -20,10 +20,17 @@ from trappm.cluster.scheduler.stop_rules import CampaignEnd
 from trappm.cluster.scheduler.training_report import TrainingReport, difference_of
 from trappm.cluster.spec import CampaignBudget, budget_of, runs_nothing
 from trappm.profiler.measuring.canary import CanaryDecision, CanaryReading
-from trappm.profiler.number_text import number_text
 from trappm.profiler.records import Outcome, is_cpu_device
 from trappm.profiler.steps.sampling import is_contended
-from trappm.store import AssignmentState, CampaignRecord, CampaignState, LabelFilter, Store
+from trappm.profiler.text import number_text
+from trappm.store import (
+    Assignment,
+    AssignmentState,
+    CampaignRecord,
+    CampaignState,
+    LabelFilter,
+    Store,
+)
 from trappm.store.records import EventRecord, Purpose, RoundState
 
 WINDOW_MIN = 10.0
@@ -94,15 +101,14 @@ class Cost:
     money_to_come: float | None
 
     def __str__(self) -> str:
-        line = f"spent on measuring: {self.gpu_hours:,.2f} GPU-hours"
-        if self.money is not None:
-            line += f" (money: {self.money:,.2f})"
+        def amount(hours: float, money: float | None) -> str:
+            return f"{hours:,.2f} GPU-hours" + ("" if money is None else f" (money: {money:,.2f})")
+
+        line = f"spent on measuring: {amount(self.gpu_hours, self.money)}"
         if self.gpu_hours_to_come is None:
             return line
-        line += f"; to come at most: about {self.gpu_hours_to_come:,.2f} GPU-hours"
-        if self.money_to_come is not None:
-            line += f" (money: {self.money_to_come:,.2f})"
-        return line
+        to_come = amount(self.gpu_hours_to_come, self.money_to_come)
+        return f"{line}; to come at most: about {to_come}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +172,7 @@ class Setback:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Working:
     """A running measurement."""
 
@@ -190,7 +196,7 @@ class CampaignFacts:
     spec: Mapping[str, Any]
     """Campaign file as it was launched."""
     devices: Mapping[str, DeviceFacts]
-    """By device, the source first."""
+    """Progress by device, the source first."""
     minutes_to_go: float | None
     """Minutes of measuring; None while a device has no rate."""
     assignments: Mapping[str, Mapping[AssignmentState, int]]
@@ -210,17 +216,15 @@ class CampaignFacts:
     """Latest events in chronological order."""
 
     @property
-    def source(self) -> str:
-        return next(iter(self.devices))
-
-    @property
     def has_ended(self) -> bool:
         return self.state in ENDED
 
     @property
     def standing(self) -> str:
         """The state, with the command that continues the campaign."""
-        text = standing(self.state, self.next_command)
+        text = self.state
+        if self.next_command is not None:
+            text += f"; go on with: {self.next_command}"
         if self.missing is not None and self.state == CampaignState.FINISHED:
             text += f", {self.missing.count} of {self.missing.planned} configurations are missing"
         return text
@@ -230,11 +234,9 @@ class CampaignFacts:
         """The rounds with a report, and their reports."""
         return [(r, r.report) for r in self.rounds if r.report is not None]
 
-    def to_json(self, *, exclude: set[str] | None = None) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the facts as JSON values."""
-        values: dict[str, Any] = TypeAdapter(CampaignFacts).dump_python(
-            self, mode="json", exclude=exclude
-        )
+        values: dict[str, Any] = TypeAdapter(CampaignFacts).dump_python(self, mode="json")
         return values
 
 
@@ -267,15 +269,13 @@ def campaign_facts(store: Store, campaign_id: str, *, latest_events: int = 5) ->
     """
     campaign = store.campaigns.get(campaign_id)
     budget = budget_of(campaign)
-    devices = _devices(store, campaign, budget)
+    working = store.assignments.of_campaign(campaign_id, state=AssignmentState.LEASED)
+    devices = _devices(store, campaign, budget, working)
     minutes = [device.minutes_to_go for device in devices.values()]
     snapshots = [s.id for s in store.snapshots.all() if s.campaign_id == campaign_id]
     rounds = [
         RoundFacts(
-            number=r.number,
-            purpose=r.purpose,
-            state=r.state,
-            report=TrainingReport.of(r.report),
+            number=r.number, purpose=r.purpose, state=r.state, report=TrainingReport.of(r.report)
         )
         for r in store.rounds.all(campaign_id)
     ]
@@ -300,15 +300,7 @@ def campaign_facts(store: Store, campaign_id: str, *, latest_events: int = 5) ->
         end=end_of(store, campaign, budget),
         missing=_missing(store, campaign),
         cost=_cost(store, campaign, budget, devices),
-        working=[
-            Working(
-                worker=a.worker,
-                device=a.device,
-                configuration=str(a.configuration),
-                attempt=a.attempts,
-            )
-            for a in store.assignments.of_campaign(campaign_id, state=AssignmentState.LEASED)
-        ],
+        working=[Working(a.worker, a.device, str(a.configuration), a.attempts) for a in working],
         events=store.campaigns.events(campaign_id, last=latest_events),
     )
 
@@ -322,6 +314,10 @@ def setbacks(trained: Sequence[tuple[int, TrainingReport]]) -> list[Setback]:
     if not trained:
         return []
     number, last = trained[-1]
+
+    def count(device: str, metric: str) -> int:
+        return int(last.devices.get(device, {}).get(metric, {}).get("count") or 0)
+
     worse = []
     for device, errors in last.devices.items():
         for metric, of_metric in errors.items():
@@ -337,16 +333,17 @@ def setbacks(trained: Sequence[tuple[int, TrainingReport]]) -> list[Setback]:
                 continue
             gap = difference_of(best[2].evaluation, last.evaluation, device, metric)
             what = f"errors rose from round {best[1]} to {number}"
-            judged = gap.judged or int(of_metric.get("count") or 0)
+            judged = gap.judged or count(device, metric)
             worse.append(Setback(device, metric, what, best[0], after, judged, gap.chance))
-    for device, by_metric in last.transfer.items():
-        for metric, both in by_metric.items():
-            if both.transferred > both.from_scratch:
-                judged = int(last.devices.get(device, {}).get(metric, {}).get("count") or 0)
-                what = "transfer lost to a start from scratch"
-                errors_of_both = both.from_scratch, both.transferred
-                worse.append(Setback(device, metric, what, *errors_of_both, judged, both.chance))
-    return worse
+    what = "transfer lost to a start from scratch"
+    return worse + [
+        Setback(
+            device, metric, what, x.from_scratch, x.transferred, count(device, metric), x.chance
+        )
+        for device, by_metric in last.transfer.items()
+        for metric, x in by_metric.items()
+        if x.transferred > x.from_scratch
+    ]
 
 
 def live_state(campaign: CampaignRecord) -> str:
@@ -354,11 +351,6 @@ def live_state(campaign: CampaignRecord) -> str:
     if campaign.state is CampaignState.RUNNING and not runs(campaign):
         return INTERRUPTED
     return str(campaign.state)
-
-
-def standing(state: str, next_command: str | None) -> str:
-    """Return a campaign's state with the command that continues it."""
-    return state if next_command is None else f"{state}; go on with: {next_command}"
 
 
 def _next_command(campaign: CampaignRecord) -> str | None:
@@ -419,31 +411,35 @@ def _by_state(
 
 
 def _devices(
-    store: Store, campaign: CampaignRecord, budget: CampaignBudget
+    store: Store,
+    campaign: CampaignRecord,
+    budget: CampaignBudget,
+    working: Sequence[Assignment],
 ) -> dict[str, DeviceFacts]:
     now = datetime.now(UTC)
     began = max(now - timedelta(minutes=WINDOW_MIN), datetime.fromisoformat(campaign.created_at))
     minutes = max((now - began).total_seconds() / 60, 1 / 60)
     counts = store.assignments.counts(campaign.id)
     lately = store.campaigns.outcome_counts(campaign.id, since=began.isoformat())
-    at_work = store.assignments.of_campaign(campaign.id, state=AssignmentState.LEASED)
-    devices = {}
-    for device in budget.devices.keys:
+
+    def facts(device: str) -> DeviceFacts:
         states = counts.get(device, {})
         done = states.get(AssignmentState.DONE, 0)
         failed = states.get(AssignmentState.FAILED, 0)
+        workers = [a.worker for a in working if a.device == device]
         rate = sum(lately.get(device, {}).values()) / minutes
         to_come = budget.budget(device) - done - failed
-        devices[device] = DeviceFacts(
+        return DeviceFacts(
             done=done,
             failed=failed,
             budget=budget.budget(device),
-            measuring=sum(a.device == device for a in at_work),
-            workers=len({a.worker for a in at_work if a.device == device}),
+            measuring=len(workers),
+            workers=len(set(workers)),
             attempts_per_minute=rate,
             minutes_to_go=to_come / rate if rate else (None if to_come else 0.0),
         )
-    return devices
+
+    return {device: facts(device) for device in budget.devices.keys}
 
 
 def _cost(
@@ -454,10 +450,11 @@ def _cost(
 ) -> Cost:
     spent_s = store.campaigns.measuring_seconds_by_device(campaign.id)
     attempts = {d: sum(n.values()) for d, n in store.campaigns.outcome_counts(campaign.id).items()}
-    to_come = {}
-    if campaign.state not in ENDED:
-        to_come = {d: max(0, f.budget - f.done - f.failed) for d, f in devices.items()}
-        to_come = {device: count for device, count in to_come.items() if count}
+    to_come = {
+        device: count
+        for device, facts in devices.items()
+        if campaign.state not in ENDED and (count := facts.budget - facts.done - facts.failed) > 0
+    }
     hours_to_come = None
     if all(attempts.get(device) for device in to_come):
         seconds = sum(n * spent_s[device] / attempts[device] for device, n in to_come.items())

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from trappm.profiler.models.known_names import is_prefixed
 from trappm.profiler.records import METRICS
-from trappm.reports.campaign_facts import CampaignFacts, CampaignRow, campaign_facts, standing
+from trappm.reports.campaign_facts import CampaignFacts, CampaignRow, campaign_facts
 from trappm.store import CampaignState
 from trappm.terminal.plots import scatter
 from trappm.terminal.tables import console, print_line, print_table, table
@@ -48,13 +48,11 @@ def print_campaigns(rows: Sequence[CampaignRow]) -> None:
     print_table("campaigns", columns, cells)
     for row in rows:
         if row.next_command is not None:
-            print_line(f"{row.id} is {standing(row.state, row.next_command)}")
+            print_line(f"{row.id} is {row.state}; go on with: {row.next_command}")
 
 
 def print_status(facts: CampaignFacts) -> None:
     """Print progress, rates, errors, cost and the latest events of a campaign."""
-    _print_title(facts)
-    print_table(*_progress(facts))
     _print_findings(facts)
     for line in _remarks(facts):
         print_line(line)
@@ -78,8 +76,6 @@ def follow(store: Store, campaign_id: str) -> None:
 def print_report(facts: CampaignFacts) -> None:
     """Print what a campaign found, and what to do next."""
     print_line("")
-    _print_title(facts)
-    print_table(*_progress(facts))
     _print_findings(facts)
     if facts.trained:
         _, report = facts.trained[-1]
@@ -95,10 +91,11 @@ def print_report(facts: CampaignFacts) -> None:
     if facts.missing:
         print_line(f"\n{facts.missing.text}")
     if facts.snapshot:
+        source = next(iter(facts.devices))
         print_line("\nNext:")
-        print_line(f"  trappm labels query --device {facts.source} --limit 10")
+        print_line(f"  trappm labels query --device {source} --limit 10")
         print_line("  trappm snapshot pull --to my-snapshot")
-        print_line(f"  trappm predict {_example(facts.spec)} --device {facts.source}")
+        print_line(f"  trappm predict {_example(facts.spec)} --device {source}")
 
 
 def _example(spec: Mapping[str, Any]) -> str:
@@ -127,19 +124,21 @@ def sparkline(values: Sequence[float | None]) -> str:
 
 
 def _title(facts: CampaignFacts) -> str:
-    minutes = facts.minutes_to_go
+    minutes = None if facts.has_ended else facts.minutes_to_go
     to_go = f", about {minutes:,.0f} minutes of measuring to go" if minutes else ""
     return f"campaign {facts.id} ({facts.name}): {facts.standing}{to_go}"
 
 
-def _print_title(facts: CampaignFacts) -> None:
-    print_line(_title(facts), style="bold")
-
-
 def _progress(facts: CampaignFacts) -> tuple[str, Sequence[str], list[tuple[Any, ...]]]:
-    columns = ("device", "done", "failed", "budget", "measuring", "workers", "attempts/min",
-               "minutes to go")  # fmt: skip
-    return "progress", columns, [(name, *astuple(d)) for name, d in facts.devices.items()]
+    """Return title, columns and rows; nothing works and nothing is to come after the end."""
+    columns = ["device", "done", "failed", "budget", "measuring", "workers", "attempts/min",
+               "minutes to go"]  # fmt: skip
+    rows = [(name, *astuple(device)) for name, device in facts.devices.items()]
+    if facts.has_ended:
+        shown = [at for at, name in enumerate(columns) if name not in {"workers", "minutes to go"}]
+        columns = [columns[at] for at in shown]
+        rows = [tuple(row[at] for at in shown) for row in rows]
+    return "progress", columns, rows
 
 
 def _live_view(facts: CampaignFacts) -> Group:
@@ -169,7 +168,9 @@ def _errors_by_round(facts: CampaignFacts) -> list[tuple[object, ...]]:
 
 
 def _print_findings(facts: CampaignFacts) -> None:
-    """Print attempts, canaries, errors by round, and errors that increased."""
+    """Print progress, attempts, canaries, errors by round, and errors that increased."""
+    print_line(_title(facts), style="bold")
+    print_table(*_progress(facts))
     attempts = [
         (device, outcome, count)
         for device, counts in facts.outcomes.items()

@@ -18,7 +18,7 @@ from trappm.profiler.errors import InputError
 from trappm.store import AssignmentState
 from trappm.store.records import Role
 from trappm.terminal.plots import new_figure, point_map, save_png
-from trappm.terminal.tables import console, print_table
+from trappm.terminal.tables import print_line, print_table
 
 if TYPE_CHECKING:
     from trappm.cluster.spec import CampaignSpec
@@ -139,12 +139,7 @@ def explain(
 
 
 def _next(
-    store: Store,
-    home: Home,
-    campaign: CampaignRecord,
-    spec: CampaignSpec,
-    device: str,
-    count: int,
+    store: Store, home: Home, campaign: CampaignRecord, spec: CampaignSpec, device: str, count: int
 ) -> tuple[dict[str, Mapping[str, Any]], Sequence[tuple[float, float]]]:
     """Return the reasons for the next choices by id, and the place of each configuration."""
     from trappm.cluster.campaign.history import training_labels
@@ -217,7 +212,7 @@ def print_explanation(explanation: Explanation, most: int) -> None:
         for kind in PointKind
     }
     title = "the pool in the embedding space, first two principal components"
-    console().print(point_map(points, title=title), markup=False, soft_wrap=True)
+    print_line(point_map(points, title=title), soft_wrap=True)
 
 
 def _reasons(choice: PastChoice | WantedChoice) -> list[Any]:

@@ -55,57 +55,43 @@ class PoolFacts:
         return {**asdict(self), "families": families}
 
 
-def pool_facts(store: Store, name: str | None = None) -> PoolFacts | None:
-    """Return the counts and refusals of a pool (default: the latest one; None without any).
+def pool_facts(store: Store, name: str) -> PoolFacts:
+    """Return the counts and refusals of a pool.
 
     Raises:
         InputError: There is no pool of this name.
     """
-    pools = store.pools.all()
-    if name is None and not pools:
-        return None
-    name = name or pools[0].name
     parts = store.pools.parts(name)
     families = sorted({part.family for part in parts})
     return PoolFacts(
         name=name,
-        built_at=next(pool.built_at for pool in pools if pool.name == name),
-        families={f: _counts(part for part in parts if part.family == f) for f in families},
+        built_at=next(pool.built_at for pool in store.pools.all() if pool.name == name),
+        families={f: _counts([part for part in parts if part.family == f]) for f in families},
         total=_counts(parts),
         refusals=_by_reason((part.architecture, part.refusal) for part in parts),
         step_refusals=_by_reason((part.architecture, part.step_refusal) for part in parts),
     )
 
 
-def print_pool(facts: PoolFacts | None) -> None:
+def print_pool(facts: PoolFacts) -> None:
     """Print the counts of a pool, its refusals, and what is still to be made."""
-    if facts is None:
-        print_line("no pool yet; make one with: trappm pool build --spec FILE")
-        return
     columns = [name for name in vars(facts.total) if name not in {"steps_refused", "to_do"}]
     rows = [
         [family, *(getattr(counts, name) for name in columns)]
         for family, counts in [*facts.families.items(), ("all", facts.total)]
     ]
     print_table(f"pool {facts.name}", ("family", *columns), rows)
-    for refusals, title in (
-        (facts.refusals, "no graph"),
-        (facts.step_refusals, "no step profile"),
-    ):
-        if refusals:
-            refused = [
-                (r.count, r.reason, ", ".join(r.architectures[:_EXAMPLES])) for r in refusals
-            ]
+    for title, refusals in ("no graph", facts.refusals), ("no step profile", facts.step_refusals):
+        refused = [(r.count, r.reason, ", ".join(r.architectures[:_EXAMPLES])) for r in refusals]
+        if refused:
             print_table(title, ("pairs", "reason", "such as"), refused)
     if facts.total.to_do:
         print_line(
-            f"{facts.total.to_do} static profiles are still to be made; repeat the command that "
-            "built it"
+            f"{facts.total.to_do} static profiles are still to be made; run the command again"
         )
 
 
-def _counts(parts: Iterable[PoolPart]) -> PoolCounts:
-    parts = list(parts)
+def _counts(parts: Sequence[PoolPart]) -> PoolCounts:
     with_graph = [part for part in parts if part.graph_hash is not None]
     return PoolCounts(
         architectures=len({part.architecture for part in parts}),

@@ -6,58 +6,60 @@ Progress goes to standard error, results to standard output.
 from __future__ import annotations
 
 import json
-import shutil
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Self
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
 
 from trappm.profiler.kernels.ceilings import Ceilings, ceilings, sentence
-from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.kernels.kernel_call import KernelMeasurement
 from trappm.profiler.records import Outcome
 
 _EVERY_S = 2.0
-"""Between two lines that say how far it is, where the last one cannot be written over."""
+"""Seconds between two lines of progress in a file."""
 
 
 class Progress:
-    """Says how far timing has come, and when it will be done: one line, or one now and then."""
+    """Progress of timing kernels on standard error: a bar on a terminal, lines in a file."""
 
     def __init__(self) -> None:
-        self._begin = time.monotonic()
-        self._shown_at = 0.0
-        self._done = 0
-        self._is_terminal = sys.stderr.isatty()
+        console = Console(stderr=True, highlight=False)
+        columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("to go")
+        text = TextColumn("{task.description}")
+        self._bar = RichProgress(
+            *columns, text, console=console, transient=True, disable=not console.is_terminal
+        )
+        self._task = self._bar.add_task("")
+        self._done, self._shown_at = 0, 0.0
 
-    def __call__(self, result: KernelMeasurement, count: int) -> None:
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def show(self, result: KernelMeasurement, count: int) -> None:
+        """Show a result; kernels that are timed again come after the first `count`."""
         self._done += 1
+        line, total = str(result.call), max(count, self._done)
+        self._bar.update(self._task, completed=self._done, total=total, description=line)
         now = time.monotonic()
-        if now - self._shown_at < (0.1 if self._is_terminal else _EVERY_S) and self._done < count:
-            return
-        self._shown_at = now
-        left_s = (now - self._begin) / self._done * max(0, count - self._done)
-        which = f"{self._done} of {count}, about {left_s:.0f} s left"
-        line = f"kernel {which if self._done <= count else 'once more'}: {result.call}"
-        if self._is_terminal:
-            typer.echo(
-                f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}", err=True, nl=False
-            )
-        else:
-            typer.echo(line, err=True)
-
-    def end(self) -> None:
-        if self._is_terminal and self._done:
-            typer.echo("\r\033[K", err=True, nl=False)
+        if self._bar.disable and (now - self._shown_at >= _EVERY_S or self._done == count):
+            self._shown_at = now
+            typer.echo(f"kernel {self._done} of {count}: {line}", err=True)
 
 
 def report(
     device: str, results: Sequence[KernelMeasurement], seconds: float, *, as_json: bool
 ) -> None:
-    """Prints the answer first, then the ceilings and what failed."""
+    """Print the number of kernels and the ceilings, then what failed."""
     last = {result.call: result for result in results}
     outcomes = Counter(result.outcome for result in last.values())
     known = ceilings(results)
@@ -80,7 +82,7 @@ def report(
 def facts(
     device: str, results: Any, known: Ceilings, seconds: float | None = None
 ) -> dict[str, Any]:
-    """The answer as plain JSON values."""
+    """Return the result as plain JSON values."""
     results = list(results)
     return {
         "device": device,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trappm.profiler.models.known_names import is_prefixed, unit_of
 from trappm.profiler.records import METRICS
 from trappm.terminal.plots import sample_plot
-from trappm.terminal.tables import cell, console, print_line, print_table
+from trappm.terminal.tables import cell, print_line, print_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,7 +53,7 @@ def print_labels(frame: pd.DataFrame, what: str = "labels") -> None:
     if same:
         notes = [f"{column} {clean[column].iloc[0]}" for column in same]
         notes += [f"no {column}" for column in METRICS if column in clean and column not in columns]
-        console().print(f"all: {', '.join(notes)}; --json and --csv give every column", style="dim")
+        print_line(f"all: {', '.join(notes)}; --json and --csv give every column", style="dim")
 
 
 def _print_messages(attempts: pd.DataFrame) -> None:
@@ -73,7 +73,6 @@ def print_rows(frame: pd.DataFrame) -> None:
 
 def print_label(label: LabelRecord, measurement: Measurement, attempts: pd.DataFrame) -> None:
     """Print everything about one label: metrics, spread, attempts, environment, raw samples."""
-    out = console()
     rows: list[tuple[Any, ...]] = []
     gaps: dict[str, list[str]] = {}
     for metric, unit in UNITS.items():
@@ -88,19 +87,19 @@ def print_label(label: LabelRecord, measurement: Measurement, attempts: pd.DataF
     print_table(title, ("metric", "value", "unit"), rows)
     for reason, metrics in gaps.items():
         print_line(f"no {', '.join(metrics)}: {reason}")
-    out.print(
+    print_line(
         f"{label.provenance} by protocol {label.protocol}, "
         f"label of {label.created_at[:19]} UTC, stack {label.fingerprint}",
         style="dim",
     )
     if measurement.memory_detail_mib:
-        out.print(f"memory in MiB: {_listed(measurement.memory_detail_mib)}", style="dim")
+        print_line(f"memory in MiB: {_listed(measurement.memory_detail_mib)}", style="dim")
     if measurement.step is not None:
         spread = {name: getattr(measurement.step, key) for key, name in SUMMARY.items()}
-        out.print(f"\nstep time in ms: {_listed(spread)}")
+        print_line(f"\nstep time in ms: {_listed(spread)}")
     samples = measurement.step_samples_ms
     if len(samples) > 1:
-        out.print(sample_plot(samples, title="step time in ms"), markup=False)
+        print_line(sample_plot(samples, title="step time in ms"))
     clean = _without_nan(attempts)
     title = "the one attempt" if len(clean) == 1 else f"{len(clean)} attempts"
     clean["started_at"] = [
@@ -108,11 +107,11 @@ def print_label(label: LabelRecord, measurement: Measurement, attempts: pd.DataF
         for time in clean["started_at"]
     ]
     shown = [c for c in ATTEMPT_COLUMNS if clean[c].notna().any()]
-    out.print()
+    print_line("")
     print_table(title, shown, clean[shown].values.tolist())
     _print_messages(clean)
     facts = [(key, _fact(value)) for key, value in sorted(measurement.environment.items())]
-    out.print()
+    print_line("")
     print_table("environment", ("fact", "value"), facts)
 
 

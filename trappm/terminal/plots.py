@@ -38,10 +38,7 @@ def sample_plot(samples: Sequence[float], *, title: str) -> str:
 
 
 def point_map(points: Mapping[str, Sequence[tuple[float, float]]], *, title: str) -> str:
-    """Return a text plot of points by mark and name, such as `o labelled`.
-
-    Later kinds cover earlier ones.
-    """
+    """Return a text plot of points by mark and name, such as `o labelled`."""
 
     def draw(plot: Any) -> None:
         for kind, places in points.items():

@@ -10,7 +10,7 @@ from trappm.prediction.costs import prices_of
 from trappm.prediction.fitting import VERDICTS
 from trappm.prediction.prediction import LOADING_REMARK
 from trappm.profiler.records import is_cpu_device
-from trappm.terminal.tables import cell, console, print_line, print_notes, print_table, table
+from trappm.terminal.tables import cell, print_line, print_notes, print_table
 
 if TYPE_CHECKING:
     from trappm.prediction.costs import Run
@@ -18,69 +18,46 @@ if TYPE_CHECKING:
 
 
 def print_prediction(prediction: Prediction, *, explain: bool = False) -> None:
-    """Print the answer in sentences and in full, and its remarks.
-
-    Args:
-        prediction: The answer.
-        explain: Print all remarks.
-    """
+    """Print the answer in sentences and in full, and its remarks; all of them with `explain`."""
     print_line(str(prediction))
     if prediction.measured is not None:
         print_line(f"{prediction.measured}.")
     rows = prediction.figures()
     if rows:
-        console().print(table("", ("metric", "prediction", "unit", "90 % interval"), rows))
-    if prediction.largest_batch is not None:
-        print_line(_largest(prediction))
+        print_table("", ("metric", "prediction", "unit", "90 % interval"), rows)
+    if prediction.largest_batch:
+        print_line(f"Largest batch that fits: {prediction.largest_batch:,}")
+    elif prediction.largest_batch is not None:
+        print_line(f"Not even batch 1 fits {prediction.device_name}.")
     if prediction.run is not None:
         _print_run(prediction.run, prediction.device)
     print_notes(_notes(prediction), explain=explain)
 
 
 def print_breakdown(prediction: Prediction, depth: int) -> None:
-    """Print what the memory is made of at its peak: parts, modules and the largest tensors.
-
-    Args:
-        prediction: The answer, whose step is traced.
-        depth: Levels of modules.
-    """
+    """Print the memory at its peak by parts, modules (levels to `depth`) and largest tensors."""
     breakdown = prediction.memory_breakdown
     total_mib = breakdown.total_mib
+
+    def row(name: str, size_mib: float) -> tuple[str, float, str]:
+        return name, float(round(size_mib)), f"{size_mib / total_mib:.0%}"
+
     print_line(f"\nMemory at its peak, in {breakdown.moment}", style="bold")
-    print_table(
-        "",
-        ("part", "MiB", "share"),
-        [
-            (part.value, float(round(size_mib)), f"{size_mib / total_mib:.0%}")
-            for part, size_mib in sorted(breakdown.parts_mib.items(), key=lambda row: -row[1])
-        ],
-    )
+    parts = sorted(breakdown.parts_mib.items(), key=lambda item: -item[1])
+    print_table("", ("part", "MiB", "share"), [row(part.value, size) for part, size in parts])
     modules = [
-        (module.name, float(round(module.size_mib)), f"{module.size_mib / total_mib:.0%}")
+        row(module.name, module.size_mib)
         for module in breakdown.modules.walk(depth)
         if module.size_mib >= total_mib / 200
     ]
     if modules:
         print_table("Activations by module", ("module", "MiB", "share"), modules)
-    print_table(
-        "Largest tensors",
-        ("MiB", "module", "operator", "line"),
-        [
-            (
-                float(round(tensor.size_mib)),
-                tensor.origin.module,
-                tensor.origin.operator.lstrip("_"),
-                tensor.origin.line.rpartition("/")[2],
-            )
-            for tensor in breakdown.largest
-        ],
-    )
-
-
-def _largest(prediction: Prediction) -> str:
-    if not prediction.largest_batch:
-        return f"Not even batch 1 fits {prediction.device_name}."
-    return f"Largest batch that fits: {prediction.largest_batch:,}"
+    largest = [
+        (float(round(x.size_mib)), x.origin.module, x.origin.operator.lstrip("_"),
+         x.origin.line.rpartition("/")[2])
+        for x in breakdown.largest
+    ]  # fmt: skip
+    print_table("Largest tensors", ("MiB", "module", "operator", "line"), largest)
 
 
 def _notes(prediction: Prediction) -> list[str]:
@@ -93,13 +70,16 @@ def _notes(prediction: Prediction) -> list[str]:
         notes.append(f"Probability of running out of memory: {prediction.out_of_memory:.0%}")
     if prediction.mig_profile is not None:
         notes.append(f"Smallest MIG profile: {prediction.mig_profile}")
-    memory = _memory(prediction)
-    return [
-        *notes,
-        *([] if memory is None else [memory]),
-        f"Settings: {prediction.phase}, {_settings(prediction)}",
-        *([] if prediction.snapshot is None else [f"Snapshot: {prediction.snapshot}"]),
-    ]
+    if (memory := _memory(prediction)) is not None:
+        notes.append(memory)
+    settings = (
+        prediction.phase,
+        prediction.precision,
+        prediction.memory_format,
+        prediction.optimizer,
+    )
+    notes.append(f"Settings: {', '.join(settings)}")
+    return notes if prediction.snapshot is None else [*notes, f"Snapshot: {prediction.snapshot}"]
 
 
 def print_comparison(
@@ -112,7 +92,7 @@ def print_comparison(
 
     Args:
         predictions: The answers.
-        left_out: Device and reason of what was not compared.
+        left_out: Device and reason of each that was not compared.
         explain: Print all remarks.
     """
     _print_best(predictions)
@@ -136,19 +116,16 @@ def print_comparison(
         )
         for prediction in predictions
     ]
-    # What all have in common is said once, above: the table is to fit 80 columns.
-    common = [name for name in _COMMON if len({row[columns.index(name)] for row in rows}) == 1]
+    # Columns with one value become the title, so that the table fits 80 characters.
+    common = [at for at in range(4) if at != 1 and len({row[at] for row in rows}) == 1]
+    title = [
+        f"batch {rows[0][at]}" if columns[at] == "batch" else str(rows[0][at]) for at in common
+    ]
     lengths = {p.sequence_length for p in predictions} - {None}
-    title = ", ".join(
-        [
-            *(_COMMON[name].format(rows[0][columns.index(name)]) for name in common),
-            *(f"{length:,} tokens" for length in lengths if len(lengths) == 1),
-        ]
-    )
-    kept = [place for place, name in enumerate(columns) if name not in common]
-    print_table(
-        title, [columns[place] for place in kept], [[row[place] for place in kept] for row in rows]
-    )
+    title += [f"{length:,} tokens" for length in lengths if len(lengths) == 1]
+    kept = [at for at in range(len(columns)) if at not in common]
+    shown = [[row[at] for at in kept] for row in rows]
+    print_table(", ".join(title), [columns[at] for at in kept], shown)
     print_notes(_notes_on_all(predictions, left_out), explain=explain)
 
 
@@ -176,9 +153,13 @@ def _notes_on_all(
 
 
 def _print_best(predictions: Sequence[Prediction]) -> None:
-    """The answer first: the best of all models, then for each model its best devices."""
-    for what, best_of_all in best_models(predictions).items():
-        print_line(f"{what.capitalize()}: {best_of_all.model} on {_at(best_of_all, what)}.")
+    """Print the best of all models, then the best devices of each model."""
+    for what, p in best_models(predictions).items():
+        figure = f"{cell(p.samples_per_s)} samples/s"
+        if what == "cheapest":
+            work = "a million samples" if p.run is None else f"for {p.run.length}"
+            figure = f"{cell(cheapest_usd(p))} USD {work}"
+        print_line(f"{what.capitalize()}: {p.model} on {p.device}, {figure}.")
     for model, best in verdicts(predictions).items():
         winners = ", ".join(
             f"{what.replace('_', ' ')}: {device}" for what, device in best.items() if device
@@ -187,25 +168,12 @@ def _print_best(predictions: Sequence[Prediction]) -> None:
             print_line(f"{model}: {winners}")
 
 
-def _at(prediction: Prediction, what: str) -> str:
-    """The device, and the figure by which it is the best."""
-    if what == "fastest":
-        return f"{prediction.device}, {cell(prediction.samples_per_s)} samples/s"
-    run = prediction.run
-    work = "a million samples" if run is None else f"for {run.length}"
-    return f"{prediction.device}, {cell(cheapest_usd(prediction))} USD {work}"
-
-
 def _no_price(devices: Iterable[str]) -> str:
     return f"No price is known for {', '.join(devices)}; add one to prices.yaml in TRAPPM_HOME."
 
 
-_COMMON = {"model": "{}", "batch": "batch {}", "precision": "{}"}
-"""Columns that are left out where they say the same everywhere, and how the title says it."""
-
-
 def _remarks(predictions: Sequence[Prediction]) -> list[str]:
-    """Each remark once, with what it is about where it neither says so nor is about all."""
+    """Return each remark once, with models and devices unless it names them or is about all."""
     by_remark: dict[str, list[Prediction]] = {}
     for prediction in predictions:
         for remark in prediction.remarks:
@@ -272,7 +240,3 @@ def _print_run(run: Run, device: str) -> None:
     if run.energy_kwh is not None:
         carbon = "" if run.co2_kg is None else f", {cell(run.co2_kg)} kg CO2"
         print_line(f"energy {cell(run.energy_kwh)} kWh{carbon}")
-
-
-def _settings(prediction: Prediction) -> str:
-    return ", ".join((prediction.precision, prediction.memory_format, prediction.optimizer))

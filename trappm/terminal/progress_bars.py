@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import typer
@@ -48,12 +47,7 @@ class _Bar(Progress):
 
 
 class LiveBar:
-    """A console, and a progress bar below what is printed there, as a context manager.
-
-    Args:
-        columns: Columns of the bar.
-        to: Console (default: standard output).
-    """
+    """A progress bar below what is printed on a console (default: standard output)."""
 
     def __init__(self, *columns: ProgressColumn, to: Console | None = None) -> None:
         self._console = console() if to is None else to
@@ -66,12 +60,7 @@ class LiveBar:
         self._safely(self._bar.start)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._safely(self._bar.stop)
 
     def _safely(self, show: Callable[[], object]) -> None:
@@ -140,11 +129,7 @@ class CampaignDisplay(LiveBar):
 
 
 class BuildDisplay(LiveBar):
-    """Progress of static profiles.
-
-    Args:
-        to: Console (default: standard output).
-    """
+    """Progress of static profiles on a console (default: standard output)."""
 
     def __init__(self, to: Console | None = None) -> None:
         super().__init__(

@@ -10,10 +10,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trappm.profiler.number_text import number_text
+from trappm.profiler.text import number_text
 
-LONG_WORD = 30
-"""Longer words may be broken over the lines of a cell."""
 MIN_COLUMNS = 3
 """Number of columns that the narrowest terminal shows."""
 MAX_NOTES = 3
@@ -24,13 +22,14 @@ _FILE_WIDTH = 1_000_000
 
 
 def console() -> Console:
-    return Console(highlight=False)
+    """Return a console on standard output; a file gets each line whole."""
+    out = Console(highlight=False)
+    return out if out.is_terminal else Console(highlight=False, width=_FILE_WIDTH)
 
 
 def print_line(text: str, **style: Any) -> None:
-    """Print text without markup; a terminal wraps it at words, a file gets one line."""
-    out = console()
-    out.print(text, soft_wrap=not out.is_terminal, markup=False, **style)
+    """Print text without markup."""
+    console().print(text, markup=False, **style)
 
 
 def print_notes(lines: Sequence[str], *, explain: bool) -> None:
@@ -46,19 +45,12 @@ def print_notes(lines: Sequence[str], *, explain: bool) -> None:
 def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, every_column: bool = False
 ) -> None:
-    """Print a table that fits the terminal, or whole lines into a file."""
-    out = console()
-    width = out.width if out.is_terminal else _FILE_WIDTH
-    out.print(table(title, columns, rows, width=width, every_column=every_column), crop=False)
+    """Print a table that fits the terminal (see `table`)."""
+    console().print(table(title, columns, rows, every_column=every_column), crop=False)
 
 
 def table(
-    title: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[Any]],
-    *,
-    width: int | None = None,
-    every_column: bool = False,
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, every_column: bool = False
 ) -> Group:
     """Return a table whose number columns are right-aligned and in which `-` is a missing value.
 
@@ -69,37 +61,46 @@ def table(
         title: Bold line above the table, or "".
         columns: Names of the columns.
         rows: One value per column.
-        width: Number of characters per line (default: those of the terminal).
         every_column: Show all columns; cells are then broken where there is no room.
     """
-    width = width or console().width
     values = list(zip(columns, *rows, strict=True))
     if rows and not every_column:
         values = values[:1] + [c for c in values[1:] if any(value is not None for value in c[1:])]
     texts = [[name.replace("_", " "), *map(cell, inner)] for name, *inner in values]
     left_out: list[str] = []
-    while not every_column and len(texts) > MIN_COLUMNS and sum(_narrowest(texts)) > width:
+    while not every_column and len(texts) > MIN_COLUMNS:
+        if sum(_least_width(column) + _GAP for column in texts) - _GAP <= console().width:
+            break
         left_out.insert(0, texts.pop()[0])
-    widths = _fitted([max(map(_line_width, c)) + _GAP for c in texts], _narrowest(texts), width)
     inner = Table(
         header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False,
-        pad_edge=False, width=max(sum(widths) - _GAP, 1),
+        pad_edge=False,
     )  # fmt: skip
-    for text, column, column_width in zip(texts, values, widths, strict=False):
+    for (name, *cells), column in zip(texts, values, strict=False):
         is_number = any(isinstance(value, int | float) for value in column[1:])
         inner.add_column(
-            text[0],
+            name,
             justify="right" if is_number else "left",
-            width=column_width - _GAP,
+            no_wrap=not every_column and not _has_spaces(cells),
             overflow="fold",
         )
-    for row in zip(*(text[1:] for text in texts), strict=True):
+    for row in zip(*(cells for _, *cells in texts), strict=True):
         inner.add_row(*map(Text, row))  # values are no markup
     parts: list[RenderableType] = [Text(title, style="bold")] if title else []
     parts.append(inner)
     if left_out:
         parts.append(Text(f"on a wider screen: {'; '.join(left_out)}", style="dim"))
     return Group(*parts)
+
+
+def _has_spaces(cells: Sequence[str]) -> bool:
+    return any(" " in text or "\n" in text for text in cells)
+
+
+def _least_width(column: Sequence[str]) -> int:
+    """Return the width that breaks no word of a column of sentences, and no other cell."""
+    parts = " ".join(column).split() if _has_spaces(column[1:]) else column
+    return max(map(len, parts), default=0)
 
 
 def cell(value: Any) -> str:
@@ -111,27 +112,3 @@ def cell(value: Any) -> str:
     return "".join(
         c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in str(value)
     )
-
-
-def _line_width(text: str) -> int:
-    return max(map(len, text.split("\n")))
-
-
-def _narrowest(columns: Sequence[Sequence[str]]) -> list[int]:
-    """Return the widths, gaps included, that break no word except long ones."""
-    return [
-        min(max((len(word) for text in column for word in text.split()), default=1), LONG_WORD)
-        + _GAP
-        for column in columns
-    ]
-
-
-def _fitted(widths: Sequence[int], narrowest: Sequence[int], room: int) -> list[int]:
-    """Return widths whose sum is at most the room, as far as words need not be broken."""
-    result = list(widths)
-    while sum(result) - _GAP > room:
-        spare = [width - least for width, least in zip(result, narrowest, strict=True)]
-        if max(spare) <= 0:
-            return result
-        result[spare.index(max(spare))] -= 1
-    return result

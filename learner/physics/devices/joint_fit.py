@@ -1,11 +1,11 @@
-"""Constants of many devices fitted together, from steps and from kernels alone.
+"""Constants of many devices fitted together, from steps and from single kernels.
 
-    constants = centre + what all devices share + the device's own + the host's own
+    constants = center + shared part + the device's own part + the host's own part
 
-A kernel alone is a step of one kernel, so both are evidence for the same constants, each source
-with its own noise. What a host costs (dispatch, a step, a copy) belongs to where a source measured,
-not to the device. Each part is Gaussian, and labels say how far the constants of each group go
-apart between devices: a hierarchical model, fitted by empirical Bayes.
+A single kernel is a step of one kernel, so both are evidence for the same constants, each source
+with its own noise. Constants of a host (dispatch, a step, a copy) belong to where a source
+measured, not to the device. Each part is Gaussian, and empirical Bayes learns how far the constants
+of each group differ between devices.
 """
 
 from __future__ import annotations
@@ -28,62 +28,85 @@ Array = npt.NDArray[np.float64]
 
 HOST_GROUPS = frozenset({"dispatch", "step", "host_copy"})
 """Constants of the host and its software."""
+# Round numbers, unless a source is named.
 SLOW_HOSTS = 1.7
-"""How much further dispatch may be off than on hosts of our own: published steps of small batches
-waited for hosts six times as slow as we take one to be. A round number."""
+"""Factor on the spread of dispatch: published steps of small batches waited for hosts six times as
+slow as the first constant."""
 NOISE_DEGREES = 3.0
-"""Of freedom of the Student-t error: some models surprise everybody."""
+"""Degrees of freedom of the Student-t error."""
 LEAST_NOISE = 0.02
-"""Of the logarithm: a round number below what the formula alone is off by (docs/step_time.md)."""
+"""Least noise of the logarithm, below the error of the formula alone (docs/step_time.md)."""
 FEW = 10.0
-"""Labels of a source; so many can be met by chance, which says nothing of their noise."""
+"""Number of labels of a source that a fit can meet by chance, which raises the least noise."""
 ITERATIONS = 40
-CALM_STEPS = 2
-LEAST_GAIN = 5e-3
-"""Nats, times the root of the number of labels; two such steps end a fit."""
+CALM_STEPS, LEAST_GAIN = 2, 5e-3
+"""Steps in a row that end a fit, and the gain that they stay below: nats times the root of the
+number of labels."""
 MOST_DAMPING = 1e8
+"""Damping at which a fit ends without another step."""
 ROUNDS = 3
 """Fits, each with spreads learned from the one before."""
 PSEUDO_CONSTANTS = 6.0
-"""Where a spread begins weighs as much as so many constants that were learned."""
+"""Weight of the first spread, as a number of learned constants."""
 CHANGES = (0.1, 3.0)
-"""Of a learned spread against the first."""
+"""Bounds of a learned spread relative to the first."""
+
+
+def spread_factor(moved: float, determined: float, least: float, most: float) -> float:
+    """Return the factor on a group's first spread by evidence maximization.
+
+    A group's variance is the sum of its squared shifts over its degrees of freedom, the number of
+    constants that labels determined (MacKay 1992, "Bayesian interpolation").
+
+    Args:
+        moved: Sum of the squared shifts, in first spreads.
+        determined: Degrees of freedom.
+        least, most: Bounds of the factor.
+    """
+    variance = (PSEUDO_CONSTANTS + moved) / (PSEUDO_CONSTANTS + determined)
+    return float(min(max(variance**0.5, least), most))
+
+
+def student_loss(errors: Tensor, scale: Tensor | float) -> float:
+    """Return twice the negative log density of Student-t errors, up to a constant."""
+    tails = torch.log1p(errors**2 / (NOISE_DEGREES * scale**2))
+    return float((NOISE_DEGREES + 1) * tails.sum())
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What one source measured on one device and host: steps, or kernels alone."""
+    """Measurements of one source on one device and host: steps, or single kernels."""
 
     device: str
     host: str
     spec: DeviceSpec
     workloads: Sequence[Workload]
     log_values: Array
-    """Of times in ms (n)."""
+    """Logarithms of times in ms (n)."""
 
     @cached_property
     def terms(self) -> Terms:
         return terms_of(self.workloads, self.spec)
 
     def at(self, chosen: npt.NDArray[np.bool_]) -> Evidence:
-        """Those of its labels (n) that are chosen."""
+        """Return the chosen labels (mask of shape (n))."""
         workloads = [self.workloads[i] for i in np.flatnonzero(chosen).tolist()]
         return replace(self, workloads=workloads, log_values=self.log_values[chosen])
 
 
 @dataclass(frozen=True, eq=False)
 class Distribution:
-    """Of the constants: where they lie, and how far they move; all logarithms (c)."""
+    """Prior of the logarithms of the constants (c)."""
 
     centre: Tensor
     shared: Tensor
-    """How far the centre itself may be off."""
+    """Spread of the center itself."""
     device: Tensor
     host: Tensor
 
     @classmethod
     def first(cls, centre: Tensor, spreads: Tensor, *, of_devices: float) -> Distribution:
-        """Before any label, with a share of the spreads for the difference of devices."""
+        """Return the prior before any label; devices differ by a share of the spreads."""
         device = of_devices * spreads
         host = torch.zeros_like(spreads)
         shared = spreads.clone()
@@ -98,21 +121,20 @@ class Distribution:
 
 @dataclass(eq=False)
 class _Part:
-    """A part of the sum, and whose it is."""
+    """A part of the sum."""
 
     key: tuple[str, str]
-    """`shared`, `device` or `host`, and whose."""
+    """`shared`, `device` or `host`, and its name."""
     labels: Tensor
-    """Places of the labels that it concerns."""
+    """Places of the labels that depend on it."""
     constants: Tensor
     """Places of the constants that it moves (k)."""
     spread: Tensor
-    """(k)."""
     shift: Tensor
-    """By so many spreads (k)."""
+    """In spreads (k)."""
 
     def own(self, jacobian: Tensor) -> Tensor:
-        """Derivatives of its labels by its shifts."""
+        """Return derivatives of its labels by its shifts."""
         return jacobian[self.labels][:, self.constants] * self.spread
 
 
@@ -122,12 +144,12 @@ class JointFit:
     def __init__(
         self, evidence: Sequence[Evidence], distribution: Distribution, *, learns: bool = False
     ) -> None:
-        """Fits.
+        """Fit the constants.
 
         Args:
-            evidence: of any number of devices.
-            distribution: before it.
-            learns: how far the constants of each group move, too.
+            evidence: Measurements on any number of devices.
+            distribution: Prior of the constants.
+            learns: Whether to learn the spreads of the groups, too.
         """
         self.distribution = distribution
         self._evidence = [part for part in evidence if len(part.workloads)]
@@ -136,7 +158,7 @@ class JointFit:
         )
         self._labels = torch.from_numpy(np.concatenate([e.log_values for e in self._evidence]))
         self.noise = np.full(len(self._evidence), 0.5)
-        """Scale of the error of each part of the evidence that has labels."""
+        """Noise scale of each source with labels."""
         self._parts = self._made()
         first = distribution
         for _ in range(ROUNDS - 1 if learns else 0):
@@ -145,7 +167,7 @@ class JointFit:
         self._fit()
 
     def constants(self, device: str, host: str = "") -> Tensor:
-        """Of a device on a host (c); those of an unknown one are as far as labels say nothing."""
+        """Return the constants of a device on a host (c), at the center for unknown ones."""
         values = self.distribution.centre.clone()
         for part in self._parts:
             if part.key in {("shared", ""), ("device", device), ("host", host)}:
@@ -153,7 +175,7 @@ class JointFit:
         return values
 
     def of_another_device(self) -> Distribution:
-        """What is known of a device that has no label here: as sure as what all share."""
+        """Return the prior of a device without labels here."""
         own = self.distribution
         unsure = torch.zeros_like(own.centre)
         for part, left in zip(self._parts, self._left(), strict=True):
@@ -185,7 +207,7 @@ class JointFit:
             return torch.cat([self._times(e, tracked=False)[0] for e in self._evidence])
 
     def _linear(self) -> tuple[Tensor, Tensor]:
-        """Errors (n) and derivatives of what is predicted by the constants (n, c)."""
+        """Return errors (n) and derivatives of the predictions by the constants (n, c)."""
         parts = [self._times(evidence, tracked=True) for evidence in self._evidence]
         values, jacobians = zip(*parts, strict=True)
         return self._labels - torch.cat(values), torch.cat(jacobians)
@@ -196,7 +218,7 @@ class JointFit:
         return logs.detach(), lookup.jacobian(logs) if tracked else logs
 
     def _scales(self, errors: Tensor) -> Tensor:
-        """Of each label's error (n): the median of its source, never more than before."""
+        """Return the noise scale of each label (n): its source's median, never rising."""
         for place in range(len(self._evidence)):
             own = errors[torch.from_numpy(self._source == place)]
             least = LEAST_NOISE * (1 + FEW / len(own))
@@ -206,18 +228,19 @@ class JointFit:
 
     @staticmethod
     def _variances(errors: Tensor, scales: Tensor) -> Tensor:
-        """Larger ones for labels that are far off (Student-t)."""
+        """Return variances of normal errors that act like Student-t ones (n)."""
         return (NOISE_DEGREES * scales**2 + errors**2) / (NOISE_DEGREES + 1)
 
     def _loss(self, errors: Tensor, scales: Tensor) -> float:
-        """Twice the negative log posterior at these scales, up to a constant."""
-        tails = torch.log1p(errors**2 / (NOISE_DEGREES * scales**2)).sum()
+        """Return twice the negative log posterior at these scales, up to a constant."""
         shifts = sum(float((part.shift**2).sum()) for part in self._parts)
-        return float((NOISE_DEGREES + 1) * tails) + shifts
+        return student_loss(errors, scales) + shifts
 
     def _fit(self) -> None:
-        """Damped Gauss-Newton steps on reweighted squares, in the space of the labels: there are
-        fewer of them than constants of all devices."""
+        """Take damped Gauss-Newton steps on reweighted squares, in the space of the labels.
+
+        There are fewer labels than constants of all devices.
+        """
         errors, jacobian = self._linear()
         damping, calm = 0.1, 0
         for _ in range(ITERATIONS):
@@ -246,7 +269,7 @@ class JointFit:
         weight: float,
         shifts: Sequence[Tensor],
     ) -> None:
-        """One step from these shifts, each drawn to 0 with this weight (Woodbury's identity)."""
+        """Take a step from these shifts, with this weight on zero (Woodbury's identity)."""
         wanted, covariance = errors.clone(), torch.diag(weight * variances)
         owns = [part.own(jacobian) for part in self._parts]
         for part, own, shift in zip(self._parts, owns, shifts, strict=True):
@@ -257,7 +280,7 @@ class JointFit:
             part.shift = shift + own.T @ solved[part.labels] - shift / weight
 
     def _left(self) -> list[Tensor]:
-        """What labels left of the variance of each part's shifts."""
+        """Return the posterior variance of each part's shifts."""
         errors, jacobian = self._linear()
         covariance = torch.diag(self._variances(errors, self._scales(errors)))
         owns = [part.own(jacobian) for part in self._parts]
@@ -270,8 +293,7 @@ class JointFit:
         ]
 
     def _learn_spreads(self, first: Distribution) -> None:
-        """How far constants move, from how far labels moved them: evidence maximisation (MacKay
-        1992, "Bayesian interpolation"), for what all share and for what devices do not."""
+        """Learn the spreads of the shared and the devices' own parts (`spread_factor`)."""
         left = list(zip(self._parts, self._left(), strict=True))
         spreads = {"shared": first.shared.clone(), "device": first.device.clone()}
         for kind, begun in (("shared", first.shared), ("device", first.device)):
@@ -284,8 +306,7 @@ class JointFit:
                     scale = part.spread[own] / begun[part.constants[own]]
                     moved += float(((part.shift[own] * scale) ** 2).sum())
                     determined += float((1.0 - unsure[own]).sum())
-                variance = (PSEUDO_CONSTANTS + moved) / (PSEUDO_CONSTANTS + determined)
-                spreads[kind][rows] = begun[rows] * min(max(variance**0.5, CHANGES[0]), CHANGES[1])
+                spreads[kind][rows] = begun[rows] * spread_factor(moved, determined, *CHANGES)
         self.distribution = replace(self.distribution, **spreads)
         for part in self._parts:
             if part.key[0] in spreads:

@@ -19,8 +19,7 @@ from safetensors.torch import load_file, save_file
 from trappm.learner.physics.device_specs import DeviceSpec
 from trappm.learner.physics.devices.joint_fit import Distribution, Evidence
 from trappm.learner.workload import Workload
-from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
-from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.kernels.kernel_call import DataType, KernelCall, KernelMeasurement, Operator
 from trappm.profiler.kernels.running import kernel_profile_of
 from trappm.profiler.records import Graph, Optimizer, Outcome, Phase
 from trappm.profiler.records.step_scope import StepScope

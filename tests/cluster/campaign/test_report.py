@@ -204,6 +204,8 @@ def test_a_campaign_is_watched_by_its_store_alone(store, finished, tmp_path, cap
     shown = capsys.readouterr().out
     assert f"campaign {finished.id} (tiny): finished" in shown
     assert "attempts/min" in shown
+    assert "workers" not in shown  # nothing works any longer
+    assert "to go" not in shown
 
 
 def test_what_a_campaign_spends_is_told_by_watch_and_status(store, tmp_path, capsys):
@@ -230,7 +232,9 @@ def test_a_campaign_that_has_just_begun_can_be_watched(store, tmp_path, capsys):
     assert facts.minutes_to_go is None
     assert {device.done for device in facts.devices.values()} == {0}
     follow(store, run.id)
-    assert "running" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "running" in shown
+    assert "workers" in shown
 
 
 def test_a_report_that_cannot_be_read_is_one_line():

@@ -13,7 +13,7 @@ from trappm import cli
 from trappm.extensions.integrations.forecast import FirstStep, forecast
 from trappm.extensions.integrations.gpu_requests import PRODUCTS, pod, ray_options
 from trappm.extensions.integrations.training_watch import PROTOCOL
-from trappm.profiler.devices.capacity import memory_mib
+from trappm.profiler.devices.catalogue import memory_mib
 from trappm.profiler.errors import InputError
 from trappm.profiler.models import zoo
 from trappm.profiler.records import Configuration, Precision

@@ -5,13 +5,11 @@ import os
 import psutil
 import pytest
 
-from trappm.extensions.parallel.ranks_device import CollectivesDevice, collectives
-from trappm.profiler.errors import InputError, TrappmError
+from trappm.extensions.parallel.ranks_device import collectives
+from trappm.profiler.errors import InputError
 from trappm.profiler.kernels.characterising import Characteriser
 from trappm.profiler.kernels.kernel_call import KernelCall, Operator
-from trappm.profiler.measuring.attempt import explain
 from trappm.profiler.records import Outcome
-from trappm.profiler.steps.meter import Findings
 
 TWO_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
 OPERATORS = (Operator.ALL_REDUCE, Operator.ALL_GATHER, Operator.REDUCE_SCATTER)
@@ -79,48 +77,6 @@ def test_what_ranks_cannot_do_together_is_an_outcome(characteriser):
 
 
 @TWO_CORES
-@pytest.mark.skipif(
-    psutil.virtual_memory().available > 30 << 30, reason="this host has room for such a tensor"
-)
-def test_a_collective_beyond_memory_is_out_of_it_and_the_rest_goes_on(characteriser):
-    huge = KernelCall.of(Operator.ALL_GATHER, ranks=2, elements=1 << 32)  # 16 GiB
-    results = characteriser.characterise("cpu-2x1t", calls=[huge, SMALL[0]], seconds=20)
-    by_call = {result.call: result for result in results}
-    assert (by_call[huge].outcome, by_call[huge].failed_in) == (Outcome.OOM, "create")
-    assert "rank" in by_call[huge].message
-    assert by_call[SMALL[0]].outcome in TIMED
-
-
-@TWO_CORES
-def test_what_follows_a_failure_tells_the_same_one():
-    device = CollectivesDevice("cpu-2x1t")
-    orders = []
-
-    class Family:
-        def order(self, *order):
-            orders.append(order)
-            return Findings(
-                outcome=Outcome.OOM, failed_in="measure", message="rank 1 of 2: no room is left",
-                memory_detail_mib={"capacity": 40_000.0},
-            )  # fmt: skip
-
-    device.processes = Family()
-    for act in (lambda: device.time_steps(lambda: None, 3), device.close_window):
-        with pytest.raises(TrappmError, match="rank 1 of 2: no room is left") as raised:
-            act()
-        findings = explain(raised.value, device, "warmup")  # by its outcome, whatever its words
-        assert (findings.outcome, findings.failed_in) == (Outcome.OOM, "warmup")
-        assert findings.memory_detail_mib == {"capacity": 40_000.0}
-    assert orders == [("time", 3)]
-
-
-def test_one_device_alone_has_no_collectives(characteriser):
-    [result] = characteriser.characterise("cpu-1t", calls=[SMALL[0]], seconds=5)
-    assert result.outcome is Outcome.UNSUPPORTED
-    assert "of several ranks" in result.message
-
-
-@TWO_CORES
 def test_links_do_not_depend_on_the_strategy(characteriser):
     with pytest.raises(InputError, match="those of cpu-2x1t"):
         characteriser.characterise("cpu-2x1t-fsdp")
@@ -134,8 +90,3 @@ def test_a_catalogue_has_all_three_from_a_kibibyte_to_what_memory_allows():
     assert sizes[-1] == pytest.approx(256 << 20, rel=1e-3)
     assert max(4 * call["elements"] for call in collectives(2, memory_mib=64)) <= 4 << 20
     assert all(call["elements"] % 3 == 0 for call in calls)
-
-
-def test_elements_that_ranks_do_not_divide_are_refused():
-    with pytest.raises(InputError, match="3 ranks do not divide"):
-        KernelCall.of(Operator.ALL_GATHER, ranks=3, elements=256)

@@ -8,7 +8,7 @@ import pytest
 from trappm.extensions.parallel.link_fit import TimedCollective, collectives_of, fitted_link
 from trappm.extensions.parallel.links import LinkKind, link
 from trappm.extensions.parallel.ranks_device import collectives
-from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.kernels.kernel_call import KernelMeasurement
 from trappm.profiler.records import Outcome, Protocol
 
 USUAL = link(LinkKind.NVLINK, 300.0)

@@ -20,7 +20,7 @@ from trappm.prediction.models.subjects import subject_of
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError
 from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
-from trappm.profiler.records import Phase, Provenance
+from trappm.profiler.records import Phase
 from trappm.store import Store
 
 CARD = {"device": "a100", "device_name": "NVIDIA A100-SXM4-40GB", "measuring_version": 2,
@@ -64,13 +64,6 @@ def test_measured_ceilings_count_and_the_data_sheet_tells_the_rest(store):
     assert (peaks["tf32"].value, peaks["tf32"].source) == (156, "data sheet")
     assert [r.source for r in device.of(BANDWIDTH).values()] == ["measured"]
     assert device.memory.value == pytest.approx(819.2)
-
-
-def test_kernels_that_others_timed_are_not_called_measured(store):
-    theirs = timed(product(1000), 0.2)
-    store.kernels.record([replace(theirs, provenance=Provenance.IMPORTED)])
-    device = known_device(store, "a100")
-    assert {roof.source for roof in device.roofs} == {"imported", "data sheet"}
 
 
 def test_a_name_means_the_one_device_that_it_may_be(store):
@@ -128,14 +121,6 @@ def test_ceilings_say_what_bounds_a_kernel(store, phase):
     assert sentence(second).startswith(("Compute most bounds", "Launching most bounds"))
 
 
-@pytest.mark.parametrize(("named", "device"), [([], "a100-40gb (default)"), (["a100"], "a100")])
-def test_the_command_marks_the_default_device(capsys, tmp_path, monkeypatch, named, device):
-    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
-    assert run(["roofline", *named, "--model", "test_resnet", "--input-size", "64"]) == 0
-    first = capsys.readouterr().out.splitlines()[0]
-    assert f" step of test_resnet at batch 1 on {device}: " in first
-
-
 def test_points_have_the_operations_and_bytes_of_their_kernels(store):
     (roofed,) = step([known_device(store, "rtx-3090")], phase="infer", precision="fp32")
     (classifier,) = [p for p in roofed.kernels.points if p.name == "linear"]
@@ -181,12 +166,6 @@ def test_a_card_without_labels_costs_what_predict_says(store):
     assert "its kernels" in roofed.source
 
 
-def test_a_larger_batch_uses_a_device_better(store):
-    (small,) = step([known_device(store, "h100")], batch_size=1)
-    assert small.kernels.shares["launch"] > 0.5
-    assert small.doubled.samples_per_s > 1.5 * small.samples_per_s
-
-
 def test_lines_bend_where_compute_takes_over():
     device = KnownDevice(key="x", card="x", roofs=roofs(10.0, 1000.0))
     level, slanted = lines(device, 0.1, 1000.0)
@@ -209,12 +188,6 @@ def test_a_device_of_which_no_kernel_was_ok_has_nothing_to_draw(store, capsys, t
         step([device])
 
 
-def test_ceilings_of_one_kind_alone_are_drawn(store):
-    both = roofs(10.0, 1000.0)
-    for only in both:
-        assert "─" in as_text([KnownDevice(key="x", card="x", roofs=(only,))], [])
-
-
 @pytest.fixture
 def ask(capsys):
     """Run a command and return its exit status, output and errors."""
@@ -224,16 +197,6 @@ def ask(capsys):
         return run([*map(str, arguments)]), *capsys.readouterr()
 
     return ask
-
-
-def test_a_card_that_nobody_measured_stands_on_its_data_sheet(ask):
-    status, out, _ = ask("roofline", "v100")
-    assert status == 0
-    first = out.splitlines()[0]
-    assert first.startswith("v100: by its data sheet, as no kernel of it was timed: 15.7 ")
-    facts = json.loads(ask("roofline", "v100", "--json")[1])[0]
-    assert {roof["source"] for roof in facts["roofs"]} == {"data sheet"}
-    assert facts["kernels"] == 0
 
 
 def test_a_step_under_two_rooflines(ask, tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from trappm.extensions.transformers.model_heads import (
     transformer_times,
 )
 from trappm.learner.heads.other_devices import known_of_others
-from trappm.learner.heads.predictions import Predictions, StepSettings
+from trappm.learner.heads.predictions import StepSettings
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
@@ -45,21 +45,6 @@ def test_memory_is_what_is_simulated_and_the_answer_says_so():
     assert sum("No transformer like this one" in remark for remark in answer.remarks) == 1
 
 
-def test_heads_that_know_such_a_model_are_believed():
-    none = np.zeros((2, 1))
-    output = Predictions(
-        metrics=("memory_mib",), median=none + 100, low=none + 90, high=none + 120,
-        log_std=none + 0.1, disagreement=none + 0.1, outside=np.array([[True], [False]]),
-    )  # fmt: skip
-    other = output.where_outside("memory_mib", np.array([50.0, 60.0]), 0.05)
-    assert other.median.tolist() == [[50.0], [100.0]]
-    assert other.high[1] == 120
-    assert other.low[0] < 50 < other.high[0] < 60
-    assert replace(output, metrics=("power_w",)).where_outside(
-        "memory_mib", np.ones(2), 0.1
-    ).median.tolist() == [[100.0], [100.0]]
-
-
 GPT = {"sequence_length": 256, "batch_size": 8, "optimizer": "adamw"}
 
 
@@ -79,12 +64,6 @@ def test_step_times_say_which_steps_of_language_models_they_rest_on(device, prec
     assert sum(source in remark for remark in answer.remarks) == 1
     low, high = answer.intervals["step_time_ms"]
     assert low < answer.step_time_ms < high
-
-
-@pytest.mark.parametrize(("device", "precision"), [("v100", "amp-fp16"), ("rtx-4090", "amp-bf16")])
-def test_cards_without_steps_of_language_models_answer_as_for_any_model(device, precision):
-    answer = trappm.predict("hf:gpt2-mini", device=device, precision=precision, **GPT)
-    assert not any("language models" in remark for remark in answer.remarks)
 
 
 def test_a_step_that_the_card_decides_is_known_as_well_as_models_held_out():

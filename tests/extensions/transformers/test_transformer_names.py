@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -23,7 +20,7 @@ from trappm.extensions.transformers.model_names import (
 from trappm.profiler.errors import InputError
 from trappm.profiler.files.yaml_text import load_yaml
 from trappm.profiler.models.on_meta import on_meta
-from trappm.profiler.records import Configuration, unit_by_name
+from trappm.profiler.records import Configuration
 
 ROOT = Path(__file__).parents[3]
 
@@ -126,11 +123,6 @@ def test_the_size_of_an_input_has_its_unit(architecture, unit):
     assert f" at 64 {unit}" in str(configuration)
 
 
-def test_names_of_our_shapes_tell_their_units_as_well_as_what_they_hold():
-    units = {f"hf:{name}": unit_of(f"hf:{name}") for name in builtin_shapes()}
-    assert {name: unit_by_name(name) for name in units} == units
-
-
 def test_all_classifiers_of_images_that_transformers_has_take_pixels():
     pytest.importorskip("transformers")
     from trappm.extensions.transformers import library
@@ -162,28 +154,6 @@ def test_a_configuration_of_no_model_is_one_line_and_the_askers_mistake(tmp_path
         on_meta(f"hf:{path}", 32)
     assert "\n" not in str(refused.value)
     assert refused.value.exit_status == 2
-
-
-def test_models_are_built_where_nobody_mended_torchvision():
-    """In an environment of a wheel: without what `make install` puts beside the packages."""
-    pytest.importorskip("transformers")
-    packages = sysconfig.get_path("purelib")
-    program = (
-        f"import sys; sys.path += [{str(ROOT)!r}, {packages!r}]\n"
-        "from trappm.profiler.models.sources import source_of\n"
-        "print(type(source_of('hf:').create_model('hf:gpt2-tiny', 8)).__name__)"
-    )
-    made = subprocess.run(
-        [sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True
-    )
-    assert made.stdout.strip() == "GPT2LMHeadModel"
-
-
-def test_models_of_images_are_known_by_name_as_by_type():
-    for kind in names._OF_IMAGES - {"perceiver", "shieldgemma2", "timm_wrapper"}:  # names of others
-        assert unit_by_name(f"hf:{kind.replace('_', '-')}-base") == "px", kind
-    for kind in ("bert", "gpt2", "t5", "llama", "bloom", "biogpt"):
-        assert unit_by_name(f"hf:{kind}-base") == "tokens", kind
 
 
 @pytest.mark.parametrize(

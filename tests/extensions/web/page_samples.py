@@ -12,8 +12,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.cluster.spec import parse_spec
 from trappm.profiler.measuring.canary import CanaryDecision, CanaryReading
@@ -181,28 +179,6 @@ def _canary(what: Configuration) -> CanaryReading:
         outcome=Outcome.OK, step_time_ms=11.0, memory_mib=100.0, power_w=None, reference_ms=10.0,
         relative_drift=0.1, decision=CanaryDecision.OK,
     )  # fmt: skip
-
-
-def write_model(path: Path) -> None:
-    """A convolution and a classifier, for any batch size."""
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
-
-    weights = {"w": np.ones((8, 3, 3, 3)), "g": np.ones((10, 8)), "b": np.ones(10)}
-    graph = helper.make_graph(
-        [
-            helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1], kernel_shape=[3, 3]),
-            helper.make_node("Relu", ["c"], ["r"]),
-            helper.make_node("GlobalAveragePool", ["r"], ["p"]),
-            helper.make_node("Flatten", ["p"], ["f"]),
-            helper.make_node("Gemm", ["f", "g", "b"], ["y"], transB=1),
-        ],
-        "small",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 32, 32])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 10])],
-        [numpy_helper.from_array(w.astype(np.float32), name) for name, w in weights.items()],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
 
 
 @contextlib.contextmanager

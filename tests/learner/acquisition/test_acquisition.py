@@ -8,16 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trappm.learner.acquisition import (
-    NOISE_VARIANCE,
     STRATEGIES,
     AcquisitionRequest,
     PoolCovariance,
     strategy_named,
 )
+from trappm.learner.acquisition.embedding_space import NOISE_VARIANCE, embedding_features
 from trappm.learner.acquisition.pool_covariance import (
     LANDMARKS,
     PoolPosterior,
-    embedding_features,
     narrow,
 )
 from trappm.learner.acquisition.pool_variance import taught_by_bounds

@@ -8,7 +8,7 @@ import torch
 
 from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
 from trappm.learner.workload import Workload
-from trappm.profiler.devices.capacity import USABLE_SHARE
+from trappm.profiler.devices.catalogue import USABLE_SHARE
 from trappm.profiler.errors import InputError
 
 

@@ -8,8 +8,8 @@ import torch
 
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
+from trappm.learner.paper.estimators import paper_estimator
 from trappm.learner.paper.presets import PAPER
-from trappm.learner.paper.regressor import TrappmAsPublished
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 
@@ -57,7 +57,7 @@ def test_a_campaign_trains_what_the_bench_judges(zoo, measure, networks):
     heads = train(zoo, rows, np.stack([values, values * np.nan, values * np.nan], 1), networks)
     workloads, names = zoo.workloads(rows)
     graphs_alone = [Workload(graph=w.graph) for w in workloads]
-    judged = TrappmAsPublished("trappm-small", networks.head, zoo.encoder).fit(
+    judged = paper_estimator("trappm-small", networks.head, zoo.encoder).fit(
         graphs_alone,
         Targets(values[rows], np.full(len(rows), np.nan), names),
         np.random.default_rng(0),
@@ -149,5 +149,5 @@ def test_gradients_are_those_of_the_last_layers(trained, zoo):
     for number, network in enumerate(head.networks):
         own = rows[:, number * width : (number + 1) * width] * np.sqrt(len(head.networks))
         outputs.append(own @ network.output.weight[0].numpy() + float(network.output.bias[0]))
-    logs = head.centre + head.scale * np.mean(outputs, axis=0)
+    logs = head.scales.center + head.scales.scale * np.mean(outputs, axis=0)
     np.testing.assert_allclose(np.exp(logs), head.predict(workloads).median, rtol=1e-4)

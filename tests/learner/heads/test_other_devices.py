@@ -14,7 +14,7 @@ from trappm.learner.heads.predictions import TrainedHeads
 from trappm.learner.stats.calibration import LEVELS
 from trappm.learner.workload import Workload
 from trappm.prediction.fitting import MemoryInterval, Verdict
-from trappm.profiler.devices.capacity import memory_mib
+from trappm.profiler.devices.catalogue import memory_mib
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
 from trappm.profiler.static_profile import static_profile, step_profile
 from trappm.profiler.tracing.tracer import StepOptions

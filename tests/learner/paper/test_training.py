@@ -7,7 +7,7 @@ from torch import nn
 
 from trappm.learner.paper.distinct_nodes import classes_of
 from trappm.learner.paper.graphs import batches, fit_node_scaler, to_data
-from trappm.learner.paper.training import surely_worse, train
+from trappm.learner.paper.training import is_significantly_worse, train
 
 
 class Line(nn.Module):
@@ -100,10 +100,10 @@ def test_weights_that_are_kept_go_back_under_their_names_or_it_is_an_error(data)
 
 def test_a_difference_within_its_standard_error_is_no_reason_to_stop():
     best = np.array([1.0, 2.0, 3.0, 4.0])
-    assert not surely_worse(best + np.array([0.5, -0.4, 0.1, -0.1]), best)
-    assert surely_worse(best + np.array([0.5, 0.4, 0.6, 0.5]), best)
-    assert surely_worse(np.array([1.1]), np.array([1.0]))
-    assert surely_worse(np.full(4, np.nan), best)
+    assert not is_significantly_worse(best + np.array([0.5, -0.4, 0.1, -0.1]), best)
+    assert is_significantly_worse(best + np.array([0.5, 0.4, 0.6, 0.5]), best)
+    assert is_significantly_worse(np.array([1.1]), np.array([1.0]))
+    assert is_significantly_worse(np.full(4, np.nan), best)
 
 
 def test_distinct_nodes_of_a_batch_are_found_once_and_apart_by_depth(data):

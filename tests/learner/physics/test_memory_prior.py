@@ -215,5 +215,5 @@ def test_wrong_labels_are_told(traced):
         estimator.fit(workloads, Targets(missing, missing, names), generator)
     with pytest.raises(InputError, match="missing, zero"):
         estimator.fit(workloads, Targets(-good, missing, names), generator)
-    with pytest.raises(InputError, match="no head to start from"):
+    with pytest.raises(InputError, match="cannot be the start of a head"):
         estimator.fit(workloads, Targets(good, missing, names), generator, object())

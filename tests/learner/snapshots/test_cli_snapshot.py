@@ -40,11 +40,11 @@ def snapshot_cli(home, capsys):
 
 def test_what_one_pushes_another_pulls_and_uses_without_the_registry(snapshot_cli, home, shared):
     assert f"latest is {SHARED_ID}" in snapshot_cli("push", "default", "--registry", shared)
-    assert SHARED_ID in snapshot_cli("list", "--registry", shared)
+    assert SHARED_ID in snapshot_cli("show", "--registry", shared)
     snapshot_cli("pull", "--registry", shared)
     snapshot_cli("show", "latest")
     shutil.rmtree(shared)
-    (row, default) = json.loads(snapshot_cli("list", "--json"))
+    (row, default) = json.loads(snapshot_cli("show", "--json"))
     assert (row["id"], row["aliases"], default["aliases"]) == (SHARED_ID, ["latest"], ["default"])
     assert "a100-40gb" in snapshot_cli("show")
     by_name = trappm.predict("test_resnet", snapshot="latest", device="a100")
@@ -77,7 +77,7 @@ def test_a_regression_is_published_but_not_the_latest(snapshot_cli, home, shared
     assert moves == [(good, "published"), (bad, "published"), (good, "by hand")]
     shown = snapshot_cli("show", "latest", "--registry", shared).split("history of latest\n")[1]
     assert [line.split()[0] for line in shown.splitlines()[2:]] == [good, bad, good]
-    rows = json.loads(snapshot_cli("list", "--registry", shared, "--json"))
+    rows = json.loads(snapshot_cli("show", "--registry", shared, "--json"))
     assert {row["id"]: row["aliases"] for row in rows} == {good: ["latest"], bad: []}
     for registry in ((), ("--registry", shared)):
         refused = snapshot_cli("push", bad, "--alias", "default", *registry, status=2)

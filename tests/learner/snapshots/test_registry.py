@@ -1,7 +1,6 @@
 """The registry: versions and names on any fsspec place, whole whatever is killed."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -46,7 +45,7 @@ def test_what_is_pushed_is_listed_and_comes_back_the_same(here, there, tmp_path)
         there.resolve("nope")
 
 
-def test_names_move_and_go_back_step_by_step(here, there):
+def test_aliases_move_and_keep_their_history(here, there):
     ids = [there.push(here / write_sample(here, number)) for number in range(3)]
     for name in ids:
         there.set_alias("latest", name, "published")
@@ -54,32 +53,14 @@ def test_names_move_and_go_back_step_by_step(here, there):
     assert there.aliases() == {"latest": ids[2], "stable": ids[0]}
     assert there.meanings("latest") == ids[::-1]
     assert there.meanings("nobody") == []
-    assert there.roll_back("latest").snapshot == ids[1]
-    assert there.roll_back("latest").snapshot == ids[0]
-    with pytest.raises(SnapshotError, match="has not been anywhere before"):
-        there.roll_back("latest")
-    assert there.meanings("latest") == [ids[0]]
-    there.set_alias("latest", ids[2], "published")
-    assert there.meanings("latest") == [ids[2], ids[0]]
-    assert there.roll_back("latest").snapshot == ids[0]
+    there.set_alias("latest", ids[0], "by hand")
+    assert there.meanings("latest") == [ids[0], ids[2], ids[1]]
     assert [entry.why for entry in there.history("stable")] == ["by hand"]
     for bad in ("../up", "", "a b", ids[0]):
         with pytest.raises(SnapshotError, match="cannot be an alias"):
             there.set_alias(bad, ids[0], "by hand")
     with pytest.raises(SnapshotError, match="there is no snapshot"):
         there.set_alias("latest", "0" * 20, "by hand")
-
-
-def test_only_what_nobody_means_is_removed(here, there):
-    ids = [there.push(here / write_sample(here, number)) for number in range(6)]
-    for name in ids[:3]:
-        there.set_alias("latest", name, "published")
-    assert there.collect(1, dry_run=True) == sorted([ids[0], ids[3], ids[4]])
-    assert len(there.ids()) == 6
-    assert there.collect(1) == sorted([ids[0], ids[3], ids[4]])
-    assert set(there.ids()) == {ids[1], ids[2], ids[5]}
-    assert there.roll_back("latest").snapshot == ids[1]
-    there.contents(ids[5])
 
 
 @pytest.mark.parametrize("mape", [5.0, 5.9, 6.1, 20.0])
@@ -255,27 +236,11 @@ ROOT = Path(__file__).parents[3]
 def test_an_alias_moves_on_even_if_the_clock_went_back(here, tmp_path):
     registry = Registry(tmp_path / "there")
     first, second = (registry.push(here / write_sample(here, n)) for n in (1, 2))
-    entry = registry.set_alias("latest", first, "published")
-    folder = tmp_path / "there" / "aliases" / "latest"
-    ahead = folder / f"2999{entry.name[4:]}"
-    (folder / entry.name).rename(ahead)
+    registry.set_alias("latest", first, "published")
+    (entry,) = (tmp_path / "there" / "aliases" / "latest").iterdir()
+    entry.rename(entry.with_name(f"2999{entry.name[4:]}"))
     registry.set_alias("latest", second, "published")
     assert registry.resolve("latest") == second
-
-
-def test_leftovers_are_swept_when_they_are_old(here, tmp_path):
-    registry = Registry(tmp_path / "there")
-    name = registry.push(here / write_sample(here))
-    for left in (".unfinished-x/a", f"{'1' * 20}/heads.safetensors", f"{name}/.part-1-a"):
-        path = tmp_path / "there" / left
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("half")
-    assert registry.collect(9) == []
-    for path in (tmp_path / "there").rglob("*"):
-        os.utime(path, (0, 0))
-    assert {*registry.collect(9)} == {".unfinished-x", "1" * 20, f"{name}/.part-1-a"}
-    assert registry.ids() == [name]
-    registry.contents(name)
 
 
 def test_a_place_that_cannot_be_reached_is_told(tmp_path):
@@ -294,8 +259,8 @@ def write_sample_folder(tmp_path):
 def test_an_alias_entry_that_was_tampered_with_is_told(here, tmp_path):
     registry = Registry(tmp_path / "there")
     name = registry.push(here / write_sample(here))
-    entry = registry.set_alias("latest", name, "published")
-    path = tmp_path / "there" / "aliases" / "latest" / entry.name
+    registry.set_alias("latest", name, "published")
+    (path,) = (tmp_path / "there" / "aliases" / "latest").iterdir()
     path.write_text(json.dumps([1]))
     with pytest.raises(SnapshotError, match="is no entry of an alias"):
         registry.history("latest")

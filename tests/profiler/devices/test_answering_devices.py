@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from trappm.profiler.devices import Findings, open_device
 from trappm.profiler.devices.catalogue import card_of
@@ -20,9 +18,7 @@ from trappm.profiler.measuring.protocols import ADAPTIVE, PAPER
 from trappm.profiler.records import (
     Configuration,
     Measurement,
-    Optimizer,
     Outcome,
-    Phase,
     Precision,
     Provenance,
     StepSummary,
@@ -208,41 +204,9 @@ def test_simulated_samples_depend_on_the_seed_alone() -> None:
     assert samples("simulated:a100", 3)[0] != samples("simulated:h100", 3)[0]
 
 
-@settings(max_examples=20, deadline=None)
-@given(
-    st.sampled_from(SIMULATED),
-    st.sampled_from(list(Optimizer)),
-    st.integers(1, 512),
-    st.integers(2, 4),
-)
-def test_more_images_cost_more(name: str, optimizer: Optimizer, batch: int, factor: int) -> None:
-    small = simulate(name, batch_size=batch, optimizer=optimizer)
-    large = simulate(name, batch_size=batch * factor, optimizer=optimizer)
-    assert small.memory_mib is not None
-    if large.outcome is Outcome.OK:
-        assert large.memory_mib is not None
-        assert large.memory_mib >= small.memory_mib
-        assert median(large) > median(small) * 0.98  # of the noise
-
-
 def test_faster_specifications_are_faster_where_work_counts() -> None:
     times = [median(simulate(name, batch_size=128)) for name in ("h200", "h100", "a100", "t4")]
     assert times == sorted(times)
-
-
-def test_settings_cost_what_they_should() -> None:
-    plain = simulate("a100", batch_size=128)
-    assert median(simulate("a100", batch_size=128, phase=Phase.INFER)) < median(plain) / 2
-    half = simulate("a100", batch_size=128, precision=Precision.AMP_FP16)
-    assert median(half) < median(plain)
-    adam = simulate("a100", batch_size=128, optimizer=Optimizer.ADAM)
-    for other in (half, simulate("a100", batch_size=128, phase=Phase.INFER)):
-        assert other.memory_mib is not None
-        assert plain.memory_mib is not None
-        assert other.memory_mib < plain.memory_mib
-    assert adam.memory_mib is not None
-    assert plain.memory_mib is not None
-    assert adam.memory_mib >= plain.memory_mib
 
 
 def test_old_gpus_have_no_bf16() -> None:

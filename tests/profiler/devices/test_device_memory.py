@@ -2,7 +2,7 @@
 
 import pytest
 
-from trappm.profiler.devices.capacity import expected_memory_mib, memory_mib
+from trappm.profiler.devices.catalogue import expected_memory_mib, memory_mib
 from trappm.profiler.host import procfs
 
 

@@ -14,8 +14,7 @@ from trappm.profiler.devices.gpu.cuda import CudaDevice
 from trappm.profiler.host import procfs
 from trappm.profiler.kernels.attempt import Timing
 from trappm.profiler.kernels.catalogue import metered
-from trappm.profiler.kernels.kernel_call import KernelCall, Operator
-from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.kernels.kernel_call import KernelCall, KernelMeasurement, Operator
 from trappm.profiler.kernels.running import PreparedCall
 from trappm.profiler.records import Outcome
 

@@ -1,17 +1,13 @@
 """MACs by rule against PyTorch's FlopCounterMode, which counts two flops for each."""
 
-import numpy as np
-import onnx_tool
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx_export import file_graph
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from trappm.profiler.graphs.nodes import node_macs
-from trappm.profiler.models.zoo import create_model
 
 size = st.integers(1, 6)
 
@@ -87,28 +83,3 @@ def test_nothing_that_computes_is_free(operator, attributes, expected):
 def test_reductions_cost_what_they_read():
     assert node_macs("GlobalAveragePool", {}, [(2, 3, 8, 8)], [(2, 3, 1, 1)]) == 384
     assert node_macs("ReduceMean", {}, [(2, 3, 8, 8)], [(2, 3)]) == 384
-
-
-@pytest.mark.slow
-def test_products_and_parameters_are_those_of_onnx_tool(tmp_path):
-    """A reference of others: it counts a bias as work, and running statistics as parameters."""
-    module = create_model("test_resnet", 64).eval()
-    with torch.no_grad():
-        for tensor in (*module.parameters(), *module.buffers()):
-            if tensor.is_floating_point():
-                tensor.uniform_(0.5, 1)  # the exporter merges what is equal
-    torch.onnx.export(
-        module, (torch.zeros(2, 3, 64, 64),), tmp_path / "m.onnx", dynamo=False,
-        opset_version=17, input_names=["x"], do_constant_folding=False,
-        training=torch.onnx.TrainingMode.PRESERVE,
-    )  # fmt: skip
-    graph = file_graph(tmp_path / "m.onnx").at(2)
-    reference = onnx_tool.Model(str(tmp_path / "m.onnx")).graph
-    reference.shape_infer({"x": np.zeros((2, 3, 64, 64), np.float32)})
-    reference.profile()
-    for operator, bias in (("Conv", 0), ("Gemm", 2 * 1000)):
-        theirs = sum(n.macs[0] for n in reference.nodemap.values() if n.op_type == operator)
-        ours = sum(m for m, o in zip(graph.macs, graph.operators, strict=True) if o == operator)
-        assert theirs == ours + bias
-    running = sum(b.numel() for name, b in module.named_buffers() if "running" in name)
-    assert reference.params == graph.parameters.sum() + running

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trappm.profiler.errors import InputError, UnknownArchitectureError, UnsupportedModelError
 from trappm.profiler.graphs import operators
-from trappm.profiler.graphs.operator_table import ATEN
+from trappm.profiler.graphs.nodes import ATEN
 from trappm.profiler.models import zoo
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.models.on_meta import on_meta

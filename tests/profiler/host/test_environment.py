@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from importlib.metadata import version
@@ -124,81 +123,6 @@ def test_memory_counted_in_another_way_is_another_stack() -> None:
     untold = {k: v for k, v in environment.items() if k != "memory_method"}
     assert stack_fingerprint(usual) == stack_fingerprint(untold)
     assert stack_fingerprint({**usual, "memory_method": "none"}) == stack_fingerprint(untold)
-    # A label of the version before keeps the fingerprint that it was stored with.
-    before = {**other, "measuring_version": 1}
-    assert stack_fingerprint(before) == stack_fingerprint({**usual, "measuring_version": 1})
-
-
-def test_stack_that_was_stored_before_keeps_its_fingerprint() -> None:
-    """Of facts that joined later nothing was recorded; the fingerprint is as it was stored then."""
-    stored = {
-        "device": "cpu-2t", "device_name": "AMD EPYC", "measuring_version": 1, "python": "3.11",
-        "torch": "2.13.0+cpu", "timm": "1.0.31", "host": "node-1", "cpu_model": "AMD EPYC",
-    }  # fmt: skip
-    assert stack_fingerprint(stored) == "dd4029be428cfa97"
-    # On a CPU without switches nothing joins, so that labels of both forms may be mixed.
-    assert stack_fingerprint({**stored, "switches": {}}) == stack_fingerprint(stored)
-
-
-def git(folder: Path, *words: str) -> str:
-    name = ("-c", "user.name=n", "-c", "user.email=e")
-    done = subprocess.run(
-        ["git", *name, *words], cwd=folder, check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()
-
-
-def code_version_of(folder: Path) -> tuple[str | None, str | None]:
-    """What a process says of the code in this folder, which has a package `trappm`."""
-    program = (
-        "import json; from trappm.profiler.host.environment import host_facts\n"
-        "facts = host_facts(); print(json.dumps([facts[k] if k in facts else None for k in "
-        "('code_version', 'code_version_missing')]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(folder)},
-        cwd=folder, check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    version, missing = json.loads(done.stdout)
-    return version, missing
-
-
-def copied_checkout(folder: Path) -> Path:
-    """The rooms as they stand in our repository: `profiler` at its top, a link in `trappm`."""
-    shutil.copytree(ROOT / "profiler", folder / "profiler")
-    (folder / "trappm").mkdir()
-    shutil.copy(ROOT / "trappm" / "__init__.py", folder / "trappm")
-    (folder / "trappm" / "profiler").symlink_to("../profiler")
-    (folder / ".gitignore").write_text("__pycache__/\n", encoding="utf-8")
-    return folder
-
-
-def test_code_version_names_the_commit_and_whether_it_is_changed(tmp_path: Path) -> None:
-    ours = copied_checkout(tmp_path)
-    assert code_version_of(ours) == (version("trappm"), None)  # unpacked, no checkout
-    git(ours, "init")
-    git(ours, "add", ".")
-    unborn, why = code_version_of(ours)
-    assert unborn == version("trappm")
-    assert "commit is unknown" in (why or "")
-    git(ours, "commit", "-m", "first")
-    git(ours, "tag", "v9")  # the commit is named, whatever tags there are
-    clean = f"{version('trappm')}+{git(ours, 'rev-parse', 'HEAD')[:12]}"
-    assert code_version_of(ours) == (clean, None)
-    with (ours / "profiler" / "errors.py").open("a", encoding="utf-8") as file:
-        file.write("# changed\n")
-    assert code_version_of(ours) == (f"{clean}-dirty", None)
-
-
-def test_installation_inside_of_another_repository_has_no_commit(tmp_path: Path) -> None:
-    git(tmp_path, "init")
-    (tmp_path / "theirs").write_text("", encoding="utf-8")
-    git(tmp_path, "add", "theirs")
-    git(tmp_path, "commit", "-m", "theirs")
-    installed = tmp_path / "venv" / "site-packages"
-    shutil.copytree(ROOT / "profiler", installed / "trappm" / "profiler")
-    shutil.copy(ROOT / "trappm" / "__init__.py", installed / "trappm")
-    assert code_version_of(installed) == (version("trappm"), None)
 
 
 def measure(*arguments: str, first_on_path: str = "") -> subprocess.CompletedProcess[str]:

@@ -3,8 +3,7 @@
 import pytest
 
 from trappm.profiler.kernels.ceilings import ceilings, flops, sentence
-from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
-from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.kernels.kernel_call import DataType, KernelCall, KernelMeasurement, Operator
 from trappm.profiler.kernels.running import kernel_profile_of
 from trappm.profiler.records import Outcome, Protocol
 from trappm.profiler.simulation.kernel_profile import Size

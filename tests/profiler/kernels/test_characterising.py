@@ -10,8 +10,7 @@ from kernel_faults import faulty
 
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.kernels.characterising import Characteriser
-from trappm.profiler.kernels.kernel_call import KernelCall, Operator
-from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.kernels.kernel_call import KernelCall, KernelMeasurement, Operator
 from trappm.profiler.measuring.attempt import WORKER
 from trappm.profiler.records import Outcome
 

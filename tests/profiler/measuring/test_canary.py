@@ -10,13 +10,13 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.measuring.canary import (
     LARGE,
     SMALL,
-    Canary,
     CanaryDecision,
     CanaryPlan,
     CanaryReading,
+    CanaryWatch,
     read_canary,
 )
-from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
+from trappm.profiler.records import Measurement, Outcome, Protocol
 from trappm.profiler.steps.sampling import summarize
 
 OK, DRIFTING, STOP = CanaryDecision
@@ -103,15 +103,6 @@ def test_reference_has_arithmetic_for_a_gpu_and_little_for_a_cpu() -> None:
     assert PLAN.reference_on("h100") == PLAN.reference_on("cuda:0") == LARGE
     small_plan = dataclasses.replace(PLAN, configuration=SMALL)
     assert small_plan.reference_on("h100") == SMALL
-    taken = []
-
-    def measure(configuration: Configuration) -> Measurement:
-        taken.append(configuration)
-        return measured(100)
-
-    Canary(PLAN, measure, "h100").check()
-    Canary(small_plan, measure, "h100").check()
-    assert taken == [LARGE, SMALL]
 
 
 def test_failures_stop_but_a_busy_host_does_not() -> None:
@@ -128,10 +119,12 @@ def test_failures_stop_but_a_busy_host_does_not() -> None:
 def checks(times_ms: list[float], plan: CanaryPlan, ticks_s: list[float]) -> str:
     """`r` where a reading was taken and `m` where it was a measurement's turn."""
     taken, marks, now = iter(times_ms), "", 0.0
-    canary = Canary(plan, lambda _: measured(next(taken)), "cpu-1t", clock=lambda: now)
+    watch = CanaryWatch(plan, clock=lambda: now)
     for tick_s in ticks_s:
-        while canary.check() is not None:
+        while watch.is_due():
+            watch.take(measured(next(taken)))
             marks += "r"
+        watch.count_measurement()
         marks += "m"
         now += tick_s
     return marks
@@ -150,12 +143,14 @@ def test_readings_are_due_by_count_by_time_and_in_doubt() -> None:
 
 def test_history_counts_but_a_new_process_looks_for_itself() -> None:
     history = read_all([measured(100)] * 3)
-    canary = Canary(PLAN, lambda _: measured(130), "cpu-1t", history=history)
-    first, second = canary.check(), canary.check()
-    assert first is not None
-    assert second is not None
-    assert (first.decision, second.decision) == (DRIFTING, STOP)
-    assert len(canary.readings) == 5
+    watch = CanaryWatch(PLAN, history=history)
+    taken = []
+    while watch.is_due():
+        taken.append(watch.take(measured(130)).decision)
+        if taken[-1] is STOP:
+            break
+    assert taken == [DRIFTING, STOP]
+    assert len(watch.readings) == 5
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import onnx
 import pytest
 
 from trappm.profiler.onnx_files.folding import fold
-from trappm.profiler.onnx_files.stored import Operation
+from trappm.profiler.onnx_files.opening import Operation
 
 
 def folded(operator, *inputs, opset=17, **attributes):
@@ -35,8 +35,6 @@ def test_small_tensors_are_those_of_onnx(result, expected):
 @pytest.mark.parametrize(
     "result",
     [
-        lambda: folded("Mul", [2**40], [2**40]),
-        lambda: folded("ReduceProd", [2**40, 2**40]),
         lambda: folded("Div", [5], [0]),
         lambda: folded("Range", 0, 2**40, 1),
         lambda: folded("Range", -(2**31), 2**31 - 1, 1),

@@ -4,9 +4,6 @@ The two files in `data` are of PyTorch's exporter of today (`dynamo=True`), whic
 slow tests make them again.
 """
 
-import contextlib
-import io
-import logging
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -127,33 +124,6 @@ def test_a_file_of_todays_exporter_counts_as_the_module_does(tmp_path, opset, ba
 def node_operators(graph):
     """The operators by their places in the features."""
     return {OPERATORS[place] for place in node_features(graph)[:, : len(OPERATORS)].argmax(axis=1)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("opset", [18, 20, 23, 24, 25])
-@pytest.mark.parametrize("batch", [None, 3], ids=["dynamic", "fixed"])
-def test_todays_exporter_still_gives_these_graphs(tmp_path, opset, batch):
-    path = tmp_path / "m.onnx"
-    axes = ({0: torch.export.Dim("batch")},) if batch is None else None
-    logging.disable(logging.WARNING)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = torch.onnx.export(
-                Small().eval(), (torch.zeros(batch or 2, 3, 8, 8),), dynamo=True,
-                opset_version=opset, dynamic_shapes=axes, verbose=False,
-            )  # fmt: skip
-    finally:
-        logging.disable(logging.NOTSET)
-    program.save(path)
-    assert onnx.load(path).opset_import[0].version == opset
-    template = file_graph(path)
-    graph, (macs, parameters) = template.at(3), reference(Small(), 3)
-    assert linear_macs(graph) == macs
-    assert graph.parameters.sum() == parameters + (5 if opset < 21 else 0)
-    kept = DATA / f"dynamo_opset{opset}.onnx"
-    if batch is None and kept.exists():
-        assert template.content_hash == file_graph(kept).content_hash
 
 
 # One node of each newer operator: images (2, 8, 4, 4) or a sequence (2, 16, 8) made of them.

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from onnx_export import BUFFERS_KEY, file_graph
+from onnx_export import file_graph
 
 from trappm.profiler.errors import ModelFileError, UnsupportedModelError
 from trappm.profiler.static_profile import StepSource, file_profile
@@ -57,27 +57,15 @@ def test_a_file_that_is_too_large_is_refused_unread(tmp_path):
         file_graph(path)
 
 
-@pytest.mark.parametrize(
-    "location", ["/etc/passwd", "../secret.bin", "a/../../secret.bin", "..\\secret.bin", ""]
-)
+@pytest.mark.parametrize("location", ["../secret.bin", "a/../../secret.bin", "link.bin", ""])
 def test_external_data_may_not_leave_the_folder(write, tmp_path, location):
-    (tmp_path.parent / "secret.bin").write_bytes(bytes(1000))
-    tensor = helper.make_tensor("w", TensorProto.FLOAT, [100], np.zeros(100))
-    tensor.ClearField("float_data")
-    tensor.data_location = TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value=location)
-    path = write(helper.make_node("Mul", ["x", "w"], ["y"]), initializers=[tensor])
-    with pytest.raises(ModelFileError, match="outside its folder"):
-        file_graph(path)
-
-
-def test_external_data_may_not_leave_the_folder_by_a_link(write, tmp_path):
-    (tmp_path / "link.bin").symlink_to("/etc/passwd")
+    (tmp_path.parent / "secret.bin").write_bytes(np.array([-1, 192], dtype=np.int64).tobytes())
+    (tmp_path / "link.bin").symlink_to(tmp_path.parent / "secret.bin")
     tensor = TensorProto(name="s", data_type=TensorProto.INT64, dims=[2])
     tensor.data_location = TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value="link.bin")
+    tensor.external_data.add(key="location", value=location)
     path = write(helper.make_node("Reshape", ["x", "s"], ["y"]), initializers=[tensor])
-    with pytest.raises(ModelFileError, match="outside its folder"):
+    with pytest.raises(ModelFileError, match="external data of 's' cannot be read"):
         file_graph(path)
 
 
@@ -123,76 +111,17 @@ def test_two_image_inputs_are_refused(write):
         file_graph(write(helper.make_node("Add", ["x", "z"], ["y"]), inputs=[IMAGE, other]))
 
 
-def tensor_input(name, *shape):
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-
-
-PICTURE = tensor_input("x", 2, 3, 32, 32)
-FEATURES = tensor_input("y", 2, 8, 32, 32)
 CONV = {"pads": [1, 1, 1, 1]}
 
 
-@pytest.mark.parametrize("weights", ["inside", "left out"])
-@pytest.mark.parametrize(
-    ("nodes", "other"),
-    [
-        (["Add x z t", "Conv t w y"], tensor_input("z", 2, 3, 32, 32)),
-        (["Conv x w a", "Conv z w b", "Add a b y"], tensor_input("z", 2, 3, 32, 32)),
-        (["MatMul x z t", "Conv t w y"], tensor_input("z", 2, 3, 32, 32)),
-    ],
-    ids=["added", "in a convolution of its own", "as the factor of a product"],
-)
-def test_a_second_image_of_fixed_size_is_no_weight(write, nodes, other, weights):
-    calls = [node.split() for node in nodes]
-    path = write(
-        *(helper.make_node(op, names, [out], **(CONV if op == "Conv" else {}))
-          for op, *names, out in calls),
-        **kernel(weights, PICTURE, other), outputs=[FEATURES],
-    )  # fmt: skip
-    with pytest.raises(UnsupportedModelError, match=r"input 'z' of shape \[2, 3, 32, 32\]"):
-        file_graph(path)
-
-
-def kernel(weights, *inputs):
-    if weights == "left out":
-        return {"inputs": [*inputs, tensor_input("w", 8, 3, 3, 3)]}
-    stored = helper.make_tensor("w", TensorProto.FLOAT, [8, 3, 3, 3], np.zeros(216))
-    return {"inputs": inputs, "initializers": [stored]}
-
-
-RELU_OF_T = helper.make_node("Relu", ["t"], ["y"])
-SCORES = tensor_input("y", 2, 3, 32, 32)
-SCALED = [
-    helper.make_node("Mul", ["x", "z"], ["t"]),
-    helper.make_node("Conv", ["t", "w"], ["y"], **CONV),
-]
-
-
-def test_what_a_model_is_given_when_it_runs_is_no_weight(write):
-    scale = tensor_input("z", 1, 3, 1, 1)
-    inside = kernel("inside", PICTURE, scale)
-    with pytest.raises(UnsupportedModelError, match=r"input 'z' .* is not a weight"):
-        file_graph(write(*SCALED, **inside, outputs=[FEATURES]))
-    with pytest.raises(UnsupportedModelError, match=r"input 'z' .* is not a weight"):
-        file_graph(write(SCALED[0], RELU_OF_T, inputs=[PICTURE, scale], outputs=[SCORES]))
-    # Beside a kernel that is left out, it is the scale of a layer that is left out too.
-    left_out = write(*SCALED, **kernel("left out", PICTURE, scale), outputs=[FEATURES])
-    assert file_graph(left_out).parameters.tolist() == [3, 216]
-
-
-def test_a_weight_is_told_by_its_use_through_what_is_folded(write):
-    """As a linear layer whose exporter folds nothing, beside another whose weight is stored."""
-    result = tensor_input("y", 2, 3, 32, 5)
-    stored = helper.make_tensor("v", TensorProto.FLOAT, [7, 5], np.zeros(35))
-    path = write(
-        helper.make_node("Transpose", ["w"], ["t"], perm=[1, 0]),
-        helper.make_node("MatMul", ["x", "t"], ["a"]),
-        helper.make_node("MatMul", ["a", "v"], ["y"]),
-        inputs=[PICTURE, tensor_input("w", 7, 32), tensor_input("unused", 2, 3)],
-        outputs=[result],
-        initializers=[stored],
+def test_a_second_input_is_not_a_weight(write):
+    image, scale = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", [2, 3, 8, 8]), ("z", [1, 3, 1, 1]))
     )
-    assert file_graph(path).parameters.tolist() == [7 * 32, 35]
+    node = helper.make_node("Mul", ["x", "z"], ["y"])
+    with pytest.raises(UnsupportedModelError, match=r"input 'z' of shape \[1, 3, 1, 1\]"):
+        file_graph(write(node, inputs=[image, scale]))
 
 
 def test_scales_that_are_stored_as_weights_are_read_and_are_none(write):
@@ -265,15 +194,6 @@ def test_an_output_that_ignores_the_image_is_refused(write):
         file_graph(write(helper.make_node("Relu", ["w"], ["y"]), initializers=[weight]))
 
 
-@pytest.mark.parametrize("value", ["not json", "5", '{"a": 1}', "[[1]]", "null"])
-def test_strange_metadata_do_no_harm(write, value):
-    path = write(RELU)
-    model = onnx.load(path)
-    helper.set_model_props(model, {BUFFERS_KEY: value})
-    onnx.save(model, path)
-    assert file_graph(path).operators == ("Relu",)
-
-
 # Bombs: small files that ask for much.
 
 
@@ -340,36 +260,6 @@ def test_axes_without_end_are_refused(write):
         file_graph(write(helper.make_node("Mul", ["x", "w"], ["y"]), initializers=[weight]))
 
 
-def function(name, *calls):
-    names = ["a", *(f"t{i}" for i in range(len(calls) - 1)), "b"]
-    nodes = [
-        helper.make_node(call, [names[i]], [names[i + 1]], domain="my" if call != "Relu" else "")
-        for i, call in enumerate(calls)
-    ]
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("my", 1)]
-    return helper.make_function("my", name, ["a"], ["b"], nodes, opsets)
-
-
-@pytest.mark.parametrize(
-    ("functions", "message"),
-    [
-        ([function("f0", "f0")], "call themselves"),
-        ([function("f0", "f1"), function("f1", "f0", "f0")], "call themselves"),
-        ([function(f"f{i}", *(f"f{i + 1}",) * 2) for i in range(40)] + [function("f40", "Relu")],
-         r"nodes \(functions expanded\)"),
-    ],
-    ids=["recursion", "mutual recursion", "a billion laughs"],
-)  # fmt: skip
-def test_functions_that_expand_without_end_are_refused(write, functions, message):
-    path = write(helper.make_node("f0", ["x"], ["y"], domain="my"))
-    model = onnx.load(path)
-    model.opset_import.append(helper.make_opsetid("my", 1))
-    model.functions.extend(functions)
-    path.write_bytes(model.SerializeToString())
-    with pytest.raises(ModelFileError, match=message):
-        file_graph(path)
-
-
 def test_too_many_nodes_are_refused(write):
     names = ["x", *(f"t{i}" for i in range(20_000)), "y"]
     nodes = [helper.make_node("Relu", [a], [b]) for a, b in itertools.pairwise(names)]
@@ -384,23 +274,41 @@ def test_a_node_without_an_output_is_refused(write, node):
         file_graph(write(node, RELU))
 
 
-def test_too_many_inputs_of_nodes_are_refused(write):
-    many = [helper.make_node("Sum", ["x"] * 100_000, [name]) for name in ("a", "b")]
-    with pytest.raises(ModelFileError, match="have 200005 inputs and outputs; at most 200000"):
-        file_graph(write(*many, helper.make_node("Add", ["a", "b"], ["y"])))
+@pytest.mark.parametrize("copied", ["x", "y"])
+def test_an_output_may_be_a_copy_of_the_image_or_of_another_output(write, copied):
+    copies = (
+        helper.make_node("Identity", [copied], ["a"]),
+        helper.make_node("Identity", ["a"], ["z"]),
+    )
+    assert file_graph(
+        write(
+            RELU,
+            *copies,
+            outputs=[RESULT, helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n", 3, 8, 8])],
+        )
+    ).operators == ("Relu",)
 
 
-def test_too_many_inputs_in_functions_are_refused_before_they_are_expanded(write):
-    path = write(*(helper.make_node("f", ["x"], [name], domain="my") for name in ("t", "y")))
-    model = onnx.load(path)
-    model.opset_import.append(helper.make_opsetid("my", 1))
-    fan_in = function("f", "Relu")
-    fan_in.node[0].op_type = "Sum"
-    fan_in.node[0].input.extend(["a"] * 100_000)
-    model.functions.append(fan_in)
-    path.write_bytes(model.SerializeToString())
-    with pytest.raises(ModelFileError, match=r"200008 inputs and outputs \(functions expanded\)"):
+def test_a_file_that_computes_nothing_is_refused(write):
+    with pytest.raises(UnsupportedModelError, match="no output depends on the images, but as a co"):
+        file_graph(write(helper.make_node("Identity", ["x"], ["y"])))
+
+
+def test_an_unknown_element_type_is_told(write):
+    cast = helper.make_node("Cast", ["x"], ["c"], to=99)
+    path = write(cast, helper.make_node("Relu", ["c"], ["y"]))
+    with pytest.raises(UnsupportedModelError, match="number 99"):
+        file_profile(path)
+
+
+def test_a_tensor_in_an_attribute_may_not_lie_outside_the_file(write, tmp_path):
+    (tmp_path / "secret").write_bytes(np.arange(2).tobytes())
+    value = TensorProto(data_type=TensorProto.INT64, dims=[1])
+    value.data_location = TensorProto.EXTERNAL
+    value.external_data.add(key="location", value="secret")
+    shape = helper.make_tensor("s", TensorProto.INT64, [1], [4])
+    made = helper.make_node("ConstantOfShape", ["s"], ["t"])
+    made.attribute.add(name="value", type=onnx.AttributeProto.TENSOR).t.CopyFrom(value)
+    path = write(made, helper.make_node("Reshape", ["x", "t"], ["y"]), initializers=[shape])
+    with pytest.raises(ModelFileError, match="external data"):
         file_graph(path)
-
-
-LATEST = onnx.defs.onnx_opset_version()

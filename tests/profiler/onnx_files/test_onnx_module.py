@@ -132,11 +132,11 @@ def test_attention_is_fused_where_the_exported_module_fuses_it(tmp_path, fused):
     )
 
 
-def test_weights_may_be_stored_absent_or_folded(tmp_path):
-    """As weights of a file, as inputs without values, or transposed beforehand by the exporter."""
+def test_weights_may_be_stored_or_folded(tmp_path):
+    """As weights of a file, or transposed beforehand by the exporter."""
     module = Attention(fused=True).eval()
     expected = step_profile(module, Sample((3, 8, 8), torch.float32))
-    for options in ({}, {"do_constant_folding": False}, {"export_params": False}):
+    for options in ({}, {"do_constant_folding": False}):
         path = exported(tmp_path, module, torch.zeros(2, 3, 8, 8), 17, **options)
         actual = step_profile(rebuilt(path), 8)
         assert actual.trainable_parameters == expected.trainable_parameters

@@ -82,21 +82,3 @@ def test_a_model_for_one_batch_size_has_kernels_at_no_other(profile):
     fixed.at(8)
     with pytest.raises(TrappmError, match="8"):
         fixed.at(9)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"kinds": np.full(5, 99, np.int8)},
-        {"passes": np.full(5, -1, np.int8)},
-        {"counts": np.zeros(5, np.int32)},
-        {"counts": np.ones(4, np.int32)},
-        {"windows": np.zeros(5, np.int32)},
-        {"sizes": np.full((5, len(Size), 2), -1)},
-        {"sizes": np.full((5, len(Size), 2), 1 << 61)},
-        {"sizes": np.zeros((5, len(Size)), np.int64)},
-    ],
-)
-def test_arrays_that_contradict_each_other_are_refused(wrong):
-    with pytest.raises(TrappmError, match="not the kernels of a step"):
-        replace(table(5), **wrong)

@@ -26,8 +26,7 @@ from trappm.profiler.simulation.kernel_profile import Pass, Size
 from trappm.profiler.simulation.memory_simulation import simulate_memory
 from trappm.profiler.simulation.step_trace import Event
 from trappm.profiler.tracing import gpu_functions, losses, step_recorder
-from trappm.profiler.tracing.allocation_log import AllocationLog
-from trappm.profiler.tracing.kernel_log import tensors_of
+from trappm.profiler.tracing.kernel_log import AllocationLog, tensors_of
 from trappm.profiler.tracing.losses import default_loss
 from trappm.profiler.tracing.tracer import StepOptions, Tracer
 

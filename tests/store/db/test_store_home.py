@@ -100,7 +100,7 @@ def test_every_command_works_on_the_database_that_is_named(
     export_file([measurement()], sheet)
     monkeypatch.setenv("TRAPPM_HOME", str(home))
     monkeypatch.setenv("TRAPPM_DATABASE", empty_database_url)
-    for command in ("campaign status", "snapshot list"):  # no store yet, so no rows
+    for command in ("campaign status", "snapshot show"):  # no store yet, so no rows
         assert cli.run(command.split()) == 0
     what = ["resnet18", "--input-size", "64", "--device", "cpu-2t", "--json"]
     assert cli.run(["labels", "import", str(sheet)]) == 0

@@ -52,22 +52,14 @@ def test_opening_again_keeps_everything(empty_database_url):
         assert [label.id for label in second.labels.matching()] == [label_id]
 
 
-@pytest.mark.parametrize(
-    ("schema", "message"),
-    [
-        ("0001", r"earlier TraPPM .schema 0001.*labels export.*labels import"),
-        ("9999", r"newer TraPPM .schema 9999.*update TraPPM"),
-    ],
-)
-def test_a_store_of_another_version_is_refused_with_what_to_do(
-    store, database_url, schema, message
-):
+@pytest.mark.parametrize("schema", ["0001", "9999"])
+def test_a_store_of_another_version_is_refused_with_what_to_do(store, database_url, schema):
     engine = create_engine(database_url)
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = :x"), {"x": schema})
     engine.dispose()
     for open_ in (Store.open, Store.open_to_read):
-        with pytest.raises(StoreAccessError, match=message):
+        with pytest.raises(StoreAccessError, match=rf"schema {schema}.*Update.*labels export"):
             open_(database_url)
 
 
@@ -112,11 +104,6 @@ def test_a_file_that_is_no_database_is_told_and_left_alone(tmp_path, content):
         with pytest.raises(StoreAccessError, match=r"labels\.db refused: file is not a database"):
             open_(f"sqlite:///{path}")
     assert path.read_bytes() == content
-
-
-def test_a_folder_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(StoreAccessError, match="unable to open database file"):
-        Store.open(f"sqlite:///{tmp_path / 'nowhere' / 'labels.db'}")
 
 
 def test_a_store_that_cannot_be_written_can_be_read(tmp_path):
@@ -214,6 +201,8 @@ def test_what_is_written_meanwhile_is_seen(store, database_url):
 
 
 def test_where_there_is_no_store_nothing_is_made(tmp_path):
+    with pytest.raises(StoreAccessError, match="unable to open database file"):
+        Store.open(url_of(tmp_path / "nowhere" / "labels.db"))
     for path in (tmp_path / "labels.db", tmp_path / "nowhere" / "labels.db"):
         with pytest.raises(InputError, match=r"no label store at .*labels\.db; fill one with"):
             Store.open_to_read(url_of(path))

@@ -104,21 +104,6 @@ def test_what_is_recorded_while_the_database_is_away_is_there_once_it_is_back(ou
         assert opened.measurements.get(label.measurement_id) == result
 
 
-def test_a_campaign_goes_on_with_every_method_after_an_outage(outage, notices):
-    url, take_away, bring_back = outage
-    with Store.open(url, Patience(PATIENCE_S, notices)) as opened:
-        campaign_id = campaign_with(opened, [configuration()])
-        take_away()
-        helper = threading.Thread(target=lambda: (notices.has_begun.wait(PATIENCE_S), bring_back()))
-        helper.start()
-        opened.campaigns.log_event(campaign_id, "note", {"message": "during"})
-        helper.join(PATIENCE_S)
-        assert lease_next(opened, campaign_id) is not None
-        many = (measurement(configuration(b)) for b in (2, 4, 8))
-        assert opened.measurements.record_many(many) == 3
-        assert [e.kind for e in opened.campaigns.events(campaign_id)] == ["note"]
-
-
 def test_the_wait_is_bounded_and_ends_in_one_line_that_says_how_long_it_was(outage, notices):
     url, take_away, bring_back = outage
     with Store.open(url, Patience(1.5, notices)) as opened:

@@ -57,14 +57,6 @@ def test_a_pool_is_set_once(store):
     assert store.campaigns.pool(campaign_id) == sorted(pool)
 
 
-def test_two_campaigns_share_configurations_and_nothing_else(store):
-    first, second = (campaign_with(store, [configuration(1), configuration(2)]) for _ in "ab")
-    measure_next(store, first)
-    assert [state for state, _, _ in states(store, first)] == ["done", "open"]
-    assert [state for state, _, _ in states(store, second)] == ["open", "open"]
-    assert store.labels.of_campaign(second) == []
-
-
 def test_a_round_is_planned_once(store):
     campaign_id = campaign_with(store, [configuration(1), configuration(2)])
     before = store.assignments.of_campaign(campaign_id)
@@ -214,17 +206,6 @@ def test_a_snapshot_never_changes(store):
     publish(store, snapshot("s1"))
     with pytest.raises(SnapshotError, match="never changes"):
         publish(store, snapshot("s1", location="elsewhere"))
-
-
-@pytest.mark.parametrize("failure", ["outcome", "lost"])
-def test_what_failed_keeps_its_place_for_readers(store, failure):
-    campaign_id = campaign_with(store, [configuration(b) for b in (1, 2, 4)])
-    if failure == "outcome":
-        measure_next(store, campaign_id, "unstable")
-    else:
-        store.assignments.take_back(lease_next(store, campaign_id).id, "died")
-    planned_order = [a.configuration.batch_size for a in store.assignments.of_campaign(campaign_id)]
-    assert planned_order == [1, 2, 4]
 
 
 def test_what_was_given_up_in_a_closed_round_stays_so(store):

@@ -86,31 +86,6 @@ def test_an_outcome_settles_its_assignment(store, outcome, expected):
     assert len(store.labels.of_campaign(campaign_id)) == (outcome == "ok")
 
 
-def test_a_late_failure_is_kept_but_does_not_take_the_lease_from_another(store):
-    campaign_id = campaign_with(store, [configuration()])
-    late = lease_next(store, campaign_id, "late")
-    store.assignments.take_back(late.id, "silent")
-    now = lease_next(store, campaign_id, "now")
-    store.measurements.record(
-        measurement(outcome="error", attempt_key=late.attempt_key), assignment_id=late.id
-    )
-    assert states(store, campaign_id) == [("leased", 2, 1)]
-    store.measurements.record(measurement(attempt_key=now.attempt_key), assignment_id=now.id)
-    assert states(store, campaign_id) == [("done", 2, 1)]
-    assert store.campaigns.outcome_counts(campaign_id) == {DEVICE: {"error": 1, "ok": 1}}
-
-
-def test_a_late_result_is_welcome(store):
-    campaign_id = campaign_with(store, [configuration()])
-    late = lease_next(store, campaign_id, "late")
-    store.assignments.take_back(late.id, "silent", max_attempts=1)
-    assert lease_next(store, campaign_id, "other") is None
-    assert states(store, campaign_id) == [("failed", 1, 1)]
-    store.measurements.record(measurement(attempt_key=late.attempt_key), assignment_id=late.id)
-    assert states(store, campaign_id) == [("done", 1, 1)]
-    assert len(store.labels.of_campaign(campaign_id)) == 1
-
-
 def test_the_first_label_stays_and_another_stack_or_protocol_is_another_label(store):
     first = store.measurements.record(measurement(step_ms=10.0))
     assert store.measurements.record(measurement(step_ms=20.0)).label_id == first.label_id

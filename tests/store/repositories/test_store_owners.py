@@ -10,8 +10,6 @@ import pytest
 from store_samples import (
     campaign_with,
     configuration,
-    lease_next,
-    measurement,
     owned,
     process,
     publish,
@@ -100,19 +98,6 @@ def test_who_gives_a_campaign_back_leaves_it_to_others_and_can_write_no_more(sto
     with pytest.raises(NotOwnerError):
         first.campaigns.log_event(campaign_id, "note", {})
     owned(store, campaign_id, "second")
-
-
-def test_what_the_one_before_hands_in_is_refused_whole(store, campaign_id):
-    first = owned(store, campaign_id, "first")
-    lease = lease_next(first, campaign_id)
-    second = owned(store, campaign_id, "second", gone="first")
-    late = measurement(lease.configuration, attempt_key=lease.attempt_key)
-    with pytest.raises(NotOwnerError):
-        first.measurements.record_and_lease([(late, lease.id)], [])
-    second.assignments.release_leases(campaign_id)
-    assert store.campaigns.outcome_counts(campaign_id) == {}
-    again = lease_next(second, campaign_id)
-    assert (again.id, again.attempts, again.failures) == (lease.id, 2, 0)
 
 
 def test_of_many_that_claim_at_once_one_gets_it(store, database_url, campaign_id):

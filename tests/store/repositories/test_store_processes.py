@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import random
 import re
 import signal
 import sqlite3
@@ -59,11 +58,12 @@ def test_a_new_file_that_another_writes_to_is_waited_for(tmp_path):
     other.close()
 
 
-def work_together(store, url, started, *, campaigns, assignments, processes, threads):
+def test_rivals_for_campaigns_lose_no_label_and_record_none_twice(store, database_url, started):
     """Rivals of both kinds, each with a connection of its own, run campaigns to their end.
 
     All campaigns measure the same configurations, so that their labels have the same places.
     """
+    url, campaigns, assignments, processes, threads = database_url, 2, 30, 2, 4
     what = [configuration(b) for b in range(1, assignments + 1)]
     ids = [campaign_with(store, what) for _ in range(campaigns)]
     results = context.Queue()
@@ -94,39 +94,10 @@ def work_together(store, url, started, *, campaigns, assignments, processes, thr
     assert store.check() == []
 
 
-def test_rivals_for_campaigns_lose_no_label_and_record_none_twice(store, database_url, started):
-    work_together(store, database_url, started, campaigns=2, assignments=30, processes=2, threads=4)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)  # 1,000 leases on a machine that may be busy
-def test_many_rivals_lose_no_label_and_record_none_twice(store, database_url, started):
-    """64 at once on PostgreSQL, 8 processes on SQLite."""
-    sqlite = database_url.startswith("sqlite")
-    processes, threads = (8, 0) if sqlite else (16, 48)
-    campaigns = (processes + threads) // 4
-    work_together(
-        store, database_url, started, campaigns=campaigns, assignments=1000 // campaigns,
-        processes=processes, threads=threads,
-    )  # fmt: skip
-
-
 def test_what_was_acknowledged_survives_a_kill(database_url, started):
-    kill_while_it_records(database_url, started, (3, 20, 50))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)  # 20 processes import the store, and record 10,000 times
-def test_what_was_acknowledged_survives_twenty_kills(database_url, started):
-    """Each of them at some moment of 1,000 writes."""
-    generator = random.Random(5)
-    kill_while_it_records(database_url, started, [generator.randrange(1, 1000) for _ in range(20)])
-
-
-def kill_while_it_records(database_url, started, counts):
-    """Kills a process when it has told of so many records, for each count; looks what is there."""
+    """A process is killed when it has told of so many records."""
     acknowledged = set()
-    for count in counts:
+    for count in (3, 20, 50):
         ours, theirs = context.Pipe(duplex=False)
         process = started(store_workers.record_for_ever, database_url, theirs)
         theirs.close()

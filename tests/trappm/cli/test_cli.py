@@ -115,6 +115,9 @@ def _small_campaign(tmp_path: Path, **changes: object) -> str:
         (["campaign", "report", "--png", "map.png"], "--choices"),
         (["campaign", "resume", "--outcome", "timeout"], "--retry-failed"),
         (["campaign", "watch"], "use trappm campaign status --follow"),
+        (["estimate", "resnet18"], "use trappm predict MODEL --breakdown"),
+        (["device", "show", "a100"], "use trappm devices NAME"),
+        (["predict", "resnet18", "--gpus", "2"], "use trappm scale MODEL --gpus N"),
         (["snapshot", "alias", "stable", "latest"], "use trappm snapshot push SNAPSHOT --alias"),
         (["ui"], "use trappm serve --open"),
         (["campaign", "ui"], "No such command 'ui'"),
@@ -233,8 +236,11 @@ def test_debug_shows_the_trace(home, monkeypatch, capsys):
 def test_empty_lists_say_what_to_do_next(trappm, home):
     assert "trappm campaign launch" in trappm("campaign", "status", home=home).stdout
     assert json.loads(trappm("campaign", "status", "--json", home=home).stdout) == []
-    (shipped,) = json.loads(trappm("snapshot", "list", "--json", home=home).stdout)
+    (shipped,) = json.loads(trappm("snapshot", "show", "--json", home=home).stdout)
     assert shipped["aliases"] == ["default"]
+    earlier = trappm("snapshot", "list", "--json", home=home)
+    assert json.loads(earlier.stdout) == [shipped]
+    assert "use trappm snapshot show" in earlier.stderr
 
 
 def test_a_pulled_snapshot_comes_with_a_question_that_it_answers(capsys, tmp_path):

@@ -8,8 +8,7 @@ from store_whole import kernel
 
 from trappm import cli
 from trappm.profiler.kernels.characterising import Characteriser
-from trappm.profiler.kernels.kernel_call import KernelCall, Operator
-from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.kernels.kernel_call import KernelCall, KernelMeasurement, Operator
 from trappm.store import Home, Store
 
 MEASURE = ("measure", "--kernels", "--device")

@@ -87,7 +87,7 @@ class User:
             return {}
         try:
             with sqlite3.connect(database, timeout=30) as connection:
-                query = "SELECT architecture, graph_hash FROM architecture_graphs"
+                query = "SELECT architecture, graph_hash FROM static_profiles"
                 return dict(connection.execute(query).fetchall())
         except sqlite3.OperationalError:  # its tables are being made
             return {}
@@ -95,8 +95,8 @@ class User:
     def facts(self, name: str | None = None):
         """Counts of a pool; None if there is none."""
         with store_or_none_yet(Home.find()) as store:
-            facts = pool_facts(store, name)
-        return facts and facts.to_json()
+            names = [name] if name else [pool.name for pool in store.pools.all()]
+            return pool_facts(store, names[0]).to_json() if names else None
 
 
 @pytest.fixture

@@ -179,7 +179,7 @@ COMMANDS = (
     "compare test_resnet mobilenetv4_conv_small_035 --input-size 64 --batch-size 64",
     "device show a100",
     "predict test_resnet --input-size 64 --batch-size 4096 --epochs 90 --samples 1281167",
-    "snapshot list",
+    "snapshot show",
     "snapshot show default",
     "store upgrade --check",
 )

@@ -95,23 +95,6 @@ def test_the_shipped_snapshot_goes_by_the_beginning_of_its_id(tmp_path, monkeypa
     assert folder_of(name[:6]) == folder_of(name) == SHIPPED
 
 
-@pytest.mark.parametrize(
-    ("command", "instead"),
-    [
-        ("fits resnet18", "trappm predict MODEL"),
-        ("estimate resnet18", "trappm predict MODEL --breakdown"),
-        ("device show a100", "trappm devices NAME"),
-        ("device characterise a100", "trappm measure --kernels"),
-        ("labels lookup resnet18", "trappm predict MODEL --labels"),
-        ("predict resnet18 --gpus 2", "trappm scale MODEL --gpus N"),
-    ],
-)
-def test_an_earlier_command_says_what_replaces_it(capsys, command, instead):
-    assert run(command.split()) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"use {instead}" in line
-
-
 def test_every_command_is_in_a_group_named_by_its_task(capsys):
     assert run(["--help"]) == 0
     panels = re.findall(r"^╭─ (.+?) ─+╮", capsys.readouterr().out, re.MULTILINE)
@@ -130,13 +113,6 @@ def test_an_output_that_cannot_be_written_is_one_line(home, command):
         )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr == ("trappm: error: the output cannot be written: No space left on device\n")
-
-
-def test_a_limit_beyond_any_store_is_one_line(home, monkeypatch, capsys):
-    monkeypatch.setenv("TRAPPM_HOME", str(home[0].path))
-    assert run(["labels", "query", "--limit", "9" * 30]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "--limit" in line
 
 
 def test_a_measurement_tells_what_it_does(tmp_path):

@@ -17,6 +17,7 @@ from trappm import cli
 from trappm.profiler.errors import InputError
 from trappm.store import Home, Store
 from trappm.store.kernel_measurements import export_kernels
+from trappm.terminal.label_tables import print_labels
 
 
 @pytest.fixture
@@ -206,6 +207,25 @@ def test_sql_is_answered_and_writes_nothing(filled, ask):
     assert len(rows_of(ask)) == 6
 
 
+@pytest.mark.parametrize(
+    ("architectures", "header"),
+    [
+        (["resnet18", "vit_tiny_patch16_224"], "input size device"),
+        (["hf:gpt2-tiny", "hf:t5-tiny,lora=4"], "tokens device"),
+        (["hf:vit-tiny", "resnet18"], "px device"),
+        (["hf:gpt2-tiny", "resnet18"], "tokens px device"),
+    ],
+)
+def test_sizes_have_a_column_per_unit(capsys, monkeypatch, architectures, header):
+    monkeypatch.setenv("COLUMNS", "160")
+    rows = [{"id": 1, "architecture": name, "batch_size": 2, "input_size": 64, "device": DEVICE}
+            for name in architectures]  # fmt: skip
+    print_labels(pd.DataFrame(rows))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert header in shown
+    assert shown.count(" 64 ") == len(architectures)
+
+
 # Show.
 
 
@@ -241,6 +261,7 @@ WRONG = [
     (["query", "--by", "family", "--sort", "step_time_ms_max"], "there is family, step_time_ms_co"),
     (["query", "--json", "--csv"], "--json and --csv exclude each other"),
     (["query", "--parquet", "nowhere/x.parquet"], "no folder nowhere"),
+    (["query", "--limit", "9" * 30], "--limit"),
     (["query", "--sql", "SELECT 1", "--device", "x"], "--sql and --device exclude each other"),
     (["query", "--sql", "SELECT"], "the SQL is refused"),
     (["show", "99"], "no label has the id 99"),

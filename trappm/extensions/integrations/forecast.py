@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.prediction.answering import simulated_answer
 from trappm.prediction.fitting import room_text
-from trappm.prediction.models.sizes import size_kind
-from trappm.prediction.models.subjects import Module
+from trappm.prediction.models.subjects import Module, size_kind
 from trappm.prediction.predict import predict
 from trappm.prediction.prediction import Prediction
 from trappm.prediction.question import Question, loop_of

@@ -10,11 +10,11 @@ import typer
 from trappm.cli import devices, options
 from trappm.cli.options import print_json
 from trappm.cli.predict import Devices, Models
-from trappm.profiler.devices.rank_keys import rank_key
+from trappm.profiler.devices.base import rank_key
 from trappm.profiler.errors import InputError
 
 if TYPE_CHECKING:
-    from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+    from trappm.profiler.kernels.kernel_call import KernelMeasurement
 
 _COUNTS = "1,2,4,8,16"
 
@@ -66,8 +66,7 @@ def scale(
 
     Example: trappm scale resnet50 --batch-size 64 --device a100 --gpus 1,2,4,8,16
     """
-    from trappm.extensions.parallel.scaling import scaling, scaling_json
-    from trappm.extensions.parallel.tables import print_scaling
+    from trappm.extensions.parallel.scaling import print_scaling, scaling, scaling_json
 
     named = _COUNTS if gpus is None else gpus
     try:

@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.extensions.parallel.links import Group, Link, Node, node_of
+from trappm.profiler.devices.base import rank_key
 from trappm.profiler.devices.catalogue import read_name
-from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import StoreError
 from trappm.profiler.kernels.kernel_call import Operator
 from trappm.profiler.records import Outcome, is_cpu_device
 
 if TYPE_CHECKING:
-    from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+    from trappm.profiler.kernels.kernel_call import KernelMeasurement
 
 Array = npt.NDArray[np.float64]
 

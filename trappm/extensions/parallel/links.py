@@ -71,14 +71,6 @@ class Link:
     """Standard deviation of the logarithm of times against it, where the link was held out."""
     source: str = ""
 
-    def __post_init__(self) -> None:
-        for name in ("gbs", "efficiency", "sharpness", "pair_share"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name} of a link is {getattr(self, name)}; it must be above 0")
-        for name in ("latency_us", "hop_us", "spread"):
-            if not getattr(self, name) >= 0:
-                raise InputError(f"{name} of a link is {getattr(self, name)}; it must be 0 or more")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
@@ -92,7 +84,6 @@ class Node:
     gpus: int = 8
     most_gpus: int = 16
     """Of the largest node of such cards."""
-    source: str = ""
 
     def with_network(self, gbit: float) -> Node:
         """The same with so many Gbit/s between nodes."""
@@ -194,7 +185,7 @@ def node_of(device: str) -> Node:
     if is_cpu_device(device):
         host = link(LinkKind.HOST, 10.0, source="two processes of one host, by gloo")
         network = link(LinkKind.TCP, 100 / BITS_PER_BYTE)
-        return Node(name="host", inner=host, network=network, gpus=2, source=host.source)
+        return Node(name="host", inner=host, network=network, gpus=2)
     card = card_of(device)
     if card is None:
         raise InputError(
@@ -204,11 +195,8 @@ def node_of(device: str) -> Node:
     form = card.name.form or ""
     for row in _rows(_FOLDER / "nodes.csv"):
         if card.name.model == row["model"] and form.startswith(row["form"]):
-            own = (
-                {"efficiency": float(row["network_efficiency"])}
-                if row["network_efficiency"]
-                else {}
-            )
+            known = row["network_efficiency"]
+            own = {"efficiency": float(known)} if known else {}
             return Node(
                 name=row["name"],
                 inner=link(LinkKind(row["inner"]), float(row["inner_gbs"]), source=row["source"]),
@@ -218,14 +206,12 @@ def node_of(device: str) -> Node:
                 rails=int(row["rails"]),
                 gpus=int(row["gpus"]),
                 most_gpus=int(row["most_gpus"]),
-                source=row["source"],
             )
     newest = max(at for at in PCIE_GBS if at <= card.capability)
     return Node(
         name="PCIe, 100 Gbit/s",
         inner=link(LinkKind.PCIE, PCIE_GBS[newest]),
         network=link(LinkKind.TCP, 100 / BITS_PER_BYTE),
-        source="data sheets; no node of this card is listed",
     )
 
 

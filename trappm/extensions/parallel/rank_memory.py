@@ -65,10 +65,7 @@ class RankMemory:
 
     @property
     def total(self) -> float:
-        return (
-            self.parameters + self.states + self.gradients
-            + self.gathered + self.buckets + self.activations
-        )  # fmt: skip
+        return float(sum(vars(self).values()))
 
 
 def rank_memory(needs: MemoryNeeds, parallelism: Parallelism) -> RankMemory:

@@ -20,11 +20,10 @@ from multiprocessing.connection import Connection
 from statistics import median
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from trappm.profiler.devices.base import Device, StepDevice
+from trappm.profiler.devices.base import Device, StepDevice, rank_key
 from trappm.profiler.devices.cpu import CpuDevice
 from trappm.profiler.devices.gpu.cuda import CudaDevice
 from trappm.profiler.devices.gpu.nvml import visible_gpus
-from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import DeviceError, InputError
 from trappm.profiler.kernels.kernel_call import KernelCall, Operator
 from trappm.profiler.records import Configuration, Protocol, is_cpu_device

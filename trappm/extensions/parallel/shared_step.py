@@ -21,8 +21,8 @@ from trappm.prediction.fitting import MemoryAnswer, Verdict, room_text
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.extensions import extension_modules
-from trappm.profiler.number_text import number_text
 from trappm.profiler.records import Phase, member
+from trappm.profiler.text import number_text
 
 if TYPE_CHECKING:
     from trappm.extensions.parallel.rank_memory import MemoryNeeds
@@ -149,9 +149,8 @@ def predict_parallel(
         accumulation: forward and backward passes before each optimizer step.
         network_gbit: of a node's network; by default that of the usual node of such cards.
         batch_size: samples of a GPU's pass; by default the file's own, or 1.
-        input_size: pixels, as for `predict`.
-        sequence_length: tokens, as for `predict`.
-        precision, memory_format, optimizer, snapshot: as for `predict`.
+        input_size, sequence_length, precision, memory_format, optimizer, snapshot: as for
+            `predict`.
 
     Raises:
         InputError: sizes that do not divide each other, or a model that cannot be shared so.

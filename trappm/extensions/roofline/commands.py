@@ -14,7 +14,7 @@ from trappm.cli.options import AsJson, BatchSize, InputSize, print_json
 from trappm.prediction.device_names import DEFAULT_DEVICE
 
 if TYPE_CHECKING:
-    from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+    from trappm.profiler.kernels.kernel_call import KernelMeasurement
 
 
 def register(app: typer.Typer) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, ON_PAPER, KnownDevice
 from trappm.profiler.errors import InputError
-from trappm.profiler.number_text import number_text
+from trappm.profiler.text import number_text
 from trappm.terminal.plots import new_figure, save_png
 
 if TYPE_CHECKING:

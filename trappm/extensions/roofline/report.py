@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from trappm.extensions.roofline.drawing import MOST_POINTS, as_text, key_of_text
 from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, LAUNCH, UNITS, KnownDevice
 from trappm.profiler.kernels.ceilings import sentence as ceilings_sentence
-from trappm.profiler.number_text import number_text
 from trappm.profiler.records import Outcome, Phase
+from trappm.profiler.text import number_text
 from trappm.terminal.kernel_report import facts
 from trappm.terminal.tables import print_line, print_table
 

@@ -6,13 +6,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trappm.profiler.devices.base import rank_key
 from trappm.profiler.devices.catalogue import card_name, card_of, read_name
-from trappm.profiler.devices.rank_keys import rank_key
 from trappm.profiler.errors import InputError
 from trappm.profiler.kernels.ceilings import Ceilings, ceilings
 
 if TYPE_CHECKING:
-    from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+    from trappm.profiler.kernels.kernel_call import KernelMeasurement
     from trappm.store import Store
 
 COMPUTE, BANDWIDTH, LAUNCH = "compute", "bandwidth", "launch"

@@ -33,9 +33,8 @@ from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.prediction.device_names import key_among
 from trappm.profiler.errors import InputError, SnapshotError, UnsupportedModelError
-from trappm.profiler.number_text import number_text
-from trappm.profiler.records import Precision
 from trappm.profiler.simulation.kernel_profile import KernelKind, Kernels, KernelTable, Pass, Size
+from trappm.profiler.text import number_text
 
 if TYPE_CHECKING:
     from trappm.learner.heads.metric_head import Head
@@ -122,7 +121,8 @@ def step_kernels(
     multiplies = kernels.table.kinds < PRODUCTS
     time_ms = np.empty(len(kernels.table))
     time_ms[multiplies], time_ms[~multiplies] = times.products.numpy(), times.streams.numpy()
-    types = _data_types(kernels.table, workload.precision)
+    half = "bf16" if workload.precision.needs_bf16 else "fp16"
+    types = np.where(kernels.table.half, half, "fp32").astype(object)
     types[np.flatnonzero(multiplies)[(terms.products.peak == Peak.TF32).numpy()]] = "tf32"
     flops, moved, counts = _operations(kernels), _bytes(kernels), kernels.table.counts.tolist()
     points = [
@@ -173,11 +173,6 @@ def _bound(device: KnownDevice, point: KernelPoint) -> str:
         )
     ridge = 1000 * peak.value / memory.value
     return COMPUTE if point.intensity > ridge else BANDWIDTH
-
-
-def _data_types(table: KernelTable, precision: Precision) -> npt.NDArray[np.object_]:
-    half = "bf16" if precision.needs_bf16 else "fp16"
-    return np.where(table.half, half, "fp32").astype(object)
 
 
 def _bytes(kernels: Kernels) -> Array:

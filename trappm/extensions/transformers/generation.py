@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trappm.prediction.device_names import DEFAULT_DEVICE, device_title, refuse_precision
+from trappm.prediction.device_names import DEFAULT_DEVICE, device_title, precision_gap
 from trappm.prediction.fitting import (
     MemoryInterval,
     Verdict,
@@ -39,7 +39,7 @@ UNLABELLED = (
 Interval = tuple[float, float]
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class Generation:
     """What it costs to generate; intervals hold 90 %."""
 
@@ -98,13 +98,6 @@ class Generation:
             values |= dict.fromkeys(("token_ms", "token_interval_ms", "token_device_ms"))
         return values
 
-    def __repr__(self) -> str:
-        each = "" if self.tokens == 1 else f", then {self.token_ms:.3g} ms a token"
-        return (
-            f"<Generation: {self.model} on {self.device}: first token {self.first_token_ms:.3g} "
-            f"ms{each}; {self.memory_mib / 1024:.1f} GiB>"
-        )
-
 
 def generate(
     model: str,
@@ -137,7 +130,8 @@ def generate(
             raise InputError(f"{name} is {value}; it must be from 1 to {MOST:,}")
     is_default, device = device is None, device or DEFAULT_DEVICE
     capacity_mib = capacity_of(device)
-    refuse_precision(device, which)
+    if gap := precision_gap(device, which):
+        raise InputError(gap)
     from trappm.extensions.transformers.decoder import Decoder
 
     decoder = Decoder(model, prompt + tokens, batch_size, which)

@@ -20,8 +20,8 @@ from trappm.profiler.errors import InputError, UnknownArchitectureError
 from trappm.profiler.files.plain_files import read_plain
 from trappm.profiler.files.yaml_text import load_yaml
 from trappm.profiler.models.pool import Attention
-from trappm.profiler.nearest import nearest
 from trappm.profiler.records import unit_by_name
+from trappm.profiler.text import nearest
 
 PREFIX = "hf:"
 SOURCE = "trappm.extensions.transformers.library"

@@ -13,6 +13,7 @@ import logging
 import re
 import shutil
 import tempfile
+import time
 import weakref
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,6 @@ from trappm.prediction.models.subjects import file_key, traced
 from trappm.prediction.models.tracing import (
     FOR_FILES,
     FOR_NAMES,
-    Deadline,
     FileTracer,
     NameTracer,
     OutsideTracer,
@@ -140,8 +140,8 @@ class Tracer:
         """
         rows = tuple(settings)
 
-        def work(deadline: Deadline) -> None:
-            traced(model.key, self._outside(model, deadline), rows)
+        def work(until_s: float) -> None:
+            traced(model.key, self._outside(model, until_s), rows)
 
         await self._at_work.wait((model.key, rows), lambda: self._queued(model.name, work))
 
@@ -150,25 +150,25 @@ class Tracer:
     ) -> TracedStep:
         """Trace one step with the origins of its tensors; raises as `trace` does."""
 
-        def work(deadline: Deadline) -> TracedStep:
-            return self._outside(model, deadline).traced_step(settings, phase, batch_size)
+        def work(until_s: float) -> TracedStep:
+            return self._outside(model, until_s).traced_step(settings, phase, batch_size)
 
         return await self._queued(model.name, work)
 
-    def _outside(self, model: Model, deadline: Deadline) -> OutsideTracer:
+    def _outside(self, model: Model, until_s: float) -> OutsideTracer:
         inner = (
             NameTracer(model.name, model.input_size)
             if model.path is None
             else FileTracer(str(model.path), model.input_size)
         )
-        return OutsideTracer(self._process, inner, model.name, deadline)
+        return OutsideTracer(self._process, inner, model.name, until_s)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
         with contextlib.suppress(OSError):  # its thread sees it end, too
             self._process.stop()
 
-    async def _queued(self, name: str, work: Callable[[Deadline], Result]) -> Result:
+    async def _queued(self, name: str, work: Callable[[float], Result]) -> Result:
         if self._waiting > self._max_waiting:  # one of them is being traced
             raise ServingError(503, f"{self._waiting} models wait to be traced; retry in a minute")
         self._waiting += 1
@@ -178,12 +178,10 @@ class Tracer:
         finally:
             self._waiting -= 1
 
-    def _worked(self, name: str, work: Callable[[Deadline], Result]) -> Result:
-        deadline = Deadline(self._timeout_s)
+    def _worked(self, name: str, work: Callable[[float], Result]) -> Result:
         try:
-            self._process.start()  # before the deadline: its time is not the model's
-            deadline.start()
-            return work(deadline)
+            self._process.start()  # before the clock starts: its time is not the model's
+            return work(time.monotonic() + self._timeout_s)
         except TracingTimeoutError as error:
             raise ServingError(504, str(error)) from None
         except ForkServerError as error:

@@ -1,8 +1,8 @@
-"""Static profiles of models, kept so that the next process need not trace them again.
+"""Cache of static profiles, so that the next process need not trace a model again.
 
 An entry is named by all that it depends on: the architecture or the file's content, the input size,
 and the versions of the libraries that traced it. Entries only ever save time: a damaged one is made
-again, a folder that cannot be written keeps none, and deleting it loses nothing.
+again, a folder that cannot be written caches nothing, and deleting it loses nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from trappm.profiler.errors import InputError, ModelFileError, TrappmError
 from trappm.profiler.files.whole_file import made_whole
+from trappm.profiler.host.environment import data_folder
 from trappm.profiler.models.known_names import is_hub_id, refuse_weights
 from trappm.profiler.records import GraphTemplate
 
@@ -27,74 +27,81 @@ if TYPE_CHECKING:
     from trappm.profiler.simulation.step_profile import StaticProfile, StepProfile
 
 FORMAT = 4
-"""Counted up when a profile says something else of the same model."""
+"""Version of the entries; increased when a profile of the same model changes."""
 MAX_ENTRY_BYTES = 64 << 20
 _STEP_REFUSED = b"refused\n"
 
 
-@dataclass(frozen=True)
-class ProfileCache:
-    """Profiles of single models in a folder, one file for each."""
+def cached_profile(
+    key: tuple[object, ...], make: Callable[[], tuple[str, StaticProfile]]
+) -> tuple[str, StaticProfile]:
+    """Return the name and profile of a model, made unless they are cached."""
+    path = _path(key, "profile.json")
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, TrappmError):
+        return profile_from_bytes(_read(path))
+    name, profile = make()
+    _write(path, profile_to_bytes(name, profile))
+    return name, profile
 
-    folder: Path
 
-    def profile(
-        self, key: tuple[object, ...], make: Callable[[], tuple[str, StaticProfile]]
-    ) -> tuple[str, StaticProfile]:
-        """The name and profile of a model, made if they are not there."""
-        path = self._path(key, "profile.json")
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, TrappmError):
-            return profile_from_bytes(_bytes_of(path))
-        name, profile = make()
-        self._keep(path, profile_to_bytes(name, profile))
-        return name, profile
+def cached_step(key: tuple[object, ...], make: Callable[[], StepProfile]) -> StepProfile | str:
+    """Return the steps of a model, traced unless they are cached; or why there are none."""
+    from trappm.profiler.simulation.step_profile import StepProfile
 
-    def step(self, key: tuple[object, ...], make: Callable[[], StepProfile]) -> StepProfile | str:
-        """The steps of a model, traced if they are not there; or why there are none."""
-        from trappm.profiler.simulation.step_profile import StepProfile
+    path = _path(key, "step.npz")
+    with contextlib.suppress(OSError, ValueError, TrappmError):
+        data = _read(path)
+        if data.startswith(_STEP_REFUSED):
+            return data.removeprefix(_STEP_REFUSED).decode()
+        return StepProfile.from_bytes(data)
+    try:
+        step = make()
+    except InputError:
+        raise
+    except TrappmError as error:
+        _write(path, _STEP_REFUSED + str(error).encode())
+        return str(error)
+    _write(path, step.to_bytes())
+    return step
 
-        path = self._path(key, "step.npz")
-        with contextlib.suppress(OSError, TrappmError, UnicodeDecodeError):
-            data = _bytes_of(path)
-            if data.startswith(_STEP_REFUSED):
-                return data.removeprefix(_STEP_REFUSED).decode()
-            return StepProfile.from_bytes(data)
-        try:
-            step = make()
-        except InputError:
-            raise
-        except TrappmError as error:
-            self._keep(path, _STEP_REFUSED + str(error).encode())
-            return str(error)
-        self._keep(path, step.to_bytes())
-        return step
 
-    def input_size(self, key: tuple[object, ...], make: Callable[[], int]) -> int:
-        """A model's size of input in pixels, which timm is asked for if it is not there."""
-        path = self._path(key, "input-size.json")
-        with contextlib.suppress(OSError, ValueError):
-            return int(_bytes_of(path))
-        size = make()
-        self._keep(path, str(size).encode())
-        return size
+def cached_input_size(key: tuple[object, ...], make: Callable[[], int]) -> int:
+    """Return a model's input size, asked of its library unless it is cached."""
+    path = _path(key, "input-size.json")
+    with contextlib.suppress(OSError, ValueError):
+        return int(_read(path))
+    size = make()
+    _write(path, str(size).encode())
+    return size
 
-    def _path(self, key: tuple[object, ...], suffix: str) -> Path:
-        identity = repr((FORMAT, *tracing_versions(), *key))
-        return self.folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.{suffix}"
 
-    def _keep(self, path: Path, data: bytes) -> None:
-        with contextlib.suppress(OSError):  # the answer does not depend on it
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with made_whole(path, replace=True) as part:
-                part.write_bytes(data)
+def _path(key: tuple[object, ...], suffix: str) -> Path:
+    identity = repr((FORMAT, *tracing_versions(), *key))
+    name = hashlib.sha256(identity.encode()).hexdigest()[:32]
+    return data_folder() / "profiles" / f"{name}.{suffix}"
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        data = file.read(MAX_ENTRY_BYTES + 1)
+    if len(data) > MAX_ENTRY_BYTES:
+        raise ValueError(f"{path} is larger than any profile")
+    return data
+
+
+def _write(path: Path, data: bytes) -> None:
+    with contextlib.suppress(OSError):  # the answer does not depend on it
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with made_whole(path, replace=True) as part:
+            part.write_bytes(data)
 
 
 def content_key(path: Path) -> str:
-    """A hash of a file's bytes; a file that has not changed is not read again by this process.
+    """Return a hash of a file's bytes; this process reads an unchanged file once.
 
     Raises:
-        ModelFileError: it cannot be read.
-        UnknownArchitectureError: it holds weights, not a model.
+        ModelFileError: It cannot be read.
+        UnknownArchitectureError: It holds weights, not a model.
     """
     refuse_weights(str(path))
     try:
@@ -113,7 +120,7 @@ def _content_hash(path: Path, _size: int, _modified_ns: int, _inode: int) -> str
 
 @cache
 def tracing_versions() -> tuple[str, ...]:
-    """Of all that decides what a trace of a model is."""
+    """Return the versions of the libraries that a trace depends on."""
     versions = [version(name) for name in ("trappm", "timm", "torch", "onnx")]
     for name in ("transformers", "peft"):  # of an extra
         with contextlib.suppress(PackageNotFoundError):
@@ -121,16 +128,8 @@ def tracing_versions() -> tuple[str, ...]:
     return tuple(versions)
 
 
-def _bytes_of(path: Path) -> bytes:
-    with path.open("rb") as file:
-        data = file.read(MAX_ENTRY_BYTES + 1)
-    if len(data) > MAX_ENTRY_BYTES:
-        raise ValueError(f"{path} is larger than any profile")
-    return data
-
-
 def profile_to_bytes(name: str, profile: StaticProfile) -> bytes:
-    """A model's name and profile as JSON."""
+    """Return a model's name and profile as JSON."""
 
     def text(data: bytes | None) -> str | None:
         return None if data is None else base64.b64encode(data).decode()
@@ -148,10 +147,10 @@ def profile_to_bytes(name: str, profile: StaticProfile) -> bytes:
 
 
 def profile_from_bytes(data: bytes) -> tuple[str, StaticProfile]:
-    """What `profile_to_bytes` wrote.
+    """Return what `profile_to_bytes` wrote.
 
     Raises:
-        ValueError, KeyError, TypeError, TrappmError: it is damaged.
+        ValueError, KeyError, TypeError, TrappmError: It is damaged.
     """
     from trappm.profiler.simulation.step_profile import StaticProfile, StepProfile, StepSource
 

@@ -1,7 +1,7 @@
-"""What a question is about: a timm name, an ONNX file or a module, as predictors see it.
+"""Models that questions are about: a timm or transformer name, an ONNX file, or a module.
 
-A subject is checked at once and profiled when its profile is needed. Names and files that were
-profiled before, by any process, need neither timm nor ONNX: `profile_cache` has them.
+A subject is checked at once and profiled when its profile is needed. Names and files that any
+process has profiled before need neither timm nor ONNX: `profile_cache` has their profiles.
 """
 
 from __future__ import annotations
@@ -15,8 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trappm.learner.heads.predictions import StepSettings
-from trappm.prediction.models.profile_cache import ProfileCache, content_key
-from trappm.prediction.models.sizes import check_size, size_of
+from trappm.prediction.models.profile_cache import (
+    cached_input_size,
+    cached_profile,
+    cached_step,
+    content_key,
+)
 from trappm.prediction.models.tracing import (
     FileTracer,
     NameTracer,
@@ -28,10 +32,16 @@ from trappm.prediction.models.tracing import (
     traced_step,
 )
 from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError
-from trappm.profiler.host.data_folder import data_folder
-from trappm.profiler.models.known_names import content_of, is_file, refuse_unknown
+from trappm.profiler.host.environment import data_folder
+from trappm.profiler.models.known_names import (
+    content_of,
+    is_file,
+    is_prefixed,
+    refuse_unknown,
+    unit_of,
+)
 from trappm.profiler.models.model_input import TARGETS, ExampleInputs, Sample
-from trappm.profiler.records import MemoryFormat, Phase, Precision
+from trappm.profiler.records import MAX_SIZE, MemoryFormat, Phase, Precision
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -44,19 +54,15 @@ class Subject(ABC):
 
     name: str
     batch_size: int | None = None
-    """Of the example, for a module; None where a question without one means 1."""
+    """Batch size of a module's example; None if it is 1 by default."""
     input_size: int | None = None
-    """As the question gives it, in pixels or tokens; None for the model's default."""
+    """Pixels or tokens of the question; None for the model's default."""
     identity: object = None
     """Equal for the same model in any process; None for a module, whose content is unknown."""
 
     @abstractmethod
     def profile(self) -> StaticProfile:
-        """Return the graph of the model, with its step in fp32 and contiguous.
-
-        Raises:
-            TrappmError: No graph can be made of it.
-        """
+        """Return the graph, with the step in fp32 and contiguous; raises TrappmError."""
 
     @abstractmethod
     def step(self, settings: StepSettings) -> StepProfile | str:
@@ -64,11 +70,7 @@ class Subject(ABC):
 
     @abstractmethod
     def traced_step(self, settings: StepSettings, phase: Phase, batch_size: int) -> TracedStep:
-        """Trace one step with the origins of its tensors.
-
-        Raises:
-            TrappmError: It cannot be traced.
-        """
+        """Trace one step with the origins of its tensors; raises TrappmError if it cannot be."""
 
 
 def subject_of(
@@ -92,18 +94,18 @@ def subject_of(
         for name, value in (("example_input", example_input), ("targets", targets), ("loss", loss)):
             if value is not None:
                 raise InputError(f"{name} is for modules; names and files know their input")
-        size = size_of(model, input_size, sequence_length)
+        size = _size_of(model, input_size, sequence_length)
         if isinstance(model, Path) or is_file(model):
-            return _file(Path(model), content_key(Path(model)), size, _profiles())
+            return _file(Path(model), content_key(Path(model)), size, data_folder())
         refuse_unknown(model)
-        return _architecture(model, size, _profiles())
+        return _architecture(model, size, data_folder())
     from torch import nn
 
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
         what = f"the class {model.__name__}" if isinstance(model, type) else f"a {kind}"
         raise InputError(f"the model is {what}; give a timm name, an ONNX file or a module")
-    size_of(model, input_size, sequence_length)
+    _size_of(model, input_size, sequence_length)
     if example_input is None or input_size is not None:
         raise InputError(
             f"{type(model).__name__} is a module; give an example of its input and no input size, "
@@ -112,11 +114,38 @@ def subject_of(
     return Module(model, example_input, targets, loss)
 
 
+def size_kind(model: object) -> str:
+    """Return the unit of a model's input size: `tokens` for transformers by name, else `px`."""
+    return unit_of(model) if isinstance(model, str) and is_prefixed(model) else "px"
+
+
+def _size_of(model: object, input_size: int | None, sequence_length: int | None) -> int | None:
+    """Return the size that is for such a model; raises InputError if the other one is given."""
+    if size_kind(model) == "tokens":
+        if input_size is not None:
+            raise InputError(
+                f"{model} takes tokens; give a sequence length, not the input size {input_size}"
+            )
+        return sequence_length
+    if sequence_length is not None:
+        raise InputError(
+            f"{model if isinstance(model, str) else type(model).__name__} takes no tokens; give an "
+            f"input size, not the sequence length {sequence_length}"
+        )
+    return input_size
+
+
+def check_size(name: str, value: object) -> None:
+    """Raise InputError if a value is neither None nor a size of a batch or an input."""
+    if value is not None and not (type(value) is int and 1 <= value <= MAX_SIZE):
+        raise InputError(f"{name} is {value!r}; it must be a whole number from 1 to {MAX_SIZE:,}")
+
+
 def input_size_of(name: str, input_size: int | None) -> int:
-    """The size of input of a named model, where one is given or left to its default.
+    """Return the input size of a named model, which is its default unless one is given.
 
     Raises:
-        InputError, UnknownArchitectureError: as `profiler.models.sources`.
+        InputError, UnknownArchitectureError: The model does not exist or has no such size.
     """
 
     def of_library() -> int:
@@ -124,81 +153,80 @@ def input_size_of(name: str, input_size: int | None) -> int:
 
         return source_of(name).input_size_of(name, input_size)
 
-    return _profiles().input_size(name_key(name, input_size), of_library)
+    return cached_input_size(name_key(name, input_size), of_library)
 
 
 class UnprofiledError(Exception):
-    """This process does not profile models by itself, and this one has no profile yet."""
+    """This process does not trace models, and this one has no cached profile."""
 
 
 def known_subject(key: tuple[object, ...]) -> Subject:
-    """A model that some process has profiled, by `name_key` or `file_key`; nothing is traced here.
+    """Return a model that some process has profiled, by its key; nothing is traced.
 
     Raises:
-        UnprofiledError: none has; so does the subject's `step` where that is not there.
+        UnprofiledError: There is no profile; the subject's `step` raises it, too.
     """
-    return _known(key, _profiles())
+    return _known(key, data_folder())
 
 
 def traced(key: tuple[object, ...], tracer: Tracer, settings: Iterable[StepSettings]) -> None:
-    """Profiles a model, and its steps in these settings, so that `known_subject` finds it.
+    """Profile a model and its steps in these settings, so that `known_subject` finds it.
 
     Raises:
-        TrappmError: what is wrong with the model.
+        TrappmError: What is wrong with the model.
     """
-    subject = _Kept(key, _profiles(), tracer)
+    subject = _Cached(key, tracer)
     for row in settings:
         subject.step(row)
 
 
 def name_key(name: str, input_size: int | None) -> tuple[object, ...]:
-    """What profiles of a named model are kept under."""
+    """Return the cache key of a named model."""
     return "timm", content_of(name), input_size
 
 
 def file_key(digest: str, input_size: int | None) -> tuple[object, ...]:
-    """What profiles of a file with this content (see `content_key`) are kept under."""
+    """Return the cache key of a file with this content (see `content_key`)."""
     return "file", digest, input_size
 
 
-class _Kept(Subject):
-    """A model that is the same for every process: its profiles are kept."""
+class _Cached(Subject):
+    """A model that is the same for every process, so its profiles are cached."""
 
-    def __init__(self, key: tuple[object, ...], cache: ProfileCache, tracer: Tracer | None) -> None:
-        self._cache = cache
+    def __init__(self, key: tuple[object, ...], tracer: Tracer | None) -> None:
         self._key = key
         self.identity = key
         self.input_size = key[2] if isinstance(key[2], int) else None
-        self._tracer = tracer
+        self._tracer_or_none = tracer
         self._steps: dict[tuple[str, str], StepProfile | str] = {}
-        self.name, self._profile = self._cache.profile(key, self._make)
+        self.name, self._profile = cached_profile(key, self._make)
 
     def profile(self) -> StaticProfile:
         return self._profile
 
     def step(self, settings: StepSettings) -> StepProfile | str:
-        layout = _layout(settings)
-        if layout == PLAIN:
+        layout = settings.precision.value, settings.memory_format.value
+        if layout == (Precision.FP32, MemoryFormat.CONTIGUOUS):  # in the profile
             return self._profile.step or self._profile.step_refusal or ""
         if layout not in self._steps:
             batch_size = self._profile.graph.fixed_batch_size
-            self._steps[layout] = self._cache.step(
-                (*self._key, *layout), lambda: self._unprofiled.step(settings, batch_size)
+            self._steps[layout] = cached_step(
+                (*self._key, *layout), lambda: self._tracer.step(settings, batch_size)
             )
         return self._steps[layout]
 
     def traced_step(self, settings: StepSettings, phase: Phase, batch_size: int) -> TracedStep:
         size = self._profile.graph.fixed_batch_size or batch_size
-        return self._unprofiled.traced_step(settings, phase, size)
+        return self._tracer.traced_step(settings, phase, size)
 
     def _make(self) -> tuple[str, StaticProfile]:
-        return self._unprofiled.profile()
+        return self._tracer.profile()
 
     @property
-    def _unprofiled(self) -> Tracer:
-        if self._tracer is None:
+    def _tracer(self) -> Tracer:
+        if self._tracer_or_none is None:
             raise UnprofiledError
-        return self._tracer
+        return self._tracer_or_none
 
 
 class Module(Subject):
@@ -211,17 +239,7 @@ class Module(Subject):
         targets: object = None,
         loss: Callable[..., Tensor] | None = None,
     ) -> None:
-        """Read the inputs.
-
-        Args:
-            module: The module, which stays as it is.
-            example_input: A tensor, a tuple of positional inputs, or a mapping of keyword inputs.
-            targets: What the loss compares the output with.
-            loss: Function of the output, and of the targets if there are any.
-
-        Raises:
-            InputError: The module does not take these inputs.
-        """
+        """Read the inputs, as `trappm.predict` takes them; raises InputError if it does not."""
         from trappm.profiler.models.on_meta import EAGER, eager, is_compiled
 
         self._module = eager(module)
@@ -234,7 +252,7 @@ class Module(Subject):
             args, kwargs = (), dict(example_input)
         elif isinstance(example_input, tuple | list):
             args = tuple(example_input)
-        self._inputs = example_inputs(self._module, args, kwargs, targets)
+        self._inputs = _example_inputs(self._module, args, kwargs, targets)
         is_one = len(args) == 1 and not kwargs and loss is None and targets is None
         self._only_input = args[0] if is_one and hasattr(args[0], "shape") else None
         self.batch_size = self._inputs.batch_size
@@ -274,16 +292,12 @@ class Module(Subject):
         return traced_step(module, self._inputs, options, phase, batch_size)
 
 
-def example_inputs(
+def _example_inputs(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], targets: object
 ) -> ExampleInputs:
     """Return what `forward()` and the loss are called with.
 
-    Args:
-        module: The module.
-        args: Positional inputs. A last one that `forward()` does not accept becomes the targets.
-        kwargs: Keyword inputs.
-        targets: What the loss compares the output with; None if there is nothing.
+    A last positional input that `forward()` does not accept becomes the targets.
 
     Raises:
         InputError: `forward()` does not take these inputs; with a call that works.
@@ -321,33 +335,23 @@ def _binds(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[st
     return True
 
 
-@lru_cache(maxsize=64)
-def _architecture(name: str, input_size: int | None, cache: ProfileCache) -> Subject:
-    return _Kept(name_key(name, input_size), cache, NameTracer(name, input_size))
+# A subject depends on the data folder, which has its cached profiles.
 
 
 @lru_cache(maxsize=64)
-def _file(path: Path, digest: str, input_size: int | None, cache: ProfileCache) -> Subject:
+def _architecture(name: str, input_size: int | None, _home: Path) -> Subject:
+    return _Cached(name_key(name, input_size), NameTracer(name, input_size))
+
+
+@lru_cache(maxsize=64)
+def _file(path: Path, digest: str, input_size: int | None, _home: Path) -> Subject:
     tracer = OutsideTracer(own_process(), FileTracer(str(path), input_size), str(path))
-    subject = _Kept(file_key(digest, input_size), cache, tracer)
+    subject = _Cached(file_key(digest, input_size), tracer)
     subject.name = str(path)
     subject.identity = (subject.identity, subject.name)
     return subject
 
 
 @lru_cache(maxsize=256)
-def _known(key: tuple[object, ...], cache: ProfileCache) -> Subject:
-    return _Kept(key, cache, None)
-
-
-def _profiles() -> ProfileCache:
-    return ProfileCache(data_folder() / "profiles")
-
-
-PLAIN = (Precision.FP32.value, MemoryFormat.CONTIGUOUS.value)
-"""What the profile itself is traced in."""
-
-
-def _layout(settings: StepSettings) -> tuple[str, str]:
-    """What a trace depends on."""
-    return settings.precision.value, settings.memory_format.value
+def _known(key: tuple[object, ...], _home: Path) -> Subject:
+    return _Cached(key, None)

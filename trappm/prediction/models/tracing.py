@@ -2,8 +2,7 @@
 
 A file of unknown origin is traced in a fork of a warm process with limits of time and memory,
 without this process's environment and in an empty folder. So is every model that a server has no
-profile of.
-The result is bytes: a profile, a step, or one line about what is wrong.
+profile of. The result is bytes: a profile, a step, or one line about what is wrong.
 """
 
 from __future__ import annotations
@@ -15,11 +14,10 @@ import resource
 import tempfile
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -30,12 +28,7 @@ from trappm.profiler.errors import BatchOrderError, ModelFileError, TrappmError,
 from trappm.profiler.files.array_archive import pack, unpack
 from trappm.profiler.host.forks import ForkServer, ForkServerError
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
-from trappm.profiler.simulation.step_trace import (
-    MAX_EVENTS,
-    TRACED_BATCH_SIZES,
-    Origin,
-    StepTrace,
-)
+from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, Origin, StepTrace
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,15 +42,15 @@ FOR_FILES = (
     "trappm.profiler.static_profile", "trappm.profiler.onnx_files.module",
     "trappm.profiler.simulation.step_profile",
 )  # fmt: skip
-"""Imported by the warm process, since tracing a file needs them."""
+"""Modules that the warm process imports to trace files."""
 FOR_NAMES = ("trappm.profiler.models.zoo",)
 
 TIMEOUT_S = 120.0
 MEMORY_MIB = 2048
 _FILE_MEMORY_MIB = 1024
-"""Of a file, at most: it has shapes only, while a model of timm has its weights."""
+"""Upper bound for a file: it has shapes only, while a model of timm has its weights."""
 _COPIES = 3
-"""Of a file's bytes that reading it may make, beside the memory above."""
+"""Copies of a file's bytes that reading it may make, in addition to the memory above."""
 _MAX_WRITTEN_BYTES = 1 << 20
 _MAX_OPEN_FILES = 64
 _ENVIRONMENT = (
@@ -66,40 +59,19 @@ _ENVIRONMENT = (
 
 
 class TracingTimeoutError(ModelFileError):
-    """Tracing a model took longer than it may, and was ended."""
-
-
-class Deadline:
-    """Until when a caller waits for a trace; the caller may leave sooner."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._ended = False
-        self.start()
-
-    def start(self) -> None:
-        """Starts the clock."""
-        self._until = time.monotonic() + self._seconds
-
-    def end(self) -> None:
-        self._ended = True
-
-    @property
-    def at_s(self) -> float:
-        """In seconds of `time.monotonic`."""
-        return 0.0 if self._ended else self._until
+    """A trace took too long and was ended."""
 
 
 class TracedStep(NamedTuple):
-    """Allocations of a step, and who makes them."""
+    """Allocations of a step, and their origins."""
 
     trace: StepTrace
     origins: Sequence[Origin]
-    """Of each block of the trace."""
+    """Origin of each block of the trace."""
     only_batch: int | None
-    """The only batch size that it holds for, if there is only one."""
+    """The only batch size that the trace holds for, if there is only one."""
     reason: str
-    """Why there is only one."""
+    """Reason why there is only one."""
 
     def to_bytes(self) -> bytes:
         """Return the step as a compressed archive."""
@@ -110,17 +82,16 @@ class TracedStep(NamedTuple):
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Return the step that `to_bytes` wrote."""
-        arrays = unpack(data, {**_ARRAYS, "rest": np.uint8}, 64 * MAX_EVENTS)
+        arrays = unpack(data)
         origins, only_batch, reason = json.loads(arrays.pop("rest").tobytes())
         sizes = arrays.pop("batch_sizes").tolist()
         trace = StepTrace(batch_sizes=tuple(sizes), **arrays)
         return cls(trace, [Origin(*origin) for origin in origins], only_batch, reason)
 
 
-_ARRAYS = {
-    "kinds": np.int8, "blocks": np.int32, "sizes": np.int64, "gradients": np.int32,
-    "parameter_bytes": np.int64, "buffer_bytes": np.int64, "batch_sizes": np.int64,
-}  # fmt: skip
+_ARRAYS = (
+    "kinds", "blocks", "sizes", "gradients", "parameter_bytes", "buffer_bytes", "batch_sizes",
+)  # fmt: skip
 
 
 def traced_step(
@@ -131,12 +102,12 @@ def traced_step(
     batch_size: int,
     only_because: str = "",
 ) -> TracedStep:
-    """Trace a step for all batch sizes, or for a single one where it is no line over them.
+    """Trace a step for all batch sizes, or for a single one if it is not linear in the batch size.
 
     Args:
         module: On the meta device.
-        inputs: What it is called with.
-        options: How the step is run.
+        inputs: Inputs of the module.
+        options: Precision, memory format and loss.
         phase: Training or inference.
         batch_size: The single one.
         only_because: Why no other one can be traced, if that is known.
@@ -166,32 +137,17 @@ def traced_step(
     return TracedStep(trace, tracer.origins[phase], batch_size, reason)
 
 
-class Tracer(ABC):
-    """Profiles one model."""
+class Tracer(Protocol):
+    """Traces one model; every method raises TrappmError if the model cannot be read or traced."""
 
-    @abstractmethod
     def profile(self) -> tuple[str, StaticProfile]:
-        """Return the model's name and profile.
+        """Return the model's name and profile."""
 
-        Raises:
-            TrappmError: The model cannot be read or traced.
-        """
-
-    @abstractmethod
     def step(self, settings: StepSettings, batch_size: int | None) -> StepProfile:
-        """Trace the model's steps.
+        """Trace the steps; `batch_size` is the only one of a file that has one, else None."""
 
-        Args:
-            settings: Precision, memory format and optimizer.
-            batch_size: The only batch size of a file that has one; else None.
-
-        Raises:
-            TrappmError: They cannot be traced.
-        """
-
-    @abstractmethod
     def traced_step(self, settings: StepSettings, phase: Phase, batch_size: int) -> TracedStep:
-        """Trace one step with the origins of its tensors; raises TrappmError as `step` does."""
+        """Trace one step with the origins of its tensors."""
 
 
 def step_options(settings: StepSettings) -> StepOptions:
@@ -202,8 +158,8 @@ def step_options(settings: StepSettings) -> StepOptions:
 
 
 @dataclass(frozen=True)
-class NameTracer(Tracer):
-    """Of an architecture by its name, in this process."""
+class NameTracer:
+    """Tracer of an architecture by its name, in this process."""
 
     model: str
     input_size: int | None
@@ -229,7 +185,7 @@ class NameTracer(Tracer):
         return traced_step(module, inputs, step_options(settings), phase, batch_size)
 
     def _named(self) -> tuple[str, int]:
-        """The architecture's current name, and the size of its input."""
+        """Return the architecture's current name, and the size of its input."""
         from trappm.profiler.models.sources import source_of
 
         source = source_of(self.model)
@@ -238,8 +194,8 @@ class NameTracer(Tracer):
 
 
 @dataclass(frozen=True)
-class FileTracer(Tracer):
-    """Of an ONNX file, in this process: for files that can be trusted."""
+class FileTracer:
+    """Tracer of an ONNX file, in this process: for files that can be trusted."""
 
     model: str
     input_size: int | None
@@ -250,7 +206,6 @@ class FileTracer(Tracer):
         return Path(self.model).name, file_profile(Path(self.model), self.input_size)
 
     def step(self, settings: StepSettings, batch_size: int | None) -> StepProfile:
-        from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
         from trappm.profiler.static_profile import rebuilt, step_profile
 
         module, sample, _ = rebuilt(Path(self.model), self.input_size)
@@ -268,71 +223,29 @@ class FileTracer(Tracer):
 
 
 @dataclass(frozen=True)
-class OutsideTracer(Tracer):
-    """Does in a process of its own what another tracer would do here."""
+class OutsideTracer:
+    """Tracer that has another tracer run in a confined process."""
 
     process: TracingProcess
     inner: NameTracer | FileTracer
     name: str
-    """For messages."""
-    deadline: Deadline | None = None
-    """For all traces together; else each has its own."""
+    """Name of the model in messages."""
+    until_s: float | None = None
+    """Deadline of all traces, by `time.monotonic`; None for one of its own per trace."""
 
     def profile(self) -> tuple[str, StaticProfile]:
-        return profile_from_bytes(self._look())
+        return profile_from_bytes(self._trace("profile"))
 
     def step(self, settings: StepSettings, batch_size: int | None) -> StepProfile:
         from trappm.profiler.simulation.step_profile import StepProfile
 
-        return StepProfile.from_bytes(self._look(settings, batch_size))
+        return StepProfile.from_bytes(self._trace("step", settings, batch_size))
 
     def traced_step(self, settings: StepSettings, phase: Phase, batch_size: int) -> TracedStep:
-        return TracedStep.from_bytes(self._look(settings, batch_size, phase.value))
+        return TracedStep.from_bytes(self._trace("traced_step", settings, phase, batch_size))
 
-    def _look(
-        self,
-        settings: StepSettings | None = None,
-        batch_size: int | None = None,
-        phase: str | None = None,
-    ) -> bytes:
-        is_file = isinstance(self.inner, FileTracer)
-        request = TracingRequest(
-            model=os.path.abspath(self.inner.model) if is_file else self.inner.model,
-            is_file=is_file,
-            input_size=self.inner.input_size,
-            settings=settings,
-            batch_size=batch_size,
-            phase=phase,
-        )
-        return self.process.look(request, self.name, self.deadline)
-
-
-@dataclass(frozen=True)
-class TracingRequest:
-    """What a tracing process is to trace; JSON can hold all of it."""
-
-    model: str
-    """An architecture's name, or the absolute path of a file."""
-    is_file: bool
-    input_size: int | None
-    settings: StepSettings | None = None
-    """Settings of the steps; None to trace the profile."""
-    batch_size: int | None = None
-    """The only batch size of a file that has one; or that of the step of `phase`."""
-    phase: str | None = None
-    """Phase of one step with the origins of its tensors; None for the steps without."""
-
-    def tracer(self) -> NameTracer | FileTracer:
-        """Return the tracer for this process."""
-        return (FileTracer if self.is_file else NameTracer)(self.model, self.input_size)
-
-
-@dataclass(frozen=True)
-class TracingLimits:
-    """What a tracing process may use beside what it has when it begins."""
-
-    memory_bytes: int
-    cpu_s: int
+    def _trace(self, what: str, *arguments: object) -> bytes:
+        return self.process.trace(self.inner, what, arguments, self.name, self.until_s)
 
 
 class TracingProcess:
@@ -346,7 +259,7 @@ class TracingProcess:
         memory_mib: int = MEMORY_MIB,
         advice: str = "",
     ) -> None:
-        """With `advice`: what to do about a model that takes too long."""
+        """Prepare the process; `advice` ends the error message about a timeout."""
         self._timeout_s = timeout_s
         self._memory_mib = memory_mib
         self._advice = advice
@@ -357,57 +270,77 @@ class TracingProcess:
         self._turn = threading.Lock()
 
     def start(self) -> None:
-        """Raises ForkServerError: it cannot be started."""
+        """Start the process; raises ForkServerError if it cannot be started."""
         self._server.start()
 
     def stop(self) -> None:
-        """Ends it with its current trace. May be called again; the next trace starts it anew."""
+        """End the process with its current trace; the next trace starts it again."""
         self._server.stop()
 
-    def abandon(self, deadline: Deadline) -> None:
-        """Ends the trace that has this deadline, whichever thread waits for it."""
-        deadline.end()
-        self._server.interrupt()
+    def trace(
+        self,
+        tracer: NameTracer | FileTracer,
+        what: str,
+        arguments: Sequence[object],
+        name: str,
+        until_s: float | None,
+    ) -> bytes:
+        """Run a method of a tracer in a fork, and return its result as bytes.
 
-    def look(self, request: TracingRequest, name: str, deadline: Deadline | None) -> bytes:
-        """The result of a trace in a fork.
+        Args:
+            tracer: Tracer to run.
+            what: Name of the method.
+            arguments: Arguments of the method, which JSON can hold.
+            name: Name of the model in messages.
+            until_s: Deadline by `time.monotonic` (default: the timeout from now).
 
         Raises:
-            TracingTimeoutError: it took too long, and was ended.
-            ModelFileError: it needed more memory than it may have, or ended its process.
-            TrappmError: what is wrong with the model.
-            ForkServerError: the process to fork from failed.
+            TracingTimeoutError: It took too long, and was ended.
+            ModelFileError: It needed more memory than it may have, or its process crashed.
+            TrappmError: What is wrong with the model.
+            ForkServerError: The process to fork from failed.
         """
         with self._turn:
             self._server.begin()
             import torch  # noqa: F401  # meanwhile: the answer will need it
 
             self._server.start()
-            until = deadline or Deadline(self._timeout_s)
+            if until_s is None:
+                until_s = time.monotonic() + self._timeout_s
             try:
-                return self._look(request, name, until)
-            except ForkServerError:
-                self._server.stop()  # its next message would not be about the next model
-                raise
-            except TrappmError:
-                raise
-            except BaseException:  # the caller has left
-                self._server.stop()
+                return self._trace(tracer, what, arguments, name, until_s)
+            except BaseException as error:
+                if isinstance(error, ForkServerError) or not isinstance(error, TrappmError):
+                    self._server.stop()  # its next message would not be about the next model
                 raise
 
-    def _limits(self, request: TracingRequest) -> TracingLimits:
-        size, mib = 0, self._memory_mib
-        if request.is_file:
-            size, mib = os.stat(request.model).st_size, min(mib, _FILE_MEMORY_MIB)
-        return TracingLimits((mib << 20) + _COPIES * size, int(self._timeout_s) + 1)
-
-    def _look(self, request: TracingRequest, name: str, until: Deadline) -> bytes:
+    def _trace(
+        self,
+        tracer: NameTracer | FileTracer,
+        what: str,
+        arguments: Sequence[object],
+        name: str,
+        until_s: float,
+    ) -> bytes:
+        is_file = isinstance(tracer, FileTracer)
+        model = os.path.abspath(tracer.model) if is_file else tracer.model
+        memory_bytes = self._memory_mib << 20
+        if is_file:
+            memory_bytes = min(memory_bytes, _FILE_MEMORY_MIB << 20)
+            memory_bytes += _COPIES * os.stat(model).st_size
+        message = {
+            "is_file": is_file,
+            "model": model,
+            "input_size": tracer.input_size,
+            "what": what,
+            "arguments": arguments,
+            "memory_bytes": memory_bytes,
+            "cpu_s": int(self._timeout_s) + 1,
+        }
         reply: Mapping[str, Any] = {}
-        limits = self._limits(request)
-        message = {"request": asdict(request), "limits": asdict(limits)}
         child = self._server.fork("trappm.prediction.models.tracing:trace_confined", message)
         try:
-            for reply in child.messages(lambda: until.at_s):  # noqa: B007  # the last one counts
+            for reply in child.messages(lambda: until_s):  # noqa: B007  # the last one counts
                 pass
         except TimeoutError:
             child.kill()
@@ -419,11 +352,11 @@ class TracingProcess:
             child.close()
         if "error" in reply:
             kind = getattr(errors, str(reply["error"]), TrappmError)
-            raise kind(str(reply["message"]).replace(request.model, name))
+            raise kind(str(reply["message"]).replace(model, name))
         if "result" not in reply:
             raise ModelFileError(
                 f"looking at {name} ended its process ({child.exit_code}): it needs more than "
-                f"{limits.memory_bytes >> 20:,} MiB, or breaks a library"
+                f"{memory_bytes >> 20:,} MiB, or breaks a library"
             )
         return base64.b64decode(reply["result"])
 
@@ -433,7 +366,7 @@ _OWN_LOCK = threading.Lock()
 
 
 def own_process() -> TracingProcess:
-    """The tracing process of this process; a fork of it has another."""
+    """Return the tracing process of this process; a fork of it has another."""
     with _OWN_LOCK:
         pid = os.getpid()
         if pid not in _OWN:
@@ -442,50 +375,52 @@ def own_process() -> TracingProcess:
 
 
 def trace_confined(message: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) -> None:
-    """Trace the model of a request in a confined process, and send the result."""
+    """Run the method of a tracer in a confined process, and send the result."""
     import torch
 
-    request, limits = TracingRequest(**message["request"]), TracingLimits(**message["limits"])
-    confine(limits)
+    confine(message["memory_bytes"], message["cpu_s"])
     torch.set_num_threads(1)
+    model = message["model"]
     try:
-        result = _result(request)
+        result = _result(message)
     except TrappmError as error:
         send({"error": type(error).__name__, "message": str(error)})
     except MemoryError:
-        needs = f"{request.model} needs more than {limits.memory_bytes >> 20:,} MiB"
+        needs = f"{model} needs more than {message['memory_bytes'] >> 20:,} MiB"
         send({"error": "ModelFileError", "message": needs})
     except Exception as error:  # a file may hold anything
         unexpected = f"unexpected {type(error).__name__} ({one_line(error)})"
-        reason = f"{request.model} cannot be read: {unexpected}; please report it"
+        reason = f"{model} cannot be read: {unexpected}; please report it"
         send({"error": "UnsupportedModelError", "message": reason})
     else:
         send({"result": base64.b64encode(result).decode()})
 
 
-def confine(limits: TracingLimits) -> None:
+def confine(memory_bytes: int, cpu_s: int) -> None:
     """Limit what this process uses: memory in addition to now, CPU time, files."""
     from trappm.profiler.host.procfs import memory_status_kib
 
-    _limit(resource.RLIMIT_AS, (memory_status_kib()["VmSize"] << 10) + limits.memory_bytes)
-    _limit(resource.RLIMIT_CPU, limits.cpu_s)
-    _limit(resource.RLIMIT_FSIZE, _MAX_WRITTEN_BYTES)
-    _limit(resource.RLIMIT_NOFILE, _MAX_OPEN_FILES)
-    _limit(resource.RLIMIT_CORE, 0)
+    for kind, most in (
+        (resource.RLIMIT_AS, (memory_status_kib()["VmSize"] << 10) + memory_bytes),
+        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_FSIZE, _MAX_WRITTEN_BYTES),
+        (resource.RLIMIT_NOFILE, _MAX_OPEN_FILES),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        _, hard = resource.getrlimit(kind)
+        resource.setrlimit(
+            kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard)
+        )
 
 
-def _result(request: TracingRequest) -> bytes:
-    tracer = request.tracer()
-    if request.settings is None:
+def _result(message: Mapping[str, Any]) -> bytes:
+    kind = FileTracer if message["is_file"] else NameTracer
+    tracer = kind(message["model"], message["input_size"])
+    if message["what"] == "profile":
         return profile_to_bytes(*tracer.profile())
-    precision, memory_format, optimizer = request.settings  # JSON has plain strings
+    (precision, memory_format, optimizer), *rest = message["arguments"]  # JSON has plain strings
     settings = StepSettings(Precision(precision), MemoryFormat(memory_format), Optimizer(optimizer))
-    if request.phase is not None:
-        step = tracer.traced_step(settings, Phase(request.phase), request.batch_size or 1)
-        return step.to_bytes()
-    return tracer.step(settings, request.batch_size).to_bytes()
-
-
-def _limit(kind: int, most: int) -> None:
-    _, hard = resource.getrlimit(kind)
-    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    if message["what"] == "step":
+        return tracer.step(settings, rest[0]).to_bytes()
+    phase, batch_size = rest
+    return tracer.traced_step(settings, Phase(phase), batch_size).to_bytes()

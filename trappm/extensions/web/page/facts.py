@@ -27,9 +27,8 @@ from trappm.profiler.records import (
     Provenance,
 )
 from trappm.reports.campaign_facts import campaign_facts, campaign_rows
-from trappm.snapshots import listings
+from trappm.snapshots import head_rows, listings
 from trappm.store import LabelFilter, Store
-from trappm.terminal.snapshot_tables import head_rows
 
 PACE_ATTEMPTS = 20_000
 """The latest attempts, of which the pace is computed."""
@@ -58,7 +57,9 @@ def campaign(store: Store, campaign_id: str) -> dict[str, Any]:
         InputError: There is no such campaign.
     """
     known = campaign_facts(store, campaign_id, latest_events=MOST_EVENTS)
-    shown = known.to_json(exclude={"spec", "rounds", "assignments", "events"})
+    shown = known.to_json()
+    for name in ("spec", "assignments"):
+        del shown[name]
     reports = [(r, report.to_json()) for r, report in known.trained]
     return shown | {
         "strategy": known.spec.get("strategy"),
@@ -223,7 +224,7 @@ def snapshot(store: Store, name: str) -> dict[str, Any]:
         "id": manifest.id,
         "aliases": aliases.get(manifest.id, []),
         "manifest": manifest.to_json(),
-        "heads": [asdict(row) for row in head_rows(manifest)],
+        "heads": head_rows(manifest),
         "families": _families(store, manifest),
     }
 

@@ -1,9 +1,26 @@
-"""Suggestions for unknown names in error messages."""
+"""Text for people: numbers, and suggestions for unknown names."""
 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
+
+_NOTHING = 1e-9
+"""Smaller numbers are rounding errors of zero."""
+
+
+def number_text(value: float, digits: int = 4) -> str:
+    """Return a number with this many significant digits, and all digits of its integer part."""
+    if not math.isfinite(value):
+        return f"{value}"
+    size = abs(value)
+    if size < _NOTHING:
+        return "0"
+    decimals = max(digits - 1 - math.floor(math.log10(size)), 0)
+    text = f"{value:,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
 
 _LISTED = 20
 """Number of names to list where none is similar."""

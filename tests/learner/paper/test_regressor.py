@@ -8,14 +8,15 @@ import torch
 from workload_samples import mape, targets, workloads
 
 from trappm.learner.paper.encoder import random_encoder
+from trappm.learner.paper.estimators import paper_estimator
 from trappm.learner.paper.presets import PAPER
-from trappm.learner.paper.regressor import TrappmAsPublished, relative_squared
+from trappm.learner.paper.regressor import relative_squared
 from trappm.profiler.errors import InputError
 
 
 @pytest.fixture(scope="module")
 def published(zoo, small):
-    return TrappmAsPublished("trappm-small", small.head, zoo.encoder)
+    return paper_estimator("trappm-small", small.head, zoo.encoder)
 
 
 @pytest.fixture(scope="module")
@@ -77,23 +78,9 @@ def test_no_sample_is_lost_and_order_does_not_matter(zoo, model):
     assert model.predict([]).median.shape == (0,)
 
 
-def test_each_graph_is_embedded_once(zoo, small, monkeypatch):
-    published = TrappmAsPublished("trappm-small", small.head, zoo.encoder)
-    seen = []
-    embed = type(zoo.encoder).embed
-    monkeypatch.setattr(
-        type(zoo.encoder), "embed", lambda self, graphs: seen.extend(graphs) or embed(self, graphs)
-    )
-    first = published.embed(zoo.graphs[:5] + zoo.graphs[:2])
-    second = published.embed(zoo.graphs[3:8])
-    assert seen == zoo.graphs[:8]
-    np.testing.assert_array_equal(first[3:5], second[:2])
-    np.testing.assert_allclose(first[:5], zoo.embeddings[:5], rtol=1e-4, atol=1e-4)
-
-
 def test_same_seed_same_predictions(zoo, small, split):
     train, test, values = split
-    quick = TrappmAsPublished("trappm-small", replace(small.head, steps=2), zoo.encoder)
+    quick = paper_estimator("trappm-small", replace(small.head, steps=2), zoo.encoder)
 
     def predictions(seed):
         model = quick.fit(
@@ -134,7 +121,7 @@ def test_what_it_cannot_learn_from_is_told(zoo, published, split):
 
 def test_the_paper_joins_1030_numbers(zoo):
     encoder = random_encoder(zoo.graphs[:4], PAPER.encoder, np.random.default_rng(0))
-    published = TrappmAsPublished("trappm-paper", replace(PAPER.head, steps=1), encoder)
+    published = paper_estimator("trappm-paper", replace(PAPER.head, steps=1), encoder)
     model = published.fit(
         workloads(zoo)[:4], targets([1.0, 2.0, 3.0, 4.0], "abcd"), np.random.default_rng(0)
     )

@@ -1,0 +1,202 @@
+"""Baselines without a graph network: regression on features of whole graphs, and simulations.
+
+TraPPM compares itself with a multilayer perceptron and with gradient boosting on batch size, nodes,
+edges, MACs, parameters and memory. Both learn the logarithm of the metric here, from logarithms of
+the features. scikit-learn and XGBoost (Chen and Guestrin 2016) do the work.
+
+Physics alone is our head without its residual. FakeTensor sums parameters and activations in fp32
+without the context of the driver, so it is 45 % off on an A100. The fair peer is a fitted line:
+memory = c0 + c1 * estimate, with the least absolute relative error, since some runs have workspace
+that no line explains.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from research.held_out import Array, robust_line
+from trappm.learner.estimator import Estimate, Model, Targets
+from trappm.learner.paper.graphs import Scaler, log_static_features
+from trappm.learner.paper.regressor import LEAST_LABELS, labelled
+from trappm.learner.physics.prior import Prior
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class TabularModel:
+    """A fitted regression with the scales of its inputs and output."""
+
+    regression: Any
+    scaler: Scaler
+    centre: float
+    scale: float
+
+    def predict(self, workloads: Sequence[Workload]) -> Estimate:
+        if len(workloads) == 0:
+            return Estimate(np.zeros(0))
+        features = self.scaler.apply(log_static_features(workloads))
+        units = np.asarray(self.regression.predict(features), dtype=np.float64)
+        return Estimate(np.exp(self.centre + self.scale * units))
+
+
+@dataclass(frozen=True, eq=False)
+class TabularEstimator:
+    """Any regression with `fit` and `predict`, made anew for each training."""
+
+    name: str
+    regression: Callable[[int], Any]
+    """Makes one that draws from this seed."""
+    least_labels: ClassVar[int] = LEAST_LABELS
+
+    def fit(
+        self,
+        workloads: Sequence[Workload],
+        targets: Targets,
+        generator: np.random.Generator,
+        start: Model | None = None,
+    ) -> TabularModel:
+        """As `learner.estimator.Estimator`; it has no weights to start from."""
+        if start is not None:
+            raise InputError(f"{self.name} cannot start from the weights of another device")
+        rows, logs = labelled(workloads, targets)
+        chosen = [workloads[i] for i in rows]
+        features = log_static_features(chosen)
+        scaler = Scaler.fit(features)
+        centre, scale = float(logs.mean()), max(float(logs.std()), 0.02)
+        regression = self.regression(int(generator.integers(2**31)))
+        with warnings.catch_warnings():
+            # So many rounds are what it gets, converged or not.
+            warnings.filterwarnings("ignore", message="Stochastic Optimizer: Maximum iterations")
+            regression.fit(scaler.apply(features), (logs - centre) / scale)
+        return TabularModel(regression, scaler, centre, scale)
+
+
+def mlp() -> TabularEstimator:
+    return TabularEstimator("mlp", _perceptron)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boosting:
+    """Settings of XGBoost, found by a study on the A100's memory (docs/studies/networks.md)."""
+
+    n_estimators: int = 1500
+    max_depth: int = 8
+    learning_rate: float = 0.0175
+    subsample: float = 0.5
+
+
+def xgboost(settings: Boosting = Boosting()) -> TabularEstimator:
+    return TabularEstimator("xgboost", partial(_boosting, settings))
+
+
+def _perceptron(seed: int) -> Any:
+    from sklearn.neural_network import MLPRegressor
+
+    # Its early stopping would judge by single rows, which have near-copies in training.
+    return MLPRegressor(
+        hidden_layer_sizes=(128, 128), alpha=1e-3, max_iter=200, tol=0.0, random_state=seed
+    )
+
+
+def _boosting(settings: Boosting, seed: int) -> Any:
+    from xgboost import XGBRegressor
+
+    return XGBRegressor(**asdict(settings), random_state=seed, n_jobs=1)
+
+
+FLOOR = 1e-4
+"""Smallest relative error that weights of FakeTensor's line are divided by."""
+
+
+@dataclass(frozen=True, eq=False)
+class PriorModel:
+    """A prior with fitted constants."""
+
+    prior: Prior
+
+    def predict(self, workloads: Sequence[Workload]) -> Estimate:
+        return Estimate(np.exp(self.prior.log_values(workloads)))
+
+
+@dataclass(frozen=True, eq=False)
+class PriorAlone:
+    """Fit of a prior's constants and nothing else; it needs no labels."""
+
+    prior: Prior
+    name: str = "prior"
+
+    def fit(
+        self,
+        workloads: Sequence[Workload],
+        targets: Targets,
+        generator: np.random.Generator,
+        start: Model | None = None,
+    ) -> PriorModel:
+        """Fit as `learner.estimator.Estimator`; from another device's constants with a start.
+
+        Raises:
+            InputError: The start is of another method.
+        """
+        if start is not None and not isinstance(start, PriorModel):
+            raise InputError(f"{self.name} cannot start from a {type(start).__name__}")
+        centre = self.prior if start is None else self.prior.started_from(start.prior)
+        fitted = centre.refit(
+            workloads,
+            np.log(targets.values),
+            log_above=np.log(targets.above),
+            tightness=1.0 if start is None else centre.transfer_tightness,
+        )
+        return PriorModel(fitted)
+
+
+@dataclass(frozen=True, eq=False)
+class FakeTensorModel:
+    """A line over the estimates, with offset in MiB and factor, shape (2,)."""
+
+    estimates_mib: Mapping[Workload, float]
+    coefficients: Array
+
+    def predict(self, workloads: Sequence[Workload]) -> Estimate:
+        offset, factor = self.coefficients
+        return Estimate(offset + factor * _column(self.estimates_mib, workloads))
+
+
+@dataclass(frozen=True, eq=False)
+class FakeTensor:
+    """Fit of the line to FakeTensor's estimate of each workload."""
+
+    estimates_mib: Mapping[Workload, float]
+    name: str = "faketensor"
+    least_labels: ClassVar[int] = LEAST_LABELS
+
+    def fit(
+        self,
+        workloads: Sequence[Workload],
+        targets: Targets,
+        generator: np.random.Generator,
+        start: Model | None = None,
+    ) -> FakeTensorModel:
+        """Fit as `learner.estimator.Estimator`; two coefficients need no start.
+
+        Raises:
+            InputError: There are too few labels, or a workload has no estimate.
+        """
+        rows, logs = labelled(workloads, targets)
+        estimates = _column(self.estimates_mib, [workloads[i] for i in rows])
+        return FakeTensorModel(self.estimates_mib, robust_line(estimates, np.exp(logs), FLOOR))
+
+
+def _column(estimates_mib: Mapping[Workload, float], workloads: Sequence[Workload]) -> Array:
+    try:
+        return np.array([estimates_mib[workload] for workload in workloads], dtype=np.float64)
+    except KeyError as error:
+        raise InputError(
+            "faketensor needs FakeTensor's estimate of every label; GPUMemNet's sheet has them"
+        ) from error
