@@ -40,7 +40,8 @@ def serve(
 
     Example: trappm serve --open
     """
-    from trappm.extensions.web.running import ServingSettings, hosts_for, token_for
+    from trappm.extensions.web.gate import ServingSettings
+    from trappm.extensions.web.running import hosts_for, token_for
     from trappm.extensions.web.running import serve as run
 
     token = token_for(host, token_file)

@@ -1,4 +1,4 @@
-"""Settings of a server, and its process: one event loop, and threads for the numbers.
+"""Process of a server: one event loop, and threads for the numbers.
 
 For more load, several such processes run behind a reverse proxy (docs/serving.md).
 """
@@ -13,9 +13,9 @@ import socket
 import stat
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from trappm.extensions.web.gate import ServingSettings
 from trappm.profiler.errors import InputError
 from trappm.profiler.files.plain_files import read_plain
 
@@ -27,34 +27,6 @@ _SWITCH_S = 0.0005
 """How long the thread of numbers may keep the event loop waiting (Python's own: ten times that)."""
 _STOP_S = 30
 """Requests in flight have so long to end when the server stops."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServingSettings:
-    """Settings of one server: its snapshot, its callers, and its limits."""
-
-    snapshot: str | None = None
-    """An id, alias or folder; None for `latest` here and `default` after it, as in `predict`."""
-    token: str | None = None
-    """Required for all but health and the page's files; None on loopback only."""
-    hosts: tuple[str, ...] | None = None
-    """Host names that a browser may use for this server; None for any."""
-    max_upload_bytes: int = 200 << 20
-    max_body_bytes: int = 1 << 20
-    """Limit of a body without a file."""
-    max_requests: int = 64
-    """Requests in flight; further ones get status 503."""
-    timeout_s: float = 120.0
-    """Limit of a request, its body included; after it the status is 504."""
-    trace_memory_mib: int = 8192
-    """Limit of the process that traces a model for the first time."""
-    max_waiting: int = 32
-    """Models that wait to be traced; further ones get status 503."""
-    poll_s: float = 2.0
-    """Seconds between two checks of the aliases."""
-
-    def __repr__(self) -> str:
-        return f"ServingSettings(snapshot={self.snapshot!r}, ...)"  # never the token
 
 
 def serve(
