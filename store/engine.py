@@ -321,7 +321,7 @@ def _store_error(engine: Engine, cause: BaseException, opening: bool) -> StoreEr
     if code.startswith("SQLITE_READONLY"):
         kind = StoreAccessError
     elif opening and code.startswith("SQLITE_CANTOPEN"):
-        kind = StoreAccessError  # its folder is missing
+        kind = StoreNotUpError  # its folder is missing, as before a file system is mounted
     elif code.startswith(_AWAY) or (is_connection and not opening):
         kind = StoreAwayError
     elif is_connection and _is_not_up(engine):

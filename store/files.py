@@ -42,7 +42,6 @@ from trappm.profiler.records import Measurement, Outcome, Protocol, Provenance, 
 from trappm.store.records import configuration_of, record_of
 
 if TYPE_CHECKING:
-    from trappm.store.measurements import Measurements
 
 FORMAT: Final = 1
 """Version of the row; a newer one is refused."""
@@ -491,23 +490,27 @@ def _by_suffix(path: Path, formats: Mapping[str, _Function]) -> _Function:
     return formats[path.suffix]
 
 
-def import_file(measurements: Measurements, path: Path) -> ImportReport:
+RecordMany = Callable[[Iterable[Measurement]], int]
+"""As `Measurements.record_many`."""
+
+
+def import_file(record_many: RecordMany, path: Path) -> ImportReport:
     """Record the measurements of an export, of the profiler or of a training callback.
 
     Raises:
         InputError: The file or one of its rows is invalid; nothing was recorded.
         StoreError: The store cannot be written; importing again completes it.
     """
-    return record_verdicts(measurements, path.name, "TraPPM", lambda: read_file(path))
+    return record_verdicts(record_many, path.name, "TraPPM", lambda: read_file(path))
 
 
 def record_verdicts(
-    measurements: Measurements, file: str, source: str, read: Callable[[], Iterable[Verdict]]
+    record_many: RecordMany, file: str, source: str, read: Callable[[], Iterable[Verdict]]
 ) -> ImportReport:
     """Record the measurements of verdicts, all of which are checked first.
 
     Args:
-        measurements: Part of the store that records them.
+        record_many: Records measurements and returns the number of new ones.
         file: Name of the file, for the report.
         source: Name of its source, for the report.
         read: Returns the verdicts; it is called twice.
@@ -520,7 +523,7 @@ def record_verdicts(
     counts: Counter[str] = Counter()
     for (kind, _), count in reasons.items():
         counts[kind] += count
-    new = measurements.record_many(v.measurement for v in read() if v.measurement is not None)
+    new = record_many(v.measurement for v in read() if v.measurement is not None)
     return ImportReport(
         file=file,
         source=source,

@@ -516,8 +516,15 @@ def adaptive_pool(call: Call) -> list[Value]:
     height, width = x.shape[-2:]
     if height % target[0] == 0 and width % target[1] == 0:
         kernel = [height // target[0], width // target[1]]
-        attributes = {"kernel_shape": kernel, "strides": kernel, "pads": [0] * 4}
-        return [call.emit("AveragePool", x, **attributes, count_include_pad=0)]
+        pooled = call.emit(
+            "AveragePool",
+            x,
+            kernel_shape=kernel,
+            strides=kernel,
+            pads=[0] * 4,
+            count_include_pad=0,
+        )
+        return [pooled]
     rows = call.emit(
         "MatMul", Value((target[0], height)), x, shape=(*x.shape[:-2], target[0], width)
     )

@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from trappm.profiler.kernels.ceilings import flops
 from trappm.profiler.kernels.kernel_call import DataType, Direction, KernelCall, Operator
@@ -73,7 +74,7 @@ def _rows() -> Iterator[_Row]:
     with Path(__file__).with_name("catalogue.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(line for line in file if not line.startswith("#")):
             pairs = (size.split("=") for size in row["sizes"].split())
-            sizes = {name: int(size) for name, size in pairs}
+            sizes: dict[str, Any] = {name: int(size) for name, size in pairs}
             operator = Operator(row["operator"])
             kind = DataType.BF16 if operator is Operator.CAST else DataType.FP32
             yield _Row(
@@ -145,8 +146,9 @@ def _peaks(abilities: Abilities) -> Iterator[KernelCall]:
     width = 1024 if abilities.is_cpu else 4096
     for data_type in abilities.data_types:
         rows = width if data_type is DataType.FP32 else 2 * width
-        sizes = {"batch": 1, "rows": rows, "depth": width, "columns": width}
-        product = KernelCall.of(Operator.MATMUL, data_type, **sizes)
+        product = KernelCall.of(
+            Operator.MATMUL, data_type, batch=1, rows=rows, depth=width, columns=width
+        )
         yield product
         if abilities.has_tf32 and data_type is DataType.FP32:
             yield replace(product, tf32=True)

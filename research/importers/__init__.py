@@ -44,7 +44,7 @@ def import_sheet(store: Store, path: Path, source: str) -> ImportReport:
         verdicts = gpumemnet.verdicts(path)
     else:
         verdicts = node_steps.verdicts(path, source)
-    return record_verdicts(store.measurements, path.name, source, lambda: verdicts)
+    return record_verdicts(store.measurements.record_many, path.name, source, lambda: verdicts)
 
 
 def import_(

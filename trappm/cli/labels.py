@@ -211,7 +211,7 @@ def import_(
     checked_size(file)  # before a store is made
     if not kernels:
         with Store.open(Home.open().database_url) as store:
-            report = import_file(store.measurements, file)
+            report = import_file(store.measurements.record_many, file)
         print_import(report, as_json)
         return
     count = sum(1 for _ in read_kernels(file))  # all of it, before a store is made

@@ -82,7 +82,7 @@ def test_labels_go_out_and_come_in_once(store, database_url, tmp_path, suffix):
     path = tmp_path / f"labels.{suffix}"
     assert export_file(store.measurements.each(LabelFilter()), path) == 2
     before = contents(database_url)
-    report = import_file(store.measurements, path)
+    report = import_file(store.measurements.record_many, path)
     assert (report.rows, report.new) == (2, 0)
     assert report.counts == {"imported": 1, "censored": 1}
     assert contents(database_url) == before
@@ -172,7 +172,7 @@ def test_a_row_that_cannot_be_refuses_the_whole_file(store, tmp_path, changes, m
     good = row(tmp_path)
     path = lines(tmp_path, good | {"attempt_key": "other"}, good | changes)
     with pytest.raises(InputError, match=message) as caught:
-        import_file(store.measurements, path)
+        import_file(store.measurements.record_many, path)
     assert str(caught.value).startswith("rows.jsonl, row 2: ")
     assert "\n" not in str(caught.value)
     assert store.labels.matching() == []
@@ -196,7 +196,7 @@ def test_a_file_of_something_else_is_told_in_one_line(store, tmp_path, name, con
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(InputError, match=name) as caught:
-        import_file(store.measurements, path)
+        import_file(store.measurements.record_many, path)
     assert "\n" not in str(caught.value)
     assert store.labels.matching() == []
 
@@ -205,7 +205,7 @@ def test_a_number_too_large_for_a_float_is_refused_in_json(store, tmp_path):
     path = lines(tmp_path, row(tmp_path))
     path.write_text(path.read_text().replace('"host": "here"', '"host": 1e999'))
     with pytest.raises(InputError, match=r"environment has a value .*not JSON compliant"):
-        import_file(store.measurements, path)
+        import_file(store.measurements.record_many, path)
 
 
 def test_csv_is_written_for_others_and_not_read(tmp_path):

@@ -187,9 +187,8 @@ def test_refusals_are_counted_told_by_reason_and_tried_again_on_request(user, at
 
     with sqlite3.connect(user.folder / "home" / "labels.db") as connection:
         connection.execute(
-            "UPDATE step_profiles SET refusal = 'too new', profile = NULL, frozen_parameters = NULL"
-            ", trainable_parameters = NULL, saved_bytes_constant = NULL"
-            ", saved_bytes_per_sample = NULL WHERE architecture = 'test_resnet'"
+            "UPDATE static_profiles SET step_refusal = 'too new', step = NULL "
+            "WHERE architecture = 'test_resnet'"
         )
     again = user.types("build", "--spec", spec)
     assert "too new" in again.stdout
