@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 import numpy as np
 from pydantic import (
@@ -40,8 +40,6 @@ from trappm.profiler.files.whole_file import made_whole
 from trappm.profiler.host.environment import stack_fingerprint
 from trappm.profiler.records import Measurement, Outcome, Protocol, Provenance, StepSummary
 from trappm.store.records import configuration_of, record_of
-
-if TYPE_CHECKING:
 
 FORMAT: Final = 1
 """Version of the row; a newer one is refused."""
