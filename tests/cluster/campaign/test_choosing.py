@@ -99,12 +99,6 @@ def test_every_strategy_begins_without_a_label_and_alike_with_the_same_seed(lear
     assert picks(learner(strategy), query()) == chosen
 
 
-def test_ours_begins_with_different_architectures(learner):
-    by_id = {c.id: c for c, _ in POOL}
-    chosen = picks(learner("ours"), query(count=3))
-    assert len({by_id[configuration_id].architecture for configuration_id in chosen}) == 3
-
-
 def test_runs_that_surely_die_of_the_memory_are_not_bought_even_before_one_has(
     tmp_path, monkeypatch
 ):
