@@ -200,7 +200,9 @@ class Registry:
         data = self._read(f"{folder}/{name}", _ENTRY_BYTES, folder)
         try:
             entry = json.loads(data)
-            return AliasEntry(_snapshot_of(name), str(entry["at"]), str(entry["why"]))
+            if not isinstance(entry["at"], str) or not isinstance(entry["why"], str):
+                raise TypeError("time and reason are not texts")
+            return AliasEntry(_snapshot_of(name), entry["at"], entry["why"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise SnapshotError(f"{folder}/{name} is no entry of an alias; remove it") from error
 

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trappm.profiler.errors import InputError, TrappmError
+from trappm.profiler.errors import InputError
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import Optimizer
 from trappm.profiler.simulation.memory_simulation import MIB, Allocator, simulate_memory
@@ -238,14 +238,6 @@ def test_a_gradient_is_added_where_it_is_complete_and_kept_where_nobody_knows():
     exact, bound = (simulate_memory(t, 3, twice).live_mib for t in (trace, earlier))
     gradients = trace.parameter_bytes.sum() / MIB
     assert simulate_memory(trace, 3).live_mib < exact < exact + gradients / 4 < bound
-
-
-def test_a_trace_that_completes_a_gradient_without_a_block_is_refused():
-    trace = residual_trace()
-    blocks = trace.blocks.copy()
-    blocks[trace.additions[0]] = len(blocks)
-    with pytest.raises(TrappmError, match="complete that was never allocated"):
-        replace(trace, blocks=blocks)
 
 
 def test_the_norms_of_large_gradients_have_a_sum_for_every_chunk():
