@@ -572,6 +572,7 @@ def lstm(call: Call) -> list[Value]:
             state,
             state,
             direction="bidirectional" if directions == 2 else "forward",
+            hidden_size=width,
         )
         for kept, end in zip(last, ends, strict=True):
             kept.append(end)
