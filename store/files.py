@@ -365,7 +365,7 @@ def read_file(path: Path) -> Iterator[Verdict]:
     """
     read = _by_suffix(path, _READERS)
     for measurement in numbered(path, "row", read(checked_size(path)), measurement_of):
-        kind = {Outcome.OK: "imported", Outcome.OOM: "censored"}.get(measurement.outcome, "failed")
+        kind = {Outcome.OK: "label", Outcome.OOM: "censored"}.get(measurement.outcome, "failed")
         is_ok = measurement.outcome is Outcome.OK
         reason = f"{measurement.provenance}" if is_ok else f"outcome {measurement.outcome}"
         yield Verdict(kind=kind, reason=reason, measurement=measurement)

@@ -124,7 +124,7 @@ def _judged(input_size: int, runs: list[_Run]) -> Iterator[Verdict]:
         )
         usual_mib = CONTEXT_MIB + PER_TENSOR_MIB * run.floor_mib
         needs_mib = run.floor_mib + least_overhead_mib
-        kind, outcome, memory_mib = "imported", Outcome.OK, run.memory_mib
+        kind, outcome, memory_mib = "label", Outcome.OK, run.memory_mib
         detail_mib = {"logged": run.memory_mib, "floor": run.floor_mib}
         reason = "a run like others"
         if run.at_capacity:

@@ -44,7 +44,7 @@ def test_the_memory_sheet_is_read_with_its_faults(store, database_url, tmp_path)
     path = tmp_path / "sheet.csv"
     path.write_text(SHEET)
     report = import_sheet(store, path, "gpumemnet")
-    assert report.counts == {"imported": 4, "censored": 3, "failed": 2, "rejected": 3}
+    assert report.counts == {"label": 4, "censored": 3, "failed": 2, "rejected": 3}
     assert (report.rows, report.new) == (12, 9)
     attempts = {
         (m.configuration.architecture, m.configuration.batch_size): m
@@ -75,7 +75,7 @@ def test_timms_sheet_is_read_with_the_stack_in_its_name(store, tmp_path):
     path = tmp_path / "benchmark-train-amp-nhwc-pt110-cu113-rtx3090.csv"
     path.write_text(TIMM)
     report = import_sheet(store, path, "timm")
-    assert report.counts == {"imported": 1, "rejected": 3}
+    assert report.counts == {"label": 1, "rejected": 3}
     (label,) = store.labels.matching()
     assert (label.device, label.step_time_ms, label.provenance) == ("rtx3090", 128.0, "imported")
     what = label.configuration

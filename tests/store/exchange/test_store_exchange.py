@@ -84,7 +84,7 @@ def test_labels_go_out_and_come_in_once(store, database_url, tmp_path, suffix):
     before = contents(database_url)
     report = import_file(store.measurements.record_many, path)
     assert (report.rows, report.new) == (2, 0)
-    assert report.counts == {"imported": 1, "censored": 1}
+    assert report.counts == {"label": 1, "censored": 1}
     assert contents(database_url) == before
     assert export_file(store.measurements.each(LabelFilter(outcome="any")), path) == 3
 
@@ -110,12 +110,12 @@ def row(tmp_path, **changes):
     ("changes", "provenance"),
     [
         ({}, "measured"),
-        ({"fingerprint": "0" * 16}, "imported"),
-        ({"fingerprint": None}, "imported"),
-        ({"environment": {}}, "imported"),
-        ({"environment": {"torch": "9"}}, "imported"),
+        ({"fingerprint": "0" * 16}, "label"),
+        ({"fingerprint": None}, "label"),
+        ({"environment": {}}, "label"),
+        ({"environment": {"torch": "9"}}, "label"),
         ({"provenance": "simulated", "environment": {}}, "simulated"),
-        ({"provenance": "imported"}, "imported"),
+        ({"provenance": "label"}, "imported"),
     ],
 )
 def test_measured_needs_an_environment_that_vouches_for_it(tmp_path, changes, provenance):
