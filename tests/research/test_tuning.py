@@ -66,7 +66,7 @@ def test_shipped_settings_make_what_is_shipped(name, zoo):
     made = space.make(space.shipped, zoo.encoder)
     assert made.name == name
     if name == "trappm-laptop":
-        assert made.preset == LAPTOP.head
+        assert made.training == LAPTOP.head
 
 
 def test_what_has_no_settings_is_refused(tuning):

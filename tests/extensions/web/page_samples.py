@@ -187,7 +187,7 @@ def served(**settings: object):
     import uvicorn
 
     from trappm.extensions.web.app import create_app
-    from trappm.extensions.web.gate import ServingSettings
+    from trappm.extensions.web.settings import ServingSettings
 
     place = socket.create_server(("127.0.0.1", 0))
     app = create_app(replace(ServingSettings(hosts=("127.0.0.1",)), **settings))

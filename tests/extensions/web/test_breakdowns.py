@@ -93,7 +93,7 @@ def test_what_cannot_be_broken_down_is_refused_in_a_line(server, change, status,
 
 def test_a_breakdown_has_the_limits_of_a_trace():
     with Asker(trace_memory_mib=1) as asker:
-        response = asker.post("/v1/predict", QUESTION | {"batch_size": 9})
+        response = asker.post("/v1/predict", QUESTION | {"model": "resnet50"})
         assert response.status == 422, response.body
         # By where memory ends: in torch's allocator, or where the process is looked at.
         assert any(words in response.json["detail"] for words in ("memory", "more than 1 MiB"))

@@ -36,7 +36,7 @@ def test_each_node_test_is_read_or_refused(node_tests, tmp_path):
         path.write_bytes(model.SerializeToString())
         outcomes[outcome(path)] += 1
         path.unlink()
-    assert outcomes["read"] > 150  # of the others most have no image
+    assert outcomes["read"] > 50  # most others have no image, or inputs besides it
     assert outcomes["refused"] > 1000
 
 

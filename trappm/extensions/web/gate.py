@@ -1,4 +1,4 @@
-"""Settings of a server, and the checks that every request passes before its route.
+"""Checks that every request passes before its route.
 
 Plain ASGI, so that it holds for every route, files included. Slow clients, fairness between clients
 and TLS are the task of a reverse proxy (docs/serving.md).
@@ -11,7 +11,6 @@ import hmac
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
@@ -19,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trappm.extensions.web.metrics import Metrics
 from trappm.extensions.web.problems import ServingError, problem, refusal
+from trappm.extensions.web.settings import ServingSettings
 from trappm.profiler.errors import TrappmError
 
 HEALTH = frozenset({"/healthz", "/readyz"})
@@ -29,34 +29,6 @@ _FORM_BYTES = 1 << 20
 """Allowance for a form around its file."""
 
 _log = logging.getLogger("trappm.web")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServingSettings:
-    """Settings of one server: its snapshot, its callers, and its limits."""
-
-    snapshot: str | None = None
-    """An id, alias or folder; None for `latest` here and `default` after it, as in `predict`."""
-    token: str | None = None
-    """Required for all but health and the page's files; None on loopback only."""
-    hosts: tuple[str, ...] | None = None
-    """Host names that a browser may use for this server; None for any."""
-    max_upload_bytes: int = 200 << 20
-    max_body_bytes: int = 1 << 20
-    """Limit of a body without a file."""
-    max_requests: int = 64
-    """Requests in flight; further ones get status 503."""
-    timeout_s: float = 120.0
-    """Limit of a request, its body included; after it the status is 504."""
-    trace_memory_mib: int = 8192
-    """Limit of the process that traces a model for the first time."""
-    max_waiting: int = 32
-    """Models that wait to be traced; further ones get status 503."""
-    poll_s: float = 2.0
-    """Seconds between two checks of the aliases."""
-
-    def __repr__(self) -> str:
-        return f"ServingSettings(snapshot={self.snapshot!r}, ...)"  # never the token
 
 
 class Gate:
