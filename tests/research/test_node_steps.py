@@ -46,7 +46,7 @@ def read(tmp_path, content):
 def test_pycls_is_a_step_without_update(tmp_path, store):
     path, verdicts = read(tmp_path, PYCLS)
     train, infer = labels_of(verdicts)
-    assert [v.kind for v in verdicts] == ["label", "imported", *["rejected"] * 3]
+    assert [v.kind for v in verdicts] == ["label", "label", *["rejected"] * 3]
     assert (train.device, train.step_time_ms, train.configuration.batch_size) == (
         "v100-16gb", 106.6, 32,
     )  # fmt: skip

@@ -110,12 +110,12 @@ def row(tmp_path, **changes):
     ("changes", "provenance"),
     [
         ({}, "measured"),
-        ({"fingerprint": "0" * 16}, "label"),
-        ({"fingerprint": None}, "label"),
-        ({"environment": {}}, "label"),
-        ({"environment": {"torch": "9"}}, "label"),
+        ({"fingerprint": "0" * 16}, "imported"),
+        ({"fingerprint": None}, "imported"),
+        ({"environment": {}}, "imported"),
+        ({"environment": {"torch": "9"}}, "imported"),
         ({"provenance": "simulated", "environment": {}}, "simulated"),
-        ({"provenance": "label"}, "imported"),
+        ({"provenance": "imported"}, "imported"),
     ],
 )
 def test_measured_needs_an_environment_that_vouches_for_it(tmp_path, changes, provenance):
