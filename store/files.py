@@ -45,7 +45,7 @@ FORMAT: Final = 1
 """Version of the row; a newer one is refused."""
 
 _LARGEST_AMOUNT = 1e9
-"""Of a time, memory, power and energy in their units; far beyond any device."""
+"""Largest time, memory, power or energy in its unit, far beyond any device."""
 
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 """An escaped NUL in JSON, in which a backslash of a text is doubled."""
@@ -295,6 +295,10 @@ def _shown(value: object) -> str:
 
 
 MAX_BYTES = 8 << 30
+MAX_LINE_BYTES = 8 << 20
+MAX_BATCH_BYTES = 128 << 20
+"""Largest size of a batch of unpacked Parquet rows, whose file may be far smaller."""
+_BATCH = 500
 
 _Row = dict[str, Any]
 _Function = TypeVar("_Function")
@@ -305,7 +309,7 @@ class Verdict:
     """What becomes of a row of a file: a measurement, or the reason why there is none."""
 
     kind: str
-    """imported, censored (out of memory, with the capacity as bound), failed or rejected."""
+    """label, censored (out of memory, with the capacity as bound), failed or rejected."""
     reason: str
     measurement: Measurement | None = None
 
@@ -417,10 +421,12 @@ def read_jsonl(path: Path) -> Iterator[_Row]:
     """Read the objects of a file of JSON lines.
 
     Raises:
-        InputError: A line is not an object.
+        InputError: A line is too long, or not an object.
     """
     with path.open("rb") as file:
-        for line in file:
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            if len(line) > MAX_LINE_BYTES:
+                raise InputError(f"the line is longer than {MAX_LINE_BYTES >> 20} MiB")
             if line.strip():
                 row = _parse_json(line.decode())
                 if not isinstance(row, dict):
@@ -469,7 +475,10 @@ def _read_parquet(path: Path) -> Iterator[_Row]:
     try:
         # A column that is not buffered is unpacked page by page, not a row group at once.
         with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
-            for batch in file.iter_batches(batch_size=500):
+            for batch in file.iter_batches(batch_size=_BATCH):
+                if batch.nbytes > MAX_BATCH_BYTES:
+                    limit_mib = MAX_BATCH_BYTES >> 20
+                    raise InputError(f"{_BATCH} of its rows take more than {limit_mib} MiB")
                 yield from map(_from_texts, batch.to_pylist())
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"it is not a Parquet file that can be read: {one_line(error)}") from error

@@ -267,12 +267,12 @@ def refuse_unknown_names(session: Session, wanted: LabelFilter) -> None:
                 raise InputError(f"no architecture of the label store matches {name!r}")
             continue
         known = known_names(session, column)
-        alike = [name] if name in known else []
+        matches = [name] if name in known else []
         if what == "campaign":  # an id, or its beginning
-            alike = [campaign_id for campaign_id in known if campaign_id.startswith(name)]
-        if len(alike) > 1:
-            raise InputError(f"campaign {name!r} may be {' or '.join(alike[:10])}; name one")
-        if not alike:
+            matches = [campaign_id for campaign_id in known if campaign_id.startswith(name)]
+        if len(matches) > 1:
+            raise InputError(f"campaign {name!r} may be {' or '.join(matches[:10])}; name one")
+        if not matches:
             raise InputError(f"the label store knows no {what} {name!r}; {nearest(name, known)}")
 
 

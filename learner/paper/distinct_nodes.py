@@ -59,7 +59,7 @@ def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 @dataclass(frozen=True)
 class Layer:
-    """How the U classes at one depth follow from the classes at the depth before."""
+    """Map from the classes at the depth before to the U classes at one depth."""
 
     roots: Tensor
     """Class of the node itself at the depth before (U)."""

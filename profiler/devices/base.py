@@ -32,7 +32,7 @@ class RankKey:
     """Key of the device of each rank, such as `a100` or `cpu-1t`."""
     ranks: int = 1
     strategy: str = "ddp"
-    """How the ranks share a step."""
+    """Strategy by which the ranks share a step."""
 
 
 @lru_cache(maxsize=10_000)

@@ -63,7 +63,7 @@ class _Row:
     """A row of `catalogue.csv`."""
 
     call: KernelCall
-    """For one sample, in fp32."""
+    """The call for one sample, in fp32."""
     batch: str
     types: tuple[str, ...]
     layouts: tuple[MemoryFormat, ...]

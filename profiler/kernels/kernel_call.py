@@ -369,9 +369,9 @@ class KernelMeasurement:
     missing: Mapping[str, str] = field(default_factory=dict)
     """Reason for each metric that is None."""
     failed_in: str | None = None
-    """For outcomes other than ok: `create`, `warmup`, `measure` or `worker`."""
+    """Stage of the failure: `create`, `warmup`, `measure` or `worker`; None if ok."""
     message: str | None = None
-    """For outcomes other than ok: what happened."""
+    """Reason for an outcome other than ok."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Observations during this call: clocks, lost processor time, the meter."""
     environment: Mapping[str, Any] = field(default_factory=dict)

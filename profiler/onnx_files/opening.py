@@ -35,7 +35,7 @@ class Operation(NamedTuple):
     """One node of the file, or several that were fused to one operator."""
 
     operator: str
-    """With its domain as prefix, except for ONNX's own."""
+    """Operator, prefixed by its domain unless it is one of ONNX's own."""
     inputs: tuple[str, ...]
     """Names; empty for a missing one."""
     outputs: tuple[str, ...]

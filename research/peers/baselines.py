@@ -48,7 +48,7 @@ class TabularModel:
 
 @dataclass(frozen=True, eq=False)
 class TabularEstimator:
-    """Any regression with `fit` and `predict`, made anew for each training."""
+    """Regression with `fit` and `predict`, made again for each training."""
 
     name: str
     regression: Callable[[int], Any]
@@ -72,7 +72,7 @@ class TabularEstimator:
         centre, scale = float(logs.mean()), max(float(logs.std()), 0.02)
         regression = self.regression(int(generator.integers(2**31)))
         with warnings.catch_warnings():
-            # So many rounds are what it gets, converged or not.
+            # The number of rounds is fixed, converged or not.
             warnings.filterwarnings("ignore", message="Stochastic Optimizer: Maximum iterations")
             regression.fit(scaler.apply(features), (logs - centre) / scale)
         return TabularModel(regression, scaler, centre, scale)

@@ -232,7 +232,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Of width 3072."""
+    """Feed-forward block of width 3072."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -174,7 +174,7 @@ class Bench:
 
     @property
     def times(self) -> bool:
-        """Whether the labels are step times in ms, which are what a measurement takes."""
+        """True if the labels are step times, so that a label has the cost of its measurement."""
         return self.metric == "step_time_ms"
 
     @property

@@ -345,7 +345,6 @@ def _print_frame(
             raise InputError(f"cannot write {parquet}: {error.strerror or error}") from error
         typer.echo(f"{len(frame)} rows written to {parquet}")
         return
-    frame.copy(deep=False)
     for name in frame.select_dtypes("datetimetz"):
         frame[name] = frame[name].map(lambda time: time.isoformat())
     if as_json:

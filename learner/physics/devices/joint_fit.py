@@ -52,7 +52,7 @@ CHANGES = (0.1, 3.0)
 """Bounds of a learned spread relative to the first."""
 
 
-def spread_factor(moved: float, determined: float, least: float, most: float) -> float:
+def spread_factor(moved: float, determined: float, smallest: float, largest: float) -> float:
     """Return the factor on a group's first spread by evidence maximization.
 
     A group's variance is the sum of its squared shifts over its degrees of freedom, the number of
@@ -61,10 +61,10 @@ def spread_factor(moved: float, determined: float, least: float, most: float) ->
     Args:
         moved: Sum of the squared shifts, in first spreads.
         determined: Degrees of freedom.
-        least, most: Bounds of the factor.
+        smallest, largest: Bounds of the factor.
     """
     variance = (PSEUDO_CONSTANTS + moved) / (PSEUDO_CONSTANTS + determined)
-    return float(min(max(variance**0.5, least), most))
+    return float(min(max(variance**0.5, smallest), largest))
 
 
 def student_loss(errors: Tensor, scale: Tensor | float) -> float:
@@ -131,7 +131,7 @@ class _Part:
     """Places of the constants that it moves (k)."""
     spread: Tensor
     shift: Tensor
-    """In spreads (k)."""
+    """Shift of each constant in units of its spread (k)."""
 
     def own(self, jacobian: Tensor) -> Tensor:
         """Return derivatives of its labels by its shifts."""
@@ -221,9 +221,9 @@ class JointFit:
         """Return the noise scale of each label (n): its source's median, never rising."""
         for place in range(len(self._evidence)):
             own = errors[torch.from_numpy(self._source == place)]
-            least = LEAST_NOISE * (1 + FEW / len(own))
+            smallest = LEAST_NOISE * (1 + FEW / len(own))
             median = 1.48 * float(own.abs().median())
-            self.noise[place] = max(least, min(float(self.noise[place]), median))
+            self.noise[place] = max(smallest, min(float(self.noise[place]), median))
         return torch.from_numpy(self.noise[self._source])
 
     @staticmethod

@@ -32,7 +32,7 @@ def plain_keys(features, edges):
 
 
 def partition(keys):
-    """Which nodes share a key, whatever the keys are."""
+    """Return the partition of the nodes by key."""
     first = {}
     return [first.setdefault(key, i) for i, key in enumerate(keys)]
 

@@ -6,6 +6,8 @@ import csv
 import dataclasses
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -199,6 +201,22 @@ def test_a_file_of_something_else_is_told_in_one_line(store, tmp_path, name, con
         import_file(store.measurements.record_many, path)
     assert "\n" not in str(caught.value)
     assert store.labels.matching() == []
+
+
+def test_a_line_that_never_ends_is_refused(store, tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"message": "' + b"x" * (9 << 20))
+    with pytest.raises(InputError, match="longer than 8 MiB"):
+        import_file(store.measurements.record_many, path)
+
+
+def test_a_small_parquet_file_that_unpacks_to_gigabytes_is_refused(store, tmp_path):
+    path = tmp_path / "a.parquet"
+    table = pa.table({"message": pa.array(["x" * 300_000] * 500)})
+    pq.write_table(table, path, compression="zstd")
+    assert path.stat().st_size < 100_000
+    with pytest.raises(InputError, match="500 of its rows take more than 128 MiB"):
+        import_file(store.measurements.record_many, path)
 
 
 def test_a_number_too_large_for_a_float_is_refused_in_json(store, tmp_path):

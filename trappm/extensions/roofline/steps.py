@@ -167,7 +167,7 @@ def _bound(device: KnownDevice, point: KernelPoint) -> str:
     peak = peaks.get(point.data_type) or peaks.get("fp32")
     if peak is None or memory is None:
         raise InputError(
-            f"what bounds a step on {device.key} cannot be said, as its ceilings of compute and of "
+            f"what bounds a step on {device.key} is unknown, since its ceilings of compute and of "
             "memory are not both known; measure them: trappm measure --kernels --device "
             f"{device.key}"
         )

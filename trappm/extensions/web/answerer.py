@@ -88,14 +88,14 @@ class Answerer:
             question.device_is_default,
             prices_version() if settings.epochs is not None else None,
         )
-        found: list[Answer] = []
+        results: list[Answer] = []
         for model in models:
             own = await self._answers(about, question, model, devices)
             if settings.breakdown_depth is not None:
                 depth = settings.breakdown_depth
                 own = [await self._with_breakdown(answer, model, depth) for answer in own]
-            found += own
-        return found
+            results += own
+        return results
 
     async def unable_devices(self, settings: Settings) -> list[dict[str, str]]:
         """Return the GPUs that cannot run the precision, each with the reason."""
@@ -163,9 +163,9 @@ class Answerer:
     ) -> list[Answer]:
         """Return the answers for one model; equal requests wait for one piece of work."""
         key = (*about, model.name, model.key)
-        found = {device: self._known.get((*key, device)) for device in devices}
-        missing = [device for device, answer in found.items() if answer is None]
-        self.metrics.known.inc(len(found) - len(missing))
+        by_device = {device: self._known.get((*key, device)) for device in devices}
+        missing = [device for device, answer in by_device.items() if answer is None]
+        self.metrics.known.inc(len(by_device) - len(missing))
         for start in range(0, len(missing), _AT_ONCE):
             some = missing[start : start + _AT_ONCE]
 
@@ -177,14 +177,14 @@ class Answerer:
                 return await self._traced(self._heads_thread, model, settings, work)
 
             made = await self._under_way.wait((*key, *some), predicted)
-            found |= zip(some, made, strict=True)
-        for device, answer in found.items():
-            assert answer is not None  # noqa: S101  (all are found by now)
+            by_device |= zip(some, made, strict=True)
+        for device, answer in by_device.items():
+            assert answer is not None  # noqa: S101  (all have one by now)
             self._known[*key, device] = answer
             self._known.move_to_end((*key, device))
         while len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
-        return [answer for device in devices if (answer := found[device])]
+        return [answer for device in devices if (answer := by_device[device])]
 
     async def _with_breakdown(self, answer: Answer, model: Model, depth: int) -> Answer:
         """Return an answer with its memory breakdown; the step is traced unless it is cached."""
@@ -252,11 +252,11 @@ def named_model(name: str, input_size: int | None) -> Model:
 
 def _predicted(question: Question, model: Model, devices: Sequence[str]) -> list[Answer]:
     subject = known_subject(model.key)
-    found = []
+    results = []
     for prediction in answers([(question, subject, device) for device in devices]):
         named = prediction if model.path is None else replace(prediction, model=model.name)
-        found.append(Answer(named, json.dumps(named.to_dict(), default=str).encode()))
-    return found
+        results.append(Answer(named, json.dumps(named.to_dict(), default=str).encode()))
+    return results
 
 
 @contextmanager

@@ -244,15 +244,15 @@ def _families(store: Store, manifest: Manifest) -> list[dict[str, Any]]:
     Returns:
         One row for each device, phase (None: any), metric and family: count, mape.
     """
-    found = []
+    rows = []
     for device in manifest.errors or {}:
         for phase, metrics in manifest.errors_by_phase(device).items():
             for metric, judged in metrics.items():
                 for family, errors in (judged.by_family or {}).items():
                     place = {"device": device, "phase": phase, "metric": metric}
                     numbers = {name: errors.get(name) for name in ("count", "mape")}
-                    found.append({**place, "family": family, **numbers})
-    return found or _of_campaign(store, manifest.campaign)
+                    rows.append({**place, "family": family, **numbers})
+    return rows or _of_campaign(store, manifest.campaign)
 
 
 def _of_campaign(store: Store, campaign_id: str | None) -> list[dict[str, Any]]:
