@@ -66,7 +66,7 @@ def json_shapes() -> dict[str, Any]:
             ("devices",),
             ("labels", "import", str(folder / "labels.jsonl")),
             ("labels", "query", "--limit", "3"),
-            ("snapshot", "list"),
+            ("snapshot", "show"),
             ("snapshot", "show", "default"),
             ("campaign", "status"),
             ("store", "upgrade"),

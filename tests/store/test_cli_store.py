@@ -198,7 +198,7 @@ def test_who_only_asks_makes_and_changes_nothing(tmp_path, monkeypatch, capfd, c
     assert "trappm labels export" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["list"], ["pull", "--to", "there"]], ids=" ".join)
+@pytest.mark.parametrize("command", [["show"], ["pull", "--to", "there"]], ids=" ".join)
 def test_who_asks_for_snapshots_makes_no_data_folder(tmp_path, monkeypatch, capfd, command):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))

@@ -70,6 +70,7 @@ _MOVED = {
     "device characterise": "trappm measure --kernels --device DEVICE",
     "device import": "trappm labels import FILE --kernels",
     "device export": "trappm labels export FILE --kernels --device DEVICE",
+    "snapshot list": "trappm snapshot show",
     "snapshot alias": "trappm snapshot push SNAPSHOT --alias NAME",
     "snapshot rollback": "trappm snapshot push SNAPSHOT --alias NAME",
     "snapshot diff": "trappm snapshot show, once per snapshot",

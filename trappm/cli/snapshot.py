@@ -85,13 +85,6 @@ def show(
         print_table(f"history of {name}", ("snapshot", "since", "reason"), moved)
 
 
-@app.command("list", hidden=True, epilog="Example: trappm snapshot show")
-def list_snapshots(registry: Registry = None, as_json: AsJson = False) -> None:
-    """List all snapshots; `trappm snapshot show` replaces this command."""
-    typer.echo("trappm: 'snapshot list' has moved; use trappm snapshot show", err=True)
-    show(None, registry, as_json)
-
-
 @app.command(epilog="Example: trappm snapshot pull latest --registry s3://bucket/snapshots")
 def pull(
     name: Name = "latest",
