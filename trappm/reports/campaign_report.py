@@ -28,7 +28,7 @@ LATEST_READINGS = 20
 LATEST_ROUNDS = 6
 """Number of rows of errors while a campaign is followed."""
 _BARS = "▁▂▃▄▅▆▇█"
-_MAPES = tuple(f"{metric}, MAPE %" for metric in METRICS)
+_MAPES = tuple(metric.rpartition("_")[0] for metric in METRICS)
 
 
 def print_campaigns(rows: Sequence[CampaignRow]) -> None:
@@ -149,7 +149,7 @@ def _live_view(facts: CampaignFacts) -> Group:
 
 
 _ERRORS = (
-    "error on architectures held out",
+    "error on architectures held out (MAPE, %)",
     ("round", "purpose", "device", "trained_on", "judged_on", *_MAPES),
 )
 
