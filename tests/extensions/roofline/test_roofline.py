@@ -184,7 +184,7 @@ def test_a_device_of_which_no_kernel_was_ok_has_nothing_to_draw(store, capsys, t
     assert capsys.readouterr().out.startswith("v100: by its data sheet")  # known by no other name
     with pytest.raises(InputError, match="no ceiling of cpu-2t"):
         draw_png([device], [], tmp_path / "roofline.png")
-    with pytest.raises(InputError, match="what bounds a step on cpu-2t cannot be said"):
+    with pytest.raises(InputError, match="what bounds a step on cpu-2t is unknown"):
         step([device])
 
 
