@@ -95,6 +95,9 @@ def is_glob(pattern: str) -> bool:
     return bool(set(pattern) & set("*?["))
 
 
+LARGEST_INTEGER = 2**31 - 1
+"""Largest value that an integer column holds on every back end."""
+
 ANY_OUTCOME = "any"
 """Outcome in a filter that selects all attempts."""
 
@@ -104,7 +107,8 @@ class LabelFilter:
     """A selection of labels or attempts; a field that is None does not restrict.
 
     Raises:
-        InputError: A setting, metric, outcome or provenance is unknown, or a time is invalid.
+        InputError: A setting, metric, outcome or provenance is unknown, a size is out of range, or
+            a time is invalid.
     """
 
     architecture: str | None = None
@@ -144,6 +148,10 @@ class LabelFilter:
             value = getattr(self, name)
             if value is not None and value not in allowed:
                 raise InputError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
+        for name in ("batch_size", "input_size"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= LARGEST_INTEGER:
+                raise InputError(f"{name} is {value}; it must be from 1 to {LARGEST_INTEGER:,}")
         for text in (self.since, self.until):
             if text is not None:
                 point_in_time(text)

@@ -508,6 +508,7 @@ WORDS = st.one_of(
         ["*", "[", "%", "-1", "1e9", "oom", "-step_time_ms", "9999-12-31", "999999999w"]
     ),
     st.integers().map(str),
+    st.sampled_from([2**31, 2**63]).map(str),
     st.text(max_size=30),
 )
 ASKED = st.sampled_from([*inspect.signature(LabelFilter).parameters, "sort", "page", "size"])

@@ -130,6 +130,13 @@ def test_an_unknown_value_in_a_filter_is_refused_with_the_known_ones(name):
         LabelFilter(**{name: "x"})
 
 
+@pytest.mark.parametrize("name", ["batch_size", "input_size"])
+@pytest.mark.parametrize("value", [-1, 0, 2**31, 2**63])
+def test_a_size_that_no_column_holds_is_refused(name, value):
+    with pytest.raises(InputError, match=f"{name} is {value}; it must be from 1 to 2,147,483,647"):
+        LabelFilter(**{name: value})
+
+
 @pytest.mark.parametrize("name", ["since", "until"])
 @pytest.mark.parametrize("text", ["", "yesterday", "7", "7y", "2026-13-01", "999999w", "-1d"])
 def test_a_time_that_cannot_be_read_is_told(name, text):
