@@ -75,7 +75,7 @@ FEATURE_GROUPS = (
 
 
 class MemoryPrior(TermPrior):
-    """The formula with its constants; see `learner.physics.prior.Prior`."""
+    """Prior of the memory on GPUs."""
 
     feature_groups = FEATURE_GROUPS
     surprises = True
