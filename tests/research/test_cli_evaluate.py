@@ -216,7 +216,7 @@ def test_a_file_without_labels_says_what_it_has_instead(tmp_path):
     ("arguments", "reason"),
     [
         ([], "give labels"),
-        (["--train", "x.csv"], "belong together"),
+        (["--train", "x.csv"], "must be given together"),
         (["--train", "x.csv", "--test", "y.csv", "--suite", "paper"], "two files"),
         (["--labels", "nowhere.csv"], "nowhere.csv cannot be read"),
         (["--labels", "ALL", "--estimator", "nnlpq"], "did you mean 'nnlqp'"),

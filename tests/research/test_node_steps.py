@@ -84,8 +84,8 @@ def test_deep_learning_examples_time_whole_steps(tmp_path):
 @pytest.mark.parametrize(
     ("content", "source", "message"),
     [
-        (PYCLS, "deep-learning-examples", "no sheet of deep-learning-examples"),
-        ("a,b\n1,2\n", None, "no sheet of pycls or"),
+        (PYCLS, "deep-learning-examples", "not a sheet of deep-learning-examples"),
+        ("a,b\n1,2\n", None, "not a sheet of pycls or"),
         (PYCLS.replace("106.6", "-1"), None, "line 2: step_ms is '-1'"),
         (PYCLS.replace(",32,", ",3.5,"), None, "line 2: per_gpu_batch is 3.5"),
     ],

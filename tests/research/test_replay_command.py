@@ -159,7 +159,7 @@ def test_bad_questions_are_told_before_anything_is_run(plan, tmp_path, monkeypat
     for more, reason in (
         (["--strategy", "rndom"], "did you mean"),
         (["--strategy", "ours"], "baseline 'random' is not replayed"),
-        (["--usable", str(tmp_path / "none.csv")], "there is no file"),
+        (["--usable", str(tmp_path / "none.csv")], "does not exist"),
         (["--strategy", "all"], "pip install bmdal-reg"),
     ):
         assert run([*words, *more]) == 2

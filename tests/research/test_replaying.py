@@ -120,7 +120,7 @@ def test_probability_above_is_of_a_normal_logarithm():
 
 
 def test_what_cannot_be_is_refused(samples):
-    with pytest.raises(InputError, match="cannot be chosen"):
+    with pytest.raises(InputError, match="cannot acquire"):
         next(replay(bench(samples), "random", 0, (10_000,)))
     with pytest.raises(InputError, match="did you mean"):
         named_strategy("rndom")

@@ -95,8 +95,8 @@ def test_timms_sheet_is_read_with_the_stack_in_its_name(store, tmp_path):
         ("gpumemnet", "sheet.csv", SHEET + "vgg16,8,-5,3\n", "max_gpu_memory_mib is '-5'"),
         ("gpumemnet", "sheet.csv", SHEET + "vgg16,8.5,5,3\n", "a whole number"),
         ("gpumemnet", "sheet.csv", SHEET + "vgg16,8\n", "max_gpu_memory_mib is ''"),
-        ("timm", "sheet.csv", TIMM, "does not tell what was measured"),
-        ("timm", "train-amp-nchw-rtx4090.csv", TIMM, "tells no versions"),
+        ("timm", "sheet.csv", TIMM, "settings are missing"),
+        ("timm", "train-amp-nchw-rtx4090.csv", TIMM, "has no versions"),
         ("nobody", "sheet.csv", SHEET, "gpumemnet, timm"),
     ],
 )

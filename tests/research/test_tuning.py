@@ -72,5 +72,5 @@ def test_shipped_settings_make_what_is_shipped(name, zoo):
 def test_what_has_no_settings_is_refused(tuning):
     with pytest.raises(InputError, match="ours weighs its parts"):
         space_of("ours")
-    with pytest.raises(InputError, match="what can be tuned"):
+    with pytest.raises(InputError, match="tunable estimators"):
         run_trials(replace(tuning, estimator="mlp"), 1, silent)

@@ -93,7 +93,7 @@ def test_the_trainer_of_transformers_says_what_it_takes_and_records_it(folder, c
     before, *_, last = sentences(capsys)
     assert before.startswith("TraPPM: Fits cpu-")
     assert "for hf:gpt2-tiny in fp32 at batch 2" in before
-    assert last.endswith("keep it with: trappm labels import steps.jsonl")
+    assert last.endswith("import the label with: trappm labels import steps.jsonl")
     assert check_added(command, folder, "hf:gpt2-tiny") == Configuration(
         architecture="hf:gpt2-tiny", batch_size=2, input_size=64, optimizer="adamw"
     )
@@ -157,15 +157,15 @@ def test_a_module_without_a_name_is_timed_and_not_recorded(folder, capsys):
     before, after = fit(TrappmCallback(device="a100"))
     assert before.startswith("TraPPM: Fits A100 40 GB: 1.7 GiB (")
     assert ") of 39.6 for Line in fp32 at batch 2" in before
-    assert before.endswith("once steps are measured: the model has no name of timm or hf:")
-    assert re.search(r"a step takes [\d.]+ ms, an epoch about 0 s, by 10 measured steps", after)
+    assert before.endswith("after some steps: the model has no timm or hf: name")
+    assert re.search(r"a step takes [\d.]+ ms, an epoch about 0 s, 10 steps after", after)
     assert list(folder.glob("*.jsonl")) == []
     *_, last = fit(TrappmCallback("resnet10t", "steps.jsonl", device="no-card"))
     assert "parameters of Line are not those of resnet10t" in last
     assert not Path("steps.jsonl").exists()
     (line,) = fit(TrappmCallback(), precision="64-true")
     assert "neither forecast nor timed: the precision is 64-true" in line
-    with pytest.raises(InputError, match="record_to needs model_name"):
+    with pytest.raises(InputError, match="record_to needs a timm or hf: model_name"):
         TrappmCallback(record_to="steps.jsonl")
     with pytest.raises(InputError, match="resnet18"):
         TrappmCallback("resnet188")
@@ -199,9 +199,9 @@ def test_the_client_of_kubernetes_reads_the_pod(folder):
 def test_cards_are_those_that_the_step_fits(folder):
     assert [product for product in PRODUCTS if memory_mib(product) is None] == []
     asked = {"batch_size": 8, "input_size": 64}
-    with pytest.raises(InputError, match="no product of Kubernetes is known for titan-v"):
+    with pytest.raises(InputError, match="no Kubernetes product name is known for titan-v"):
         pod(trappm.compare("resnet10t", "titan-v", **asked))
-    with pytest.raises(InputError, match="fits none of t4"):
+    with pytest.raises(InputError, match="does not fit t4"):
         pod(trappm.compare("resnet10t", "t4", **(asked | {"batch_size": 60_000})))
 
 

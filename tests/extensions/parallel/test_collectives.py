@@ -78,7 +78,7 @@ def test_what_ranks_cannot_do_together_is_an_outcome(characteriser):
 
 @TWO_CORES
 def test_links_do_not_depend_on_the_strategy(characteriser):
-    with pytest.raises(InputError, match="those of cpu-2x1t"):
+    with pytest.raises(InputError, match="same links as cpu-2x1t"):
         characteriser.characterise("cpu-2x1t-fsdp")
 
 

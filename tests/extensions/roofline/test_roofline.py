@@ -70,7 +70,7 @@ def test_a_name_means_the_one_device_that_it_may_be(store):
     store.kernels.record([timed(product(1000), 0.2, "a100-pcie-40gb")])
     assert known_device(store, "A100").key == "a100-pcie-40gb"
     store.kernels.record([timed(product(1000), 0.2, "a100-pcie-80gb")])
-    with pytest.raises(InputError, match="a100-pcie-40gb or a100-pcie-80gb"):
+    with pytest.raises(InputError, match="a100-pcie-40gb, a100-pcie-80gb"):
         known_device(store, "a100")
     with pytest.raises(InputError, match="--device v9000"):
         known_device(store, "v9000")
@@ -95,8 +95,8 @@ def test_a_device_with_slow_kernels_has_a_slow_step(store):
         other.kernels.record(kernels(1.0))
         fast = known_device(other, "a100")
     slow, known = step([known_device(store, "a100"), fast])
-    assert "its kernels" in slow.source
-    assert "its kernels" in known.source
+    assert "its measured kernels" in slow.source
+    assert "its measured kernels" in known.source
     assert slow.step_time_ms > 1.1 * known.step_time_ms
 
 
@@ -163,7 +163,7 @@ def test_a_card_without_labels_costs_what_predict_says(store):
         assert source in roofed.source
     store.kernels.record([timed(product(1000), 0.2, "l4"), timed(copied(100_000), 1.0, "l4")])
     (roofed,) = roofed_steps(question, subject, [known_device(store, "l4")])
-    assert "its kernels" in roofed.source
+    assert "its measured kernels" in roofed.source
 
 
 def test_lines_bend_where_compute_takes_over():
@@ -181,10 +181,10 @@ def test_a_device_of_which_no_kernel_was_ok_has_nothing_to_draw(store, capsys, t
     print_rooflines([device], [])
     assert "no ceiling is known" in capsys.readouterr().out
     print_rooflines([known_device(store, "v100")], [])
-    assert capsys.readouterr().out.startswith("v100: by its data sheet")  # known by no other name
+    assert capsys.readouterr().out.startswith("v100: from its data sheet")  # known by no other name
     with pytest.raises(InputError, match="no ceiling of cpu-2t"):
         draw_png([device], [], tmp_path / "roofline.png")
-    with pytest.raises(InputError, match="what bounds a step on cpu-2t is unknown"):
+    with pytest.raises(InputError, match="compute or memory ceiling of cpu-2t is unknown"):
         step([device])
 
 
@@ -209,7 +209,7 @@ def test_a_step_under_two_rooflines(ask, tmp_path, monkeypatch):
     sentences = out.partition("┌")[0]
     for line, device in zip(sentences.splitlines()[:2], ("v100", "rtx-3090"), strict=True):
         assert f"bounds a training step of test_resnet at batch 64 on {device}: " in line
-        assert "Twice the batch does " in line
+        assert "Doubling the batch " in line
     drawn = [line for line in out.splitlines() if set(line) & set("│┤└")]
     assert len(drawn) >= 20
     assert all(len(line) <= 80 for line in drawn)
@@ -235,7 +235,7 @@ def test_bad_questions_about_a_step_are_one_line(ask, tmp_path):
 
 
 def test_devices_shows_the_ceilings_of_one(ask):
-    assert "ceilings: by its data sheet" in ask("devices", "v100")[1]
+    assert "ceilings: from its data sheet" in ask("devices", "v100")[1]
     status, _, error = ask("roofline", "v9000")
     assert status == 2
     assert "trappm measure --kernels --device v9000" in error

@@ -42,7 +42,7 @@ def test_work_of_a_token_grows_evenly_with_its_context(attention):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["hf:bert-tiny"], "no decoder"),
+        (["hf:bert-tiny"], "not a decoder"),
         (["hf:llama-tiny", "--prompt", "500", "--tokens", "20"], "takes at most 512"),
         (["hf:llama-tiny", "--batch-size", "0"], "batch size is 0"),
         (["hf:llama-tiny", "--device", "nothing"], "unknown device 'nothing'"),

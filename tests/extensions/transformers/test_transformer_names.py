@@ -43,12 +43,12 @@ def test_names_come_back_from_their_texts(name):
     ("text", "message"),
     [
         ("hf:", "names no model"),
-        ("hf:gpt2,lora=0", "a rank is from 1"),
-        ("hf:gpt2,lora=x", "there are: lora=RANK"),
-        ("hf:gpt2,eager,sdpa", "leave one out"),
-        ("hf:gpt2,lora=4,frozen=body", "leave one out"),
+        ("hf:gpt2,lora=0", "the rank must be from 1"),
+        ("hf:gpt2,lora=x", "options: lora=RANK"),
+        ("hf:gpt2,eager,sdpa", "sets attention twice"),
+        ("hf:gpt2,lora=4,frozen=body", "cannot be combined"),
         ("hf:gpt2,vocabulary=1", "from 2 to 1,000,000 tokens"),
-        ("hf:gpt2,vocabulary=many", "there are: lora=RANK"),
+        ("hf:gpt2,vocabulary=many", "options: lora=RANK"),
     ],
 )
 def test_a_text_that_cannot_be_is_one_line(text, message):
@@ -134,10 +134,10 @@ def test_all_classifiers_of_images_that_transformers_has_take_pixels():
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ("{broken", "is no JSON"),
-        ("[]", "names no model_type"),
-        ('{"model_type": "nonesuch"}', "'nonesuch', which transformers .* does not know"),
-        ('{"model_type": "wav2vec2"}', "is no language model or image classifier"),
+        ("{broken", "is not JSON"),
+        ("[]", "has no model_type"),
+        ('{"model_type": "nonesuch"}', "'nonesuch', which transformers .* does not support"),
+        ('{"model_type": "wav2vec2"}', "no language model or image classifier"),
         (
             '{"model_type": "gpt2", "n_embd": "many"}',
             "StrictDataclassFieldValidationError: .*n_embd",

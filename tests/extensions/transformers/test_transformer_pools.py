@@ -61,8 +61,8 @@ def test_the_native_sequence_length_is_the_most_that_a_model_takes():
     [
         ({"sequence_lengths": (), "input_sizes": (32,)}, "takes text; .* needs sequence_lengths"),
         ({"architectures": ("resnet18",)}, "resnet18 takes images; .* needs input_sizes"),
-        ({"sequence_lengths": (513,)}, "hf:gpt2-micro takes at most 512 tokens, not 513"),
-        ({"methods": ("lora",)}, "the option 'lora'"),
+        ({"sequence_lengths": (513,)}, "hf:gpt2-micro at most 512 tokens, not 513"),
+        ({"methods": ("lora",)}, "unknown option 'lora'"),
         ({"methods": ("half",)}, "methods holds 'half'; there are: full, lora=RANK"),
         ({"architectures": ("hf:gpt3-micro",)}, "no transformer is named 'gpt3-micro'"),
         (
@@ -73,7 +73,7 @@ def test_the_native_sequence_length_is_the_most_that_a_model_takes():
         (
             {"architectures": ("hf:vit-micro",), "input_sizes": (32,), "sequence_lengths": (),
              "vocabularies": (512,)},
-            "takes images, and has no vocabulary",
+            "image model without a vocabulary",
         ),
     ],
 )  # fmt: skip

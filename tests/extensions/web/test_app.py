@@ -191,7 +191,7 @@ def test_a_token_is_needed_beyond_this_machine(monkeypatch, tmp_path):
     with pytest.raises(InputError, match="TRAPPM_TOKEN"):
         token_for(ELSEWHERE, None)
     monkeypatch.setenv("TRAPPM_TOKEN", "short")
-    with pytest.raises(InputError, match="too short") as refused:
+    with pytest.raises(InputError, match="at least 16") as refused:
         token_for(ELSEWHERE, None)
     assert "'short'" not in str(refused.value)
     (tmp_path / "token").write_text(f"{TOKEN}\n")

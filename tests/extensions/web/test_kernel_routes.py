@@ -41,7 +41,7 @@ def test_ceilings_alone_need_no_model(server):
     [
         ("roofline", {"devices": ["v9000"]}, 400, "--device v9000"),
         ("roofline", {"devices": ["a100"] * 5}, 400, "devices"),
-        ("roofline", {"model": "../net"}, 400, "no timm name"),
+        ("roofline", {"model": "../net"}, 400, "not a timm name"),
         ("roofline", {"phase": "sleep"}, 400, "sleep"),
         ("roofline", {"snapshot": "../../etc"}, 404, "etc"),
         ("scale", {"gpus": [0]}, 400, "gpus"),

@@ -309,7 +309,7 @@ def test_the_shipped_snapshot_tells_its_errors(page, server):
 def test_what_intervals_cover_is_a_row_for_each_head_beside_what_it_should_be(page, server, width):
     page.set_viewport_size({"width": width, "height": 900})
     show(page, server, "snapshots/default")
-    chart = page.get_by_role("img", name="What intervals of 50 and 90 % cover, by head")
+    chart = page.get_by_role("img", name="Coverage of 50 % and 90 % intervals by head")
     chart.wait_for()
     names = chart.locator("[aria-label='y-axis tick label'] text")
     assert "Memory, a100-40gb, train" in names.all_text_contents()
@@ -422,7 +422,7 @@ def test_what_takes_the_memory_is_drawn_and_can_be_read(page, server):
     assert "CUDA context" in memory.locator("figure").first.locator("table").inner_text()
     assert "layer1.0" in memory.locator("figure").last.locator("table").inner_text()
     memory.locator("summary", has_text="All GPUs").press("Enter")
-    memory.get_by_text(re.compile(r"It fits \d+ of \d+ GPUs")).wait_for()
+    memory.get_by_text(re.compile(r"The step fits \d+ of \d+ GPUs")).wait_for()
     assert "h100" in memory.locator("table").last.inner_text()
     memory.get_by_label("Optimizer").select_option("adamw")
     memory.get_by_text("optimizer state").wait_for()
@@ -441,7 +441,7 @@ def test_rooflines_of_two_devices_lie_over_each_other(page, server):
     text = page.locator(".result").inner_text()
     for device in ("v100", "rtx-3090"):
         assert f"bounds a training step of test_resnet at batch 64 on {device}: " in text
-    assert "Twice the batch does " in chart.get_attribute("aria-label")
+    assert "Doubling the batch " in chart.get_attribute("aria-label")
     for series in (0, 1):
         colour = f"var(--series-{series})"
         expect(chart.locator(f".on-paper > [stroke='{colour}']").nth(2)).to_be_attached()

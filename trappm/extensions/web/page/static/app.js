@@ -1,4 +1,4 @@
-// Which view is shown, by the part of the address after #, so that every view can be shared.
+// Navigation between views by the URL fragment, so that every view has a link.
 
 import { h, tell } from "./dom.js";
 import { errorBox, waiting } from "./parts.js";
@@ -80,7 +80,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", nameTheme)
 nameTheme();
 
 document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the address after # names the view
+  event.preventDefault(); // the URL fragment names the view
   main.focus();
 });
 addEventListener("hashchange", show);
