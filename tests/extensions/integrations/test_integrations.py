@@ -69,7 +69,7 @@ def check_added(command, folder, architecture):
     return label.configuration
 
 
-def test_lightning_says_what_it_takes_and_records_it(folder, capsys, command):
+def test_lightning_callback_forecasts_and_records(folder, capsys, command):
     pytest.importorskip("lightning", reason="the extra integrations is not installed")
     run_page("Lightning")
     before = sentences(capsys)[0]
@@ -86,7 +86,7 @@ def test_lightning_says_what_it_takes_and_records_it(folder, capsys, command):
 
 
 @pytest.mark.extension("transformers")
-def test_the_trainer_of_transformers_says_what_it_takes_and_records_it(folder, capsys, command):
+def test_transformers_callback_forecasts_and_records(folder, capsys, command):
     pytest.importorskip("transformers", reason="the extra transformers is not installed")
     pytest.importorskip("accelerate", reason="the extra integrations is not installed")
     run_page("Transformers' Trainer")
@@ -100,7 +100,7 @@ def test_the_trainer_of_transformers_says_what_it_takes_and_records_it(folder, c
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_steps_of_a_compiled_model_are_not_labels_of_eager_ones(folder, compiled):
+def test_compiled_model_gives_no_label(folder, compiled):
     import torch
 
     from trappm.extensions.integrations.forecast import FirstStep
@@ -126,7 +126,7 @@ def test_steps_of_a_compiled_model_are_not_labels_of_eager_ones(folder, compiled
         assert steps.write(first, folder / "steps.jsonl").outcome == "ok"
 
 
-def test_a_module_without_a_name_is_timed_and_not_recorded(folder, capsys):
+def test_unnamed_module_is_timed_but_not_recorded(folder, capsys):
     lightning = pytest.importorskip("lightning", reason="the extra integrations is not installed")
     import torch
 
@@ -171,7 +171,7 @@ def test_a_module_without_a_name_is_timed_and_not_recorded(folder, capsys):
         TrappmCallback("resnet188")
 
 
-def test_ray_takes_the_options(folder):
+def test_ray_accepts_the_options(folder):
     options = run_page("Ray")["options"]
     assert 0 < options["num_gpus"] < 1
     assert options["memory"] >= 4 << 30
@@ -180,7 +180,7 @@ def test_ray_takes_the_options(folder):
         ray_options(too_large)
 
 
-def test_the_client_of_kubernetes_reads_the_pod(folder):
+def test_kubernetes_client_parses_the_pod(folder):
     client = pytest.importorskip("kubernetes.client", reason="kubernetes is not installed")
     names = run_page("Kubernetes")
     manifest = names["manifest"]
@@ -196,7 +196,7 @@ def test_the_client_of_kubernetes_reads_the_pod(folder):
     assert "Tesla-V100-SXM2-16GB" not in rule.values  # 256 images take more than 16 GB
 
 
-def test_cards_are_those_that_the_step_fits(folder):
+def test_pod_requests_only_fitting_gpus(folder):
     assert [product for product in PRODUCTS if memory_mib(product) is None] == []
     asked = {"batch_size": 8, "input_size": 64}
     with pytest.raises(InputError, match="no Kubernetes product name is known for titan-v"):
@@ -205,7 +205,7 @@ def test_cards_are_those_that_the_step_fits(folder):
         pod(trappm.compare("resnet10t", "t4", **(asked | {"batch_size": 60_000})))
 
 
-def test_skypilot_asks_for_seconds_by_gpu():
+def test_skypilot_estimator_returns_seconds_by_gpu():
     pytest.importorskip("sky", reason="SkyPilot is not installed: a dozen packages, left to you")
     import sky
 
@@ -218,7 +218,7 @@ def test_skypilot_asks_for_seconds_by_gpu():
             task.estimate_runtime(sky.Resources(accelerators=accelerators))
 
 
-def test_a_callback_says_of_a_named_model_what_predict_does():
+def test_callback_of_a_named_model_equals_predict():
     import torch
 
     module = zoo.create_model("test_resnet", 160)

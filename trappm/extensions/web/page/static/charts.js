@@ -41,8 +41,8 @@ export const legend = (pairs) =>
   }));
 
 /**
- * Points over two axes.
- * series: [{name, kind (its colour), points: [{x, y, tip}]}]; rules: [{y, name}]; diagonal: where x and y are equal.
+ * Return a scatter or line chart.
+ * series: [{name, kind (color index), points: [{x, y, tip}]}]; rules: [{y, name}]; diagonal: line at x = y.
  */
 export function xyChart({ series, rules = [], xLabel, yLabel, label, xType = "linear", yType = "linear", lines = false, dots = true, diagonal = false, zero = false, height = 270 }) {
   const points = series.flatMap((one, at) => one.points.map((p) => ({ ...p, name: one.name, fill: colour(one.kind ?? at) })));
@@ -68,7 +68,7 @@ export function xyChart({ series, rules = [], xLabel, yLabel, label, xType = "li
 }
 
 /**
- * A row for each name, with how far each value lies from what it is to be: targets: [{at, name, kind}];
+ * Return a chart with a row per name, whose values are compared with targets: [{at, name, kind}];
  * rows: [{name, values (one for each target), tip}].
  */
 export function targetRows({ rows, targets, xLabel, label }) {
