@@ -217,7 +217,7 @@ def test_file_without_labels_is_described(tmp_path):
     [
         ([], "give labels"),
         (["--train", "x.csv"], "must be given together"),
-        (["--train", "x.csv", "--test", "y.csv", "--suite", "paper"], "two files"),
+        (["--train", "x.csv", "--test", "y.csv", "--suite", "paper"], "options of splits"),
         (["--labels", "nowhere.csv"], "nowhere.csv cannot be read"),
         (["--labels", "ALL", "--estimator", "nnlpq"], "did you mean 'nnlqp'"),
         (["--labels", "ALL", "--split", "people"], "'people' is not one of"),

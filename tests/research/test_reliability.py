@@ -11,7 +11,7 @@ from trappm.learner.stats.errors import accuracy, crps
 
 
 def quantiles(seed, count):
-    """Of distributions of any shape, two of their quantiles the same."""
+    """Compare with a numerical integral for arbitrary distributions, one with equal quantiles."""
     rising = np.sort(np.random.default_rng(seed).normal(size=(count, len(LEVELS))), axis=1)
     rising[:, 41] = rising[:, 40]
     return rising

@@ -1,4 +1,4 @@
-"""What a rank keeps: all of it alone, less with more ranks that share."""
+"""Memory of ranks, which decreases with sharding."""
 
 import pytest
 

@@ -145,7 +145,7 @@ def test_open_settings_default_to_the_most_common_of_labels(store):
 
 
 def test_step_time_without_labels_equals_predict(store):
-    """Where the snapshot knows cards without labels; kernels of its own are better than these."""
+    """Use the snapshot for cards without labels, unless the device has measured kernels."""
     (shipped,) = Question(snapshot="default").snapshots
     errors = errors_of_devices(np.array([-0.2, 0.1, 0.3]), ["a", "b", "c"])
     others = OtherDevices(

@@ -1,4 +1,4 @@
-"""What it costs a decoder to generate: cache, weights, work, refusals."""
+"""Predictions of text generation: cache, weights, FLOP, invalid arguments."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_flops_per_token_grow_linearly_with_context(attention):
     ("words", "message"),
     [
         (["hf:bert-tiny"], "not a decoder"),
-        (["hf:llama-tiny", "--prompt", "500", "--tokens", "20"], "takes at most 512"),
+        (["hf:llama-tiny", "--prompt", "500", "--tokens", "20"], "supports at most 512"),
         (["hf:llama-tiny", "--batch-size", "0"], "batch size is 0"),
         (["hf:llama-tiny", "--device", "nothing"], "unknown device 'nothing'"),
     ],

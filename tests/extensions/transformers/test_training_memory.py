@@ -40,7 +40,7 @@ CONFIG = {
 
 @pytest.fixture(params=WAYS)
 def name(request: pytest.FixtureRequest, tmp_path: Any) -> str:
-    """Of a transformer and how it is trained."""
+    """Return a transformer with its training options."""
     file = tmp_path / "config.json"
     file.write_text(json.dumps(CONFIG))
     text: str = request.param

@@ -1,4 +1,4 @@
-"""What is answered of transformers: no label is of any, but steps of some were published."""
+"""Predictions of transformers without labels, based on published steps of some models."""
 
 from dataclasses import replace
 from unittest import mock

@@ -24,7 +24,7 @@ FEW = settings(max_examples=25, deadline=None, suppress_health_check=list(Health
 
 @pytest.fixture(autouse=True, scope="module")
 def home(tmp_path_factory):
-    """With profiles of the model that is asked about; no process has to look at it."""
+    """Return a data folder with cached profiles of the model, so that no trace is needed."""
     folder = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAPPM_HOME", str(folder))
@@ -155,7 +155,7 @@ def test_invalid_fields_are_named_in_the_error(server, change, status, words):
 
 
 def test_json_is_read_for_any_content_type_and_files_on_upload_routes(server):
-    """As `curl -d` sends JSON."""
+    """Check the content type that `curl -d` sends with JSON."""
     for kind in ("application/x-www-form-urlencoded", "text/plain"):
         assert server.post("/v1/predict", QUESTION, content_type=kind).status == 200
     head = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.onnx"\r\n\r\n'
