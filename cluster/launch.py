@@ -64,7 +64,7 @@ RETRIED = (Outcome.UNSTABLE, Outcome.ERROR, LOST)
 
 
 class End(enum.Enum):
-    """How a command's part in a campaign ended."""
+    """End of a command's part in a campaign."""
 
     FINISHED = enum.auto()
     STOPPED = enum.auto()

@@ -85,9 +85,9 @@ def no_room(
     """Return why there is no room for a device, and what to do about it."""
     suited = [int(n["Resources"].get("GPU", 0)) for n in nodes if places[device].suits(n)]
     others = ", ".join(other for other in places if other != device)
-    beside = f" beside {others}" if places[device].gpus <= max(suited, default=0) else ""
+    also = f" in addition to {others}" if places[device].gpus <= max(suited, default=0) else ""
     return (
-        f"no node has room for {device} (GPUs: {places[device].gpus}){beside}: those of its kind "
+        f"no node has room for {device} (GPUs: {places[device].gpus}){also}: those of its kind "
         f"have {', '.join(map(str, suited)) or 'none'}; start another node, or leave out one of "
         "the devices"
     )
@@ -333,7 +333,7 @@ def ray_runtime(address: str | None) -> Iterator[None]:
             **_local_devices(),
             "include_dashboard": False,
             "object_store_memory": 200 << 20,
-            # Ray's folder is writable for everybody, so it is put into a private one.
+            # Ray's folder is writable by all users, so it is put into a private one.
             "_temp_dir": f"{folder}/r",
         }
     try:
