@@ -161,10 +161,10 @@ def test_unnamed_module_is_timed_but_not_recorded(folder, capsys):
     assert re.search(r"a step takes [\d.]+ ms, an epoch about 0 s \(measured over 10 steps", after)
     assert list(folder.glob("*.jsonl")) == []
     *_, last = fit(TrappmCallback("resnet10t", "steps.jsonl", device="no-card"))
-    assert "parameters of Line are not those of resnet10t" in last
+    assert "parameters of Line differ from resnet10t" in last
     assert not Path("steps.jsonl").exists()
     (line,) = fit(TrappmCallback(), precision="64-true")
-    assert "neither forecast nor timed: the precision is 64-true" in line
+    assert "neither forecast nor timed: unsupported precision 64-true" in line
     with pytest.raises(InputError, match="record_to needs a timm or hf: model_name"):
         TrappmCallback(record_to="steps.jsonl")
     with pytest.raises(InputError, match="resnet18"):

@@ -428,6 +428,17 @@ def test_memory_breakdown_is_drawn_and_listed(page, server):
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_the_page_has_five_views_and_one_of_them_two_parts(page, server):
+    show(page, server, "predict")
+    names = ["Predict", "Campaigns", "Labels", "Snapshots", "Explore"]
+    assert page.locator("nav [data-view]").all_inner_texts() == names
+    page.get_by_role("link", name="Explore").click()
+    page.get_by_role("link", name="Rooflines").click()
+    page.locator("h1", has_text="Roofline").wait_for()
+    current = page.locator("[aria-current=page]").all_inner_texts()
+    assert current == ["Explore", "Rooflines"]
+
+
 def test_rooflines_of_two_devices_are_overlaid(page, server):
     page.set_viewport_size({"width": 400, "height": 800})
     show(page, server, "roofline")

@@ -37,7 +37,7 @@ async function show() {
   leave = new AbortController();
   const { signal } = leave;
   for (const link of document.querySelectorAll("nav [data-view]"))
-    if (link.dataset.view === view) link.setAttribute("aria-current", "page");
+    if (link.dataset.view.split(" ").includes(view)) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   document.title = known ? `${known.title} · TraPPM` : "TraPPM";
   const here = [view, ...parts].join("/");

@@ -4,7 +4,7 @@ import * as Plot from "./vendor/plot.js";
 import { h, tell } from "./dom.js";
 import { number, strategyName, words } from "./format.js";
 import { get, query } from "./server.js";
-import { card, choice, empty, errorBox, facts, table, waiting } from "./parts.js";
+import { card, choice, empty, errorBox, explored, facts, table, waiting } from "./parts.js";
 import { COLOURS, colour, drawn, legend, responsive } from "./charts.js";
 
 // Kinds in drawing order; `colour` is the color of the kind where families have no color.
@@ -26,7 +26,7 @@ const POLL_MS = 1000;
 
 export async function mapView({ values, signal, main }) {
   const { campaigns } = (await get("api/campaigns", {}, signal)).data;
-  const title = h("h1", {}, "Map of the embedding space");
+  const title = explored("Map of the embedding space", "map");
   if (!campaigns.length)
     return [title, empty("No campaign yet", "The map shows the embeddings of a campaign's pool.", "trappm campaign launch --preset laptop")];
   const id = values.campaign ?? campaigns[0].id;

@@ -110,7 +110,7 @@ function devicePicker({ devices, catalogue }, given) {
   const gpus = measured.filter((key) => !isCpu(key));
   const listed = [...gpus, ...catalogue.filter((key) => !measured.includes(key)), ...measured.filter(isCpu)];
   let chosen = given.length ? given : [DEFAULT_DEVICE];
-  const input = h("input", { id: "device", list: "devices", placeholder: "Add a device, such as t4", autocomplete: "off", spellcheck: "false" });
+  const input = h("input", { id: "device", list: "devices", placeholder: "Add a device: t4", autocomplete: "off", spellcheck: "false" });
   const chips = h("span", { class: "chips" });
   const draw = () => chips.replaceChildren(...chosen.map((key) =>
     h("button", { type: "button", class: "chip", "aria-label": `Remove ${key}`, onclick: () => { chosen = chosen.filter((other) => other !== key); draw(); } }, `${key} ×`)));
