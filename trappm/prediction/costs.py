@@ -75,7 +75,7 @@ class Run:
 
     @property
     def length(self) -> str:
-        """In words, such as `90 epochs`."""
+        """Return the length in words, such as `90 epochs`."""
         return f"{self.epochs:,} epoch{'' if self.epochs == 1 else 's'}"
 
 

@@ -302,7 +302,7 @@ class TracingProcess:
         """
         with self._turn:
             self._server.begin()
-            import torch  # noqa: F401  # meanwhile: the answer will need it
+            import torch  # noqa: F401  # in parallel: the prediction will need it
 
             self._server.start()
             if until_s is None:
