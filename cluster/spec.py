@@ -28,8 +28,8 @@ from trappm.cluster.scheduler.stop_rules import StopRules
 from trappm.cluster.yaml_file import parse, read_text
 from trappm.profiler.errors import CampaignError, InputError, TrappmError
 from trappm.profiler.measuring.canary import CanaryPlan
-from trappm.profiler.measuring.protocols import PROTOCOLS, protocol_named
 from trappm.profiler.models.pool import PoolSpec
+from trappm.profiler.records import PROTOCOLS, protocol_named
 from trappm.profiler.records import Protocol as MeasuringProtocol
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trappm.profiler.devices.base import rank_key
 from trappm.profiler.devices.catalogue import card_of
 from trappm.profiler.errors import InputError, one_line
-from trappm.profiler.files.yaml_text import load_yaml
+from trappm.profiler.files.untrusted import load_yaml
 from trappm.profiler.host.environment import data_folder
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from trappm.extensions.transformers.model_names import (
     unit_of,
 )
 from trappm.profiler.errors import InputError
-from trappm.profiler.files.yaml_text import load_yaml
+from trappm.profiler.files.untrusted import load_yaml
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import Configuration
 
