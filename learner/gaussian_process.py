@@ -55,7 +55,7 @@ TUNING_ROWS = 300
 ROWS_AT_ONCE = 4096
 """Bounds the memory of one product."""
 LEAST_NOISE = 0.003
-"""Of the logarithm: repeated step times of busy GPUs differ by about this much
+"""Least noise of the logarithm: repeated step times of busy GPUs differ by about this much
 (0.34 % in the median of five pairs on H100s, `research/tables/gpu_check.py`)."""
 PSEUDO_LABELS = 2.0
 """Weight of the previous noise scale in an update, as a number of labels."""
@@ -159,7 +159,7 @@ class GaussianProcess:
     landmarks: npt.NDArray[np.float32]
     """Z (m, c)."""
     mean: Array
-    """Of w (m)."""
+    """Mean of w (m)."""
     explained: npt.NDArray[np.float32]
     """I - A^-1: the share of the variance of w that labels remove (m, m). Its eigenvalues lie
     between 0 and 1, so single precision is enough."""
@@ -237,7 +237,7 @@ class FoldPredictions:
     mean: Array
     """(n)."""
     deviation: Array
-    """Without noise (n)."""
+    """Deviation without noise (n)."""
 
 
 def fit_process(

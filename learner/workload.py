@@ -26,7 +26,7 @@ class Workload:
     """One configuration as predictors see it."""
 
     graph: Graph
-    """At the configuration's batch size."""
+    """Graph at the configuration's batch size."""
     precision: Precision = Precision.FP32
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
     optimizer: Optimizer = Optimizer.SGD
@@ -36,11 +36,11 @@ class Workload:
     kernels: KernelProfile | None = None
     """The kernels of a step; None where they could not be traced."""
     scope: StepScope = WHOLE_STEP
-    """What of the step is timed; it concerns step time only, as the next one."""
+    """Timed parts of the step; like `host`, it concerns step time only."""
     host: str = ""
-    """Whose host and software it was timed on, where labels of a device come from several."""
+    """Host and software of the timing, if labels of a device come from several."""
     embedding: npt.NDArray[np.float32] | None = None
-    """Of the graph, by the frozen encoder (width)."""
+    """Embedding of the graph by the frozen encoder (width)."""
 
     @classmethod
     def of(

@@ -61,6 +61,8 @@ TABLES: Mapping[str, Script] = {
         ("ddp", "priors.ddp_steps", "studies/many_gpus.md"),
         ("language-models", "priors.language_models", "studies/language_models.md"),
         ("foreign-modules", "tables.foreign_modules", "foreign_modules.md"),
+        ("mem-tracker", "tables.mem_tracker", "research/mem_tracker.md"),
+        ("few-terms", "priors.few_terms", "research/few_terms.md"),
         ("figures", "tables.doc_figures", "figures"),
         ("h100", "tables.gpu_check", "studies/h100_day.md"),
     )

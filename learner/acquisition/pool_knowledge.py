@@ -48,7 +48,7 @@ class PoolKnowledge:
     """Covariances and estimates of a pool of n on a device without labels."""
 
     covariances: Mapping[str, PoolCovariance]
-    """By metric."""
+    """Covariance by metric."""
     estimates: Mapping[str, Estimate]
 
     @classmethod

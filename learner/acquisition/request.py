@@ -48,13 +48,13 @@ class AcquisitionRequest:
     """Indices of configurations that are being measured; they count as if already known."""
 
     families: Sequence[str] | None = None
-    """Of each architecture (n)."""
+    """Family of each architecture (n)."""
     covariances: Sequence[PoolCovariance] = ()
     """One per metric."""
     gradients: FloatArray | None = None
-    """Of the heads' output by their weights, sketched, or of their last layer (n, g)."""
+    """Sketched gradients of the heads' output by their weights or last layer (n, g)."""
     log_values: Array | None = None
-    """Of the labelled, in their order; NaN where a run died. Only a peer's network needs them."""
+    """Log labels in their order, NaN for runs out of memory; only for peers' networks."""
     uncertainty: Array | None = None
     """Disagreement among the heads' members, on any scale (n); None before there are heads."""
     predicted_cost: Array | None = None

@@ -74,7 +74,7 @@ class Heads:
     """Heads of one device, for training and inference."""
 
     heads: Mapping[str, Head[Prior]]
-    """By metric."""
+    """Heads by metric."""
     label_count: int
 
     needs_embeddings = False

@@ -2,7 +2,7 @@
 
     step time   constants that all known cards share, or moved by what others published of the card:
                 kernels alone, or steps too few for a head
-    memory      simulated allocations, and what a process of today's software takes beside them
+    memory      simulated allocations, and the other memory of a process of today's software
 
 Their intervals are quantiles of the errors on cards held out as a whole, or on architectures held
 out where the card has steps (docs/studies/step_time_constants.md). Memory was measured on two cards
@@ -73,8 +73,7 @@ class OtherDevices:
     """The same of memory in training, of two cards."""
 
     def basis(self, device: str) -> Basis | None:
-        """What step times of this device would rest on; None for what is no card of the
-        catalogue."""
+        """Return the basis of step times of this device; None outside the catalogue."""
         if known_spec(device) in (None, CPU):
             return None
         model = read_name(device).model

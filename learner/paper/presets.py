@@ -36,7 +36,7 @@ class Training:
     steps: int
     """Largest number of steps, as for the encoder."""
     batch_nodes: int
-    """As for the encoder."""
+    """Number of nodes per batch, as for the encoder."""
     loss: str = "squared-log"
     """One of `learner.paper.regressor.LOSSES`."""
     members: int = 1

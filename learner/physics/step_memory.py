@@ -1,6 +1,6 @@
 """The memory of a step from its allocations: peaks, and what makes them uncertain.
 
-The peaks are simulated (`memory_simulation`). Beside them stand a few numbers from the
+The peaks are simulated (`memory_simulation`). A few numbers describe the
 curve of live bytes: how far scratch memory of each kind of convolution would lift the peak (cuDNN's
 choice of algorithm, which no profile knows), how large single tensors are (fragmentation), and what
 the peak is made of. A replay takes milliseconds, so its result is kept as long as its profile.
@@ -27,13 +27,13 @@ Array = npt.NDArray[np.float64]
 CONVOLUTION_KINDS = len(ConvolutionKind)
 SCRATCH_KINDS = CONVOLUTION_KINDS * len(Pass)
 AMP_SHARE = 0.6
-"""Under autocast, where no step was traced in it, of what an fp32 step keeps beside its weights:
+"""Share of the memory of an fp32 step without its weights that a step under autocast keeps:
 most activations are halved, norms and losses are not, and half-precision copies of weights are
 added (Micikevicius et al. 2018, section 4, report about a half for whole models). Not fitted;
 labels correct it."""
 
 KEPT_SHARE = 0.5
-"""Of the bytes that operators other than views write, what a step keeps, where none was traced
+"""Share of the bytes written by operators other than views that an untraced step keeps
 (docs/studies/simulated_memory.md)."""
 
 
@@ -50,8 +50,8 @@ class StepMemory:
     weights_mib: float
     """Parameters, buffers and optimizer states."""
     scratch_lift: Array
-    """How far scratch memory as large as what each convolution touches lifts the live peak, by kind
-    and pass, over the live peak (SCRATCH_KINDS)."""
+    """Rise of the live peak by scratch memory as large as the tensors of each convolution, by kind
+    and pass, relative to the live peak (SCRATCH_KINDS)."""
     scratch_largest: Array
     """Bytes touched by the largest convolution of each kind and pass, relative to the live peak."""
     convolutions: Array

@@ -131,7 +131,7 @@ class Manifest(_Part):
     errors: (
         dict[str, dict[Phase, dict[_Metric, MetricErrors]] | dict[_Metric, MetricErrors]] | None
     ) = None
-    """By device and phase, or by device where phases were judged together."""
+    """Errors by device and phase, or by device if phases were judged together."""
     sources: list[_Source] = []
     campaign: _Short | None = None
     parent: _Short | None = None

@@ -106,7 +106,7 @@ class Snapshot:
     id: str
     manifest: Manifest
     heads: Mapping[str, Mapping[Phase, TrainedHeads]]
-    """By device and phase."""
+    """Heads by device and phase."""
     source_device: str
     encoder_bytes: bytes | None = None
     cards: Mapping[str, str] = field(default_factory=dict)

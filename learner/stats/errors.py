@@ -28,7 +28,7 @@ class Accuracy(TypedDict):
     """Mean absolute percentage error."""
     median_ape: float
     rmse: float
-    """In the metric's unit."""
+    """Root mean square error in the metric's unit."""
     within_10_percent: float
     """Share of predictions that are off by at most a tenth, in percent."""
     kendall_tau: float | None

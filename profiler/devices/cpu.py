@@ -74,7 +74,7 @@ class CpuDevice(StepDevice):
         self._energy = _Rapl(powercap)
         self._capacity_mib = 0.0
         # One hardware thread per physical core first; the highest numbers, because interrupts
-        # and everybody else's pinning tend to start at 0.
+        # and the pinning of other programs tend to start at 0.
         cores = sorted(allowed, reverse=True)
         cores.sort(key=lambda cpu: procfs.first_sibling(cpu) != cpu)
         self._cores = sorted(cores[rank * self.threads : (rank + 1) * self.threads])

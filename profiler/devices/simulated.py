@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 FloatArray = npt.NDArray[np.float64]
 
-# What no data sheet says; assumed alike for all.
+# Constants that data sheets omit; assumed the same for all devices.
 _LAUNCH_MS = 0.005
 _IDLE_SHARE = 0.12
 """Power of an idle GPU, as a share of its TDP."""

@@ -101,7 +101,7 @@ class JsonLines(Generic[Record]):
                         f"({one_line(error)}); give another file for the results, or fix this one"
                     ) from error
                 if not line.endswith(b"\n"):
-                    os.write(self._descriptor, b"\n")  # whole, but for an editor's taste
+                    os.write(self._descriptor, b"\n")  # complete, but without a line end
                 end += len(line)
                 yield record
 

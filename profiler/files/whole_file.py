@@ -50,7 +50,7 @@ def made_whole(path: Path, *, mode: int = 0o666, replace: bool) -> Iterator[Path
 
 def _clear(folder: Path) -> None:
     for part in folder.glob(f".*{_SUFFIX}"):
-        with suppress(OSError):  # another process's, or gone meanwhile
+        with suppress(OSError):  # the file belongs to another process, or was removed
             descriptor = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -54,7 +54,7 @@ def static_features(graph: Graph) -> npt.NDArray[np.float64]:
     """Return batch size, nodes, edges, and the sums of MACs, parameters and memory (6).
 
     They are not scaled: a scale must come from the whole data set. The paper's code scales over the
-    six numbers of one sample, so that batch 1 and batch 512 look alike.
+    six numbers of one sample, so that batch 1 and batch 512 look the same.
     """
     return np.array(
         [

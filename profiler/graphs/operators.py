@@ -682,4 +682,4 @@ def _rule(text: str) -> Rule:
 
 
 RULES: Mapping[str, Rule] = {row.operator: _rule(row.rule) for row in ATEN.values() if row.rule}
-"""By the name of the ATen operator; its in-place form (`relu_`) has the same rule."""
+"""Rules by name of the ATen operator; its in-place form (`relu_`) has the same rule."""

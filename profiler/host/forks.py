@@ -73,7 +73,7 @@ def _watch(pid: int, control: socket.socket) -> bool:
     """Wait for the child's end, or kill it on request; return False if the worker has ended."""
     worker_lives = True
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.setpgid(pid, pid)  # the child does so too: whoever comes first
+        os.setpgid(pid, pid)  # the child does so, too; the first call counts
     with contextlib.suppress(OSError), selectors.DefaultSelector() as selector:
         process = os.pidfd_open(pid)
         selector.register(process, selectors.EVENT_READ)
@@ -348,7 +348,7 @@ class ForkServer:
 
         Output is read away, so that a child that prints much does not block.
         """
-        assert self._control is not None  # noqa: S101  # whoever waits has started it
+        assert self._control is not None  # noqa: S101  # the waiting process has started it
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ, "packet")
             if message_pipe is not None:
@@ -366,7 +366,7 @@ class ForkServer:
         Raises:
             ForkServerError: The server has ended.
         """
-        assert self._control is not None  # noqa: S101  # whoever waits has started it
+        assert self._control is not None  # noqa: S101  # the waiting process has started it
         try:
             packet = self._control.recv(MAX_REQUEST_BYTES)
         except OSError as error:

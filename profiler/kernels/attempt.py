@@ -185,7 +185,7 @@ class Timing:
                 findings = self._timed(call, enter)
             except BaseException as error:
                 findings = explain(error, self._device, phase)
-            gc.collect()  # what failed may hang on to its tensors
+            gc.collect()  # the failed step may keep its tensors
         return KernelMeasurement(
             call=call,
             device=self._device.key,

@@ -29,7 +29,7 @@ _LARGEST_SHARE = 1 / 16
 
 @dataclass(frozen=True, kw_only=True)
 class Abilities:
-    """What a device can compute, and how much work keeps it busy."""
+    """Data types that a device can compute, and the work that keeps it busy."""
 
     memory_mib: float
     data_types: tuple[DataType, ...] = (DataType.FP32,)

@@ -39,7 +39,7 @@ class Ceilings:
     tflops: Mapping[str, float]
     """Sustained, by type: `fp32`, `tf32`, `fp16`, `bf16`."""
     bandwidths: tuple[Bandwidth, ...]
-    """From the smallest level to memory; without known caches only the largest tensors."""
+    """Levels from the smallest to memory; without known caches only the largest tensors."""
     launch_us: float | None
     """Time of a single kernel."""
     dispatch_us: float | None

@@ -55,7 +55,7 @@ class PreparedCall:
         self._dtype = DTYPES[call.data_type]
         self._layout = _LAYOUTS[call.memory_format]
         self._inputs: list[Tensor] = []
-        """What the data gradient is of."""
+        """Tensors whose gradients are computed."""
         self._weights: list[Tensor] = []
         self._others: list[Tensor] = []
         """Biases and the like: their gradients belong to the whole backward pass only."""

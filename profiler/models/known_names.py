@@ -144,7 +144,7 @@ def registered_names() -> frozenset[str]:
 
 @cache
 def _sources() -> tuple[str, ...]:
-    """Of the modules that register timm's models."""
+    """Return the source texts of the modules that register timm's models."""
     spec = importlib.util.find_spec("timm")
     if spec is None or spec.origin is None:
         return ()

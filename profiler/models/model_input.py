@@ -23,7 +23,7 @@ class Sample:
     """One sample of a batch."""
 
     shape: tuple[int, ...]
-    """Without the batch axis; (3, 224, 224) for images of 224 px."""
+    """Shape without the batch axis; (3, 224, 224) for images of 224 px."""
     dtype: torch.dtype
 
     @classmethod
@@ -105,7 +105,7 @@ class ExampleInputs:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     batch_size: int
-    """Of the example."""
+    """Batch size of the example."""
     in_lists: bool
     """Whether a batch is a list of samples."""
 
@@ -285,7 +285,7 @@ class NamedInputs:
 
 
 class Inputs(Protocol):
-    """What a model is called with, for any batch size."""
+    """Inputs of a model for any batch size."""
 
     def in_phase(self, phase: Phase, /) -> Inputs:
         """Those of training or of inference."""
@@ -296,4 +296,4 @@ class Inputs(Protocol):
         """Arguments and keyword arguments, with tensors on the meta device."""
 
     def values(self, batch_size: int) -> Sequence[torch.Tensor | None]:
-        """What is known of the values of the tensors of such a batch, in the order of pytree."""
+        """Return the known values of the tensors of such a batch, in the order of pytree."""

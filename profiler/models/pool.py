@@ -32,7 +32,7 @@ _MAY_BE_EMPTY = frozenset({"architectures", "families", "input_sizes", "sequence
 
 
 class Attention(enum.StrEnum):
-    """How attention is computed: by PyTorch's fused function, or operator by operator."""
+    """Implementation of attention: PyTorch's fused function, or single operators."""
 
     SDPA = "sdpa"
     EAGER = "eager"
@@ -60,7 +60,7 @@ class PoolGroup:
     sequence_lengths: tuple[Literal["native"] | int, ...] = ()
     """Tokens of a sample of text; `native` is the longest of each model."""
     methods: tuple[str, ...] = ("full",)
-    """How transformers are trained: `full`, `lora=RANK`, `frozen=embeddings`, `frozen=body`."""
+    """Training methods of transformers: `full`, `lora=RANK`, `frozen=embeddings`, `frozen=body`."""
     checkpointing: tuple[bool, ...] = (False,)
     """Whether transformers compute activations again in the backward pass."""
     attentions: tuple[Attention, ...] = (Attention.SDPA,)
@@ -123,7 +123,7 @@ def build_pool(spec: PoolSpec) -> list[Configuration]:
     """
     pool: set[Configuration] = set()
     named = [(group, _architectures(group)) for group in spec.groups]
-    # Before any is made: so many would take all memory. What groups share counts once in the end.
+    # Counted before any is made, as too many would take all memory. Shared ones count once.
     if max(_product(group, len(names)) for group, names in named) > MAX_CONFIGURATIONS:
         raise _too_many()
     for group, names in named:

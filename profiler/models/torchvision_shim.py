@@ -51,7 +51,7 @@ def register_missing_operators() -> None:
 
 STARTUP = "trappm_torchvision"
 """Module that runs when Python starts, and waits for an import of torchvision."""
-_WAITING = '''"""Written by TraPPM: torchvision's operators cannot be loaded beside this torch."""
+_WAITING = '''"""Written by TraPPM: torchvision's operators cannot be loaded with this torch."""
 
 import sys
 

@@ -53,7 +53,7 @@ def with_norms(model: CheckedModel) -> CheckedModel:
         bare = biased
     elif not _needs_norms(operations, _open(operations, bare, set(kinds)), kinds, pooled):
         return model
-    # A folded norm leaves a bias behind, but for one of a network that was never trained.
+    # A folded norm leaves a bias behind, except in a network that was never trained.
     return _restored(model, operations, biased or bare, kinds)
 
 

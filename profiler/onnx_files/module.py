@@ -38,7 +38,7 @@ class _Program:
 
     operations: Sequence[Operation]
     last_uses: Sequence[Sequence[str]]
-    """For each operation, the names that no later one needs."""
+    """Names that no later operation needs, by operation."""
     constants: Mapping[str, Array]
     attribute_of: Mapping[str, str]
     """Attributes of the module by names of weights in the file."""

@@ -246,7 +246,7 @@ class CheckedModel:
     """A valid ONNX model without large tensors."""
 
     operations: list[Operation]
-    """In topological order, without constants."""
+    """Operations in topological order, without constants."""
     image: str
     """Name of the input of images."""
     image_kind: int

@@ -61,7 +61,7 @@ class Precision(enum.StrEnum):
     AMP_FP16 = "amp-fp16"
     AMP_BF16 = "amp-bf16"
     BF16 = "bf16"
-    """Without autocast: parameters, gradients and optimizer states are bf16."""
+    """Parameters, gradients and optimizer states in bf16, without autocast."""
 
     @property
     def needs_bf16(self) -> bool:
@@ -90,7 +90,7 @@ class Optimizer(enum.StrEnum):
 
 
 class Outcome(enum.StrEnum):
-    """How an attempt to measure ended."""
+    """End of an attempt to measure."""
 
     OK = "ok"
     OOM = "oom"
@@ -170,7 +170,7 @@ class Configuration:
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """How a measurement is taken: number of steps, time, and bounds of noise.
+    """Rules of a measurement: number of steps, time, and bounds of noise.
 
     After `warmup_steps`, at least `min_steps` steps are timed, until the relative standard error of
     the median is below `target_relative_error` or stops falling, or `max_steps` or `max_seconds` is
@@ -261,9 +261,9 @@ class Measurement:
     missing: Mapping[str, str] = field(default_factory=dict)
     """Reason for each metric that is None."""
     failed_in: str | None = None
-    """For outcomes other than ok: `create`, `warmup`, `measure` or `worker`."""
+    """Stage of a failure: `create`, `warmup`, `measure` or `worker`."""
     message: str | None = None
-    """For outcomes other than ok: what happened."""
+    """Description of a failure."""
     environment: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

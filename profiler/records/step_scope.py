@@ -1,4 +1,4 @@
-"""What a timed step includes; published step times differ in it.
+"""Parts that a timed step includes; published step times differ in them.
 
 The scope is part of a measurement's environment. Without one, the step is a whole step.
 """

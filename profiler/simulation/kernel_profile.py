@@ -48,7 +48,7 @@ class KernelKind(IntEnum):
     """Elementwise over tensors of different layouts."""
     CAST = 12
     COPY = 13
-    """Into another layout or place: contiguous, cat, roll, pad."""
+    """Copy into another layout or place: contiguous, cat, roll, pad."""
     REDUCTION = 14
     POOLING = 15
     INDEX = 16
@@ -93,7 +93,7 @@ class KernelTable:
     channels_last: npt.NDArray[np.bool_]
     """Whether it works on channels-last images (n)."""
     sizes: IntArray
-    """By `Size`, the part that is constant and the part per sample (n, 7, 2)."""
+    """Constant part and part per sample of each `Size` (n, 7, 2)."""
     windows: npt.NDArray[np.int32]
     """Height times width of a convolution's or pool's kernel (n); 1 for others."""
     strides: npt.NDArray[np.int32]
@@ -116,7 +116,7 @@ class Kernels:
 
     table: KernelTable
     sizes: npt.NDArray[np.float64]
-    """By `Size` (n, 7)."""
+    """Sizes of each kernel by `Size` (n, 7)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -25,7 +25,7 @@ class Part(StrEnum):
     """Purpose of memory."""
 
     PARAMETERS = "parameters"
-    """And buffers."""
+    """Parameters and buffers."""
     GRADIENTS = "gradients"
     OPTIMIZER = "optimizer state"
     OPTIMIZER_STEP = "optimizer step"
@@ -166,7 +166,7 @@ class _Peak:
 
     event: int
     alive: npt.NDArray[np.bool_]
-    """Of each block."""
+    """Whether each block is alive."""
     block_sizes: IntArray
     live_bytes: int
 

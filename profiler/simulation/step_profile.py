@@ -184,7 +184,7 @@ class StaticProfile:
     step_source: StepSource | None
     """None without a step profile."""
     step_remark: str | None = None
-    """What the step's source does not contain, or None."""
+    """Parts that the step's source does not contain, or None."""
 
     @property
     def quantized(self) -> str | None:

@@ -70,7 +70,7 @@ class TrainingLoop:
     gradient_scaler: bool = False
     """Whether a `GradScaler` scales the loss; it unscales before clipping."""
     clip_gradients: bool = False
-    """By `clip_grad_norm_`."""
+    """Clipping by `clip_grad_norm_`."""
     cudnn_benchmark: bool = False
     """Whether cuDNN searches for the fastest algorithm of each new convolution.
 
@@ -196,7 +196,7 @@ class Loop(Enum):
     PLAIN = "plain"
     """Our protocol (`profiler.steps.step`): PyTorch's defaults."""
     TUNED = "tuned"
-    """As the published A100 labels imply: SGD has momentum, weight decay, and cuDNN's benchmark."""
+    """Loop of the published A100 labels: SGD has momentum, weight decay, and cuDNN's benchmark."""
 
     def with_optimizer(self, optimizer: Optimizer) -> TrainingLoop:
         tuned = self is Loop.TUNED

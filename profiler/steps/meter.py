@@ -1,4 +1,4 @@
-"""What a step needs of its device: a stopwatch, and readings of memory and energy."""
+"""Interface of a device to a step: a stopwatch, and readings of memory and energy."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class MemoryReading:
 
     peak_mib: float | None
     method: str
-    """What was counted, and how."""
+    """Counted memory and method of counting."""
     detail_mib: Mapping[str, float] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
     """Why `memory_mib`, or a part of the detail, is missing."""

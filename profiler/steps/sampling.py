@@ -1,4 +1,4 @@
-"""How many steps to time, the summary of their times, and whether a run can be trusted.
+"""Number of steps to time, summary of their times, and verdict on a run.
 
 An untrusted run ends as `unstable`: its samples are kept, and it never becomes a label. Imports no
 torch.

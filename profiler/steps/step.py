@@ -95,7 +95,7 @@ def run_protocol(
     fill_window(step, device, protocol, samples.times_ms)
     steps = step.count - steps_before
     window = device.close_window()
-    if device.thread_waits_ns():  # known of each step, but for what a hypervisor gave to others
+    if device.thread_waits_ns():  # known of each step, except stolen CPU time
         window = replace(window, lost_share=window.facts.get("stolen_cpu_share"))
     skipped = step.skipped() - skipped_before
     if skipped:

@@ -1,4 +1,4 @@
-"""How a GPU runs the functions that the meta device would take apart, or run in other types.
+"""GPU kernels of functions that the meta device would take apart or run in other types.
 
 Attention is one fused kernel on a GPU and a product of matrices on the meta device; dropout is one
 kernel and not three; a recurrent layer is cuDNN's products and not one operator for each time step;
@@ -55,7 +55,7 @@ class Autocast:
     def arguments(
         self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """What the function of this name gets for these arguments."""
+        """Return the arguments that the function of this name gets."""
         if name in _HALF:
             return self._cast(args, self._half), self._cast(kwargs, self._half)
         if name in _FULL:
@@ -114,7 +114,7 @@ def recurrent(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """What `torch.lstm`, `gru` and `rnn_*` return: the output and the last states."""
+    """Return the results of `torch.lstm`, `gru` and `rnn_*`: output and last states."""
     states = (state,) if isinstance(state, Tensor) else tuple(state)
     directions = 2 if bidirectional else 1
     per_direction = len(weights) // (layers * directions)

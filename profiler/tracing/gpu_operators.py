@@ -102,7 +102,7 @@ _Kind = tuple[torch.Size, tuple[int, ...], torch.dtype]
 MAX_CALLS = 50_000
 """Size of the cache, some 20 MiB; a large model has 2,000 different calls."""
 _KINDS: dict[Any, tuple[bool, list[_Kind | None]] | None] = {}
-"""By operator and arguments; None where results share memory with other tensors."""
+"""Kinds by operator and arguments; None if results share memory with other tensors."""
 
 
 def result_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -366,7 +366,7 @@ def channels_last(tensor: Tensor) -> bool:
 
 
 def _by_layout(read: Sequence[Tensor], written: Tensor) -> KernelKind:
-    """Of a kernel that works element by element."""
+    """Return the kind of a kernel that works element by element."""
     stride = written.stride()
     if all(t.stride() == stride for t in read if t.dim()):
         return KernelKind.ELEMENTWISE
@@ -380,7 +380,7 @@ def _bytes(tensors: Sequence[Tensor]) -> int:
 
 
 def _elements(tensor: Tensor) -> int:
-    """How many different elements it has; an expanded axis repeats the same."""
+    """Return the number of different elements; an expanded axis repeats them."""
     count = tensor.numel()
     if count and not tensor.is_contiguous():
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True):

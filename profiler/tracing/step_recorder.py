@@ -36,8 +36,8 @@ from trappm.profiler.tracing.kernel_log import (
 
 # Hugging Face's models ask whether a mask hides anything, and whether positions count without a
 # gap. Such tensors are small and made of constants and of the caller's masks, so they are computed
-# beside the trace, on the CPU. Nothing is known of what a weight, a random number or an image went
-# into.
+# apart from the trace, on the CPU. Tensors that depend on a weight, a random number or an image
+# are unknown.
 
 MAX_ELEMENTS = 1 << 22
 """Largest tensor with known values: masks of a few thousand tokens by as many."""

@@ -146,10 +146,10 @@ _HALF = {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16}
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """How a step is run, apart from its batch size."""
+    """Options of a step, apart from its batch size."""
 
     precision: Precision = Precision.FP32
-    """What autocast does to types; with `bf16` parameters and inputs are of that type."""
+    """Types under autocast; with `bf16`, parameters and inputs have that type."""
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
     """Layout of images and weights."""
     fused_attention: bool = True

@@ -27,7 +27,7 @@ Address = Annotated[
     typer.Option(help="Address of a running Ray cluster, such as auto (default: start Ray here)."),
 ]
 Detach = Annotated[
-    bool, typer.Option("--detach", help="With --address: leave the campaign to the cluster.")
+    bool, typer.Option("--detach", help="Leave the campaign to the cluster; needs --address.")
 ]
 CampaignId = Annotated[
     str | None,
@@ -127,16 +127,16 @@ def report(
     device: Annotated[
         str | None,
         typer.Option(
-            help="With --choices: a device of the campaign (default: its source).",
+            help="Device of --choices (default: the source).",
             autocompletion=shell.devices,
         ),
     ] = None,
     count: Annotated[
         int,
-        typer.Option(min=1, max=1000, help="With --choices: number of past and of next choices."),
+        typer.Option(min=1, max=1000, help="Number of past and of next choices of --choices."),
     ] = 10,
     png: Annotated[
-        Path | None, typer.Option(help="With --choices: PNG file for the map of the pool.")
+        Path | None, typer.Option(help="PNG file for the map of the pool of --choices.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -201,7 +201,7 @@ def resume(
     outcome: Annotated[
         str | None,
         typer.Option(
-            help="With --retry-failed: outcome of the last attempt, such as timeout "
+            help="Outcome of the last attempt that --retry-failed selects, such as timeout "
             "(default: unstable, error and lost)."
         ),
     ] = None,

@@ -51,10 +51,12 @@ def measure(
         int | None,
         typer.Option("--input-size", "--sequence-length", help="Pixels or tokens (default: 224)."),
     ] = None,
-    precision: Annotated[Precision | None, typer.Option(help="Default: fp32.")] = None,
-    memory_format: Annotated[MemoryFormat | None, typer.Option(help="Default: contiguous.")] = None,
-    optimizer: Annotated[Optimizer | None, typer.Option(help="Default: sgd.")] = None,
-    phase: Annotated[Phase | None, typer.Option(help="Default: train.")] = None,
+    precision: Annotated[Precision | None, typer.Option(help="Precision (default: fp32).")] = None,
+    memory_format: Annotated[
+        MemoryFormat | None, typer.Option(help="Layout of images (default: contiguous).")
+    ] = None,
+    optimizer: Annotated[Optimizer | None, typer.Option(help="Optimizer (default: sgd).")] = None,
+    phase: Annotated[Phase | None, typer.Option(help="Phase (default: train).")] = None,
     protocol: Annotated[str, typer.Option(help="Measurement protocol.")] = "paper",
     sweep: Annotated[
         Path | None, typer.Option(metavar="LIST", help="YAML or JSON lines of configurations.")

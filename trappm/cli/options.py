@@ -61,7 +61,9 @@ SnapshotName = Annotated[
 
 Processes = Annotated[
     int | None,
-    typer.Option(min=1, max=1024, help="How many here; by default one for each core."),
+    typer.Option(
+        min=1, max=1024, help="Number of processes on this machine (default: one per core)."
+    ),
 ]
 RetryRefused = Annotated[
     bool, typer.Option("--retry-refused", help="Try again what an earlier version refused.")

@@ -1,4 +1,4 @@
-"""What is known of GPUs before any label of theirs: learned from published steps and kernels.
+"""Constants of GPUs without labels, learned from published steps and kernels.
 
 `known_devices.safetensors` is written by `research/priors/second_device.py --write`, from the
 sources of `LEARNED_FROM`. The V100's heads of the shipped snapshot start from it, and those of
@@ -84,7 +84,7 @@ def kernel_evidence(
 def measured_evidence(
     spec: DeviceSpec, measurements: Iterable[KernelMeasurement]
 ) -> list[Evidence]:
-    """What the `ok` ones of a device's kernels say of its constants; of many, `MOST_KERNELS`.
+    """Return a device's `ok` kernels as evidence, at most `MOST_KERNELS`.
 
     Kernels that were kept from TF32 are of a device without it. Matrix products that had it are
     left out, as none of a step has it.
@@ -110,4 +110,4 @@ def measured_evidence(
 
 
 MOST_KERNELS = 300
-"""Of one device; the fit works in the space of labels. As many as a catalogue has."""
+"""Largest number of kernels per device, that of a catalogue."""

@@ -27,7 +27,7 @@ MEASURED = {
     "p100": ("p100 pcie 16gb", "Zeus's training under limits, a P100 of 250 W (Apache-2.0)"),
     "h100": ("h100 sxm5", "our own labels of an H100 of 700 W, never at its limit"),
 }
-"""By model of card: the card whose data sheet its constants are relative to, and the labels."""
+"""Basis by model of card: card whose data sheet its constants are relative to, and labels."""
 LEARNED_FROM = (
     ("nodes/zeus_train_power.csv", "Zeus, V100 and P100", "Apache-2.0", 359),
     ("h100/sweeps", "trappm, one day of a GPU", "", 160),

@@ -1,4 +1,4 @@
-"""What a step asks of a device at its full clock: time by what bounds it, operations, bytes.
+"""Load of a step on a device at full clock: time by its bound, operations, bytes.
 
 Sums over the kernels of the step-time prior (`learner.physics.kernel_times`), which has them one by
 one; `operating_point` says what power they take.
@@ -21,26 +21,26 @@ from trappm.learner.workload import Workload
 Array = npt.NDArray[np.float64]
 
 SPILL = 1.5
-"""How sharply kernels that touch more than the last-level cache go to memory: half of the bytes
-where they touch as much as it has."""
+"""Sharpness of the transition from cache to memory: half of the bytes go to memory where a kernel
+touches as much as the last-level cache holds."""
 
 
 @dataclass(frozen=True, eq=False)
 class Loads:
-    """Of n steps; every array has one value a step, but for `operations`."""
+    """Loads of n steps; each array except `operations` has one value per step."""
 
     products_ms: Array
     """Kernels that multiply."""
     streams_ms: Array
     """Kernels bound by memory, and the optimizer."""
     launch_ms: Array
-    """What of both is launching, while next to nothing runs."""
+    """Launch time in both, during which the device is nearly idle."""
     waiting_ms: Array
     """The host's work, for which the device waits where it is longer."""
     operations: Array
-    """By `Peak` (n, 3)."""
+    """Operations by `Peak` (n, 3)."""
     bytes: Array
-    """To and from memory, beyond the last-level cache."""
+    """Bytes to and from memory, beyond the last-level cache."""
 
     @property
     def device_ms(self) -> Array:

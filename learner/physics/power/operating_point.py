@@ -33,9 +33,9 @@ while anything runs, what operations of each type draw at their peak, and bytes 
 bandwidth. Then how dynamic energy falls with the clock, where it stops falling, how far kernels
 bound by memory and those that multiply go with the clock, how far kernels lie around the mean."""
 SHARPNESS = 8.0
-"""Of the larger of two, as in `kernel_times`."""
+"""Sharpness of the larger of two, as in `kernel_times`."""
 BLEND = 4.0
-"""Of time that goes with the clock and time that does not."""
+"""Sharpness between time that scales with the clock and time that does not."""
 MOST_SLOWER = 1.3
 """A step that takes longer than its kernels by more than this waits for something else."""
 LEAST_CLOCK = 0.05
@@ -44,11 +44,11 @@ BISECTIONS = 20
 
 @dataclass(frozen=True)
 class Sheet:
-    """What of a card's data sheet constants are relative to."""
+    """Part of a data sheet that constants are relative to."""
 
     power_w: float
     tflops: tuple[float, float, float]
-    """By `Peak`."""
+    """Peak rates by `Peak`."""
     bandwidth_gbs: float
 
     @classmethod
@@ -64,12 +64,12 @@ class Sheet:
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """How n steps run under a limit."""
+    """Operating points of n steps under a limit."""
 
     power_w: Array
     time_ms: Array
     clock: Array
-    """Of the card's highest."""
+    """Clock as a share of the card's highest."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,14 +81,14 @@ class Steps:
     values: Array
     """`CONSTANTS` (c), or a set for each step (n, c)."""
     slower: Array
-    """Of the device's time to that of the loads (n)."""
+    """Ratio of the device's time to that of the loads (n)."""
     waiting_ms: Array
 
     @classmethod
     def timed(
         cls, loads: Loads, sheet: Sheet, constants: Array, time_ms: Array, limit_w: Array
     ) -> Steps:
-        """From what the steps take under a limit (n).
+        """Return the steps from their times under a limit (n).
 
         Args:
             constants: logarithms of `CONSTANTS` (c), or a set for each step (n, c).
@@ -144,7 +144,7 @@ class Steps:
         return sheet.power_w * (self._of("idle") + falls * energy / (time / 1e3)), time
 
     def device_ms(self, clock: Array) -> Array:
-        """What the device takes for the kernels at a clock (n)."""
+        """Return the time of the kernels at a clock in ms (n)."""
         loads = self.loads
 
         def slower(clocked: Array) -> Array:
@@ -160,7 +160,7 @@ class Steps:
 
 
 def _highest(too_much: Callable[[Array], npt.NDArray[np.bool_]], count: int) -> Array:
-    """The highest clock at which each of so many steps does not draw too much."""
+    """Return the highest clock at which each of n steps does not draw too much."""
     low, high = np.full(count, LEAST_CLOCK), np.ones(count)
     for _ in range(BISECTIONS):
         clock = (low + high) / 2

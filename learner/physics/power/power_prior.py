@@ -50,7 +50,7 @@ class PowerPrior(TermPrior):
 
     @classmethod
     def with_times(cls, times: StepTimePrior) -> Self:
-        """As labels of other cards have it; how much in all, labels say."""
+        """Return the prior of other cards' labels; labels of the card set its level."""
         return cls(times, USUAL_W * other_cards_shares()[: len(_SPREADS)])
 
     @property

@@ -111,7 +111,7 @@ class StepPower:
 
     @cached_property
     def _normal(self) -> Array:
-        """Of time, power and slowdown of each draw, 0 of the first, which is the median."""
+        """Return normal draws of time, power and slowdown; the first is 0, the median."""
         normal = np.random.default_rng(SEED).normal(size=(DRAWS + 1, 3))
         normal[0] = 0.0
         return normal

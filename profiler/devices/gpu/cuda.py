@@ -161,7 +161,7 @@ class CudaDevice(StepDevice):
         if str(properties.uuid) not in _bare_uuids(self._gpu):
             raise DeviceError(f"CUDA opened {properties.uuid} where NVML means {self._gpu.uuid}")
         self._capacity_mib = properties.total_memory / _MIB  # less than NVML's: what can be had
-        # PyTorch's own defaults. What the environment says beside them is in `switches`.
+        # PyTorch's own defaults. Settings of the environment are in `switches`.
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.allow_tf32 = True
         torch.backends.cuda.matmul.allow_tf32 = False
@@ -324,7 +324,7 @@ class CudaDevice(StepDevice):
         watch = self._watch
         disturbances = [f"{what} of the GPU" for what in watch.slowdowns()]
         if watch.failure is not None:
-            disturbances.append(f"the GPU's sensors failed meanwhile ({watch.failure})")
+            disturbances.append(f"the GPU's sensors failed during it ({watch.failure})")
         seen, unlisted = watch.processes(), self._neighbours.unlisted()
         foreign = None if seen is None else self._neighbours.count(seen)
         if foreign:

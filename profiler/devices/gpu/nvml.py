@@ -56,7 +56,7 @@ class Gpu:
     handle: Any = field(compare=False)
     """Handle of NVML: a pointer, which can be neither compared nor hashed."""
     board: Gpu | None = None
-    """For a MIG instance: its GPU."""
+    """GPU of a MIG instance; None for a whole GPU."""
     failure: str | None = None
     """Why NVML cannot query it, such as a lost GPU."""
 

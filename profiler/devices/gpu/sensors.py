@@ -1,4 +1,4 @@
-"""What NVML reports about a GPU during a measurement: its sensors and other processes on it.
+"""NVML sensors of a GPU and other processes on it, watched during a measurement.
 
 Sensors are read ten times a second in a thread. NVML may list every process, only those of a
 container, or none, and may hide their memory. Processes are listed before our own CUDA context

@@ -1,0 +1,220 @@
+"""A step-time prior of 42 non-negative terms, judged against the shipped one of 511 constants
+(docs/research/few_terms.md).
+
+    step = sum_k exp(theta_k) * term_k
+    terms: FLOPs of each kind of product by direction, bytes of each kind of kernel,
+           bytes that stay in the cache, launches, dispatch, update, copies, a constant
+
+The terms are in ms at the peaks of the data sheet, so `theta` is the logarithm of a slowdown. Both
+priors begin with what the other cards teach: the 511 constants by `JointFit`, the 42 by one fit to
+all other cards' steps and kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Self
+
+import numpy as np
+import pandas as pd
+import torch
+import typer
+
+from research.data import data_folder
+from research.held_out import Array, held_out, percent_errors
+from research.priors.other_devices import all_evidence
+from research.priors.step_time import fit_head
+from research.priors.steps import TRACES, Steps, Traces, learned_from, timm_steps
+from trappm.learner.physics.device_specs import DeviceSpec
+from trappm.learner.physics.devices.joint_fit import Evidence
+from trappm.learner.physics.kernel_terms import PASSES, PRODUCTS, STREAMS, terms_of
+from trappm.learner.physics.kernel_times import COPY_RATE, STEP_MS
+from trappm.learner.physics.prior import Prior
+from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.physics.term_prior import PriorSpec, TermPrior, TermSpec
+from trappm.learner.workload import Workload
+from trappm.profiler.models.families import family_of
+from trappm.profiler.simulation.kernel_profile import KernelKind
+
+KINDS = [kind.name.lower() for kind in KernelKind]
+NAMES = (
+    *(f"{kind} flops {way}" for kind in KINDS[:PRODUCTS] for way in ("forward", "backward")),
+    *(f"{kind} bytes" for kind in KINDS),
+    "cached bytes", "reordered bytes", "product launches", "stream launches", "dispatch",
+    "update bytes", "update launches", "copied bytes", "step",
+)  # fmt: skip
+COMMON_SPREAD = 0.3
+CACHE_SPEEDUP = 4.0
+"""Bandwidth of the last-level cache over that of memory, before labels; a round number."""
+COUNTS = (20, 50)
+
+
+class FewTerms(TermPrior):
+    """Sum of the terms for the device of a data sheet."""
+
+    def __init__(
+        self, device: DeviceSpec, spread: float, log_constants: Array | None = None
+    ) -> None:
+        spec = PriorSpec(tuple(TermSpec(name, spread) for name in NAMES), COMMON_SPREAD)
+        super().__init__(spec, log_constants)
+        self.device, self.spread = device, spread
+
+    @property
+    def feature_groups(self) -> tuple[int, ...]:
+        return (1, len(NAMES))
+
+    def with_constants(self, log_constants: Array) -> Self:
+        return type(self)(self.device, self.spread, log_constants)
+
+    def terms(self, workloads: Sequence[Workload]) -> Array:
+        return np.concatenate([terms_in_ms([w], self.device) for w in workloads])
+
+    def features_of(self, workloads: Sequence[Workload], logs: Array, shares: Array) -> Array:
+        features: Array = np.concatenate([logs[:, None], np.sqrt(shares)], axis=1)
+        return features
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, torch.Tensor]) -> Self:
+        raise NotImplementedError("a study's prior is not shipped")
+
+
+def terms_in_ms(workloads: Sequence[Workload], spec: DeviceSpec) -> Array:
+    """Return the terms at the peaks of the data sheet, in ms, shape (n, 42)."""
+    terms, count = terms_of(workloads, spec), len(workloads)
+    products, streams = terms.products, terms.streams
+    peaks = [spec.full_tflops, spec.half_tflops, spec.tf32_tflops or spec.full_tflops]
+    rates = torch.tensor(peaks, dtype=torch.float64)[products.peak] * 1e9
+    wasted = products.tiles.min(dim=1).values.exp()
+    math = products.count * products.log_flops.exp() / rates * wasted
+    per_byte = 1 / (spec.bandwidth_gbs * 1e6)
+    moved = products.count * products.log_bytes.exp() * per_byte
+    # The shares of the knots from the cache's size on are bytes of memory, the others of the cache.
+    in_memory = streams.cache[:, 2:].sum(dim=1) + (streams.cache.sum(dim=1) == 0)
+    streamed = streams.count * streams.log_bytes.exp() * per_byte
+
+    def sums(owner: torch.Tensor, column: torch.Tensor, width: int, values: torch.Tensor) -> Array:
+        flat = torch.zeros(count * width, dtype=torch.float64)
+        added: Array = flat.index_add(0, owner * width + column, values).reshape(-1, width).numpy()
+        return added
+
+    kind, is_backward = products.base // PASSES, (products.base % PASSES > 0).long()
+    zeros, other_zeros = torch.zeros_like(kind), torch.zeros_like(streams.kind)
+    launch = spec.launch_us / 1e3
+    dispatches = terms.dispatches.numpy()
+    columns = [
+        sums(products.owner, kind * 2 + is_backward, 2 * PRODUCTS, math),
+        sums(products.owner, kind, PRODUCTS, moved),
+        sums(streams.owner, streams.kind, STREAMS, streamed * in_memory),
+        sums(streams.owner, other_zeros, 1, streamed * (1 - in_memory) / CACHE_SPEEDUP),
+        sums(products.owner, zeros, 1, moved * products.reordered),
+        sums(products.owner, zeros, 1, products.count * launch),
+        sums(streams.owner, other_zeros, 1, streams.count * launch),
+        (dispatches.sum(1) * terms.waits_for_host.numpy() * spec.dispatch_us / 1e4)[:, None],
+        (terms.optimizer_bytes.numpy() * per_byte)[:, None],
+        (dispatches[:, 2] * launch)[:, None],
+        (terms.copied_bytes.numpy() / COPY_RATE)[:, None],
+        (STEP_MS * terms.waits_for_host.numpy() + 1e-6)[:, None],
+    ]
+    return np.concatenate(columns, axis=1)
+
+
+def pooled(evidence: Sequence[Evidence]) -> Array:
+    """Return the log constants that fit all cards best, each source with the same weight."""
+    most = 400
+    rng = np.random.default_rng(0)
+    rows, logs = [], []
+    for part in evidence:
+        chosen = rng.permutation(len(part.workloads))[:most]
+        rows.append(np.concatenate([terms_in_ms([part.workloads[i]], part.spec) for i in chosen]))
+        logs.append(part.log_values[chosen])
+    terms, values = np.concatenate(rows), np.concatenate(logs)
+    return _Pooled(terms).fit(values)
+
+
+class _Pooled:
+    """One fit of the terms of several cards."""
+
+    def __init__(self, terms: Array) -> None:
+        self.terms = terms
+
+    def fit(self, log_values: Array) -> Array:
+        from trappm.learner.physics.term_prior import fit_coefficients
+
+        spec = PriorSpec(tuple(TermSpec(name, 1.0) for name in NAMES), 1.0)
+        return fit_coefficients(self.terms, log_values, spec)
+
+
+def row(what: str, split: str, labels: str, prior: str, logs: Array) -> dict[str, object]:
+    off = percent_errors(logs)
+    return {
+        "judged on": what, "held out": split, "labels": labels, "prior": prior,
+        "mean_%": off.mean(), "median_%": np.median(off),
+    }  # fmt: skip
+
+
+def judged(
+    steps: Steps, priors: dict[str, Prior], split: str, seeds: range, with_head: bool
+) -> list[dict[str, object]]:
+    """Return errors on held-out groups of one card after 20, 50 and all labels."""
+    groups = steps.groups
+    if split == "families":
+        groups = np.array([family_of(name) for name in steps.architectures.tolist()])
+    rows = []
+    for seed in seeds:
+        test = held_out(groups, seed)
+        unseen = steps.evidence.at(test)
+        order = np.random.default_rng(seed).permutation(np.flatnonzero(~test))
+        for count in (*COUNTS, len(order)):
+            drawn = np.zeros(len(test), dtype=np.bool_)
+            drawn[order[:count]] = True
+            some = steps.evidence.at(drawn)
+            label = str(count) if count in COUNTS else "all"
+            for name, prior in priors.items():
+                fitted = prior.refit(some.workloads, some.log_values)
+                logs = unseen.log_values - fitted.log_values(unseen.workloads)
+                rows.append(row(steps.evidence.device, split, label, name, logs))
+                if with_head:
+                    head = fit_head(steps, drawn, prior, seed)
+                    medians = np.log(head.predict(unseen.workloads).median)
+                    logs = unseen.log_values - medians
+                    rows.append(row(steps.evidence.device, split, label, f"{name}, head", logs))
+    return rows
+
+
+def main(
+    traces: Traces = TRACES,
+    head: Annotated[
+        bool, typer.Option("--head", help="Judge the whole head with its residual, too.")
+    ] = False,
+    cards: Annotated[
+        bool, typer.Option("--cards", help="Hold out each card as a whole, too (slow).")
+    ] = False,
+    seeds: Annotated[int, typer.Option(help="Number of seeds, from 1337 on.")] = 3,
+) -> None:
+    """Print mean and median errors of both priors on held-out families, architectures and cards."""
+    known, kernels = all_evidence(data_folder(), traces)
+    rows: list[dict[str, object]] = []
+    devices = sorted({steps.evidence.device for steps in known}) if cards else []
+    for device in {"rtx-3090": None, **dict.fromkeys(devices)}:
+        steps = [s for s in known if s.evidence.device != device]
+        others = [*(s.evidence for s in steps), *(e for e in kernels if e.device != device)]
+        common = learned_from(others).of_another_device()
+        centre = pooled(others)
+        for own in (s for s in known if s.evidence.device == device):
+            spec = own.evidence.spec
+            pair: dict[str, Prior] = {"511 constants": StepTimePrior.like_others(spec, common)}
+            for spread in (0.3, 0.6):
+                pair[f"{len(NAMES)} terms, spread {spread}"] = FewTerms(spec, spread, centre)
+            for name, prior in pair.items():
+                if name.endswith("0.6"):
+                    continue
+                logs = own.evidence.log_values - prior.log_values(own.evidence.workloads)
+                host = own.evidence.host
+                rows.append(row(f"{device} ({host})", "whole card", "none", name, logs))
+                print(rows[-1], flush=True)
+        if device == "rtx-3090":
+            judged_steps = timm_steps("train", data_folder(), traces)
+            for split in ("families", "architectures"):
+                rows += judged(judged_steps, pair, split, range(1337, 1337 + seeds), head)
+    keys = ["judged on", "held out", "labels", "prior"]
+    print(pd.DataFrame(rows).groupby(keys, sort=False).mean().round(2).to_string())
