@@ -66,6 +66,23 @@ def test_the_reference_is_of_names_that_there_are():
     assert [name for name in names if not _is_there(name)] == []
 
 
+def test_the_readme_is_short_and_narrow():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) < 100
+    assert [line for line in lines if len(line) > 100] == []
+
+
+CONSOLE = re.compile(r"```console\n(.*?)```", re.DOTALL)
+
+
+def test_console_blocks_of_the_readme_fit_a_terminal_and_have_no_comments():
+    blocks = CONSOLE.findall((ROOT / "README.md").read_text())
+    lines = [line for block in blocks for line in block.splitlines()]
+    assert blocks
+    assert [line for line in lines if len(line) > 80] == []
+    assert [line for line in lines if line.startswith("$ ") and "#" in line] == []
+
+
 def _is_there(name):
     path = ROOT / name.replace(".", "/")
     if path.with_suffix(".py").is_file() or (path / "__init__.py").is_file():
