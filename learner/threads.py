@@ -2,7 +2,7 @@
 
 Products of matrices and XGBoost's trees run outside of Python's lock, and all that heads share are
 caches, whose entries are the same whoever writes them. So two cores train memory and step times in
-little more than the longer of both takes (docs/studies/learner_speed.md).
+little more than the longer of both takes (docs/research/learner_speed.md).
 """
 
 from __future__ import annotations

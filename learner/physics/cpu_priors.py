@@ -14,7 +14,7 @@ each shape of a product, and a layer with parameters has objects in Python and s
 
 A CPU starts from another CPU's constants (step time: from a part of them), not tied to them: that
 was better than tying it or cross-validation. Both formulas were chosen on 228 configurations on
-each of two and one thread of two hosts (docs/studies/cpu_cores.md).
+each of two and one thread of two hosts (docs/research/cpu_cores.md).
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class CpuTimePrior(CpuPrior):
     def started_from(self, other: Self) -> Self:
         """The speed of another CPU, and a quarter of what sets its constants apart.
 
-        More of it was worse than none on another number of threads (docs/studies/cpu_cores.md).
+        More of it was worse than none on another number of threads (docs/research/cpu_cores.md).
         """
         speed = other.log_constants.mean()
         return self.with_constants(speed + SHARED * (other.log_constants - speed))

@@ -41,7 +41,7 @@ from trappm.profiler.simulation.training_loop import Loop
 
 Array = npt.NDArray[np.float64]
 
-# Narrow spreads serve few labels best; what they reach from 20: docs/studies/a100_memory.md.
+# Narrow spreads serve few labels best; what they reach from 20: docs/research/a100_memory.md.
 SPEC = PriorSpec(
     (
         TermSpec("process", 0.7),  # more with more libraries loaded
@@ -61,7 +61,7 @@ LABELS_FOR_LOOP = 200
 """Enough to distinguish loops; each is replayed for both, which takes time. A round number."""
 TYPICAL_ERROR = 0.03
 """Of the logarithm, in the loop that ran: 2.8 % by architecture, rounded up
-(docs/studies/a100_memory.md)."""
+(docs/research/a100_memory.md)."""
 
 FEATURE_GROUPS = (
     6,

@@ -34,7 +34,7 @@ labels correct it."""
 
 KEPT_SHARE = 0.5
 """Of the bytes that operators other than views write, what a step keeps, where none was traced
-(docs/studies/simulated_memory.md)."""
+(docs/research/simulated_memory.md)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

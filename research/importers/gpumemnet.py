@@ -36,9 +36,9 @@ AT_CAPACITY_MIB = 38_000.0
 """Runs that logged this much had mostly died at the limit (README of the data)."""
 SAME = 0.02
 """Two runs that ended within this share of each other ended at the same point. A round
-number; docs/studies/label_store.md counts what the rules find with it."""
+number; docs/research/label_store.md counts what the rules find with it."""
 CONTEXT_MIB, PER_TENSOR_MIB, SPIKE = 1_750.0, 1.23, 1.6
-"""Usual memory by the floor (1.23 is the median of this sheet, docs/studies/label_store.md); over
+"""Usual memory by the floor (1.23 is the median of this sheet, docs/research/label_store.md); over
 1.6 times as much is cuDNN's workspace, real but a spike: the bound of the README of the data."""
 LOGGED = ("max_gpu_memory_mib", "faketensor_mib")
 PROTOCOL = Protocol(name="gpumemnet", warmup_steps=0, min_steps=1, max_steps=1)

@@ -1,5 +1,5 @@
-"""Errors of simulated step times on timm's published labels (docs/studies/rtx_step_time.md,
-docs/studies/step_time_constants.md).
+"""Errors of simulated step times on timm's published labels (docs/research/rtx_step_time.md,
+docs/research/step_time_constants.md).
 
 Each seed holds a fifth of the architectures (or of the families) out. With --head the whole head is
 judged, residual and interval included, beside the prior alone.

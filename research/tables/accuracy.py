@@ -1,4 +1,4 @@
-"""Our figures of docs/accuracy.md, computed again from the published sheets.
+"""Our figures of docs/research/accuracy.md, computed again from the published sheets.
 
 Steps that were never traced are traced first, about a second for each of 1,400 architectures, and
 kept in TRAPPM_HOME.

@@ -27,7 +27,7 @@ BUCKETS_MIB = (1.0, 25.0)
 """Sizes of the first bucket of `DistributedDataParallel` and of the others."""
 SCATTER = 0.05
 """Standard deviation of a rank's step, of itself. Steps within nodes of A100s say 0.05, of V100s
-0.08 (docs/studies/many_gpus.md)."""
+0.08 (docs/research/many_gpus.md)."""
 SUMS_PER_PASS = 2
 """All-reduces of a block's result in the forward pass, and as many in the backward pass: behind
 attention and behind the perceptron (Shoeybi et al. 2019)."""

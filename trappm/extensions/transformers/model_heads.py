@@ -42,7 +42,7 @@ LAUNCH_US = (3.0, 6.0)
 """Least time of a kernel that multiplies, and of another, on a device whose host keeps up."""
 DISPATCH_US = 30.0
 """Of the host, for an operator of eager PyTorch. Both are those of our own H100 node, rounded
-(docs/studies/h100_day.md); older labels of images have what slower hosts cost in their launches."""
+(docs/research/h100_day.md); older labels of images have the launch times of slower hosts."""
 HOST_RANGE = 2.0
 """Hosts are up to so many times faster or slower: a round number, between sheets that we know."""
 
