@@ -49,6 +49,7 @@ def test_the_site_has_every_page_once():
     assert sorted(named) == sorted(pages)
 
 
+CONSOLE = re.compile(r"```console\n(.*?)```", re.DOTALL)
 GUIDES = [page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "research"]
 
 
@@ -62,6 +63,24 @@ def test_a_guide_has_at_most_1000_words_in_addition_to_its_examples(page):
         return
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     assert len(text.split()) <= 1000
+
+
+WRITTEN = [page for page in GUIDES if page.parent.name != "reference"]
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.stem)
+def test_lines_of_a_guide_have_at_most_100_columns(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    lines = [line for line in text.splitlines() if not line.startswith(("|", "!["))]
+    assert [line for line in lines if len(line) > 100 and not line.startswith("    ")] == []
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.stem)
+def test_a_console_block_has_one_command_without_comment(page):
+    for block in CONSOLE.findall(page.read_text()):
+        typed = [line for line in block.splitlines() if line.startswith("$ ")]
+        assert len(typed) == 1
+        assert " #" not in typed[0]
 
 
 def test_guides_and_reference_stay_small():
@@ -87,9 +106,6 @@ def test_the_readme_is_short_and_narrow():
     lines = (ROOT / "README.md").read_text().splitlines()
     assert len(lines) < 100
     assert [line for line in lines if len(line) > 100] == []
-
-
-CONSOLE = re.compile(r"```console\n(.*?)```", re.DOTALL)
 
 
 def test_console_blocks_of_the_readme_fit_a_terminal_and_have_no_comments():
