@@ -18,6 +18,8 @@ from trappm.cluster.campaign.progress import Progress
 from trappm.cluster.ray_runtime import (
     ACCELERATOR_LABEL,
     CAMPAIGN_ACTOR,
+    RayLostError,
+    get,
     gpus_known_to,
     here,
     last_line,
@@ -62,7 +64,7 @@ RETRIED = (Outcome.UNSTABLE, Outcome.ERROR, LOST)
 
 
 class End(enum.Enum):
-    """How a command's part in a campaign ended."""
+    """End of a command's part in a campaign."""
 
     FINISHED = enum.auto()
     STOPPED = enum.auto()
@@ -386,11 +388,10 @@ def _wait_for_previous(
 
 def _status(actor: Any, life: str, seen: int) -> dict[str, Any] | None:
     """Return what a campaign's actor reports, or None while Ray starts it again."""
-    import ray
     from ray.exceptions import ActorUnavailableError, GetTimeoutError
 
     try:
-        status: dict[str, Any] = ray.get(actor.progress.remote(life, seen), timeout=ANSWER_S)
+        status: dict[str, Any] = get(actor.progress.remote(life, seen), ANSWER_S)
     except (ActorUnavailableError, GetTimeoutError):
         return None
     return status
@@ -420,7 +421,6 @@ def _follow(
     Raises:
         CampaignError: It failed, or its process is gone.
     """
-    import ray
     from ray.exceptions import ActorUnschedulableError, RayError, RayTaskError
 
     node = f"{ENDS_WITH_NODE}; " if is_bound else ""
@@ -437,7 +437,7 @@ def _follow(
                 life, seen = status["life"], status["lines_seen"]
                 watch(Progress(**status["progress"]))
                 if status["ended"]:
-                    return End.FINISHED if ray.get(actor.result.remote()) else End.STOPPED
+                    return End.FINISHED if get(actor.result.remote()) else End.STOPPED
                 if leave and status["begun"]:
                     return End.LEFT
             elif now - heard_at > silent_s:
@@ -461,7 +461,7 @@ def _follow(
             raise CampaignError(
                 f"campaign {campaign_id} failed: {error.cause!r}; {advice}"
             ) from error
-        except RayError as error:
+        except (RayError, RayLostError) as error:
             is_node_gone = isinstance(error, ActorUnschedulableError)
             why = "its node is gone" if is_node_gone else last_line(error)
             raise CampaignError(f"the campaign's process died ({why}); {node}{advice}") from error

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import secrets
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,9 +85,9 @@ def no_room(
     """Return why there is no room for a device, and what to do about it."""
     suited = [int(n["Resources"].get("GPU", 0)) for n in nodes if places[device].suits(n)]
     others = ", ".join(other for other in places if other != device)
-    beside = f" beside {others}" if places[device].gpus <= max(suited, default=0) else ""
+    also = f" in addition to {others}" if places[device].gpus <= max(suited, default=0) else ""
     return (
-        f"no node has room for {device} (GPUs: {places[device].gpus}){beside}: those of its kind "
+        f"no node has room for {device} (GPUs: {places[device].gpus}){also}: those of its kind "
         f"have {', '.join(map(str, suited)) or 'none'}; start another node, or leave out one of "
         "the devices"
     )
@@ -199,6 +201,67 @@ def last_line(error: BaseException) -> str:
     return lines[-1].strip().removesuffix(".")
 
 
+class RayLostError(CampaignError):
+    """A service of the private Ray has ended."""
+
+
+_SERVICES = ("gcs_server", "raylet")
+_CHECK_S = 1.0
+_services: dict[psutil.Process, str] = {}
+"""Processes that the private Ray cannot do without, and their names."""
+
+
+def get(reference: Any, timeout_s: float = math.inf) -> Any:
+    """Return `ray.get(reference)`, or fail as soon as the private Ray has lost a service.
+
+    Ray would wait a minute for its GCS server and then end this process.
+
+    Raises:
+        RayLostError: A service of the private Ray has ended.
+        GetTimeoutError: There is no result after `timeout_s`.
+    """
+    import ray
+    from ray.exceptions import GetTimeoutError, RayError
+
+    deadline = time.monotonic() + timeout_s
+    while True:
+        _check_services()
+        try:
+            return ray.get(reference, timeout=_CHECK_S)
+        except GetTimeoutError:
+            if time.monotonic() > deadline:
+                raise
+        except RayError:
+            _check_services()  # a lost service may be the cause
+            raise
+
+
+def _check_services() -> None:
+    if lost := [name for process, name in _services.items() if not _is_alive(process)]:
+        raise RayLostError(f"Ray's own {' and '.join(lost)} was killed or crashed")
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _kill_holders(folder: Path) -> None:
+    """Kill the processes that hold files open in a folder, except this one and its forks.
+
+    A fork, such as a worker of a data loader, inherits the open files of this process, so these
+    files do not count.
+    """
+    own = {file.path for file in psutil.Process().open_files()}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
+            held = {file.path for file in process.open_files()} - own
+            if any(path.startswith(f"{folder}/") for path in held):
+                process.kill()
+
+
 def _this_node() -> str:
     import ray
 
@@ -270,13 +333,21 @@ def ray_runtime(address: str | None) -> Iterator[None]:
             **_local_devices(),
             "include_dashboard": False,
             "object_store_memory": 200 << 20,
-            # Ray's folder is writable for everybody, so it is put into a private one.
+            # Ray's folder is writable by all users, so it is put into a private one.
             "_temp_dir": f"{folder}/r",
         }
     try:
         _init(address, options)
+        if folder is not None:
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):  # some helpers end soon
+                    if process.name() in _SERVICES:
+                        _services[process] = process.name()
         yield
     finally:
+        if folder is not None and not all(map(_is_alive, _services)):
+            _kill_holders(Path(folder))  # Ray's other processes would wait for the lost one
+        _services.clear()
         ray.shutdown()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -334,10 +405,11 @@ def _temporary() -> Path:
 
 
 def _remove_leftovers() -> None:
-    """Remove this user's folders of private Rays whose program was killed."""
+    """Remove what the private Rays of this user's killed programs left: folders and agents."""
     for folder in _temporary().glob(f"{_FOLDER_PREFIX}*"):
         pid = folder.name.removeprefix(_FOLDER_PREFIX).split("-")[0]
         with contextlib.suppress(FileNotFoundError):  # another program removes it, too
             is_own = folder.lstat().st_uid == os.getuid()
             if is_own and pid.isdigit() and not psutil.pid_exists(int(pid)):
+                _kill_holders(folder)
                 shutil.rmtree(folder, ignore_errors=True)

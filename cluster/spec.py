@@ -28,8 +28,8 @@ from trappm.cluster.scheduler.stop_rules import StopRules
 from trappm.cluster.yaml_file import parse, read_text
 from trappm.profiler.errors import CampaignError, InputError, TrappmError
 from trappm.profiler.measuring.canary import CanaryPlan
-from trappm.profiler.measuring.protocols import PROTOCOLS, protocol_named
 from trappm.profiler.models.pool import PoolSpec
+from trappm.profiler.records import PROTOCOLS, protocol_named
 from trappm.profiler.records import Protocol as MeasuringProtocol
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ DeviceKey = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class Devices(_Part):
-    """Where to measure: a source device and, if transfer is wanted, a target device."""
+    """Devices to measure: a source and, if transfer is wanted, a target."""
 
     source: DeviceKey
     """Device that is measured most, such as `a100`, `simulated:a100` or `replay:FILE`."""
@@ -101,7 +101,7 @@ class Rounds(Share):
 
 
 class Characterisation(_Part):
-    """How devices are known by their kernels before anything is measured on them."""
+    """Timing of single kernels on a device before its first measurement."""
 
     seconds: float = Field(default=60.0, gt=0, le=3600)
     """Seconds for all kernels of a device."""

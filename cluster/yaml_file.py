@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.files.plain_files import read_plain
-from trappm.profiler.files.yaml_text import load_yaml
+from trappm.profiler.files.untrusted import load_yaml, read_plain
 
 MAX_FILE_BYTES = 1 << 20
 

@@ -1,6 +1,6 @@
-"""The interface of every predictor, ours and the published ones: one bench trains and judges all.
+"""Interface of all predictors, built-in and published, for one metric on one device.
 
-An estimator is the recipe, what it fits is the model: for one metric on one device.
+An estimator fits a model.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """The labels of one metric on one device for n workloads."""
+    """Labels of one metric on one device for n workloads."""
 
     values: Array
-    """In the metric's unit (n); NaN where the run died of a limit and only a bound is known."""
+    """Values in the metric's unit (n); NaN where only a lower bound was measured."""
     above: Array
-    """Lower bounds for those (n), in the same unit; NaN elsewhere."""
+    """Lower bounds in the same unit (n); NaN where the value was measured."""
     groups: Sequence[str]
-    """The architecture of each (n): folds never divide one."""
+    """Architecture of each workload (n); a fold never splits one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,28 +35,28 @@ class Estimate:
 
     median: Array
     low: Array | None = None
-    """Bounds of the 90 % interval, where the model knows one."""
+    """Lower bound of the 90 % interval, if the model has intervals."""
     high: Array | None = None
     log_quantiles: Array | None = None
-    """Of log(value), at `learner.stats.calibration.LEVELS` (n, levels): the whole distribution."""
+    """Quantiles of log(value) at `learner.stats.calibration.LEVELS` (n, levels)."""
     log_std: Array | None = None
-    """Deviation of log(value)."""
+    """Standard deviation of log(value)."""
     log_std_of_mean: Array | None = None
-    """The part of it that more labels can remove."""
+    """Part of `log_std` that more labels can remove."""
     outside: npt.NDArray[np.bool_] | None = None
-    """Whether the workload is unlike everything that the model was fitted on."""
+    """Whether the workload lies outside the training distribution."""
     labels_end: Array | None = None
-    """The least or largest label, where the median lies far beyond it; NaN elsewhere."""
+    """Smallest or largest label if the median lies far beyond it, else NaN."""
 
 
 class Model(Protocol):
-    """A fitted predictor of one metric on one device."""
+    """Fitted predictor of one metric on one device."""
 
     def predict(self, workloads: Sequence[Workload]) -> Estimate: ...
 
 
 class Estimator(Protocol):
-    """A recipe that fits models."""
+    """Method that fits models."""
 
     @property
     def name(self) -> str: ...
@@ -68,9 +68,9 @@ class Estimator(Protocol):
         generator: np.random.Generator,
         start: Model | None = None,
     ) -> Model:
-        """Fits a model, from scratch or from that of another device (`start`).
+        """Fit a model, from scratch or from the model `start` of another device.
 
         Raises:
-            InputError: too few labels, shapes that differ, or values that are not positive.
+            InputError: Too few labels, different shapes, or values that are not positive.
         """
         ...

@@ -1,4 +1,4 @@
-"""Tensors by name, as snapshots keep them."""
+"""Named tensors of snapshots."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ if TYPE_CHECKING:
 
 
 def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names start with a prefix, named without it."""
+    """Return the tensors with a name prefix, without that prefix."""
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

@@ -1,8 +1,8 @@
-"""The heads of a device side by side, each in a thread with one core for its products of matrices.
+"""Parallel training of the heads of a device, one thread with one core per head.
 
-Products of matrices and XGBoost's trees run outside of Python's lock, and all that heads share are
-caches, whose entries are the same whoever writes them. So two cores train memory and step times in
-little more than the longer of both takes (docs/research/learner_speed.md).
+Matrix products and XGBoost release the global interpreter lock. Heads share only caches with
+deterministic entries. Two cores train memory and step time in little more than the longer of the
+two takes (docs/research/learner_speed.md).
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ Result = TypeVar("Result")
 
 
 def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-    """What `work` returns for each item, in order; as many at once as there are cores.
+    """Yield the result of `work` for each item, in order, with one thread per core.
 
-    `work` must not draw from a generator that another item draws from, so that results do not
-    depend on the number of cores. What it raises is raised here; that, like an end from outside,
-    waits for the items that are being worked on.
+    Items must not share a random generator, so that results do not depend on the number of cores.
+    Exceptions of `work` propagate after the running items have finished.
     """
     if items:
         with _ONE_THREAD.held(), ThreadPoolExecutor(os.cpu_count() or 1, "trappm-learner") as pool:
@@ -34,10 +33,10 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> Itera
 
 
 class _OneThread:
-    """While anyone holds it, no product of matrices takes more than one thread of this process.
+    """Reference-counted limit of one thread per matrix product in this process.
 
-    The numbers of threads belong to the whole process, so the first to come lowers them and the
-    last to go puts them back, in whichever order they come and go.
+    Thread numbers belong to the whole process: the first holder lowers them, the last restores
+    them.
     """
 
     def __init__(self) -> None:

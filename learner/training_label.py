@@ -1,4 +1,4 @@
-"""A label as heads learn from it, and labels as arrays."""
+"""Labels for training and evaluation of heads, and their arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trappm.profiler.records import METRICS
 
 @dataclass(frozen=True)
 class TrainingLabel:
-    """A configuration's metrics on a device, from which a head learns or by which it is judged.
+    """Metrics of a configuration on a device, for training or evaluation.
 
     `values` follow the order of `profiler.records.METRICS`; a metric that is missing is None.
     """
@@ -26,9 +26,9 @@ class TrainingLabel:
     values: tuple[float | None, ...]
     provenance: str
     memory_above_mib: float | None = None
-    """Lower bound of the memory that the configuration needs: its run was out of memory."""
+    """Lower bound of the memory if the run was out of memory."""
     card: str | None = None
-    """The card behind the device's key, where measurements name it: its data sheet counts."""
+    """Card of the device, if measurements name it; selects the data sheet."""
 
 
 def targets_of(labels: Sequence[TrainingLabel]) -> npt.NDArray[np.float64]:
@@ -44,7 +44,7 @@ def bounds_of(labels: Sequence[TrainingLabel]) -> npt.NDArray[np.float64]:
     """
     bounds = np.full((len(labels), len(METRICS)), np.nan)
     bounds[:, list(METRICS).index("memory_mib")] = [
-        # Of the device's memory; a run fails where no more fits, which is a little earlier.
+        # A run is out of memory slightly below the device's total memory.
         np.nan if label.memory_above_mib is None else USABLE_SHARE * label.memory_above_mib
         for label in labels
     ]

@@ -1,7 +1,7 @@
-"""What a predictor may see of a configuration: its static profile, and nothing of its name.
+"""Input of all predictors: the static profile of a configuration without its name.
 
-Whoever predicts puts one together from the graph, the simulated memory of the step and its kernels;
-every prior, head and baseline takes these, so all of them are judged on the same knowledge.
+A workload consists of the graph, the simulated memory of the step and its kernels. Every prior,
+head and baseline receives the same input.
 """
 
 from __future__ import annotations

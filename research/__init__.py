@@ -1,1 +1,1 @@
-"""Research around TraPPM: evaluations, fitted constants, the shipped snapshot and their data."""
+"""Evaluations, fitted constants, the shipped snapshot and their data."""

@@ -28,7 +28,7 @@ class Script:
 
     module: str
     makes: str
-    """Shipped file or documentation page that the output belongs to."""
+    """Shipped file or documentation page of the output."""
     arguments: tuple[str, ...] = ()
 
 
@@ -45,7 +45,7 @@ PRIORS: Mapping[str, Script] = {
         ("workspace", "memory_simulation", "prints WORKSPACE_SHARE of memory_simulation.py", FIT),
     )
 }
-"""Fits of shipped constants, in the order in which they depend on each other."""
+"""Fits of shipped constants, in order of their dependencies."""
 
 TABLES: Mapping[str, Script] = {
     name: Script(f"research.{module}", f"docs/{page}")
@@ -88,7 +88,7 @@ _PASS_ON = {
     "ignore_unknown_options": True,
     "allow_interspersed_args": False,
 }
-"""Settings of commands that pass the options behind a name on to its script."""
+"""Settings of commands that pass the options after a name to its script."""
 
 
 @app.command(context_settings={**_PASS_ON, "help_option_names": []})

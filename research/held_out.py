@@ -1,4 +1,4 @@
-"""Held-out rows and their errors, as every study counts them."""
+"""Held-out rows and errors shared by all studies."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def held_out(groups: Sequence[str] | npt.NDArray[np.str_], seed: int, share: flo
     Args:
         groups: Group of each row, shape (n,).
         seed: Seed of the draw.
-        share: Least share of the rows that is held out.
+        share: Minimum share of held-out rows.
 
     Returns:
-        Whether each row is held out, shape (n,).
+        Mask of held-out rows, shape (n,).
     """
     names = np.asarray(groups)
     chosen = np.zeros(len(names), dtype=np.bool_)
@@ -38,12 +38,12 @@ def percent_errors(log_ratios: npt.ArrayLike) -> Array:
 
 
 def robust_line(estimates: Array, measured: Array, floor: float) -> Array:
-    """Fit offset and factor with the least absolute relative error.
+    """Fit offset and factor by least absolute relative error.
 
     Args:
         estimates: Predictors, shape (n,).
         measured: Targets, shape (n,).
-        floor: Smallest relative error that a row's weight is divided by.
+        floor: Lower limit of the relative errors in the weights.
 
     Returns:
         Offset and factor, shape (2,), by iteratively reweighted least squares.

@@ -1,10 +1,10 @@
-"""`python -m research tune`: settings of a predictor by cross-validation, as an Optuna study.
+"""`python -m research tune`: tuning of a predictor by cross-validation with Optuna.
 
-A trial's error is the mean over folds of whole architectures, and only architectures that the
-first honest split (`research.evaluation.benchmark`, seed 1337) trains on take part: the held-out
-ones stay unseen. After each fold a trial that is worse than the median of the others is pruned. The
-first trial has the shipped settings. `ours` has nothing to tune: it weighs its parts by
-cross-validation in every fit. Studies are kept in studies.db of the data folder.
+A trial's error is the mean over folds of whole architectures. Only the training architectures of
+the main split (`research.evaluation.benchmark`, seed 1337) are used, so the test set stays unseen.
+After each fold, a trial is pruned if it is worse than the median. The first trial has the shipped
+settings. `ours` cannot be tuned, because every fit weights its parts by cross-validation. Studies
+are stored in studies.db of the data folder.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 FOLDS = 5
 STARTUP_TRIALS = 5
-"""Number of first trials that are drawn at random and never pruned."""
+"""Number of initial trials, which are drawn at random and never pruned."""
 MAX_TRIALS = 10_000
 
 Settings = Mapping[str, Any]
@@ -68,7 +68,7 @@ def tune(
     processes: GraphProcesses = None,
     as_json: AsJson = False,
 ) -> None:
-    """Search for better settings, beginning with those that are shipped.
+    """Search for better settings, starting with the shipped ones.
 
     The same command on the same labels continues the study.
     """
@@ -100,7 +100,7 @@ def tune(
 
 @dataclass(frozen=True)
 class Space:
-    """Settings of an estimator that are tuned."""
+    """Search space of an estimator."""
 
     shipped: Settings
     suggest: Callable[[Trial], Settings]
@@ -112,16 +112,16 @@ class Tuning:
     """An estimator to tune on labels."""
 
     storage_url: str
-    """Database that keeps the study."""
+    """URL of the study's database."""
     estimator: str
     samples: Samples
     encoder: Encoder | None
-    """Pre-trained encoder, for the estimators that need one."""
+    """Pre-trained encoder for estimators that need it."""
     seed: int = PAPER_SEEDS[0]
 
     @property
     def study(self) -> str:
-        """Name of the study: each set of labels has one of its own."""
+        """Return the name of the study, which is unique for each set of labels."""
         identity = repr(self.samples.configurations).encode() + self.samples.values.tobytes()
         return f"{self.estimator} {hashlib.sha256(identity).hexdigest()[:12]}"
 
@@ -134,7 +134,7 @@ def run_trials(tuning: Tuning, total: int, watch: Watch) -> dict[str, Any]:
         number, mean error in percent and settings.
 
     Raises:
-        InputError: The estimator has nothing to tune, or Optuna is not installed.
+        InputError: The estimator cannot be tuned, or Optuna is not installed.
     """
     space = space_of(tuning.estimator)
     import optuna
@@ -144,7 +144,7 @@ def run_trials(tuning: Tuning, total: int, watch: Watch) -> dict[str, Any]:
         study_name=tuning.study, storage=tuning.storage_url, load_if_exists=True,
         pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS),
     )  # fmt: skip
-    # A study that goes on must not draw again what it has drawn.
+    # A continued study must not repeat its draws.
     study.sampler = optuna.samplers.TPESampler(
         n_startup_trials=STARTUP_TRIALS, seed=tuning.seed + len(study.trials)
     )
@@ -185,7 +185,7 @@ def space_of(name: str) -> Space:
         reason = (
             "weighs its parts by cross-validation in every fit" if name == "ours" else "has none"
         )
-        raise InputError(f"{name} {reason}; what can be tuned are: {', '.join(spaces)}")
+        raise InputError(f"{name} {reason}; tunable estimators: {', '.join(spaces)}")
     return spaces[name]
 
 
@@ -207,7 +207,7 @@ def _error(
     )
     test = test[samples.judged[test] & ~np.isnan(samples.values[test])]
     if not len(test):
-        raise InputError("a fold has no label to judge by; give more labels")
+        raise InputError("a fold has no label to evaluate on; add more labels")
     predicted = model.predict(samples.at(test)).median
     return 100 * float(np.mean(np.abs(predicted / samples.values[test] - 1)))
 
@@ -241,7 +241,7 @@ def _spaces() -> dict[str, Space]:
 
 
 def _training(trial: Trial, shipped_width: int) -> dict[str, Any]:
-    # Four times as wide takes 16 times as long; the paper's width is in its preset.
+    # The time grows with the square of the width; the paper's width is in its preset.
     widths = [round(shipped_width * share) for share in (0.25, 0.5, 1, 2)]
     return {
         "learning_rate": trial.suggest_float("learning_rate", 3e-4, 3e-2, log=True),

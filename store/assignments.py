@@ -119,7 +119,7 @@ def write_labels(session: Session, labels: Mapping[str, int]) -> None:
 
 
 class Assignments(Repository):
-    """What campaigns plan to measure, and its state."""
+    """Planned measurements of campaigns, and their state."""
 
     @reading
     def of_campaign(

@@ -38,7 +38,7 @@ from trappm.profiler.errors import InputError, StoreAccessError, StoreError, fro
 from trappm.store.schema import METADATA, SCHEMA, VERSION_TABLE, Base
 
 BUSY_TIMEOUT_S = 60.0
-"""How long a writer waits for other writers; a transaction takes milliseconds."""
+"""Seconds that a writer waits for other writers; a transaction takes milliseconds."""
 
 _BEGIN = "sqlite_begin"
 """Execution option of an engine: the statement that begins a transaction on SQLite."""

@@ -306,7 +306,7 @@ _Function = TypeVar("_Function")
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What becomes of a row of a file: a measurement, or the reason why there is none."""
+    """Result of reading a row of a file: a measurement, or the reason for its rejection."""
 
     kind: str
     """label, censored (out of memory, with the capacity as bound), failed or rejected."""
@@ -316,7 +316,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportReport:
-    """What became of the rows of a file."""
+    """Numbers of imported and rejected rows of a file."""
 
     file: str
     source: str
@@ -498,7 +498,7 @@ def _by_suffix(path: Path, formats: Mapping[str, _Function]) -> _Function:
 
 
 RecordMany = Callable[[Iterable[Measurement]], int]
-"""As `Measurements.record_many`."""
+"""Type of `Measurements.record_many`."""
 
 
 def import_file(record_many: RecordMany, path: Path) -> ImportReport:

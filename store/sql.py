@@ -37,7 +37,7 @@ TIMEOUT_S = 30.0
 MAX_ROWS = 10_000
 """Default; further rows are not fetched."""
 _MAX_VALUE_BYTES = 1 << 20
-"""On SQLite, of a value or a row; `instr` takes 30 s for two such values."""
+"""Limit of a value or a row on SQLite; `instr` takes 30 s for two such values."""
 _INSTRUCTIONS = 1000
 """SQLite's instructions between two looks at the clock."""
 

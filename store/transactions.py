@@ -30,7 +30,7 @@ from trappm.profiler.host.environment import utc_now
 from trappm.store.engine import StoreAwayError, store_errors, writer_of
 
 WAIT_S = 600.0
-"""How long to wait for a database: time to restart it, or its machine."""
+"""Seconds to wait for a database: time to restart it, or its machine."""
 
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 15.0
@@ -45,7 +45,7 @@ Guard = Callable[[Session], None]
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a store waits for its database, and where it reports that."""
+    """Time that a store waits for its database, and a callback that reports it."""
 
     wait_s: float = WAIT_S
     tell: Callable[[str], None] = logging.getLogger("trappm.store").warning

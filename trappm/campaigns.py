@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignResult:
-    """What a campaign came to."""
+    """Result of a campaign."""
 
     id: str
     state: str

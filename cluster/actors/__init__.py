@@ -1,1 +1,1 @@
-"""What runs on Ray: the actors, and what stands for them in the campaign."""
+"""Ray actors, and the handles that the campaign uses for them."""

@@ -59,7 +59,7 @@ def is_here(owner: Owner) -> bool:
     """Return whether the owner's process is, or was, on this machine, so that it can be checked."""
     if not owner.process.machine or owner.process.machine != machine():
         return False
-    pid = owner.process.pid  # that of another user may be hidden, but for its existence
+    pid = owner.process.pid  # the process of another user may be hidden, except that it exists
     return bool(_facts(pid)) or not psutil.pid_exists(pid)
 
 

@@ -22,7 +22,7 @@ class Worker:
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """What a campaign measures on each device in each round.
+    """Assignments of a campaign by device and round.
 
     Raises:
         ValueError: The devices have different numbers of rounds.

@@ -86,7 +86,7 @@ class Stop:
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignEnd:
-    """What ended a campaign, or what will end it first at the pace so far."""
+    """Stop rule that ended a campaign, or that will end it first at the present rate."""
 
     rule: str
     reason: str
@@ -123,9 +123,9 @@ def target_reached(
 def upper_bound(judged: Sequence[Judgement], confidence: float) -> float:
     """Return the upper confidence bound of a mean error; infinite below two architectures.
 
-    Batch sizes of one architecture err alike, so the bound is over architectures. Their errors are
-    taken as log-normal (Cox's method with Student's t; Zhou and Gao 1997). Resampling needs no
-    distribution, but its bound is too low with few architectures.
+    Batch sizes of one architecture have similar errors, so the bound is over architectures.
+    Their errors are taken as log-normal (Cox's method with Student's t; Zhou and Gao 1997).
+    Resampling needs no distribution, but its bound is too low with few architectures.
     """
     errors: dict[str | None, list[float]] = defaultdict(list)
     for judgement in judged:

@@ -1,4 +1,4 @@
-"""What to measure next: the strategies that a campaign can name, behind one interface.
+"""Acquisition strategies that a campaign can name, behind one interface.
 
 The most uncertain configurations are not the most informative ones: they are often similar to each
 other, or unlike the rest of the pool. `ours` reduces the variance of the whole pool instead.

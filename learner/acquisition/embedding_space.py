@@ -34,7 +34,7 @@ SPREAD_RANGE = (0.5, 2.0)
 
 
 class MostUncertain:
-    """The configurations with the largest ensemble spread."""
+    """Return the configurations with the largest ensemble spread."""
 
     name = "uncertainty"
 

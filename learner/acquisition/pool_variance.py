@@ -43,7 +43,7 @@ class _Measure(Protocol):
     """Gain of a label of each configuration, by one measure."""
 
     total: float
-    """The gain of labelling everything."""
+    """Return the gain of labelling all configurations."""
 
     def gains(self) -> Array: ...
 

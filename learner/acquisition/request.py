@@ -1,4 +1,4 @@
-"""The interface of all strategies: requests for configurations to measure, and picks."""
+"""Requests for configurations to measure, the interface of all strategies."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class AcquisitionRequest:
     """
 
     embeddings: FloatArray
-    """By the frozen encoder (n, d)."""
+    """Embeddings of the frozen encoder (n, d)."""
     static_features: Array
-    """As they are, not scaled (n, s)."""
+    """Unscaled features (n, s)."""
     labelled: IntArray
     """Indices of configurations that the heads were trained on."""
     candidates: IntArray
     """Indices that may be picked; those labelled or pending are left out."""
     count: int
-    """How many to pick."""
+    """Number of configurations to pick."""
     generator: np.random.Generator
     pending: IntArray = field(default_factory=_none)
     """Indices of configurations that are being measured; they count as if already known."""
@@ -50,7 +50,7 @@ class AcquisitionRequest:
     families: Sequence[str] | None = None
     """Of each architecture (n)."""
     covariances: Sequence[PoolCovariance] = ()
-    """One for each metric that the batch has to serve."""
+    """One per metric."""
     gradients: FloatArray | None = None
     """Of the heads' output by their weights, sketched, or of their last layer (n, g)."""
     log_values: Array | None = None
@@ -62,7 +62,7 @@ class AcquisitionRequest:
     failure: Array | None = None
     """Probability that a run dies of the device's memory (n)."""
     noise_factor: Array | None = None
-    """How many times the usual variance a measurement has (n): more where runs were unstable."""
+    """Noise variance relative to a usual measurement (n); above 1 for unstable runs."""
     taught: bool = False
     """Whether covariances are of what another device's labels leave open on this one."""
 
@@ -108,7 +108,7 @@ class AcquisitionRequest:
 
     @cached_property
     def points(self) -> FloatArray:
-        """The configurations as points, for strategies that go by distances (n, c)."""
+        """Return the configurations as points for distance-based strategies (n, c)."""
         return embedding_points(self.embeddings, np.log1p(self.static_features))
 
 
@@ -126,7 +126,7 @@ class Strategy(Protocol):
     name: str
 
     def select(self, request: AcquisitionRequest) -> list[Pick]:
-        """The picks, the most wanted first.
+        """Return the picks, most valuable first.
 
         Raises:
             InputError: the request lacks what the strategy needs.

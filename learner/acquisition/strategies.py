@@ -106,7 +106,7 @@ class Representation:
         self._served = served
         self._noise_factor = 1.0 if noise_factor is None else noise_factor
         self.total = float(len(targets))
-        """The value when everything is known."""
+        """Return the value when all labels are known."""
 
     def gains(self) -> Array:
         """Return what each configuration would add (n)."""
@@ -141,7 +141,7 @@ class FacilityLocation:
 
 
 class Clusters:
-    """The configuration nearest to the center of each of `count` clusters, by family."""
+    """Return the configuration nearest to each of `count` cluster centers, by family."""
 
     name = "clusters"
 
@@ -234,7 +234,7 @@ class Distances:
     def __init__(self, points: FloatArray) -> None:
         self._points = points - points.mean(axis=0)  # small numbers lose less in the difference
         self.squares: Array = np.einsum("nc,nc->n", points, points, dtype=np.float64)
-        """From the origin (n)."""
+        """Return the distances from the origin (n)."""
         self._own: Array = np.einsum("nc,nc->n", self._points, self._points, dtype=np.float64)
 
     def to(self, index: int) -> Array:

@@ -1,4 +1,4 @@
-"""The heads of a device: one per metric, each with prior, residual and calibrated interval.
+"""Heads of a device: one per metric, each with prior, residual and calibrated interval.
 
     step time   simulated kernels (`step_time_prior`), on CPUs a sum over the kernels
     memory      simulated step (`memory_prior`), on CPUs live tensors and layers (`cpu`)
@@ -71,7 +71,7 @@ _NEED_KERNELS = (*OF_KERNELS, PowerPrior)
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """The heads of one device, for training and inference."""
+    """Heads of one device, for training and inference."""
 
     heads: Mapping[str, Head[Prior]]
     """By metric."""
@@ -157,7 +157,7 @@ def _is_for(head: Head[Prior], workload: Workload) -> bool:
 def heads_from_tensors(
     preset: HeadPreset, settings: Settings, tensors: Mapping[str, Tensor]
 ) -> DeviceHeads:
-    """The heads that `settings` and `tensors` of any kind of heads describe.
+    """Return the heads that `settings` and `tensors` of any kind of heads describe.
 
     Raises:
         KeyError, TypeError, ValueError, RuntimeError: tensors that do not fit the settings.
@@ -274,7 +274,7 @@ def _kind_of(prior: Prior) -> str:
 def _metrics_with_labels(
     workloads: Sequence[Workload], targets: Array, above: Array, groups: Sequence[str]
 ) -> list[str]:
-    """The metrics with labels enough for a head.
+    """Return the metrics with enough labels for a head.
 
     Raises:
         InputError: there is none, or labels that are not what `train_heads` needs.

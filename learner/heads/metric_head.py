@@ -108,8 +108,8 @@ class Head(Generic[P]):
     def _logs(
         self, workloads: Sequence[Workload]
     ) -> tuple[Array, Array, npt.NDArray[np.bool_] | None, tuple[Array, Array] | None]:
-        """Return logarithms, deviations, which are unlike all labels, and the probability of an
-        outlier with its weight (n each)."""
+        """Return logarithms, deviations, whether each workload is outside the training
+        distribution, and the probability of an outlier with its weight (n each)."""
         logs, features = self.prior.logs_and_features(workloads)
         added, deviation = self._learned(workloads, features)
         middle = logs + added
@@ -156,7 +156,7 @@ class Head(Generic[P]):
 
 
 class Ours:
-    """The default estimator: fits heads over one kind of prior.
+    """Default estimator, which fits heads over one kind of prior.
 
     Args:
         prior: Prior without labels.

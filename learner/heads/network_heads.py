@@ -1,4 +1,4 @@
-"""The papers' networks as the heads of a device, one per metric, without any physics."""
+"""Networks of the papers as heads of a device, one per metric, without a physical prior."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ KIND = "network for each metric"
 
 @dataclass(frozen=True, eq=False)
 class NetworkHeads:
-    """The trained heads of one device."""
+    """Trained heads of one device."""
 
     preset: HeadPreset
     heads: Mapping[str, NetworkModel]
-    """By metric, of those that had labels, in the order of METRICS."""
+    """Heads by metric with labels, in the order of METRICS."""
     label_count: int
 
     needs_embeddings = True

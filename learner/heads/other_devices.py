@@ -1,4 +1,4 @@
-"""Heads of cards that nobody has labelled: what other cards have in common, and the data sheet.
+"""Heads of cards without labels, from common constants of other cards and the data sheet.
 
     step time   constants that all known cards share, or moved by what others published of the card:
                 kernels alone, or steps too few for a head
@@ -44,15 +44,15 @@ Array = npt.NDArray[np.float64]
 FILE = Path(__file__).parents[1] / "physics/devices/other_devices.safetensors"
 """Written by `research/priors/other_devices.py --write`; the shipped snapshot has a copy."""
 OTHERS = "other cards"
-"""What sources in a manifest are for whose labels are of no head of their own."""
+"""Key of manifest sources whose labels have no head."""
 SETTINGS = (StepSettings(Precision.FP32, MemoryFormat.CONTIGUOUS, Optimizer.SGD),)
-"""What a question means that names none; without labels any other is as good."""
+"""Default settings of a query without labels."""
 GAUSSIAN = 1.645
 """Deviations to either side that hold 90 %."""
 
 
 class Basis(enum.StrEnum):
-    """What a head without labels rests on."""
+    """Source of a head without labels."""
 
     STEPS = "steps"
     KERNELS = "kernels"
@@ -61,14 +61,14 @@ class Basis(enum.StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class OtherDevices:
-    """What is known of all cards at once, and of some by their kernels."""
+    """Common constants of all cards, and constants of cards with measured kernels."""
 
     constants: Tensor
-    """Of step times, which all known cards share (c)."""
+    """Constants of step times common to all known cards (c)."""
     of_cards: Mapping[tuple[Basis, str], Tensor]
-    """The same moved by steps or by kernels of one card (c), by the card's model."""
+    """Constants after a fit to steps or kernels of one card (c), by card model."""
     step_time: Mapping[tuple[Basis, Phase], Calibration]
-    """Quantiles of log(measured / predicted), by what an answer rests on."""
+    """Quantiles of log(measured / predicted) by source."""
     memory: Calibration
     """The same of memory in training, of two cards."""
 
@@ -153,7 +153,7 @@ def write(others: OtherDevices, sources: Sequence[Mapping[str, object]], path: P
 
 
 def known_of_others(path: Path = FILE) -> tuple[OtherDevices, list[dict[str, object]]]:
-    """What is known of other cards, and the sources as a manifest has them."""
+    """Return the constants of other cards and the sources for the manifest."""
     with safe_open(path, "pt") as file:
         sources: list[dict[str, object]] = json.loads(file.metadata()["sources"])
     return OtherDevices.from_tensors(load_file(path)), sources

@@ -30,7 +30,7 @@ class Predictions:
     metrics: tuple[str, ...]
     """Metrics that can be predicted for all workloads: some heads need kernels."""
     median: Array
-    """In the metric's unit."""
+    """Value in the metric's unit."""
     low: Array
     """Lower bound of the 90 % interval."""
     high: Array
@@ -39,7 +39,7 @@ class Predictions:
     disagreement: Array
     """Deviation of log(value) that more labels can remove."""
     outside: npt.NDArray[np.bool_]
-    """Whether the workload is unlike everything that the head was trained on."""
+    """Whether the workload lies outside the training distribution."""
     labels_end: Array
     """Least or largest label, where the median is far beyond it; NaN elsewhere."""
 
@@ -104,7 +104,7 @@ def joined_tensors(parts: Mapping[str, _HasTensors | None]) -> dict[str, Tensor]
 
 
 class DeviceHeads(Protocol):
-    """The trained heads of one device."""
+    """Trained heads of one device."""
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -116,12 +116,12 @@ class DeviceHeads(Protocol):
 
     @property
     def needs_embeddings(self) -> bool:
-        """Whether workloads must come with their embedding."""
+        """Return whether workloads need their embedding."""
         ...
 
     @property
     def needs_kernels(self) -> bool:
-        """Whether some head predicts more of a workload that comes with its kernels."""
+        """Return whether some head uses the kernels of a workload."""
         ...
 
     def predict(self, workloads: Sequence[Workload]) -> Predictions:
@@ -151,7 +151,7 @@ class StepSettings(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TrainedHeads:
-    """The heads of one device and phase."""
+    """Heads of one device and phase."""
 
     heads: DeviceHeads
     settings: tuple[StepSettings, ...]

@@ -73,7 +73,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Classes:
-    """The distinct nodes of a batch, from depth 0 to that of a network."""
+    """Distinct nodes of a batch, from depth 0 to that of a network."""
 
     rows: Tensor
     """One-hot operator and sizes of each class at depth 0 (U, 113)."""

@@ -86,7 +86,7 @@ class Encoder:
         """Return the sum of the node embeddings of each graph (n, width), unscaled."""
         rows = [np.zeros((0, self.width), dtype=np.float32)]
         with torch.no_grad():
-            # A few graphs at a time: the features of a whole pool would not fit into memory.
+            # A few graphs at a time: the features of a whole pool do not fit into memory.
             for start in range(0, len(graphs), 256):
                 data = [to_data(graph, self.scaler) for graph in graphs[start : start + 256]]
                 rows += [
@@ -178,7 +178,7 @@ def edge_logits(z: Tensor, pairs: Tensor) -> Tensor:
 def sample_negatives(batch: Batch) -> Tensor:
     """Draw one pair (2, at most E) for the producer of each edge that no edge joins.
 
-    Both nodes are in one graph, since pairs across graphs would be too easy. A draw that hits an
+    Both nodes are in one graph, since pairs across graphs are too easy. A draw that hits an
     edge is dropped.
     """
     source, target = batch.edge_index

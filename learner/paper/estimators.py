@@ -1,4 +1,4 @@
-"""The papers' predictor behind the interface of all predictors (`learner.estimator`)."""
+"""Estimator of the papers, with the interface of `learner.estimator`."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from trappm.profiler.text import nearest
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderPreset:
-    """The graph autoencoder: SAGEConv layers, each with batch norm, ReLU and dropout."""
+    """Graph autoencoder: SAGEConv layers, each with batch norm, ReLU and dropout."""
 
     widths: tuple[int, ...]
     """Output width of each layer; the last is the width of the embedding."""
@@ -28,7 +28,7 @@ class EncoderPreset:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How a network is trained on labels, from scratch or from another device's weights."""
+    """Training of a network on labels, from scratch or from another device's weights."""
 
     learning_rate: float
     weight_decay: float
@@ -46,7 +46,7 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadPreset(Training):
-    """The regressors: SAGEConv layers, sum pool, then fully connected layers."""
+    """Regressors: SAGEConv layers, sum pool, then fully connected layers."""
 
     widths: tuple[int, ...]
     """Output width of each SAGEConv layer."""
@@ -54,7 +54,7 @@ class HeadPreset(Training):
     """Output width of each fully connected layer before the linear one."""
     dropout: float
     physical_prior: bool
-    """Whether a campaign's heads are those of physics (`learner.heads.metric_head`) instead."""
+    """Whether heads have a physical prior (`learner.heads.metric_head`) instead of a network."""
     distinct: bool = True
     """Compute equal nodes of a batch once (`distinct_nodes`)."""
 

@@ -1,10 +1,10 @@
-"""Step time and memory on CPUs: sums of terms of the kernels and the layers.
+"""Priors of step time and memory on CPUs: sums of terms of the kernels and the layers.
 
     time   = constant + calls * dispatch + FLOP / rate of the kind and pass
                       + FLOP of products that use the cores badly
                       + bytes of products, of reordered weights, of each kind of stream + update
     memory = process + tensors * live + products * (primitives of oneDNN)
-                     + parameters * (Python's side of a layer) + blocked * (largest weights)
+                     + parameters * (Python objects of a layer) + blocked * (largest weights)
 
 The kernels are those that GPUs launch (`profiler.simulation.kernel_profile`), which are loops over
 tensors here. oneDNN copies weights into blocks of channels at every call. Pointwise convolutions of
@@ -12,9 +12,9 @@ few pixels, and depthwise ones of narrow images, leave most of the core's vector
 the C library does not keep come back from the system page by page. oneDNN keeps a primitive for
 each shape of a product, and a layer with parameters has objects in Python and small allocations.
 
-A CPU starts from another CPU's constants (step time: from a part of them), not tied to them: that
-was better than tying it or cross-validation. Both formulas were chosen on 228 configurations on
-each of two and one thread of two hosts (docs/research/cpu_cores.md).
+The constants of another CPU (for step time: a part of them) are the start of a fit, not the mean of
+its prior. That was better than a prior around them or cross-validation. Both formulas were chosen
+on 228 configurations on each of two and one thread of two hosts (docs/research/cpu_cores.md).
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ from trappm.profiler.simulation.kernel_profile import KernelKind, Pass, Size
 
 Array = npt.NDArray[np.float64]
 
-# The reference core: round numbers, which labels move.
+# The reference core: round numbers that labels correct.
 MS_PER_STEP = 1.0
 MS_PER_CALL = 0.02
 MS_PER_UPDATE = 0.01
-"""Of a parameter tensor."""
+"""Time per parameter tensor."""
 MS_PER_FLOP = 1e3 / 50e9
 MS_PER_BYTE = 1e3 / 10e9
 SCATTERED = 10.0
-"""Grouped and depthwise convolutions reach this much less of the peak."""
+"""Slowdown of grouped and depthwise convolutions against the peak."""
 MS_PER_NARROW_TAP = MS_PER_FLOP * SCATTERED * 10.0
-"""Of a row of an image, for each of its channels (of a grouped one: groups) and of the window: as
-much as five further pixels."""
+"""Time per row of an image, channel (or group) and element of the window: equal to five more
+pixels."""
 FEW_ROWS = 8.0
-"""Pixels of a whole batch of which a pointwise convolution is half as fast as of many."""
+"""Pixels of a batch at which a pointwise convolution reaches half of its speed."""
 LARGE_BYTES = 2**25
-"""Larger blocks glibc gives back to the system at once (mallopt(3), M_MMAP_THRESHOLD)."""
+"""Size above which glibc returns blocks to the system at once (mallopt(3), M_MMAP_THRESHOLD)."""
 MS_PER_FRESH_BYTE = 1e3 / 1e9
-"""Of memory that the system clears first."""
+"""Time per byte of memory that the system clears first."""
 
 SHARED = 0.25
-"""Of a source's constants beside their mean: how far its successor starts from the reference."""
+"""Share of a source's deviations from its mean constant that another CPU starts from."""
 
 STREAMS = {
     "norm": (KernelKind.BATCH_NORM, KernelKind.LAYER_NORM, KernelKind.SOFTMAX),
@@ -107,9 +107,9 @@ TIME_SPEC = PriorSpec(
 )
 
 MIB = 2.0**20
-# Where the constants begin: round numbers, which labels move.
+# Starting values: round numbers that labels correct.
 PRIMITIVE_MIB = 0.3
-"""Of a product's shape: forward and both gradients."""
+"""Memory per shape of a product: forward and both gradients."""
 LAYER_MIB = 0.04
 
 MEMORY_SPEC = PriorSpec(
@@ -125,7 +125,7 @@ MEMORY_SPEC = PriorSpec(
 
 
 class CpuPrior(TermPrior):
-    """See `learner.physics.prior.Prior`. Instances do not change."""
+    """Prior with cached terms and the constants of a reference CPU."""
 
     SPEC: ClassVar[PriorSpec]
     transfer_tightness = 1.0
@@ -136,7 +136,7 @@ class CpuPrior(TermPrior):
     @staticmethod
     @abstractmethod
     def terms_of(workload: Workload) -> list[float]:
-        """The terms of one workload in the metric's unit, in the order of `SPEC`."""
+        """Return the terms of one workload in the metric's unit, in the order of `SPEC`."""
 
     def terms(self, workloads: Sequence[Workload]) -> Array:
         rows = []
@@ -156,21 +156,21 @@ class CpuPrior(TermPrior):
 
 
 _TERMS_OF: WeakKeyDictionary[Workload, dict[type[CpuPrior], list[float]]] = WeakKeyDictionary()
-"""A fit needs the same workloads many times."""
+"""Cache of terms: a fit needs the same workloads many times."""
 
 
 class CpuTimePrior(CpuPrior):
-    """The formula with its constants; see `learner.physics.prior.Prior`."""
+    """Prior of the step time on CPUs."""
 
     SPEC = TIME_SPEC
     feature_groups = (4, len(TIME_SPEC.terms), len(OPERATORS), 5)
 
     @staticmethod
     def terms_of(workload: Workload) -> list[float]:
-        """In ms of the reference core (31).
+        """Return the terms in ms on the reference core (31).
 
         Raises:
-            InputError: a workload without kernels.
+            InputError: A workload without kernels.
         """
         profile = workload.kernels
         if profile is None:
@@ -222,27 +222,27 @@ class CpuTimePrior(CpuPrior):
         ]
 
     def started_from(self, other: Self) -> Self:
-        """The speed of another CPU, and a quarter of what sets its constants apart.
+        """Return the prior with the mean constant of another CPU and a quarter of the deviations.
 
-        More of it was worse than none on another number of threads (docs/research/cpu_cores.md).
+        Larger shares were worse than 0 on other numbers of threads (docs/research/cpu_cores.md).
         """
         speed = other.log_constants.mean()
         return self.with_constants(speed + SHARED * (other.log_constants - speed))
 
     def features_of(self, workloads: Sequence[Workload], logs: Array, shares: Array) -> Array:
-        """Size, the terms' shares, the operators' shares of the nodes, and the configuration."""
+        """Return size, shares of the terms and operators, and the configuration (n, f)."""
         return settings_and_operators(workloads, logs, shares)
 
 
 class CpuMemoryPrior(CpuPrior):
-    """The formula with its constants; see `learner.physics.prior.Prior`."""
+    """Prior of the memory on CPUs."""
 
     SPEC = MEMORY_SPEC
     feature_groups = MemoryPrior.feature_groups
 
     @staticmethod
     def terms_of(workload: Workload) -> list[float]:
-        """In MiB (5)."""
+        """Return the terms in MiB (5)."""
         graph = workload.graph
         multiplies = np.isin(graph.operators, list(GRAPH_PRODUCTS))
         shapes = np.column_stack(
@@ -265,7 +265,7 @@ class CpuMemoryPrior(CpuPrior):
         ]
 
     def features_of(self, workloads: Sequence[Workload], logs: Array, shares: Array) -> Array:
-        """Those of the simulated step, and this prior's size in place of a GPU's."""
+        """Return the features of `MemoryPrior` with this prior's size (n, f)."""
         del shares
         features = MemoryPrior.on(CPU).features(workloads)
         features[:, 0] = logs

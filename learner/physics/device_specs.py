@@ -1,7 +1,6 @@
-"""What is known of devices before any label: where the constants of priors start from.
+"""Specifications of devices, from which the constants of priors start.
 
-They are starting points only: labels move everything that hangs on them. Peaks of GPUs stand in
-`profiler.devices.catalogue`.
+Labels correct everything that depends on them. `profiler.devices.catalogue` lists the GPUs.
 """
 
 from __future__ import annotations
@@ -16,41 +15,40 @@ from trappm.profiler.records import Phase
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """The speed of a device on paper, and what its processes need."""
+    """Speed of a device according to its data sheet, and memory of its processes."""
 
     half_tflops: float
-    """Dense products in 16 bits."""
+    """Peak of dense products in 16 bits."""
     full_tflops: float
-    """Products in fp32, as PyTorch runs them by default (no TF32 in matrix products)."""
+    """Peak of products in fp32 without TF32, PyTorch's default for matrix products."""
     bandwidth_gbs: float
     cache_mib: float
-    """Last-level cache."""
+    """Size of the last-level cache."""
     units: int
-    """Streaming multiprocessors, or threads of a CPU."""
+    """Number of streaming multiprocessors, or of CPU threads."""
     launch_us: float = 2.0
-    """Least time of a kernel on the device."""
+    """Shortest time of a kernel on the device."""
     dispatch_us: float = 8.0
-    """Time of the host for an operator, where the device waits for the host."""
+    """Host time per operator."""
     process_mib: float = CONTEXT_MIB[Phase.TRAIN]
-    """What a training process needs beside its tensors: context, libraries, their workspaces."""
+    """Memory of a training process without its tensors: context, libraries, workspaces."""
     fragments: float = 1.0
-    """How much of the gaps between the blocks of CUDA's allocator there is."""
+    """Share of the gaps between blocks of CUDA's allocator that also occurs here."""
     tf32_tflops: float | None = None
-    """Convolutions of fp32 tensors, for which PyTorch lets cuDNN take TF32; None where there is no
-    TF32: then they are as fast as other products."""
+    """Peak of fp32 convolutions, for which PyTorch allows TF32 in cuDNN; None without TF32."""
 
 
-# Above the baseline of a warm process there is little but tensors on a CPU.
+# Memory above the baseline of a warm CPU process consists mostly of tensors.
 CPU = DeviceSpec(
     0.06, 0.06, 20, 32, 2, launch_us=5.0, dispatch_us=5.0, process_mib=5.0, fragments=0.1
 )
 
 
 def spec_of(device: str) -> DeviceSpec:
-    """The specification of the device of this key, such as `a100` or `cpu-2t`.
+    """Return the specification of a device key such as `a100` or `cpu-2t`.
 
     Raises:
-        InputError: nobody has listed this device.
+        InputError: The catalogue does not list the device.
     """
     spec = known_spec(device)
     if spec is None:
@@ -62,7 +60,7 @@ def spec_of(device: str) -> DeviceSpec:
 
 
 def known_spec(device: str) -> DeviceSpec | None:
-    """The specification of a device; None where the catalogue does not list it."""
+    """Return the specification of a device, or None if the catalogue does not list it."""
     if device.startswith("cpu"):
         return CPU
     card = card_of(rank_key(device).member)
@@ -80,6 +78,5 @@ def known_spec(device: str) -> DeviceSpec | None:
 
 
 def has_kernels(device: str) -> bool:
-    """Whether kernels explain the step times of this device: how fast an unknown GPU runs them is
-    not known."""
+    """Return whether the device has a specification, which step times from kernels need."""
     return known_spec(device) is not None

@@ -28,7 +28,7 @@ from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Preci
 Array = npt.NDArray[np.float64]
 
 FORWARD_SHARE = 1 / 3
-"""Of a training step: the backward pass computes two products for each one of the forward pass."""
+"""Forward share of a training step: the backward pass has two products per forward product."""
 WORK = frozenset({"step_time_ms", "energy_j"})
 """Metrics that are sums of work, of which inference does the forward pass only."""
 # The reference device: 1 TFLOP/s, 100 GB/s and 100 W. A training step does about three forward
@@ -86,13 +86,13 @@ PRIORS: dict[str, PriorSpec] = {
 
 
 def term_matrix(graphs: Sequence[Graph], metric: str) -> Array:
-    """The terms of every graph (n, k), in the metric's unit for the reference device."""
+    """Return the terms of each graph in the metric's unit on the reference device (n, k)."""
     rows = np.array([list(_TERMS[metric](_totals(graph))) for graph in graphs], dtype=np.float64)
     return rows.reshape(len(graphs), len(PRIORS[metric].terms))
 
 
 class GraphPrior(TermPrior):
-    """The terms of one metric with their constants; see `learner.physics.prior.Prior`."""
+    """Prior of one metric from terms of the graph."""
 
     def __init__(self, metric: str, log_constants: Array | None = None) -> None:
         """Raises KeyError for a metric without terms."""

@@ -1,7 +1,6 @@
-"""The kernels of workloads as arrays, from which `kernel_times` computes how long they take.
+"""Kernels of workloads as arrays, the input of `kernel_times`.
 
-Nothing here is fitted: sizes, classes, and what follows from them for a device of so many units
-and so much cache.
+No value here is fitted: sizes and classes follow from the kernels and the device specification.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
 PRODUCTS = 7
-"""The kinds before this one multiply; the others are bound by memory."""
+"""Number of kinds that multiply; the following kinds are bound by memory."""
 STREAMS = len(KernelKind) - PRODUCTS
 PASSES = len(Pass)
 
-# Different kernels of a library do convolutions of different shape: so many classes of each kind.
+# Number of classes per kind: a library has different kernels for convolutions of different shape.
 DETAILS = {
     KernelKind.POINTWISE: 2,
     KernelKind.DENSE: 7,
@@ -46,72 +45,72 @@ DETAIL_COUNT = int(_FIRST_DETAIL[-1])
 
 
 class Peak(IntEnum):
-    """What bounds the arithmetic of a kernel that multiplies."""
+    """Peak rate that limits the arithmetic of a kernel that multiplies."""
 
     FULL = 0
     HALF = 1
     TF32 = 2
-    """Convolutions of fp32 tensors without groups, where there is TF32: cuDNN may take it, cuBLAS
-    may not, as PyTorch has it by default and `profiler.devices.gpu.cuda` sets it."""
+    """Ungrouped fp32 convolutions on devices with TF32. By default, PyTorch allows it in cuDNN but
+    not in cuBLAS; `profiler.devices.gpu.cuda` sets the same."""
 
 
 FEW_GROUPS = 16
-"""Of a convolution; networks with so few of them take slow kernels, with 18 and more fast ones."""
+"""Largest number of groups with slow kernels; with 18 groups and more, kernels are fast."""
 
 CACHE_KNOTS = np.log([1 / 16, 1 / 4, 1, 4])
-"""Logarithm of bytes touched over the size of the cache."""
+"""Logarithms of the ratio of bytes touched to cache size."""
 
 ALIGNED_AXES = 3
-"""Rows (for convolutions the pixels of an image), columns and depth."""
+"""Number of aligned axes: rows (pixels of an image for convolutions), columns and depth."""
 
 TILES = ((256, 128), (128, 64), (64, 32))
 """Rows and columns of the result that one unit computes at a time; a library chooses."""
 _SPLITS = (1, 2, 4, 8, 16, 32, 64)
 """Parts that the depth of a product may be cut into (split-k)."""
 _LEAST_DEPTH_OF_A_SPLIT = 256
-"""A few steps of a tile; a round number: what a library takes is not published."""
+"""Least depth of a part. A round number: the limits of the libraries are not published."""
 
 BYTES_PER_PARAMETER = {
     Optimizer.SGD: 12.0, Optimizer.MOMENTUM: 20.0, Optimizer.ADAM: 28.0, Optimizer.ADAMW: 28.0
 }  # fmt: skip
-"""Read and written by an update in fp32."""
+"""Bytes read and written by an update in fp32."""
 
 
 @dataclass(frozen=True, eq=False)
 class Streams:
-    """The S kernels that are bound by memory, of all workloads one after the other."""
+    """The S memory-bound kernels of all workloads, concatenated."""
 
     owner: Tensor
-    """Which workload each belongs to; all further arrays have a row a kernel (S)."""
+    """Workload of each kernel (S); all further arrays have one row per kernel."""
     count: Tensor
     kind: Tensor
     """Counted from 0."""
     backward: Tensor
-    """0 or 1, as the next two."""
+    """0 or 1, as for `half` and `last`."""
     half: Tensor
     last: Tensor
     log_bytes: Tensor
     cache: Tensor
-    """Weights of the `CACHE_KNOTS` for the bytes that it touches (S, knots)."""
+    """Weights of the `CACHE_KNOTS` for the bytes touched (S, knots)."""
     columns: Tensor
     """`Size.COLUMNS`; 0 for kernels without a shape."""
 
 
 @dataclass(frozen=True, eq=False)
 class Products:
-    """The P kernels that multiply, of all workloads one after the other."""
+    """The P kernels that multiply of all workloads, concatenated."""
 
     owner: Tensor
-    """Which workload each belongs to; all further arrays have a row a kernel (P)."""
+    """Workload of each kernel (P); all further arrays have one row per kernel."""
     count: Tensor
     base: Tensor
     """Kind and pass."""
     like: Tensor
-    """Kind and pass whose shapes it behaves like; itself but for `_like_forward`."""
+    """Kind and pass with the same speed; differs from `base` only for `_like_forward`."""
     detail: Tensor
     """Class among those of its kind, such as a window of 3 with a stride."""
     peak: Tensor
-    """Which `Peak` bounds it."""
+    """Its `Peak`."""
     last: Tensor
     """1 for channels-last."""
     full: Tensor
@@ -119,39 +118,39 @@ class Products:
     winograd: Tensor
     """1 where the library may take an algorithm with fewer operations than are counted."""
     reordered: Tensor
-    """1 where the library wants another layout than the tensors have."""
+    """1 where the library needs a different layout than the tensors have."""
     log_flops: Tensor
     log_bytes: Tensor
     columns: Tensor
     depth: Tensor
     narrowest: Tensor
-    """The smaller of columns and depth for each pixel of the window."""
+    """Smaller of the columns and the depth per pixel of the window."""
     pixels: Tensor
-    """Of a convolution's result; 1e6 for others."""
+    """Pixels of a convolution's result; 1e6 for other kinds."""
     alignment: Tensor
-    """For each axis, 0 to 2: divides by 8, even, odd (P, axes)."""
+    """Alignment of each axis (P, axes): 0 for multiples of 8, 1 for even, 2 for odd sizes."""
     tiles: Tensor
-    """Logarithm of work over useful work for each of `TILES` (P, tiles); 0 for others."""
+    """Log ratio of work to useful work for each of `TILES` (P, tiles); 0 for untiled kernels."""
 
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """The kernels of n workloads, as the terms of the formula."""
+    """Terms of the formula for n workloads."""
 
     streams: Streams
     products: Products
     dispatches: Tensor
-    """Kernels forward, backward, and of the optimizer (n, 3)."""
+    """Number of kernels of forward pass, backward pass and optimizer (n, 3)."""
     optimizer_bytes: Tensor
-    """(n), as the next one."""
+    """Bytes read and written by the optimizer (n)."""
     copied_bytes: Tensor
-    """From the host to the device."""
+    """Bytes copied from host to device (n)."""
     waits_for_host: Tensor
-    """1, or 0 for kernels alone."""
+    """1, or 0 if only kernels are timed (n)."""
 
 
 def terms_of(workloads: Sequence[Workload], spec: DeviceSpec) -> Terms:
-    """The terms of these workloads on a device of this specification.
+    """Return the terms of workloads on a device.
 
     Raises:
         InputError: a workload without kernels.
@@ -172,7 +171,7 @@ _Rows = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, eq=False)
 class _Parts:
-    """The terms of one workload."""
+    """Terms of one workload."""
 
     streams: _Rows
     products: _Rows
@@ -183,7 +182,7 @@ class _Parts:
 
 
 _KNOWN: WeakKeyDictionary[Workload, dict[DeviceSpec, _Parts]] = WeakKeyDictionary()
-"""A fit needs the same workloads many times."""
+"""Cache of terms: a fit needs the same workloads many times."""
 
 
 def _known_parts(workload: Workload, spec: DeviceSpec) -> _Parts:
@@ -219,7 +218,7 @@ def _parts(workload: Workload, spec: DeviceSpec) -> _Parts:
 
 
 def _joined(parts: Sequence[_Rows]) -> dict[str, Tensor]:
-    """All rows one after the other, with the number of the part that each belongs to."""
+    """Concatenate all rows and add the index of the part of each row."""
     columns = {n: torch.from_numpy(np.concatenate([p[n] for p in parts])) for n in parts[0]}
     sizes = [len(part["count"]) for part in parts]
     return {**columns, "owner": torch.from_numpy(np.repeat(np.arange(len(parts)), sizes))}
@@ -303,10 +302,10 @@ def _products(kernels: Kernels, spec: DeviceSpec) -> _Rows:
 def _like_forward(
     kinds: Indices, passes: Indices, half: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
-    """Data gradients of grouped and depthwise convolutions in fp32.
+    """Return whether each kernel is an fp32 data gradient of a grouped or depthwise convolution.
 
-    They are convolutions with as many channels in a group, computed alike. In 16 bits libraries
-    take kernels several times as slow for them, which labels in autocast teach.
+    Such a gradient is as fast as the forward convolution. In 16 bits, libraries use kernels for it
+    that are several times slower, as labels with autocast show.
     """
     grouped = (kinds == KernelKind.GROUPED) | (kinds == KernelKind.DEPTHWISE)
     alike: npt.NDArray[np.bool_] = grouped & (passes == Pass.DATA_GRADIENT) & ~half
@@ -321,7 +320,7 @@ def _detail(
     fan_out: Array,
     groups: Array,
 ) -> Indices:
-    """Which class of its kind each kernel belongs to, counted from 0."""
+    """Return the class of each kernel within its kind, counted from 0."""
     strided = (strides > 1).astype(np.int64)
     patch = (windows == strides**2) & (windows > 1)
     dense = np.select(
@@ -348,10 +347,10 @@ def _detail(
 
 
 def _direct(fan_in: Array, fan_out: Array, groups: Array) -> npt.NDArray[np.bool_]:
-    """Which grouped convolutions the library has a kernel of their own for.
+    """Return whether the library has a dedicated kernel for each grouped convolution.
 
-    As labels show: as many channels out of a group as into it, 4, 8, 16 or 32 of them, and more
-    than `FEW_GROUPS` groups. Channels-last others run two to four times as long.
+    Labels show that it needs equal numbers of input and output channels per group (4, 8, 16 or 32)
+    and more than `FEW_GROUPS` groups. Other channels-last ones take two to four times as long.
     """
     same = np.abs(np.log(fan_out / fan_in)) < 0.2
     chosen: npt.NDArray[np.bool_] = (
@@ -361,9 +360,10 @@ def _direct(fan_in: Array, fan_out: Array, groups: Array) -> npt.NDArray[np.bool
 
 
 def _tiles(rows: Array, columns: Array, depth: Array, products: Array, units: int) -> Array:
-    """Log of work over useful work: tiles at the edges, and units idle in the last wave.
+    """Return the log ratio of work to useful work for each of `TILES` (P, tiles).
 
-    A library may divide the depth among units too, where it is long.
+    Tiles at the edges and idle units in the last wave waste work. A library may also split a long
+    depth among units.
     """
     result = []
     for height, width in TILES:

@@ -1,4 +1,4 @@
-"""How long kernels take on a device: the formula of the step-time prior, and its constants.
+"""Formula and constants of the step-time prior: the time of each kernel on a device.
 
 kernel that multiplies     launch + (t_memory^p + t_math^p)^(1/p) + t_reorder
 kernel bound by memory     launch + bytes / bandwidth * factor of its class
@@ -31,36 +31,35 @@ from trappm.learner.physics.kernel_terms import (
 )
 
 STEP_MS = 0.1
-"""What a step costs beside its kernels, before there are labels."""
+"""Time of a step in addition to its kernels, before any label."""
 LEAST_MS = 1e-9
-"""In place of nothing, which has no logarithm: where a device waits for no host."""
+"""Lower bound of device and host time, so that their logarithms exist."""
 COPY_RATE = 5e6
-"""Bytes a ms that a host copies from pageable memory, before there are labels; a round number."""
+"""Bytes per ms that a host copies from pageable memory, before any label; a round number."""
 MOST_PENALTY = 5.0
-"""Bound of the logarithm of how much slower than its peak a kernel may be for its shape: 150 times.
-A round number, which only wild constants come near."""
+"""Bound of the logarithm of a slowdown caused by a kernel's shape: a factor of 150.
+A round number that only implausible constants approach."""
 BOUND = 6.0
-"""How sharply a kernel's slowdown ends at the peak of the device; as round as `SHARPNESS`."""
+"""Sharpness of the bend where a kernel reaches the peak of the device; a round number."""
 SHARPNESS = 8.0
-"""Of the choice among tiles, and of the larger of device's and host's time: the power in the
-formula of docs/research/step_time_model.md. Large enough for a maximum, with a slope on both
-sides."""
+"""Power of the smooth minimum over tiles and the smooth maximum of device and host time
+(docs/research/step_time_model.md). Large enough for a maximum, with a slope on both sides."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """A group of constants of the same meaning, with their Gaussian prior."""
+    """Constants of the same meaning, with their Gaussian prior."""
 
     name: str
     shape: tuple[int, ...]
     centre: tuple[float, ...] | float
-    """Of a Gaussian prior of the logarithm; one for all, or one for each of the first axis."""
+    """Prior mean of the logarithm: one value, or one per entry of the first axis."""
     spread: float
     common: bool = False
-    """Of the device itself, not of how well software uses it: `tightness` does not hold it."""
+    """Whether the constant belongs to the device, not to its software: `tightness` is ignored."""
 
 
-# Slowdowns against the peak, and the rest: what literature and data sheets suggest, roughly.
+# Rough values from literature and data sheets.
 # Spreads were chosen with the formula, on folds of all published rows
 # (docs/research/step_time_constants.md).
 _SLOWDOWN = (0.6, 0.5, 2.0, 3.2, 0.4, 0.8, 0.8)
@@ -106,13 +105,13 @@ GROUPS = (
     Group("detail_full", (DETAIL_COUNT,), 0.0, 0.42),
     Group("winograd", (PASSES,), 0.0, 0.35),
 )
-"""All in logarithms: of a time or a slowdown relative to the specification, or (columns, depth) of
-the size at which a product reaches half of its speed."""
+"""Logarithms of a time or a slowdown relative to the specification, or (columns, depth) of the size
+at which a product reaches half of its speed."""
 
 
 @cache
 def starting_constants() -> Tensor:
-    """The constants before any label."""
+    """Return the prior means of all constants (c)."""
     parts = []
     for group in GROUPS:
         centre = torch.tensor(group.centre, dtype=torch.float64)
@@ -123,7 +122,7 @@ def starting_constants() -> Tensor:
 
 
 def spreads(tightness: float) -> Tensor:
-    """How far each constant may move; tighter ones for a well-known start."""
+    """Return the prior deviation of each constant (c), reduced for a well-known start."""
     parts = [
         torch.full(group.shape, group.spread * (1.0 if group.common else tightness)).flatten()
         for group in GROUPS
@@ -133,11 +132,11 @@ def spreads(tightness: float) -> Tensor:
 
 _SIZES = [int(np.prod(group.shape)) for group in GROUPS]
 _OFFSETS = dict(zip((g.name for g in GROUPS), np.cumsum([0, *_SIZES[:-1]]).tolist(), strict=True))
-"""Where the constants of each name begin."""
+"""Index of the first constant of each group."""
 
 
 def group_rows() -> list[tuple[Group, slice]]:
-    """Each group and where its constants are."""
+    """Return each group and the slice of its constants."""
     starts = _OFFSETS.values()
     return [
         (group, slice(start, start + size))
@@ -146,21 +145,21 @@ def group_rows() -> list[tuple[Group, slice]]:
 
 
 SHARE_GROUPS = (PRODUCTS * PASSES, STREAMS * 2, 1, DETAIL_COUNT, 4)
-"""Columns of `Times.shares`: the squares of the first three groups sum to 1, the last has sizes."""
+"""Columns of `Times.shares`. The squares of the first three groups sum to 1; the last are sizes."""
 
 
 @dataclass(frozen=True, eq=False)
 class Times:
-    """In ms, for n workloads with P kernels that multiply and S that do not."""
+    """Times in ms of n workloads with P kernels that multiply and S that do not."""
 
     products: Tensor
-    """Of each kernel, all its runs together (P)."""
+    """Time of all runs of each kernel (P)."""
     streams: Tensor
-    """(S)."""
+    """Time of all runs of each kernel (S)."""
     optimizer: Tensor
-    """Of each workload (n), as the next ones."""
+    """Time of the optimizer (n); the following fields have the same shape."""
     updating: Tensor
-    """Of the optimizer's, what reading and writing takes; launches are the rest."""
+    """Part of the optimizer's time that reads and writes; launches are the rest."""
     host: Tensor
     device: Tensor
     step: Tensor
@@ -188,13 +187,13 @@ class Times:
         return torch.cat([shares, torch.stack(sizes, dim=1).log()], dim=1)
 
     def _by(self, owner: Tensor, kind: Tensor, kinds: int, times: Tensor) -> Tensor:
-        """Sums by workload and kind (n, kinds)."""
+        """Return the sums by workload and kind (n, kinds)."""
         sums = torch.zeros(len(self.host) * kinds, dtype=torch.float64)
         return sums.index_add(0, owner * kinds + kind, times).reshape(-1, kinds)
 
 
 class Lookup:
-    """The constants by name, picked for each kernel; remembers what was picked for derivatives.
+    """Constants by name, picked for each kernel, and their derivatives.
 
     A kernel's time depends on what was picked for that kernel only. So one backward pass of the
     sum of all times has the derivative of each time by each constant: the whole Jacobian.
@@ -207,10 +206,12 @@ class Lookup:
         self._picked: list[tuple[Tensor, int, Tensor, Tensor]] = []
 
     def pick(self, name: str, index: Tensor, owner: Tensor) -> Tensor:
-        """The constants of this name at these places of its flattened shape (k).
+        """Return constants of a group (k).
 
         Args:
-            owner: the workload of each (k).
+            name: Name of the group.
+            index: Positions in the flattened group (k).
+            owner: Workload of each position (k).
         """
         values = self._parts[name].index_select(0, index)
         if self._tracked:
@@ -219,7 +220,7 @@ class Lookup:
         return values
 
     def jacobian(self, values: Tensor) -> Tensor:
-        """Derivatives of one value a workload by all constants (n, c)."""
+        """Return the derivatives of one value per workload by all constants (n, c)."""
         width = sum(_SIZES)
         gradients = torch.autograd.grad(values.sum(), [picked[0] for picked in self._picked])
         flat = torch.zeros(len(values) * width, dtype=torch.float64)
@@ -264,7 +265,7 @@ def _launch(constant: Tensor, spec: DeviceSpec) -> Tensor:
 
 
 def _product_times(terms: Products, lookup: Lookup, spec: DeviceSpec) -> Tensor:
-    """Milliseconds of each kernel that multiplies."""
+    """Return the time of each kernel that multiplies, in ms (P)."""
     zeros = torch.zeros_like(terms.base)
 
     def pick(name: str, index: Tensor = terms.base) -> Tensor:
@@ -290,7 +291,7 @@ def _product_times(terms: Products, lookup: Lookup, spec: DeviceSpec) -> Tensor:
 
 
 def _product_penalties(terms: Products, lookup: Lookup) -> tuple[Tensor, Tensor]:
-    """How much slower than the peaks of arithmetic and of memory, in the logarithm."""
+    """Return the log slowdowns against the peaks of arithmetic and of memory (P each)."""
     zeros = torch.zeros_like(terms.base)
     kinds = terms.base // PASSES
 
@@ -298,7 +299,7 @@ def _product_penalties(terms: Products, lookup: Lookup) -> tuple[Tensor, Tensor]
         return lookup.pick(name, index, terms.owner)
 
     def narrow(constant: Tensor, size: Tensor) -> Tensor:
-        """Logarithm of how much slower: twice where the size is the constant."""
+        """Return the log slowdown of a small size: log 2 where size and constant are equal."""
         return torch.log1p(constant.exp() / size)
 
     axes = [kinds * ALIGNED_AXES + axis for axis in range(ALIGNED_AXES)]
@@ -337,7 +338,7 @@ def _product_penalties(terms: Products, lookup: Lookup) -> tuple[Tensor, Tensor]
 
 
 def _slower(penalty: Tensor) -> Tensor:
-    """The penalty, but never much below 0: nothing is faster than the device's peak."""
+    """Return the penalty, bounded softly at 0: no kernel is faster than the device's peak."""
     return torch.nn.functional.softplus(penalty, beta=BOUND)
 
 

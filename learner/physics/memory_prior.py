@@ -1,12 +1,12 @@
-"""What memory a step needs before anything is learned: its simulated allocations, four constants.
+"""Memory prior of GPUs: simulated allocations of a step and four constants.
 
     memory = process + tensors * live + fragments * (reserved - live)
                      + scratch * (scratch memory of convolutions)
 
-The sizes come from a training step replayed through CUDA's allocator, or, where none could be
-traced, roughly from the graph (`step_memory`). On a card that is simulated well, all
-constants are 1 and no label is needed. CPUs have a formula of their own (`cpu`). Published labels
-do not name the training loop that ran: it is taken to be the one that explains them best.
+The sizes come from a training step replayed through CUDA's allocator. If no step could be traced,
+`step_memory` estimates them from the graph. All constants are 1 for a card that the simulation
+describes exactly. CPUs have their own formula (`cpu_priors`). Published labels do not name their
+training loop, so the loop that explains them best is assumed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from trappm.profiler.simulation.training_loop import Loop
 
 Array = npt.NDArray[np.float64]
 
-# Narrow spreads serve few labels best; what they reach from 20: docs/research/a100_memory.md.
+# Narrow spreads are best for few labels (docs/research/a100_memory.md).
 SPEC = PriorSpec(
     (
         TermSpec("process", 0.7),  # more with more libraries loaded
@@ -52,15 +52,15 @@ SPEC = PriorSpec(
     common_spread=0.05,
 )
 PROCESS_MIB = 1750.0
-"""What the first constant is counted in: a process on an A100 with software of 2023 (MEMORY.md,
-step 5 of the recipe), the first labels that this was fitted to."""
+"""Unit of the first constant: memory of a process on an A100 with software of 2023 (MEMORY.md,
+step 5 of the recipe)."""
 INFERENCE_SHARE = (686 + 33) / (760 + 65)
-"""Of the process in training: fewer libraries, and one thread with a workspace; on an H100
+"""Ratio of the process memory of inference and training on an H100: fewer libraries and workspaces
 (`profiler.devices.catalogue`)."""
 LABELS_FOR_LOOP = 200
-"""Enough to distinguish loops; each is replayed for both, which takes time. A round number."""
+"""Number of labels that distinguishes the loops; a round number. Each is replayed per loop."""
 TYPICAL_ERROR = 0.03
-"""Of the logarithm, in the loop that ran: 2.8 % by architecture, rounded up
+"""Typical error of the logarithm with the right loop: 2.8 % by architecture, rounded up
 (docs/research/a100_memory.md)."""
 
 FEATURE_GROUPS = (
@@ -75,7 +75,7 @@ FEATURE_GROUPS = (
 
 
 class MemoryPrior(TermPrior):
-    """The formula with its constants; see `learner.physics.prior.Prior`."""
+    """Prior of the memory on GPUs."""
 
     feature_groups = FEATURE_GROUPS
     surprises = True
@@ -126,9 +126,9 @@ class MemoryPrior(TermPrior):
         )
 
     def _loop_of(self, workloads: Sequence[Workload], log_values: Array, tightness: float) -> Loop:
-        """The loop with the least Student-t loss on some labels, each with its own constants."""
+        """Return the loop with the least Student-t loss on some labels after its own refit."""
         known = np.flatnonzero(~np.isnan(log_values))
-        # A power of two apart: more labels then ask for the same ones, which have been replayed.
+        # Strides are powers of two, so more labels mostly reuse rows that have been replayed.
         rows = known[:: 1 << (len(known) // LABELS_FOR_LOOP).bit_length()]
         labelled, values = [workloads[i] for i in rows], log_values[rows]
 
@@ -140,7 +140,7 @@ class MemoryPrior(TermPrior):
         return min(Loop, key=loss) if len(rows) else self.loop
 
     def terms(self, workloads: Sequence[Workload]) -> Array:
-        """The terms of each workload in MiB (n, 4)."""
+        """Return the terms of each workload in MiB (n, 4)."""
         rows = []
         for workload in workloads:
             memory = step_memory(workload, self.loop)
@@ -151,7 +151,7 @@ class MemoryPrior(TermPrior):
         return np.array(rows, dtype=np.float64).reshape(len(workloads), len(SPEC.terms))
 
     def features_of(self, workloads: Sequence[Workload], logs: Array, shares: Array) -> Array:
-        """Size, the terms' shares, what scratch memory could do, and what the peak is made of."""
+        """Return size, shares of the terms, scratch memory and composition of the peak (n, f)."""
         rows = [
             _features(workload, step_memory(workload, self.loop), parts, size)
             for workload, parts, size in zip(workloads, shares, logs, strict=True)

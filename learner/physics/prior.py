@@ -25,7 +25,7 @@ errors from the RTX 3090 to the 4090)."""
 
 
 class Prior(ABC):
-    """One metric's formula with its constants. Instances do not change."""
+    """Immutable formula of one metric with its constants."""
 
     transfer_tightness: float = TRANSFER_TIGHTNESS
     """Factor on how far single constants may move from another device's."""

@@ -1,4 +1,4 @@
-"""Which prior explains a metric before labels do: kernels, allocations, or terms of the graph."""
+"""Choice of the prior of a metric: kernels, allocations, or terms of the graph."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 
 OF_KERNELS = (StepTimePrior, CpuTimePrior)
-"""Priors of workloads that come with their kernels, and of no others."""
+"""Priors that need the kernels of a workload."""
 
 
 def starting_prior(metric: str, spec: DeviceSpec | None, *, kernels: bool) -> Prior:
-    """The prior of a metric on a device without labels.
+    """Return the prior of a metric on a device without labels.
 
     Args:
-        metric: its column, such as `memory_mib`. One without terms is taken for work, as most
-            costs are.
-        spec: of the device; None where nobody has listed it, so that kernels predict no time.
-        kernels: whether the workloads come with their kernels.
+        metric: Column of the metric, such as `memory_mib`. A metric without its own terms uses
+            those of step time.
+        spec: Specification of the device; None if the catalogue does not list it.
+        kernels: Whether the workloads have kernels.
     """
     if metric == "memory_mib":
         return CpuMemoryPrior() if spec is CPU else MemoryPrior.on(spec)
@@ -30,10 +30,10 @@ def starting_prior(metric: str, spec: DeviceSpec | None, *, kernels: bool) -> Pr
 
 
 def prior_on_card(metric: str, card: str, *, kernels: bool = True) -> Prior:
-    """The same on the card of this key.
+    """Return the prior of a metric on a card.
 
     Raises:
-        InputError: nobody has listed the card, and the prior stands on its specification.
+        InputError: The prior needs a specification and the catalogue does not list the card.
     """
     on_specification = metric == "memory_mib" or (metric == "step_time_ms" and kernels)
     return starting_prior(metric, spec_of(card) if on_specification else None, kernels=kernels)

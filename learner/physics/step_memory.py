@@ -53,13 +53,13 @@ class StepMemory:
     """How far scratch memory as large as what each convolution touches lifts the live peak, by kind
     and pass, over the live peak (SCRATCH_KINDS)."""
     scratch_largest: Array
-    """What the largest convolution of each kind and pass touches, over the live peak."""
+    """Bytes touched by the largest convolution of each kind and pass, relative to the live peak."""
     convolutions: Array
     """Number of convolutions of each kind (4)."""
     touched: Array
-    """What all convolutions of each kind touch in the forward pass, over the live peak (4)."""
+    """Bytes touched by all forward convolutions of each kind, relative to the live peak (4)."""
     largest: float
-    """The largest tensor over the live peak."""
+    """Largest tensor relative to the live peak."""
     kept: float
     """Live bytes at the end of the forward pass over the live peak."""
     peak_at: float
@@ -75,7 +75,7 @@ _MAX_KNOWN = 4096
 
 
 def step_memory(workload: Workload, loop: Loop = Loop.PLAIN) -> StepMemory:
-    """The memory of the step: simulated, or a guess from the graph, in fp32, without a trace."""
+    """Return the simulated memory of the step, or an fp32 estimate from the graph."""
     step, batch_size, optimizer = workload.step, workload.batch_size, workload.optimizer
     known = _KNOWN.setdefault(workload.graph if step is None else step, {})
     place = batch_size, optimizer, workload.phase, loop
@@ -95,7 +95,7 @@ def step_memory(workload: Workload, loop: Loop = Loop.PLAIN) -> StepMemory:
 
 
 def amp_factor(workload: Workload, memory: StepMemory) -> float:
-    """What the workload's precision makes of this memory, if that is of a step in fp32."""
+    """Return the factor of the precision on memory that was estimated in fp32."""
     traced = Precision.FP32 if workload.step is None else workload.step.precision
     if workload.precision is Precision.FP32 or traced is not Precision.FP32:
         return 1.0
@@ -169,7 +169,7 @@ def _forward_only(graph: Graph) -> StepMemory:
 def _of_graph(
     graph: Graph, *, live_mib: float, fragments_mib: float, weights_mib: float
 ) -> StepMemory:
-    """From the graph alone, which has neither passes of convolutions nor an order of events."""
+    """Estimate the memory from the graph, without passes or the order of events."""
     live = max(live_mib, 1.0)
     outputs = graph.memory_bytes - BYTES_PER_ELEMENT * graph.parameters
     return StepMemory(

@@ -47,7 +47,12 @@ class TermPrior(Prior):
     """Sum of terms with log-normal coefficients."""
 
     def __init__(self, spec: PriorSpec, log_constants: Array | None = None) -> None:
-        """With the logarithms of the constants (k); by default those of the reference device."""
+        """Create a prior.
+
+        Args:
+            spec: Terms and spreads.
+            log_constants: Logarithms of the constants (k; default: reference device).
+        """
         self.spec = spec
         self.log_constants = np.zeros(len(spec.terms)) if log_constants is None else log_constants
         if self.log_constants.shape != (len(spec.terms),) or not np.all(
@@ -59,14 +64,14 @@ class TermPrior(Prior):
 
     @abstractmethod
     def terms(self, workloads: Sequence[Workload]) -> Array:
-        """What is summed, in the metric's unit for the reference device (n, k); rows not all 0."""
+        """Return the terms in the metric's unit on the reference device (n, k); no row is all 0."""
 
     @abstractmethod
     def with_constants(self, log_constants: Array) -> Self: ...
 
     @abstractmethod
     def features_of(self, workloads: Sequence[Workload], logs: Array, shares: Array) -> Array:
-        """`features`, of workloads with these logarithms (n) and shares of the terms (n, k)."""
+        """Return `features` from the logarithms (n) and shares of the terms (n, k)."""
 
     def log_values(self, workloads: Sequence[Workload]) -> Array:
         return log_prior(self.terms(workloads), self.log_constants)
@@ -77,7 +82,7 @@ class TermPrior(Prior):
         return logs, self.features_of(workloads, logs, self._shares(terms))
 
     def _shares(self, terms: Array) -> Array:
-        """What part of the sum each term is (n, k)."""
+        """Return the share of each term in the sum (n, k)."""
         parts = terms * np.exp(self.log_constants)
         shares: Array = parts / parts.sum(axis=1, keepdims=True)
         return shares
@@ -94,7 +99,7 @@ class TermPrior(Prior):
         tightness: float = 1.0,
         near: Self | None = None,
     ) -> Self:
-        # A dozen constants are found in no time from anywhere: `near` changes nothing.
+        # A fit of a dozen constants is fast from any start, so `near` is not needed.
         return self.with_constants(
             fit_coefficients(
                 self.terms(workloads),
@@ -107,7 +112,7 @@ class TermPrior(Prior):
         )
 
     def sensitivities(self, workloads: Sequence[Workload]) -> Array:
-        """The share of a term is how far the logarithm moves with that of its constant."""
+        """Return the derivatives, the shares of the terms, in units of deviations (n, c)."""
         moves: Array = self._shares(self.terms(workloads)) @ self._units()
         return moves
 
@@ -115,7 +120,7 @@ class TermPrior(Prior):
         return self.with_constants(self.log_constants + self._units() @ by)
 
     def _units(self) -> Array:
-        """A root of the prior covariance of the constants (k, k)."""
+        """Return a root of the prior covariance of the constants (k, k)."""
         spreads = np.array([term.spread for term in self.spec.terms])
         root: Array = np.linalg.cholesky(np.diag(spreads**2) + self.spec.common_spread**2).astype(
             np.float64

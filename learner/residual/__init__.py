@@ -1,1 +1,1 @@
-"""What priors leave, learned: a Gaussian process and boosted trees as one model."""
+"""Residual models of priors: a Gaussian process and boosted trees combined."""

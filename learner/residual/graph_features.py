@@ -1,8 +1,8 @@
-"""What a residual sees of a graph beside a prior's terms: its operators, and its convolutions.
+"""Features of a graph for residual models: its operators and its convolutions.
 
-Whole families of models surprise in the same way, and a family is known by its operators. What
-surprises in a convolution is the algorithm that cuDNN picks, so the scratch memory that each kind
-of algorithm would need stands beside.
+Models of one family have similar errors, and the operators identify a family. Errors of
+convolutions depend on the algorithm that cuDNN picks, so the scratch memory of each kind of
+algorithm is a feature, too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OPERATORS = (
     "Add", "Mul", "Div", "Pow", "ReduceMean", "MaxPool", "AveragePool", "GlobalAveragePool",
     "Transpose", "Concat", "Slice", "Split", "Gather", "Resize",
 )  # fmt: skip
-"""Those that whole families of models differ by."""
+"""Operators that distinguish families of models."""
 
 CONVOLUTION_FEATURES = 10
 
@@ -35,13 +35,13 @@ FFT_TILE = 32 * 32
 
 
 def operator_shares(graph: Graph) -> list[float]:
-    """The share of each of `OPERATORS` in the nodes (32)."""
+    """Return the share of each of `OPERATORS` in the nodes (32)."""
     counts = Counter(graph.operators)
     return [counts[operator] / max(graph.node_count, 1) for operator in OPERATORS]
 
 
 def convolution_scratch(graph: Graph) -> Array:
-    """What the algorithms for convolutions could need, the largest of each as log(1 + MiB) (10).
+    """Return the largest scratch memory of each convolution algorithm as log(1 + MiB) (10).
 
     For k x k convolutions: spectra of images and filters (Mathieu et al. 2014), filters in tiles,
     Winograd's transforms of 4 x 4 tiles (Lavin and Gray 2016); for these, pointwise and grouped

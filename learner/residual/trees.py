@@ -27,7 +27,7 @@ MAX_DEPTH = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """How trees are grown, in XGBoost's terms."""
+    """Parameters of XGBoost."""
 
     rounds: int
     max_depth: int

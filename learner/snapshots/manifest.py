@@ -25,7 +25,7 @@ from pydantic import ValidationError
 
 from trappm.learner.snapshots.manifest_fields import FileEntry, Manifest
 from trappm.profiler.errors import InputError, SnapshotError
-from trappm.profiler.files.plain_files import read_plain
+from trappm.profiler.files.untrusted import read_plain
 
 FORMAT = "trappm-snapshot"
 FORMAT_VERSION = 4

@@ -95,7 +95,7 @@ class MetricErrors(_Part):
 
 
 class PresetEntry(_Part):
-    """The preset of encoder and heads, with its numbers."""
+    """Preset of encoder and heads, with its numbers."""
 
     name: _Short
     encoder: dict[str, bool | _Number | Annotated[list[int], Field(max_length=32)]]

@@ -45,7 +45,7 @@ _ENTRY_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class AliasEntry:
-    """One move of an alias."""
+    """Move of an alias."""
 
     snapshot: str
     at: str

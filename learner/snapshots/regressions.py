@@ -31,7 +31,7 @@ HeadName = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Promotion:
-    """The outcome of moving an alias: whether it was moved, and a message."""
+    """Result of moving an alias: whether it was moved, and a message."""
 
     moved: bool
     message: str

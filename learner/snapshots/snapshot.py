@@ -7,12 +7,13 @@ labels. A snapshot is written in one step and never changed. Loading checks ever
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import platform
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,9 @@ from trappm.learner.heads.other_devices import Basis, OtherDevices
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, StepSettings, TrainedHeads
 from trappm.learner.paper.presets import EncoderPreset, HeadPreset, LearnerPreset
 from trappm.learner.physics.device_specs import CPU, known_spec
-from trappm.learner.snapshots.feature_schema import feature_schema
+from trappm.learner.physics.kernel_times import GROUPS, SHARE_GROUPS
+from trappm.learner.physics.memory_prior import FEATURE_GROUPS
+from trappm.learner.residual import graph_features
 from trappm.learner.snapshots.manifest import (
     FORMAT,
     FORMAT_VERSION,
@@ -46,8 +49,10 @@ from trappm.learner.snapshots.manifest_fields import Manifest, PresetEntry
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import SnapshotError, one_line
+from trappm.profiler.graphs import features
 from trappm.profiler.host.environment import code_commit
 from trappm.profiler.records import METRICS, MemoryFormat, Optimizer, Phase, Precision, Provenance
+from trappm.profiler.simulation.kernel_profile import KernelKind, Size
 
 if TYPE_CHECKING:
     from trappm.learner.paper.encoder import Encoder
@@ -58,6 +63,31 @@ ALL_PHASES = "all"
 
 _MISFITS = (KeyError, RuntimeError, TypeError, ValueError, AttributeError, SafetensorError)
 """Errors of tensors and settings that do not fit together."""
+
+FEATURE_VERSIONS = {"graph": 1, "memory": 1, "kernels": 3}
+"""Versions of the features, which trees and constants identify by position only.
+Increase one when code computes different values under the same names and shapes
+(`tests/learner/physics/test_kernel_features.py` has the values of each version)."""
+
+
+@cache
+def feature_schema() -> dict[str, str]:
+    """Return a short hash of the features of each part: graphs, memory, kernels."""
+    schema = {
+        "graph": (FEATURE_VERSIONS["graph"], features.OPERATORS, graph_features.OPERATORS),
+        "memory": (FEATURE_VERSIONS["memory"], FEATURE_GROUPS, graph_features.CONVOLUTION_FEATURES),
+        "kernels": (
+            FEATURE_VERSIONS["kernels"],
+            [kind.name for kind in KernelKind],
+            [size.name for size in Size],
+            [(group.name, group.shape) for group in GROUPS],
+            SHARE_GROUPS,
+        ),
+    }
+    return {
+        name: hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+        for name, value in schema.items()
+    }
 
 
 @dataclass(frozen=True)

@@ -381,16 +381,9 @@ def baddbmm(call: Call) -> list[Value]:
     return [call.emit("Add", call.emit("MatMul", left, right), bias)]
 
 
-def conv(call: Call) -> list[Value]:
-    operator = "ConvTranspose" if call["transposed"] else "Conv"
-    return _convolution(call, operator)
-
-
-def conv_transpose(call: Call) -> list[Value]:
-    return _convolution(call, "ConvTranspose")
-
-
-def _convolution(call: Call, operator: str) -> list[Value]:
+def convolution(call: Call) -> list[Value]:
+    # `_convolution` has a flag; of the others, only `conv_transposeNd` has an output padding.
+    is_transposed = call.arguments.get("transposed", "output_padding" in call.arguments)
     x, weight, *bias = call.values("input", "weight", "bias")
     kernel = weight.shape[2:]
     dilations = _spread(call["dilation"], len(kernel))
@@ -407,8 +400,9 @@ def _convolution(call: Call, operator: str) -> list[Value]:
         "pads": pads,
         "strides": _spread(call["stride"], len(kernel)),
     }
-    if operator == "ConvTranspose":
+    if is_transposed:
         attributes["output_padding"] = _spread(call["output_padding"], len(kernel))
+    operator = "ConvTranspose" if is_transposed else "Conv"
     return [call.emit(operator, x, weight, *bias, **attributes)]
 
 

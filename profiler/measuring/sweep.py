@@ -17,7 +17,7 @@ from typing import Any
 
 from trappm.profiler.errors import InputError, TrappmError, one_line
 from trappm.profiler.files.json_lines import JsonLines
-from trappm.profiler.files.plain_files import read_plain
+from trappm.profiler.files.untrusted import read_plain
 from trappm.profiler.host.environment import stack_difference
 from trappm.profiler.measuring.attempt import WORKER, others_had_memory
 from trappm.profiler.models.pool import PoolGroup, PoolSpec, build_pool
@@ -227,7 +227,7 @@ def _values(name: str, values: object) -> tuple[Any, ...]:
 
 
 def _document(path: Path) -> Iterator[tuple[str, object]]:
-    from trappm.profiler.files.yaml_text import (
+    from trappm.profiler.files.untrusted import (
         load_yaml,  # timm needs PyYAML, so wherever we measure
     )
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.profiler.errors import TrappmError, one_line
-from trappm.profiler.files.array_archive import pack, unpack
+from trappm.profiler.files.untrusted import pack, unpack
 from trappm.profiler.records import IntArray, MemoryFormat, Phase, Precision
 from trappm.profiler.simulation.step_trace import ConvolutionKind, Pass
 

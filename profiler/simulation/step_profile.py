@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from trappm.profiler.errors import TrappmError, one_line
-from trappm.profiler.files.array_archive import pack, unpack
+from trappm.profiler.files.untrusted import pack, unpack
 from trappm.profiler.records import GraphTemplate, MemoryFormat, Optimizer, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import KernelProfile
 from trappm.profiler.simulation.memory_simulation import SimulatedMemory, simulate_memory

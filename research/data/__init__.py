@@ -20,7 +20,7 @@ def data_folder() -> Path:
     """Return the folder of published sheets: TRAPPM_DATA, otherwise ../shared/data.
 
     Raises:
-        InputError: There is no such folder.
+        InputError: The folder does not exist.
     """
     folder = Path(os.environ.get("TRAPPM_DATA") or ROOT.parent / "shared" / "data")
     if not folder.is_dir():

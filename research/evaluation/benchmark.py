@@ -1,9 +1,8 @@
-"""Splits of labels, the training of all predictors on the same ones, and their errors.
+"""Splits of labels, training of all predictors on the same splits, and their errors.
 
-The honest split comes first: whole architectures held out, 30 % of each family. Harder ones hold
-whole families out. The paper's split is by configuration, 70:30 in each family, so that batch
-variants of one architecture are on both sides; it serves the comparison with the paper. Everything
-random follows from the seed of a run.
+The main split holds out whole architectures, 30 % of each family. Harder splits hold out whole
+families. The paper's split is by configuration, 70:30 in each family, so batch variants of one
+architecture are on both sides; it is used to compare with the paper. The seed fixes all draws.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ Rows = npt.NDArray[np.bool_]
 PAPER_SEEDS = (1337, 1338, 1339, 1340, 1341)
 TEST_SHARE = 0.3
 FAMILY_SHARE = 0.2
-"""Least share of the labels in held-out families."""
+"""Minimum share of the labels in held-out families."""
 LEAST_IN_FAMILY = 3
-"""Least number of architectures of a family that is left out alone."""
+"""Minimum number of architectures of a family that is held out alone."""
 
 
 class SplitKind(enum.StrEnum):
-    """Kinds of splits; only the last has architectures on both sides."""
+    """Kind of split; only the last has the same architectures on both sides."""
 
     ARCHITECTURES = "architectures"
     FAMILIES = "families"
@@ -60,7 +59,7 @@ SPLIT_TITLES: Mapping[SplitKind, str] = {
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Labels of one metric on one device (n) with everything that predictors may see."""
+    """Labels of one metric on one device (n) with all inputs of predictors."""
 
     configurations: Sequence[Configuration]
     workloads: Sequence[Workload]
@@ -82,7 +81,7 @@ class Samples:
 
     @cached_property
     def groups(self) -> list[str]:
-        """Group that each row is held out with: equal layers at any batch size."""
+        """Return the held-out group of each row: identical layers at any batch size."""
         return content_groups(self.architectures, self.workloads)
 
     @property
@@ -99,7 +98,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Split:
-    """One way to divide samples."""
+    """Division of samples into training and test rows."""
 
     kind: SplitKind
     seed: int
@@ -115,9 +114,9 @@ class Run:
     split: SplitKind
     seed: int
     labels: int | None
-    """Number of labels that it learned from, or None for all."""
+    """Number of training labels, or None for all."""
     transferred: bool
-    """Whether it started from another device's model."""
+    """True if the training started from another device's model."""
     test: npt.NDArray[np.int64]
     """Predicted rows, shape (t,)."""
     estimate: Estimate
@@ -126,15 +125,15 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Trainings to make: all combinations."""
+    """Plan of trainings: all combinations of its fields."""
 
     splits: Sequence[SplitKind]
     seeds: Sequence[int] = PAPER_SEEDS
     label_counts: Sequence[int] = ()
-    """Numbers of labels to learn from as well, drawn uniformly, for learning curves. Below an
-    estimator's `least_labels` the start predicts alone; counts above a split's are left out."""
+    """Additional numbers of training labels, drawn uniformly, for learning curves. Below an
+    estimator's `least_labels` only the start is evaluated; counts above a split's are omitted."""
     starts: Mapping[str, Model] = field(default_factory=dict)
-    """Models of another device by estimator, which then also starts from them."""
+    """Models of another device by estimator, as additional starting points."""
 
 
 def splits_of(samples: Samples, kind: SplitKind, seeds: Sequence[int]) -> Iterator[Split]:
@@ -151,7 +150,7 @@ def splits_of(samples: Samples, kind: SplitKind, seeds: Sequence[int]) -> Iterat
             if len(set(names[families == family])) >= LEAST_IN_FAMILY
         ]
         if len(large) < 2:
-            raise InputError("leaving families out needs two of three or more architectures each")
+            raise InputError("family splits need two families with at least three architectures")
         for family in large:
             test = families == family
             yield Split(kind, seeds[0], _apart(samples, test), test)
@@ -160,12 +159,12 @@ def splits_of(samples: Samples, kind: SplitKind, seeds: Sequence[int]) -> Iterat
         test = _held_out(samples, kind, np.random.default_rng(seed))
         train = ~test if kind is SplitKind.CONFIGURATIONS else _apart(samples, test)
         if not test.any() or not train.any():
-            raise InputError(f"{len(samples)} labels are too few to hold {kind} out")
+            raise InputError(f"{len(samples)} labels are too few to hold out {kind}")
         yield Split(kind, seed, train, test)
 
 
 def _apart(samples: Samples, test: Rows) -> Rows:
-    """Return the rows to learn from: no held-out one, nor one of the same layers."""
+    """Return the training rows, without held-out rows and rows with the same layers."""
     groups = np.array(samples.groups)
     return ~np.isin(groups, groups[test])
 
@@ -194,7 +193,7 @@ def run_plan(
     plan: Plan,
     on_progress: Callable[[int, int, str], None] = lambda done, total, what: None,
 ) -> Iterator[Run]:
-    """Make every training of the plan, in order, and predict the held-out rows."""
+    """Run every training of the plan in order, and predict the held-out rows."""
     jobs = list(_jobs(samples, estimators, plan))
     for done, (split, estimator, count, transferred) in enumerate(jobs):
         on_progress(done, len(jobs), f"{estimator.name}, {split.kind} held out, seed {split.seed}")
@@ -203,7 +202,7 @@ def run_plan(
         if start is not None and not _can(estimator, samples, rows):
             model = start
         else:
-            # Seeded by its own name: an estimator must not depend on the others.
+            # Seeded by its name, so that an estimator does not depend on the others.
             own = zlib.crc32(estimator.name.encode())
             generator = np.random.default_rng([split.seed, own])
             model = estimator.fit(samples.at(rows), samples.targets(rows), generator, start)
@@ -230,7 +229,7 @@ def _jobs(
 
 
 def _drawn(split: Split, count: int | None) -> npt.NDArray[np.int64]:
-    """Return the rows to learn from: equal for every estimator; fewer are part of more."""
+    """Return the training rows, equal for every estimator; smaller sets are nested in larger."""
     rows = np.flatnonzero(split.train)
     if count is None:
         return rows
@@ -256,7 +255,7 @@ def score(samples: Samples, test: npt.NDArray[np.int64], estimate: Estimate) -> 
     """Return the errors of predictions of the rows `test` of the samples.
 
     Raises:
-        InputError: A prediction is NaN: leaving it out would flatter the predictor.
+        InputError: A prediction is NaN; omitting it would bias the errors.
     """
     if missing := int((~np.isfinite(estimate.median)).sum()):
         raise InputError(f"{missing} of {len(test)} predictions are NaN; fix the predictor")
@@ -286,7 +285,7 @@ def score(samples: Samples, test: npt.NDArray[np.int64], estimate: Estimate) -> 
         result["reliability"] = dict(zip(names, (100 * covered).tolist(), strict=True))
     died = ~np.isnan(samples.above[test])
     if died.any():
-        # A run is predicted to run out if its median is above the least that such runs needed.
+        # A run is predicted to run out of memory above the smallest bound of such runs.
         capacity = float(np.median(samples.above[test][died]))
         predicted = estimate.median > capacity
         right, warned = int((died & predicted).sum()), int(predicted[died | judged].sum())
@@ -302,7 +301,7 @@ def score(samples: Samples, test: npt.NDArray[np.int64], estimate: Estimate) -> 
 def summarize(samples: Samples, runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return mean and deviation over seeds by estimator, split and number of labels.
 
-    Errors of the families are those of all seeds together, as each draws only a few of them.
+    Errors by family pool all seeds, because each seed draws only a few rows.
     """
     groups: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
     for run in runs:
@@ -321,7 +320,7 @@ def summarize(samples: Samples, runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def _over_seeds(samples: Samples, runs: Sequence[Run], split: SplitKind) -> dict[str, Any]:
     together = score(samples, *joined(runs))
-    # Leaving each family out is one experiment in parts, not one for each seed.
+    # Leave-one-family-out is a single experiment in parts, not one per seed.
     is_one = split is SplitKind.EACH_FAMILY
     parts = [together] if is_one else [score(samples, run.test, run.estimate) for run in runs]
     result: dict[str, Any] = {"seeds": [] if is_one else [run.seed for run in runs]}

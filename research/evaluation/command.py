@@ -1,4 +1,4 @@
-"""`python -m research evaluate`: errors of our predictors and of published ones."""
+"""`python -m research evaluate`: errors of TraPPM and of published predictors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_COUNTS = 10
 MetricName = Annotated[str, typer.Option(help="memory, step-time, power or energy.")]
 Usable = Annotated[
     Path | None,
-    typer.Option(help="Sheet of architecture, batch_size, class, spike: judge usable rows."),
+    typer.Option(help="Sheet of architecture, batch_size, class, spike: evaluate usable rows."),
 ]
 GraphProcesses = Annotated[
     int | None,
@@ -36,15 +36,15 @@ GraphProcesses = Annotated[
 
 def evaluate(
     suite: Annotated[
-        Literal["paper"] | None, typer.Option(help="paper: all splits, the honest ones first.")
+        Literal["paper"] | None, typer.Option(help="Suite: paper runs all splits.")
     ] = None,
     train: Annotated[Path | None, typer.Option(help="Labels to learn from.")] = None,
-    test: Annotated[Path | None, typer.Option(help="Labels to judge by.")] = None,
+    test: Annotated[Path | None, typer.Option(help="Labels to evaluate on.")] = None,
     labels: Annotated[
-        Path | None, typer.Option(help="Labels to divide: an export, or a published sheet.")
+        Path | None, typer.Option(help="Labels to split: an export, or a published sheet.")
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="Divide this device's labels in the label store instead.")
+        str | None, typer.Option(help="Split this device's labels of the label store instead.")
     ] = None,
     metric: MetricName = "memory",
     estimator: Annotated[
@@ -58,26 +58,26 @@ def evaluate(
         int, typer.Option(min=1, max=MAX_SEEDS, help="Number of seeds, from 1337 on.")
     ] = 5,
     label_counts: Annotated[
-        str | None, typer.Option(help="Numbers of labels to learn from as well, such as 20,50,100.")
+        str | None, typer.Option(help="Additional numbers of training labels, such as 20,50,100.")
     ] = None,
     start: Annotated[
         Path | None, typer.Option(help="Labels of another device: also start from its models.")
     ] = None,
     usable: Usable = None,
-    size: Annotated[str, typer.Option(help="Baselines' networks: laptop or paper.")] = "laptop",
+    size: Annotated[str, typer.Option(help="Size of baselines: laptop or paper.")] = "laptop",
     processes: GraphProcesses = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train predictors on labels and judge them on others that they have not seen.
+    """Train predictors on labels and evaluate them on held-out labels.
 
-    With --train and --test on two files, else on splits of one set of labels. Graphs are made
-    where they are missing, which takes a second or more for each architecture, and kept.
+    Uses two files with --train and --test, else splits of one set of labels. Missing graphs are
+    created and stored, which takes a second or more per architecture.
     """
     files = train is not None or test is not None
     if files and (train is None or test is None):
-        raise InputError("--train and --test belong together; give both files")
+        raise InputError("--train and --test must be given together")
     if files and any((suite, labels, device, split, label_counts)):
-        raise InputError("--train and --test judge two files; they take no splits")
+        raise InputError("--train and --test cannot be combined with options of splits")
     if not files and (labels is None) == (device is None):
         raise InputError("give labels: a file with --labels, or a device of the store (--device)")
     if size not in SIZES:
@@ -121,7 +121,7 @@ def _counts(text: str | None) -> tuple[int, ...]:
 
 COLUMNS = ("MAPE_%", "median_%", "CRPS_%", "coverage_%", "within_10_%", "tau", "RMSE")
 _WITH_DEVIATION = frozenset({"mape", "median_ape"})
-"""Errors whose deviation over seeds a table has room for; JSON has all."""
+"""Errors shown with their deviation over seeds in tables; JSON has all."""
 _KEYS = ("mape", "median_ape", "crps", "coverage", "within_10_percent", "kendall_tau", "rmse")
 
 
@@ -131,7 +131,7 @@ def print_evaluation(report: Mapping[str, Any]) -> None:
     if "train" in report:
         train, counts = report["train"], report["test"]
         console().print(
-            f"{about}: {train['count']} labels to learn from, {counts['judged']} to judge by; "
+            f"{about}: {train['count']} training labels, {counts['judged']} test labels; "
             f"{counts['architectures_in_training']} of its {counts['architectures']} architectures "
             "are in the training file"
         )
@@ -140,7 +140,7 @@ def print_evaluation(report: Mapping[str, Any]) -> None:
         counts = report["labels"]
         console().print(
             f"{about}: {counts['count']} labels of {counts['architectures']} architectures, "
-            f"{counts['judged']} of them judged"
+            f"{counts['judged']} of them evaluated"
         )
         parts = {SPLIT_TITLES[k]: [r for r in results if r["split"] == k] for k in SplitKind}
     for reason, count in counts["left_out"].items():

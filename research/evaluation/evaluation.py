@@ -1,4 +1,4 @@
-"""Training and judging of predictors on labels, with reports as plain values."""
+"""Training and evaluation of predictors on labels, with reports as JSON values."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Request:
     metric: str
     """Column of the metric."""
     estimators: Sequence[str] | None = None
-    """Names (default: all that these labels allow, in sizes for a laptop core)."""
+    """Names (default: all that the labels support, in sizes for a laptop core)."""
     size: str = "laptop"
     seeds: Sequence[int] = PAPER_SEEDS
     label_counts: Sequence[int] = ()
     usable: dict[tuple[str, int], bool] | None = None
     start: Path | None = None
-    """Labels of another device, whose models are starting points."""
+    """Labels of another device to train starting points on."""
     processes: int = 1
     watch: Watch = lambda done, total, what: None
 
@@ -60,10 +60,10 @@ def evaluate_splits(
     labels: Path | None,
     device: str | None,
 ) -> dict[str, Any]:
-    """Train and judge on splits of the labels of a file, or of a device in the label store.
+    """Train and evaluate on splits of the labels of a file, or of a device in the label store.
 
     Raises:
-        InputError: The labels cannot be read or divided, or an estimator lacks what it needs.
+        InputError: The labels cannot be read or split, or an estimator lacks an input.
         StoreError: The label store cannot be used.
     """
     with _workbench(request) as bench:
@@ -84,11 +84,11 @@ def evaluate_splits(
 
 
 def evaluate_files(request: Request, train: Path, test: Path) -> dict[str, Any]:
-    """Train on the labels of one file and judge on those of another.
+    """Train on the labels of one file and evaluate on those of another.
 
     Raises:
         InputError: A file cannot be read, or they are of different devices.
-        StoreError: The label store, which keeps the graphs, cannot be used.
+        StoreError: The label store, which contains the graphs, cannot be used.
     """
     with _workbench(request) as bench:
         learned = bench.prepared(read_labels(train, named_like=test))
@@ -96,7 +96,7 @@ def evaluate_files(request: Request, train: Path, test: Path) -> dict[str, Any]:
         if learned.device != tested.device:
             raise InputError(
                 f"{train.name} has labels of {learned.device}, {test.name} of {tested.device}; "
-                "to start from another device's labels give them with --start"
+                "use --start for labels of another device"
             )
         estimates = {**learned.estimates_mib, **tested.estimates_mib}
         estimators = _estimators(request, bench, replace(learned, estimates_mib=estimates))
@@ -164,7 +164,7 @@ def _estimators(request: Request, bench: Workbench, prepared: Prepared) -> list[
 def _starts(
     request: Request, bench: Workbench, estimators: Sequence[Estimator]
 ) -> dict[str, Model]:
-    """Return a model of the other device for each estimator that can start from one."""
+    """Return a model of the other device for each estimator that supports a start."""
     if request.start is None:
         return {}
     source = bench.prepared(read_labels(request.start))
@@ -179,7 +179,7 @@ def _starts(
 def _fit(
     estimator: Estimator, samples: Samples, request: Request, start: Model | None = None
 ) -> Model:
-    """Return a model of all samples."""
+    """Return a model trained on all samples."""
     rows = np.arange(len(samples))
     generator = np.random.default_rng(request.seeds[0])
     return estimator.fit(samples.workloads, samples.targets(rows), generator, start)

@@ -1,8 +1,7 @@
-"""Labels from any file that the importers read, by its columns, without recording them.
+"""Labels read from files of any supported format, without recording them.
 
-A published sheet is recognized by its columns; everything else is an export or JSON lines of the
-profiler. timm's sheets have in their names what was measured: one whose name does not tell is read
-by the name of another file.
+Published sheets are recognized by their columns; other files are exports or JSON lines of the
+profiler. The settings of timm's sheets are in their file names, or in the name of another file.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def metric_column(name: str) -> str:
     """Return the column of a metric, by its short name or its own.
 
     Raises:
-        InputError: There is no such metric.
+        InputError: The metric is unknown.
     """
     column = METRICS.get(name.replace("_", "-"), name)
     if column not in METRICS.values():
@@ -40,11 +39,11 @@ def metric_column(name: str) -> str:
 
 
 def read_labels(path: Path, named_like: Path | None = None) -> list[Measurement]:
-    """Return the labels of a file: runs that succeeded, and those that ran out of memory.
+    """Return the labels of a file: runs that succeeded or ran out of memory.
 
     Args:
         path: The file.
-        named_like: Sheet whose name tells what was measured, where that of `path` does not.
+        named_like: Sheet with the settings in its name, if the name of `path` has none.
 
     Raises:
         InputError: The file or a row of it cannot be read, or it has no labels.
@@ -58,7 +57,7 @@ def read_labels(path: Path, named_like: Path | None = None) -> list[Measurement]
             labels.append(known)
     if not labels:
         why = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(3))
-        raise InputError(f"{path.name} has no label that can be learned from: {why or 'no rows'}")
+        raise InputError(f"{path.name} has no usable label: {why or 'no rows'}")
     return labels
 
 
@@ -69,7 +68,7 @@ def _verdicts(path: Path, named_like: Path | None) -> Iterable[Verdict]:
         try:
             columns = set(next(csv.reader(file), []))
         except (UnicodeDecodeError, csv.Error) as error:
-            raise InputError(f"{path.name} is no CSV file: {error}") from error
+            raise InputError(f"{path.name} is not a CSV file: {error}") from error
     if set(gpumemnet.LOGGED) <= columns:
         return gpumemnet.verdicts(path)
     if columns & {"train_step_time", "infer_step_time"}:
@@ -84,7 +83,7 @@ def _verdicts(path: Path, named_like: Path | None) -> Iterable[Verdict]:
 
 
 def read_usable(path: Path) -> dict[tuple[str, int], bool]:
-    """Return the usable rows of a sheet by architecture and batch size: whether each is a spike.
+    """Return the usable rows of a sheet by architecture and batch size; True for a spike.
 
     Args:
         path: A CSV file with the columns architecture, batch_size, class and spike.

@@ -1,7 +1,6 @@
 """Labels with their workloads, and predictors that can learn from them.
 
-Graphs and step profiles are made where they are missing and kept one by one, so that an interrupted
-run continues.
+Missing graphs and step profiles are stored one by one, so that an interrupted run can continue.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def show_progress(done: int, total: int, what: str) -> None:
 
 
 OF_KERNELS = frozenset({"step_time_ms"})
-"""Metrics that our prior explains by kernels: labels without them are left out for all."""
+"""Metrics with a prior that needs kernels; labels without kernels are left out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +46,12 @@ class Prepared:
 
     samples: Samples
     estimates_mib: Mapping[Workload, float]
-    """FakeTensor's estimates, where the labels came with them."""
+    """FakeTensor estimates, if the labels include them."""
     device: str
     card: str
-    """Card of the device's key, where measurements name it: whose data sheet is used."""
+    """Card with the data sheet of the device, from the measurements if they name it."""
     left_out: Mapping[str, int]
-    """Labels without a workload by the reason."""
+    """Number of labels without a workload by reason."""
 
 
 def _only_device(
@@ -60,11 +59,11 @@ def _only_device(
 ) -> str:
     devices = sorted({m.device for m in known})
     if not known:
-        raise InputError(f"none of the {len(measurements)} labels has {metric}; ask for another")
+        raise InputError(f"none of the {len(measurements)} labels has {metric}; use another metric")
     if len(devices) != 1:
         raise InputError(
-            f"there are labels of {metric} of {len(devices)} devices ({', '.join(devices)}); "
-            "give those of one"
+            f"the labels of {metric} are of {len(devices)} devices ({', '.join(devices)}); "
+            "give labels of one device"
         )
     return devices[0]
 
@@ -101,7 +100,7 @@ def _samples(
 
 
 class _Workloads:
-    """Maker of workloads; equal graphs are one object, so that caches by graph are shared."""
+    """Factory of workloads; equal graphs share one object and its caches."""
 
     def __init__(
         self,
@@ -121,8 +120,8 @@ class _Workloads:
         """Return the workload of a measurement.
 
         Raises:
-            KeyError: There is no graph.
-            InputError: There is no graph at this batch size.
+            KeyError: The graph is missing.
+            InputError: The graph is missing at this batch size.
         """
         what = measurement.configuration
         pair = what.architecture, what.input_size
@@ -176,7 +175,7 @@ def _fuses_attention(measurement: Measurement) -> bool:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Workbench:
-    """A data folder with its open store, and everything that experiments make of labels."""
+    """A data folder with its open store, to prepare labels for experiments."""
 
     home: Home
     store: Store
@@ -186,15 +185,15 @@ class Workbench:
     """Number of processes that trace."""
     encoder_seed: int
     usable: Mapping[tuple[str, int], bool] | None
-    """Whether a row is a spike, by architecture and batch size: only these are judged."""
+    """True for spikes, by architecture and batch size; only listed rows are evaluated."""
     watch: Watch
 
     def prepared(self, measurements: Sequence[Measurement]) -> Prepared:
-        """Return the labels of the metric with their workloads; missing ones are traced.
+        """Return the labels of the metric with their workloads; trace missing ones.
 
         Raises:
-            InputError: There are several devices, or no label of the metric has a graph.
-            TrappmError: The store cannot be written, or tracing broke off.
+            InputError: The labels are of several devices, or none has a graph.
+            TrappmError: The store cannot be written, or tracing failed.
         """
         metric, store, cache = self.metric, self.store, StepCache(self.home.step_profiles)
         known = [m for m in measurements if _bounds(m, metric) is not None]
@@ -224,8 +223,8 @@ class Workbench:
                 rows.append((measurement, workload))
         if not rows:
             raise InputError(
-                f"there is no {'graph with kernels' if needs_kernels else 'graph'} of any of the "
-                f"{len(known)} labels of {metric}"
+                f"none of the {len(known)} labels of {metric} has a "
+                f"{'graph with kernels' if needs_kernels else 'graph'}"
             )
         return Prepared(
             samples=_samples(rows, metric, self.usable),
@@ -255,7 +254,7 @@ class Workbench:
         """Return the predictor of this name for these labels; it needs no open store.
 
         Raises:
-            InputError: There is none, or the labels lack what it needs.
+            InputError: The name is unknown, or the labels lack an input of the predictor.
         """
         given = Surroundings(
             metric=self.metric,
@@ -281,7 +280,7 @@ def opened_workbench(
     """Open the workbench of the user's data folder.
 
     Raises:
-        StoreError: The label store, which keeps the profiles, cannot be used.
+        StoreError: The label store, which contains the profiles, cannot be used.
     """
     home = Home.open()
     with Store.open(home.database_url) as store:

@@ -1,10 +1,10 @@
-"""GPUMemNet's sheet of the memory that timm models take while training on an A100 of 40 GB.
+"""Importer of GPUMemNet's sheet: training memory of timm models on an A100 40 GB.
 
-Its column `faketensor_mib`, PyTorch's own sum of parameters and activations in fp32 without the
-context, is a floor that no training run can stay under. A run that logged less had died before its
-first step was over; so had one that logged the same with no more than the context above the floor.
-It ran out of memory if what it needs at least passes the capacity, or if a
-smaller batch of it had run out already; otherwise it failed for a reason that nobody tells.
+The column `faketensor_mib` is PyTorch's sum of parameters and activations in fp32 without the CUDA
+context. It is a lower bound of any training run, so a run that logged less failed in its first
+step; so did runs that logged identical memory, at most the context above the floor. Such a run
+counts as out of memory if its lower bound exceeds the capacity, or if a smaller batch ran out of
+memory; otherwise the reason of the failure is unknown.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ DEVICE = "a100-40gb"
 CAPACITY_MIB = 40_536.0
 """Capacity of an A100 of 40 GB by its driver: PyTorch's errors report 39.59 GiB."""
 AT_CAPACITY_MIB = 38_000.0
-"""Runs that logged this much had mostly died at the limit (README of the data)."""
+"""Most runs that logged at least this much failed at the limit (README of the data)."""
 SAME = 0.02
-"""Two runs that ended within this share of each other ended at the same point. A round
-number; docs/research/label_store.md counts what the rules find with it."""
+"""Relative difference of runs that ended at the same point (docs/research/label_store.md)."""
 CONTEXT_MIB, PER_TENSOR_MIB, SPIKE = 1_750.0, 1.23, 1.6
-"""Usual memory by the floor (1.23 is the median of this sheet, docs/research/label_store.md); over
-1.6 times as much is cuDNN's workspace, real but a spike: the bound of the README of the data."""
+"""Typical memory over the floor (1.23 is the sheet's median, docs/research/label_store.md). Memory
+above 1.6 times the typical value is a spike from cuDNN workspaces (README of the data)."""
 LOGGED = ("max_gpu_memory_mib", "faketensor_mib")
 PROTOCOL = Protocol(name="gpumemnet", warmup_steps=0, min_steps=1, max_steps=1)
 ENVIRONMENT = {

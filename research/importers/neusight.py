@@ -45,7 +45,7 @@ _MISSING = dict.fromkeys(("power_w", "energy_j"), UNTOLD)
 
 
 def read_neusight(path: Path) -> Iterator[KernelMeasurement]:
-    """Yield the kernels of one of NeuSight's CSV files, packed with gzip or not.
+    """Yield the kernels of a NeuSight CSV file, which may be compressed with gzip.
 
     Raises:
         InputError: The file is not such a table, or a row cannot be read; with its number.

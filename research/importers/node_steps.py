@@ -1,8 +1,8 @@
-"""Steps that others timed on V100, A100 and other cards: sheets of three repositories.
+"""Importer of published step times on V100, A100 and other cards from three repositories.
 
 `pycls` (facebookresearch/pycls, MIT), `pytorch-gpu-benchmark` (ryujaehun's and lamikr's, MIT) and
-`deep-learning-examples` (NVIDIA, BSD and Apache-2.0). Each times something else, which `StepScope`
-says. Only steps of models that timm has, on one GPU (pycls: on each of eight), are taken.
+`deep-learning-examples` (NVIDIA, BSD and Apache-2.0). Each source times different parts of a step,
+recorded as `StepScope`. Only steps of timm models on one GPU (pycls: on each of eight) are used.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from trappm.profiler.records.step_scope import KEY, WHOLE_STEP, StepScope
 from trappm.store.files import Verdict
 
 PRECISIONS = {"fp32": Precision.FP32, "tf32": Precision.FP32, "amp": Precision.AMP_FP16}
-"""On an A100 fp32 lets convolutions take TF32, as PyTorch does by default. `fp16` is `model.half()`
-and TraPPM runs no fp64 steps: both are rejected."""
+"""Precision by its name in the sheets. On an A100, fp32 uses TF32 for convolutions (PyTorch's
+default). The sheets' fp64 and `fp16` (`model.half()`) are rejected."""
 
 PHASES = {"infer": Phase.INFER, "train": Phase.TRAIN, "train_fwd_bwd": Phase.TRAIN}
 BYTES_PER_PIXEL = 3 * 4
 
 
 def _copied_bytes(cells: Cells) -> int:
-    """Return the bytes of an image in fp32; scripts before 2020 had the images on the GPU."""
+    """Return the bytes of an fp32 image; scripts before 2020 kept the images on the GPU."""
     copied = cells.get("h2d_copy_timed", "") not in ("", "0", "0.0")
     return BYTES_PER_PIXEL * whole_in(cells, "img_size") ** 2 if copied else 0
 
@@ -126,7 +126,7 @@ def verdicts(path: Path, source: str | None = None) -> list[Verdict]:
     sheet = sheet_of(columns)
     if sheet is None or source not in {None, sheet.name}:
         raise InputError(
-            f"{path.name} is no sheet of {source or ' or '.join(SOURCES)}; it has the columns "
+            f"{path.name} is not a sheet of {source or ' or '.join(SOURCES)}; it has the columns "
             f"{', '.join(sorted(columns))[:200]}"
         )
     seen: set[tuple[str, str, Configuration]] = set()
@@ -163,9 +163,9 @@ def _verdict(sheet: Sheet, cells: Cells, seen: set[tuple[str, str, Configuration
 def _refusal(sheet: Sheet, cells: Cells) -> str | None:
     """Return the reason why a readable row yields no measurement, or None if it yields one."""
     if cells["precision"] not in PRECISIONS:
-        return f"{cells['precision'][:80]!r} is no precision that steps are run in"
+        return f"unsupported precision {cells['precision'][:80]!r}"
     if cells["phase"] not in PHASES:
-        return f"{cells['phase'][:80]!r} is no phase of a step"
+        return f"unknown phase {cells['phase'][:80]!r}"
     if not cells["timm_name"]:
         return "timm has no such model"
     if sheet.gpus is not None and cells[sheet.gpus] != "1":

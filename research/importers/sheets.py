@@ -27,14 +27,14 @@ Cells = Mapping[str, str]
 Read = TypeVar("Read")
 UNTOLD = "not told by the source"
 UNTOLD_TIME = "1970-01-01T00:00:00+00:00"
-"""Time of a measurement whose source gives none; `Measurement.missing` says so too."""
+"""Start time of measurements without one; it is also listed in `Measurement.missing`."""
 _LARGEST = 1e9
 
 
 def read_rows(
     path: Path, needed: Set[str], read: Callable[[Cells], Read], wanted: str = "sheet"
 ) -> Iterator[Read]:
-    """Yield what is read of each row of a CSV file, packed with gzip or not.
+    """Yield the parsed rows of a CSV file, which may be compressed with gzip.
 
     Args:
         path: The file.
@@ -54,7 +54,7 @@ def read_rows(
             names = reader.fieldnames or ()
             for name in names:
                 if names.count(name) > 1:
-                    raise InputError(f"it has the column {name[:60]!r} twice")
+                    raise InputError(f"duplicate column {name[:60]!r}")
             if missing := sorted(needed - {*(reader.fieldnames or ())}):
                 raise InputError(f"the {wanted} lacks the columns {', '.join(missing)}")
             for cells in reader:
@@ -132,9 +132,9 @@ def published(
     memory_detail_mib: Mapping[str, float] | None = None,
     message: str | None = None,
 ) -> Measurement:
-    """Return a measurement by others, whose attempt key is a hash of `row` and its setting.
+    """Return an imported measurement with a hash of `row` and its setting as its attempt key.
 
-    A step time is taken as mean and median; the spread is not known.
+    A step time is used as both mean and median; its spread is unknown.
     """
     identity = f"{protocol.name} {environment} {configuration.id} {outcome} {row}"
     metrics = {"step_time_ms": step_time_ms, "memory_mib": memory_mib, "power_w": None}

@@ -1,8 +1,8 @@
-"""timm's published benchmark results: step times of its models on consumer GPUs, with AMP.
+"""Importer of timm's published benchmark results: step times on consumer GPUs with AMP.
 
-A sheet has one row per model, at the batch size that fitted. Only the name of the file tells what
-was measured, as in `benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv`; a name without versions
-means those of the sheets in STACKS. AMP is autocast to fp16, and the optimizer is SGD with a
+A sheet has one row per model, at the largest batch size that fits. The settings are only in the
+file name, as in `benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv`; STACKS has the versions of
+sheets without versions in their name. AMP is autocast to fp16, and the optimizer is SGD with a
 momentum of 0.9, the defaults of timm's `benchmark.py`.
 """
 
@@ -46,7 +46,7 @@ MEMORY_FORMATS = {"nchw": MemoryFormat.CONTIGUOUS, "nhwc": MemoryFormat.CHANNELS
 PROTOCOL = Protocol(name="timm-benchmark", warmup_steps=10, min_steps=40, max_steps=40)
 """The defaults of timm's `benchmark.py`."""
 AGREE = 0.25
-"""Largest difference of step time and throughput: the latter includes making the images."""
+"""Largest relative difference of step time and throughput, which includes creating images."""
 
 
 def verdicts(path: Path, *, named_like: Path | None = None) -> list[Verdict]:
@@ -57,7 +57,7 @@ def verdicts(path: Path, *, named_like: Path | None = None) -> list[Verdict]:
         named_like: Another sheet, whose name is read where that of `path` does not tell.
 
     Raises:
-        InputError: No name tells what was measured, or the file cannot be read.
+        InputError: The file name lacks the settings, or the file cannot be read.
     """
     try:
         phase, memory_format, environment = _named(path)
@@ -102,7 +102,7 @@ def _named(path: Path) -> tuple[Phase, MemoryFormat, dict[str, Any]]:
     formats = words & MEMORY_FORMATS.keys()
     if not (len(device) == len(phases) == len(formats) == 1 and "amp" in words):
         raise InputError(
-            f"{path.name} does not tell what was measured; name it as timm does, such as "
+            f"the settings are missing in the file name {path.name}; use a name such as "
             "benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv"
         )
     key, phase = device.pop(), Phase(phases.pop())
@@ -112,7 +112,7 @@ def _named(path: Path) -> tuple[Phase, MemoryFormat, dict[str, Any]]:
         for given, known in zip(versions, STACKS.get((key, phase), (None, None)), strict=True)
     )
     if torch is None or cuda is None:
-        raise InputError(f"{path.name} tells no versions; add them, such as pt112-cu113")
+        raise InputError(f"the name {path.name} has no versions; add them, such as pt112-cu113")
     environment = {
         "device": key,
         "device_name": DEVICES[key],

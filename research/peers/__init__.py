@@ -1,1 +1,1 @@
-"""Predictors that others published, trained and evaluated by the same code as ours."""
+"""Published peer predictors, trained and evaluated with the same code as TraPPM."""

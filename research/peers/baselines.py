@@ -1,13 +1,12 @@
 """Baselines without a graph network: regression on features of whole graphs, and simulations.
 
-TraPPM compares itself with a multilayer perceptron and with gradient boosting on batch size, nodes,
-edges, MACs, parameters and memory. Both learn the logarithm of the metric here, from logarithms of
-the features. scikit-learn and XGBoost (Chen and Guestrin 2016) do the work.
+The paper compares TraPPM with a multilayer perceptron and with gradient boosting on batch size,
+nodes, edges, MACs, parameters and memory. Both learn the logarithm of the metric from logarithms of
+the features, with scikit-learn and XGBoost (Chen and Guestrin 2016).
 
-Physics alone is our head without its residual. FakeTensor sums parameters and activations in fp32
-without the context of the driver, so it is 45 % off on an A100. The fair peer is a fitted line:
-memory = c0 + c1 * estimate, with the least absolute relative error, since some runs have workspace
-that no line explains.
+The physics baseline is TraPPM's head without its residual. FakeTensor sums parameters and
+activations in fp32 without the driver's context, so its error is 45 % on an A100. A fair baseline
+is the line memory = c0 + c1 * estimate, fitted by least absolute relative error (robust to spikes).
 """
 
 from __future__ import annotations
@@ -48,11 +47,11 @@ class TabularModel:
 
 @dataclass(frozen=True, eq=False)
 class TabularEstimator:
-    """Regression with `fit` and `predict`, made again for each training."""
+    """Regression with `fit` and `predict`, created again for each training."""
 
     name: str
     regression: Callable[[int], Any]
-    """Makes one that draws from this seed."""
+    """Factory of regressors by random seed."""
     least_labels: ClassVar[int] = LEAST_LABELS
 
     def fit(
@@ -62,7 +61,7 @@ class TabularEstimator:
         generator: np.random.Generator,
         start: Model | None = None,
     ) -> TabularModel:
-        """As `learner.estimator.Estimator`; it has no weights to start from."""
+        """Fit as `learner.estimator.Estimator`; raises InputError if a start is given."""
         if start is not None:
             raise InputError(f"{self.name} cannot start from the weights of another device")
         rows, logs = labelled(workloads, targets)
@@ -72,7 +71,7 @@ class TabularEstimator:
         centre, scale = float(logs.mean()), max(float(logs.std()), 0.02)
         regression = self.regression(int(generator.integers(2**31)))
         with warnings.catch_warnings():
-            # The number of rounds is fixed, converged or not.
+            # The number of rounds is fixed, regardless of convergence.
             warnings.filterwarnings("ignore", message="Stochastic Optimizer: Maximum iterations")
             regression.fit(scaler.apply(features), (logs - centre) / scale)
         return TabularModel(regression, scaler, centre, scale)
@@ -99,7 +98,7 @@ def xgboost(settings: Boosting = Boosting()) -> TabularEstimator:
 def _perceptron(seed: int) -> Any:
     from sklearn.neural_network import MLPRegressor
 
-    # Its early stopping would judge by single rows, which have near-copies in training.
+    # Early stopping would use single rows as validation, with near-copies in training.
     return MLPRegressor(
         hidden_layer_sizes=(128, 128), alpha=1e-3, max_iter=200, tol=0.0, random_state=seed
     )

@@ -1,4 +1,4 @@
-"""Graph networks that others published, with the training that all baselines get.
+"""Published graph networks, with the same training as all baselines.
 
 NNLQP: GraphSAGE over operators, four static features, and a relative squared error.
 
@@ -40,7 +40,7 @@ from trappm.profiler.graphs.features import NODE_FEATURES, STATIC_FEATURES
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Width of every hidden layer, and the training that all baselines of this size get."""
+    """Width of every hidden layer, and the training settings of all baselines of this size."""
 
     width: int
     training: Training

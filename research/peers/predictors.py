@@ -1,4 +1,4 @@
-"""Every predictor by its name: ours, the paper's, and the baselines."""
+"""Registry of predictors by name: TraPPM, the paper's networks, and the baselines."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from trappm.profiler.errors import InputError, from_extra
 from trappm.profiler.text import nearest
 
 MakeEncoder = Callable[[EncoderPreset, bool], Encoder]
-"""Returns a frozen encoder of a preset, pre-trained or (False) random."""
+"""Factory of a frozen encoder of a preset, pre-trained or (False) random."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """Everything that some predictors need in addition to labels."""
+    """Inputs of predictors in addition to labels."""
 
     metric: str
     """Column of the metric, such as `memory_mib`."""
@@ -32,7 +32,7 @@ class Surroundings:
     """Key of the device, such as `a100-40gb`, or the name of its card."""
     make_encoder: MakeEncoder
     estimates_mib: Mapping[Workload, float]
-    """FakeTensor's estimates, where the labels came with them."""
+    """FakeTensor estimates, if the labels include them."""
     size: str = "laptop"
     """Size of the baselines' networks: laptop or paper."""
 
@@ -53,7 +53,7 @@ def _published(preset: str, *, pretrained: bool = True) -> Callable[[Surrounding
 
 def _faketensor(given: Surroundings) -> Estimator:
     if given.metric != "memory_mib" or not given.estimates_mib:
-        raise InputError("faketensor needs memory labels with FakeTensor's column beside them")
+        raise InputError("faketensor needs memory labels with a column of FakeTensor estimates")
     return FakeTensor(given.estimates_mib)
 
 
@@ -75,14 +75,14 @@ _BY_SKLEARN = frozenset({"mlp", "xgboost"})
 """Predictors that need scikit-learn, or its interface to XGBoost."""
 
 ESTIMATORS: Sequence[str] = tuple(_MAKERS)
-"""All names; `random` is the encoder of the paper's ablation, which learned nothing."""
+"""All names; `random` is the untrained encoder of the paper's ablation."""
 
 
 def check_names(names: Sequence[str]) -> None:
     """Raise InputError for an unknown estimator, or one whose library is missing."""
     for name in names:
         if name not in _MAKERS:
-            raise InputError(f"no estimator {name!r}; {nearest(name, ESTIMATORS)}")
+            raise InputError(f"Unknown estimator {name!r}; {nearest(name, ESTIMATORS)}")
         if name in _BY_SKLEARN:
             with from_extra("evaluate", f"the estimator {name}"):
                 import sklearn  # noqa: F401
@@ -92,7 +92,7 @@ def estimator_named(name: str, given: Surroundings) -> Estimator:
     """Return an estimator by its name.
 
     Raises:
-        InputError: There is none of this name, or something that it needs is missing.
+        InputError: The name is unknown, or an input of the estimator is missing.
     """
     check_names([name])
     return _MAKERS[name](given)

@@ -27,7 +27,7 @@ from trappm.extensions.parallel.links import Group, LinkKind, Node
 
 BINS = 40
 LARGE_BYTES = 1 << 20
-"""Gradients' buckets and blocks are larger than this."""
+"""Minimum size of gradient buckets and blocks."""
 STIFFNESS = 0.2
 """Weight of the starting constants against one bin of a series."""
 INNER = {
@@ -119,7 +119,7 @@ def fit(labels: Sequence[Series]) -> dict[tuple[str, str], float]:
 
 
 def judge(labels: Sequence[Series]) -> pd.DataFrame:
-    """Return the errors of each bin by what was held out: nothing, the series, its system."""
+    """Return the errors of each bin with nothing, its series or its system held out."""
     parts = []
     constants = fit(labels)
     for each in labels:

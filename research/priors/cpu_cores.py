@@ -41,7 +41,7 @@ METRICS = ("step_time_ms", "memory_mib")
 SOURCE_LABELS, TARGET_LABELS = 40, (6, 10, 18, 40, 150)
 HELD_OUT = 0.2
 LEAST_SHARES = (0.06, 0.1, 0.15, 0.25, 0.35, 0.5, 0.75)
-"""Shares of all labels, from the smallest, that heads learn from when judged beyond them."""
+"""Shares of the labels, from the smallest, that heads learn from in extrapolation tests."""
 BEYOND = (0.0, 1.0, 2.0, 3.0, 5.0, 10.0, 15.0, np.inf)
 """Bounds between which coverage is counted, as multiples of the largest label."""
 GENERAL: Mapping[str, Prior] = {
@@ -100,7 +100,7 @@ class Pool:
 
 
 def load(devices: Sequence[str]) -> Pool:
-    """Return the configurations that all these devices have labels of, with traced models."""
+    """Return the configurations with labels on all devices, with traced models."""
     first: dict[str, Measured] = {}
     again: dict[str, Measured] = {}
     for device in devices:
@@ -137,7 +137,7 @@ def _value(measurement: Measurement, metric: str) -> float:
 
 
 def repeats(pool: Pool, device: str, metric: str) -> str:
-    """Describe how far second measurements differ, by a common factor and besides it."""
+    """Describe the differences of second measurements: common factor and remainder."""
     pairs = [(pool.first[device][c], m) for c, m in pool.again[device].items()]
     ratios = np.array([_value(b, metric) / _value(a, metric) for a, b in pairs])
     common = float(np.median(ratios))

@@ -91,7 +91,7 @@ def t4_steps(path: Path) -> pd.DataFrame:
 def node_steps(path: Path) -> pd.DataFrame:
     """Return steps on 2 to 16 A100s or V100s with the step of one in the same setting."""
     sheet = pd.read_csv(path)
-    # Where batch and throughput count different things, no step follows from them.
+    # If batch and throughput count different things, they do not give a step time.
     sheet = sheet[sheet.suspect.isna() & sheet.micro_step_ms_derived.notna()]
     sheet = sheet[sheet.model.isin(list(MILLIONS))]
     alone = sheet[sheet.n_gpus == 1].groupby(SETTING, as_index=False, dropna=False)
@@ -159,7 +159,7 @@ def judge_t4(rows: pd.DataFrame) -> pd.DataFrame:
     return error_table(
         {
             "T4, as shipped": shipped,
-            "T4, ranks alike": shipped.assign(predicted=with_scatter(shipped, 0.0)),
+            "T4, no scatter": shipped.assign(predicted=with_scatter(shipped, 0.0)),
             **parts_of(
                 "T4, placements held out",
                 by_placement,
@@ -182,7 +182,7 @@ def judge_nodes(rows: pd.DataFrame) -> pd.DataFrame:
         best = float(tried[int(np.argmin(errors))])
         name = f"{other.card.iloc[0]}, scatter of {card}s ({best:.3f})"
         groups[name] = other.assign(predicted=with_scatter(other, best))
-        groups[f"{card}, ranks alike"] = own.assign(predicted=with_scatter(own, 0.0))
+        groups[f"{card}, no scatter"] = own.assign(predicted=with_scatter(own, 0.0))
     groups |= parts_of("A100 and V100", rows, {"GPUs": rows.n_gpus, "model": rows.model})
     return error_table(groups)
 

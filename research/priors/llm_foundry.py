@@ -1,8 +1,8 @@
 """Step times of llm-foundry's pretraining: kernels of a traced step, and FSDP's schedule.
 
-The module is llm-foundry's MPT with parameters in bf16, as FSDP has it, flash attention and
+The module is llm-foundry's MPT with parameters in bf16 as under FSDP, flash attention and
 checkpoints of whole layers. Three constants are learned per card. The same rows are then predicted
-as a user would, by `predict_parallel` of a GPT-2 configuration of that shape.
+through the public API: `predict_parallel` with a GPT-2 configuration of the same shape.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Mpt(nn.Module):
         x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
         for layer in self.layers:
             x = checkpoint(layer, x, use_reentrant=False) if self.checkpoints else layer(x)
-        # The loss is computed in chunks, of which there is one: both split and cat are kernels.
+        # The loss is computed in a single chunk; its split and cat are kernels as well.
         (chunk,) = self.norm(x).split(tokens.shape[1], dim=1)
         scores = F.linear(chunk, self.tokens.weight).flatten(0, 1)
         targets = torch.zeros(scores.shape[0], dtype=torch.long, device=scores.device)
@@ -119,14 +119,14 @@ WIDTHS = (0.3, 0.3, 1.0)
 """Widths of the Gaussian priors of the factors' logarithms."""
 PLAIN = Factors(1.0, 1.0, 0.0)
 BARELY = 1e-9
-"""Contention that slows nothing, of labels that show the cost of sharding."""
+"""Tiny contention for labels that include the overhead of sharding."""
 SCATTER = 0.04
 """Scale of the logarithm of a step time; errors beyond it count less."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A published row with everything that is computed of it once."""
+    """A published row with its precomputed terms."""
 
     row: Any
     workload: Workload
@@ -283,7 +283,7 @@ Seconds = tuple[float, float, float]
 
 
 def user_prediction(run: Run, folder: Path, learned: Learned | None = None) -> Seconds:
-    """Predict a row as a user would, optionally with other constants than the shipped ones."""
+    """Predict a row by the public API, optionally with other constants than the shipped ones."""
     row, sizes = run.row, sizes_of(run.row)
     hidden, layers, heads, vocabulary, length = sizes
     file = folder / f"mpt-{'-'.join(map(str, sizes))}.json"
@@ -315,7 +315,7 @@ def user_prediction(run: Run, folder: Path, learned: Learned | None = None) -> S
 
 
 def predicted(rows: pd.DataFrame) -> pd.DataFrame:
-    """Predict without language models' labels, with other models' labels, and as users do."""
+    """Predict without language model labels, with other models' labels, and by the public API."""
     runs = runs_of(rows)
     others = held_out_fits(runs)
 

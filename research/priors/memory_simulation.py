@@ -43,7 +43,7 @@ MOST_PERCENT = 30
 
 
 def trace(architecture: str, folder: Path) -> bool:
-    """Trace the step of an architecture unless it is kept; return whether it could be traced."""
+    """Trace the step of an architecture unless it is cached; return whether it succeeded."""
     import torch
 
     path = folder / f"{architecture}.step"
@@ -71,12 +71,12 @@ def simulate(
 
 
 def in_first_half(names: pd.Series) -> np.ndarray:
-    """Return which rows belong to one half of all names, by a checksum of the name."""
+    """Return a mask of the rows in one half of all names, by a checksum of the name."""
     return names.map(lambda name: zlib.crc32(name.encode()) % 2 == 0).to_numpy()
 
 
 def errors(table: pd.DataFrame, column: str, first: np.ndarray) -> dict[str, object]:
-    """Return relative errors in percent, fitted on either half and judged on the other."""
+    """Return relative errors in percent, fitted on each half and evaluated on the other."""
     simulated, measured = table[column].to_numpy(), table.max_gpu_memory_mib.to_numpy()
     off, coefficients = np.zeros(len(table)), []
     for judged in (first, ~first):

@@ -1,8 +1,7 @@
 """Step times of NeuSight's whole models in fp32: Hugging Face's modules, traced, eager attention.
 
-Nothing is fitted: each card's constants are those that ship, learned from images and kernels, on a
-fast host. The source empties the allocator before each run, so training steps wait for cudaMalloc
-as well.
+Nothing is fitted: the constants are the shipped ones, learned from image models and kernels, on a
+fast host. The source empties the allocator before each run, so training steps include cudaMalloc.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from trappm.profiler.tracing.tracer import StepOptions, Tracer
 
 SIZES = ["hidden", "layers", "heads", "vocab", "ffn"]
 POSITIONS = {"gpt": 1024, "opt": 2048, "bert": 512}
-"""Positions of the published configurations, where sequences are shorter."""
+"""Number of positions in the published configurations; their sequences are shorter."""
 
 
 def family_of(model: str) -> str | None:
-    """Return the family, or None for a model that is not mapped: Switch routes by values."""
+    """Return the family, or None for Switch, which routes tokens by values."""
     return next((family for family in POSITIONS if model.startswith(family)), None)
 
 

@@ -1,4 +1,4 @@
-"""Errors of predictions for cards without labels, and what the snapshot ships for such cards
+"""Errors of predictions for cards without labels, and shipped constants of such cards
 (docs/research/other_gpus.md, docs/research/step_time_constants.md).
 
 Each card with labels is held out as a whole: its step times are predicted from its data sheet and
@@ -57,7 +57,7 @@ from trappm.profiler.simulation.training_loop import Loop
 
 OTHER_KERNEL_CARDS = ("v100-pcie-32gb", "t4", "h100-sxm-80gb")
 FOLDS = 4
-"""Folds of architectures by which cards with steps are judged."""
+"""Number of folds of architectures to evaluate cards with labels."""
 STEP_TIME, MEMORY = "step time", "memory"
 KEYS = ["metric", "device", "basis", "phase"]
 
@@ -183,16 +183,16 @@ def errors_of_devices(errors: Array, devices: Sequence[str]) -> Calibration:
 def pooled_errors(
     errors: Array, devices: Sequence[str], architectures: Sequence[str]
 ) -> Calibration:
-    """Return quantiles of log(measured / predicted) on cards held out, of all cards together.
+    """Return quantiles of log(measured / predicted) on held-out cards, pooled over cards.
 
-    Every card has the same weight, shared by its architectures. Unlike in `errors_of_devices`, no
-    errors are added for cards that nobody measured: a simulated step allocates the same on each, so
-    models differ by more than cards do. With two cards the quantiles are indicative.
+    Every card has the same weight, shared by its architectures. Unlike `errors_of_devices`, this
+    adds no errors for unmeasured cards: a simulated step allocates the same memory on each card,
+    so models differ more than cards. The quantiles of two cards are only indicative.
 
     Args:
-        errors: of each label (n).
-        devices: the card of each label (n).
-        architectures: of each label (n).
+        errors: Error of each label, shape (n,).
+        devices: Card of each label, shape (n,).
+        architectures: Architecture of each label, shape (n,).
     """
     weights = np.ones(len(errors))
     models = [f"{card} {name}" for card, name in zip(devices, architectures, strict=True)]
@@ -224,7 +224,7 @@ def quantiles(errors: pd.DataFrame, basis: str, phase: str) -> Calibration:
 
 
 def coverage(errors: pd.DataFrame) -> str:
-    """Describe how many labels lie in the 90 % intervals that other cards' errors make."""
+    """Describe the coverage of 90 % intervals from other cards' errors."""
     rows = []
     for (metric, device, basis, phase), own in errors.groupby(KEYS, sort=False):
         others = errors[errors.device != device]
@@ -297,7 +297,7 @@ def source_of(evidence: Evidence) -> dict[str, object]:
 def main(
     traces: Traces = TRACES,
     v100: Annotated[
-        int, typer.Option(help="Judge a V100 as `second-device` does, with this many seeds.")
+        int, typer.Option(help="Number of seeds of the `second-device` evaluation on a V100.")
     ] = 0,
     is_writing: Annotated[
         bool, typer.Option("--write", help="Write the constants into the package.")

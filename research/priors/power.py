@@ -43,7 +43,7 @@ def judge(
 ) -> list[dict[str, Any]]:
     """Return log(true / predicted) of held-out rows, by our formula and by the baselines.
 
-    The baselines learn from labels of the same network if there are some and it is the only one.
+    If only one network is held out, the baselines learn from its other labels, if any.
     """
     mean_w, share = _baselines(rows, test, known, train)
     own = next((t for r, t in train if r.card == rows.card), np.zeros(len(test), dtype=np.bool_))
@@ -98,7 +98,7 @@ def _baselines(
 
 
 def _time_factors(rows: Rows, train: Chosen) -> dict[str, float]:
-    """Return, by network, how much longer its steps of known time take than simulated ones."""
+    """Return the ratio of measured to simulated step time by network."""
     factors = {}
     for network in np.unique(rows.networks[train]):
         mine = train & (rows.networks == network) & (rows.labels.limit_w == rows.labels.usual_w)
@@ -110,7 +110,7 @@ def _time_factors(rows: Rows, train: Chosen) -> dict[str, float]:
 
 
 def held_out_parts(all_rows: Sequence[Rows], split: str) -> list[list[Chosen]]:
-    """Return, for each fold, which rows of each card are held out."""
+    """Return the held-out rows of each card for each fold."""
     keys = [
         {
             "batch sizes": np.char.add(rows.networks, rows.settings),

@@ -20,7 +20,7 @@ from trappm.learner.physics.power.operating_point import CONSTANTS, Sheet, Steps
 
 Array = npt.NDArray[np.float64]
 
-# Where labels begin, from data sheets and literature, roughly; labels move all of it.
+# Rough prior means from data sheets and literature.
 _CENTRE = {
     "idle": 0.14, "busy": 0.15, "full": 0.8, "half": 0.8, "tf32": 0.8, "bytes": 0.8,
     "exponent": 2.0, "floor": 0.55, "streams": 0.5, "products": 0.9, "spread": 0.7,
@@ -29,52 +29,52 @@ _SHARED = {"idle": 0.3, "busy": 1.0, "exponent": 0.4, "floor": 0.2, "streams": 0
            "products": 0.5, "spread": 0.15}  # fmt: skip
 _OWN = {"idle": 0.3, "busy": 0.5, "full": 0.4, "half": 0.5, "tf32": 0.5, "bytes": 0.5}
 _LEAST = {"exponent": 0.2, "floor": 0.1, "streams": 0.2, "products": 0.2, "spread": 0.05}
-"""How far cards are apart, before labels."""
+"""Prior standard deviations between cards."""
 NOISE = 0.05
 """Scale of the error of a logarithm."""
 DEGREES = 4.0
 PSEUDO_CARDS = 2.0
-"""Where the distance of cards begins weighs as much as so many of them."""
+"""Weight of the prior deviation between cards, as a number of cards."""
 ROUNDS = 3
 ITERATIONS = 25
 STEP = 1e-3
 LEAST_GAIN = 0.02
-"""Nats."""
+"""Minimum gain of the log posterior per iteration in nats."""
 
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """Steps of a card of known power (n labels)."""
+    """Labels of a card with measured power (n)."""
 
     card: str
     sheet: Sheet
     loads: Loads
     usual_ms: Array
-    """Their time under `usual_w`."""
+    """Step times under the usual limit, `usual_w`."""
     usual_w: Array
     limit_w: Array
-    """Under which they were measured."""
+    """Power limit of each measurement."""
     power_w: Array
     time_ms: Array
-    """Under that limit; NaN where it is not known, or is the usual one."""
+    """Step time under `limit_w`; NaN if it is unknown or the limit is the usual one."""
     weight: Array
-    """Of each label: those that are near-copies of each other share one."""
+    """Weight of each label; near-copies share a total weight of one."""
 
     def at(self, rows: npt.NDArray[np.bool_]) -> Labels:
-        """Those that are chosen (n)."""
+        """Return the selected labels."""
         chosen = np.flatnonzero(rows)
         names = ("usual_ms", "usual_w", "limit_w", "power_w", "time_ms", "weight")
         parts = {name: getattr(self, name)[chosen] for name in names}
         return Labels(self.card, self.sheet, self.loads.at(chosen), **parts)
 
     def predicted(self, constants: Array) -> tuple[Array, Array]:
-        """Logarithms of power and time (n each)."""
+        """Return the logarithms of predicted power and time, shape (n,) each."""
         steps = Steps.timed(self.loads, self.sheet, constants, self.usual_ms, self.usual_w)
         point = steps.under(self.limit_w)
         return np.log(point.power_w), np.log(point.time_ms)
 
     def errors(self, constants: Array) -> Array:
-        """Of the logarithms of power and then time, 0 where time is not known (2 n)."""
+        """Return log errors of power and then time, 0 for unknown times, shape (2 n,)."""
         power, time = self.predicted(constants)
         of_time = np.where(np.isnan(self.time_ms), 0.0, np.log(self.time_ms) - time)
         return np.concatenate([np.log(self.power_w) - power, of_time])
@@ -82,15 +82,15 @@ class Labels:
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """What labels of several cards say."""
+    """Posteriors of power constants."""
 
     cards: dict[str, Normal]
     unknown: Normal
-    """Of a card without labels."""
+    """Distribution for a card without labels."""
 
 
 def fit(evidence: Sequence[Labels]) -> Fitted:
-    """Fits the constants of all cards of the evidence together."""
+    """Fit the constants of all cards jointly."""
     cards = sorted({part.card for part in evidence})
     size = len(CONSTANTS)
     centre = np.log([_CENTRE[name] for name in CONSTANTS])
@@ -118,9 +118,9 @@ def fit(evidence: Sequence[Labels]) -> Fitted:
 def _most_probable(
     evidence: Sequence[Labels], cards: Sequence[str], centre: Array, scales: Array, start: Array
 ) -> tuple[Array, Array]:
-    """The shifts that all share and then each card's (k), and their precision (k, k).
+    """Return shared shifts followed by each card's (k), and their precision (k, k).
 
-    Damped Gauss-Newton steps on reweighted squares.
+    The fit takes damped Gauss-Newton steps on reweighted squares.
     """
     size, values, damping = len(centre), start, 1e-2
     weights = np.concatenate([np.tile(part.weight, 2) for part in evidence])

@@ -163,7 +163,7 @@ def h100(traces: Path) -> Rows:
 
 
 class ShuffleUnit(nn.Module):
-    """Half of the channels passes by, and then they are shuffled."""
+    """ShuffleNet unit: half of the channels bypass the convolutions, then all are shuffled."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ class ShuffleUnit(nn.Module):
 
 
 def shufflenet() -> nn.Module:
-    """Takes images of 32 px."""
+    """ShuffleNet V2 for images of 32 px."""
     layers: list[nn.Module] = [nn.Conv2d(3, 24, 3, padding=1), nn.BatchNorm2d(24)]
     width = 24
     for wider, repeated in ((116, 3), (232, 7), (464, 3)):
@@ -244,7 +244,7 @@ class FeedForward(nn.Module):
 
 
 class Bert(nn.Module):
-    """Takes 384 embedded tokens of width 768."""
+    """BERT-base without its embedding, for 384 embedded tokens of width 768."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Errors of simulated step times on timm's published labels (docs/research/rtx_step_time.md,
 docs/research/step_time_constants.md).
 
-Each seed holds a fifth of the architectures (or of the families) out. With --head the whole head is
-judged, residual and interval included, beside the prior alone.
+Each seed holds out a fifth of the architectures (or of the families). With --head, the whole head
+with residual and interval is evaluated in addition to the prior.
 """
 
 from __future__ import annotations
@@ -118,13 +118,13 @@ def main(
     traces: Traces = TRACES,
     labels: Annotated[str, typer.Option(help=f"Sheet: {', '.join(TIMM)}.")] = "train",
     split: Annotated[
-        Literal["architectures", "families"], typer.Option(help="What is held out.")
+        Literal["architectures", "families"], typer.Option(help="Held-out groups.")
     ] = "architectures",
     is_transfer: Annotated[
         bool, typer.Option("--transfer", help="Transfer inference from RTX 3090 to 4090.")
     ] = False,
     head: Annotated[
-        bool, typer.Option("--head", help="Judge residual and interval as well.")
+        bool, typer.Option("--head", help="Evaluate residual and interval as well.")
     ] = False,
     seeds: Annotated[int, typer.Option(help="Number of seeds, from 1337 on.")] = 5,
 ) -> None:

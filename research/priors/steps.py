@@ -1,6 +1,6 @@
 """Published steps and kernels of all cards, with traced kernels, as evidence for fits.
 
-A trace is made once and kept in a folder, so that an interrupted run continues.
+Traces are cached in a folder, so that an interrupted run can continue.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from trappm.profiler.records.step_scope import WHOLE_STEP, StepScope
 from trappm.profiler.simulation.kernel_profile import KernelProfile
 from trappm.profiler.static_profile import kernel_profile
 
-Traces = Annotated[Path, typer.Option(help="Folder that keeps traced kernels.")]
+Traces = Annotated[Path, typer.Option(help="Folder of cached kernel traces.")]
 TRACES = Path("traces")
 
 OF_DEVICES = 0.35
@@ -106,7 +106,7 @@ def device_of(key: str) -> str:
 
 
 def kernels(folder: Path, name: str, trace: Callable[[], KernelProfile]) -> KernelProfile | None:
-    """Return kept kernels, or trace and keep them; None if they cannot be traced."""
+    """Return cached kernels, or trace and cache them; None if they cannot be traced."""
     path, refusal = folder / name, folder / f"{name}.refused"
     if path.exists():
         return KernelProfile.from_bytes(path.read_bytes())
@@ -207,7 +207,7 @@ def timm_steps(key: str, data: Path, traces: Path, most: int | None = None) -> S
             optimizer=Optimizer.MOMENTUM,
             phase=sheet.phase,
         )
-        # PyTorch 1.12, which the training sheets are of, has no fused attention.
+        # PyTorch 1.12, used for the training sheets, has no fused attention.
         fused = sheet.phase is Phase.INFER
         workload = traced(what, WHOLE_STEP, traces, fused_attention=fused)
         if workload is not None:
@@ -238,7 +238,7 @@ def node_sheet_steps(nodes: Path, traces: Path) -> list[Steps]:
 
 
 def nvidia_steps(nodes: Path, traces: Path) -> list[Steps]:
-    """Return NVIDIA's steps on one GPU by card, without rows that the sheet calls suspect."""
+    """Return NVIDIA's steps on one GPU by card, without rows marked as suspect."""
     training = pd.read_csv(nodes / "dle_train_throughput.csv").rename(columns=TRAINING)
     training = training[(training.n_gpus == 1) & training.suspect.isna()]
     inference = pd.read_csv(nodes / "dle_infer_latency.csv").rename(columns=INFERENCE)
@@ -254,7 +254,7 @@ def nvidia_steps(nodes: Path, traces: Path) -> list[Steps]:
             input_size=size,
             phase=row["phase"],
             precision=Precision.AMP_FP16 if half else Precision.FP32,
-            # NVIDIA's scripts take channels-last in autocast, and in nothing else.
+            # NVIDIA's scripts use channels-last only with autocast.
             memory_format=MemoryFormat.CHANNELS_LAST if half else MemoryFormat.CONTIGUOUS,
             optimizer=Optimizer.MOMENTUM,
         )

@@ -1,7 +1,7 @@
-"""`python -m research replay`: the labels that strategies need, on recorded labels.
+"""`python -m research replay`: comparison of acquisition strategies on recorded labels.
 
-Every learner is replayed with every strategy and seed. Each process prepares the labels for itself,
-from the profiles that the store keeps, so nothing large is sent between processes.
+Every learner is replayed with every strategy and seed. Each process prepares its own labels from
+the profiles in the store, so that no large data is sent between processes.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ Campaigns = Sequence[Sequence[Point]]
 MAX_SEEDS = 200
 FIRST_SEED = 1337
 ENCODER_SEED = 1337
-"""Seed of encoders, which all campaigns of a learner share: none depends on the others."""
+"""Seed of the encoder shared by all campaigns of a learner."""
 BASELINE = "random"
 PAPER = {"memory_mib": 4.92, "step_time_ms": 9.51, "power_w": 5.01}
-"""Errors (MAPE, percent) of the TraPPM paper, Table III: labels are counted until these."""
+"""Target errors (MAPE in percent) from Table III of the TraPPM paper."""
 OVERLAP = TEST_SHARE / (1 - TEST_SHARE)
-"""Judged labels per learned label of a split."""
+"""Ratio of test labels to training labels in a split."""
 
 
 def replay(
@@ -54,9 +54,7 @@ def replay(
     strategy: Annotated[
         str, typer.Option(help="Names with commas between them, or all.")
     ] = "random,ours",
-    baseline: Annotated[
-        str, typer.Option(help="Strategy that the others are compared with.")
-    ] = "random",
+    baseline: Annotated[str, typer.Option(help="Strategy to compare the others with.")] = "random",
     learner: Annotated[
         str,
         typer.Option(
@@ -72,9 +70,9 @@ def replay(
     processes: Annotated[int, typer.Option(min=1, max=256, help="Campaigns at once.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Run whole campaigns against recorded labels, and compare strategies on the same splits.
+    """Run whole campaigns on recorded labels, and compare strategies on the same splits.
 
-    Whole architectures are held out of every campaign, and errors are those on them.
+    Every campaign holds out whole architectures to evaluate errors.
     """
     everyone = [*STRATEGIES, *(other.name for other in JUDGED)]
     strategies = everyone if strategy == "all" else _names(strategy)
@@ -89,7 +87,7 @@ def replay(
     check_names(learners)
     for path in (labels, usable):
         if path is not None and not path.is_file():
-            raise InputError(f"there is no file {path}")
+            raise InputError(f"{path} does not exist")
     plan = Plan(
         labels=labels,
         metric=metric_column(metric),
@@ -111,7 +109,7 @@ def replay(
 def _names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise InputError("no name is given; give names with commas between them")
+        raise InputError("no name was given; separate names with commas")
     return list(dict.fromkeys(names))
 
 
@@ -142,8 +140,8 @@ def run(plan: Plan, *, processes: int, watch: Watch) -> dict[Job, list[Point]]:
     """Run all campaigns and return their points.
 
     Raises:
-        InputError: The labels cannot be read, or a learner or strategy lacks what it needs.
-        TrappmError: A process ended.
+        InputError: The labels cannot be read, or a learner or strategy lacks an input.
+        TrappmError: A process ended unexpectedly.
     """
     check_installed(plan.strategies)
     jobs = list(
@@ -169,7 +167,7 @@ def _played(
         try:
             yield from workers(joblib.delayed(_play)(plan, job) for job in jobs)
         except BrokenProcessPool as error:
-            raise TrappmError("a process ended; run fewer at once with --processes") from error
+            raise TrappmError("a process ended; use fewer with --processes") from error
 
 
 def _play(plan: Plan, job: Job) -> tuple[Job, list[Point]]:
@@ -179,11 +177,11 @@ def _play(plan: Plan, job: Job) -> tuple[Job, list[Point]]:
 
 
 _BENCHES: list[Benches] = []
-"""Benches of a worker process, for its last plan."""
+"""Workbenches of a worker process for its last plan."""
 
 
 class Benches:
-    """The labels of a plan, and a bench for each learner."""
+    """Labels of a plan, and a workbench for each learner."""
 
     def __init__(self, plan: Plan, watch: Watch = lambda done, total, what: None) -> None:
         self.plan = plan
@@ -197,7 +195,7 @@ class Benches:
         ) as self._workbench:
             self._prepared = self._workbench.prepared(read_labels(plan.labels))
         samples = self._prepared.samples
-        # Every learner's choices use the embeddings that a campaign has by default.
+        # The acquisitions of every learner use a campaign's default embeddings.
         encoder = self._workbench.encoder(samples, LAPTOP.encoder, pretrained=True)
         self._embeddings = encoder.embed([w.graph for w in samples.workloads])
         self._by_learner: dict[str, Bench] = {}
@@ -220,7 +218,7 @@ class Benches:
 def summary(
     results: Mapping[Job, Sequence[Point]], plan: Plan, baseline: str = BASELINE
 ) -> list[Row]:
-    """Return the results of each learner and strategy over the seeds that the baseline has as well.
+    """Return the results of each learner and strategy over the seeds shared with the baseline.
 
     Returns:
         Rows with `learner`, `strategy` and `seeds`; by budget `mape` with its standard error, the

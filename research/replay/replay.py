@@ -1,9 +1,9 @@
-"""Whole campaigns against recorded labels: how good is a learner after a strategy's first labels?
+"""Replay of whole campaigns on recorded labels, with errors after each round.
 
-A campaign holds whole architectures out, as `evaluate` does, and may choose from all others, runs
-that died included: these cost a label and give a bound only. It begins without any label; after
-each round the learner is fitted anew and judged on what was held out. The same seed divides alike
-for all strategies, so their errors are compared in pairs.
+A campaign holds out whole architectures, as `evaluate` does, and may acquire all other labels,
+including runs that ran out of memory, which give only a bound. It starts without labels. After each
+round the learner is refitted and evaluated on the held-out labels. All strategies with the same
+seed use the same split, so their errors are compared in pairs.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 BUDGETS = (20, 30, 50, 75, 100, 150, 200, 300)
-"""Labels after which the learner is fitted and judged, and the next ones chosen."""
+"""Numbers of labels at which the learner is fitted and evaluated and a batch is acquired."""
 STEPS = 55
-"""Steps that one measurement takes: 5 to warm up and 50 that are timed, as in the paper."""
+"""Steps per measurement: 5 warm-up and 50 timed steps, as in the paper."""
 
 
 SKETCH = 512
@@ -61,7 +61,7 @@ class BmdalLcmd:
         """Choose a batch.
 
         Raises:
-            InputError: `bmdal-reg` is not installed, or labels' values are missing.
+            InputError: `bmdal-reg` is not installed, or values of labels are missing.
         """
         if not len(request.known):
             return RandomChoice().select(request)
@@ -74,7 +74,7 @@ class BmdalLcmd:
             raise InputError(
                 f"{self.name} needs bmdal-reg ({error}); install it with: pip install bmdal-reg"
             ) from error
-        if not hasattr(np, "Inf"):  # bmdal-reg 3.0.2 was written before NumPy 2 dropped this name
+        if not hasattr(np, "Inf"):  # bmdal-reg 3.0.2 uses a name removed in NumPy 2
             np.Inf = np.inf  # type: ignore[attr-defined]
         points = torch.from_numpy(request.points)
         with torch_seeded(request.generator):
@@ -97,7 +97,7 @@ class BmdalLcmd:
 def _network(points: torch.Tensor, request: AcquisitionRequest) -> nn.Module:
     """Train a network on the standardized logarithms of the labels."""
     if request.log_values is None:
-        raise InputError("a network of the peer needs the labels' values")
+        raise InputError("the network of bmdal-reg needs the values of the labels")
     known = np.isfinite(request.log_values)
     rows = torch.from_numpy(request.labelled[known])
     values = torch.from_numpy(request.log_values[known]).float()
@@ -120,15 +120,15 @@ def _network(points: torch.Tensor, request: AcquisitionRequest) -> nn.Module:
 
 
 JUDGED: tuple[Strategy, ...] = (BmdalLcmd(),)
-"""Strategies that are judged in addition to those of a campaign."""
+"""Strategies that are evaluated in addition to those of a campaign."""
 
 
 NEED_PREDICTIONS = frozenset({"ours", "ours-per-second", "uncertainty"})
-"""Strategies that use predictions of the pool: which runs die, take long, or are unsure."""
+"""Strategies that use predictions of failures, step times or uncertainty of the pool."""
 
 
 def check_installed(strategies: Collection[str]) -> None:
-    """Raise InputError if the peer is among the strategies and its library is missing."""
+    """Raise InputError if a strategy needs `bmdal-reg` and it is not installed."""
     if BmdalLcmd.name in strategies and find_spec("bmdal_reg") is None:
         raise InputError(
             f"{BmdalLcmd.name} needs bmdal-reg, which is not installed; leave it out, or install "
@@ -137,49 +137,49 @@ def check_installed(strategies: Collection[str]) -> None:
 
 
 def named_strategy(name: str) -> Strategy:
-    """Return a strategy of a campaign, or one that is only judged.
+    """Return a strategy by its name, including those only available in replays.
 
     Raises:
-        InputError: There is none of this name.
+        InputError: The name is unknown.
     """
     return strategy_named(name, JUDGED)
 
 
 @dataclass(frozen=True)
 class Point:
-    """The errors and costs of a replayed campaign after one round."""
+    """Errors and costs of a replayed campaign after one round."""
 
     labels: int
     mape: float
-    """In percent, on the architectures held out."""
+    """MAPE in percent on held-out architectures."""
     median_ape: float
     seconds: float | None
-    """Of steps measured until then, warm-up included; None where the labels are no times."""
+    """Total step time measured so far, including warm-up; None for labels other than times."""
     died: int
-    """Labels that were spent on runs that died."""
+    """Number of acquired labels of runs that ran out of memory."""
 
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """Data that all campaigns of a comparison have in common."""
+    """Data shared by all campaigns of a comparison."""
 
     samples: Samples
     embeddings: npt.NDArray[np.float32]
-    """Embeddings of the samples' graphs by an encoder that saw no labels, shape (n, width)."""
+    """Embeddings of the samples' graphs by an encoder trained without labels, (n, width)."""
     metric: str
     """Column of the metric."""
     spec: DeviceSpec | None
     estimator: Estimator
-    """Learner that is judged."""
+    """Learner to evaluate."""
 
     @property
     def times(self) -> bool:
-        """True if the labels are step times, so that a label has the cost of its measurement."""
+        """Return True if the labels are step times, which give the cost of a measurement."""
         return self.metric == "step_time_ms"
 
     @property
     def capacity(self) -> float | None:
-        """Memory that runs died of; None if none did."""
+        """Return the memory at which runs ran out of memory; None without such runs."""
         above = self.samples.above[~np.isnan(self.samples.above)]
         return float(np.median(above)) if len(above) else None
 
@@ -188,7 +188,7 @@ def replay(bench: Bench, strategy: str, seed: int, budgets: Sequence[int]) -> It
     """Run one campaign and yield a point after each budget.
 
     Raises:
-        InputError: There are fewer labels to choose from than the largest budget, or no such
+        InputError: The pool has fewer labels than the largest budget, or there is no such
             strategy; or no held-out label has a value.
     """
     samples, chooser = bench.samples, named_strategy(strategy)
@@ -198,9 +198,9 @@ def replay(bench: Bench, strategy: str, seed: int, budgets: Sequence[int]) -> It
     test = np.array([name in held_out for name in samples.architectures])
     pool = np.flatnonzero(~test)
     if len(pool) < max(budgets):
-        raise InputError(f"{max(budgets)} labels cannot be chosen from {len(pool)}")
+        raise InputError(f"cannot acquire {max(budgets)} labels from a pool of {len(pool)}")
     if not (test & samples.judged & ~np.isnan(samples.values)).any():
-        raise InputError(f"seed {seed} holds out no label with a usable value; give more labels")
+        raise InputError(f"seed {seed} holds out no label with a usable value; add more labels")
     view = _View(bench, pool)
     labelled = np.zeros(0, dtype=np.int64)
     for budget in budgets:
@@ -216,7 +216,7 @@ def replay(bench: Bench, strategy: str, seed: int, budgets: Sequence[int]) -> It
 
 
 class _View:
-    """Everything that a strategy may see of the pool, as in a campaign."""
+    """Information about the pool for a strategy, as in a campaign."""
 
     def __init__(self, bench: Bench, pool: IntArray) -> None:
         self._bench = bench
@@ -228,21 +228,21 @@ class _View:
             self._workloads, [bench.metric], bench.spec, np.random.default_rng(0)
         )
         self.model: Model | None = None
-        """Learner as fitted after the last round."""
+        """Return the learner fitted after the last round."""
 
     def request(
         self, labelled: IntArray, budget: int, generator: np.random.Generator, strategy: str
     ) -> AcquisitionRequest:
-        """Return the next request; with predictions of the pool only where they are needed."""
+        """Return the next request, with predictions of the pool only if needed."""
         capacity, estimate = self._bench.capacity, self._knowledge.estimates.get(self._bench.metric)
         gradients = uncertainty = None
-        find_gradients = getattr(self.model, "gradients", None)  # purely tabular learners have none
+        find_gradients = getattr(self.model, "gradients", None)  # missing in tabular learners
         if strategy in NEED_GRADIENTS and find_gradients is not None:
             gradients = find_gradients(self._workloads)
         if strategy in NEED_PREDICTIONS and self.model is not None:
             own = self.model.predict(self._workloads)
             uncertainty = own.log_std_of_mean
-            if estimate is not None:  # as long as the learner states no deviation, the first one
+            if estimate is not None:  # use the first estimate until the learner has a deviation
                 log_std = estimate.log_std if own.log_std is None else own.log_std
                 estimate = Estimate(own.median, log_std=log_std)
         values = self._bench.samples.values[self._pool[labelled]]

@@ -1,11 +1,10 @@
-"""Training of the snapshot that ships with the package, on published labels and our own.
+"""Training of the shipped snapshot on published and own labels.
 
-It makes predictions possible without a campaign: memory of training on an A100 (GPUMemNet),
+The snapshot gives predictions without a campaign: memory of training on an A100 (GPUMemNet),
 training steps on an RTX 3090 and inference steps on an RTX 3090 and 4090 (timm's own results), both
 in fp32 on a V100 (pycls, pytorch-gpu-benchmark, with NeuSight's kernels), our own labels of an H100
 and of CPU cores of two hosts. Heads are judged on held-out architectures, then trained on all
-labels. Missing profiles are made once and kept in TRAPPM_HOME; the labels themselves are never
-kept. The same labels, versions and seed give the same heads.
+labels. Missing profiles are stored in TRAPPM_HOME. Equal labels and seeds give equal heads.
 """
 
 from __future__ import annotations
@@ -74,17 +73,17 @@ class Trained:
     sheet: Sheet
     head: Head[Prior]
     errors: Mapping[Phase, Score]
-    """Errors on held-out architectures by phase, of a head that has not seen them."""
+    """Errors on held-out architectures by phase."""
     measurements: Sequence[Measurement]
     """Labels that the head was trained on."""
     files: Mapping[str, str]
     """File of each label by its attempt key."""
     kernels: Evidence | None
-    """Single kernels that it was trained on."""
+    """Single kernels in the training data."""
 
 
 def train(sheet: Sheet, data: Path, processes: int) -> Trained:
-    """Judge and train the head of one sheet in the folder `data`.
+    """Evaluate and train the head of one sheet in the folder `data`.
 
     Raises:
         InputError: The file is missing or cannot be read.
@@ -120,7 +119,7 @@ def _prior(sheet: Sheet, kernels: Evidence | None) -> Prior:
     """Return the prior of a sheet's device without its labels."""
     spec = spec_of(sheet.device)
     if sheet.metric == "memory_mib" and not sheet.measured:
-        return MemoryPrior()  # its constants start from this very sheet, of other software
+        return MemoryPrior()  # its constants start from this sheet with other software
     prior = starting_prior(sheet.metric, spec, kernels=True)
     if isinstance(prior, StepTimePrior) and (kernels is not None or sheet.measured):
         own = () if kernels is None else (kernels,)
@@ -299,7 +298,7 @@ def _label(measurement: Measurement, sheet: Sheet) -> TrainingLabel:
 
 
 def _cards() -> dict[str, str]:
-    """Return the card of each key that our own measurements describe more exactly than the key."""
+    """Return the card of each key for which own measurements are more specific than the key."""
     named = {
         sheet.device: card_name(
             sheet.device, (m.environment for ms in sheet.labels(Path()).values() for m in ms)

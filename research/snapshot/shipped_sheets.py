@@ -32,20 +32,20 @@ OUR_OWN = Path(__file__).resolve().parents[2] / "examples/data"
 
 @dataclass(frozen=True)
 class Sheet:
-    """Published files of one device, and the metric that is learned from them."""
+    """Label files of one device, and the metric to learn from them."""
 
     files: tuple[str, ...]
     device: str
     phases: tuple[Phase, ...]
     metric: str
     usable: str | None = None
-    """File of the rows that are judged."""
+    """File of the rows to evaluate."""
     keys: tuple[str, ...] = ()
-    """Keys of the devices whose rows are taken (default: all)."""
+    """Keys of the devices to include (default: all)."""
     kernels: str | None = None
     """Card whose single kernels NeuSight timed."""
     measured: bool = False
-    """Whether we measured the labels; the files are in `OUR_OWN`."""
+    """True for our own measurements; their files are in `OUR_OWN`."""
     hosts_apart: float = 0.0
     """Deviation of the logarithm between hosts whose devices have the same key."""
 
@@ -64,7 +64,7 @@ class Sheet:
 
 
 def our_labels(file: str) -> list[Measurement]:
-    """Return the labels of a packed file of `OUR_OWN` that can be learned from.
+    """Return the usable labels of a compressed file of `OUR_OWN`.
 
     Raises:
         InputError: The file is missing or cannot be read.
@@ -73,7 +73,7 @@ def our_labels(file: str) -> list[Measurement]:
 
 
 def our_attempts(file: str) -> list[Measurement]:
-    """Return all measurements of a packed file of `OUR_OWN`, unstable ones included."""
+    """Return all measurements of a compressed file of `OUR_OWN`, including unstable ones."""
     attempts = _unpacked(file, lambda path: [verdict.measurement for verdict in read_file(path)])
     return [measurement for measurement in attempts if measurement is not None]
 
@@ -94,8 +94,8 @@ BOTH = (Phase.TRAIN, Phase.INFER)
 H100_FILES = ("h100/sweeps/check.jsonl.xz", "h100/sweeps/first.jsonl.xz")
 OUR_METRICS = ("step_time_ms", "memory_mib")
 HOSTS_APART = 0.5
-"""Deviation of the logarithm of step times between CPUs of as many threads: the two that we
-measured are a factor of 1.8 apart (0.6), and the next one may be about as far from their middle."""
+"""Deviation of the log step time between CPUs with the same number of threads: the two measured
+CPUs differ by a factor of 1.8 (0.6), and others are assumed to deviate similarly."""
 
 
 def cpu_files(device: str) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ SHEETS = (
 KERNELS_FILE = "nodes/neusight_kernels_fp32_v100_a100.csv.gz"
 KERNELS = {"conv2d": 100, "linear": 24, "matmul": 16, "layer-norm": 10, "softmax": 10, "add": 10,
            "add-scalar": 8, "relu": 10, "gelu": 6}  # fmt: skip
-"""Number of kernels of each operator: a minute of measuring."""
+"""Number of kernels of each operator, about a minute of measurement."""
 
 
 def neusight_kernels(path: Path, card: str) -> Evidence:

@@ -1,7 +1,7 @@
-"""Our figures of docs/research/accuracy.md, computed again from the published sheets.
+"""Figures of docs/research/accuracy.md, recomputed from the published sheets.
 
-Steps that were never traced are traced first, about a second for each of 1,400 architectures, and
-kept in TRAPPM_HOME.
+Missing traces are created first, which takes about a second for each of 1,400 architectures, and
+stored in TRAPPM_HOME.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from research.evaluation.workbench import show_progress
 
 RECORDED = Path(__file__).with_suffix(".yaml")
 TOLERANCE = 0.1
-"""Points by which a figure may be worse than the recorded one."""
+"""Allowed increase of a figure over the recorded one, in percentage points."""
 COVERAGE = 90.0
 KEYS = ["what", "split", "labels"]
 FIGURES = ["mape", "median_ape", "coverage"]
@@ -40,7 +40,7 @@ def recorded(path: Path = RECORDED) -> pd.DataFrame:
 
 
 def computed(what: str, sheet: Mapping[str, Any], processes: int) -> pd.DataFrame:
-    """Train and judge `ours` on the splits of one sheet that have figures."""
+    """Train and evaluate `ours` on the splits of one sheet with recorded figures."""
     figures, data = sheet["figures"], data_folder()
     request = Request(
         metric=sheet["metric"],
@@ -61,7 +61,7 @@ def computed(what: str, sheet: Mapping[str, Any], processes: int) -> pd.DataFram
 
 
 def compare(before: pd.DataFrame, now: pd.DataFrame) -> pd.DataFrame:
-    """Return recorded and new figures side by side, and whether each row is worse.
+    """Return recorded and new figures, and a mask of rows that are worse.
 
     Errors must not grow and coverage must not move away from 90 %, by more than `TOLERANCE`.
     """

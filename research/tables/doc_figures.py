@@ -1,7 +1,7 @@
 """Figures of docs/how_it_works.md and docs/research/intervals.md.
 
-They need no data: learning curves and coverage are those of tables in docs/research/choosing.md and
-docs/research/intervals.md, errors those of the manifest of the shipped snapshot.
+Learning curves and coverage come from tables in docs/research/choosing.md and
+docs/research/intervals.md, and errors from the manifest of the shipped snapshot.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STYLES = {
     "random": {"color": "#667788", "linestyle": "--", "marker": "^"},
 }
 SETTINGS = {"svg.hashsalt": "trappm", "svg.fonttype": "none", "font.size": 10}
-"""The same figure has the same bytes."""
+"""Metadata without dates, so that unchanged figures have identical bytes."""
 
 
 def curves(text: str, heading: str) -> dict[str, list[float]]:

@@ -20,7 +20,7 @@ BATCH_SIZE = 32
 
 
 def answer(foreign: Any) -> str:
-    """Return the memory of the training step, or the reason why there is none."""
+    """Return the memory of the training step, or the reason why it is missing."""
     args, kwargs = foreign.call(BATCH_SIZE)
     module = foreign.build()
     names = inspect.signature(module.forward).parameters
@@ -39,7 +39,7 @@ def answer(foreign: Any) -> str:
 
 
 def checked(foreign: Any) -> str:
-    """Return the quantities that were compared with a real step."""
+    """Return the quantities compared with a real step."""
     if foreign.refusal:
         return "operator and line"
     kept = f"kept bytes not: {foreign.cpu_differs}" if foreign.cpu_differs else "kept bytes"

@@ -45,7 +45,7 @@ SOURCES = ("sheet", CONSTANTS_OF)
 AIMS = {"step_time_ms": 2.0, "memory_mib": 0.5, "power_w": 5.0}
 """Largest acceptable median difference of two measurements in percent."""
 BUSY_SHARE = 0.8
-"""NVML's utilization of a GPU that never waits: below 1, as the power window has pauses."""
+"""NVML utilization of a GPU that never waits; below 1 because the power window has pauses."""
 BUSY, WAITING = "busy device", "waiting for the host"
 MEMORY = ("allocated", "reserved")
 
@@ -54,13 +54,13 @@ def read_sweeps(folder: Path) -> dict[str, list[Measurement]]:
     """Return all measurements of a folder by the name of their file.
 
     Raises:
-        InputError: There are none, a line is not a measurement, or there are several devices.
+        InputError: The folder is empty, has several devices, or a line is not a measurement.
     """
     sweeps: dict[str, list[Measurement]] = {}
     for path in sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.xz")]):
         name = path.name.removesuffix(".xz")
         if name in sweeps:
-            raise InputError(f"{folder} has {name} twice, once compressed; remove one")
+            raise InputError(f"{folder} has {name} compressed and uncompressed; remove one")
         opened = lzma.open if path.suffix == ".xz" else open
         with opened(path, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
@@ -142,7 +142,7 @@ def _memory(
 
 
 def repeats(sweeps: Mapping[str, Sequence[Measurement]], rows: pd.DataFrame) -> pd.DataFrame:
-    """Return how far the last two files differ on the same configurations, in percent."""
+    """Return the differences of the last two files by configuration, in percent."""
     known = [latest(measurements) for measurements in sweeps.values()]
     table = {}
     for (which, metric), aim in {(w, m): AIMS[m] for w in (BUSY, WAITING) for m in AIMS}.items():
@@ -162,7 +162,7 @@ def repeats(sweeps: Mapping[str, Sequence[Measurement]], rows: pd.DataFrame) -> 
 
 
 def errors(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return how far simulations are off, by quantity and for all rows, families and settings."""
+    """Return the errors of simulations by quantity, for all rows, families and settings."""
     quantities = {f"memory, {name}": (rows, f"simulated_{name}", name) for name in MEMORY}
     for which in (BUSY, WAITING):
         some = rows[rows.waits == which]

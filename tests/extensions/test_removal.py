@@ -58,7 +58,7 @@ MISSING = {
     "transformers": ("hf:gpt2", "a100", "hf:gpt2: no installed extension has models with"),
     "parallel": ("resnet18", "a100x2", "'a100x2'"),
 }
-"""What needs an extension: a model, a device, and a part of the error without it."""
+"""Model and device that need an extension, and part of the error without it."""
 
 
 @pytest.mark.slow

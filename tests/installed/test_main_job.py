@@ -337,7 +337,7 @@ def test_a_finished_campaign_cannot_be_resumed_and_says_so(campaign):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["gcs_server", "raylet"])
-def test_the_death_of_a_process_of_rays_own_is_told_and_leaves_nothing(tmp_path, victim):
+def test_a_lost_ray_service_ends_the_campaign_with_a_message_and_leaves_nothing(tmp_path, victim):
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SPEC))
     run = Run(tmp_path)
     family: list[psutil.Process] = []

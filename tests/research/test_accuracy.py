@@ -18,9 +18,7 @@ from research.tables import accuracy
         ({"coverage": 100.0}, 1),
     ],
 )
-def test_a_figure_that_is_worse_by_more_than_a_tenth_of_a_point_fails(
-    monkeypatch, capsys, changes, status
-):
+def test_figure_above_tolerance_fails(monkeypatch, capsys, changes, status):
     def computed(what, sheet, processes):
         figures = accuracy.recorded().loc[[what]]
         return figures + pd.Series({name: changes.get(name, 0.0) for name in accuracy.FIGURES})

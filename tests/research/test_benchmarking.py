@@ -76,7 +76,7 @@ class _Constant:
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(deadline=None, max_examples=25)
 @pytest.mark.parametrize("kind", [k for k in SplitKind if k is not SplitKind.EACH_FAMILY])
-def test_a_split_divides_all_and_keeps_apart_what_it_says(kind, seed):
+def test_split_covers_all_rows_and_separates_groups(kind, seed):
     everything = samples()
     (split,) = splits_of(everything, kind, [seed])
     (again,) = splits_of(everything, kind, [seed])
@@ -104,7 +104,7 @@ def test_each_family_of_three_or_more_architectures_is_left_out_once():
     assert all(np.all(split.train ^ split.test) for split in splits)
 
 
-def test_what_is_too_small_to_divide_is_refused():
+def test_too_few_labels_cannot_be_split():
     whole = samples()
     few = Samples(
         whole.configurations[:3], whole.workloads[:3], whole.values[:3], whole.above[:3],
@@ -115,7 +115,7 @@ def test_what_is_too_small_to_divide_is_refused():
             list(splits_of(few, kind, [0]))
 
 
-def test_nobody_learns_from_what_is_held_out_and_draws_are_nested():
+def test_training_excludes_held_out_rows_and_draws_are_nested():
     everything, estimator = samples(), Memory()
     plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[1337, 1338], label_counts=[4, 9])
     messages = []
@@ -133,7 +133,7 @@ def test_nobody_learns_from_what_is_held_out_and_draws_are_nested():
     assert messages[-1][:2] == (6, 6)
 
 
-def test_an_estimators_numbers_do_not_depend_on_those_beside_it():
+def test_results_do_not_depend_on_other_estimators():
     alone, beside, other = Memory(), Memory(), Memory()
     other.name = "other"
     plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[1337])
@@ -143,7 +143,7 @@ def test_an_estimators_numbers_do_not_depend_on_those_beside_it():
     assert alone.draws != other.draws
 
 
-def test_a_start_is_tried_beside_from_scratch():
+def test_start_is_evaluated_in_addition_to_from_scratch():
     estimator, start = Memory(), _Constant(3.0)
     plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[1], starts={"memory": start})
     runs = list(run_plan(samples(), [estimator], plan))
@@ -151,7 +151,7 @@ def test_a_start_is_tried_beside_from_scratch():
     assert estimator.starts == [None, start]
 
 
-def test_a_start_answers_alone_where_labels_are_too_few():
+def test_start_predicts_alone_with_too_few_labels():
     picky, any_number = Memory(), Memory()
     picky.name, picky.least_labels = "picky", 2
     start = _Constant(3.0)
@@ -167,7 +167,7 @@ def test_a_start_answers_alone_where_labels_are_too_few():
     assert np.all(alone.estimate.median == 3.0)
 
 
-def test_fewer_labels_are_counted_by_values_and_more_than_there_are_is_no_count():
+def test_label_counts_use_values_and_omit_too_large_counts():
     n = 3 * len(NAMES)
     values = np.full(n, np.nan)
     values[-1] = 5.0  # all others died
@@ -183,7 +183,7 @@ def test_fewer_labels_are_counted_by_values_and_more_than_there_are_is_no_count(
     ]  # fmt: skip
 
 
-def test_scores_count_what_is_judged_and_tell_deaths_and_spikes():
+def test_scores_use_judged_rows_and_report_oom_and_spikes():
     n = 3 * len(NAMES)
     values, above = np.full(n, 100.0), np.full(n, np.nan)
     values[:2], above[:2] = np.nan, 150.0
@@ -222,7 +222,7 @@ def test_a_summary_has_mean_and_deviation_over_seeds():
     assert families["accuracy_deviation"] == {}
 
 
-def test_estimators_go_by_name(zoo):
+def test_estimators_are_found_by_name(zoo):
     surroundings = Surroundings(
         metric="memory_mib",
         card="a100-40gb",
@@ -237,7 +237,7 @@ def test_estimators_go_by_name(zoo):
 
 @pytest.mark.parametrize("metric", ["power_w", "energy_j"])
 @pytest.mark.parametrize("name", ["ours", "prior"])
-def test_metrics_that_nothing_simulates_have_a_prior_of_the_graph(zoo, metric, name):
+def test_metrics_without_simulation_use_a_graph_prior(zoo, metric, name):
     macs = np.array([graph.macs.sum() for graph in zoo.graphs], dtype=float)
     values = 30 + 90 * macs / (macs + 1e8) if metric == "power_w" else 0.5 + macs / 1e8
     surroundings = Surroundings(

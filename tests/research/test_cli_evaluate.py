@@ -81,7 +81,7 @@ def sheets(tmp_path_factory):
     )
 
 
-def test_one_file_trains_and_another_judges(say, sheets):
+def test_train_and_test_files(say, sheets):
     status, out, err = say(
         "--train", sheets[0], "--test", sheets[1], "--metric", "memory", "--json",
         "--estimator", "faketensor", "--estimator", "xgboost", "--estimator", "ours",
@@ -105,7 +105,7 @@ def test_one_file_trains_and_another_judges(say, sheets):
     [({}, "a100"), ({"device_memory_mib": 40_960}, "a100 sxm4 40gb"),
      ({"device_name": "NVIDIA A100 80GB PCIe", "device_memory_mib": 81_920}, "a100 pcie 80gb")],
 )  # fmt: skip
-def test_labels_of_a_file_name_the_card_whose_data_sheet_counts(home, sheets, environment, card):
+def test_labels_determine_the_data_sheet(home, sheets, environment, card):
     labels = [
         replace(m, device="a100", environment=environment) for m in read_labels(sheets[0])[:3]
     ]
@@ -127,7 +127,7 @@ def test_the_same_seed_gives_the_same_numbers(say, sheets):
     assert [r["split"] for r in report["results"]] == ["architectures"] * 2
 
 
-def test_the_suite_shows_the_honest_split_first(say, sheets):
+def test_suite_shows_the_architecture_split_first(say, sheets):
     status, out, err = say(
         "--suite", "paper", "--labels", sheets[2], "--estimator", "mlp", "--estimator",
         "faketensor", "--estimator", "trappm-laptop-random", "--split", "architectures", "--split",
@@ -140,7 +140,7 @@ def test_the_suite_shows_the_honest_split_first(say, sheets):
     assert places == sorted(places)
 
 
-def test_only_usable_rows_are_judged(say, sheets, tmp_path):
+def test_only_usable_rows_are_evaluated(say, sheets, tmp_path):
     reading = tmp_path / "reading.csv"
     rows = [(name, batch, "usable" if batch > 8 else "died", int(batch == 32))
             for name in ARCHITECTURES for batch in (8, 16, 32)]  # fmt: skip
@@ -156,7 +156,7 @@ def test_only_usable_rows_are_judged(say, sheets, tmp_path):
     assert result["without_spikes"]["count"] == 2
 
 
-def test_graphs_are_made_once_and_kept(say, sheets, home, monkeypatch):
+def test_graphs_are_created_once_and_stored(say, sheets, home, monkeypatch):
     assert say("--labels", sheets[2], "--estimator", "mlp", "--seeds", 1)[0] == 0
     monkeypatch.setattr("trappm.cluster.pool_file._profiled", _refuse_work)
     assert say("--labels", sheets[2], "--estimator", "mlp", "--seeds", 1)[0] == 0
@@ -173,7 +173,7 @@ def _refuse_work(pairs, processes):
     return iter(())
 
 
-def test_step_times_are_told_by_the_name_of_either_file(tmp_path):
+def test_either_file_name_may_contain_the_settings(tmp_path):
     columns = ("model", "train_samples_per_sec", "train_step_time", "train_batch_size",
                "train_img_size")  # fmt: skip
     named = tmp_path / "benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv"
@@ -186,7 +186,7 @@ def test_step_times_are_told_by_the_name_of_either_file(tmp_path):
     assert label.configuration.memory_format == "channels-last"
 
 
-def test_who_has_no_estimates_of_faketensor_is_judged_without_it(say, sheets, tmp_path):
+def test_labels_without_faketensor_estimates_skip_faketensor(say, sheets, tmp_path):
     plain = tmp_path / "plain.jsonl"
     measured = [replace(m, memory_detail_mib={}) for m in read_labels(sheets[2])]
     export_file(measured, plain)
@@ -196,14 +196,14 @@ def test_who_has_no_estimates_of_faketensor_is_judged_without_it(say, sheets, tm
     assert names == {n for n in ESTIMATORS if "paper" not in n} - {"faketensor"}
 
 
-def test_labels_of_deaths_alone_are_told(say, tmp_path):
+def test_only_out_of_memory_labels_are_reported(say, tmp_path):
     sheet = write_sheet(tmp_path / "died.csv", ARCHITECTURES, lambda name, batch: 39_000 + batch)
     status, out, err = say("--labels", sheet, "--estimator", "prior", "--seeds", 1, "--json")
     assert status == 0, err
     assert json.loads(out)["labels"]["bounds_only"] == 18
 
 
-def test_a_file_without_labels_says_what_it_has_instead(tmp_path):
+def test_file_without_labels_is_described(tmp_path):
     sheet = write_sheet(tmp_path / "unknown.csv", ["no_such_model"])
     with pytest.raises(InputError, match="timm does not know the architecture"):
         read_labels(sheet)
@@ -216,8 +216,8 @@ def test_a_file_without_labels_says_what_it_has_instead(tmp_path):
     ("arguments", "reason"),
     [
         ([], "give labels"),
-        (["--train", "x.csv"], "belong together"),
-        (["--train", "x.csv", "--test", "y.csv", "--suite", "paper"], "two files"),
+        (["--train", "x.csv"], "must be given together"),
+        (["--train", "x.csv", "--test", "y.csv", "--suite", "paper"], "options of splits"),
         (["--labels", "nowhere.csv"], "nowhere.csv cannot be read"),
         (["--labels", "ALL", "--estimator", "nnlpq"], "did you mean 'nnlqp'"),
         (["--labels", "ALL", "--split", "people"], "'people' is not one of"),
@@ -230,7 +230,7 @@ def test_a_file_without_labels_says_what_it_has_instead(tmp_path):
         (["--device", "a100"], "no labels of a100"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_one_line_and_status_2(say, sheets, arguments, reason):
+def test_invalid_arguments_give_one_line_and_status_2(say, sheets, arguments, reason):
     status, out, err = say(*[str(sheets[2]) if a == "ALL" else a for a in arguments])
     assert (status, out) == (2, "")
     assert reason in err

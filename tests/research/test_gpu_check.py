@@ -56,7 +56,7 @@ def check(tmp_path_factory, monkeypatch, capsys) -> Check:
     return compare
 
 
-def test_figures_are_those_of_the_sweeps(sweeps: Path, check: Check) -> None:
+def test_figures_match_the_sweeps(sweeps: Path, check: Check) -> None:
     status, output, why = check(sweeps, "--json")
     assert status == 0, why
     actual: dict[str, Any] = json.loads(output)
@@ -79,7 +79,7 @@ def test_figures_are_those_of_the_sweeps(sweeps: Path, check: Check) -> None:
         assert sum(of_source) == 3
 
 
-def test_compressed_sweeps_are_divided_by_the_utilization_of_the_gpu(
+def test_compressed_sweeps_are_split_by_gpu_utilization(
     tmp_path: Path, sweeps: Path, check: Check
 ) -> None:
     lines = (sweeps / "check.jsonl").read_text(encoding="utf-8").splitlines()
@@ -98,9 +98,7 @@ def test_compressed_sweeps_are_divided_by_the_utilization_of_the_gpu(
     assert counts == {"busy device": 2, "waiting for the host": 1}
 
 
-def test_sweeps_that_cannot_be_compared_are_refused(
-    tmp_path: Path, sweeps: Path, check: Check
-) -> None:
+def test_incomparable_sweeps_are_rejected(tmp_path: Path, sweeps: Path, check: Check) -> None:
     assert "has no sweeps" in check(tmp_path)[2]
     (tmp_path / "broken.jsonl").write_text("{}\n", encoding="utf-8")
     assert "line 1 of" in check(tmp_path)[2]

@@ -36,7 +36,7 @@ def table(tmp_path, *rows, head=HEAD, name="kernels.csv.gz"):
 
 
 @pytest.mark.parametrize("name", ["kernels.csv.gz", "kernels.csv"])
-def test_every_kind_of_row_is_a_call(tmp_path, name):
+def test_every_kind_of_row_becomes_a_call(tmp_path, name):
     read = [*read_neusight(table(tmp_path, *ROWS, name=name))]
     assert [m.call for m in read] == [KernelCall.from_text(text) for text in ROWS.values()]
     assert {m.provenance for m in read} == {Provenance.IMPORTED}
@@ -49,7 +49,7 @@ def test_every_kind_of_row_is_a_call(tmp_path, name):
     assert first.missing["power_w"]
 
 
-def test_cards_of_one_name_stay_apart(tmp_path):
+def test_different_gpus_with_one_name_are_separate(tmp_path):
     rows = [f"relu,A100-PCIE-{size}GB,0.8,8,,,,16,,,,,,,x,1,1,test,0" for size in (40, 80)]
     read = [*read_neusight(table(tmp_path, *rows))]
     assert [m.device for m in read] == ["a100-pcie-40gb", "a100-pcie-80gb"]
@@ -74,16 +74,16 @@ def test_importing_twice_records_once(store, tmp_path):
         ("conv,T4,0.9,3,,,,,8,3,3,5,1,0,x,1,1,test,0", "padding"),
     ],
 )
-def test_a_row_that_means_nothing_refuses_the_file(tmp_path, row, why):
+def test_invalid_row_rejects_the_file(tmp_path, row, why):
     path = table(tmp_path, next(iter(ROWS)), row)
     with pytest.raises(InputError, match=rf"kernels.csv.gz, line \d: .*{why}.*nothing was"):
         list(read_neusight(path))
 
 
-def test_what_is_no_table_is_refused(tmp_path):
+def test_other_files_are_rejected(tmp_path):
     with pytest.raises(InputError, match="lacks the columns"):
         list(read_neusight(table(tmp_path, head="op,device")))
-    with pytest.raises(InputError, match="twice"):
+    with pytest.raises(InputError, match="duplicate column"):
         list(read_neusight(table(tmp_path, head=HEAD + ",op")))
     broken = table(tmp_path, *ROWS)
     broken.write_bytes(broken.read_bytes()[:-20])

@@ -84,13 +84,13 @@ def test_deep_learning_examples_time_whole_steps(tmp_path):
 @pytest.mark.parametrize(
     ("content", "source", "message"),
     [
-        (PYCLS, "deep-learning-examples", "no sheet of deep-learning-examples"),
-        ("a,b\n1,2\n", None, "no sheet of pycls or"),
+        (PYCLS, "deep-learning-examples", "not a sheet of deep-learning-examples"),
+        ("a,b\n1,2\n", None, "not a sheet of pycls or"),
         (PYCLS.replace("106.6", "-1"), None, "line 2: step_ms is '-1'"),
         (PYCLS.replace(",32,", ",3.5,"), None, "line 2: per_gpu_batch is 3.5"),
     ],
 )
-def test_sheets_that_cannot_be_read_are_refused_with_the_line(tmp_path, content, source, message):
+def test_unreadable_sheets_are_rejected_with_line_number(tmp_path, content, source, message):
     path = tmp_path / "sheet.csv"
     path.write_text(content)
     with pytest.raises(InputError, match=message):
@@ -98,6 +98,6 @@ def test_sheets_that_cannot_be_read_are_refused_with_the_line(tmp_path, content,
 
 
 @pytest.mark.parametrize("given", ["all", {"updates": 3}, {"naps": True}, {"copied_bytes": -1}])
-def test_a_scope_that_nobody_writes_is_refused(given):
+def test_unknown_scope_is_rejected(given):
     with pytest.raises(InputError, match=KEY):
         StepScope.of({KEY: given})

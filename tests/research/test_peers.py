@@ -23,7 +23,7 @@ def estimator(name, steps=800):
 
 
 @pytest.mark.parametrize("name", [*NETWORKS, "mlp", "xgboost"])
-def test_it_predicts_architectures_that_it_never_saw(name, zoo, measure):
+def test_peer_predicts_unseen_architectures(name, zoo, measure):
     values = measure(zoo.graphs)[:, 0]
     test = np.isin(zoo.names, sorted(set(zoo.names))[::4])
     everything = np.array(workloads(zoo))
@@ -42,7 +42,7 @@ def test_it_predicts_architectures_that_it_never_saw(name, zoo, measure):
 
 
 @pytest.mark.parametrize("name", [*NETWORKS, "mlp", "xgboost"])
-def test_labels_without_a_value_are_left_out_and_the_same_seed_says_the_same(name, zoo, measure):
+def test_missing_values_are_omitted_and_seeds_are_reproducible(name, zoo, measure):
     values = measure(zoo.graphs[:9])[:, 0]
     some = workloads(zoo)[:9]
     holed = values.copy()

@@ -11,14 +11,14 @@ from trappm.learner.stats.errors import accuracy, crps
 
 
 def quantiles(seed, count):
-    """Of distributions of any shape, two of their quantiles the same."""
+    """Compare with a numerical integral for arbitrary distributions, one with equal quantiles."""
     rising = np.sort(np.random.default_rng(seed).normal(size=(count, len(LEVELS))), axis=1)
     rising[:, 41] = rising[:, 40]
     return rising
 
 
 @pytest.mark.parametrize("value", [-6.0, -0.4, 0.01, 1.7, 5.0])
-def test_the_score_of_a_distribution_is_the_integral_over_its_squared_error(value):
+def test_crps_equals_the_integral_of_squared_errors(value):
     (distribution,) = quantiles(0, 1)
     grid = np.linspace(-8.0, 8.0, 200_001)
     below = np.interp(grid, distribution, LEVELS, left=0.0, right=1.0)
@@ -27,7 +27,7 @@ def test_the_score_of_a_distribution_is_the_integral_over_its_squared_error(valu
     np.testing.assert_allclose(actual, [integral], atol=3e-4)
 
 
-def test_a_point_scores_its_error_and_a_distribution_that_knows_its_errors_scores_less():
+def test_calibrated_distribution_scores_below_a_point():
     logs = np.random.default_rng(1).normal(size=4000)
     level = np.quantile(logs, LEVELS)
     points = np.zeros((len(logs), len(LEVELS)))
@@ -73,7 +73,7 @@ class _Spread:
         return Estimate(median=middle, log_quantiles=wide)
 
 
-def test_a_summary_tells_reliability_over_all_seeds():
+def test_summary_has_reliability_over_all_seeds():
     plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[1, 2])
     everything = samples(values=np.full(39, 100.0))
     sure, point = summarize(everything, list(run_plan(everything, [Sure(), Memory()], plan)))

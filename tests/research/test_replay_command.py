@@ -80,14 +80,14 @@ def test_wins_count_better_splits_and_another_baseline_may_be_named(plan, tmp_pa
     assert "4/6" in capsys.readouterr().out
 
 
-def test_errors_count_that_splits_overlap():
+def test_standard_errors_account_for_overlapping_splits():
     """Three tenths judge in each split, so means of many splits scatter far more than 1/n."""
     values = np.array([1.0, 2.0, 4.0, 5.0])
     assert standard_error(values) == pytest.approx(values.std(ddof=1) * np.sqrt(1 / 4 + 3 / 7))
     assert standard_error(values[:1]) is None
 
 
-def test_the_error_of_seconds_is_that_of_a_mean_where_splits_differ_in_seconds_only():
+def test_jackknife_error_equals_that_of_a_mean():
     splits = np.exp(np.random.default_rng(1).normal(scale=0.1, size=12))
     errors = 16.0, 8.0, 4.0
     base = [[Point(n, e, e, float(n), 0) for n, e in zip((20, 40, 80), errors, strict=True)]] * 12
@@ -114,7 +114,7 @@ def test_labels_to_a_target_lie_between_budgets():
     assert labels_to(row, 1.0) is None
 
 
-def test_a_single_seed_has_no_errors_and_no_band(plan, tmp_path, capsys):
+def test_single_seed_has_no_errors(plan, tmp_path, capsys):
     rows = summary(filled(plan), replace(plan, seeds=(2,)))
     json.dumps(rows, allow_nan=False)
     assert rows[1]["area_error"] is rows[1]["seconds_error"] is None
@@ -126,7 +126,7 @@ def test_a_single_seed_has_no_errors_and_no_band(plan, tmp_path, capsys):
     assert "-20.0" in output
 
 
-def test_a_table_and_curves_are_made(plan, tmp_path, capsys):
+def test_table_and_curves_are_created(plan, tmp_path, capsys):
     rows = summary(filled(plan), plan)
     print_summary(rows, plan.metric)
     output = capsys.readouterr().out
@@ -152,14 +152,14 @@ def test_the_command_compares_strategies_on_the_same_seeds(plan, monkeypatch, ca
     assert json.loads(capsys.readouterr().out)["baseline"] == "ours"
 
 
-def test_bad_questions_are_told_before_anything_is_run(plan, tmp_path, monkeypatch, capsys):
+def test_invalid_arguments_are_reported_before_any_run(plan, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command, "Benches", None)
     monkeypatch.setattr("research.replay.replay.find_spec", lambda name: None)
     words = ["replay", "--labels", str(plan.labels), "--metric", "step-time"]
     for more, reason in (
         (["--strategy", "rndom"], "did you mean"),
         (["--strategy", "ours"], "baseline 'random' is not replayed"),
-        (["--usable", str(tmp_path / "none.csv")], "there is no file"),
+        (["--usable", str(tmp_path / "none.csv")], "does not exist"),
         (["--strategy", "all"], "pip install bmdal-reg"),
     ):
         assert run([*words, *more]) == 2

@@ -58,7 +58,7 @@ class Watching:
         return Estimate(np.ones(len(workloads)))
 
 
-def test_what_is_held_out_is_never_chosen_and_labels_add_up(samples):
+def test_held_out_labels_are_never_acquired(samples):
     watching = Watching()
     points = list(replay(bench(samples, estimator=watching), "random", 3, (6, 10, 15)))
     from trappm.learner.stats.errors import split_architectures
@@ -71,7 +71,7 @@ def test_what_is_held_out_is_never_chosen_and_labels_add_up(samples):
 
 
 @pytest.mark.parametrize("name", [*STRATEGIES, *(other.name for other in JUDGED)])
-def test_every_strategy_runs_a_campaign_and_repeats_it(samples, name):
+def test_every_strategy_is_reproducible(samples, name):
     if name.startswith("bmdal"):
         pytest.importorskip("bmdal_reg")
     options = {"estimator": Ours(GraphPrior("step_time_ms"))} if name == "uncertainty" else {}
@@ -80,7 +80,7 @@ def test_every_strategy_runs_a_campaign_and_repeats_it(samples, name):
     assert first[1].mape < 200
 
 
-def test_ours_learns_from_fewer_labels_than_chance(samples):
+def test_ours_needs_fewer_labels_than_random(samples):
     def mean(name):
         runs = [list(replay(bench(samples), name, seed, (6, 12))) for seed in range(8)]
         return np.mean([[p.mape for p in run] for run in runs])
@@ -88,7 +88,7 @@ def test_ours_learns_from_fewer_labels_than_chance(samples):
     assert mean("ours") < mean("random")
 
 
-def test_runs_that_die_cost_a_label_and_are_foreseen_by_the_learner(samples, monkeypatch):
+def test_failed_runs_use_a_label_and_are_predicted(samples, monkeypatch):
     values, above = samples.values.copy(), samples.above.copy()
     limit = np.quantile(values, 0.6)
     died = values > limit
@@ -119,8 +119,8 @@ def test_probability_above_is_of_a_normal_logarithm():
     assert actual[2] > 0.999
 
 
-def test_what_cannot_be_is_refused(samples):
-    with pytest.raises(InputError, match="cannot be chosen"):
+def test_invalid_replays_are_rejected(samples):
+    with pytest.raises(InputError, match="cannot acquire"):
         next(replay(bench(samples), "random", 0, (10_000,)))
     with pytest.raises(InputError, match="did you mean"):
         named_strategy("rndom")
@@ -130,7 +130,7 @@ def test_what_cannot_be_is_refused(samples):
         named_strategy("foo")
 
 
-def test_a_campaign_that_nothing_can_judge_is_refused(samples):
+def test_campaign_without_test_labels_is_rejected(samples):
     n = len(samples)
     dead = Samples(
         samples.configurations, samples.workloads, np.full(n, np.nan), np.ones(n),

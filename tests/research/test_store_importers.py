@@ -40,7 +40,7 @@ EXPECTED = {
 }
 
 
-def test_the_memory_sheet_is_read_with_its_faults(store, database_url, tmp_path):
+def test_memory_sheet_faults_are_handled(store, database_url, tmp_path):
     path = tmp_path / "sheet.csv"
     path.write_text(SHEET)
     report = import_sheet(store, path, "gpumemnet")
@@ -71,7 +71,7 @@ resnet34,2000.0,0.5,256,224,21.8
 """
 
 
-def test_timms_sheet_is_read_with_the_stack_in_its_name(store, tmp_path):
+def test_timm_sheet_gets_its_stack_from_the_file_name(store, tmp_path):
     path = tmp_path / "benchmark-train-amp-nhwc-pt110-cu113-rtx3090.csv"
     path.write_text(TIMM)
     report = import_sheet(store, path, "timm")
@@ -95,12 +95,12 @@ def test_timms_sheet_is_read_with_the_stack_in_its_name(store, tmp_path):
         ("gpumemnet", "sheet.csv", SHEET + "vgg16,8,-5,3\n", "max_gpu_memory_mib is '-5'"),
         ("gpumemnet", "sheet.csv", SHEET + "vgg16,8.5,5,3\n", "a whole number"),
         ("gpumemnet", "sheet.csv", SHEET + "vgg16,8\n", "max_gpu_memory_mib is ''"),
-        ("timm", "sheet.csv", TIMM, "does not tell what was measured"),
-        ("timm", "train-amp-nchw-rtx4090.csv", TIMM, "tells no versions"),
+        ("timm", "sheet.csv", TIMM, "settings are missing"),
+        ("timm", "train-amp-nchw-rtx4090.csv", TIMM, "has no versions"),
         ("nobody", "sheet.csv", SHEET, "gpumemnet, timm"),
     ],
 )
-def test_a_sheet_that_cannot_be_is_refused_whole(store, tmp_path, source, name, content, message):
+def test_invalid_sheet_is_rejected_completely(store, tmp_path, source, name, content, message):
     path = tmp_path / name
     path.write_text(content)
     with pytest.raises(InputError, match=message):
@@ -109,7 +109,7 @@ def test_a_sheet_that_cannot_be_is_refused_whole(store, tmp_path, source, name, 
 
 
 @pytest.mark.slow
-def test_published_sheets_are_read_whole():
+def test_published_sheets_are_read_completely():
     """Needs the sheets: set TRAPPM_DATA."""
     try:
         data = data_folder()

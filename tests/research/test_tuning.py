@@ -38,7 +38,7 @@ def silent(done, total, least):
     pass
 
 
-def test_a_study_begins_with_what_is_shipped_and_goes_on(tuning):
+def test_study_starts_with_shipped_settings_and_continues(tuning):
     first = run_trials(tuning, 2, silent)
     messages = []
     second = run_trials(tuning, 4, lambda *p: messages.append(p))
@@ -50,7 +50,7 @@ def test_a_study_begins_with_what_is_shipped_and_goes_on(tuning):
     assert second["best"]["mape"] <= first["best"]["mape"] <= first["shipped"]["mape"]
 
 
-def test_what_is_held_out_cannot_change_a_study(tuning):
+def test_held_out_labels_do_not_change_a_study(tuning):
     (split,) = splits_of(tuning.samples, SplitKind.ARCHITECTURES, [1337])
     other = replace(
         tuning.samples,
@@ -61,7 +61,7 @@ def test_what_is_held_out_cannot_change_a_study(tuning):
 
 
 @pytest.mark.parametrize("name", ["trappm-laptop", "trappm-paper", "nnlqp", "dippm"])
-def test_shipped_settings_make_what_is_shipped(name, zoo):
+def test_shipped_settings_create_the_shipped_estimator(name, zoo):
     space = space_of(name)
     made = space.make(space.shipped, zoo.encoder)
     assert made.name == name
@@ -69,8 +69,8 @@ def test_shipped_settings_make_what_is_shipped(name, zoo):
         assert made.training == LAPTOP.head
 
 
-def test_what_has_no_settings_is_refused(tuning):
+def test_estimator_without_settings_is_rejected(tuning):
     with pytest.raises(InputError, match="ours weighs its parts"):
         space_of("ours")
-    with pytest.raises(InputError, match="what can be tuned"):
+    with pytest.raises(InputError, match="tunable estimators"):
         run_trials(replace(tuning, estimator="mlp"), 1, silent)

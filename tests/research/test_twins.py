@@ -22,7 +22,7 @@ TWINS = [
 @pytest.mark.parametrize(
     ("first", "second", "are_twins"), [(*TWINS[0], True), (*TWINS[1], True), (*TWINS[2], False)]
 )
-def test_names_of_timm_are_one_by_their_layers_at_any_batch_size(first, second, are_twins):
+def test_timm_names_with_equal_layers_are_one_group(first, second, are_twins):
     graphs = [graph_template(first, 224).at(8), graph_template(second, 224).at(32)]
     pair = [Workload(graph=graph) for graph in graphs]
     groups = content_groups([first, second], pair)
@@ -30,7 +30,7 @@ def test_names_of_timm_are_one_by_their_layers_at_any_batch_size(first, second, 
     assert content_groups([second, first], pair[::-1]) == groups[::-1]
 
 
-def test_without_graphs_they_are_one_by_their_kernels_and_else_by_name():
+def test_groups_without_graphs_use_kernels_or_names():
     first, again, other = (
         kernel_profile(name, 224) for name in ("resnet10t", "resnet10t", "resnet14t")
     )
@@ -40,7 +40,7 @@ def test_without_graphs_they_are_one_by_their_kernels_and_else_by_name():
     assert content_groups(["b", "a", "b"], nothing) == ["b", "a", "b"]
 
 
-def test_a_transformer_is_one_however_it_is_trained():
+def test_transformer_is_one_group_for_all_training_options():
     ways = ["hf:gpt2", "hf:gpt2,eager", "hf:gpt2,lora=16", "hf:gpt2-xl", "hf:gpt2-xl,lora=16"]
     nothing = [Workload(graph=Graph.empty(1))] * len(ways)
     assert content_groups(ways, nothing) == ["hf:gpt2"] * 3 + ["hf:gpt2-xl"] * 2
@@ -72,7 +72,7 @@ def samples():
 
 
 @pytest.mark.parametrize("kind", [k for k in SplitKind if k is not SplitKind.CONFIGURATIONS])
-def test_no_twin_of_what_is_held_out_is_learned_from(samples, kind):
+def test_duplicates_of_held_out_rows_are_not_trained_on(samples, kind):
     layers = np.array([NAMES[name] for name in samples.architectures])
     divided = 0
     for split in splits_of(samples, kind, range(20)):
@@ -83,7 +83,7 @@ def test_no_twin_of_what_is_held_out_is_learned_from(samples, kind):
     assert (divided > 0) == (kind is not SplitKind.ARCHITECTURES)
 
 
-def test_folds_keep_twins_together(samples):
+def test_folds_keep_duplicates_together(samples):
     targets = samples.targets(range(len(samples)))
     for seed in range(20):
         folds = grouped_folds(targets.groups, 5, np.random.default_rng(seed))
@@ -93,7 +93,7 @@ def test_folds_keep_twins_together(samples):
         assert all(len(dealt) == 1 for dealt in of_layers.values())
 
 
-def test_both_names_are_held_out_and_count_as_one(samples):
+def test_both_names_are_held_out_as_one_group(samples):
     for seed in range(40):
         held_out = split_architectures(
             samples.configurations, 0.3, np.random.default_rng(seed), samples.groups

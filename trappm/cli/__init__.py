@@ -97,7 +97,7 @@ EXTRAS = {
 """Top-level modules by the extra of pyproject.toml that brings them."""
 
 _UNWRITABLE = {errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG}
-"""What standard output may fail by, such as a full disk."""
+"""Errors of standard output, such as a full disk."""
 
 
 def _show_version(wanted: bool) -> None:

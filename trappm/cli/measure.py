@@ -98,8 +98,7 @@ def measure(
     Example: trappm measure resnet18 --device cpu-2t --batch-size 4
     """
     from trappm.profiler.measuring.canary import CanaryPlan
-    from trappm.profiler.measuring.protocols import protocol_named
-    from trappm.profiler.records import Configuration
+    from trappm.profiler.records import Configuration, protocol_named
 
     if show_devices:
         _show_devices()
@@ -247,9 +246,8 @@ def _sweep(
     from trappm.profiler.files.json_lines import JsonLines
     from trappm.profiler.measuring.canary import CanaryReading
     from trappm.profiler.measuring.isolation import Measurer
-    from trappm.profiler.measuring.protocols import protocol_named
     from trappm.profiler.measuring.sweep import Sweep, read_configurations
-    from trappm.profiler.records import Measurement
+    from trappm.profiler.records import Measurement, protocol_named
 
     protocol = protocol_named(protocol_name)
     environment = open_device(device).environment()  # a wrong key fails first

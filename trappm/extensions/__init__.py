@@ -1,4 +1,4 @@
-"""Extensions: features outside the mission; deleting the folder of one removes the feature.
+"""Optional features; deleting the folder of a feature removes it.
 
-The core finds them with `trappm.profiler.extensions`.
+The core finds extensions with `trappm.profiler.extensions`.
 """

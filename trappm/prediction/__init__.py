@@ -1,1 +1,1 @@
-"""From a question about a model to its predicted cost."""
+"""Predictions of time, memory, power and cost."""

@@ -25,7 +25,7 @@ from trappm.profiler.host.environment import data_folder
 MAX_ENTRIES = 1000
 MAX_BYTES = 16 << 20
 _CODE = Path(__file__).parents[1]
-"""With the shipped snapshot."""
+"""Package folder, which includes the shipped snapshot."""
 
 
 def cached_predictions(
@@ -49,7 +49,7 @@ def cached_predictions(
             return [Prediction.from_dict(row) for row in json.loads(path.read_bytes())]
     predictions = make()
     with contextlib.suppress(OSError, TypeError, ValueError):
-        if _name(identity, snapshot) != name:  # a snapshot was published meanwhile
+        if _name(identity, snapshot) != name:  # a snapshot was published at the same time
             return predictions
         folder.mkdir(parents=True, exist_ok=True)
         with made_whole(path, replace=True) as part:

@@ -1,4 +1,4 @@
-"""From questions to predictions: the figures that the heads predict, and what follows from them."""
+"""Conversion of a question into predictions by the heads of a snapshot."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trappm.profiler.devices.base import rank_key
 from trappm.profiler.devices.catalogue import card_of
 from trappm.profiler.errors import InputError, one_line
-from trappm.profiler.files.yaml_text import load_yaml
+from trappm.profiler.files.untrusted import load_yaml
 from trappm.profiler.host.environment import data_folder
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Run:
 
     @property
     def length(self) -> str:
-        """In words, such as `90 epochs`."""
+        """Return the length in words, such as `90 epochs`."""
         return f"{self.epochs:,} epoch{'' if self.epochs == 1 else 's'}"
 
 

@@ -47,7 +47,7 @@ METRIC_NAMES = {
     "samples_per_s": "throughput",
 }
 LOADING_REMARK = "without data loading"
-"""What the length of a run leaves out."""
+"""Remark on the length of a run."""
 NEEDS = "it needs "
 """Beginning of the reason for a gap that follows from another gap."""
 LONG_MS = 10_000
@@ -124,7 +124,7 @@ class Prediction(MemoryAnswer):
     largest_batch: int | None = None
     """Largest batch size that fits (`trappm.prediction.fitting`); 0 if not even 1 does."""
     mig_profile: str | None = None
-    """On an A100 of 40 GB: the smallest part of it that holds the upper bound of the memory."""
+    """Smallest MIG profile of an A100 40 GB that holds the upper bound of the memory."""
     run: Run | None = None
     """Cost of a whole training, if the question has its epochs and samples."""
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)

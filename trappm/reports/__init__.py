@@ -1,1 +1,1 @@
-"""What campaigns, pools and labels amount to, as plain values."""
+"""Reports of campaigns, pools and labels as plain values."""

@@ -72,7 +72,7 @@ class DeviceFacts:
     workers: int
     attempts_per_minute: float
     minutes_to_go: float | None
-    """At that rate; None without a rate."""
+    """Remaining minutes at that rate; None without a rate."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""How results are shown: tables, plots and bars that fit a terminal."""
+"""Tables, plots and progress bars that fit a terminal."""

@@ -1,1 +1,1 @@
-"""The power that a step draws, and how long it takes under a power limit."""
+"""Power of a step, and its time under a power limit."""

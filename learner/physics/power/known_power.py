@@ -59,12 +59,12 @@ class CardPower:
     noise: float
     """Deviation of the logarithm of power on workloads like none of the labels."""
     limit_w: float
-    """As delivered."""
+    """Factory power limit in watts."""
     rests_on: str
 
 
 def power_of(card: Card | None) -> CardPower | None:
-    """What is known of a card's power; None where not even its limit is (parts by MIG, too)."""
+    """Return the power constants of a card; None for MIG parts and cards without a known limit."""
     if card is None or card.power_w is None:
         return None
     known = _known()

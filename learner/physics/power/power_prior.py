@@ -1,4 +1,4 @@
-"""The prior of power where kernels are known: idle power, and energies of kernels over step time.
+"""Prior of power from kernels: idle power, and energies of kernels over step time.
 
 The sum of `operating_point` at the full clock, which begins with what cards of known power share.
 Step times are those of the device's own prior, so a step that waits for its host draws less. The
@@ -26,7 +26,7 @@ from trappm.learner.workload import Workload
 Array = npt.NDArray[np.float64]
 
 USUAL_W = 300.0
-"""Of a card's limit: a round number, since the labels' own level is soon learned."""
+"""Share of a card's limit; a round number, since few labels determine the level."""
 _SPREADS = {"idle": 0.3, "busy": 0.5, "full": 0.5, "half": 0.5, "tf32": 0.5, "bytes": 0.5}
 """Spread between cards (`research/priors/power_fit.py`), of the first of `CONSTANTS`."""
 _SPEC = PriorSpec(tuple(TermSpec(*item) for item in _SPREADS.items()), common_spread=0.7)
@@ -76,7 +76,7 @@ class PowerPrior(TermPrior):
         return terms
 
     def features_of(self, workloads: Sequence[Workload], logs: Array, shares: Array) -> Array:
-        """The power, the terms' shares, and those of kernels (n, f)."""
+        """Return the power and the shares of terms and kernels (n, f)."""
         return np.hstack([logs[:, None], shares, self.times.features(workloads)])
 
     def tensors(self) -> dict[str, Tensor]:

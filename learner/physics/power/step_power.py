@@ -1,4 +1,4 @@
-"""Power and energy of a predicted step, under any power limit, and the limit that is thriftiest.
+"""Power and energy of a predicted step under any power limit, and the most efficient limit.
 
 `operating_point` has the formula. Medians are of the most probable constants and the
 predicted time; intervals are of draws of both, so that what makes a step longer makes its power
@@ -32,21 +32,21 @@ UNTIMED = 1.6
 """Factor of the interval of a step time that no head predicts: devices held out
 (docs/research/step_time_model.md)."""
 MOST_SLOWER = 1.05
-"""Of the time under the thriftiest limit to that under the limit as delivered."""
+"""Largest ratio of the times at the most efficient limit and at the factory setting."""
 WAITING_NOISE = 0.25
-"""Deviation of the logarithm of power of steps that mostly wait for their host or loader."""
+"""Deviation of log power of steps that mostly wait for their host or data loader."""
 SLOWDOWN_NOISE = 0.25
-"""Of the logarithm of how much longer a step takes under a limit: on networks held out."""
+"""Deviation of the log slowdown under a limit, on held-out networks."""
 LEAST_SHARE = 0.4
-"""Of the limit as delivered: lower ones cannot be set on most cards (P100: 0.5)."""
+"""Lowest limit of most cards, as a share of the factory setting (P100: 0.5)."""
 LEAST_LIMIT = 0.25
-"""Of the limit as delivered: below, nobody measured anything."""
+"""Lowest measured limit, as a share of the factory setting."""
 _QUANTILES = (0.05, 0.95)
 _Z = 1.645
 
 
 class StepPower:
-    """A step on a card of known power."""
+    """Power of a step on a card with known constants."""
 
     def __init__(
         self, workload: Workload, times: StepTimePrior | None, card: str, known: CardPower,
@@ -91,7 +91,7 @@ class StepPower:
         return {name: _interval(value) for name, value in values.items()}
 
     def thriftiest(self) -> Thrift:
-        """The limit that costs the least energy for `MOST_SLOWER` of the time."""
+        """Return the limit with the least energy within `MOST_SLOWER` of the time."""
         most = self._known.limit_w
         limits = np.arange(most, LEAST_SHARE * most - 1e-9, -5.0)
         rows = np.zeros(len(limits), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The thriftiest power limit of a step."""
+"""Most efficient power limit of a step, importable without torch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Thrift:
-    """The power limit under which a step costs the least energy, for 5 % more time at most."""
+    """Power limit with the least energy per step and at most 5 % more time."""
 
     power_limit_w: float
     step_time_ms: float
     power_w: float
     energy_j: float
     saved: float
-    """Share of the energy of a step under the limit as delivered."""
+    """Energy saved, as a share of the energy at the factory setting."""

@@ -60,7 +60,7 @@ from trappm.cluster.campaign.ownership import runs
 from trappm.cluster.launch import _follow, order_stop
 from trappm.cluster.scheduler.stop_rules import StopRules
 from trappm.profiler.errors import TrappmError
-from trappm.profiler.measuring.protocols import QUICK
+from trappm.profiler.records import QUICK
 from trappm.reports.campaign_facts import live_state
 from trappm.store import CampaignState, Store
 

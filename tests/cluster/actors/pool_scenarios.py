@@ -22,8 +22,7 @@ from trappm.cluster.actors import profiler_pool
 from trappm.cluster.actors.profiler_pool import ProfilerPool
 from trappm.cluster.tasks import CanaryCheck
 from trappm.profiler.errors import DeviceError
-from trappm.profiler.measuring.protocols import QUICK
-from trappm.profiler.records import Configuration
+from trappm.profiler.records import QUICK, Configuration
 
 
 def has_joined(pool, count):

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import json, sys
 from trappm.cluster.ray_runtime import placement, ray_runtime
-from trappm.profiler.measuring.protocols import QUICK
+from trappm.profiler.records import QUICK
 from trappm.profiler.records import Configuration
 
 with ray_runtime(None):
@@ -50,7 +50,7 @@ print(json.dumps({"gpus": gpus, "described": described, "uuid": found.environmen
 RANKS = """
 import json
 from trappm.cluster.ray_runtime import placement, ray_runtime
-from trappm.profiler.measuring.protocols import QUICK
+from trappm.profiler.records import QUICK
 from trappm.profiler.records import Configuration
 
 with ray_runtime(None):

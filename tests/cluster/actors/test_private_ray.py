@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 from trappm.cluster import ray_runtime
@@ -73,6 +74,47 @@ def test_it_starts_where_the_folder_for_temporary_files_has_a_long_path(tmp_path
     assert not Path(folder).parents[1].exists()
 
 
+CRASH = """
+import json, os, psutil, subprocess, sys, time
+from trappm.cluster.ray_runtime import get, ray_runtime
+
+before = subprocess.Popen(["sleep", "60"])
+try:
+    with ray_runtime(None):
+        import ray
+        ray.get(ray.remote(lambda: None).remote())
+        own = set(psutil.Process().children(recursive=True)) - {psutil.Process(before.pid)}
+        after = subprocess.Popen(["sleep", "60"])
+        loader = os.fork()  # as a data loader's worker, which inherits all open files
+        if loader == 0:
+            time.sleep(60)
+            os._exit(0)
+        running = ray.remote(lambda: time.sleep(60)).remote()
+        (server,) = [process for process in own if process.name() == "gcs_server"]
+        server.kill()
+        get(running)
+except Exception as error:
+    _, left = psutil.wait_procs(own, timeout=20)
+    others = [psutil.Process(pid) for pid in (before.pid, after.pid, loader)]
+    alive = [process.status() != psutil.STATUS_ZOMBIE for process in others]
+    print(json.dumps([str(error), alive, [process.cmdline() for process in left]]), flush=True)
+    for process in others:
+        process.kill()
+    os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_a_crash_of_the_private_ray_ends_no_other_child_of_its_caller():
+    result = subprocess.run(
+        [sys.executable, "-c", CRASH], capture_output=True, text=True, check=True, timeout=200
+    )
+    error, alive, left = json.loads(result.stdout.splitlines()[-1])
+    assert "gcs_server was killed or crashed" in error
+    assert alive == [True, True, True]
+    assert left == []
+
+
 def test_only_own_leftovers_are_cleared(tmp_path, monkeypatch):
     gone = subprocess.Popen(["true"])
     gone.wait()
@@ -85,5 +127,9 @@ def test_only_own_leftovers_are_cleared(tmp_path, monkeypatch):
     own.mkdir()
     uid = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: uid + 1)
-    ray_runtime._remove_leftovers()
+    killed = []
+    monkeypatch.setattr(psutil.Process, "kill", killed.append)
+    with (own / "log").open("w"):
+        ray_runtime._remove_leftovers()
     assert own.exists()
+    assert killed == []

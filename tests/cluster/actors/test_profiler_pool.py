@@ -81,4 +81,4 @@ def test_what_has_no_room_beside_the_ranks_is_told_of_once(play):
     result = play("ranks_alone")
     assert result["joined"] == {"a100x4": 1}
     (message,) = result["messages"]
-    assert "no node has room for a100 (GPUs: 1) beside a100x4" in message
+    assert "no node has room for a100 (GPUs: 1) in addition to a100x4" in message

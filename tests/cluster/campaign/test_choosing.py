@@ -30,9 +30,8 @@ from trappm.learner.snapshots.snapshot import load_snapshot
 from trappm.learner.training_label import TrainingLabel
 from trappm.profiler.host import procfs
 from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
-from trappm.profiler.measuring.protocols import protocol_named
 from trappm.profiler.models.families import family_of
-from trappm.profiler.records import Configuration, GraphTemplate, Phase, Precision
+from trappm.profiler.records import Configuration, GraphTemplate, Phase, Precision, protocol_named
 from trappm.profiler.static_profile import static_profile
 
 ARCHITECTURES = ("resnet18", "resnet34", "densenet121", "vgg11", "swin_tiny_patch4_window7_224")

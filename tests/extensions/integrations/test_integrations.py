@@ -69,7 +69,7 @@ def check_added(command, folder, architecture):
     return label.configuration
 
 
-def test_lightning_says_what_it_takes_and_records_it(folder, capsys, command):
+def test_lightning_callback_forecasts_and_records(folder, capsys, command):
     pytest.importorskip("lightning", reason="the extra integrations is not installed")
     run_page("Lightning")
     before = sentences(capsys)[0]
@@ -86,21 +86,21 @@ def test_lightning_says_what_it_takes_and_records_it(folder, capsys, command):
 
 
 @pytest.mark.extension("transformers")
-def test_the_trainer_of_transformers_says_what_it_takes_and_records_it(folder, capsys, command):
+def test_transformers_callback_forecasts_and_records(folder, capsys, command):
     pytest.importorskip("transformers", reason="the extra transformers is not installed")
     pytest.importorskip("accelerate", reason="the extra integrations is not installed")
     run_page("Transformers' Trainer")
     before, *_, last = sentences(capsys)
     assert before.startswith("TraPPM: Fits cpu-")
     assert "for hf:gpt2-tiny in fp32 at batch 2" in before
-    assert last.endswith("keep it with: trappm labels import steps.jsonl")
+    assert last.endswith("import the label with: trappm labels import steps.jsonl")
     assert check_added(command, folder, "hf:gpt2-tiny") == Configuration(
         architecture="hf:gpt2-tiny", batch_size=2, input_size=64, optimizer="adamw"
     )
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_steps_of_a_compiled_model_are_not_labels_of_eager_ones(folder, compiled):
+def test_compiled_model_gives_no_label(folder, compiled):
     import torch
 
     from trappm.extensions.integrations.forecast import FirstStep
@@ -126,7 +126,7 @@ def test_steps_of_a_compiled_model_are_not_labels_of_eager_ones(folder, compiled
         assert steps.write(first, folder / "steps.jsonl").outcome == "ok"
 
 
-def test_a_module_without_a_name_is_timed_and_not_recorded(folder, capsys):
+def test_unnamed_module_is_timed_but_not_recorded(folder, capsys):
     lightning = pytest.importorskip("lightning", reason="the extra integrations is not installed")
     import torch
 
@@ -157,21 +157,21 @@ def test_a_module_without_a_name_is_timed_and_not_recorded(folder, capsys):
     before, after = fit(TrappmCallback(device="a100"))
     assert before.startswith("TraPPM: Fits A100 40 GB: 1.7 GiB (")
     assert ") of 39.6 for Line in fp32 at batch 2" in before
-    assert before.endswith("once steps are measured: the model has no name of timm or hf:")
-    assert re.search(r"a step takes [\d.]+ ms, an epoch about 0 s, by 10 measured steps", after)
+    assert before.endswith("after some steps: the model has no timm or hf: name")
+    assert re.search(r"a step takes [\d.]+ ms, an epoch about 0 s \(measured over 10 steps", after)
     assert list(folder.glob("*.jsonl")) == []
     *_, last = fit(TrappmCallback("resnet10t", "steps.jsonl", device="no-card"))
-    assert "parameters of Line are not those of resnet10t" in last
+    assert "parameters of Line differ from resnet10t" in last
     assert not Path("steps.jsonl").exists()
     (line,) = fit(TrappmCallback(), precision="64-true")
-    assert "neither forecast nor timed: the precision is 64-true" in line
-    with pytest.raises(InputError, match="record_to needs model_name"):
+    assert "neither forecast nor timed: unsupported precision 64-true" in line
+    with pytest.raises(InputError, match="record_to needs a timm or hf: model_name"):
         TrappmCallback(record_to="steps.jsonl")
     with pytest.raises(InputError, match="resnet18"):
         TrappmCallback("resnet188")
 
 
-def test_ray_takes_the_options(folder):
+def test_ray_accepts_the_options(folder):
     options = run_page("Ray")["options"]
     assert 0 < options["num_gpus"] < 1
     assert options["memory"] >= 4 << 30
@@ -180,7 +180,7 @@ def test_ray_takes_the_options(folder):
         ray_options(too_large)
 
 
-def test_the_client_of_kubernetes_reads_the_pod(folder):
+def test_kubernetes_client_parses_the_pod(folder):
     client = pytest.importorskip("kubernetes.client", reason="kubernetes is not installed")
     names = run_page("Kubernetes")
     manifest = names["manifest"]
@@ -196,16 +196,16 @@ def test_the_client_of_kubernetes_reads_the_pod(folder):
     assert "Tesla-V100-SXM2-16GB" not in rule.values  # 256 images take more than 16 GB
 
 
-def test_cards_are_those_that_the_step_fits(folder):
+def test_pod_requests_only_fitting_gpus(folder):
     assert [product for product in PRODUCTS if memory_mib(product) is None] == []
     asked = {"batch_size": 8, "input_size": 64}
-    with pytest.raises(InputError, match="no product of Kubernetes is known for titan-v"):
+    with pytest.raises(InputError, match="no Kubernetes product name is known for titan-v"):
         pod(trappm.compare("resnet10t", "titan-v", **asked))
-    with pytest.raises(InputError, match="fits none of t4"):
+    with pytest.raises(InputError, match="does not fit t4"):
         pod(trappm.compare("resnet10t", "t4", **(asked | {"batch_size": 60_000})))
 
 
-def test_skypilot_asks_for_seconds_by_gpu():
+def test_skypilot_estimator_returns_seconds_by_gpu():
     pytest.importorskip("sky", reason="SkyPilot is not installed: a dozen packages, left to you")
     import sky
 
@@ -218,7 +218,7 @@ def test_skypilot_asks_for_seconds_by_gpu():
             task.estimate_runtime(sky.Resources(accelerators=accelerators))
 
 
-def test_a_callback_says_of_a_named_model_what_predict_does():
+def test_callback_of_a_named_model_equals_predict():
     import torch
 
     module = zoo.create_model("test_resnet", 160)

@@ -28,7 +28,7 @@ def characteriser(tmp_path_factory):
 
 
 @TWO_CORES
-def test_two_ranks_time_what_they_do_together(characteriser):
+def test_two_ranks_time_collectives(characteriser):
     results = characteriser.characterise("cpu-2x1t", calls=[*SMALL, *LARGE], seconds=10)
     by_call = {result.call: result for result in results}
     assert by_call.keys() == {*SMALL, *LARGE}
@@ -42,7 +42,7 @@ def test_two_ranks_time_what_they_do_together(characteriser):
 
 
 @TWO_CORES
-def test_a_killed_rank_costs_its_collective_and_the_rest_goes_on(characteriser):
+def test_killed_rank_fails_only_its_collective(characteriser):
     killed = []
 
     def kill(result, count):
@@ -66,7 +66,7 @@ def test_a_killed_rank_costs_its_collective_and_the_rest_goes_on(characteriser):
 
 
 @TWO_CORES
-def test_what_ranks_cannot_do_together_is_an_outcome(characteriser):
+def test_failing_collective_is_recorded_as_an_outcome(characteriser):
     three = KernelCall.of(Operator.ALL_REDUCE, ranks=3, elements=3)
     alone = KernelCall.of(Operator.COPY, batch=4, width=256)
     results = characteriser.characterise("cpu-2x1t", calls=[three, alone, SMALL[0]], seconds=10)
@@ -78,11 +78,11 @@ def test_what_ranks_cannot_do_together_is_an_outcome(characteriser):
 
 @TWO_CORES
 def test_links_do_not_depend_on_the_strategy(characteriser):
-    with pytest.raises(InputError, match="those of cpu-2x1t"):
+    with pytest.raises(InputError, match="same links as cpu-2x1t"):
         characteriser.characterise("cpu-2x1t-fsdp")
 
 
-def test_a_catalogue_has_all_three_from_a_kibibyte_to_what_memory_allows():
+def test_collectives_range_from_one_kibibyte_to_the_memory_limit():
     calls = collectives(3, memory_mib=16 * 1024)
     assert {call.operator for call in calls} == {*OPERATORS}
     sizes = sorted({4 * call["elements"] for call in calls})

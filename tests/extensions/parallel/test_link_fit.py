@@ -26,7 +26,7 @@ def made_by(own, ranks=(4,), noise=0.0, seed=0):
     return rows
 
 
-def test_a_link_is_what_its_collectives_were_made_by():
+def test_fit_recovers_the_link_of_simulated_collectives():
     fitted = fitted_link(USUAL, made_by(OWN))
     assert fitted.latency_us == pytest.approx(90.0, rel=0.05)
     assert fitted.efficiency == pytest.approx(0.3, rel=0.05)
@@ -34,7 +34,7 @@ def test_a_link_is_what_its_collectives_were_made_by():
     assert fitted.gbs == USUAL.gbs
 
 
-def test_noise_widens_it_and_outliers_hardly_move_it():
+def test_fit_is_robust_and_spread_reflects_noise():
     noisy = fitted_link(USUAL, made_by(OWN, noise=0.3))
     assert 0.15 < noisy.spread < 0.6
     rows = made_by(OWN)
@@ -42,21 +42,21 @@ def test_noise_widens_it_and_outliers_hardly_move_it():
     assert fitted_link(USUAL, rows).efficiency == pytest.approx(0.3, rel=0.2)
 
 
-def test_what_a_doubled_number_of_ranks_adds_needs_two_numbers():
+def test_hop_latency_needs_two_numbers_of_ranks():
     start = replace(USUAL, hop_us=5.0)
     own = replace(start, hop_us=20.0)
     assert fitted_link(start, made_by(own)).hop_us == 5.0
     assert fitted_link(start, made_by(own, (2, 4, 8))).hop_us == pytest.approx(20.0, rel=0.1)
 
 
-def test_too_few_collectives_or_small_ones_only_tell_no_link():
+def test_too_few_or_only_small_collectives_give_no_link():
     rows = made_by(OWN)
     assert fitted_link(USUAL, []) is None
     assert fitted_link(USUAL, rows[-5:]) is None
     assert fitted_link(USUAL, [row for row in rows if row.size_bytes < 1 << 20]) is None
 
 
-def test_only_good_collectives_are_believed():
+def test_only_successful_collectives_are_used():
     def measured(call, outcome):
         return KernelMeasurement(
             call=call, device="a100x4", outcome=outcome, protocol=Protocol(name="kernels"),

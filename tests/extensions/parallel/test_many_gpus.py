@@ -30,7 +30,7 @@ def scaled():
     return predictions, refusals
 
 
-def test_a_gpu_keeps_less_with_more_of_them_under_fsdp_and_never_less_than_its_share(scaled):
+def test_fsdp_memory_decreases_with_gpus_down_to_the_shard(scaled):
     for device in ("a100-40gb", "v100-16gb"):
         by_ranks = {
             p.ranks: p.memory_mib for p in scaled[0] if (p.strategy, p.device) == ("fsdp", device)
@@ -38,20 +38,20 @@ def test_a_gpu_keeps_less_with_more_of_them_under_fsdp_and_never_less_than_its_s
         assert by_ranks[1] > by_ranks[8] > by_ranks[16] > 0
 
 
-def test_what_cannot_be_shared_is_a_line_and_the_rest_is_answered(scaled):
+def test_infeasible_combinations_are_listed_and_others_predicted(scaled):
     predictions, refusals = scaled
-    assert [line for line in refusals if "does not divide the 12 heads" in line]
+    assert [line for line in refusals if "12 attention heads cannot be divided" in line]
     assert {p.strategy for p in predictions} == {"ddp", "fsdp", "tp"}
     assert {(p.gpus, p.nodes) for p in predictions} == {(1, 1), (8, 1), (8, 2)}
 
 
-def test_a_file_of_one_batch_size_is_shared_at_that_one(tmp_path):
+def test_file_with_fixed_batch_size_is_scaled_at_that_size(tmp_path):
     export_onnx("test_resnet", 64, tmp_path / "fixed.onnx", batch_size=3)
     prediction = predict_parallel(str(tmp_path / "fixed.onnx"), device="a100", gpus=2)
     assert prediction.batch_size == 3
 
 
-def test_a_device_that_cannot_be_shared_leaves_the_others_their_answers():
+def test_infeasible_device_does_not_affect_others():
     models, counts = ["test_resnet"], [1, 2]
     predictions, refusals = scaling(models, ["a100", "a100x4"], counts, ["ddp"], batch_size=8)
     assert {p.device for p in predictions} == {"a100-40gb"}
@@ -60,7 +60,7 @@ def test_a_device_that_cannot_be_shared_leaves_the_others_their_answers():
         scaling(models, ["a100x4"], counts, ["ddp"], batch_size=8)
 
 
-def test_the_best_is_of_those_that_fit(scaled):
+def test_best_is_chosen_among_fitting_setups(scaled):
     fitting = [p for p in scaled[0] if p.fits]
     chosen = best(scaled[0])
     assert chosen["fastest"].samples_per_s == max(p.samples_per_s for p in fitting)
@@ -75,24 +75,24 @@ def test_the_best_is_of_those_that_fit(scaled):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ("scale hf:gpt2 --gpus 8 --strategy tp --device a100", "does not divide the 12 heads"),
-        ("scale resnet18 --gpus 2 --strategy tp --device a100", "take ddp or fsdp"),
-        ("scale resnet18 --gpus 9 --per-node 9 --device h100", "no node has 9 h100"),
+        ("scale hf:gpt2 --gpus 8 --strategy tp --device a100", "12 attention heads cannot be"),
+        ("scale resnet18 --gpus 2 --strategy tp --device a100", "use ddp or fsdp"),
+        ("scale resnet18 --gpus 9 --per-node 9 --device h100", "a node has at most"),
         ("scale resnet18 --gpus 8,x --device a100", "--gpus is '8,x'"),
         ("scale resnet18 --gpus 8 --strategy zero --device a100", "it must be one of ddp"),
         ("scale resnet18 --gpus 0 --device a100", "gpus is 0"),
-        ("scale resnet18 --gpus 9 --device h100", "9 GPUs do not divide over 2 nodes"),
+        ("scale resnet18 --gpus 9 --device h100", "9 GPUs cannot be split evenly over 2 nodes"),
         ("predict resnet18 --gpus 2 --device a100", "use trappm scale MODEL --gpus N"),
     ],
 )
-def test_what_cannot_be_asked_is_one_line(capsys, arguments, reason):
+def test_invalid_arguments_give_one_line(capsys, arguments, reason):
     assert run(arguments.split()) == 2
     error = capsys.readouterr().err
     assert reason in error
     assert error.count("\n") == 1
 
 
-def test_devices_and_numbers_are_compared_for_machines(capsys):
+def test_json_compares_devices_and_numbers_of_gpus(capsys):
     words = "scale resnet18 vgg11 --gpus 1,4 --strategy ddp --device a100 --device v100 --json"
     assert run([*words.split(), "--batch-size", "32", "--optimizer", "adam"]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -131,7 +131,7 @@ def test_scaling_of_several_models_names_each_and_the_default_device(capsys):
         assert f"{question}Fastest: " in shown
 
 
-def test_one_gpu_of_a_step_is_that_of_predict():
+def test_single_gpu_equals_predict():
     alone = trappm.predict("resnet18", batch_size=32, device="a100", optimizer="adam")
     shared = predict_parallel("resnet18", batch_size=32, device="a100", optimizer="adam")
     assert shared.step_time_ms == pytest.approx(alone.step_time_ms)
@@ -163,13 +163,13 @@ def slow_node(tmp_path, monkeypatch):
         store.kernels.record(rows)
 
 
-def test_links_that_were_characterised_are_taken_and_named(slow_node, capsys):
+def test_characterized_links_are_used_and_named(slow_node, capsys):
     usual = predict_parallel("resnet18", batch_size=32, device="v100", gpus=8)
     assert "characterised" not in usual.links
     known = predict_parallel("resnet18", batch_size=32, device="a100", gpus=8)
     assert "characterised on a100x4, 2026-11-24, torch 2.11.0" in known.links
     assert run(["devices", "a100x4"]) == 0
-    assert "GB/s a rank (nvlink, 300 on paper)" in " ".join(capsys.readouterr().out.split())
+    assert "GB/s per rank (nvlink, nominal 300 GB/s)" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_slower_link_makes_a_slower_step(slow_node, tmp_path, monkeypatch):
@@ -180,8 +180,8 @@ def test_a_slower_link_makes_a_slower_step(slow_node, tmp_path, monkeypatch):
     assert slow.step_time_ms > fast.step_time_ms
 
 
-def test_a_store_that_cannot_be_read_is_told_and_links_are_the_usual(tmp_path, monkeypatch):
+def test_unreadable_store_is_reported_and_typical_links_are_used(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
     (tmp_path / "labels.db").write_bytes(b"no database" * 1000)
     answer = predict_parallel("resnet18", batch_size=32, device="a100", gpus=8)
-    assert any("the label store cannot be read" in remark for remark in answer.remarks)
+    assert any("the label store is unreadable" in remark for remark in answer.remarks)

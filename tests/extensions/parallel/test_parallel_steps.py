@@ -47,7 +47,7 @@ def schedules(work, node, **options):
 
 
 @pytest.mark.parametrize(("nodes", "gpus"), LAYOUTS)
-def test_ddp_without_communication_is_a_step_of_a_gpu(nodes, gpus):
+def test_ddp_without_communication_equals_one_gpu(nodes, gpus):
     work = even_work(100.0, 1e8)
     step = schedule(work, Parallelism(gpus=gpus, nodes=nodes), endless())
     assert step.step_ms - step.waiting_ms == pytest.approx(100.0, rel=1e-6)
@@ -77,7 +77,7 @@ def test_slower_links_make_no_step_faster():
         assert before.step_ms <= after.step_ms, parallelism
 
 
-def test_more_ranks_wait_longer_for_the_slowest_and_not_beside_a_slow_link():
+def test_waiting_grows_with_ranks_and_is_hidden_by_slow_links():
     waits = [
         schedule(even_work(100.0, 1e8), Parallelism(gpus=gpus), endless()).waiting_ms
         for gpus in (1, 2, 4, 8, 16)
@@ -88,7 +88,7 @@ def test_more_ranks_wait_longer_for_the_slowest_and_not_beside_a_slow_link():
 
 
 @pytest.mark.parametrize("ranks", [2, 8, 64])
-def test_the_slowest_of_many_is_as_far_off_as_order_statistics_say(ranks):
+def test_expected_maximum_matches_order_statistics(ranks):
     drawn = np.random.default_rng(0).normal(size=(100_000, ranks)).max(1).mean()
     assert expected_most(ranks) == pytest.approx(drawn, abs=0.04)
 
@@ -99,7 +99,7 @@ def test_the_slowest_of_many_is_as_far_off_as_order_statistics_say(ranks):
     copy_ms=st.floats(0.0, 100.0),
     accumulation=st.integers(1, 4),
 )
-def test_replicas_are_no_more_than_as_many_times_as_fast(pass_ms, update, copy_ms, accumulation):
+def test_speedup_is_at_most_linear(pass_ms, update, copy_ms, accumulation):
     """However little communication costs, and however long the optimizer, which FSDP divides."""
     work = replace(
         even_work(pass_ms, 3.4e8, update=update, blocks=12),
@@ -129,7 +129,7 @@ def test_more_ranks_of_a_node_take_no_less_time(size_bytes):
             assert times == sorted(times)
 
 
-def test_gradients_are_summed_once_however_many_passes():
+def test_gradients_are_summed_once_per_step():
     work = even_work(10.0, 4e8)
     steps = [schedule(work, Parallelism(gpus=8, accumulation=k), A100) for k in (1, 4)]
     assert steps[0].communication_ms == steps[1].communication_ms
@@ -144,23 +144,23 @@ def test_gradients_are_summed_once_however_many_passes():
         ({"gpus": 8, "accumulation": 1.5}, "accumulation is 1.5"),
     ],
 )
-def test_what_does_not_divide_is_refused_in_a_line(sizes, reason):
+def test_invalid_sizes_give_one_line(sizes, reason):
     with pytest.raises(InputError, match=reason) as refusal:
         Parallelism(**sizes)
     assert "\n" not in str(refusal.value)
 
 
 def test_tensor_parallel_needs_equal_blocks_and_divides_heads():
-    with pytest.raises(InputError, match="needs a model of equal blocks"):
+    with pytest.raises(InputError, match="identical blocks of linear layers"):
         schedule(even_work(10.0, 1e8), Parallelism(strategy=Strategy.TP, gpus=4), A100)
     headed = replace(gpt2(10.0), heads=12)
-    with pytest.raises(InputError, match="over 8 GPUs does not divide the 12 heads"):
+    with pytest.raises(InputError, match="12 attention heads cannot be divided over 8"):
         schedule(headed, Parallelism(strategy=Strategy.TP, gpus=8), A100)
     assert schedule(headed, Parallelism(strategy=Strategy.TP, gpus=4), A100).step_ms < 10.0
 
 
 @pytest.mark.parametrize("widths", [(64, 64), (1024, 2048, 4096, 1024), (3000, 5000, 10)])
-def test_buckets_are_those_of_torch(widths):
+def test_buckets_equal_those_of_torch(widths):
     layers = itertools.pairwise(widths)
     module = torch.nn.Sequential(*(torch.nn.Linear(*sizes) for sizes in layers))
     ready = list(module.parameters())[::-1]
@@ -170,7 +170,7 @@ def test_buckets_are_those_of_torch(widths):
     assert buckets([p.numel() * 4 for p in ready]) == [list(b) for b in theirs]
 
 
-def test_a_faster_network_is_faster_and_none_is_refused():
+def test_faster_network_is_faster_and_zero_is_rejected():
     times = [
         Group(node=A100.with_network(gbit), gpus=8, nodes=2).all_reduce_ms(1e9)
         for gbit in (10.0, 100.0, 1600.0)
@@ -180,19 +180,19 @@ def test_a_faster_network_is_faster_and_none_is_refused():
         A100.with_network(0)
 
 
-def test_a_card_that_nobody_listed_has_no_links():
-    with pytest.raises(InputError, match="nothing is known of device 'abacus'"):
+def test_unlisted_gpu_has_no_links():
+    with pytest.raises(InputError, match="unknown device 'abacus'"):
         node_of("abacus")
 
 
-def test_blocks_are_runs_of_parameters_that_come_again():
+def test_blocks_are_repeated_sequences_of_parameters():
     block = [10, 20, 30, 40]
     assert blocks_of([7, 8, *block * 3, 9]) == ([100.0] * 3, 24.0)
     assert blocks_of([1, 2, 3]) == ([], 6.0)
 
 
 @given(pass_ms=st.floats(1.0, 1e4), contention=st.floats(0.01, 1.0), passes=st.integers(1, 4))
-def test_hidden_collectives_slow_fsdp_by_their_share_and_nothing_else(pass_ms, contention, passes):
+def test_contention_affects_only_overlapped_fsdp_collectives(pass_ms, contention, passes):
     # Where no label says what sharding costs (0), copies stand for it.
     free, contended = (replace(gpt2(pass_ms), contention=share) for share in (1e-12, contention))
     for strategy in (Strategy.DDP, Strategy.FSDP):

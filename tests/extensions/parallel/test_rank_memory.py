@@ -1,4 +1,4 @@
-"""What a rank keeps: all of it alone, less with more ranks that share."""
+"""Memory of ranks, which decreases with sharding."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def trace():
     return step_profile("vit_tiny_patch16_224", 224).trace
 
 
-def test_a_rank_alone_keeps_what_the_step_keeps(trace):
+def test_single_rank_needs_the_memory_of_the_step(trace):
     needs = traced_needs(trace, BATCH, ADAM)
     whole = float((needs.gradients + needs.activations).max()) + needs.parameters + needs.states
     for strategy in Strategy:
@@ -33,7 +33,7 @@ def test_states_of_adam_are_twice_the_parameters(trace):
     assert traced_needs(trace, BATCH, TrainingLoop()).states == 0
 
 
-def test_fsdp_keeps_less_with_more_ranks_and_ddp_as_much(trace):
+def test_fsdp_memory_decreases_with_ranks_and_ddp_memory_does_not(trace):
     needs = traced_needs(trace, BATCH, ADAM)
     sizes = [
         rank_memory(needs, Parallelism(strategy=Strategy.FSDP, gpus=n)).total for n in (2, 4, 8, 16)
@@ -45,14 +45,14 @@ def test_fsdp_keeps_less_with_more_ranks_and_ddp_as_much(trace):
     assert ddp[0].buckets == trace.parameter_bytes.sum()
 
 
-def test_the_blocks_of_a_vision_transformer_are_its_twelve(trace):
+def test_vision_transformer_has_twelve_blocks(trace):
     blocks, root = blocks_of(trace.parameter_bytes.tolist())
     assert len(blocks) == 12
     assert len(set(blocks)) == 1
     assert sum(blocks) + root == trace.parameter_bytes.sum()
 
 
-def test_tensor_parallel_ranks_share_a_transformer(trace):
+def test_tensor_parallelism_divides_a_transformer(trace):
     needs = traced_needs(trace, BATCH, ADAM)
     sizes = [rank_memory(needs, Parallelism(strategy=Strategy.TP, gpus=gpus)) for gpus in (1, 2, 4)]
     assert sizes[0].parameters == pytest.approx(4 * sizes[2].parameters)

@@ -80,7 +80,7 @@ def test_ranks_share_a_step(measurer: Measurer, strategy: str) -> None:
         assert "without communication" in measurement.missing["straggler_ratio"]
 
 
-def test_gradients_are_kept_twice_where_ranks_sum_them(measurer: Measurer) -> None:
+def test_ddp_stores_gradients_twice(measurer: Measurer) -> None:
     plain = Configuration(architecture="resnet18", batch_size=2, input_size=64)
     by_key = {
         key: measurer.measure(plain, key, TRUSTING).memory_mib
@@ -95,20 +95,20 @@ def test_gradients_are_kept_twice_where_ranks_sum_them(measurer: Measurer) -> No
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_ends_all(measurer: Measurer, rank: int) -> None:
+def test_killed_rank_ends_all_ranks(measurer: Measurer, rank: int) -> None:
     measurement = during(measurer, "measure", lambda processes: processes[rank].kill())
     assert (measurement.outcome, measurement.failed_in) == (Outcome.ERROR, "measure")
     assert "killed by SIGKILL" in (measurement.message or "")
     assert f"rank {rank} of 2" in (measurement.message or "")
 
 
-def test_a_rank_that_stands_still_is_a_timeout(measurer: Measurer) -> None:
+def test_hanging_rank_is_a_timeout(measurer: Measurer) -> None:
     measurement = during(measurer, "warmup", lambda two: two[1].suspend(), timeout_s=6.0)
     assert measurement.outcome is Outcome.TIMEOUT
     assert measurement.message == "killed after 6 s"
 
 
-def test_memory_of_one_rank_runs_out(measurer: Measurer) -> None:
+def test_one_rank_runs_out_of_memory(measurer: Measurer) -> None:
     def shrink(processes: list[psutil.Process]) -> None:
         size = processes[1].memory_info().vms + (200 << 20)
         processes[1].rlimit(resource.RLIMIT_AS, (size, size))
@@ -123,7 +123,7 @@ def test_memory_of_one_rank_runs_out(measurer: Measurer) -> None:
     assert again.outcome is Outcome.OK, again.message
 
 
-def test_ranks_keep_off_whatever_runs_on_the_cores() -> None:
+def test_ranks_avoid_busy_cores() -> None:
     assert open_device("cpu-2x1t").lock_names == open_device("cpu-1t").lock_names == ("cpu",)
 
 

@@ -56,7 +56,7 @@ def home(tmp_path_factory):
         yield
 
 
-def test_measured_ceilings_count_and_the_data_sheet_tells_the_rest(store):
+def test_measured_ceilings_take_precedence_over_the_data_sheet(store):
     store.kernels.record([timed(product(1000), 0.2), timed(copied(100_000), 1.0)])
     device = known_device(store, "a100")
     peaks = device.of(COMPUTE)
@@ -66,11 +66,11 @@ def test_measured_ceilings_count_and_the_data_sheet_tells_the_rest(store):
     assert device.memory.value == pytest.approx(819.2)
 
 
-def test_a_name_means_the_one_device_that_it_may_be(store):
+def test_name_resolves_to_its_only_matching_device(store):
     store.kernels.record([timed(product(1000), 0.2, "a100-pcie-40gb")])
     assert known_device(store, "A100").key == "a100-pcie-40gb"
     store.kernels.record([timed(product(1000), 0.2, "a100-pcie-80gb")])
-    with pytest.raises(InputError, match="a100-pcie-40gb or a100-pcie-80gb"):
+    with pytest.raises(InputError, match="a100-pcie-40gb, a100-pcie-80gb"):
         known_device(store, "a100")
     with pytest.raises(InputError, match="--device v9000"):
         known_device(store, "v9000")
@@ -81,7 +81,7 @@ def step(devices, **options):
     return roofed_steps(question, subject_of("test_resnet"), devices)
 
 
-def test_a_device_with_slow_kernels_has_a_slow_step(store):
+def test_device_with_slow_kernels_has_a_slow_step(store):
     """The kernels of a device are evidence: as fast as the data sheet of its card, or a tenth."""
 
     def kernels(slower):
@@ -95,8 +95,8 @@ def test_a_device_with_slow_kernels_has_a_slow_step(store):
         other.kernels.record(kernels(1.0))
         fast = known_device(other, "a100")
     slow, known = step([known_device(store, "a100"), fast])
-    assert "its kernels" in slow.source
-    assert "its kernels" in known.source
+    assert "its measured kernels" in slow.source
+    assert "its measured kernels" in known.source
     assert slow.step_time_ms > 1.1 * known.step_time_ms
 
 
@@ -106,7 +106,7 @@ def roofs(tflops, gb_s):
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_ceilings_say_what_bounds_a_kernel(store, phase):
+def test_ceilings_determine_bounds_of_kernels(store, phase):
     """The same times under other ceilings: where arithmetic is slow, it bounds what multiplies."""
     paper = known_device(store, "rtx-3090")
     quick, slow = (replace(paper, roofs=roofs(t, b)) for t, b in ((1e6, 1.0), (1e-3, 1e6)))
@@ -133,7 +133,7 @@ def test_points_have_the_operations_and_bytes_of_their_kernels(store):
     assert classifier.tflops == pytest.approx(classifier.flop / classifier.time_ms / 1e9)
 
 
-def test_what_a_question_leaves_open_is_as_most_labels_had_it(store):
+def test_open_settings_default_to_the_most_common_of_labels(store):
     """The same settings on all devices: of the first that has heads."""
     paper, trained = (known_device(store, name) for name in ("l4", "rtx-3090"))
     first, second = step([paper, trained])
@@ -144,8 +144,8 @@ def test_what_a_question_leaves_open_is_as_most_labels_had_it(store):
     assert {p.data_type for p in plain.kernels.points} == {"fp32", "tf32"}
 
 
-def test_a_card_without_labels_costs_what_predict_says(store):
-    """Where the snapshot knows cards without labels; kernels of its own are better than these."""
+def test_step_time_without_labels_equals_predict(store):
+    """Use the snapshot for cards without labels, unless the device has measured kernels."""
     (shipped,) = Question(snapshot="default").snapshots
     errors = errors_of_devices(np.array([-0.2, 0.1, 0.3]), ["a", "b", "c"])
     others = OtherDevices(
@@ -163,10 +163,10 @@ def test_a_card_without_labels_costs_what_predict_says(store):
         assert source in roofed.source
     store.kernels.record([timed(product(1000), 0.2, "l4"), timed(copied(100_000), 1.0, "l4")])
     (roofed,) = roofed_steps(question, subject, [known_device(store, "l4")])
-    assert "its kernels" in roofed.source
+    assert "its measured kernels" in roofed.source
 
 
-def test_lines_bend_where_compute_takes_over():
+def test_lines_meet_at_the_ridge_point():
     device = KnownDevice(key="x", card="x", roofs=roofs(10.0, 1000.0))
     level, slanted = lines(device, 0.1, 1000.0)
     assert level.ends == ((10.0, 10.0), (1000.0, 10.0))
@@ -175,16 +175,16 @@ def test_lines_bend_where_compute_takes_over():
     assert as_text([device], []).count("─") > 100
 
 
-def test_a_device_of_which_no_kernel_was_ok_has_nothing_to_draw(store, capsys, tmp_path):
+def test_device_without_successful_kernels_has_no_ceilings(store, capsys, tmp_path):
     store.kernels.record([kernel("unstable", device="cpu-2t", message="a busy host")])
     device = known_device(store, "cpu-2t")
     print_rooflines([device], [])
     assert "no ceiling is known" in capsys.readouterr().out
     print_rooflines([known_device(store, "v100")], [])
-    assert capsys.readouterr().out.startswith("v100: by its data sheet")  # known by no other name
+    assert capsys.readouterr().out.startswith("v100: from its data sheet")  # known by no other name
     with pytest.raises(InputError, match="no ceiling of cpu-2t"):
         draw_png([device], [], tmp_path / "roofline.png")
-    with pytest.raises(InputError, match="what bounds a step on cpu-2t is unknown"):
+    with pytest.raises(InputError, match="compute or memory ceiling of cpu-2t is unknown"):
         step([device])
 
 
@@ -199,7 +199,7 @@ def ask(capsys):
     return ask
 
 
-def test_a_step_under_two_rooflines(ask, tmp_path, monkeypatch):
+def test_roofline_command_with_two_devices(ask, tmp_path, monkeypatch):
     """The answer comes first, and the drawing fits 80 columns (tables in files have no edge)."""
     monkeypatch.setenv("COLUMNS", "80")
     png = tmp_path / "roofline.png"
@@ -209,7 +209,7 @@ def test_a_step_under_two_rooflines(ask, tmp_path, monkeypatch):
     sentences = out.partition("┌")[0]
     for line, device in zip(sentences.splitlines()[:2], ("v100", "rtx-3090"), strict=True):
         assert f"bounds a training step of test_resnet at batch 64 on {device}: " in line
-        assert "Twice the batch does " in line
+        assert "Doubling the batch " in line
     drawn = [line for line in out.splitlines() if set(line) & set("│┤└")]
     assert len(drawn) >= 20
     assert all(len(line) <= 80 for line in drawn)
@@ -225,7 +225,7 @@ def test_a_step_under_two_rooflines(ask, tmp_path, monkeypatch):
         assert step["doubled"]["batch_size"] == 128
 
 
-def test_bad_questions_about_a_step_are_one_line(ask, tmp_path):
+def test_invalid_roofline_questions_give_one_line(ask, tmp_path):
     for more in (["--model", "resnet9000"], ["--model", "test_resnet", "--phase", "sleep"],
                  ["--model", "test_resnet", "--batch-size", "0"],
                  ["--png", tmp_path / "no" / "file.png"]):  # fmt: skip
@@ -234,8 +234,8 @@ def test_bad_questions_about_a_step_are_one_line(ask, tmp_path):
         assert len(error.splitlines()) == 1
 
 
-def test_devices_shows_the_ceilings_of_one(ask):
-    assert "ceilings: by its data sheet" in ask("devices", "v100")[1]
+def test_devices_command_shows_ceilings(ask):
+    assert "ceilings: from its data sheet" in ask("devices", "v100")[1]
     status, _, error = ask("roofline", "v9000")
     assert status == 2
     assert "trappm measure --kernels --device v9000" in error

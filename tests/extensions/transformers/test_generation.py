@@ -1,4 +1,4 @@
-"""What it costs a decoder to generate: cache, weights, work, refusals."""
+"""Predictions of text generation: cache, weights, FLOP, invalid arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trappm.profiler.simulation.kernel_profile import KernelKind, Size
 
 
 @pytest.mark.parametrize("name", ["llama-tiny", "gpt2-tiny", "mistral-tiny"])
-def test_the_cache_is_as_large_as_a_real_one(name):
+def test_cache_size_equals_that_of_a_real_cache(name):
     decoder = Decoder(f"hf:{name}", 120, 3, Precision.FP32)
     model = source_of(f"hf:{name}").create_model(f"hf:{name}", 120).eval()
     with torch.inference_mode():
@@ -32,7 +32,7 @@ def test_the_cache_is_as_large_as_a_real_one(name):
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_work_of_a_token_grows_evenly_with_its_context(attention):
+def test_flops_per_token_grow_linearly_with_context(attention):
     decoder = Decoder(f"hf:llama-tiny,{attention}", 400, 2, Precision.BF16)
     first, second, third = (decoder.decode(context).flops for context in (100, 200, 300))
     assert first < second
@@ -42,20 +42,20 @@ def test_work_of_a_token_grows_evenly_with_its_context(attention):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["hf:bert-tiny"], "no decoder"),
-        (["hf:llama-tiny", "--prompt", "500", "--tokens", "20"], "takes at most 512"),
+        (["hf:bert-tiny"], "not a decoder"),
+        (["hf:llama-tiny", "--prompt", "500", "--tokens", "20"], "supports at most 512"),
         (["hf:llama-tiny", "--batch-size", "0"], "batch size is 0"),
         (["hf:llama-tiny", "--device", "nothing"], "unknown device 'nothing'"),
     ],
 )
-def test_what_cannot_be_is_one_line(words, message, capsys):
+def test_invalid_arguments_give_one_line(words, message, capsys):
     assert cli.run(["generate", *words]) == 2
     _, err = capsys.readouterr()
     assert message in err
     assert err.count("\n") == 1
 
 
-def test_a_token_takes_as_long_as_weights_and_cache_take_to_be_moved_and_not_much_longer():
+def test_token_time_is_bound_by_weight_and_cache_bandwidth():
     made = generate("hf:llama-2-7b", prompt=1000, tokens=2, batch_size=16, device="a100")
     # transformers' cache is copied for a token more, and then read by attention.
     moved_ms = (made.weights_mib + 3 * made.cache_mib) * MIB / (1555 * 1e6)
@@ -65,7 +65,7 @@ def test_a_token_takes_as_long_as_weights_and_cache_take_to_be_moved_and_not_muc
     assert low < made.token_ms < high
 
 
-def test_few_tokens_wait_for_the_host_and_their_interval_knows_hosts_differ():
+def test_host_bound_decoding_has_a_wider_interval():
     made = generate("hf:gpt2", prompt=16, tokens=2, device="h100")
     assert made.token_ms > 3 * made.token_device_ms
     low, high = made.token_interval_ms
@@ -73,7 +73,7 @@ def test_few_tokens_wait_for_the_host_and_their_interval_knows_hosts_differ():
 
 
 @pytest.mark.parametrize("device", ["a100", "h100"])
-def test_eager_attention_reads_a_prompt_slower_than_a_fused_one(device):
+def test_eager_attention_has_a_slower_prefill_than_fused(device):
     fused, eager = (
         generate(f"hf:llama-tiny{way}", prompt=500, tokens=1, batch_size=64, device=device)
         for way in ("", ",eager")
@@ -82,7 +82,7 @@ def test_eager_attention_reads_a_prompt_slower_than_a_fused_one(device):
     assert fused.to_dict()["token_device_ms"] is None
 
 
-def test_an_embedding_reads_its_rows_and_not_its_table():
+def test_embedding_reads_only_its_rows():
     decoder = Decoder("hf:llama-2-7b", 64, 1, Precision.BF16)
     table = decoder.decode(10).kernels
     rows = table.kinds == KernelKind.INDEX

@@ -40,7 +40,7 @@ CONFIG = {
 
 @pytest.fixture(params=WAYS)
 def name(request: pytest.FixtureRequest, tmp_path: Any) -> str:
-    """Of a transformer and how it is trained."""
+    """Return a transformer with its training options."""
     file = tmp_path / "config.json"
     file.write_text(json.dumps(CONFIG))
     text: str = request.param
@@ -122,7 +122,7 @@ def test_parameters_gradients_and_states_are_those_of_a_real_step(name, precisio
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
-def test_what_autograd_keeps_is_what_it_keeps_on_a_cpu(name, precision):
+def test_saved_activations_equal_those_on_a_cpu(name, precision):
     real = Trained(name, precision)
     options = StepOptions(precision=precision)
     model = on_meta(name, LENGTH, MemoryFormat.CONTIGUOUS, precision)
@@ -131,7 +131,7 @@ def test_what_autograd_keeps_is_what_it_keeps_on_a_cpu(name, precision):
 
 
 @pytest.mark.parametrize("implementation", list(Implementation))
-def test_each_adamw_keeps_its_states_and_only_some_need_room_to_step(implementation):
+def test_adamw_variants_have_states_and_temporary_memory(implementation):
     name = "hf:gpt2-tiny"
     loop = TrainingLoop(optimizer="adamw", implementation=implementation)
     made = simulated(name, batch_size=1, sequence_length=8, optimizer=loop)

@@ -1,4 +1,4 @@
-"""What is answered of transformers: no label is of any, but steps of some were published."""
+"""Predictions of transformers without labels, based on published steps of some models."""
 
 from dataclasses import replace
 from unittest import mock
@@ -33,7 +33,7 @@ def _home(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
 
 
-def test_memory_is_what_is_simulated_and_the_answer_says_so():
+def test_memory_is_simulated_and_marked_as_such():
     question = {"batch_size": 4, "sequence_length": 64, "optimizer": "sgd"}
     answer = trappm.predict("hf:gpt2-tiny", device="a100", **question)
     beside_mib = beside_step_mib("a100", Phase.TRAIN)
@@ -59,14 +59,14 @@ GPT = {"sequence_length": 256, "batch_size": 8, "optimizer": "adamw"}
         ("l4", "fp32", "NeuSight"),
     ],
 )
-def test_step_times_say_which_steps_of_language_models_they_rest_on(device, precision, source):
+def test_step_times_name_the_published_steps_they_are_based_on(device, precision, source):
     answer = trappm.predict("hf:gpt2-mini", device=device, precision=precision, **GPT)
     assert sum(source in remark for remark in answer.remarks) == 1
     low, high = answer.intervals["step_time_ms"]
     assert low < answer.step_time_ms < high
 
 
-def test_a_step_that_the_card_decides_is_known_as_well_as_models_held_out():
+def test_interval_of_a_gpu_bound_step_equals_held_out_errors():
     """One that waits for the host is less sure, as nobody knows the host."""
     times = transformer_times("h100", Precision.BF16)
     assert times is not None
@@ -81,14 +81,14 @@ def test_a_step_that_the_card_decides_is_known_as_well_as_models_held_out():
     assert widths[1] > HOST_RANGE
 
 
-def test_images_are_answered_as_if_nobody_had_published_language_models():
+def test_image_models_do_not_use_language_model_steps():
     question = {"batch_size": 16, "input_size": 64, "device": "a100", "precision": "amp-bf16"}
     with_them = trappm.predict("resnet10t", **question)
     with mock.patch.dict(KNOWN, clear=True):
         assert trappm.predict("resnet10t", **question) == with_them
 
 
-def test_many_gpus_begin_with_the_step_of_one():
+def test_multi_gpu_step_starts_from_the_single_gpu_step():
     alone = trappm.predict("hf:gpt2-mini", device="a100", precision="bf16", **GPT)
     shared_step = pytest.importorskip("trappm.extensions.parallel.shared_step")
     options = {"device": "a100", "precision": "bf16", **GPT}
@@ -97,7 +97,7 @@ def test_many_gpus_begin_with_the_step_of_one():
     assert any("llm-foundry" in remark for remark in parallel.remarks)
 
 
-def test_labels_of_a_campaign_of_ones_own_outweigh_published_steps():
+def test_campaign_labels_take_precedence_over_published_steps():
     shipped = snapshots_that_answer(None)[-1]
     known = shipped.heads["h100"][Phase.TRAIN]
     row = StepSettings(Precision.BF16, MemoryFormat.CONTIGUOUS, Optimizer.ADAM)

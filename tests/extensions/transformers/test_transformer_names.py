@@ -18,7 +18,7 @@ from trappm.extensions.transformers.model_names import (
     unit_of,
 )
 from trappm.profiler.errors import InputError
-from trappm.profiler.files.yaml_text import load_yaml
+from trappm.profiler.files.untrusted import load_yaml
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import Configuration
 
@@ -35,7 +35,7 @@ NAMES = st.builds(
 
 
 @given(NAMES)
-def test_names_come_back_from_their_texts(name):
+def test_names_round_trip_through_text(name):
     assert TransformerName.parse(str(name)) == name
 
 
@@ -43,15 +43,15 @@ def test_names_come_back_from_their_texts(name):
     ("text", "message"),
     [
         ("hf:", "names no model"),
-        ("hf:gpt2,lora=0", "a rank is from 1"),
-        ("hf:gpt2,lora=x", "there are: lora=RANK"),
-        ("hf:gpt2,eager,sdpa", "leave one out"),
-        ("hf:gpt2,lora=4,frozen=body", "leave one out"),
+        ("hf:gpt2,lora=0", "the rank must be from 1"),
+        ("hf:gpt2,lora=x", "options: lora=RANK"),
+        ("hf:gpt2,eager,sdpa", "sets attention twice"),
+        ("hf:gpt2,lora=4,frozen=body", "cannot be combined"),
         ("hf:gpt2,vocabulary=1", "from 2 to 1,000,000 tokens"),
-        ("hf:gpt2,vocabulary=many", "there are: lora=RANK"),
+        ("hf:gpt2,vocabulary=many", "options: lora=RANK"),
     ],
 )
-def test_a_text_that_cannot_be_is_one_line(text, message):
+def test_invalid_name_gives_one_line(text, message):
     with pytest.raises(InputError, match=message) as refused:
         TransformerName.parse(text)
     assert "\n" not in str(refused.value)
@@ -73,20 +73,20 @@ def test_a_text_that_cannot_be_is_one_line(text, message):
         ("vit-base", 86_567_656),
     ],
 )
-def test_shapes_have_the_parameters_that_are_published(name, parameters):
+def test_shapes_have_the_published_number_of_parameters(name, parameters):
     pytest.importorskip("transformers")
     model = on_meta(f"hf:{name}", 224 if name == "vit-base" else 128)
     assert sum(p.numel() for p in model.parameters()) == parameters
 
 
-def test_a_model_without_fused_attention_names_the_option_that_works():
+def test_model_without_fused_attention_suggests_eager():
     pytest.importorskip("transformers")
     with pytest.raises(InputError, match=r"use hf:bloom-560m,eager$"):
         on_meta("hf:bloom-560m", 16)
     assert on_meta("hf:bloom-560m,eager", 16)
 
 
-def test_adapters_alone_are_trained():
+def test_only_adapters_are_trained():
     pytest.importorskip("peft")
     model = on_meta("hf:llama-tiny,lora=8", 64)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -117,13 +117,13 @@ def test_another_vocabulary_changes_embeddings_head_and_tokens():
         ("hf:org/model", "tokens"),
     ],
 )
-def test_the_size_of_an_input_has_its_unit(architecture, unit):
+def test_input_size_has_a_unit(architecture, unit):
     assert unit_of(architecture) == unit
     configuration = Configuration(architecture=architecture, batch_size=2, input_size=64)
     assert f" at 64 {unit}" in str(configuration)
 
 
-def test_all_classifiers_of_images_that_transformers_has_take_pixels():
+def test_all_image_classifiers_of_transformers_take_pixels():
     pytest.importorskip("transformers")
     from trappm.extensions.transformers import library
     from trappm.extensions.transformers import model_names as names
@@ -134,10 +134,10 @@ def test_all_classifiers_of_images_that_transformers_has_take_pixels():
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ("{broken", "is no JSON"),
-        ("[]", "names no model_type"),
-        ('{"model_type": "nonesuch"}', "'nonesuch', which transformers .* does not know"),
-        ('{"model_type": "wav2vec2"}', "is no language model or image classifier"),
+        ("{broken", "is not JSON"),
+        ("[]", "has no model_type"),
+        ('{"model_type": "nonesuch"}', "'nonesuch', which transformers .* does not support"),
+        ('{"model_type": "wav2vec2"}', "no language model or image classifier"),
         (
             '{"model_type": "gpt2", "n_embd": "many"}',
             "StrictDataclassFieldValidationError: .*n_embd",
@@ -146,7 +146,7 @@ def test_all_classifiers_of_images_that_transformers_has_take_pixels():
         ('{"model_type": "gpt2", "n_positions": 16}', "at most 16 tokens, not 32"),
     ],
 )
-def test_a_configuration_of_no_model_is_one_line_and_the_askers_mistake(tmp_path, config, reason):
+def test_invalid_configuration_gives_one_line_input_error(tmp_path, config, reason):
     pytest.importorskip("transformers")
     path = tmp_path / "config.json"
     path.write_text(config)
@@ -164,11 +164,11 @@ def test_a_configuration_of_no_model_is_one_line_and_the_askers_mistake(tmp_path
         ("hf:meta-llama/Llama-2-7b-hf,lora=8", "hf:llama-2-7b,lora=8"),
     ],
 )
-def test_an_id_of_the_hub_is_the_shape_that_ships(hub_id, shape):
+def test_hub_id_resolves_to_the_built_in_shape(hub_id, shape):
     assert str(TransformerName.parse(hub_id)) == shape
 
 
-def test_the_ids_of_the_hub_are_of_shapes_that_ship():
+def test_hub_ids_refer_to_built_in_shapes():
     ids = Path(names.__file__).with_name("hub_ids.yaml")
     assert load_yaml(ids.read_bytes(), str(ids)).keys() <= builtin_shapes().keys()
 
@@ -183,7 +183,7 @@ def test_the_ids_of_the_hub_are_of_shapes_that_ship():
         ("hf:somebody/Llama-2-7b-hf", "or try hf:llama-2-7b"),
     ],
 )
-def test_an_unknown_name_gets_a_line_that_helps(name, message, tmp_path, monkeypatch):
+def test_unknown_name_gives_a_suggestion(name, message, tmp_path, monkeypatch):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
     if name.startswith("hf:somebody"):
         pytest.importorskip("transformers")

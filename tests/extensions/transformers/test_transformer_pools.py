@@ -22,7 +22,7 @@ def built(**changes):
     return build_pool(PoolSpec(groups=(text_group(**changes),)))
 
 
-def test_transformers_are_every_combination_of_how_they_are_trained():
+def test_pool_has_every_combination_of_training_methods():
     pool = built(
         architectures=("hf:gpt2-micro",),
         sequence_lengths=(32,),
@@ -39,7 +39,7 @@ def test_transformers_are_every_combination_of_how_they_are_trained():
     assert str(pool[0]) == "hf:gpt2-micro batch 2 at 32 tokens, adamw"
 
 
-def test_a_group_may_mix_models_of_text_and_of_images():
+def test_group_may_mix_text_and_image_models():
     pool = built(architectures=("hf:*-micro", "resnet18"), input_sizes=(48, "native"))
     sizes = {(c.architecture, c.input_size) for c in pool}
     assert {size for name, size in sizes if name == "hf:vit-micro"} == {48, 64}
@@ -48,7 +48,7 @@ def test_a_group_may_mix_models_of_text_and_of_images():
     assert "hf:vit-micro batch 2 at 48 px" in map(str, pool)
 
 
-def test_the_native_sequence_length_is_the_most_that_a_model_takes():
+def test_native_sequence_length_is_the_maximum():
     assert {
         c.input_size for c in built(architectures=("hf:gpt2",), sequence_lengths=("native",))
     } == {1024}
@@ -61,8 +61,8 @@ def test_the_native_sequence_length_is_the_most_that_a_model_takes():
     [
         ({"sequence_lengths": (), "input_sizes": (32,)}, "takes text; .* needs sequence_lengths"),
         ({"architectures": ("resnet18",)}, "resnet18 takes images; .* needs input_sizes"),
-        ({"sequence_lengths": (513,)}, "hf:gpt2-micro takes at most 512 tokens, not 513"),
-        ({"methods": ("lora",)}, "the option 'lora'"),
+        ({"sequence_lengths": (513,)}, "hf:gpt2-micro supports at most 512 tokens, not 513"),
+        ({"methods": ("lora",)}, "unknown option 'lora'"),
         ({"methods": ("half",)}, "methods holds 'half'; there are: full, lora=RANK"),
         ({"architectures": ("hf:gpt3-micro",)}, "no transformer is named 'gpt3-micro'"),
         (
@@ -73,17 +73,17 @@ def test_the_native_sequence_length_is_the_most_that_a_model_takes():
         (
             {"architectures": ("hf:vit-micro",), "input_sizes": (32,), "sequence_lengths": (),
              "vocabularies": (512,)},
-            "takes images, and has no vocabulary",
+            "image model without a vocabulary",
         ),
     ],
 )  # fmt: skip
-def test_a_group_of_transformers_that_cannot_be_is_one_line(changes, message):
+def test_invalid_group_of_transformers_gives_one_line(changes, message):
     with pytest.raises(InputError, match=message) as refused:
         built(**changes)
     assert "\n" not in str(refused.value)
 
 
-def test_a_group_of_too_many_ways_to_train_is_refused_before_they_are_made():
+def test_too_large_group_is_rejected_before_expansion():
     ranks = tuple(f"lora={rank}" for rank in range(1, 2000))
     with pytest.raises(InputError, match="more than 1,000,000"):
         built(methods=ranks, vocabularies=tuple(range(2, 2000)))

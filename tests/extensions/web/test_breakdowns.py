@@ -24,7 +24,7 @@ def traces(asker, outcome="done"):
     return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
 
-def test_the_breakdown_is_that_of_trappm_predict(server):
+def test_breakdown_equals_trappm_predict(server):
     question = QUESTION | {
         "optimizer": "adamw", "precision": "amp-fp16", "memory_format": "channels-last",
     }  # fmt: skip
@@ -62,7 +62,7 @@ def test_equal_steps_are_traced_once_and_cached(server, monkeypatch):
     assert traces(server) == known + 2
 
 
-def test_among_several_devices_one_without_bf16_has_a_reason_and_no_values(server):
+def test_device_without_bf16_has_a_reason_and_no_values(server):
     response = server.post("/v1/predict", QUESTION | {"precision": "amp-bf16"})
     assert response.status == 200, response.body
     able, unable = response.json
@@ -84,14 +84,14 @@ def test_among_several_devices_one_without_bf16_has_a_reason_and_no_values(serve
         ({"model": "test_vit", "input_size": 7}, 422, "divisible by patch size"),
     ],
 )
-def test_what_cannot_be_broken_down_is_refused_in_a_line(server, change, status, words):
+def test_invalid_breakdown_gives_one_line(server, change, status, words):
     response = server.post("/v1/predict", QUESTION | change)
     assert (response.status, words in response.json["detail"]) == (status, True), response.body
     assert "\n" not in response.json["detail"]
     assert response.headers["content-type"] == "application/problem+json"
 
 
-def test_a_breakdown_has_the_limits_of_a_trace():
+def test_breakdown_has_the_limits_of_a_trace():
     with Asker(trace_memory_mib=1) as asker:
         response = asker.post("/v1/predict", QUESTION | {"model": "resnet50"})
         assert response.status == 422, response.body

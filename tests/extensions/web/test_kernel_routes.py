@@ -30,7 +30,7 @@ def test_the_response_equals_the_json_of_the_command(server, capsys, path, asked
     assert response.json == json.loads(capsys.readouterr().out)
 
 
-def test_ceilings_alone_need_no_model(server):
+def test_ceilings_do_not_need_a_model(server):
     (row,) = server.post("/v1/roofline", {"devices": ["a100"]}).json
     assert row["step"] is None
     assert {roof["of"] for roof in row["roofs"]} == {"fp32", "tf32", "fp16", "bf16", "memory"}
@@ -41,7 +41,7 @@ def test_ceilings_alone_need_no_model(server):
     [
         ("roofline", {"devices": ["v9000"]}, 400, "--device v9000"),
         ("roofline", {"devices": ["a100"] * 5}, 400, "devices"),
-        ("roofline", {"model": "../net"}, 400, "no timm name"),
+        ("roofline", {"model": "../net"}, 400, "not a timm name"),
         ("roofline", {"phase": "sleep"}, 400, "sleep"),
         ("roofline", {"snapshot": "../../etc"}, 404, "etc"),
         ("scale", {"gpus": [0]}, 400, "gpus"),
@@ -52,13 +52,13 @@ def test_ceilings_alone_need_no_model(server):
         ("scale", {"phase": "infer"}, 400, "phase"),
     ],
 )
-def test_invalid_values_are_refused_in_words(server, path, change, status, words):
+def test_invalid_values_give_problem_details(server, path, change, status, words):
     response = server.post(f"/v1/{path}", {"devices": ["v100"], **STEP, **change})
     assert response.status == status, response.body
     assert words in response.body.decode()
 
 
-def test_devices_lists_catalogue_cards_besides_those_with_heads(server):
+def test_devices_lists_catalogue_gpus_and_devices_with_heads(server):
     listed = server.get("/v1/devices").json
     assert {"t4-16gb", "l4-24gb", "a100-40gb"} <= set(listed["catalogue"])
     assert set(listed["devices"]) - set(listed["catalogue"]) == {"cpu-1t", "cpu-2t"}

@@ -142,7 +142,7 @@ def busy(tmp_path, monkeypatch):
 STEP = "predict?model=test_resnet&batch_size=8&input_size=64&epochs=2&samples=1281167"
 
 
-def test_a_phone_cuts_no_number_on_any_view(page, server, home):
+def test_no_number_is_cut_off_on_a_phone(page, server, home):
     page.set_default_timeout(4 * WAIT_MS)  # models are traced
     page.set_viewport_size({"width": 390, "height": 844})
     for view in (
@@ -184,7 +184,7 @@ def test_a_finished_campaign_reports_what_could_not_be_measured(page, server, bu
 
 
 @pytest.mark.parametrize("end", ["cancelled", "by a stop rule"])
-def test_an_ended_campaign_that_cannot_be_retried_has_no_command(page, server, busy, end):
+def test_ended_campaign_without_retries_shows_no_command(page, server, busy, end):
     with Store.open(Home.open().database_url) as store:
         if end == "cancelled":
             with store.database.writing() as session:
@@ -205,7 +205,7 @@ def test_every_field_and_chart_has_a_name(page, server, home):
         assert nameless == []
 
 
-def test_a_campaign_is_followed_while_it_runs(page, server, home):
+def test_running_campaign_is_updated_live(page, server, home):
     folder, campaign = home
     show(page, server, f"campaigns/{campaign}")
     main = page.locator("main")
@@ -220,9 +220,7 @@ def test_a_campaign_is_followed_while_it_runs(page, server, home):
     main.locator("figure table").first.wait_for()  # what was opened stays
 
 
-def test_a_campaign_that_failed_says_why_and_how_its_attempts_ended(
-    page, server, home, tmp_path, monkeypatch
-):
+def test_failed_campaign_shows_reason_and_outcomes(page, server, home, tmp_path, monkeypatch):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
     what = Configuration(architecture="test_vit", batch_size=2, input_size=64)
     with Store.open(home[0].database_url) as known:
@@ -242,7 +240,7 @@ def test_a_campaign_that_failed_says_why_and_how_its_attempts_ended(
     assert "--follow" not in page.locator("main").inner_text()
 
 
-def test_the_map_tells_each_configuration_and_why(page, server, home):
+def test_map_shows_configurations_with_reasons(page, server, home):
     show(page, server, f"map?campaign={home[1]}")
     plot = page.get_by_role("application")
     about = page.locator(".about")
@@ -295,7 +293,7 @@ def test_labels_are_downloaded_as_filtered(page, server):
     assert {line.split(",")[2] for line in lines[1:]} == {"resnet"}
 
 
-def test_the_shipped_snapshot_tells_its_errors(page, server):
+def test_shipped_snapshot_shows_its_errors(page, server):
     show(page, server, "snapshots")
     page.get_by_role("link").filter(has_text=re.compile("^[0-9a-f]{20}$")).first.click()
     page.get_by_role("heading", name="Errors by head").wait_for()
@@ -306,10 +304,10 @@ def test_the_shipped_snapshot_tells_its_errors(page, server):
 
 
 @pytest.mark.parametrize("width", [390, 1400])
-def test_what_intervals_cover_is_a_row_for_each_head_beside_what_it_should_be(page, server, width):
+def test_interval_coverage_has_a_row_per_head(page, server, width):
     page.set_viewport_size({"width": width, "height": 900})
     show(page, server, "snapshots/default")
-    chart = page.get_by_role("img", name="What intervals of 50 and 90 % cover, by head")
+    chart = page.get_by_role("img", name="Coverage of 50 % and 90 % intervals by head")
     chart.wait_for()
     names = chart.locator("[aria-label='y-axis tick label'] text")
     assert "Memory, a100-40gb, train" in names.all_text_contents()
@@ -330,7 +328,7 @@ def test_what_intervals_cover_is_a_row_for_each_head_beside_what_it_should_be(pa
         ("model", "", "timm architecture"),
     ],
 )
-def test_the_form_says_what_is_wrong_and_goes_there(page, server, field, value, reason):
+def test_form_reports_and_focuses_invalid_field(page, server, field, value, reason):
     show(page, server, "predict")
     page.locator("[name=model]").fill("resnet18")
     page.locator(f"[name={field}]").fill(value)
@@ -339,13 +337,13 @@ def test_the_form_says_what_is_wrong_and_goes_there(page, server, field, value, 
     assert page.evaluate("document.activeElement.name") == field
 
 
-def test_what_no_model_is_called_is_told_with_the_nearest_name(page, server):
+def test_unknown_model_suggests_the_nearest_name(page, server):
     page.expected = ["404"]
     show(page, server, "predict?model=resnet1888")
     assert "resnet18" in page.get_by_role("alert").inner_text()
 
 
-def test_predict_is_about_one_gpu_until_devices_are_added(page, server):
+def test_predict_shows_one_gpu_until_devices_are_added(page, server):
     show(page, server, "predict?model=test_resnet&batch_size=8&input_size=64")
     page.get_by_text("Fits A100 40 GB").first.wait_for()
     assert "cpu-" not in page.locator(".result").inner_text()
@@ -404,7 +402,7 @@ def test_a_prediction_compares_devices_with_intervals(page, server):
     assert "fastest" in page.locator(".result").inner_text()
 
 
-def test_what_takes_the_memory_is_drawn_and_can_be_read(page, server):
+def test_memory_breakdown_is_drawn_and_listed(page, server):
     page.set_viewport_size({"width": 400, "height": 800})
     show(page, server, "predict?model=test_resnet&batch_size=8&input_size=64")
     memory = page.locator("section.card", has_text="Memory breakdown")
@@ -422,7 +420,7 @@ def test_what_takes_the_memory_is_drawn_and_can_be_read(page, server):
     assert "CUDA context" in memory.locator("figure").first.locator("table").inner_text()
     assert "layer1.0" in memory.locator("figure").last.locator("table").inner_text()
     memory.locator("summary", has_text="All GPUs").press("Enter")
-    memory.get_by_text(re.compile(r"It fits \d+ of \d+ GPUs")).wait_for()
+    memory.get_by_text(re.compile(r"The step fits \d+ of \d+ GPUs")).wait_for()
     assert "h100" in memory.locator("table").last.inner_text()
     memory.get_by_label("Optimizer").select_option("adamw")
     memory.get_by_text("optimizer state").wait_for()
@@ -430,7 +428,18 @@ def test_what_takes_the_memory_is_drawn_and_can_be_read(page, server):
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_rooflines_of_two_devices_lie_over_each_other(page, server):
+def test_the_page_has_five_views_and_one_of_them_two_parts(page, server):
+    show(page, server, "predict")
+    names = ["Predict", "Campaigns", "Labels", "Snapshots", "Explore"]
+    assert page.locator("nav [data-view]").all_inner_texts() == names
+    page.get_by_role("link", name="Explore").click()
+    page.get_by_role("link", name="Rooflines").click()
+    page.locator("h1", has_text="Roofline").wait_for()
+    current = page.locator("[aria-current=page]").all_inner_texts()
+    assert current == ["Explore", "Rooflines"]
+
+
+def test_rooflines_of_two_devices_are_overlaid(page, server):
     page.set_viewport_size({"width": 400, "height": 800})
     show(page, server, "roofline")
     page.locator("[name=devices]").fill("v100, rtx-3090")
@@ -441,7 +450,7 @@ def test_rooflines_of_two_devices_lie_over_each_other(page, server):
     text = page.locator(".result").inner_text()
     for device in ("v100", "rtx-3090"):
         assert f"bounds a training step of test_resnet at batch 64 on {device}: " in text
-    assert "Twice the batch does " in chart.get_attribute("aria-label")
+    assert "Doubling the batch " in chart.get_attribute("aria-label")
     for series in (0, 1):
         colour = f"var(--series-{series})"
         expect(chart.locator(f".on-paper > [stroke='{colour}']").nth(2)).to_be_attached()
@@ -455,7 +464,7 @@ def test_rooflines_of_two_devices_lie_over_each_other(page, server):
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_an_uploaded_file_is_asked_about(page, server, tmp_path):
+def test_uploaded_file_is_predicted(page, server, tmp_path):
     file = tmp_path / "small.onnx"
     export_onnx("test_resnet", 64, file)
     show(page, server, "predict")
@@ -465,7 +474,7 @@ def test_an_uploaded_file_is_asked_about(page, server, tmp_path):
     page.get_by_role("heading", name="Training step of small.onnx, batch 64").wait_for()
 
 
-def test_the_keyboard_reaches_the_content_and_every_view(page, server):
+def test_content_and_views_are_reachable_by_keyboard(page, server):
     show(page, server, "campaigns")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
@@ -483,14 +492,14 @@ def test_the_page_opens_at_predict(page, server):
     page.locator("datalist#models option[value=resnet50]").wait_for(state="attached")
 
 
-def test_an_empty_data_folder_says_what_to_type(page, server, tmp_path, monkeypatch):
+def test_empty_data_folder_shows_commands(page, server, tmp_path, monkeypatch):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
     for view in VIEWS:
         show(page, server, view)
         assert page.locator(".empty .command").first.inner_text().startswith("trappm ")
 
 
-def test_a_server_with_a_token_asks_for_it(browser, home):
+def test_page_prompts_for_the_token(browser, home):
     with samples.served(token=TOKEN) as address:
         assert response(f"{address}/api/campaigns")[0] == 401
         context = browser.new_context()
@@ -522,14 +531,14 @@ PLACES = st.one_of(
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_whatever_is_asked_is_answered_or_refused(server, place, values):
+def test_any_request_is_answered_or_rejected(server, place, values):
     values = {name: value.encode(errors="replace") for name, value in values.items()}
     path = urllib.parse.quote(place.encode(errors="replace"))
     status, data = fetched(f"{server}/api/{path}?{urllib.parse.urlencode(values)}")
     assert status == 200 or (400 <= status < 500 and json.loads(data)["detail"])
 
 
-def test_pages_of_labels_are_disjoint_and_whole(server):
+def test_pages_of_labels_are_disjoint_and_complete(server):
     pages = [
         response(f"{server}/api/labels?size=2&page={n}&sort=-id")[1]["rows"] for n in (1, 2, 3, 4)
     ]
@@ -538,7 +547,7 @@ def test_pages_of_labels_are_disjoint_and_whole(server):
     assert [len(rows) for rows in pages] == [2, 2, 2, 0]
 
 
-def test_a_map_waits_for_a_measurement_on_these_cores(server, home, tmp_path, monkeypatch):
+def test_map_waits_for_a_measurement_on_the_same_cores(server, home, tmp_path, monkeypatch):
     monkeypatch.setattr(maps, "PATIENCE_S", 0.2)
     monkeypatch.setattr(attempt, "LOCK_DIR", tmp_path)
     address = f"{server}/api/campaigns/{home[1]}/map"
@@ -549,7 +558,7 @@ def test_a_map_waits_for_a_measurement_on_these_cores(server, home, tmp_path, mo
     assert len(answer[1]["points"]) == 9
 
 
-def test_files_may_load_nothing_from_elsewhere(server):
+def test_page_loads_nothing_from_other_hosts(server):
     with urllib.request.urlopen(server, timeout=10) as answer:  # noqa: S310
         policy = answer.headers["Content-Security-Policy"]
     assert "default-src 'self'" in policy
@@ -561,13 +570,13 @@ def test_files_may_load_nothing_from_elsewhere(server):
         assert set(re.findall(r"https?://[\w./-]+", text)) <= allowed, file
 
 
-def test_the_vendored_file_is_the_noted_one():
+def test_vendored_file_matches_its_recorded_hash():
     folder = FILES / "vendor"
     digest = hashlib.sha256((folder / "plot.js").read_bytes()).hexdigest()
     assert digest in (folder / "README.md").read_text()
 
 
-def test_every_part_of_memory_has_its_place_and_colour_in_the_chart():
+def test_every_memory_part_has_a_position_and_color():
     listed = re.search(r"const PARTS = \[(.*?)\];", (FILES / "estimate.js").read_text(), re.DOTALL)
     assert listed is not None
     parts = re.findall(r'"([^"]+)"', listed[1])
@@ -577,7 +586,7 @@ def test_every_part_of_memory_has_its_place_and_colour_in_the_chart():
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_text_stands_out_from_what_is_behind_it(theme):
+def test_text_has_sufficient_contrast(theme):
     """WCAG 2, AA: 4.5 to 1."""
     blocks = re.findall(r":root[^{]*\{([^}]*)\}", (FILES / "style.css").read_text())
     block = blocks[0 if theme == "light" else 1]
@@ -600,7 +609,7 @@ def _contrast(first, second):
     return (high + 0.05) / (low + 0.05)
 
 
-def test_numbers_are_written_as_people_write_them(page, server):
+def test_numbers_are_formatted_readably(page, server):
     show(page, server, "predict")
     written = page.evaluate(
         """async () => {

@@ -63,7 +63,7 @@ def form(name, data, question):
 FORM = {"Content-Type": "multipart/form-data; boundary=x"}
 
 
-def test_an_uploaded_file_has_the_answer_that_the_command_gives(server, tmp_path):
+def test_uploaded_file_gives_the_result_of_the_command(server, tmp_path):
     _, port = server
     path = tmp_path / "mine.onnx"
     export_onnx("test_resnet", 64, path)
@@ -83,7 +83,7 @@ def test_an_uploaded_file_has_the_answer_that_the_command_gives(server, tmp_path
     assert (status, answer["type"]) == (404, "urn:trappm:problem:unknown-architecture")
 
 
-def test_it_follows_the_alias_by_itself(server, home):
+def test_server_follows_the_alias(server, home):
     _, port = server
     newest = other_snapshot(home / "snapshots", "newest")
     Registry(home / "snapshots").set_alias("latest", newest, "published")
@@ -117,7 +117,7 @@ def test_ctrl_c_twice_during_a_request_shows_no_traceback(home):
     assert "Traceback" not in errors
 
 
-def test_it_ends_when_told_to_and_answers_first(server):
+def test_server_finishes_requests_before_it_stops(server):
     process, port = server
     statuses = []
     fresh = json.dumps({**QUESTION, "batch_size": 333, "model": ["test_resnet"] * 20})
@@ -130,7 +130,7 @@ def test_it_ends_when_told_to_and_answers_first(server):
     assert process.wait(30) in {0, -signal.SIGTERM}
 
 
-def test_open_shows_the_page_in_the_browser_and_ctrl_c_ends_the_server_in_one_line(home, tmp_path):
+def test_open_shows_the_page_and_ctrl_c_stops_the_server_in_one_line(home, tmp_path):
     opened, browser = tmp_path / "opened", tmp_path / "browser.sh"
     browser.write_text(f'echo "$1" > {opened}\n')
     environment = {

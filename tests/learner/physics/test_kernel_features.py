@@ -21,7 +21,7 @@ from trappm.learner.physics.power.power_prior import PowerPrior
 from trappm.learner.physics.step_memory import SCRATCH_KINDS, step_memory
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.residual.graph_features import OPERATORS, operator_shares
-from trappm.learner.snapshots.feature_schema import VERSIONS
+from trappm.learner.snapshots.snapshot import FEATURE_VERSIONS as VERSIONS
 from trappm.learner.workload import Workload
 from trappm.profiler.records import Graph, MemoryFormat, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import (
@@ -221,7 +221,7 @@ def made_up_workload(graph: Graph) -> Workload:
 def test_features_keep_their_meaning_unless_their_version_is_raised(build_network, part):
     """A snapshot of features with another meaning would load and predict wrong values.
 
-    Where this fails on purpose, raise the part's number in `feature_schema.VERSIONS`, and add the
+    Where this fails on purpose, raise the part's number in `snapshot.FEATURE_VERSIONS`, and add the
     values that are printed under the new version to golden_features.json.
     """
     workload = made_up_workload(build_network("depthwise", 24, 3, 16))

@@ -14,8 +14,9 @@ from trappm.profiler.devices import Findings, open_device
 from trappm.profiler.devices.catalogue import card_of
 from trappm.profiler.devices.simulated import SimulatedDevice
 from trappm.profiler.errors import DeviceError, UnsupportedModelError
-from trappm.profiler.measuring.protocols import ADAPTIVE, PAPER
 from trappm.profiler.records import (
+    ADAPTIVE,
+    PAPER,
     Configuration,
     Measurement,
     Outcome,

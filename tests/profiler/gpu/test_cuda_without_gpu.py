@@ -21,8 +21,7 @@ from trappm.profiler.devices.gpu.sensors import GpuWatch
 from trappm.profiler.errors import DeviceError
 from trappm.profiler.host import procfs
 from trappm.profiler.host.environment import stack_fingerprint
-from trappm.profiler.measuring.protocols import PAPER
-from trappm.profiler.records import Configuration, Outcome
+from trappm.profiler.records import PAPER, Configuration, Outcome
 from trappm.profiler.steps.sampling import StepRun, judge
 
 

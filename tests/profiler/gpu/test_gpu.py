@@ -12,8 +12,8 @@ from trappm.profiler.devices import open_device
 from trappm.profiler.devices.gpu.cuda import CudaDevice
 from trappm.profiler.errors import DeviceError
 from trappm.profiler.measuring.isolation import Measurer
-from trappm.profiler.measuring.protocols import QUICK
 from trappm.profiler.records import (
+    QUICK,
     Configuration,
     Measurement,
     MemoryFormat,

@@ -13,8 +13,8 @@ import torch
 from trappm.profiler.devices import MemoryReading, Window
 from trappm.profiler.devices.cpu import CpuDevice
 from trappm.profiler.errors import UnsupportedModelError
-from trappm.profiler.measuring.protocols import QUICK
 from trappm.profiler.records import (
+    QUICK,
     Configuration,
     MemoryFormat,
     Optimizer,

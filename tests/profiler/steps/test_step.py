@@ -12,14 +12,18 @@ from hypothesis import strategies as st
 
 from trappm.profiler.devices.cpu import CpuDevice
 from trappm.profiler.errors import InputError, UnsupportedModelError
-from trappm.profiler.measuring.protocols import ADAPTIVE, PAPER, PROTOCOLS, QUICK, protocol_named
 from trappm.profiler.records import (
+    ADAPTIVE,
+    PAPER,
+    PROTOCOLS,
+    QUICK,
     Configuration,
     MemoryFormat,
     Optimizer,
     Phase,
     Precision,
     Protocol,
+    protocol_named,
 )
 from trappm.profiler.steps import step as step_module
 from trappm.profiler.steps.meter import StepTime

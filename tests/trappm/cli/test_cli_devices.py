@@ -80,7 +80,7 @@ def test_the_links_of_ranks_are_characterised_and_kept(run, tmp_path):
     first, *_, last = out.splitlines()
     assert "collectives measured in" in first
     assert last.startswith("cpu-2x1t: ")
-    assert "GB/s a rank (host" in last or "measure them when the host is quiet" in last
+    assert "GB/s per rank (host" in last or "measure them on an idle host" in last
     with Store.open_to_read(f"sqlite:///{tmp_path}/home/labels.db") as store:
         kept = list(store.kernels.each(device="cpu-2x1t"))
     assert {m.call["ranks"] for m in kept} == {2}

@@ -18,8 +18,14 @@ from trappm.cluster.tasks import ChoiceRequest
 from trappm.learner.paper.presets import LAPTOP, PRESETS
 from trappm.profiler.errors import InputError
 from trappm.profiler.host.environment import utc_now
-from trappm.profiler.measuring.protocols import QUICK
-from trappm.profiler.records import Configuration, Measurement, Outcome, Provenance, StepSummary
+from trappm.profiler.records import (
+    QUICK,
+    Configuration,
+    Measurement,
+    Outcome,
+    Provenance,
+    StepSummary,
+)
 from trappm.reports import choices
 from trappm.reports.choices import explain
 from trappm.store import Assignment, Home, Store

@@ -1,1 +1,1 @@
-"""Where people work: callbacks of trainers, requests for Ray and Kubernetes, SkyPilot."""
+"""Integrations: trainer callbacks, resource requests for Ray and Kubernetes, and SkyPilot."""

@@ -1,6 +1,6 @@
-"""Forecast of the first step of a training, a moment before it runs, in one sentence.
+"""One-sentence forecast of a training run, made right before its first step.
 
-A model with a name is predicted by it. Of another module the memory is simulated.
+A named model is predicted by its name. For other modules, only the memory is simulated.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FirstStep:
-    """The first step of a training, a moment before it runs."""
+    """The first step of a training run, right before it starts."""
 
     model: nn.Module
     name: str | None
-    """Of timm's architecture or a transformer, such as `hf:gpt2`; None for all other modules."""
+    """Name of a timm model or a transformer, such as `hf:gpt2`; None for other modules."""
     args: tuple[Any, ...] = ()
-    """What the model is called with."""
+    """Positional arguments of the model's call."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     optimizer: torch.optim.Optimizer
     precision: Precision
     accumulation_steps: int = 1
     clips_gradients: bool = False
     epoch_batches: int | None
-    """Of this process; None where nobody knows."""
+    """Batches per epoch of this process; None if unknown."""
     processes: int = 1
     device: torch.device
 
     @property
     def loop(self) -> TrainingLoop:
-        """What happens around the step; raises InputError where the optimizer is unknown."""
+        """Return the training loop; raises InputError if the optimizer is unknown."""
         return replace(
             loop_of(self.optimizer, self.precision),
             accumulation_steps=self.accumulation_steps,
@@ -58,7 +58,7 @@ class FirstStep:
 
     @property
     def device_name(self) -> str:
-        """As `trappm.predict` takes it: a GPU's full name, or the threads in use."""
+        """Return the device as a name for `trappm.predict`: the GPU's or `cpu-NUMBERt`."""
         import torch
 
         if self.device.type == "cuda":
@@ -67,58 +67,57 @@ class FirstStep:
 
     @property
     def first_tensor(self) -> Tensor:
-        """Batch first, pixels or tokens last; raises InputError where there is none."""
+        """Return the first input tensor, (batch, ..., pixels or tokens); raises InputError."""
         import torch
 
         for value in (*self.args, *self.kwargs.values()):
             if isinstance(value, torch.Tensor) and value.dim():
                 return value
-        raise InputError("no tensor is among the model's inputs, so no batch size is known")
+        raise InputError("the model's inputs have no tensor, so the batch size is unknown")
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a step and an epoch take on a device; `str` is the sentence that callbacks print."""
+    """Forecast of a step and an epoch on a device; `str` is the sentence that callbacks print."""
 
     prediction: Prediction
     epoch_batches: int | None
     time_missing: str | None
-    """Why the step time is unknown."""
+    """Reason for a missing step time; None if it is predicted."""
 
     @property
     def fits(self) -> bool | None:
-        """Whether the step fits."""
         return self.prediction.fits
 
     def __str__(self) -> str:
         answer = self.prediction
         memory, verdict, capacity_mib = answer.memory, answer.verdict, answer.capacity_mib
-        text = f"No memory of {answer.model} is predicted"
+        text = f"The memory of {answer.model} is not predicted"
         if memory is not None and verdict is not None and capacity_mib is not None:
             text = room_text(verdict, answer.device_name, memory, capacity_mib)
             text += f" for {answer.model} in {answer.precision} at batch {answer.batch_size:,}"
         if answer.largest_batch is not None:
             text += f", the largest batch that fits is {answer.largest_batch:,}"
         if answer.step_time_ms is None or self.time_missing is not None:
-            return f"{text}; its time follows once steps are measured: {self.time_missing}"
+            return f"{text}; the step time is reported after some steps: {self.time_missing}"
         what = "a step" if self.epoch_batches is None else "an epoch"
         bounds_ms = (answer.step_time_ms, *answer.intervals["step_time_ms"])
         times = [duration((self.epoch_batches or 1) * ms / 1000) for ms in bounds_ms]
-        return f"{text}; {what} takes about {times[0]} ({times[1]} to {times[2]}), as predicted"
+        return f"{text}; {what} is predicted to take {times[0]} ({times[1]} to {times[2]})"
 
 
 def forecast(first: FirstStep, device: str | None = None) -> Forecast:
-    """Predict the training on a device, by default on that of the training.
+    """Predict a training run on a device (default: the device of the run).
 
     Raises:
-        TrappmError: No such GPU is known, or the step cannot be traced; with the reason.
+        TrappmError: The GPU is unknown, or the step cannot be traced.
     """
     name = device or first.device_name
     autocast = first.precision in {Precision.AMP_FP16, Precision.AMP_BF16}
     precision = first.precision if autocast else Precision.FP32
     answer, missing = _prediction(first, name, precision)
     if is_cpu_device(name):
-        # What fits depends on the host, and is another one at every batch size.
+        # The limit is the host's, and a CPU step's memory is not predicted for other batch sizes.
         answer = replace(answer, capacity_mib=procfs.allowed_memory_mib(), largest_batch=None)
     if missing is None and (first.processes > 1 or first.accumulation_steps > 1):
         missing = "only steps of one process without accumulation are predicted"
@@ -130,7 +129,7 @@ def forecast(first: FirstStep, device: str | None = None) -> Forecast:
 def _prediction(
     first: FirstStep, device: str, precision: Precision
 ) -> tuple[Prediction, str | None]:
-    """Return the prediction of the step, and the reason why its time does not count."""
+    """Return the prediction of the step, and the reason to ignore its time, if any."""
     size, is_text = first.first_tensor.shape[-1], size_kind(first.name) == "tokens"
     module = _without_trainer(first.model)
     example = dict(first.kwargs) if first.kwargs else first.args
@@ -143,7 +142,7 @@ def _prediction(
                 precision=precision,
                 optimizer=first.loop,
             )
-            return answer, "the model has no name of timm or hf:"
+            return answer, "the model has no timm or hf: name"
         answer = predict(
             first.name,
             device=device,
@@ -161,7 +160,7 @@ def _prediction(
 
 
 def _without_trainer(model: nn.Module) -> nn.Module:
-    """The same module without what trainers hang on it; they cannot be copied, nor traced."""
+    """Return the module without attributes of the trainer, which cannot be copied or traced."""
     plain = copy.copy(model)
     for name in ("forward", "_original_forward"):  # accelerate's autocast
         vars(plain).pop(name, None)

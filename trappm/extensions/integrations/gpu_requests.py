@@ -1,7 +1,7 @@
-"""Requests of a predicted step to a cluster: options of Ray tasks, a pod of Kubernetes.
+"""Resource requests of a predicted step: options for Ray tasks and a Kubernetes pod.
 
-The memory of a process on its host follows a rule and is not simulated: PyTorch with CUDA's
-libraries, and twice the weights, for a checkpoint that is read. Workers of a data loader need more.
+Host memory is a rule of thumb, not a simulation: PyTorch with the CUDA libraries, plus twice the
+weights to load a checkpoint. Data loader workers need additional memory.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.simulation.memory_breakdown import Part
 
 HOST_MIB = 4096
-"""Memory of a process with PyTorch and CUDA, without weights and data, rounded up."""
+"""Host memory of a process with PyTorch and CUDA, without weights and data, rounded up."""
 PRODUCT_LABEL = "nvidia.com/gpu.product"
-"""Label of nodes, by NVIDIA's GPU feature discovery: NVML's name with dashes."""
+"""Node label set by NVIDIA GPU feature discovery: the NVML name with dashes."""
 PRODUCTS = (
     "Tesla-T4",
     "Tesla-V100-SXM2-16GB",
@@ -47,7 +47,7 @@ PRODUCTS = (
 
 
 def ray_options(prediction: Prediction) -> dict[str, float]:
-    """Return `num_gpus` and `memory` (of the host, in bytes) for `ray.remote` or `.options`.
+    """Return `num_gpus` and `memory` (host bytes) for `ray.remote` or `.options`.
 
     Raises:
         InputError: The step does not fit the device, or its memory is unknown.
@@ -60,19 +60,19 @@ def ray_options(prediction: Prediction) -> dict[str, float]:
 
 
 def pod(predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """Return a pod with a whole GPU, on nodes whose GPUs the step fits.
+    """Return a pod that requests one GPU on nodes with GPUs that fit the step.
 
     Args:
-        predictions: The same step on several devices, such as those of `trappm.compare`.
+        predictions: Predictions of one step for several devices, as from `trappm.compare`.
 
     Raises:
-        InputError: It fits none of them, or no product name is known.
+        InputError: The step fits no device, or no product name is known.
     """
     fitting = [p for p in predictions if p.fits]
     if not fitting:
         raise InputError(
-            f"the step fits none of {', '.join(p.device for p in predictions)}; lower the batch "
-            "size"
+            f"the step does not fit {' or '.join(p.device for p in predictions)}; lower the "
+            "batch size"
         )
     products = [
         product
@@ -81,8 +81,8 @@ def pod(predictions: Sequence[Prediction]) -> dict[str, Any]:
     ]
     if not products:
         raise InputError(
-            f"no product of Kubernetes is known for {', '.join(p.device for p in fitting)}; known "
-            f"are {', '.join(PRODUCTS)}"
+            f"no Kubernetes product name is known for {', '.join(p.device for p in fitting)}; "
+            f"known products: {', '.join(PRODUCTS)}"
         )
     on_product = {"key": PRODUCT_LABEL, "operator": "In", "values": products}
     nodes = {"nodeSelectorTerms": [{"matchExpressions": [on_product]}]}
@@ -113,5 +113,5 @@ def yaml_text(manifest: Mapping[str, Any]) -> str:
 
 
 def host_mib(prediction: Prediction) -> int:
-    """Return the memory of the process on its host, by the rule above."""
+    """Return the estimated host memory of the process in MiB."""
     return HOST_MIB + 2 * math.ceil(prediction.memory_breakdown.parts_mib[Part.PARAMETERS])

@@ -1,4 +1,4 @@
-"""A callback of Lightning: what a training will take, and what it took."""
+"""Lightning callback that forecasts a training run and records its step times."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _PRECISIONS = {
 
 
 class TrappmCallback(lightning.Callback):
-    """Says before the first step whether it fits and how long an epoch takes, and times the steps.
+    """Callback that forecasts fit and epoch time before the first step, and times the steps.
 
-    The module is called with its batch as its `forward` takes it: a mapping by its names, of a
-    list the first entry.
+    The forecast calls `forward` with the batch: a mapping is passed as keyword arguments, and of
+    a list or tuple only the first entry is passed.
 
     Args:
-        model_name: timm's, or a transformer's such as `hf:gpt2`; for its time and for labels.
-        record_to: a file that grows by a line for `trappm labels import`; needs `model_name`.
-        device: the card to forecast for, such as `a100`; by default the one at hand.
+        model_name: timm name, or a transformer such as `hf:gpt2`; needed for times and labels.
+        record_to: File to append a record to, for `trappm labels import`; needs `model_name`.
+        device: GPU to forecast for, such as `a100` (default: the device in use).
 
     Raises:
-        InputError, UnknownArchitectureError: no such model, or a file and no name.
+        InputError, UnknownArchitectureError: Unknown model, or `record_to` without a name.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ def _first_step(
 ) -> FirstStep:
     if trainer.precision not in _PRECISIONS:
         raise InputError(
-            f"the precision is {trainer.precision}; known are {', '.join(_PRECISIONS)}"
+            f"unsupported precision {trainer.precision}; use one of: {', '.join(_PRECISIONS)}"
         )
     if len(trainer.optimizers) != 1:
-        raise InputError(f"there are {len(trainer.optimizers)} optimizers; known are steps of one")
+        raise InputError(f"{len(trainer.optimizers)} optimizers; only one optimizer is supported")
     batches = trainer.num_training_batches
     return FirstStep(
         model=module,

@@ -1,4 +1,4 @@
-"""How long a whole training takes on each GPU that SkyPilot considers, for its optimizer.
+"""Training time on each GPU that SkyPilot's optimizer considers.
 
 task.set_time_estimator(time_estimator("resnet50", batch_size=64, samples=1_281_167, epochs=90))
 """
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 def time_estimator(
     model: str, *, samples: int, epochs: int, **options: Any
 ) -> Callable[[sky.Resources], int]:
-    """What `sky.Task.set_time_estimator` takes: seconds of the training by accelerator name.
+    """Return an estimator of training time in seconds for `sky.Task.set_time_estimator`.
 
     Args:
-        model: of timm, or a transformer such as `hf:gpt2`.
-        samples: of an epoch.
-        epochs: of the training.
-        **options: further ones of `trappm.predict`: batch_size, precision, optimizer ...
+        model: timm name, or a transformer such as `hf:gpt2`.
+        samples: Number of training samples per epoch.
+        epochs: Number of epochs.
+        **options: Other arguments of `trappm.predict`, such as batch_size or precision.
 
     Returns:
-        A function that raises InputError for resources without a GPU or with several, and
-        SnapshotError for a GPU that no head knows.
+        A function that raises InputError for resources without exactly one GPU, and
+        SnapshotError for an unknown GPU.
     """
 
     def seconds(resources: sky.Resources) -> int:
@@ -37,8 +37,8 @@ def time_estimator(
         if len(cards) != 1 or set(cards.values()) != {1}:
             named = ", ".join(f"{name}:{count:g}" for name, count in cards.items())
             raise InputError(
-                f"the resources have {named or 'no accelerator'}; a step is predicted for one GPU, "
-                "such as A100:1"
+                f"the resources have {named or 'no accelerator'}; request exactly one GPU, such "
+                "as A100:1"
             )
         (card,) = cards
         answer = predict(model, device=card, samples=samples, epochs=epochs, **options)

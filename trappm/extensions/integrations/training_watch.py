@@ -1,9 +1,9 @@
-"""One training watched by a trainer's callback: the forecast, timed steps, and their record.
+"""Forecast, step times and record of one training run, shared by the trainer callbacks.
 
-The record is a line of JSON for `trappm labels import`. It is no measurement: loaders, loggers and
-other people share the machine, so the label is `imported`, by the protocol `in-training`, and its
-environment names no measuring version. Its stack is therefore another one, and heads never mix it
-with what was measured alone.
+The record is one line of JSON for `trappm labels import`. Data loaders, loggers and other users
+share the machine, so the label is not a measurement: its provenance is `imported`, its protocol
+`in-training`, and its environment has no measuring version. It therefore has a separate stack, and
+heads never mix it with isolated measurements.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 
 PROTOCOL = Protocol(name=IN_TRAINING, warmup_steps=5, min_steps=10, max_steps=50)
 _OTHER_HEAD = 4
-"""Parameters in which a model may differ from its name: weight and bias of another head."""
+"""Number of parameter tensors that may differ from the named model, such as a replaced head's."""
 
 
 @dataclass(kw_only=True)
 class RecordedSteps:
-    """Times the steps of one training after its warm-up."""
+    """Step times of one training run after its warm-up."""
 
     framework: str
     samples_ms: list[float] = field(default_factory=list)
@@ -60,7 +60,7 @@ class RecordedSteps:
         self._begin = time.perf_counter()
 
     def end(self, first: FirstStep, batches: int = 1) -> None:
-        """Of so many batches; the GPU is waited for, so that the time is that of the whole step."""
+        """End a step of n batches, and wait for the GPU so that the whole step is timed."""
         if self._begin is None or len(self.samples_ms) == PROTOCOL.max_steps:
             return
         if first.device.type == "cuda":
@@ -77,10 +77,10 @@ class RecordedSteps:
         return len(self.samples_ms) >= PROTOCOL.min_steps
 
     def write(self, first: FirstStep, file: Path) -> Measurement:
-        """Appends the record to a file.
+        """Append the record to a file.
 
         Raises:
-            TrappmError: nobody could use it, with the reason; or the file cannot be written.
+            TrappmError: The record would not be usable, or the file cannot be written.
         """
         record = self._record(first)
         with JsonLines(file, Measurement) as lines:
@@ -90,15 +90,15 @@ class RecordedSteps:
     def _record(self, first: FirstStep) -> Measurement:
         if not self.are_enough:
             needed = PROTOCOL.warmup_steps + PROTOCOL.min_steps
-            raise InputError(f"{self._count} steps were timed; a label takes {needed} or more")
+            raise InputError(f"{self._count} steps were timed; a label needs {needed} or more")
         if first.processes > 1 or first.accumulation_steps > 1:
             raise InputError("only steps of one process without accumulation are comparable")
         if is_compiled(first.model):
-            raise InputError("the model is compiled, and labels are of steps in eager mode")
+            raise InputError("the model is compiled, but labels describe steps in eager mode")
         device = first.device_name
         key = device if is_cpu_device(device) else read_name(device).key
         samples_ms = tuple(self.samples_ms)
-        unknown = "a training's own memory and power were not measured"
+        unknown = "memory and power were not measured during training"
         return Measurement(
             configuration=configuration_of(first),
             device=key,
@@ -115,7 +115,7 @@ class RecordedSteps:
 
     def _environment(self, first: FirstStep, key: str, device: str) -> dict[str, Any]:
         facts = host_facts()
-        del facts["measuring_version"]  # what it did not measure it does not vouch for
+        del facts["measuring_version"]  # TraPPM did not measure these steps in isolation
         return {
             **facts,
             "device": key,
@@ -128,13 +128,13 @@ class RecordedSteps:
 
 
 def configuration_of(first: FirstStep) -> Configuration:
-    """What was trained; `input_size` is the last axis of the first tensor: pixels, or tokens.
+    """Return the trained configuration; `input_size` is the last axis of the first tensor.
 
     Raises:
-        InputError: the model has no name, or is another one than its name's.
+        InputError: The model has no name, or does not match its name.
     """
     if first.name is None:
-        raise InputError("the model has no name; give the callback timm's or hf:'s")
+        raise InputError("the model has no name; give the callback a timm or hf: name")
     tensor = first.first_tensor
     what = Configuration(
         architecture=first.name,
@@ -148,8 +148,8 @@ def configuration_of(first: FirstStep) -> Configuration:
     unlike = max((ours - theirs).total(), (theirs - ours).total())
     if unlike > _OTHER_HEAD:
         raise InputError(
-            f"{unlike} parameters of {type(first.model).__name__} are not those of {first.name}; "
-            "give the callback the name of what it trains"
+            f"{unlike} parameters of {type(first.model).__name__} differ from {first.name}; "
+            "give the callback the name of the trained model"
         )
     return what
 
@@ -159,17 +159,17 @@ def _shapes(model: nn.Module) -> Counter[tuple[int, ...]]:
 
 
 class TrainingWatch:
-    """One training, from its first batch to its end; nothing that fails in here ends it.
+    """Watch of one training run; errors are reported and never stop the run.
 
     Args:
-        framework: whose training it is.
-        model_name: timm's, or a transformer's such as `hf:gpt2`; without one the time is told
-            when steps were measured.
-        record_to: a file of JSON lines for `trappm labels import`; it grows.
-        device: the card to forecast for; by default that of the training.
+        framework: Name of the training framework.
+        model_name: timm name, or a transformer such as `hf:gpt2`; without a name the step time is
+            reported only after some steps.
+        record_to: JSON lines file to append to, for `trappm labels import`.
+        device: GPU to forecast for (default: the device in use).
 
     Raises:
-        InputError, UnknownArchitectureError: no such model, or a file and no name.
+        InputError, UnknownArchitectureError: Unknown model, or `record_to` without a name.
     """
 
     def __init__(
@@ -181,8 +181,8 @@ class TrainingWatch:
     ) -> None:
         if record_to is not None and model_name is None:
             raise InputError(
-                "record_to needs model_name, of timm or hf:, such as model_name='resnet18': a "
-                "label of a module without a name says nothing"
+                "record_to needs a timm or hf: model_name, such as model_name='resnet18', because "
+                "a label must name its model"
             )
         if model_name is not None:
             refuse_unknown(model_name)
@@ -196,29 +196,29 @@ class TrainingWatch:
         self._time_is_due = False
 
     def look(self, make: Callable[[], FirstStep]) -> None:
-        """At the first batch, before its step: says whether it fits and how long an epoch takes."""
+        """Print the forecast before the first step; later calls do nothing."""
         if self._has_looked:
             return
         self._has_looked = True
         try:
             self._first = make()
-        except Exception as error:  # of a trainer of which nothing is known
-            _say(f"these steps are neither forecast nor timed: {one_line(error)}")
+        except Exception as error:  # an unknown trainer may raise anything
+            _say(f"steps will be neither forecast nor timed: {one_line(error)}")
             return
         self._time_is_due = True
         try:
             what = forecast(self._first, self._device)
             self._time_is_due = what.time_missing is not None
             _say(str(what))
-        except Exception as error:  # of a module of which nothing is known
-            _say(f"no forecast, the time is told once steps are measured: {one_line(error)}")
+        except Exception as error:  # an unknown module may raise anything
+            _say(f"no forecast; the step time is reported after some steps: {one_line(error)}")
 
     def begin(self) -> None:
-        """Of a step, when its batch is there."""
+        """Begin a step after its batch has been loaded."""
         self._steps.begin()
 
     def end(self, batches: int = 1) -> None:
-        """Of a step over so many batches."""
+        """End a step of n batches, and report its time if it is due."""
         if self._first is None:
             return
         self._steps.end(self._first, batches)
@@ -226,7 +226,7 @@ class TrainingWatch:
             self._say_time(self._first)
 
     def finish(self) -> None:
-        """Of the training: what is left to say, and the record."""
+        """End the training run: report a step time that is still due, and write the record."""
         if self._first is None:
             return
         if self._time_is_due and self._steps.samples_ms:
@@ -236,11 +236,11 @@ class TrainingWatch:
         try:
             record = self._steps.write(self._first, self._file)
         except TrappmError as error:
-            _say(f"these steps are not recorded: {error}")
+            _say(f"steps were not recorded: {error}")
         else:
             _say(
-                f"{record.configuration} took {record.step_time_ms:,.1f} ms a step in this "
-                f"training; keep it with: trappm labels import {self._file}"
+                f"{record.configuration} took {record.step_time_ms:,.1f} ms per step in this run; "
+                f"import the label with: trappm labels import {self._file}"
             )
 
     def _say_time(self, first: FirstStep) -> None:
@@ -249,7 +249,8 @@ class TrainingWatch:
         text = f"a step takes {median(steps_ms):,.1f} ms"
         if first.epoch_batches is not None:
             text += f", an epoch about {duration(first.epoch_batches * median(steps_ms) / 1000)}"
-        _say(f"{text}, by {len(steps_ms)} measured steps after {PROTOCOL.warmup_steps}")
+        warmup = PROTOCOL.warmup_steps
+        _say(f"{text} (measured over {len(steps_ms)} steps after {warmup} warm-up steps)")
 
 
 def _say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""A callback of transformers' `Trainer`: what a training will take, and what it took."""
+"""Callback of transformers' `Trainer` that forecasts a run and records its step times."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from trappm.extensions.integrations.training_watch import TrainingWatch
 from trappm.profiler.records import Precision
 
 _ABOUT_LOSS = "num_items_in_batch"
-"""Of the trainer, and nothing that the step's memory depends on."""
+"""Keyword argument added by the trainer; the step's memory does not depend on it."""
 
 
 class TrappmCallback(TrainerCallback):
-    """Says before the first step whether it fits and how long an epoch takes, and times the steps.
+    """Callback that forecasts fit and epoch time before the first step, and times the steps.
 
     Args:
-        model_name: timm's, or a transformer's such as `hf:gpt2`; for its time and for labels.
-        record_to: a file that grows by a line for `trappm labels import`; needs `model_name`.
-        device: the card to forecast for, such as `a100`; by default the one at hand.
+        model_name: timm name, or a transformer such as `hf:gpt2`; needed for times and labels.
+        record_to: File to append a record to, for `trappm labels import`; needs `model_name`.
+        device: GPU to forecast for, such as `a100` (default: the device in use).
 
     Raises:
-        InputError, UnknownArchitectureError: no such model, or a file and no name.
+        InputError, UnknownArchitectureError: Unknown model, or `record_to` without a name.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ def _first_step(
         precision = Precision.BF16
     try:
         batches = len(train_dataloader)
-    except TypeError:  # of a data set without length
+    except TypeError:  # a data set without a length
         batches = None
     return FirstStep(
         model=model,

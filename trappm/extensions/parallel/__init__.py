@@ -1,1 +1,1 @@
-"""Training steps shared by several GPUs: measured as one device, and predicted by their links."""
+"""Multi-GPU training steps, measured as one device and predicted from their links."""

@@ -1,4 +1,4 @@
-"""`trappm scale`: how many GPUs share a step, and by which strategy."""
+"""`trappm scale`: compare numbers of GPUs and parallel strategies for a training step."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Keys of devices whose steps several ranks share: `a100x4`, `cpu-2x1t`, `a100x4-fsdp`.
+"""Keys of multi-rank devices, such as `a100x4`, `cpu-2x1t` and `a100x4-fsdp`.
 
-A rank is a process with a device of its own: a GPU of the node, or some of the host's cores.
+Each rank is a process with its own device: a GPU of the node, or some cores of the host.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _GPUS = re.compile(rf"(?P<card>[^:]+)x{_RANKS}{_STRATEGY}")
 
 
 def rank_key(device: str) -> RankKey | None:
-    """Return the ranks of a device; None for a device without.
+    """Return the ranks of a multi-rank device; None for other devices.
 
-    The strategy is `ddp` (gradients are summed) or `fsdp` (parameters are sharded).
+    The strategy is `ddp` (replicated parameters) or `fsdp` (sharded parameters).
     """
     cores = _CORES.fullmatch(device)
     match = cores or _GPUS.fullmatch(device)

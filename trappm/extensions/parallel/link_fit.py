@@ -1,8 +1,8 @@
-"""The link between a device's GPUs: fitted to its timed collectives, else that of the usual node.
+"""Link between the GPUs of a device, fitted to measured collectives or else from a typical node.
 
 `trappm measure --kernels --device a100x4` times collectives and records them in the label store.
-The fit begins at the constants of the link's kind, and keeps those that the collectives do not
-determine.
+The fit starts at the constants of the link's kind; constants that the collectives do not determine
+stay at these values.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 
 LEAST = 6
-"""Collectives, below which none is fitted; a catalogue has 57."""
+"""Minimum number of collectives for a fit; a full measurement has 57."""
 LARGE_BYTES = 1 << 20
-"""Gradients' buckets and FSDP's blocks are larger than this: their errors are the link's spread."""
+"""Minimum size of gradient buckets and FSDP blocks; errors above it give the link's spread."""
 STIFFNESS = 0.2
-"""Weight of where constants begin against one collective."""
+"""Weight of the starting constants relative to one collective."""
 TAIL = 0.1
-"""Of the logarithm: errors beyond it count less."""
+"""Scale of the robust loss: errors of the logarithm beyond it have less weight."""
 WIDTHS = {"latency_us": 1.5, "hop_us": 1.0, "efficiency": 1.0, "sharpness": 0.4}
-"""How far each may move in the logarithm, where a link is not the usual one of its kind."""
+"""Prior standard deviation of the logarithm of each constant within a kind of link."""
 LEAST_SPREAD = 0.05
-"""Times of collectives vary by as much from run to run."""
+"""Run-to-run standard deviation of the logarithm of collective times."""
 
 
 @dataclass(frozen=True)
 class TimedCollective:
-    """A collective of so many ranks of a node, with its median."""
+    """A collective of n ranks of a node with its median time."""
 
     operator: Operator
     ranks: int
@@ -60,7 +60,7 @@ class TimedCollective:
 
 
 def collectives_of(measurements: Iterable[KernelMeasurement]) -> list[TimedCollective]:
-    """Those that can be trusted: of outcome `ok`."""
+    """Return the successful collectives among measured kernels."""
     return [
         TimedCollective(m.call.operator, m.call["ranks"], 4.0 * m.call["elements"], m.time_ms)
         for m in measurements
@@ -69,11 +69,11 @@ def collectives_of(measurements: Iterable[KernelMeasurement]) -> list[TimedColle
 
 
 def fitted_link(start: Link, timed: Sequence[TimedCollective]) -> Link | None:
-    """The most probable link, with long-tailed errors of the logarithm; None of too few.
+    """Return the most probable link under long-tailed log errors; None for too few collectives.
 
     Args:
-        start: the usual link there, whose `gbs` is kept.
-        timed: by all numbers of ranks that were tried.
+        start: Link to start from; its `gbs` is not fitted.
+        timed: Collectives of all measured numbers of ranks.
     """
     if len(timed) < LEAST or max(each.size_bytes for each in timed) < LARGE_BYTES:
         return None
@@ -103,22 +103,22 @@ def fitted_link(start: Link, timed: Sequence[TimedCollective]) -> Link | None:
 
 
 def known_node(device: str) -> tuple[Node, tuple[str, ...]]:
-    """Return the node of a device's cards, and remarks about its links.
+    """Return the node of a device, and remarks about its links.
 
     Raises:
-        InputError: The catalogue does not have the card.
+        InputError: The GPU is not in the catalogue.
     """
     node = node_of(device)
     try:
         timed = _timed(device)
     except StoreError as error:
-        return node, (f"links of the usual node, as the label store cannot be read: {error}",)
+        return node, (f"links of a typical node, because the label store is unreadable: {error}",)
     link = characterised(node.inner, timed)
     return (node if link is None else replace(node, inner=link)), ()
 
 
 def characterised(usual: Link, measurements: Sequence[KernelMeasurement]) -> Link | None:
-    """Return the link fitted to these collectives; None if too few are good."""
+    """Return the link fitted to these collectives; None if too few succeeded."""
     link = fitted_link(usual, collectives_of(measurements)) if measurements else None
     if link is None:
         return None
@@ -131,26 +131,26 @@ def characterised(usual: Link, measurements: Sequence[KernelMeasurement]) -> Lin
 
 
 def link_sentence(device: str, measurements: Sequence[KernelMeasurement]) -> str:
-    """Describe the link between the ranks of a device such as `a100x4` in a line.
+    """Describe the link between the ranks of a device such as `a100x4` in one line.
 
     Raises:
-        InputError: The catalogue does not have its card.
+        InputError: The GPU is not in the catalogue.
     """
     link = characterised(node_of(rank_key(device).member).inner, measurements)
     if link is None:
         return (
-            f"{device}: too few collectives are known well enough to tell the link between its "
-            "ranks; measure them when the host is quiet"
+            f"{device}: too few successful collectives to fit the link between its ranks; measure "
+            "them on an idle host"
         )
     return (
-        f"{device}: {link.latency_us:.3g} us for next to nothing, then "
-        f"{link.gbs * link.efficiency:.3g} GB/s a rank ({link.kind}, {link.gbs:g} on paper); "
-        f"times from 1 MiB on scatter by {link.spread:.0%}; {link.source}"
+        f"{device}: latency {link.latency_us:.3g} us, bandwidth "
+        f"{link.gbs * link.efficiency:.3g} GB/s per rank ({link.kind}, nominal {link.gbs:g} GB/s); "
+        f"times from 1 MiB vary by {link.spread:.0%}; {link.source}"
     )
 
 
 def _timed(device: str) -> list[KernelMeasurement]:
-    """Return the last good attempt of each collective between such devices."""
+    """Return the last successful attempt of each collective between devices of this kind."""
     if importlib.util.find_spec("sqlalchemy") is None:  # then there is no label store either
         return []
     from trappm.label_store import store_or_none_yet

@@ -1,16 +1,17 @@
-"""Links between GPUs, within a node and between nodes, and how long collectives take on them.
+"""Links between GPUs within and between nodes, and times of collectives on them.
 
 `link_kinds.csv` has the constants of each kind of link, fitted by `research/priors/collectives.py`,
-and `nodes.csv` the links of usual nodes by their data sheets.
+and `nodes.csv` the links of typical nodes from their data sheets.
 
-A collective of NCCL has a latency, a bandwidth, and a smooth transition between them:
+The time of an NCCL collective has a latency, a bandwidth, and a smooth transition between them:
 
     time = (latency^p + (volume / bandwidth)^p)^(1/p)
 
-Volume is what each rank sends (Thakur, Rabenseifner and Gropp 2005): 2 (n - 1) / n of the bytes in
-an all-reduce, half of it in an all-gather or a reduce-scatter. Latency grows with the depth of a
-tree, log2 n, which NCCL takes for little data; large data goes around rings, one for each network
-card, whose slowest link counts. Between nodes the time within each comes on top.
+Volume is the data sent by each rank (Thakur, Rabenseifner and Gropp 2005): 2 (n - 1) / n of the
+bytes in an all-reduce, half of it in an all-gather or a reduce-scatter. NCCL sends small messages
+along trees, so latency grows with their depth, log2 n. It sends large messages around rings, one
+per network card, and the slowest link limits each ring. Between nodes, the time within a node is
+added.
 """
 
 from __future__ import annotations
@@ -32,67 +33,67 @@ BITS_PER_BYTE = 8
 _US = 1e-3
 """Milliseconds per microsecond."""
 _GBS = 1e6
-"""Bytes per millisecond in a GB/s."""
+"""Bytes per millisecond at 1 GB/s."""
 PCIE_GBS = {(0, 0): 15.8, (8, 0): 31.5, (9, 0): 63.0}
-"""A direction of 16 lanes, from this compute capability on: PCIe 3, 4 and 5."""
+"""GB/s per direction of 16 PCIe lanes (3, 4 and 5) by minimum compute capability."""
 
 
 class LinkKind(StrEnum):
-    """Kinds of links that software uses in the same way."""
+    """Kind of link with its own set of constants."""
 
     NVLINK = "nvlink"
     PCIE = "pcie"
     RDMA = "rdma"
-    """Between nodes, the network card reads the GPU's memory (InfiniBand, RoCE)."""
+    """Network between nodes with direct access to GPU memory (InfiniBand, RoCE)."""
     TCP = "tcp"
-    """Between nodes, through sockets and the host's memory."""
+    """Network between nodes through sockets and host memory."""
     HOST = "host"
-    """Processes on CPU cores, by gloo."""
+    """Host memory between processes on CPU cores, with gloo."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """Constants of a link in the formula of collectives."""
+    """Constants of a link in the formula for collectives."""
 
     kind: LinkKind
     gbs: float
-    """GB/s in a direction: of a GPU, and of a node where it leads to other nodes, on paper."""
+    """Nominal GB/s per direction, per GPU within a node and per node between nodes."""
     latency_us: float
-    """Of an all-reduce of next to nothing."""
+    """Latency of an all-reduce of a tiny tensor."""
     hop_us: float
-    """Latency added by doubling the number of ranks."""
+    """Additional latency when the number of ranks doubles."""
     efficiency: float
     """Share of `gbs` that large collectives reach."""
     sharpness: float
-    """How suddenly latency gives way to bandwidth: 1 is their sum, below 1 a longer transition."""
+    """Exponent p of the formula: 1 adds latency and transfer time, lower values add more."""
     pair_share: float = 1.0
-    """Of the bandwidth, where there are two nodes only: all sockets end at the same host."""
+    """Share of the bandwidth with only two nodes, where all sockets end at the same host."""
     spread: float = 0.3
-    """Standard deviation of the logarithm of times against it, where the link was held out."""
+    """Standard deviation of log(measured / predicted) on held-out links."""
     source: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """How the GPUs of a node are connected, to each other and to other nodes."""
+    """Connections of the GPUs of a node, to each other and to other nodes."""
 
     name: str
     inner: Link
     network: Link
     rails: int = 1
-    """Network cards of a node: fewer GPUs of it reach as many of them only."""
+    """Network cards per node; each GPU reaches only one of them."""
     gpus: int = 8
     most_gpus: int = 16
-    """Of the largest node of such cards."""
+    """Number of GPUs in the largest node with these cards."""
 
     def with_network(self, gbit: float) -> Node:
-        """The same with so many Gbit/s between nodes."""
+        """Return the node with a network of `gbit` Gbit/s."""
         if not 0 < gbit < float("inf"):
-            raise InputError(f"a network of {gbit} Gbit/s; give the speed of a node's network")
+            raise InputError(f"network speed is {gbit} Gbit/s; it must be positive and finite")
         return replace(self, network=replace(self.network, gbs=gbit / BITS_PER_BYTE))
 
     def slower(self, factor: float) -> Node:
-        """The same where each collective takes so many times as long."""
+        """Return the node with all collective times multiplied by `factor`."""
 
         def slowed(link: Link) -> Link:
             return replace(
@@ -126,16 +127,16 @@ class Group:
         return (self.node.network if self.nodes > 1 else self.node.inner).spread
 
     def all_reduce_ms(self, size_bytes: float) -> float:
-        """Return the time in which every rank gets the sum of a tensor."""
+        """Return the time to give every rank the sum of a tensor."""
         return self._ring(2.0, size_bytes)
 
     def all_gather_ms(self, size_bytes: float) -> float:
-        """Return the time in which every rank gets a tensor, of which each had its share."""
+        """Return the time to give every rank a whole tensor that is sharded over the ranks."""
         return self._ring(1.0, size_bytes)
 
     def reduce_scatter_ms(self, size_bytes: float) -> float:
-        """Return the time in which each rank gets its share of the sum of a tensor."""
-        is_gloo = self.node.inner.kind is LinkKind.HOST  # which sums all of it on every rank
+        """Return the time to give each rank its shard of the sum of a tensor."""
+        is_gloo = self.node.inner.kind is LinkKind.HOST  # gloo runs an all-reduce instead
         return self._ring(2.0 if is_gloo else 1.0, size_bytes)
 
     def _ring(self, passes: float, size_bytes: float) -> float:
@@ -163,7 +164,7 @@ class Group:
 
 @cache
 def link_kinds() -> dict[LinkKind, dict[str, float]]:
-    """How software uses links of each kind."""
+    """Return the fitted constants of each kind of link."""
     names = {field.name for field in fields(Link)} - {"kind", "gbs", "source"}
     return {
         LinkKind(row["kind"]): {name: float(row[name]) for name in names}
@@ -172,25 +173,25 @@ def link_kinds() -> dict[LinkKind, dict[str, float]]:
 
 
 def link(kind: LinkKind, gbs: float, **known: float | str) -> Link:
-    """A link of this kind and speed; `known` is what is known of this one itself."""
+    """Return a link of a kind and nominal speed; `known` overrides constants of the kind."""
     return Link(**{"kind": kind, "gbs": gbs, **link_kinds()[kind], **known})  # type: ignore[arg-type]
 
 
 def node_of(device: str) -> Node:
-    """The usual node of a device's cards; of one that no row names, PCIe and 100 Gbit/s.
+    """Return the typical node of a device; PCIe and 100 Gbit/s if `nodes.csv` has no row for it.
 
     Raises:
-        InputError: nobody has listed the card.
+        InputError: The GPU is not in the catalogue.
     """
     if is_cpu_device(device):
-        host = link(LinkKind.HOST, 10.0, source="two processes of one host, by gloo")
+        host = link(LinkKind.HOST, 10.0, source="two processes on one host, with gloo")
         network = link(LinkKind.TCP, 100 / BITS_PER_BYTE)
         return Node(name="host", inner=host, network=network, gpus=2)
     card = card_of(device)
     if card is None:
         raise InputError(
-            f"nothing is known of device {device!r}, so neither are its links; add a line of its "
-            "data sheet to profiler/devices/catalogue.csv"
+            f"unknown device {device!r}, so its links are unknown; add a line from its data sheet "
+            "to profiler/devices/catalogue.csv"
         )
     form = card.name.form or ""
     for row in _rows(_FOLDER / "nodes.csv"):

@@ -1,10 +1,10 @@
-"""What one of many ranks keeps in its GPU's memory: the tensors of a step, and who has which part.
+"""Memory of the tensors of a training step on one of several ranks, by strategy.
 
     DDP    all parameters, gradients and states; buckets in addition to the gradients
-    FSDP   1/n of all three; two blocks gathered (the current and the next), their gradients whole
-    TP     1/t of blocks; a block's inputs and norms whole (Korthikanti et al. 2022)
+    FSDP   1/n of all three; two gathered blocks (current and next) with unsharded gradients
+    TP     1/t of blocks; unsharded block inputs and norms (Korthikanti et al. 2022)
 
-NCCL's own buffers are not counted: no label tells them apart.
+NCCL's own buffers are not counted, because no label measures them separately.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from trappm.profiler.simulation.training_loop import TrainingLoop
 Array = npt.NDArray[np.float64]
 
 DIVIDED_BY_TENSOR_PARALLEL = 24 / 34
-"""Of a transformer block's activations (Korthikanti et al. 2022, equation 2); the rest is its
-inputs, its norms' and dropouts'."""
+"""Share of a transformer block's activations that tensor parallelism divides (Korthikanti et al.
+2022, equation 2); inputs, norms and dropouts are not divided."""
 GATHERED_BLOCKS = 2
-"""The one that is computed, and the next, which is gathered meanwhile."""
+"""Number of gathered blocks: the one being computed, and the next one."""
 REDUCED_BLOCKS = 2
-"""Whole gradients: of the block that is computed, and of the last, which is reduced meanwhile."""
+"""Number of blocks with unsharded gradients: the one being computed, and the one being reduced."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MemoryNeeds:
-    """What a step on one GPU keeps, in bytes; E moments of it."""
+    """Memory of a step on one GPU in bytes, over its E memory events."""
 
     parameters: float
-    """And buffers."""
+    """Parameters and buffers."""
     states: float
-    """Of the optimizer; main copies of parameters are among them."""
+    """Optimizer states, including main copies of parameters."""
     gradients: Array
-    """At each moment, where each is freed in the optimizer's step (E)."""
+    """Live gradients at each event, freed in the optimizer's step, shape (E,)."""
     activations: Array
-    """And whatever else lives at each moment (E)."""
+    """Activations and all other live tensors at each event, shape (E,)."""
     all_gradients: float
     blocks: Sequence[float] = ()
     """Parameters of each block that FSDP gathers at once."""
@@ -52,15 +52,15 @@ class MemoryNeeds:
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
-    """What a rank keeps at its peak, in bytes."""
+    """Memory of a rank at its peak, in bytes."""
 
     parameters: float
     states: float
     gradients: float
     gathered: float
-    """Parameters and gradients of blocks that FSDP has whole at the moment."""
+    """Unsharded parameters and gradients of FSDP blocks."""
     buckets: float
-    """Of DDP, beside the gradients."""
+    """DDP buckets, in addition to the gradients."""
     activations: float
 
     @property
@@ -69,7 +69,7 @@ class RankMemory:
 
 
 def rank_memory(needs: MemoryNeeds, parallelism: Parallelism) -> RankMemory:
-    """Return the memory of the fullest rank."""
+    """Return the memory of the rank with the highest peak."""
     replicas, tensor = parallelism.data_parallel, parallelism.tensor_parallel
     is_fsdp = parallelism.strategy is Strategy.FSDP and replicas > 1
     shards = tensor * (replicas if is_fsdp else 1)
@@ -90,7 +90,7 @@ def rank_memory(needs: MemoryNeeds, parallelism: Parallelism) -> RankMemory:
 
 
 def traced_needs(trace: StepTrace, batch_size: int, loop: TrainingLoop) -> MemoryNeeds:
-    """Of a traced step, in this loop."""
+    """Return the memory needs of a traced step in a training loop."""
     sizes = trace.sizes_at(batch_size).astype(np.float64)
     born, died = (trace.kinds == kind for kind in (Event.ALLOCATE, Event.FREE))
     block_sizes = sizes[born]
@@ -100,7 +100,7 @@ def traced_needs(trace: StepTrace, batch_size: int, loop: TrainingLoop) -> Memor
     parameters = float(trace.parameter_bytes.sum())
     blocks, root = blocks_of(trace.parameter_bytes.tolist())
     gradients = np.cumsum(np.where(of_gradients, change, 0.0))
-    # The optimizer's own passing tensors come when all gradients are there and nothing else is.
+    # The optimizer allocates temporary tensors when only the gradients are alive.
     passing = parameters if loop.optimizer.is_adam else 0.0
     return MemoryNeeds(
         parameters=parameters + float(trace.buffer_bytes.sum()),
@@ -114,7 +114,7 @@ def traced_needs(trace: StepTrace, batch_size: int, loop: TrainingLoop) -> Memor
 
 
 def _gathered(needs: MemoryNeeds) -> float:
-    """What FSDP has whole at its peak: parameters of blocks and the root, gradients of blocks."""
+    """Return the bytes of unsharded FSDP tensors at the peak: parameters and block gradients."""
     blocks = list(needs.blocks) or [needs.all_gradients]
     largest = max(blocks)
     held = min(GATHERED_BLOCKS * largest, sum(blocks))

@@ -1,11 +1,11 @@
-"""The rank processes of one measurement: forked, supervised, and ended together.
+"""Rank processes of one measurement, which are forked, supervised and ended together.
 
-Their parent is the measuring process. It takes part in no collective, so it notices whatever
-happens to a rank while the others wait for it. A rank that fails reports how. If a rank is killed,
-the parent exits in the same way, which the worker above it explains.
+Their parent is the measuring process. It takes part in no collective, so it can detect the failure
+of a rank while the other ranks wait. A failing rank reports its error. If a rank is killed, the
+parent exits with the same status, and the worker process explains it.
 
-Only rank 0 runs the protocol. It orders the other ranks to do whatever it does on its own device,
-so all ranks take the same steps.
+Only rank 0 runs the protocol. It sends each action to the other ranks, so that all ranks run the
+same steps.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ class RankRun:
 
     run: StepRun
     alone_ms: tuple[float, ...]
-    """Times of steps without communication; empty if the strategy always communicates."""
+    """Times of steps without communication; empty if the strategy requires communication."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankSettings:
-    """Number of a rank, and how it finds the others."""
+    """Number of a rank, and the settings to connect to the other ranks."""
 
     rank: int
     ranks: int
     strategy: str
     rendezvous: str
-    """Path of the file over which the ranks find each other."""
+    """Path of the file store for the rendezvous."""
 
 
 class Replica:
-    """A rank's copy of the model, or its share of it."""
+    """Model replica or shard of one rank."""
 
     def __init__(self, settings: RankSettings, device: torch.device) -> None:
         self._settings = settings
@@ -70,7 +70,7 @@ class Replica:
         self._model: nn.Module | None = None
 
     def join(self) -> None:
-        """Connect to the other ranks, all of which are on this host."""
+        """Connect to the other ranks on this host."""
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
         dist.init_process_group(
             backend_of(self._device.type),
@@ -78,14 +78,14 @@ class Replica:
             rank=self._settings.rank,
             world_size=self._settings.ranks,
         )
-        self.align()  # connections are made by the first collective
+        self.align()  # the first collective opens the connections
 
     def align(self) -> None:
         """Wait for all ranks."""
         dist.barrier()
 
     def share(self, model: nn.Module) -> nn.Module:
-        """Return the model as the ranks train it together."""
+        """Return the model wrapped for the strategy."""
         if self._settings.strategy == "ddp":
             self._model = DistributedDataParallel(model)
             return self._model
@@ -98,7 +98,7 @@ class Replica:
         return model
 
     def alone(self) -> AbstractContextManager[None]:
-        """Return a context in which gradients are not summed."""
+        """Return a context without gradient synchronization."""
         model = self._model
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
@@ -109,12 +109,12 @@ class Replica:
 
 
 def backend_of(device_type: str) -> str:
-    """Return the library of collectives for a type of device."""
+    """Return the communication backend for a type of device."""
     return "nccl" if device_type == "cuda" else "gloo"
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the elements of the outermost lists of modules, which FSDP gathers one by one."""
+    """Yield the elements of the outermost module lists, which FSDP shards separately."""
     for child in module.children():
         if isinstance(child, nn.ModuleList | nn.Sequential):
             yield from (block for block in child if any(True for _ in block.parameters()))
@@ -123,7 +123,7 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 class _Leader(StepMeter):
-    """The device of rank 0, which gives the orders."""
+    """Device of rank 0, which sends orders to the other ranks."""
 
     def __init__(
         self, device: StepDevice, replica: Replica, followers: Sequence[Connection]
@@ -190,7 +190,7 @@ class _Leader(StepMeter):
         return self._device.close_window()
 
     def _led(self, step: Callable[[], None]) -> Callable[[], None]:
-        """Return the step with an order for each; only rank 0's meter knows their number."""
+        """Return a step that sends an order each time; only rank 0's meter sets their number."""
 
         def led() -> None:
             self.order("step")
@@ -219,7 +219,7 @@ def lead(
 def follow(
     configuration: Configuration, device: StepDevice, replica: Replica, orders: Connection
 ) -> RankRun:
-    """Carry out the orders of rank 0 until the end; raises as `run_protocol`."""
+    """Execute the orders of rank 0 until `end`; raises as `run_protocol`."""
     source_of(configuration.architecture)
     device.watch_memory()
     step = make_step(configuration, device.torch_device, replica.share)
@@ -245,7 +245,7 @@ def follow(
                 memory = device.memory()
             case ("open_window",):
                 samples_ms, steps_before = [], step.count
-                device.open_window(step, is_metered=False)  # rank 0 alone waits for its meter
+                device.open_window(step, is_metered=False)  # only rank 0 waits for its meter
             case ("fill_window", count, pauses):
                 device.fill_window(step, count, pauses)
             case ("close_window",):
@@ -258,7 +258,7 @@ def follow(
 
 
 _GRACE_S = 0.2
-"""How long after the error of a rank to look for another one that was killed and caused it."""
+"""Time after the error of a rank in which a killed rank is taken as its cause."""
 
 
 RankLoop = Callable[[StepDevice, Replica, Connection], NoReturn]
@@ -274,23 +274,23 @@ class _Rank:
     number: int
     pid: int
     process: int
-    """Descriptor that is readable when the process has ended."""
+    """File descriptor that becomes readable when the process ends."""
     connection: Connection
 
 
 class RankProcesses:
-    """Processes that share steps, forked for each device.
+    """Rank processes, one forked for each device.
 
     Args:
         members: Device of each rank.
-        strategy: How the ranks share a step.
-        loop: What each rank runs instead of a step, with a connection for orders and answers.
+        strategy: `ddp` or `fsdp`.
+        loop: Function that each rank runs instead of steps, with a connection to the parent.
     """
 
     def __init__(
         self, members: Sequence[StepDevice], strategy: str, loop: RankLoop | None = None
     ) -> None:
-        # A file in memory, which every rank inherits.
+        # All ranks inherit this file in memory.
         rendezvous = f"/proc/self/fd/{os.memfd_create('trappm-ranks', 0)}"
         pairs: list[tuple[Connection, Connection]] = [Pipe() for _ in members[1:]]
         parent = os.getpid()
@@ -310,7 +310,7 @@ class RankProcesses:
             self._ranks.append(_Rank(rank, pid, os.pidfd_open(pid), ours))
 
     def prepare(self) -> list[dict[str, Any]]:
-        """Return the facts of each prepared rank.
+        """Return the environment facts of each rank after its preparation.
 
         Raises:
             DeviceError: A device cannot be used, or the ranks cannot connect.
@@ -331,7 +331,7 @@ class RankProcesses:
         return results
 
     def order(self, *order: Any) -> list[Any] | Findings:
-        """Return the answers of all ranks to an order, or the first failure, which ends all."""
+        """Return the responses of all ranks to an order, or the first failure; it ends all."""
         for rank in self._ranks:
             rank.connection.send(order)
         self._phase = "measure"
@@ -339,7 +339,7 @@ class RankProcesses:
         return answers
 
     def _receive(self, enter: Callable[[str], None]) -> Any:
-        """Return an answer of each rank, or the failure of one."""
+        """Return the response of each rank, or the first failure."""
         answers: dict[int, Any] = {}
         while len(answers) < len(self._ranks):
             waiting: dict[Any, _Rank] = {
@@ -366,7 +366,7 @@ class RankProcesses:
         return [answers[rank.number] for rank in self._ranks]
 
     def _failure(self, rank: _Rank, findings: Findings) -> Findings:
-        """Return the failure that ended the step; exit like a killed rank if there is one."""
+        """Return the failure that ended the step, or exit like a rank that was killed."""
         if findings.outcome is Outcome.ERROR:
             dead = wait([r.process for r in self._ranks], _GRACE_S)
             for other in self._ranks:
@@ -378,14 +378,14 @@ class RankProcesses:
         return replace(findings, failed_in=phase, message=message)
 
     def _exit_like(self, rank: _Rank) -> NoReturn:
-        """End this process as a rank has ended that reported nothing."""
+        """Exit with the status or signal of a rank that ended without a report."""
         code = os.waitstatus_to_exitcode(os.waitpid(rank.pid, 0)[1])
         self._kill()
-        # Printed last, because the end of the output goes into the message.
+        # Printed last, because the message contains the end of the output.
         sys.stderr.write(f"(rank {rank.number} of {len(self._ranks)})\n")
         sys.stderr.flush()
         if code < 0:
-            with contextlib.suppress(OSError):  # SIGKILL cannot be set, nor need it be
+            with contextlib.suppress(OSError):  # the handler of SIGKILL cannot be set
                 signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
         os._exit(code)
@@ -433,8 +433,8 @@ def _run_rank(
             connection.send(run)
         except BaseException as error:
             connection.send(explain(error, member, phase))
-        signal.pause()  # the exit of this process would break the connections of the others
-    except BaseException:  # while sending: the parent reads the output and the status
+        signal.pause()  # exiting would break the connections of the other ranks
+    except BaseException:  # sending failed: the parent reads the output and the status
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(1)

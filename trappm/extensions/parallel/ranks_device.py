@@ -1,12 +1,12 @@
-"""Several GPUs of a node, or groups of its cores, that share each step: `a100x4`, `cpu-2x1t`.
+"""Multi-rank devices that share each step, such as `a100x4` and `cpu-2x1t`.
 
-Batch, memory and power are per rank: the largest memory, and the mean power. The step time is that
-of the slowest rank, for which the others wait. A few more steps without communication show the time
-of each rank alone.
+Each rank has a GPU of the node or a group of its cores. Batch, memory and power are per rank: the
+largest memory, and the mean power. The step time is that of the slowest rank. A few additional
+steps without communication give the time of each rank alone.
 
-`CollectivesDevice` times collectives between the ranks instead, which characterize the links of a
-node. The measuring process is no rank: all ranks time a collective on its order, and the slowest
-rank's median counts.
+`CollectivesDevice` instead times collectives between the ranks to characterize the links of a
+node. The measuring process is not a rank: it orders all ranks to time a collective, and uses the
+median of the slowest rank.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ Run = Callable[[], Any]
 
 _MIB = 1 << 20
 _BYTES = tuple(1 << step for step in range(10, 29))
-"""Sizes of tensors, from 1 KiB to 256 MiB by factors of two."""
+"""Tensor sizes from 1 KiB to 256 MiB by factors of two."""
 _LARGEST_BYTES = 256 * _MIB
 _LARGEST_SHARE = 1 / 16
-"""Largest share of a rank's memory that one tensor takes; a call has a few of them."""
+"""Largest share of a rank's memory for one tensor; a call allocates a few tensors."""
 
 
 class RanksDevice(Device):
-    """Several devices of one kind, each with a process."""
+    """Several devices of one kind, each with its own process."""
 
     processes: RankProcesses
     """Set by `prepare`."""
@@ -62,7 +62,7 @@ class RanksDevice(Device):
                 CpuDevice(parts.member, rank=rank, ranks=self.ranks) for rank in range(self.ranks)
             ]
         elif "-mig-" in parts.member:
-            raise DeviceError("parts of a GPU cannot be ranks: NCCL does not connect them")
+            raise DeviceError("MIG instances cannot be ranks: NCCL does not support them")
         else:
             self._members = [CudaDevice(parts.member, rank=rank) for rank in range(self.ranks)]
         self.lock_name = self._members[0].lock_name
@@ -73,12 +73,12 @@ class RanksDevice(Device):
 
     @property
     def loop(self) -> RankLoop | None:
-        """What each rank runs instead of steps."""
+        """Return the function that each rank runs instead of steps, or None for steps."""
         return None
 
     @classmethod
     def local_keys(cls) -> list[str]:
-        """Return all cores as ranks, and all GPUs of each name."""
+        """Return a key with all cores as ranks, and a key with all GPUs of each kind."""
         cores = len(os.sched_getaffinity(0))
         keys = [f"cpu-{cores}x1t"] if cores > 1 else []
         with contextlib.suppress(DeviceError):  # no GPU or driver
@@ -88,7 +88,7 @@ class RanksDevice(Device):
 
     @property
     def lock_names(self) -> tuple[str, ...]:
-        # Sorted, so that two processes with common GPUs cannot deadlock.
+        # Sorted, so that two processes that share GPUs cannot deadlock.
         return tuple(sorted({name for member in self._members for name in member.lock_names}))
 
     def environment(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class RanksDevice(Device):
         kinds = {(facts["device_name"], facts.get("device_memory_mib")) for facts in each}
         if len(kinds) > 1:
             names = ", ".join(sorted(str(name) for name, _ in kinds))
-            raise DeviceError(f"its GPUs differ ({names}); name one kind, with its memory")
+            raise DeviceError(f"the GPUs differ ({names}); name one kind, including its memory")
         facts = {
             **each[0],
             "device": self.key,
@@ -109,12 +109,12 @@ class RanksDevice(Device):
 
             # Canaries compare the same GPUs over time.
             facts["device_uuid"] = "+".join(str(one["device_uuid"]) for one in each)
-            if torch.distributed.is_nccl_available():  # else `prepare` reports a build for CPUs
+            if torch.distributed.is_nccl_available():  # else `prepare` reports a CPU-only build
                 facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
         return facts
 
     def prepare(self) -> dict[str, Any]:
-        from trappm.extensions.parallel.rank_processes import RankProcesses  # brings in torch
+        from trappm.extensions.parallel.rank_processes import RankProcesses  # imports torch
 
         self.processes = RankProcesses(self._members, self.strategy, self.loop)
         each = self.processes.prepare()
@@ -142,11 +142,11 @@ class RanksDevice(Device):
 
 
 def _together(results: Sequence[RankRun], *, shares_meter: bool) -> StepRun:
-    """Return the runs of all ranks as one.
+    """Combine the runs of all ranks into one.
 
     Args:
         results: Results of all ranks, rank 0 first.
-        shares_meter: Whether the energy meter of each rank counts all ranks.
+        shares_meter: True if the energy meter of each rank measures all ranks.
     """
     runs = [result.run for result in results]
     step_ms = [median(run.samples_ms) for run in runs]
@@ -160,7 +160,7 @@ def _together(results: Sequence[RankRun], *, shares_meter: bool) -> StepRun:
         "straggler_ratio": max(alone_ms) / median(alone_ms) if alone_ms else None,
     }
     missing = {} if alone_ms else dict.fromkeys(
-        ("rank_alone_ms", "straggler_ratio"), "fsdp has no step without communication"
+        ("rank_alone_ms", "straggler_ratio"), "fsdp cannot run a step without communication"
     )  # fmt: skip
     window = window_of_all([run.window for run in runs], shares_meter=shares_meter)
     return replace(
@@ -196,15 +196,15 @@ def window_of_all(windows: Sequence[Window], *, shares_meter: bool) -> Window:
 
 
 class CollectivesDevice(RanksDevice, StepDevice):
-    """The ranks of a node, timing the collectives between them."""
+    """Multi-rank device that times collectives between its ranks."""
 
     def __init__(self, key: str) -> None:
         super().__init__(key)
         self._failure: Findings | None = None
-        """Failure of a rank, which ends all of them."""
+        """Failure of a rank, which ends all ranks."""
         if self.strategy != "ddp":
             plain = key.removesuffix(f"-{self.strategy}")
-            raise InputError(f"the links of {key} are those of {plain}; characterise that")
+            raise InputError(f"{key} has the same links as {plain}; characterize {plain} instead")
 
     @property
     def torch_device(self) -> torch.device:
@@ -218,7 +218,7 @@ class CollectivesDevice(RanksDevice, StepDevice):
 
     def prepare(self) -> dict[str, Any]:
         facts = super().prepare()
-        # Only the ranks know their memory.
+        # Only the ranks can query their memory.
         self._capacity_mib: float = min(self._order("capacity"))
         return facts
 
@@ -234,7 +234,7 @@ class CollectivesDevice(RanksDevice, StepDevice):
         return collectives(self.ranks, self.capacity_mib)
 
     def prepare_call(self, call: KernelCall, device: torch.device) -> Run:
-        """Have each rank create its tensors; the function that is returned does nothing.
+        """Order each rank to create its tensors, and return a function that does nothing.
 
         Raises:
             ExplainedError: A rank failed.
@@ -251,7 +251,7 @@ class CollectivesDevice(RanksDevice, StepDevice):
         return slowest
 
     def watch_memory(self) -> None:
-        """Watch nothing: the sizes of all tensors are known."""
+        """Do nothing, because the sizes of all tensors are known."""
 
     def memory(self) -> MemoryReading:
         return MemoryReading(peak_mib=None, method="none")
@@ -264,7 +264,7 @@ class CollectivesDevice(RanksDevice, StepDevice):
         return window_of_all(self._order("close"), shares_meter=self.uses_host_memory)
 
     def _order(self, *order: Any) -> list[Any]:
-        # Orders after a failure raise the same one.
+        # Orders after a failure raise the same failure.
         if self._failure is None:
             answers = self.processes.order(*order)
             if not isinstance(answers, Findings):
@@ -274,14 +274,14 @@ class CollectivesDevice(RanksDevice, StepDevice):
 
 
 def collectives(ranks: int, memory_mib: float) -> list[KernelCall]:
-    """Return the collectives by which the links between the ranks of a node are characterized.
+    """Return the collectives that characterize the links between the ranks of a node.
 
-    The largest are as large as the buckets of DDP and the blocks of FSDP. Calls are sorted by size,
-    so a budget cuts off the largest of each operator.
+    Sizes include those of DDP buckets and FSDP blocks. Calls are sorted by size, so a budget cuts
+    off the largest calls of each operator.
 
     Args:
         ranks: Number of ranks.
-        memory_mib: Memory of a rank, which bounds the sizes.
+        memory_mib: Memory of a rank, which limits the sizes.
     """
     largest = min(_LARGEST_BYTES, memory_mib * _MIB * _LARGEST_SHARE)
     sizes = [size for size in _BYTES if size <= largest]
@@ -293,7 +293,7 @@ def collectives(ranks: int, memory_mib: float) -> list[KernelCall]:
 
 
 def serve(device: StepDevice, replica: Replica, orders: Connection) -> NoReturn:
-    """Carry out the orders of the measuring process in a rank, and answer each."""
+    """Execute the orders of the measuring process in a rank, and send a response to each."""
     run: Run = _nothing
     while True:
         answer: Any = None
@@ -301,7 +301,7 @@ def serve(device: StepDevice, replica: Replica, orders: Connection) -> NoReturn:
             case ("capacity",):
                 answer = device.capacity_mib
             case ("prepare", text):
-                run = _nothing  # frees the tensors of the last call first
+                run = _nothing  # frees the tensors of the previous call first
                 run = _collective(KernelCall.from_text(text), device.torch_device)
             case ("time", count):
                 replica.align()

@@ -1,4 +1,4 @@
-"""Strategies and numbers of GPUs side by side: which is fastest, which cheapest, which fits."""
+"""Comparison of parallel strategies and numbers of GPUs by throughput, price and memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trappm.prediction.models.subjects import Subject
 
 Scaling = tuple[list[ParallelPrediction], list[str]]
-"""All that can be, and why the rest cannot: a line each."""
+"""Predictions, and one line with the reason for each rejected combination."""
 
 
 def scaling(
@@ -32,21 +32,21 @@ def scaling(
     network_gbit: float | None = None,
     **question: Any,
 ) -> Scaling:
-    """Predicts models on devices with all strategies and numbers of GPUs that they can have.
+    """Predict models on devices with all feasible strategies and numbers of GPUs.
 
     Args:
         models: Timm names, transformers, paths of ONNX files, or profiled models.
-        devices: Devices by any of their names, or `all` GPUs; `DEFAULT_DEVICE` by default.
-        counts: GPUs in all; more than a node has are spread over nodes.
-        strategies: by default all.
-        accumulation: passes before each optimizer step.
-        gpus_per_node: by default of the usual node of a card.
-        network_gbit: of a node's network; by default that of the usual node.
-        **question: as for `SharedStep.of`.
+        devices: Devices by any of their names, or `all` GPUs (default: `DEFAULT_DEVICE`).
+        counts: Total numbers of GPUs; several nodes are used if one node has too few GPUs.
+        strategies: Strategies (default: all).
+        accumulation: Passes per optimizer step.
+        gpus_per_node: GPUs per node (default: those of a typical node of the card).
+        network_gbit: Network speed per node in Gbit/s (default: that of a typical node).
+        **question: Further arguments of `SharedStep.of`.
 
     Raises:
-        InputError: there is nothing that could be shared so, and why.
-        TrappmError: as `predict`.
+        InputError: No combination is feasible, with the first reason.
+        TrappmError: As `predict`.
     """
     chosen = [member("strategy", Strategy, name) for name in strategies or Strategy]
     predictions, refusals = list[ParallelPrediction](), dict[str, None]()
@@ -69,12 +69,12 @@ def scaling(
                     except InputError as error:
                         refusals[str(error)] = None
     if not predictions:
-        raise InputError(next(iter(refusals), "no number of GPUs is given; add --gpus 1,2,4,8"))
+        raise InputError(next(iter(refusals), "no number of GPUs was given; add --gpus 1,2,4,8"))
     return predictions, list(refusals)
 
 
 def best(predictions: Sequence[ParallelPrediction]) -> dict[str, ParallelPrediction]:
-    """Of one model: the `fastest`, and the `cheapest` by known prices, of those that may fit."""
+    """Return the `fastest` and the `cheapest` prediction of one model among those that may fit."""
     fitting = [p for p in predictions if p.verdict is not Verdict.DOES_NOT_FIT]
     priced = [(p.usd_per_million, p) for p in fitting if p.usd_per_million is not None]
     chosen = {}
@@ -88,7 +88,7 @@ def best(predictions: Sequence[ParallelPrediction]) -> dict[str, ParallelPredict
 def scaling_json(
     predictions: Sequence[ParallelPrediction], refusals: Sequence[str]
 ) -> dict[str, Any]:
-    """Return predictions, the best ones of each model, and refusals as JSON values."""
+    """Return predictions, the best predictions of each model, and rejections as JSON values."""
     by_model = {p.model: [q for q in predictions if q.model == p.model] for p in predictions}
     return {
         "predictions": [prediction.to_dict() for prediction in predictions],
@@ -101,10 +101,10 @@ def scaling_json(
 
 
 def _spread(strategy: Strategy, count: int, per_node: int, accumulation: int) -> Parallelism:
-    """So many GPUs over as few nodes as they need."""
+    """Distribute `count` GPUs over the smallest number of nodes."""
     nodes = -(-count // per_node)
     if nodes > 0 and count % nodes:
-        raise InputError(f"{count} GPUs do not divide over {nodes} nodes; take a multiple of them")
+        raise InputError(f"{count} GPUs cannot be split evenly over {nodes} nodes; use a multiple")
     return Parallelism(
         strategy=strategy,
         gpus=count // nodes if nodes > 0 else count,
@@ -125,7 +125,7 @@ def _devices(names: Sequence[str] | None, snapshot: Any) -> list[str | None]:
 def print_scaling(
     predictions: Sequence[ParallelPrediction], refusals: Sequence[str], *, explain: bool = False
 ) -> None:
-    """Print for each model the question, which is fastest and cheapest, and a table."""
+    """Print the question, the fastest and cheapest setup, and a table for each model."""
     models = dict.fromkeys(p.model for p in predictions)
     for model in models:
         own = [p for p in predictions if p.model == model]
@@ -153,7 +153,7 @@ def print_scaling(
 
 
 def _question(p: ParallelPrediction, *, several: bool) -> str:
-    """Return what was predicted; without the device if there are several."""
+    """Describe the question, without the device if there are several."""
     device = f"{p.device_name} (default)" if p.device_is_default else p.device_name
     subject = p.model if several else f"{p.model} on {device}"
     tokens = "" if p.sequence_length is None else f" and {p.sequence_length:,} tokens"
@@ -164,10 +164,10 @@ def _question(p: ParallelPrediction, *, several: bool) -> str:
 def _print_best(predictions: Sequence[ParallelPrediction], *, several: bool) -> None:
     chosen = best(predictions)
     if not chosen:
-        print_line("None of these fits.")
+        print_line("No setup fits.")
     for what, p in chosen.items():
         cards = f" {p.device}" if several else " GPU" if p.ranks == 1 else " GPUs"
         figure = f"{p.samples_per_s:,.0f} samples/s"
         if what == "cheapest":
-            figure = f"{p.usd_per_million:.2f} USD a million samples"
+            figure = f"{p.usd_per_million:.2f} USD per million samples"
         print_line(f"{what.capitalize()}: {p.strategy} on {p.ranks}{cards}, {figure}.")

@@ -1,12 +1,12 @@
-"""How long a training step takes on many GPUs: collectives beside the passes that they wait for.
+"""Schedules of a training step on several GPUs, with overlapping compute and communication.
 
     DDP    forward | backward             | update
                         bucket | bucket | bucket
     FSDP   forward: gather the next block | backward: gather the next, reduce the last
     TP     forward, sum, forward, sum, ... within each block
 
-Ranks are not equally fast in every step: data, clocks and hosts differ, and all wait for the
-slowest. One link does one thing at a time.
+Ranks are not equally fast in each step: data, clocks and hosts differ, and all ranks wait for the
+slowest one. A link runs one collective at a time.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ MIB = 1 << 20
 BUCKETS_MIB = (1.0, 25.0)
 """Sizes of the first bucket of `DistributedDataParallel` and of the others."""
 SCATTER = 0.05
-"""Standard deviation of a rank's step, of itself. Steps within nodes of A100s say 0.05, of V100s
-0.08 (docs/research/many_gpus.md)."""
+"""Relative standard deviation of a rank's step time, estimated as 0.05 in nodes of A100s and 0.08
+in nodes of V100s (docs/research/many_gpus.md)."""
 SUMS_PER_PASS = 2
-"""All-reduces of a block's result in the forward pass, and as many in the backward pass: behind
-attention and behind the perceptron (Shoeybi et al. 2019)."""
+"""All-reduces of a block's result per forward pass and per backward pass: after attention and
+after the MLP (Shoeybi et al. 2019)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepSchedule:
-    """A step on many GPUs, in ms."""
+    """Times of a step on several GPUs, in ms."""
 
     step_ms: float
     compute_ms: float
-    """What a rank computes; the rest of the step it waits."""
+    """Compute time of a rank; it waits for the rest of the step."""
     communication_ms: float
-    """All collectives of a rank, hidden ones as well."""
+    """Time of all collectives of a rank, including overlapped ones."""
     waiting_ms: float = 0.0
-    """For the slowest rank, beyond what collectives have the others wait for anyway."""
+    """Additional wait for the slowest rank, beyond the exposed communication."""
 
     @property
     def exposed_ms(self) -> float:
-        """Waiting for collectives."""
+        """Return the communication time that does not overlap with compute."""
         return max(self.step_ms - (self.compute_ms + self.waiting_ms), 0.0)
 
 
 def schedule(work: StepWork, parallelism: Parallelism, node: Node) -> StepSchedule:
-    """A step of `accumulation` passes over a rank's samples, shared in this way.
+    """Return the schedule of a step with `accumulation` passes under a parallel strategy.
 
     Raises:
-        InputError: the model cannot be shared so.
+        InputError: The strategy does not support the model.
     """
     own, sums_ms = _of_a_rank(work, parallelism, node)
     passes = parallelism.accumulation
@@ -70,8 +70,8 @@ def schedule(work: StepWork, parallelism: Parallelism, node: Node) -> StepSchedu
     else:
         synced = _ddp(own, group, passes)
     end_ms = synced.end_ms + passes * sums_ms
-    # Who waits for a link anyway does not wait for others as well. Where labels say what sharding
-    # costs (`contention`), waiting is among it.
+    # Exposed communication hides differences between ranks. If the overhead of sharding was
+    # measured (`contention`), it includes waiting.
     known = parallelism.strategy is Strategy.FSDP and work.contention
     scatter = 0.0 if known else SCATTER
     slowest_ms = scatter * expected_most(parallelism.data_parallel) * compute_ms
@@ -85,17 +85,17 @@ def schedule(work: StepWork, parallelism: Parallelism, node: Node) -> StepSchedu
 
 
 def expected_most(ranks: int) -> float:
-    """By how many standard deviations the slowest of so many ranks is slower than their mean.
+    """Return the expected maximum of n standard normal variables, for the slowest of n ranks.
 
-    The largest of so many normal variables, by Blom's approximation (1958), good to 0.03.
+    Blom's approximation (1958) has an error below 0.03.
     """
     return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
 
 
 def buckets(sizes: Sequence[float]) -> list[list[int]]:
-    """The places of gradients in each bucket of `DistributedDataParallel`, in order of readiness.
+    """Return the indices of the gradients in each bucket of `DistributedDataParallel`, in order.
 
-    A bucket is closed by the gradient that fills it, so that most are larger than their limit.
+    The gradient that exceeds the limit closes its bucket, so most buckets exceed their limit.
     """
     groups, place, limit, filled = [list[int]()], 0, BUCKETS_MIB[0] * MIB, 0.0
     for place, size in enumerate(sizes):
@@ -114,27 +114,27 @@ class _Timeline:
 
 
 def _of_a_rank(work: StepWork, parallelism: Parallelism, node: Node) -> tuple[StepWork, float]:
-    """What one rank computes of a pass, and what it waits for sums of blocks' results in it."""
+    """Return the work of one rank, and the time per pass to sum block results over TP ranks."""
     tensor = parallelism.tensor_parallel
     if tensor > 1 and not work.boundary_bytes:
         raise InputError(
-            "strategy tp needs a model of equal blocks of linear layers, which this is not; take "
-            "ddp or fsdp"
+            "strategy tp needs a model with identical blocks of linear layers; use ddp or fsdp for "
+            "this model"
         )
     if work.heads % tensor:
         raise InputError(
-            f"tensor parallel over {tensor} GPUs does not divide the {work.heads} heads of "
-            "attention; take a divisor of them"
+            f"{work.heads} attention heads cannot be divided over {tensor} tensor-parallel GPUs; "
+            f"use a divisor of {work.heads}"
         )
     share = work.divisible / tensor + 1 - work.divisible
     update_ms, copies_ms = work.update_ms / tensor, 0.0
     if parallelism.strategy is Strategy.FSDP and parallelism.data_parallel > 1:
         saved_ms = update_ms * (1 - 1 / parallelism.data_parallel)
         update_ms -= saved_ms
-        if not work.contention:  # else labels say what sharding costs, copies among it
-            # FSDP2 copies each block out of what was gathered, twice a pass, and into what is
-            # reduced. No label shows that updating a share saves more than these copies take, so
-            # the step of a rank is never below one GPU's.
+        if not work.contention:  # else the measured overhead of sharding includes copies
+            # FSDP2 copies each block out of the gathered buffer twice per pass, and into the
+            # buffer for the reduction. No label shows that the sharded update saves more time than
+            # these copies take, so the compute of a rank is never below that of one GPU.
             copies = 2 * parallelism.accumulation + 1
             copies_ms = max(copies * work.copy_ms / tensor, saved_ms)
     own = replace(
@@ -155,7 +155,7 @@ def _of_a_rank(work: StepWork, parallelism: Parallelism, node: Node) -> tuple[St
 
 
 def _ddp(work: StepWork, group: Group, passes: int) -> _Timeline:
-    """Gradients are summed bucket by bucket in the last backward pass, and in no other."""
+    """Return the timeline of DDP, which sums buckets only in the last backward pass."""
     start = (passes - 1) * (work.forward_ms + work.backward_ms) + work.forward_ms
     gradients = sorted(work.gradients, key=lambda gradient: gradient.ready)
     end, total = start, 0.0
@@ -169,7 +169,7 @@ def _ddp(work: StepWork, group: Group, passes: int) -> _Timeline:
 
 
 def _fsdp(work: StepWork, group: Group, passes: int) -> _Timeline:
-    """Each block is gathered while the one before is computed, and reduced in the last pass."""
+    """Return the timeline of FSDP, which gathers a block while the previous one is computed."""
     blocks = work.blocks_bytes or (work.gradient_bytes,)
     shares = _block_shares(work, blocks)
     gathers = [group.all_gather_ms(size) for size in blocks]
@@ -190,21 +190,21 @@ def _fsdp(work: StepWork, group: Group, passes: int) -> _Timeline:
 
 
 class _Line:
-    """A rank that computes and communicates beside each other, in ms from the start."""
+    """Compute and communication streams of a rank, in ms from the start."""
 
     def __init__(self) -> None:
         self.computed_ms = 0.0
         self.link_ms = 0.0
-        """When the link is free."""
+        """Time from which the link is free."""
         self.communication_ms = 0.0
 
     def gather(self, lasts_ms: float) -> None:
-        """What all that follows waits for."""
+        """Gather parameters, and wait for them before the next compute."""
         self._communicate(self.computed_ms, lasts_ms)
         self.computed_ms = max(self.computed_ms, self.link_ms)
 
     def reduce(self, lasts_ms: float) -> None:
-        """What the optimizer waits for."""
+        """Reduce gradients, without a wait before the next compute."""
         self._communicate(self.computed_ms, lasts_ms)
 
     def passes(
@@ -213,7 +213,7 @@ class _Line:
         computing_ms: Iterable[float],
         reductions_ms: Iterable[float],
     ) -> None:
-        """A pass over the blocks: each is gathered as soon as the one before begins."""
+        """Run a pass over the blocks; each is gathered as soon as the previous one begins."""
         begun, reduction_ms = self.computed_ms, 0.0
         for gather_ms, compute_ms, next_reduction_ms in zip(
             gathers_ms, computing_ms, reductions_ms, strict=True
@@ -226,7 +226,7 @@ class _Line:
         self._communicate(self.computed_ms, reduction_ms)
 
     def _communicate(self, earliest_ms: float, lasts_ms: float) -> float:
-        """When a collective ends that can begin so early."""
+        """Run a collective that can start at `earliest_ms`, and return its end."""
         if lasts_ms:
             self.link_ms = max(self.link_ms, earliest_ms) + lasts_ms
             self.communication_ms += lasts_ms
@@ -234,9 +234,9 @@ class _Line:
 
 
 def _block_shares(work: StepWork, blocks: Sequence[float]) -> np.ndarray:
-    """The share of a pass that each block takes, in the order of the forward pass (b).
+    """Return each block's share of the time of a pass, in forward order, shape (b,).
 
-    From when gradients are ready: the backward pass completes as many bytes of them meanwhile.
+    The share of a block is the part of the backward pass in which its gradients are completed.
     """
     gradients = sorted(work.gradients, key=lambda gradient: gradient.ready)
     done = np.cumsum([0.0, *(gradient.size_bytes for gradient in gradients)])

@@ -1,8 +1,8 @@
-"""Training on many GPUs: how long a step takes, how much faster it is, what each GPU keeps.
+"""Predictions of time, speedup and memory of a training step on several GPUs.
 
-One GPU's answer is that of `predict`. The kernels of the step are scaled to its time and scheduled
-beside the collectives of a strategy (`schedules`); what a rank keeps less than one
-GPU is taken off its memory.
+The step on one GPU comes from `predict`. Its kernels are scaled to the predicted time and scheduled
+together with the collectives of a strategy (`schedules`). The memory saved by sharding is
+subtracted from the memory on one GPU.
 """
 
 from __future__ import annotations
@@ -34,59 +34,59 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 SPREAD_90 = NormalDist().inv_cdf(0.95)
-"""Standard deviations on either side, within which 90 % lie."""
+"""Half-width of a 90 % normal interval in standard deviations."""
 _OF_ONE_GPU = (
     "model", "device", "device_name", "device_is_default", "batch_size", "sequence_length",
     "precision", "optimizer", "capacity_mib",
 )  # fmt: skip
-"""Fields that a step on many GPUs has in common with that of one."""
+"""Fields copied from the prediction for one GPU."""
 BESIDE = "allocator_and_libraries"
-"""Key of the memory of a GPU that tensors of the step do not use."""
+"""Key of the GPU memory that the step's tensors do not use."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelPrediction(MemoryAnswer):
-    """A training step on many GPUs; the memory is that of the fullest one."""
+    """Prediction of a training step on several GPUs."""
 
     model: str
     device: str
     device_name: str
-    """Name of the device as people write it."""
+    """Display name of the device."""
     device_is_default: bool
     strategy: str
     gpus: int
-    """Of each node."""
+    """GPUs per node."""
     nodes: int
     accumulation: int
-    """Forward and backward passes before each optimizer step."""
+    """Forward and backward passes per optimizer step."""
     batch_size: int
-    """Samples of a GPU's pass; with tensor parallelism, of the GPUs that share it."""
+    """Samples per pass and GPU, or per pass and tensor-parallel group."""
     sequence_length: int | None
-    """Number of tokens, of text models."""
+    """Tokens per sample; None for models without text input."""
     precision: str
     optimizer: str
     links: str
-    """Of the node that is assumed, within it and to others."""
+    """Description of the assumed links within and between nodes."""
     step_time_ms: float
     compute_ms: float
     exposed_ms: float
-    """Waiting for collectives that nothing hides."""
+    """Communication time that does not overlap with compute."""
     waiting_ms: float
-    """For the slowest GPU, beyond that."""
+    """Additional wait for the slowest GPU."""
     communication_ms: float
-    """All collectives, hidden ones as well."""
+    """Time of all collectives, including overlapped ones."""
     samples_per_s: float
-    """Of all GPUs together."""
+    """Throughput of all GPUs together."""
     speedup: float
-    """Samples a second against one GPU with the same batch and accumulation."""
+    """Ratio of the throughput to that of one GPU with the same batch and accumulation."""
     memory_mib: float | None
-    """Of the fullest GPU."""
+    """Peak memory of the GPU that needs most."""
     memory_parts_mib: Mapping[str, float] = field(default_factory=dict)
     capacity_mib: float | None
     usd_per_million: float | None
-    """The cheapest known offer, for a million samples."""
+    """Price of a million samples at the cheapest known offer, in USD."""
     intervals: Mapping[str, tuple[float, float]]
-    """For step time and samples a second, the bounds that 90 % lie in."""
+    """90 % intervals of memory, step time and samples per second."""
     snapshot: str
     remarks: tuple[str, ...] = ()
 
@@ -104,7 +104,7 @@ class ParallelPrediction(MemoryAnswer):
         }
 
     def __str__(self) -> str:
-        """The answer in one or two sentences."""
+        """Return the prediction in one or two sentences."""
         low, high = (number_text(bound, 3) for bound in self.intervals["step_time_ms"])
         device = f"{self.device_name} (default)" if self.device_is_default else self.device_name
         memory, verdict, room = self.memory, self.verdict, ""
@@ -138,23 +138,23 @@ def predict_parallel(
     optimizer: str | None = None,
     snapshot: str | None = None,
 ) -> ParallelPrediction:
-    """Predicts a training step on many GPUs.
+    """Predict a training step on several GPUs.
 
     Args:
-        model: a timm name, a transformer such as `hf:gpt2`, or the path of an ONNX file.
-        device: by any of its names; `DEFAULT_DEVICE` by default.
-        gpus: of each node.
-        nodes: how many.
+        model: Timm name, transformer such as `hf:gpt2`, or path of an ONNX file.
+        device: Device by any of its names (default: `DEFAULT_DEVICE`).
+        gpus: GPUs per node.
+        nodes: Number of nodes.
         strategy: `ddp`, `fsdp` or `tp`.
-        accumulation: forward and backward passes before each optimizer step.
-        network_gbit: of a node's network; by default that of the usual node of such cards.
-        batch_size: samples of a GPU's pass; by default the file's own, or 1.
-        input_size, sequence_length, precision, memory_format, optimizer, snapshot: as for
+        accumulation: Forward and backward passes per optimizer step.
+        network_gbit: Network speed per node in Gbit/s (default: that of a typical node).
+        batch_size: Samples per pass and GPU (default: that of the ONNX file, or 1).
+        input_size, sequence_length, precision, memory_format, optimizer, snapshot: As for
             `predict`.
 
     Raises:
-        InputError: sizes that do not divide each other, or a model that cannot be shared so.
-        TrappmError: as `predict`.
+        InputError: Sizes are not divisible, or the strategy does not support the model.
+        TrappmError: As `predict`.
     """
     chosen = Parallelism(
         strategy=member("strategy", Strategy, strategy),
@@ -178,11 +178,11 @@ def predict_parallel(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SharedStep:
-    """A step of one GPU, to be shared by many in any way."""
+    """A step on one GPU, prepared for predictions with any parallel strategy."""
 
     single: Prediction
     work: StepWork
-    """Its passes, as long as predicted."""
+    """Work of the step, scaled to the predicted time."""
     needs: MemoryNeeds
     node: Node
     about_links: tuple[str, ...] = ()
@@ -198,7 +198,7 @@ class SharedStep:
         sequence_length: int | None = None,
         **settings: Any,
     ) -> SharedStep:
-        """Predict one GPU's step, and load its kernels and tensors."""
+        """Predict the step on one GPU, and load its kernels and tensors."""
         question = Question(batch_size=batch_size, phase=Phase.TRAIN, **settings)
         key = question.device_keys(device, None)[0]
         node, about_links = known_node(key)  # before torch is imported, which takes a second
@@ -216,7 +216,7 @@ class SharedStep:
         trained, _ = question.trained(key, subject.name)
         workload, prior = _workload(question, subject, trained, single.batch_size)
         if workload.step is None:
-            raise UnsupportedModelError("its step could not be traced, so it cannot be shared")
+            raise UnsupportedModelError("the step could not be traced, so scaling is unknown")
         loop = TrainingLoop(optimizer=workload.optimizer)
         needs = traced_needs(workload.step.trace, workload.batch_size, loop)
         work = _work(workload, prior, needs.all_gradients)
@@ -235,15 +235,15 @@ class SharedStep:
         )
 
     def on(self, parallelism: Parallelism, network_gbit: float | None = None) -> ParallelPrediction:
-        """The step where it is shared in this way."""
+        """Return the prediction with a parallel strategy."""
         from trappm.extensions.parallel.rank_memory import rank_memory
         from trappm.extensions.parallel.schedules import schedule
 
         single, node = self.single, self.node
         if parallelism.gpus > node.most_gpus:
             raise InputError(
-                f"no node has {parallelism.gpus} {single.device}; {node.most_gpus} at most: take "
-                "more nodes"
+                f"a node has at most {node.most_gpus} GPUs of type {single.device}, not "
+                f"{parallelism.gpus}; use more nodes"
             )
         if network_gbit is not None:
             node = node.with_network(network_gbit)
@@ -293,7 +293,7 @@ class SharedStep:
     def _interval(
         self, parallelism: Parallelism, node: Node, step_ms: float
     ) -> tuple[float, float]:
-        """Where 90 % of steps lie: one GPU's interval, and collectives' errors, as independent."""
+        """Return the 90 % interval, with independent errors of one GPU and of collectives."""
         from trappm.extensions.parallel.schedules import schedule
 
         spread = Group(node=node, gpus=parallelism.gpus, nodes=parallelism.nodes).spread
@@ -310,7 +310,7 @@ class SharedStep:
 def _workload(
     question: Question, subject: Subject, trained: TrainedHeads, batch_size: int
 ) -> tuple[Workload, Any]:
-    """The step with its trace and kernels, and the prior of its time, None where there is none."""
+    """Return the step with its trace and kernels, and the prior of its time, if any."""
     from trappm.learner.heads.device_heads import Heads
     from trappm.learner.workload import Workload
 
@@ -329,7 +329,7 @@ def _workload(
 
 
 def _work(workload: Workload, prior: Any, gradient_bytes: float) -> StepWork:
-    """By its kernels; evenly spread where no constants of kernels are known."""
+    """Return the work from the step's kernels, or evenly spread without a prior for kernels."""
     from trappm.extensions.parallel.step_work import even_work, traced_work
     from trappm.learner.physics.step_time_prior import StepTimePrior
 
@@ -339,9 +339,9 @@ def _work(workload: Workload, prior: Any, gradient_bytes: float) -> StepWork:
 
 
 def _links(node: Node, parallelism: Parallelism) -> str:
-    text = f"{node.name}: {node.inner.kind} of {node.inner.gbs:g} GB/s a GPU"
+    text = f"{node.name}: {node.inner.kind} with {node.inner.gbs:g} GB/s per GPU"
     if node.inner.source.startswith("characterised"):
         text += f", {node.inner.source}"
     if parallelism.nodes > 1:
-        text += f", {node.network.gbs * 8:g} Gbit/s ({node.network.kind}) a node"
+        text += f", {node.network.gbs * 8:g} Gbit/s ({node.network.kind}) per node"
     return text

@@ -1,8 +1,8 @@
-"""A training step as strategies see it: how long its passes take, what is ready when, its blocks.
+"""Work of a training step: times of its passes, ready times of its gradients, and its blocks.
 
-Of a traced step the durations are those of its kernels. When a gradient is ready follows from the
-order of the trace: a gradient's own kernel is the one that writes as many bytes, and what else the
-backward pass does is spread by the bytes that it allocates.
+The durations of a traced step are those of its kernels. Ready times of gradients follow from the
+order of the trace: each gradient is matched to the kernel that writes the same number of bytes, and
+the remaining backward time is distributed by allocated bytes.
 """
 
 from __future__ import annotations
@@ -23,45 +23,44 @@ from trappm.profiler.simulation.kernel_profile import KernelKind, KernelProfile,
 from trappm.profiler.simulation.step_trace import Event, StepTrace
 
 READ_AND_WRITTEN = 2
-"""Bytes that a copy moves for each of its own."""
+"""Bytes moved per copied byte: one read and one write."""
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """A parameter's gradient, in the order in which the backward pass completes them."""
+    """Gradient of a parameter."""
 
     size_bytes: float
     ready: float
-    """Share of the backward pass after which it is complete."""
+    """Share of the backward pass after which the gradient is complete."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepWork:
-    """A training step of one GPU."""
+    """A training step on one GPU."""
 
     forward_ms: float
     backward_ms: float
     update_ms: float
-    """Of the optimizer, what reading and writing parameters and states takes: ranks that keep a
-    share of them divide it."""
+    """Time of the optimizer to read and write parameters and states, divided by sharding."""
     gradients: tuple[Gradient, ...]
     fixed_ms: float = 0.0
-    """What else is done once a step, and no rank has less of: launches, the host, input."""
+    """Other time per step that is the same on each rank: launches, host, input."""
     copy_ms: float = 0.0
-    """Of copying all parameters once within the device, as FSDP does around its collectives."""
+    """Time to copy all parameters once within the device, as FSDP does around collectives."""
     blocks_bytes: tuple[float, ...] = ()
-    """Parameters of each repeated block, in order; what FSDP gathers at once."""
+    """Parameters of each repeated block, in order; FSDP gathers one block at a time."""
     root_bytes: float = 0.0
-    """Parameters outside of blocks, which FSDP gathers once a step."""
+    """Parameters outside of blocks, which FSDP gathers once per step."""
     boundary_bytes: float = 0.0
     """Size of a block's result, which tensor-parallel ranks sum."""
     divisible: float = 0.0
-    """Share of the passes' time that tensor-parallel ranks divide."""
+    """Share of the passes' time that tensor parallelism divides."""
     heads: int = 0
-    """Of attention in each block, which tensor-parallel ranks have whole; 0 where not known."""
+    """Attention heads per block, which tensor parallelism does not split; 0 if unknown."""
     contention: float = 0.0
-    """Share of FSDP's hidden collectives by which they slow what is computed beside them, and all
-    else that sharding costs; 0 where no label says so."""
+    """Slowdown of compute by FSDP and all other overhead of sharding, as a share of the time of
+    overlapped collectives; 0 if not measured."""
 
     @property
     def step_ms(self) -> float:
@@ -72,7 +71,7 @@ class StepWork:
         return sum(gradient.size_bytes for gradient in self.gradients)
 
     def lasting(self, step_ms: float) -> StepWork:
-        """The same step where it takes so long as a whole, as labels have it."""
+        """Return the step scaled to a total time."""
         factor = step_ms / self.step_ms
         return replace(
             self,
@@ -87,9 +86,9 @@ class StepWork:
 def even_work(
     step_ms: float, gradient_bytes: float, *, update: float = 0.03, blocks: int = 50
 ) -> StepWork:
-    """A step of which nothing but its time and its gradients' size is known: equal blocks.
+    """Return a step with equal blocks, for a model of which only time and gradient size are known.
 
-    The backward pass is taken for twice the forward pass, which it is in products.
+    The backward pass is assumed to take twice as long as the forward pass.
     """
     passes = step_ms * (1 - update)
     return StepWork(
@@ -104,13 +103,13 @@ def even_work(
 
 
 def traced_work(workload: Workload, prior: StepTimePrior) -> StepWork:
-    """The step of a workload that comes with its trace and kernels, by a device's prior.
+    """Return the work of a traced workload with times from a device's prior.
 
     Raises:
-        UnsupportedModelError: its step was not traced.
+        UnsupportedModelError: The step was not traced.
     """
     if workload.step is None or workload.kernels is None:
-        raise UnsupportedModelError("its step could not be traced, so it cannot be shared")
+        raise UnsupportedModelError("the step could not be traced, so scaling is unknown")
     kernels, trace = workload.kernels, workload.step.trace
     terms = terms_of([workload], prior.spec)
     with torch.no_grad():
@@ -123,7 +122,7 @@ def traced_work(workload: Workload, prior: StepTimePrior) -> StepWork:
     total_ms, device_ms, once_ms = (
         float(each[0]) for each in (times.total(), times.device, times.step)
     )
-    # A host that cannot keep up slows all down alike, and gains nothing from what it waits less.
+    # A host-bound step is slowed uniformly, and a shorter optimizer step does not shorten it.
     factor = (total_ms - once_ms) / device_ms
     waiting_ms = total_ms - once_ms - device_ms
     update_ms = max(float(times.updating[0]) - waiting_ms, 0.0)
@@ -148,7 +147,7 @@ def traced_work(workload: Workload, prior: StepTimePrior) -> StepWork:
 def gradients_of(
     trace: StepTrace, kernels: KernelProfile, each_ms: np.ndarray, batch_size: int
 ) -> tuple[Gradient, ...]:
-    """The gradients in the order of their completion; `each_ms` is of the kernels of a row (k)."""
+    """Return the gradients in order of completion; `each_ms` are times by kernel row, (k,)."""
     table = kernels.train
     sizes = trace.sizes_at(batch_size)
     backward = np.arange(len(trace.kinds)) > trace.end_of_forward
@@ -165,7 +164,7 @@ def gradients_of(
         weights += spread / spread.sum() * rest_ms
     progress = np.cumsum(weights) / max(float(weights.sum()), 1e-12)
     complete = trace.additions
-    if not len(complete):  # traces of earlier versions do not say
+    if not len(complete):  # missing in traces of earlier versions
         complete = np.flatnonzero(backward & born & gradients)
     complete = np.sort(complete)
     return tuple(
@@ -176,12 +175,12 @@ def gradients_of(
 def _weight_kernels(
     kernels: KernelProfile, each_ms: np.ndarray, batch_size: int
 ) -> dict[int, float]:
-    """Time of a kernel that writes a weight's gradient, by the bytes that it writes."""
+    """Return the mean time of a weight gradient kernel by the number of bytes it writes."""
     table = kernels.train
     written = table.sizes_at(batch_size)[:, Size.WRITTEN_BYTES].astype(np.int64)
     sums: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for row in np.flatnonzero(table.passes == Pass.WEIGHT_GRADIENT).tolist():
-        # In autocast it is written in 16 bits, and then cast.
+        # Under autocast the gradient is written in 16 bits and then cast.
         for size in (int(written[row]), 2 * int(written[row]))[: 1 + bool(table.half[row])]:
             sums[size][0] += float(each_ms[row])
             sums[size][1] += int(table.counts[row])
@@ -189,11 +188,11 @@ def _weight_kernels(
 
 
 def blocks_of(parameter_bytes: Sequence[int]) -> tuple[list[float], float]:
-    """Bytes of each repeated block among a model's parameters, and of what lies outside.
+    """Return the bytes of each repeated block of a model's parameters, and of the root.
 
-    A block is a run of parameters whose sizes come again right behind it. What stands between two
-    runs is a block too (the first of a stage, with its other sizes); what is before the first or
-    behind the last is the root's.
+    A block is a sequence of parameters whose sizes repeat immediately. Parameters between two
+    repetitions also form a block (the first of a stage, with different sizes); parameters before
+    the first or after the last block belong to the root.
     """
     sizes, blocks, between = list(parameter_bytes), list[float](), list[int]()
     root, place, seen = 0.0, 0, False
@@ -214,13 +213,13 @@ def blocks_of(parameter_bytes: Sequence[int]) -> tuple[list[float], float]:
 
 
 MOST_PARAMETERS = 64
-"""Of a block, where repetitions are looked for; those of mixtures of experts have more."""
+"""Largest number of parameters in a detected block; blocks of mixtures of experts have more."""
 LEAST_PARAMETERS = 4
-"""Of a block: a weight and its bias that come twice are no block."""
+"""Smallest number of parameters in a block; a repeated pair of weight and bias is not a block."""
 
 
 def _longest_run(sizes: Sequence[int], start: int) -> tuple[int, int]:
-    """Length and number of the repetitions that cover most from here on; 0 where none do."""
+    """Return period and count of the longest repetition from `start`; zeros if nothing repeats."""
     best = 0, 0
     for period in range(LEAST_PARAMETERS, min(MOST_PARAMETERS, (len(sizes) - start) // 2) + 1):
         block, count = sizes[start : start + period], 1
@@ -232,7 +231,7 @@ def _longest_run(sizes: Sequence[int], start: int) -> tuple[int, int]:
 
 
 def _heads(kernels: KernelProfile) -> int:
-    """Of attention: the products of a sample at once, where all blocks have as many."""
+    """Return the number of attention heads per block; 0 if it differs between blocks."""
     table = kernels.train
     attention = np.isin(table.kinds, (KernelKind.ATTENTION, KernelKind.MATMUL))
     heads = table.sizes[attention & (table.passes == Pass.FORWARD), Size.PRODUCTS, 1]
@@ -242,9 +241,9 @@ def _heads(kernels: KernelProfile) -> int:
 def _hidden(
     blocks: Sequence[float], kernels: KernelProfile, batch_size: int
 ) -> tuple[float, float]:
-    """Bytes of a token's state between equal blocks of linear layers, and tokens of a step.
+    """Return the bytes of a token's hidden state between identical blocks, and tokens per step.
 
-    0 where the model has no such blocks: then no product can be shared by the usual plan.
+    Both are 0 if the model has no such blocks, so tensor parallelism does not apply.
     """
     table = kernels.train
     rows = (table.kinds == KernelKind.LINEAR) & (table.passes == Pass.FORWARD)
@@ -255,7 +254,7 @@ def _hidden(
     often = rows & (table.counts >= len(blocks))
     if not often.any():
         return 0.0, 0.0
-    # Most of a block's products read its state; only the last of the perceptron reads a wider one.
+    # Most linear layers of a block read the hidden state; only the MLP's last layer is wider.
     tokens = float(np.median(sizes[often, Size.ROWS]))
     width = float(np.median(np.repeat(sizes[often, Size.DEPTH], table.counts[often])))
     half = bool(table.half[often].all())

@@ -1,7 +1,6 @@
-"""How the GPUs of a training share its work.
+"""Parallel strategies and numbers of GPUs and nodes.
 
-GPUs are counted by node: `gpus` of each of `nodes`. With tensor parallelism, the GPUs of a node are
-one group, and the nodes are replicas.
+With tensor parallelism, the GPUs of a node are one group, and the nodes are replicas.
 """
 
 from __future__ import annotations
@@ -13,22 +12,22 @@ from trappm.profiler.errors import InputError
 
 
 class Strategy(StrEnum):
-    """How replicas share parameters, gradients and optimizer states."""
+    """Strategy that distributes parameters, gradients and optimizer states over ranks."""
 
     DDP = "ddp"
-    """Each rank has all of them; gradients are summed in buckets (`DistributedDataParallel`)."""
+    """Replicated; gradients are summed in buckets (`DistributedDataParallel`)."""
     FSDP = "fsdp"
-    """Each has its share, and gathers the parameters of a block when it needs them (FSDP2)."""
+    """Sharded; each rank gathers the parameters of a block when needed (FSDP2)."""
     TP = "tp"
-    """All ranks of a node share each block's products (Megatron-LM); nodes are replicas (DDP)."""
+    """Ranks of a node split each block's products (Megatron-LM); nodes are replicas (DDP)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parallelism:
-    """How GPUs share a training step.
+    """Strategy of a training step and its numbers of GPUs, nodes and passes.
 
     Raises:
-        InputError: A number is not a whole number of at least 1.
+        InputError: A number is not a positive integer.
     """
 
     strategy: Strategy = Strategy.DDP
@@ -42,7 +41,7 @@ class Parallelism:
         for name in ("gpus", "nodes", "accumulation"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{name} is {value!r}; it must be a whole number, 1 or more")
+                raise InputError(f"{name} is {value!r}; it must be a positive integer")
 
     @property
     def ranks(self) -> int:
@@ -50,10 +49,10 @@ class Parallelism:
 
     @property
     def tensor_parallel(self) -> int:
-        """GPUs that share each product: those of a node with strategy `tp`, else one."""
+        """Return the number of GPUs that split each product: `gpus` for `tp`, else 1."""
         return self.gpus if self.strategy is Strategy.TP else 1
 
     @property
     def data_parallel(self) -> int:
-        """Replicas, each with its own samples."""
+        """Return the number of replicas, each with its own samples."""
         return self.ranks // self.tensor_parallel

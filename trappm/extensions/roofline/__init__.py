@@ -1,1 +1,1 @@
-"""What a device reaches at best, and how near to that the kernels of a step come."""
+"""Rooflines of devices, and the kernels of a step relative to them."""

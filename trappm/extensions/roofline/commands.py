@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _detail(key: str, kernels: Sequence[KernelMeasurement]) -> str | None:
-    """Return the ceilings of a device in words; None if nothing is known."""
+    """Describe the ceilings of a device; None if they are unknown."""
     from trappm.extensions.roofline.report import ceilings_text
     from trappm.extensions.roofline.roofs import device_of
 
@@ -57,9 +57,9 @@ def roofline(
     png: Annotated[Path | None, typer.Option(help="Draw the roofline into this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what devices reach, and what bounds a model's step on them.
+    """Show the rooflines of devices, and what bounds a model's step on them.
 
-    Ceilings are those that kernels reached where they were timed, else of the card's data sheet.
+    Ceilings come from measured kernels, or from the data sheet if there are no measurements.
 
     Example: trappm roofline v100 a100 --model resnet50 --batch-size 64
     """

@@ -1,8 +1,8 @@
-"""Rooflines drawn: as text for a terminal, as a PNG; several devices over each other.
+"""Plots of rooflines of one or several devices, as text for a terminal or as a PNG.
 
-Both axes are logarithmic: operations a byte, and TFLOP/s. Slanted lines are bandwidths, level ones
-compute; those of a data sheet are dashed (in text: dotted). Points are the kernels of a step; tiny
-ones, far below all ceilings, stand on the plot's edge.
+Both axes are logarithmic: FLOP per byte, and TFLOP/s. Slanted lines are bandwidths, horizontal
+lines compute peaks. Data sheet values are dashed (dotted in text). Points are the kernels of a
+step; tiny kernels far below all ceilings are drawn at the edge of the plot.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from trappm.extensions.roofline.steps import RoofedStep
 
 MOST_POINTS = 400
-"""Of one step, that are drawn or written: all of nearly every model's."""
+"""Largest number of kernels per step that are drawn or written; enough for nearly all models."""
 
 _COLUMNS, _LINES = 78, 24
 _NARROWEST = (0.05, 1000.0)
-"""FLOP a byte; wider where kernels are."""
+"""Minimum range of the intensity axis in FLOP per byte."""
 _LARGEST = 900.0
 """Area of a point that is the whole step, in square points."""
 _MARKS = ("ox+*", "─═━┄")
 _ROOM = 8.0
-"""Between the lowest ceiling and the edge of the plot; a round number."""
+"""Ratio of the lowest ceiling to the lower edge of the plot."""
 _SHOWN_SHARE = 0.002
-"""Of the step; shorter kernels are left out of a text, which has few places."""
+"""Smallest share of the step time of a kernel that is drawn as text."""
 
 
 class Line(NamedTuple):
-    """A ceiling as it is drawn: (intensity, TFLOP/s) of both ends."""
+    """Line of a ceiling; `ends` are (intensity, TFLOP/s)."""
 
     name: str
     ends: tuple[tuple[float, float], tuple[float, float]]
@@ -48,7 +48,7 @@ class Line(NamedTuple):
 
 
 def lines(device: KnownDevice, low: float, high: float) -> list[Line]:
-    """The ceilings of a device between two intensities; those of one value are one line."""
+    """Return the ceilings of a device between two intensities; equal ones are one line."""
     peaks, levels = [*device.of(COMPUTE).values()], [*device.of(BANDWIDTH).values()]
     top = max((roof.value for roof in peaks), default=None)
     steepest = max((roof.value for roof in levels), default=None)
@@ -69,28 +69,28 @@ def lines(device: KnownDevice, low: float, high: float) -> list[Line]:
 
 
 def span(steps: Sequence[RoofedStep]) -> tuple[float, float]:
-    """The intensities between which all is drawn."""
+    """Return the range of intensities of the plot in FLOP per byte."""
     intensities = [p.intensity for s in steps for p in s.kernels.points if p.share > _SHOWN_SHARE]
     low, high = _NARROWEST
     return min([low, *(0.7 * x for x in intensities)]), max([high, *(1.4 * x for x in intensities)])
 
 
 def floor(devices: Sequence[KnownDevice], low: float) -> float:
-    """The least TFLOP/s that is drawn: well below the lowest ceiling at the lowest intensity.
+    """Return the lower edge of the plot in TFLOP/s, well below the lowest ceiling.
 
     Raises:
-        InputError: no ceiling is known, so there is nothing to draw.
+        InputError: No ceiling is known.
     """
     values = [roof.value for device in devices for roof in device.of(COMPUTE).values()]
     values += [r.value * low / 1000 for d in devices for r in d.of(BANDWIDTH).values()]
     if not values:
         names = ", ".join(device.key for device in devices)
-        raise InputError(f"no ceiling of {names} is known; measure it when its host is quiet")
+        raise InputError(f"no ceiling of {names} is known; measure it on an idle host")
     return min(values) / _ROOM
 
 
 def as_text(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep]) -> str:
-    """A plot of 78 columns."""
+    """Return the plot as text, 78 columns wide."""
     import plotext
 
     low, high = span(steps)
@@ -119,14 +119,14 @@ def as_text(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep]) -> str:
     ):
         ticks = [10.0**p for p in range(ceil(log10(first)), floor_of(log10(last)) + 1)]
         axis(ticks, [number_text(tick) for tick in ticks])
-    plotext.xlabel("FLOP a byte")
+    plotext.xlabel("FLOP/byte")
     plotext.ylabel("TFLOP/s")
     text: str = plotext.uncolorize(plotext.build())
     return text
 
 
 def key_of_text(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep]) -> str:
-    """What the marks of `as_text` mean, in a line."""
+    """Return the legend of `as_text` in one line."""
     parts = []
     for number, device in enumerate(devices):
         line = (
@@ -136,14 +136,14 @@ def key_of_text(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep]) -> 
         )
         mark = f" and {_MARKS[0][number % len(_MARKS[0])]} (a kernel)" if steps else ""
         parts.append(f"{line}{mark}: {device.key}")
-    return "; ".join(parts) + "; · is of a data sheet"
+    return "; ".join(parts) + "; ·: from a data sheet"
 
 
 def draw_png(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep], path: Path) -> None:
-    """Draws into a file; points are as large as their share of the step.
+    """Write the plot to a file; the area of a point is the kernel's share of the step.
 
     Raises:
-        InputError: no ceiling is known, or the file cannot be written.
+        InputError: No ceiling is known, or the file cannot be written.
     """
     low, high = span(steps)
     lowest_tflops = floor(devices, low)
@@ -177,12 +177,12 @@ def draw_png(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep], path: 
         yscale="log",
         xlim=(low, high),
         ylim=(lowest_tflops, None),
-        xlabel="FLOP a byte",
+        xlabel="FLOP/byte",
         ylabel="TFLOP/s",
     )
     handles = [axis.plot([], [], color=f"C{n}", label=d.key)[0] for n, d in enumerate(devices)]
     axis.legend(handles=handles, loc="lower right", frameon=False, fontsize=9)
-    title = "ceilings; dashed: by data sheet"
+    title = "ceilings; dashed: from the data sheet"
     if steps:
         first = steps[0]
         title = (

@@ -1,4 +1,4 @@
-"""Rooflines in words and tables: the answer first, then ceilings, then the largest kernels."""
+"""Text and JSON reports of rooflines: summary, ceilings, and the largest kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KINDS = {"compute": "compute in", "bandwidth": "bandwidth in", "launch": "launc
 
 
 def sentence(step: RoofedStep, *, is_default: bool = False) -> str:
-    """Return what bounds the step, and what twice the batch would do, in two sentences.
+    """Describe what bounds the step, and the effect of doubling the batch, in two sentences.
 
     Args:
         step: A step of a model on a device.
@@ -41,14 +41,12 @@ def sentence(step: RoofedStep, *, is_default: bool = False) -> str:
         f"{number_text(step.step_time_ms, 3)} ms ({rest})."
     )
     if step.doubled is None:
-        return f"{text} The model knows this batch size only."
+        return f"{text} The batch size of the model is fixed."
     more = step.doubled.samples_per_s / step.samples_per_s - 1
-    change = f"{abs(more):.0%} {'more' if more >= 0 else 'fewer'} samples a second"
-    if abs(more) < _SAME:
-        change = "as many samples a second"
+    change = f"changes throughput by {more:+.0%}" if abs(more) >= _SAME else "keeps throughput"
     return (
-        f"{text} Twice the batch does {change} ({step.samples_per_s:,.0f} to "
-        f"{step.doubled.samples_per_s:,.0f})."
+        f"{text} Doubling the batch {change} (from {step.samples_per_s:,.0f} to "
+        f"{step.doubled.samples_per_s:,.0f} samples/s)."
     )
 
 
@@ -57,7 +55,7 @@ _SAME = 0.005
 
 
 def to_json(step: RoofedStep) -> dict[str, Any]:
-    """As plain values; of the kernels the `MOST_POINTS` that take longest."""
+    """Return the step as JSON values, with its `MOST_POINTS` longest kernels."""
     points = [
         {**asdict(p), "intensity": p.intensity, "tflops": p.tflops}
         for p in step.kernels.points[:MOST_POINTS]
@@ -81,7 +79,7 @@ def to_json(step: RoofedStep) -> dict[str, Any]:
 def print_rooflines(
     devices: Sequence[KnownDevice], steps: Sequence[RoofedStep], *, is_default: bool = False
 ) -> None:
-    """Print what is known of devices, and of a step on each of them if there is one.
+    """Print the ceilings of devices, and the step on each of them if given.
 
     Args:
         devices: Devices with their ceilings.
@@ -110,7 +108,7 @@ def print_rooflines(
 def devices_json(
     devices: Sequence[KnownDevice], steps: Sequence[RoofedStep]
 ) -> list[dict[str, Any]]:
-    """The same as plain values, a device each."""
+    """Return ceilings and steps as JSON values, one entry per device."""
     rows = []
     for number, device in enumerate(devices):
         kernels = device.kernels
@@ -125,13 +123,13 @@ def devices_json(
 
 
 def ceilings_text(device: KnownDevice) -> str:
-    """Return the ceilings of a device in words."""
+    """Describe the ceilings of a device."""
     if device.kernels:
         return ceilings_sentence(device.measured)
     values = ", ".join(
         f"{number_text(r.value)} {UNITS[r.kind]} {_KINDS[r.kind]} {r.of}" for r in device.roofs
     )
-    return f"by its data sheet, as no kernel of it was timed: {values}"
+    return f"from its data sheet, since no kernels were measured: {values}"
 
 
 def _print_kernels(step: RoofedStep) -> None:

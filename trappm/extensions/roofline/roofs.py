@@ -1,4 +1,4 @@
-"""The ceilings of a device: what its kernels reached where they were timed, else its data sheet."""
+"""Ceilings of devices, from measured kernels or else from the data sheet."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ class Roof:
     kind: str
     """`compute`, `bandwidth` or `launch`."""
     of: str
-    """A type such as `tf32`, a level such as `L2`, or which launch."""
+    """Data type such as `tf32`, memory level such as `L2`, or kind of launch."""
     value: float
-    """In the unit of its kind (`UNITS`)."""
+    """Value in the unit of its kind (`UNITS`)."""
     source: str
-    """Provenance of the kernels it is of, such as `measured` or `imported`; or `data sheet`."""
+    """Provenance of the kernels, such as `measured` or `imported`, or `data sheet`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KnownDevice:
-    """What is known of a device without any step."""
+    """A device with its ceilings and measured kernels."""
 
     key: str
     card: str
-    """Its full name in the catalogue, where measurements tell it; else the key."""
+    """Full name in the catalogue if measurements report it, else the key."""
     roofs: tuple[Roof, ...]
     kernels: Sequence[KernelMeasurement] = ()
-    """The last good attempt of each call under its last stack; none where none was timed."""
+    """Last successful attempt of each call with the latest stack; empty if none was measured."""
 
     def of(self, kind: str) -> dict[str, Roof]:
         return {roof.of: roof for roof in self.roofs if roof.kind == kind}
@@ -55,39 +55,39 @@ class KnownDevice:
 
     @property
     def name(self) -> str:
-        """As its driver tells it, where it was measured."""
+        """Return the name reported by the driver if the device was measured, else `card`."""
         name = self.kernels[-1].environment.get("device_name") if self.kernels else self.card
         return str(name or "unnamed")
 
     @property
     def memory(self) -> Roof | None:
-        """The bandwidth of its memory: of the largest tensors, where no cache is known."""
+        """Return the bandwidth of device memory, measured with the largest tensors."""
         levels = [*self.of(BANDWIDTH).values()]
         return levels[-1] if levels else None
 
 
 def known_device(store: Store, name: str) -> KnownDevice:
-    """A device by its key, or by any name of a card.
+    """Return a device by its key or by any name of a card.
 
-    What its kernels do not tell stands on the data sheet of its card, if there is one.
+    Ceilings that were not measured come from the data sheet of the card, if there is one.
 
     Raises:
-        InputError: nothing is known of it, or its name may be that of several in the store.
+        InputError: The device is unknown, or the name matches several devices in the store.
     """
     keys = store.kernels.devices()
     key = _key(name, keys)
     device = device_of(key, store.kernels.latest(key) if key in keys else [])
     if not device.roofs and not device.kernels:
-        there = f"; there are some of {', '.join(sorted(keys))}" if keys else ""
+        there = f" (known devices: {', '.join(sorted(keys))})" if keys else ""
         raise InputError(
-            f"no kernels of {name!r} are known{there}, and the catalogue has no such card; measure "
-            f"them: trappm measure --kernels --device {name}"
+            f"no kernels of {name!r} were measured{there} and the catalogue has no such card; "
+            f"measure them with: trappm measure --kernels --device {name}"
         )
     return device
 
 
 def device_of(key: str, kernels: Sequence[KernelMeasurement]) -> KnownDevice:
-    """Return the ceilings of a device by its timed kernels, else by the data sheet of its card."""
+    """Return a device with ceilings from its measured kernels, else from its data sheet."""
     roofs = {(roof.kind, roof.of): roof for roof in _timed(kernels)}
     kinds = {kind for kind, _ in roofs}
     card = card_name(key, [kernels[-1].environment] if kernels else [])
@@ -104,14 +104,14 @@ def device_of(key: str, kernels: Sequence[KernelMeasurement]) -> KnownDevice:
 
 
 def _key(name: str, keys: Collection[str]) -> str:
-    """Which of these keys a name means; the name itself, if none."""
+    """Return the key that matches a name, or the name itself if no key matches."""
     card = read_name(name)
     alone = [key for key in sorted(keys) if rank_key(key).ranks == 1]
     alike = [key for key in alone if card.model and card.may_be(read_name(key))]
     if name in keys or not alike:
         return name
     if len(alike) > 1:
-        raise InputError(f"device {name!r} may be {' or '.join(alike)}; name one of them")
+        raise InputError(f"device {name!r} is ambiguous; name one of: {', '.join(alike)}")
     return alike[0]
 
 

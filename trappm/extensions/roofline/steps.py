@@ -1,14 +1,14 @@
-"""A step of a model under the roofline of a device: its kernels as points, and what bounds them.
+"""Kernels of a training or inference step as points under a device's roofline, with their bounds.
 
     intensity   operations per byte; attained   operations per second
-    bound       launches, where half of the time is the launch; else the ceiling at its intensity:
-                the peak of its type, or the bandwidth of memory
+    bound       launch, if it takes more than half of the time; else the ceiling at the intensity:
+                the peak of the data type, or the memory bandwidth
 
-A kernel that multiplies nothing does one operation per element that it reads or writes, whichever
-are more (Williams, Waterman and Patterson, CACM 2009, for what is drawn).
+A kernel that is not a product does one operation per element that it reads or writes, whichever
+number is larger. The roofline model is from Williams, Waterman and Patterson, CACM 2009.
 
-Kernel times come from the device's heads, where a snapshot has some that were trained on labels;
-else from constants that all devices share, moved by the device's own kernels if any were timed.
+Kernel times come from the device's heads if a snapshot has heads trained on its labels; else from
+constants shared by all devices, updated with the device's own kernels if any were measured.
 """
 
 from __future__ import annotations
@@ -47,41 +47,40 @@ Array = npt.NDArray[np.float64]
 
 BOUNDS = (COMPUTE, BANDWIDTH, LAUNCH)
 _MOSTLY = 0.5
-"""Share of a kernel's time from which on its launch bounds it."""
+"""A launch that takes more than this share of a kernel's time bounds the kernel."""
 _OPTIMIZER_FLOPS = 2.0
-"""For each parameter: a multiplication and an addition, of SGD; others do a few more."""
+"""FLOP per parameter of SGD: a multiplication and an addition; other optimizers do a few more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelPoint:
-    """Equal kernels of a step."""
+    """A group of identical kernels of a step."""
 
     name: str
     size: str
-    """Of a product, its rows, columns and depth; of others, what they read and write."""
+    """Rows, columns and depth of a product; bytes read and written of other kernels."""
     count: int
     data_type: str
     """`fp32`, `tf32`, `fp16` or `bf16`."""
     time_ms: float
-    """Of all of them together, as `share`."""
+    """Time of all kernels of the group; `share` is their share of the step."""
     share: float
-    """Of the step."""
     flop: float
-    """Of one, as `bytes`."""
+    """FLOP of one kernel; `bytes` are also per kernel."""
     bytes: float
     launch_ms: float
-    """What all of them would take if they did nothing."""
+    """Launch time of all kernels of the group."""
     bound: str = LAUNCH
     """`compute`, `bandwidth` or `launch`."""
 
     @property
     def intensity(self) -> float:
-        """FLOP a byte."""
+        """Return the FLOP per byte."""
         return self.flop / self.bytes
 
     @property
     def tflops(self) -> float:
-        """Attained, in TFLOP/s."""
+        """Return the attained TFLOP/s."""
         return self.flop * self.count / self.time_ms / 1e9
 
 
@@ -90,25 +89,25 @@ class StepKernels:
     """The kernels of a step on a device."""
 
     points: tuple[KernelPoint, ...]
-    """The longest first."""
+    """Kernels by decreasing time."""
     shares: Mapping[str, float]
-    """Of the step, by `BOUNDS`; together 1. Launches have all waiting for the host."""
+    """Share of the step time by bound (`BOUNDS`), sum 1; launches include waiting for the host."""
 
 
 def step_kernels(
     prior: StepTimePrior, workload: Workload, device: KnownDevice, step_time_ms: float
 ) -> StepKernels:
-    """The kernels of a workload at the time that a prior gives to each.
+    """Return the kernels of a workload with the times that a prior predicts.
 
     Args:
-        prior: of the device.
-        workload: with kernels.
-        device: whose ceilings say what bounds a kernel.
-        step_time_ms: of the whole step, as its head predicts it: what the head adds to the prior
-            is spread over all kernels.
+        prior: Prior of the device.
+        workload: Workload with kernels.
+        device: Device with the ceilings that determine the bounds.
+        step_time_ms: Predicted time of the whole step; its ratio to the prior's time scales the
+            times of all kernels.
 
     Raises:
-        InputError: a workload without kernels, or a device without ceilings of compute and memory.
+        InputError: The workload has no kernels, or the device no compute and memory ceilings.
     """
     terms = terms_of([workload], prior.spec)
     with torch.no_grad():
@@ -167,8 +166,8 @@ def _bound(device: KnownDevice, point: KernelPoint) -> str:
     peak = peaks.get(point.data_type) or peaks.get("fp32")
     if peak is None or memory is None:
         raise InputError(
-            f"what bounds a step on {device.key} is unknown, since its ceilings of compute and of "
-            "memory are not both known; measure them: trappm measure --kernels --device "
+            f"the compute or memory ceiling of {device.key} is unknown, so it is unknown what "
+            "bounds a step; measure both with: trappm measure --kernels --device "
             f"{device.key}"
         )
     ridge = 1000 * peak.value / memory.value
@@ -181,7 +180,7 @@ def _bytes(kernels: Kernels) -> Array:
 
 
 def _operations(kernels: Kernels) -> Array:
-    """Of one kernel each (n)."""
+    """Return the FLOP per kernel, shape (n,)."""
     width = np.where(kernels.table.half, 2, 4)
     elements = kernels.sizes[:, : Size.WRITTEN_BYTES + 1].max(axis=1) / width
     flops: Array = np.where(kernels.table.kinds < PRODUCTS, kernels.sizes[:, Size.FLOPS], elements)
@@ -189,7 +188,7 @@ def _operations(kernels: Kernels) -> Array:
 
 
 def _name(table: KernelTable, i: int) -> str:
-    """Such as `grouped conv 3x3/2, weight gradient`."""
+    """Return a description such as `grouped conv 3x3/2, weight gradient`."""
     kind, which = KernelKind(table.kinds[i]), Pass(table.passes[i])
     words = kind.name.lower().replace("_", " ")
     if kind <= KernelKind.DEPTHWISE:
@@ -204,7 +203,7 @@ def _name(table: KernelTable, i: int) -> str:
 
 
 def _size(kernels: Kernels, i: int) -> str:
-    """Of a product, its rows, columns and depth; of others, what they read and write."""
+    """Return rows x columns x depth of a product, or the bytes moved by another kernel."""
     if kernels.table.kinds[i] >= PRODUCTS:
         return f"{number_text(_bytes(kernels)[i] / 2**20, 3)} MiB"
     rows, columns, depth, products = kernels.sizes[i, Size.ROWS :]
@@ -232,10 +231,10 @@ class RoofedStep:
     settings: StepSettings
     step_time_ms: float
     source: str
-    """What the times rest on."""
+    """Source of the times."""
     kernels: StepKernels
     doubled: Doubled | None
-    """None of a model that knows one batch size only."""
+    """None if the batch size of the model is fixed."""
 
     @property
     def samples_per_s(self) -> float:
@@ -245,12 +244,12 @@ class RoofedStep:
 def roofed_steps(
     question: Question, subject: Subject, devices: Sequence[KnownDevice]
 ) -> list[RoofedStep]:
-    """The same step on each of these devices.
+    """Return the step on each of the devices.
 
     Raises:
-        InputError: nobody has listed the card of a device, or its ceilings are not known, or the
-            model has another batch size.
-        UnsupportedModelError: its kernels cannot be traced.
+        InputError: A device is not in the catalogue, its ceilings are unknown, or the batch size
+            differs from the fixed one of the model.
+        UnsupportedModelError: The kernels cannot be traced.
     """
     heads = [_trained(question, device) for device in devices]
     settings = step_settings(question, devices)
@@ -259,7 +258,7 @@ def roofed_steps(
     batch_size = question.batch_size or subject.batch_size or fixed or 1
     traced = subject.step(settings)
     if isinstance(traced, str) or traced.kernels is None:
-        why = traced if isinstance(traced, str) else "its trace has none"
+        why = traced if isinstance(traced, str) else "the trace has no kernels"
         raise UnsupportedModelError(f"the kernels of {subject.name} cannot be traced: {why}")
 
     def workload(size: int) -> Workload:
@@ -304,10 +303,10 @@ def roofed_steps(
 
 
 def step_settings(question: Question, devices: Sequence[KnownDevice]) -> StepSettings:
-    """The settings of a step, the same on all devices.
+    """Return the settings of a step, the same for all devices.
 
-    What the question leaves open is as in most labels of the first device that has heads of
-    kernels; else fp32, contiguous, SGD.
+    Settings that the question leaves open are the most common ones among the labels of the first
+    device with kernel-based heads; without such a device: fp32, contiguous, SGD.
     """
     known = (trained for device in devices if (trained := _trained(question, device)[2]))
     return question.settings(next(known, _UNTRAINED))
@@ -319,9 +318,9 @@ _UNTRAINED = TrainedHeads(Heads(heads={}, label_count=0), ())
 def _trained(
     question: Question, device: KnownDevice
 ) -> tuple[Head[Prior] | None, str, TrainedHeads | None]:
-    """The head that predicts step times from kernels, what it rests on, and all heads if labelled.
+    """Return the kernel-based step time head, its source, and all heads if trained on labels.
 
-    Kernels of the device itself are better than a head without labels.
+    Measured kernels of the device take precedence over a head without labels.
     """
     without_labels: tuple[Head[Prior], str] | None = None
     for snapshot in question.snapshots:
@@ -340,16 +339,16 @@ def _trained(
             return head, source, trained
         without_labels = without_labels or (head, source)
     if device.kernels:
-        return None, "its kernels, and what devices have in common", None
+        return None, "its measured kernels and constants shared by all devices", None
     if without_labels is not None:
         return *without_labels, None
-    return None, "its data sheet, and what devices have in common", None
+    return None, "its data sheet and constants shared by all devices", None
 
 
 def _without_labels(device: KnownDevice) -> StepTimePrior:
-    """Raises InputError: nobody has listed the card."""
+    """Return a prior from the data sheet and measured kernels; raises InputError as `spec_of`."""
     spec = spec_of(device.card)
-    # What is known of devices was learned on GPUs.
+    # The constants of known devices were learned on GPUs.
     everything = Distribution.first(starting_constants(), spreads(1.0), of_devices=1.0)
     common = everything if spec is CPU else known_devices()
     return StepTimePrior.like_others(spec, common, measured_evidence(spec, device.kernels))

@@ -1,1 +1,1 @@
-"""Transformers of Hugging Face by configuration (`hf:gpt2`), their step times, and generation."""
+"""Hugging Face transformers by configuration (`hf:gpt2`), their step times, and generation."""

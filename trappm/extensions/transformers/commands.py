@@ -1,4 +1,4 @@
-"""`trappm generate`: what it costs a decoder to read a prompt and to write after it."""
+"""`trappm generate`: time and memory of text generation with a decoder."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def register(app: typer.Typer) -> None:
 
 def generate(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A decoder by its hf: name, or a config.json's.")
+        str, typer.Argument(metavar="MODEL", help="hf: name of a decoder, or of a config.json.")
     ],
     prompt: Annotated[int, typer.Option(help="Tokens per prompt.")] = 512,
     tokens: Annotated[int, typer.Option(help="Tokens generated per prompt.")] = 128,
-    batch_size: Annotated[int, typer.Option(help="Number of sequences at once.")] = 1,
+    batch_size: Annotated[int, typer.Option(help="Number of sequences per batch.")] = 1,
     device: Annotated[
         str | None,
         typer.Option(help="Card, such as a100 (default: a100-40gb).", autocompletion=shell.devices),
@@ -33,7 +33,7 @@ def generate(
 ) -> None:
     """Predict the cost of generating text: first token, time per token, weights and cache.
 
-    Covers modules of the transformers library without compilation, and no serving engine.
+    Covers uncompiled modules of the transformers library, but not serving engines.
 
     Example: trappm generate hf:llama-2-7b --prompt 512 --tokens 128 --batch-size 8
     """

@@ -1,7 +1,7 @@
-"""Steps by which a decoder writes: one over the whole prompt, then one a token with its cache.
+"""Traced steps of a decoder: prefill of the whole prompt, then one decode step per token.
 
-Traced on the meta device, as other steps are. The cache is the one that transformers makes: its
-shapes are read, so heads that share keys and windows that slide need no formulas here.
+Steps are traced on the meta device like other steps. Cache sizes come from the cache objects of
+transformers, so grouped-query attention and sliding windows need no formulas here.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ from trappm.profiler.tracing.tracer import StepOptions, Tracer
 
 @dataclass(frozen=True, eq=False)
 class DecoderStep:
-    """One step of a batch: of a prompt, or of a token each behind a context."""
+    """Prefill or decode step of a batch."""
 
     trace: StepTrace
     kernels: KernelTable
     batch_size: int
     context_bytes: int
-    """Of the cache that one layer has before the step, while the next one is made."""
+    """Cache of one layer before the step, which is alive while the next cache is allocated."""
 
     @property
     def flops(self) -> int:
-        """Two for each multiply-accumulate; of kernels that are products."""
+        """Return the FLOP of products, two per multiply-accumulate."""
         flops = self.kernels.sizes[:, Size.FLOPS] @ (1, self.batch_size)
         return int((flops * self.kernels.counts).sum())
 
     @cached_property
     def memory(self) -> SimulatedMemory:
-        """That of the allocator at its peak, weights and cache included."""
+        """Return the allocator's peak memory, including weights and cache."""
         simulated = simulate_memory(self.trace, self.batch_size)
-        beside_mib = self.context_bytes / MIB
+        context_mib = self.context_bytes / MIB
         return SimulatedMemory(
-            live_mib=simulated.live_mib + beside_mib,
-            reserved_mib=simulated.reserved_mib + beside_mib,
-            reserved_with_workspace_mib=simulated.reserved_with_workspace_mib + beside_mib,
+            live_mib=simulated.live_mib + context_mib,
+            reserved_mib=simulated.reserved_mib + context_mib,
+            reserved_with_workspace_mib=simulated.reserved_with_workspace_mib + context_mib,
         )
 
 
 @dataclass(frozen=True)
 class _Tokens:
-    """A step's tokens, and the cache of those before; `profiler.models.model_input.Inputs`."""
+    """Tokens of a step and the cache before it, as `profiler.models.model_input.Inputs`."""
 
     inputs: NamedInputs
     cache: Any = field(default=None, hash=False)
-    """None before the prompt."""
+    """Cache before the step; None for the prompt."""
 
     def in_phase(self, phase: Phase) -> Self:
         return type(self)(self.inputs.in_phase(phase), self.cache)
@@ -72,7 +72,7 @@ class _Tokens:
         args, kwargs = self.inputs.batch(batch_size, memory_format)
         if self.cache is None:
             return args, kwargs
-        # A step adds to its cache, so each gets its own.
+        # A step modifies its cache, so each step gets a copy.
         return args, {**kwargs, "past_key_values": copy.deepcopy(self.cache)}
 
     def values(self, batch_size: int) -> list[Tensor | None]:
@@ -83,23 +83,24 @@ class _Tokens:
 
 
 class Decoder:
-    """A transformer that writes token by token.
+    """A transformer that generates text token by token.
 
     Args:
-        architecture: such as `hf:llama-2-7b,eager`.
-        length: prompt and answer, in tokens.
-        batch_size: sequences that are written at once.
-        precision: `fp32`, or `bf16`, of which weights and cache are then.
+        architecture: Name such as `hf:llama-2-7b,eager`.
+        length: Number of tokens of prompt and generated text.
+        batch_size: Number of sequences per batch.
+        precision: Precision of weights and cache, `fp32` or `bf16`.
 
     Raises:
-        InputError: no decoder, or longer than it can read; and as `sources.create_model`.
+        InputError: The model is not a decoder, or `length` exceeds its limit; and as
+            `sources.create_model`.
     """
 
     def __init__(
         self, architecture: str, length: int, batch_size: int, precision: Precision
     ) -> None:
         if not is_transformer(architecture):
-            raise InputError(f"{architecture} writes no tokens; name a decoder, such as hf:gpt2")
+            raise InputError(f"{architecture} is not a decoder; name one, such as hf:gpt2")
         source = source_of(architecture)
         self.architecture = source.check(architecture)
         longest = source.native_input_size(architecture)
@@ -107,13 +108,13 @@ class Decoder:
         caches = fields.settings.get(Phase.INFER, {}).get("use_cache")
         if not caches or list(fields.infer) != ["input_ids"]:
             raise InputError(
-                f"{architecture} is no decoder alone, so it writes no token after token; name one, "
-                "such as hf:gpt2 or hf:llama-2-7b"
+                f"{architecture} is not a decoder-only model; name one, such as hf:gpt2 or "
+                "hf:llama-2-7b"
             )
         if longest is not None and length > longest:
             raise InputError(
-                f"prompt and answer are {length:,} tokens, and {architecture} takes at most "
-                f"{longest:,}; shorten one of them"
+                f"prompt and generated text have {length:,} tokens, but {architecture} supports "
+                f"at most {longest:,}; reduce one of them"
             )
         self.batch_size = batch_size
         self._precision = precision
@@ -125,25 +126,25 @@ class Decoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Of all parameters; those that two layers share once."""
+        """Return the bytes of all parameters; shared parameters count once."""
         return sum(p.numel() * p.element_size() for p in self.model.parameters())
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Contexts from which on layers look at the last tokens only."""
+        """Return the distinct sliding window lengths of the layers, in tokens."""
         layers = getattr(self._cache(1), "layers", ())
         return tuple(sorted({w for layer in layers if (w := getattr(layer, "sliding_window", 0))}))
 
     def cache_bytes(self, context: int) -> int:
-        """Of keys and values of all layers, after so many tokens of each sequence."""
+        """Return the bytes of keys and values of all layers after `context` tokens."""
         return sum(_layer_bytes(self._cache(context)))
 
     def prefill(self, prompt: int) -> DecoderStep:
-        """The step that reads a prompt of so many tokens and writes the first token."""
+        """Return the step that reads a prompt of n tokens and generates the first token."""
         return self._step(_Tokens(self._inputs(prompt)), 0)
 
     def decode(self, context: int) -> DecoderStep:
-        """The step that writes one more token of each sequence, after so many."""
+        """Return the step that generates one token per sequence after `context` tokens."""
         cache = self._cache(context)
         return self._step(_Tokens(self._inputs(1), cache), max(_layer_bytes(cache)))
 
@@ -159,7 +160,7 @@ class Decoder:
         return DecoderStep(trace, kernels, size, context_bytes)
 
     def _cache(self, context: int) -> Any:
-        """As transformers leaves it behind when it has read so many tokens, without values."""
+        """Return the cache of transformers after `context` tokens, without values."""
         if context not in self._caches:
             _, tokens = self._inputs(context).in_phase(Phase.INFER).batch(self.batch_size)
             try:
@@ -168,7 +169,7 @@ class Decoder:
                 self._caches[context] = _without_storage(cache)
             except Exception as error:
                 raise UnsupportedModelError(
-                    f"{self.architecture} keeps no keys and values as transformers' caches do: "
+                    f"{self.architecture} has no standard key-value cache of transformers: "
                     f"{one_line(error)}"
                 ) from error
         return self._caches[context]
@@ -179,7 +180,7 @@ class Decoder:
 
 
 def _without_storage(cache: Any) -> Any:
-    """The same cache, whose windows are no longer views of all that was read."""
+    """Return the cache with cloned keys and values, so that windows are not views of all tokens."""
     for layer in cache.layers:
         layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
     return cache

@@ -1,10 +1,10 @@
-"""Time and memory of a decoder that reads a prompt and writes after it.
+"""Time and memory of text generation with a decoder.
 
     >>> from trappm.extensions.transformers.generation import generate
     >>> generate("hf:llama-2-7b", prompt=512, tokens=128, batch_size=8, device="a100")
 
-Transformers' own modules, one kernel after another, as PyTorch runs them without compilation; this
-says nothing of serving engines.
+Predictions are for the uncompiled modules of transformers in eager PyTorch. They do not apply to
+serving engines.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from trappm.terminal.tables import console, print_line, print_notes, table
 
 MIB = 1 << 20
 MOST = 1 << 24
-"""Tokens and sequences; a bound against slips of the keyboard."""
+"""Largest number of tokens or sequences, to catch typing errors."""
 UNLABELLED = (
-    "Decoding was never measured; the interval comes from other inference on unseen cards, and "
-    "allows for a host CPU twice or half as fast."
+    "No decode steps were measured. The interval comes from other inference on held-out cards, "
+    "with a host CPU up to twice or half as fast."
 )
 Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """What it costs to generate; intervals hold 90 %."""
+    """Predicted time and memory of text generation, with 90 % intervals."""
 
     model: str
     device: str
     device_name: str
-    """Name of the device as people write it, and whether it is the default."""
+    """Display name of the device, marked if it is the default."""
     prompt: int
     tokens: int
     batch_size: int
@@ -55,18 +55,18 @@ class Generation:
     first_token_ms: float
     first_token_interval_ms: Interval
     token_ms: float
-    """Mean over the tokens after the first; NaN where there are none."""
+    """Mean time per token after the first; NaN for a single token."""
     token_interval_ms: Interval
     token_device_ms: float
-    """The same where the host keeps up, so that nothing but the card's kernels counts."""
+    """Mean time per later token without waiting for the host, only the GPU's kernels."""
     tokens_per_s: float
-    """Of all sequences, from the prompt to the last token."""
+    """Throughput of all sequences, from the start of the prompt to the last token."""
     total_s: float
     weights_mib: float
     cache_mib: float
-    """After the last step, which reads the last token but one."""
+    """Size of the cache after the last step, which does not contain the last token."""
     activations_mib: float
-    """What the allocator takes beside weights and cache at its peak."""
+    """Peak memory of the allocator in addition to weights and cache."""
     context_mib: float
     capacity_mib: float
     remarks: tuple[str, ...]
@@ -82,16 +82,15 @@ class Generation:
 
     @property
     def verdict(self) -> Verdict:
-        """Verdict on the memory (`trappm.prediction.fitting`)."""
+        """Return the verdict on the memory (`trappm.prediction.fitting`)."""
         return self.memory.verdict(self.capacity_mib)
 
     @property
     def fits(self) -> bool:
-        """Whether the verdict is that it fits."""
         return self.verdict is Verdict.FITS
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields as JSON values."""
         values = {**asdict(self), "memory_mib": self.memory_mib}
         values |= {"fits": self.fits, "verdict": self.verdict}
         if self.tokens == 1:
@@ -108,23 +107,23 @@ def generate(
     device: str | None = None,
     precision: str = Precision.BF16,
 ) -> Generation:
-    """Time and memory of a decoder that reads a prompt and writes tokens, by transformers.
+    """Predict time and memory of text generation with a decoder of transformers.
 
     Args:
-        model: such as `hf:llama-2-7b`, or `hf:llama-2-7b,eager` for attention step by step.
-        prompt: tokens that each sequence begins with.
-        tokens: that are written after each prompt, the first one included.
-        batch_size: sequences at once, all of one length.
-        device: A card of the catalogue; `DEFAULT_DEVICE` by default.
-        precision: of weights and cache, `bf16` or `fp32`.
+        model: Name such as `hf:llama-2-7b`, or `hf:llama-2-7b,eager` for unfused attention.
+        prompt: Number of tokens per prompt.
+        tokens: Number of tokens generated per prompt.
+        batch_size: Number of sequences per batch, all of the same length.
+        device: GPU of the catalogue (default: `DEFAULT_DEVICE`).
+        precision: Precision of weights and cache, `bf16` or `fp32`.
 
     Raises:
-        InputError, UnknownArchitectureError: what is wrong with the arguments.
-        UnsupportedModelError: a step cannot be traced, or transformers caches otherwise.
+        InputError, UnknownArchitectureError: An argument is invalid.
+        UnsupportedModelError: A step cannot be traced, or the model has a nonstandard cache.
     """
     which = member("precision", Precision, precision)
     if which not in (Precision.BF16, Precision.FP32):
-        raise InputError(f"precision is {which}; generation is predicted in bf16 and fp32 only")
+        raise InputError(f"precision is {which}; generation supports only bf16 and fp32")
     for name, value in (("prompt", prompt), ("tokens", tokens), ("batch size", batch_size)):
         if not 1 <= value <= MOST:
             raise InputError(f"{name} is {value}; it must be from 1 to {MOST:,}")
@@ -136,7 +135,7 @@ def generate(
 
     decoder = Decoder(model, prompt + tokens, batch_size, which)
     last = prompt + tokens - 2
-    """Tokens before the one that the last step reads."""
+    """Number of tokens before the input token of the last step."""
     contexts = sorted({prompt, last, *(w for w in decoder.windows if prompt < w < last)})
     prefill = decoder.prefill(prompt)
     decodes = [decoder.decode(context) for context in contexts] if tokens > 1 else []
@@ -144,7 +143,7 @@ def generate(
     median, low, high, alone = _times_ms([s.kernels for s in steps], batch_size, device, which)
 
     def mean(times: npt.NDArray[np.float64]) -> float:
-        """Of all steps after the first, between those that were traced."""
+        """Return the mean of all decode steps, interpolated between the traced ones."""
         if not decodes:
             return float("nan")
         return float(np.interp(np.arange(prompt, last + 1), contexts, times[1:]).mean())
@@ -182,10 +181,10 @@ def generate(
 def _times_ms(
     steps: Sequence[Any], batch_size: int, device: str, precision: Precision
 ) -> tuple[npt.NDArray[np.float64], ...]:
-    """Of each step: median, both ends of the interval, and the median of the device alone.
+    """Return median, low, high and GPU-only median of each step, shape (n,) each.
 
-    The first step reads the prompt, as steps of language models do that were published; of those
-    that follow none was, so their errors are taken for those of any inference on cards held out.
+    Published steps of language models resemble the prefill step and give its errors. No decode
+    steps were published, so their errors are those of any inference on held-out cards.
     """
     from trappm.extensions.transformers.model_heads import (
         OTHERS,
@@ -202,7 +201,7 @@ def _times_ms(
 
     spec = known_spec(device)
     if spec is None or spec is CPU:
-        raise InputError(f"the speed of {device} is not known; name a card, such as a100")
+        raise InputError(f"the speed of {device} is unknown; name a GPU, such as a100")
     others, _ = known_of_others()
     known = transformer_times(device, precision)
     times, any_other = known or OTHERS, others.step_time[Basis.KERNELS, Phase.INFER]
@@ -238,7 +237,7 @@ def _times_ms(
 
 
 def print_generation(made: Generation, *, explain: bool = False) -> None:
-    """The answer in a sentence; then times with their intervals, and what memory is made of."""
+    """Print a summary, a table of times with intervals, and a table of memory."""
     print_line(_answer(made))
     times = [_time("first token", made.first_token_ms, made.first_token_interval_ms)]
     if made.tokens > 1:

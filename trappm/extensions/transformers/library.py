@@ -1,7 +1,7 @@
-"""Builds transformers by configuration, as Hugging Face's own modules with fresh weights.
+"""Builds Hugging Face transformers from configurations, with random weights.
 
-The only module of this room that imports transformers and peft. Nothing is downloaded, and no code
-that comes with a model is run.
+Only this module of the package imports transformers and peft. It never downloads anything, and
+never runs code of a model repository.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ with from_extra("transformers", "a transformer"):
     )
 
 DEFAULT_LENGTH = 2048
-"""Tokens of a sample where nobody says how many, or the model's most if that is less."""
+"""Default number of tokens per sample, limited to the model's maximum."""
 _LONGEST_REASON = 200
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
 _TASKS = (
@@ -49,14 +49,14 @@ _TASKS = (
     (auto.AutoModelForMaskedLM, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
     (auto.AutoModelForCausalLM, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
 )
-"""What a model is trained for: the first of these that its type can do."""
+"""Training tasks in order of preference; a model is trained for the first supported one."""
 
 
 def architectures(patterns: Iterable[str]) -> list[str]:
-    """The canonical texts of names, and of all built-in shapes that globs match; each once.
+    """Return the canonical names of names and globs over built-in shapes, without duplicates.
 
     Raises:
-        InputError, UnknownArchitectureError: as `TransformerName.parse` and `shape`.
+        InputError, UnknownArchitectureError: As `TransformerName.parse` and `shape`.
     """
     texts: set[str] = set()
     for pattern in patterns:
@@ -70,10 +70,10 @@ def architectures(patterns: Iterable[str]) -> list[str]:
 
 
 def check(architecture: str) -> str:
-    """The architecture's canonical text.
+    """Return the canonical name of an architecture.
 
     Raises:
-        InputError, UnknownArchitectureError: as `TransformerName.parse` and `shape`.
+        InputError, UnknownArchitectureError: As `TransformerName.parse` and `shape`.
     """
     name = TransformerName.parse(architecture)
     name.shape()
@@ -81,20 +81,20 @@ def check(architecture: str) -> str:
 
 
 def native_input_size(architecture: str) -> int | None:
-    """The most tokens that the model takes, or its images' size in pixels; None if it sets none.
+    """Return the maximum number of tokens or the image size in pixels; None if unlimited.
 
     Raises:
-        InputError: as `create_model`.
+        InputError: As `create_model`.
     """
     config = _config(TransformerName.parse(architecture))
     return _image_size(config) or _longest(config)
 
 
 def input_size_of(architecture: str, input_size: int | None) -> int:
-    """The tokens of a sample, as given or as many as the model takes up to 2,048.
+    """Return the input size as given, or the model's default of at most 2,048 tokens.
 
     Raises:
-        InputError: more than the model takes; and as `create_model`.
+        InputError: The size exceeds the model's maximum; and as `create_model`.
     """
     config = _config(TransformerName.parse(architecture))
     if _image_size(config):
@@ -104,18 +104,18 @@ def input_size_of(architecture: str, input_size: int | None) -> int:
         return min(longest or DEFAULT_LENGTH, DEFAULT_LENGTH)
     if longest is not None and input_size > longest:
         raise InputError(
-            f"{architecture} takes at most {longest:,} tokens, not {input_size:,}; give a "
-            "sequence length up to that"
+            f"{architecture} supports at most {longest:,} tokens, not {input_size:,}; reduce the "
+            "sequence length"
         )
     return input_size
 
 
 def create_model(architecture: str, input_size: int) -> nn.Module:
-    """The model for sequences of so many tokens, trained as its name says.
+    """Return the model for an input size, with the training options of its name.
 
     Raises:
-        InputError: the sequence is longer than the model allows, or the configuration cannot be
-            read, is of no model that transformers has, or of none that it can build.
+        InputError: The sequence is too long, or the configuration is unreadable, unknown to
+            transformers, or invalid.
     """
     name = TransformerName.parse(architecture)
     input_size = input_size_of(architecture, input_size)
@@ -124,7 +124,7 @@ def create_model(architecture: str, input_size: int) -> nn.Module:
         config.image_size = input_size
     with _reasons(architecture), _quiet():
         model = _task(config).from_config(config, attn_implementation=str(name.attention))
-        if model.loss_type is None:  # of classes named LMHeadModel, which warn about it
+        if model.loss_type is None:  # classes named LMHeadModel warn about it
             model.loss_type = "ForCausalLM"
         if name.checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -136,18 +136,18 @@ def create_model(architecture: str, input_size: int) -> nn.Module:
             model = with_adapters(model, name.lora_rank)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(
-            f"{architecture} has nothing to train: its head is the embeddings, which are frozen"
+            f"{architecture} has nothing to train: its head shares the frozen embeddings"
         )
     return cast(nn.Module, model)
 
 
 def inputs(architecture: str, input_size: int) -> NamedInputs:
-    """What the model is called with: in training with labels, for its own loss.
+    """Return the model's inputs; in training they include labels for the model's own loss.
 
-    In inference a decoder reads a prompt: it keeps keys and values, and scores the last token only.
+    In inference a decoder reads a prompt, caches keys and values, and scores only the last token.
 
     Raises:
-        InputError: as `create_model`.
+        InputError: As `create_model`.
     """
     config = _config(TransformerName.parse(architecture))
     task = _task(config)
@@ -172,7 +172,7 @@ def inputs(architecture: str, input_size: int) -> NamedInputs:
 
 
 def with_adapters(model: nn.Module, rank: int) -> nn.Module:
-    """With LoRA where peft has it by default for this type of model; else at all linear layers."""
+    """Return the model with LoRA at peft's default layers, or all linear layers without default."""
     with from_extra("transformers", "LoRA"):
         import peft
         from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULTS
@@ -187,7 +187,7 @@ def _known_config(name: TransformerName, _content: str) -> PretrainedConfig:
     config = _stored_config(name)
     if name.vocabulary is not None:
         if _image_size(config):
-            raise InputError(f"{name} takes images, and has no vocabulary; leave it out")
+            raise InputError(f"{name} is an image model without a vocabulary; omit the option")
         config.get_text_config().vocab_size = name.vocabulary
     return config
 
@@ -205,7 +205,7 @@ def _stored_config(name: TransformerName) -> PretrainedConfig:
         if kind not in CONFIG_MAPPING_NAMES:
             raise InputError(
                 f"{name} has the model type {kind!r}, which transformers "
-                f"{transformers.__version__} does not know; code of its own is never run"
+                f"{transformers.__version__} does not support; custom model code is never run"
             )
         return AutoConfig.for_model(kind, **fields)
 
@@ -215,14 +215,12 @@ def _config(name: TransformerName) -> PretrainedConfig:
 
 
 def _task(config: PretrainedConfig) -> Any:
-    """transformers' class that builds the model with the head that it is trained with."""
+    """Return the transformers auto class that builds the model with its training head."""
     kind = config.model_type
     for task, kinds in _TASKS:
         if kind in kinds:
             return task
-    raise InputError(
-        f"a model of type {kind!r} is no language model or image classifier of transformers"
-    )
+    raise InputError(f"transformers has no language model or image classifier of type {kind!r}")
 
 
 def _class_of(config: PretrainedConfig) -> type[nn.Module]:
@@ -230,7 +228,7 @@ def _class_of(config: PretrainedConfig) -> type[nn.Module]:
 
 
 def _image_size(config: PretrainedConfig) -> int:
-    """Of a model of images, in pixels; 0 of one of tokens."""
+    """Return the image size in pixels; 0 for text models."""
     if config.model_type not in auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES:
         return 0
     size = getattr(config, "image_size", 224)
@@ -238,7 +236,7 @@ def _image_size(config: PretrainedConfig) -> int:
 
 
 def _longest(config: PretrainedConfig) -> int | None:
-    """Tokens that there are positions for; None of a model of relative positions."""
+    """Return the number of token positions; None for relative positions."""
     if config.model_type in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES and not hasattr(
         config, "max_position_embeddings"
     ):
@@ -250,7 +248,7 @@ def _longest(config: PretrainedConfig) -> int | None:
 
 @contextmanager
 def _reasons(model: str) -> Iterator[None]:
-    """Inside, whatever transformers and peft raise becomes one line about this model."""
+    """Convert exceptions of transformers and peft into one-line errors about the model."""
     try:
         yield
     except TrappmError:
@@ -258,8 +256,8 @@ def _reasons(model: str) -> Iterator[None]:
     except OSError as error:
         like = shape_like(TransformerName.parse(model).name)
         raise InputError(
-            f"transformers finds no configuration of {model} on this machine, and nothing is "
-            "downloaded; give the path of its config.json, as hf:./config.json"
+            f"no configuration of {model} on this machine, and nothing is downloaded; give the "
+            "path of its config.json, such as hf:./config.json"
             + (f", or try {PREFIX}{like}" if like else "")
         ) from error
     except Exception as error:
@@ -269,20 +267,20 @@ def _reasons(model: str) -> Iterator[None]:
             ) from error
         reason = " ".join(str(error).split())[:_LONGEST_REASON]
         raise InputError(
-            f"transformers cannot build {model}, {type(error).__name__}: {reason}; mend its "
+            f"transformers cannot build {model}: {type(error).__name__}: {reason}; fix its "
             "configuration"
         ) from error
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps warnings of transformers off the terminal: there are no weights to warn about."""
+    """Suppress warnings of transformers, which concern weights that are not loaded."""
     logger = logging.getLogger("transformers")
     before = logger.level
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of names that are to go, and of layers' layouts
+            warnings.simplefilter("ignore")  # deprecations and layer layouts
             yield
     finally:
         logger.setLevel(before)

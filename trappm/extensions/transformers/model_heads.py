@@ -1,11 +1,11 @@
 """Step times of transformers on cards with published steps of language models.
 
-Constants of devices were learned from images: of attention over some hundred tokens, of products of
-moderate size, and on hosts that small batches waited for. In 16 bits factors are fitted to
-llm-foundry's published steps (Apache-2.0) of MPT on A100 and H100 nodes, with flash attention;
+Device constants were learned from image models: short attention, products of moderate size, and
+small batches that waited for the host. In 16 bits, factors are fitted to llm-foundry's published
+steps (Apache-2.0) of MPT on A100 and H100 nodes with flash attention;
 `research/priors/language_models.py --fit` prints them. In fp32 nothing is fitted, and NeuSight's
-whole models (MIT) show how far off the constants are. Intervals are the errors on language models
-held out, widened by the range of launch times on unknown hosts.
+whole models (MIT) give the errors of the constants. Intervals are the errors on held-out language
+models, widened by the range of launch times on unknown hosts.
 """
 
 from __future__ import annotations
@@ -39,33 +39,33 @@ from trappm.profiler.simulation.kernel_profile import KernelKind
 Array = npt.NDArray[np.float64]
 
 LAUNCH_US = (3.0, 6.0)
-"""Least time of a kernel that multiplies, and of another, on a device whose host keeps up."""
+"""Minimum time of a product kernel and of another kernel on a device that does not wait."""
 DISPATCH_US = 30.0
-"""Of the host, for an operator of eager PyTorch. Both are those of our own H100 node, rounded
-(docs/research/h100_day.md); older labels of images have the launch times of slower hosts."""
+"""Host time per eager PyTorch operator, rounded from an H100 node like `LAUNCH_US`
+(docs/research/h100_day.md); launches in older image labels include the time of slower hosts."""
 HOST_RANGE = 2.0
-"""Hosts are up to so many times faster or slower: a round number, between sheets that we know."""
+"""Assumed ratio between the fastest or slowest and a typical host, a rounded value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerTimes:
-    """Factors of the times that a device's constants give, and how far off they are."""
+    """Factors on the times from a device's constants, with their errors."""
 
     products: float = 1.0
-    """Of large products in 16 bits."""
+    """Factor on large products in 16 bits."""
     attention: float = 1.0
-    """Of fused attention."""
+    """Factor on fused attention."""
     contention: float = 0.0
-    """Share of a hidden collective by which it slows what is computed beside it."""
+    """Slowdown of compute as a share of the time of an overlapped collective."""
     errors: tuple[float, float]
-    """Measured over predicted on models held out: between these are 90 %."""
+    """90 % interval of measured / predicted on held-out models."""
     basis: str
-    """What it rests on, in words."""
+    """Source of the factors in words."""
     like: str = ""
-    """The model of a card whose constants it takes, where images are no guide to its own."""
+    """Card model whose constants are used instead of the card's own, if any."""
 
     def moved(self, constants: Tensor, spec: DeviceSpec, slower: float = 1.0) -> Tensor:
-        """Constants of a device (c), for a step of a transformer on a host so much slower."""
+        """Return device constants (c) for a transformer step on a host slower by a factor."""
         moved = constants.clone()
         rows = {group.name: where for group, where in group_rows()}
         moved[rows["peak"].start + Peak.HALF] += log(self.products)
@@ -73,7 +73,7 @@ class TransformerTimes:
         moved[attention] += log(self.attention / self.products)
         for place, launch_us in enumerate(LAUNCH_US):
             moved[rows["launch"].start + place] = log(slower * launch_us / spec.launch_us)
-        for place in range(2):  # forward and backward; the optimizer's are of other operators
+        for place in range(2):  # forward and backward; the optimizer has other operators
             moved[rows["dispatch"].start + place] = log(slower * DISPATCH_US / spec.dispatch_us)
         return moved
 
@@ -91,26 +91,26 @@ KNOWN = {
         (card, False): TransformerTimes(errors=(0.960, 1.181), basis=_FULL)
         for card in ("v100", "t4", "a100", "h100")
     },
-    # Both draw some 70 W, which bounds their clocks long before data sheets do.
+    # Both are limited to about 70 W, which keeps their clocks far below the data sheets.
     ("l4", False): TransformerTimes(errors=(0.960, 1.181), basis=_FULL, like="t4"),
 }
-"""By a card's model, and whether its step is in 16 bits."""
+"""Factors by card model and by whether the step is in 16 bits."""
 
 OTHERS = TransformerTimes(attention=1.9, errors=(0.5, 2.0), basis="no step of a language model")
-"""Of other cards in 16 bits: those that are known agree on attention, so all are taken for it."""
+"""Factors of other cards in 16 bits; attention is the one factor on which known cards agree."""
 
 
 def transformer_times(device: str, precision: Precision) -> TransformerTimes | None:
-    """Those of a device; None where no published step of a language model is on it."""
+    """Return the factors of a device; None without published steps of language models on it."""
     return KNOWN.get((read_name(device).model, precision is not Precision.FP32))
 
 
 @dataclass(frozen=True, eq=False)
 class LanguageModelHead(Head[Prior]):
-    """A head without residual, whose interval knows how much of a step its host decides."""
+    """Head without residual, with an interval that includes slower and faster hosts."""
 
     slow_host: Prior | None = None
-    """The same card, on a host that is slower by `HOST_RANGE`."""
+    """Prior of the card on a host that is slower by `HOST_RANGE`."""
     fast_host: Prior | None = None
 
     def predict(self, workloads: Sequence[Workload]) -> Estimate:
@@ -125,7 +125,7 @@ class LanguageModelHead(Head[Prior]):
     def _widened(
         median: Array, bound: Array, other: Prior | None, workloads: Sequence[Workload]
     ) -> Array:
-        """A bound with what another host makes of it; both are taken as independent."""
+        """Return a bound widened by the effect of another host, assumed independent."""
         if other is None:
             return bound
         own, hosts = np.log(bound / median), other.log_values(workloads) - np.log(median)
@@ -150,8 +150,8 @@ def model_heads(
         precision: Precision of the step.
 
     Returns:
-        The heads and the source of their step times; None for models that are no transformers, and
-        where no steps were published for the card and precision.
+        The heads and the source of their step times; None for models other than transformers, and
+        without published steps for the card and precision.
     """
     if not is_transformer(architecture):
         return None
@@ -165,7 +165,7 @@ def model_heads(
 
 
 def contention(architecture: str, card: str, precision: Precision) -> float:
-    """Return the share of a hidden collective by which it slows the step; 0 if unknown."""
+    """Return the slowdown of the step as a share of overlapped collectives; 0 if unknown."""
     times = transformer_times(card, precision) if is_transformer(architecture) else None
     return 0.0 if times is None else times.contention
 
@@ -173,14 +173,14 @@ def contention(architecture: str, card: str, precision: Precision) -> float:
 def language_model_head(
     others: OtherDevices, card: str, spec: DeviceSpec, times: TransformerTimes, errors: Calibration
 ) -> LanguageModelHead:
-    """The head of step times of transformers on a card.
+    """Return the step time head of transformers on a card.
 
     Args:
-        others: what is known of cards.
-        card: as the catalogue has it.
-        spec: of the card.
-        times: what steps of language models say of it.
-        errors: quantiles of log(measured / predicted), on hosts like ours.
+        others: Constants of all cards.
+        card: Name of the card in the catalogue.
+        spec: Data sheet of the card.
+        times: Factors from published steps of language models.
+        errors: Quantiles of log(measured / predicted) on a typical host.
     """
     constants = constants_of(times, others, card)
     priors = [
@@ -192,14 +192,14 @@ def language_model_head(
 
 
 def constants_of(times: TransformerTimes, others: OtherDevices, card: str) -> Tensor:
-    """What other labels say of a card, or of the one that it is like (c)."""
+    """Return the constants of a card, or of the card it is like, from other labels (c)."""
     model = times.like or read_name(card).model
     basis = others.basis(model)
     return others.of_cards.get((basis, model), others.constants) if basis else others.constants
 
 
 def errors_of(times: TransformerTimes) -> Calibration:
-    """Quantiles of log(measured / predicted) that end where 90 % of those of models held out do."""
+    """Return quantiles of log(measured / predicted) that match a 90 % interval of errors."""
     deviations = np.log(times.errors) / GAUSSIAN
     normal = np.array([NormalDist().inv_cdf(level) for level in LEVELS.tolist()])
     return Calibration(np.abs(normal) * np.where(normal < 0, deviations[0], deviations[1]))

@@ -1,8 +1,8 @@
-"""Names of transformers: `hf:NAME`, then options, such as `hf:gpt2,lora=8,checkpointing,eager`.
+"""Names of transformers with options, such as `hf:gpt2,lora=8,checkpointing,eager`.
 
-NAME is a built-in shape (`shapes.yaml`), an id of the Hub with such a shape (`hub_ids.yaml`), the
-path of a config.json, or a model id whose configuration `transformers` has on this machine. Names
-are read without importing torch or transformers.
+The part after `hf:` is a built-in shape (`shapes.yaml`), a Hub id with such a shape
+(`hub_ids.yaml`), the path of a config.json, or a model id with a configuration in the local cache
+of transformers. Parsing names does not import torch or transformers.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from trappm.profiler.errors import InputError, UnknownArchitectureError
-from trappm.profiler.files.plain_files import read_plain
-from trappm.profiler.files.yaml_text import load_yaml
+from trappm.profiler.files.untrusted import load_yaml, read_plain
 from trappm.profiler.models.pool import Attention
 from trappm.profiler.records import unit_by_name
 from trappm.profiler.text import nearest
@@ -37,7 +36,7 @@ def is_transformer(architecture: str) -> bool:
 
 
 class Frozen(enum.StrEnum):
-    """What is not trained: the embeddings of tokens, or all but the head."""
+    """Frozen parameters: the token embeddings, or everything except the head."""
 
     EMBEDDINGS = "embeddings"
     BODY = "body"
@@ -45,31 +44,31 @@ class Frozen(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerName:
-    """A transformer, and how it is trained; `str` is its canonical text, `parse` the inverse.
+    """Name and training options of a transformer; `str` is the canonical text.
 
     Raises:
-        InputError: no name, or an option that cannot be.
+        InputError: The name is missing, or an option is invalid.
     """
 
     name: str
     lora_rank: int | None = None
-    """Of low-rank adapters, which alone are trained; None for all parameters."""
+    """Rank of LoRA adapters, which freeze all other parameters; None without adapters."""
     frozen: Frozen | None = None
     vocabulary: int | None = None
-    """How many tokens there are, instead of the configuration's own number."""
+    """Vocabulary size that replaces the one of the configuration."""
     checkpointing: bool = False
-    """Whether activations of a block are computed again in the backward pass."""
+    """True for activation checkpointing of each block."""
     attention: Attention = Attention.SDPA
 
     def __post_init__(self) -> None:
         if not self.name or "," in self.name or self.name != self.name.strip():
-            raise InputError(f"{PREFIX}{self.name} names no model; write one, such as hf:gpt2")
+            raise InputError(f"{PREFIX}{self.name} names no model; name one, such as hf:gpt2")
         if self.lora_rank is not None and not 1 <= self.lora_rank <= MAX_RANK:
-            raise InputError(f"lora={self.lora_rank}; a rank is from 1 to {MAX_RANK:,}")
+            raise InputError(f"lora={self.lora_rank}; the rank must be from 1 to {MAX_RANK:,}")
         if self.lora_rank is not None and self.frozen is not None:
             raise InputError(
-                f"lora={self.lora_rank} with frozen={self.frozen}: with adapters all else is "
-                "frozen; leave one out"
+                f"lora={self.lora_rank} cannot be combined with frozen={self.frozen}, because LoRA "
+                "freezes all other parameters; remove one option"
             )
         if self.vocabulary is not None and not 2 <= self.vocabulary <= MAX_VOCABULARY:
             raise InputError(
@@ -78,17 +77,17 @@ class TransformerName:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the name of a text such as `hf:llama-2-7b,lora=16`; ids of shapes become these.
+        """Parse a text such as `hf:llama-2-7b,lora=16`; Hub ids become names of shapes.
 
         Raises:
-            InputError: not such a text; with the options that there are.
+            InputError: The text is invalid.
         """
         name, *options = text.removeprefix(PREFIX).split(",")
         fields: dict[str, Any] = {}
         for option in options:
             field, value = _option(option, text)
             if field in fields:
-                raise InputError(f"{text} has {option!r} beside another {field}; leave one out")
+                raise InputError(f"{text} sets {field} twice; remove {option!r} or the other one")
             fields[field] = value
         return cls(name=_hub_ids().get(name.lower(), name), **fields)
 
@@ -104,20 +103,18 @@ class TransformerName:
 
     @property
     def is_builtin(self) -> bool:
-        """Whether its shape is one of our own."""
         return self.name in builtin_shapes()
 
     @property
     def is_file(self) -> bool:
-        """Whether it is the path of a configuration."""
         return not self.is_builtin and self.name.endswith(".json")
 
     def shape(self) -> Mapping[str, Any] | None:
-        """The configuration's fields by transformers' names; None where only transformers has it.
+        """Return the configuration's fields, or None if only transformers can load them.
 
         Raises:
-            InputError: a file that is no configuration.
-            UnknownArchitectureError: neither ours, nor a file, nor the form of a model id.
+            InputError: The file is not a configuration.
+            UnknownArchitectureError: The name is not a shape, a file or a model id.
         """
         if self.is_builtin:
             return builtin_shapes()[self.name]
@@ -136,7 +133,7 @@ _NUMBERS = {"lora": "lora_rank", "vocabulary": "vocabulary"}
 
 
 def _option(option: str, text: str) -> tuple[str, Any]:
-    """Field and value that an option sets."""
+    """Return the field and value set by an option."""
     key, _, value = option.partition("=")
     if key in _NUMBERS and value.isascii() and value.isdigit() and len(value) < 9:
         return _NUMBERS[key], int(value)
@@ -146,26 +143,26 @@ def _option(option: str, text: str) -> tuple[str, Any]:
         return "checkpointing", True
     if option in list(Attention):
         return "attention", Attention(option)
-    raise InputError(f"{text} has the option {option!r}; there are: {_OPTIONS}")
+    raise InputError(f"{text} has an unknown option {option!r}; options: {_OPTIONS}")
 
 
 @cache
 def builtin_shapes() -> Mapping[str, Mapping[str, Any]]:
-    """The configurations of common models by our names for them."""
+    """Return the configurations of common models by name."""
     file = Path(__file__).with_name("shapes.yaml")
     return cast(Mapping[str, Mapping[str, Any]], load_yaml(file.read_bytes(), str(file)))
 
 
 @cache
 def _hub_ids() -> Mapping[str, str]:
-    """Return our names of shapes by ids of the Hub in lower case."""
+    """Return the names of built-in shapes by lowercase Hub id."""
     file = Path(__file__).with_name("hub_ids.yaml")
     ids = cast(Mapping[str, list[str]], load_yaml(file.read_bytes(), str(file)))
     return {hub_id.lower(): name for name, own in ids.items() for hub_id in own}
 
 
 def shape_like(name: str) -> str | None:
-    """Return our name of the shape that a model of this name has, whoever publishes it, if any."""
+    """Return the built-in shape with this model name, for any publisher, or None."""
     last = name.lower().rpartition("/")[2]
     if last in builtin_shapes():
         return last
@@ -176,20 +173,20 @@ def _config_of(path: Path) -> Mapping[str, Any]:
     try:
         config = json.loads(read_plain(path, MAX_CONFIG_BYTES))
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is no JSON ({error}); give a model's config.json") from error
+        raise InputError(f"{path} is not JSON ({error}); give a model's config.json") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise InputError(f"{path} names no model_type; give a config.json of transformers")
+        raise InputError(f"{path} has no model_type; give a config.json of transformers")
     return config
 
 
 def suggested_name(name: str) -> str | None:
-    """Return the transformer that a name without prefix probably means, if any."""
+    """Return the transformer that a name without prefix probably means, or None."""
     like = shape_like(name)
     return None if like is None else PREFIX + like
 
 
 def content_of(architecture: str) -> str:
-    """Return the canonical name with the shape's fields, which change with a file's content.
+    """Return the canonical name with the fields of the shape, as a cache key.
 
     Raises:
         InputError, UnknownArchitectureError: As `TransformerName.parse` and `shape`.
@@ -199,19 +196,19 @@ def content_of(architecture: str) -> str:
 
 
 def unit_of(architecture: str) -> str:
-    """Return the unit of the input size, `px` of images or `tokens` of text.
+    """Return the unit of the input size, `px` or `tokens`.
 
-    It follows from the model type of the shape or file, else from the name.
+    It depends on the model type of the shape or file, or else on the name.
     """
     shape = None
-    with suppress(InputError):  # a file that was deleted, or a name of another version
+    with suppress(InputError):  # a deleted file, or a name from another version
         shape = TransformerName.parse(architecture).shape()
     if shape is None:
         return unit_by_name(architecture)
     return "px" if shape["model_type"] in _OF_IMAGES else "tokens"
 
 
-# transformers' model types of image classifiers, here without importing it.
+# Model types of image classifiers, listed to avoid importing transformers.
 _OF_IMAGES = frozenset({
     "beit", "bit", "clip", "convnext", "convnextv2", "cvt", "data2vec-vision", "deit", "dinat",
     "dinov2", "dinov2_with_registers", "donut-swin", "efficientnet", "focalnet", "hgnet_v2",

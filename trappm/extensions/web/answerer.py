@@ -1,9 +1,9 @@
-"""From questions to answers: snapshots, remembered answers, worker threads, the tracing process.
+"""Predictions for the server's requests, with a cache, worker threads and the tracing process.
 
-An answer is remembered with everything that it depends on: snapshots, model, device, settings and
-prices. Heads are evaluated in one thread, and rooflines and multi-GPU steps in another one, since a
-device that is characterized by its kernels alone is fitted again. A model without profiles is
-traced first, in the sandboxed process (`tracing`).
+The key of a cached answer has everything it depends on: snapshots, model, device, settings and
+prices. One thread evaluates heads. Another thread computes rooflines and multi-GPU steps, because
+a device known only by its kernels needs a slow fit. A model without profiles is first traced in
+the sandboxed process (`tracing`).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from trappm.prediction.prediction import Prediction
 
 MAX_KNOWN = 4096
-"""Number of remembered answers, about 10 kB each."""
+"""Number of cached answers, about 10 kB each."""
 MAX_STEPS = 64
 """Number of traced steps cached for memory breakdowns, up to some MB each."""
 _AT_ONCE = 16
-"""Devices that are predicted together; other requests get a turn in between."""
+"""Number of devices per batch; other requests run between batches."""
 Result = TypeVar("Result")
 
 
@@ -55,13 +55,13 @@ class Answer(NamedTuple):
 
 
 class Answerer:
-    """Answers questions from snapshots and remembers the answers; for one event loop."""
+    """Predictor with an answer cache for one event loop."""
 
     def __init__(self, settings: ServingSettings, metrics: Metrics) -> None:
         """Load the snapshots.
 
         Raises:
-            SnapshotError: There is no such snapshot, or it is damaged.
+            SnapshotError: The snapshot does not exist or is damaged.
         """
         self.snapshots = LoadedSnapshots(settings.snapshot, metrics)
         self.metrics = metrics
@@ -74,10 +74,10 @@ class Answerer:
         self._tracer = Tracer(settings)
 
     async def predict(self, settings: Settings, models: Sequence[Model]) -> list[Answer]:
-        """Return the answers for all devices of the first model, then those of the next.
+        """Return the answers for each model and, within it, for each device.
 
         Raises:
-            TrappmError: As `trappm.predict`, and those of `tracing`.
+            TrappmError: As `trappm.predict` and `tracing`.
         """
         snapshots = await self.snapshots.named(settings.snapshot)
         question = Question(**settings.for_question(), snapshots=snapshots)
@@ -98,7 +98,7 @@ class Answerer:
         return results
 
     async def unable_devices(self, settings: Settings) -> list[dict[str, str]]:
-        """Return the GPUs that cannot run the precision, each with the reason."""
+        """Return the GPUs that do not support the precision, each with the reason."""
         snapshots = await self.snapshots.named(settings.snapshot)
         unable = Question(**settings.for_question(), snapshots=snapshots).unable_devices()
         return [{"device": key, "reason": reason} for key, reason in unable.items()]
@@ -107,7 +107,7 @@ class Answerer:
         """Return the JSON of `trappm roofline --json`: a list with one entry per device.
 
         Raises:
-            TrappmError: A device is unknown; and those of `tracing`.
+            TrappmError: A device is unknown; and as `tracing`.
         """
         with _other_extension("roofline"):
             from trappm.extensions.roofline.report import devices_json
@@ -130,7 +130,7 @@ class Answerer:
         """Return the JSON of `trappm scale --json`.
 
         Raises:
-            TrappmError: As `scaling`, and those of `tracing`.
+            TrappmError: As `scaling` and `tracing`.
         """
         with _other_extension("parallel"):
             from trappm.extensions.parallel.scaling import scaling, scaling_json
@@ -161,7 +161,7 @@ class Answerer:
     async def _answers(
         self, about: tuple[object, ...], question: Question, model: Model, devices: Sequence[str]
     ) -> list[Answer]:
-        """Return the answers for one model; equal requests wait for one piece of work."""
+        """Return the answers for one model; identical requests share one computation."""
         key = (*about, model.name, model.key)
         by_device = {device: self._known.get((*key, device)) for device in devices}
         missing = [device for device, answer in by_device.items() if answer is None]
@@ -187,7 +187,7 @@ class Answerer:
         return [answer for device in devices if (answer := by_device[device])]
 
     async def _with_breakdown(self, answer: Answer, model: Model, depth: int) -> Answer:
-        """Return an answer with its memory breakdown; the step is traced unless it is cached."""
+        """Return an answer with its memory breakdown; trace the step unless it is cached."""
         prediction = answer.prediction
         if prediction.memory_mib is None:
             return answer
@@ -220,7 +220,7 @@ class Answerer:
         settings: Sequence[StepSettings],
         work: Callable[[], Result],
     ) -> Result:
-        """Return the result of `work` in a thread, after a trace if the model has no profiles."""
+        """Run `work` in a thread, after a trace if the model has no profiles."""
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(thread, work)
@@ -237,15 +237,15 @@ class Answerer:
 
 
 def named_model(name: str, input_size: int | None) -> Model:
-    """Return the model of a timm name.
+    """Return the model with a timm name.
 
     Raises:
-        InputError: It looks like a path: the server opens no files of its own for callers.
+        InputError: The name looks like a path; the server never opens its own files.
     """
     if "/" in name or "\\" in name or name.endswith((".onnx", ".json")) or ".json," in name:
         raise InputError(
-            f"{name!r} is no timm name, and this server reads no files by path; upload the file as "
-            "the field 'file' of a form (multipart/form-data)"
+            f"{name!r} is not a timm name, and this server reads no files by path; upload the file "
+            "as the field 'file' of a form (multipart/form-data)"
         )
     return Model(name=name, key=name_key(name, input_size), input_size=input_size)
 
@@ -261,7 +261,7 @@ def _predicted(question: Question, model: Model, devices: Sequence[str]) -> list
 
 @contextmanager
 def _other_extension(name: str) -> Iterator[None]:
-    """Raise InputError if what is imported inside belongs to an extension that is not installed."""
+    """Convert an import error of an extension that is not installed into an InputError."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""The web application: routes, checks, errors, and the page."""
+"""Web application with its routes, checks, error handlers and page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trappm.extensions.web.settings import ServingSettings
 from trappm.profiler.errors import InputError, TrappmError
 
 _DESCRIPTION = """Time, memory and power of a deep-learning training step.
-The fields mean what the arguments of `trappm.predict` mean, and the answers are the same."""
+Fields and responses correspond to the arguments and results of `trappm.predict`."""
 FILES = Path(__file__).parent / "page/static"
 HEADERS = {
     "Content-Security-Policy": (
@@ -34,17 +34,17 @@ HEADERS = {
     ),
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # revalidated by its tag, so that an upgrade is seen at once
+    "Cache-Control": "no-cache",  # revalidated by ETag, so that an upgrade is visible at once
 }
 
 
 def create_app(settings: ServingSettings) -> FastAPI:
-    """The application, with its snapshots loaded; `/openapi.json` describes its routes.
+    """Return the application with loaded snapshots; `/openapi.json` describes its routes.
 
-    There is no interactive documentation: FastAPI's page loads its scripts from elsewhere.
+    Interactive documentation is disabled, because FastAPI's page loads scripts from other hosts.
 
     Raises:
-        SnapshotError: there is no such snapshot, or it is damaged.
+        SnapshotError: The snapshot does not exist or is damaged.
     """
     metrics = Metrics()
     answerer = Answerer(settings, metrics)
@@ -66,16 +66,16 @@ def create_app(settings: ServingSettings) -> FastAPI:
     app.state.answerer = answerer
     if settings.hosts is not None:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=settings.hosts)
-    app.add_middleware(Gate, settings=settings, metrics=metrics)  # what is added last is outermost
+    app.add_middleware(Gate, settings=settings, metrics=metrics)  # the last one is the outermost
     _add_error_handlers(app)
     app.include_router(router)
     app.include_router(page_router)
-    app.mount("/", _Files(directory=FILES, html=True), name="page")  # last: it takes every path
+    app.mount("/", _Files(directory=FILES, html=True), name="page")  # last: it matches every path
     return app
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    """Every error becomes problem details."""
+    """Convert every error into problem details."""
 
     @app.exception_handler(TrappmError)
     async def ours(_request: Request, error: Exception) -> Response:
@@ -85,7 +85,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def of_http(_request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)  # noqa: S101
-        if isinstance(error.__cause__, TrappmError):  # the gate's, while FastAPI read the body
+        if isinstance(error.__cause__, TrappmError):  # raised by Gate while reading the body
             return problem(error.__cause__)
         response = refusal(error.status_code, f"{error.detail}; see /openapi.json")
         response.headers.update(error.headers or {})
@@ -102,7 +102,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 
 class _Files(StaticFiles):
-    """The page's files, with headers that let the browser connect to this server only."""
+    """Static files of the page, with headers that restrict the browser to this server."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)

@@ -1,4 +1,4 @@
-"""`trappm serve`: predictions over HTTP, and the page in the browser."""
+"""`trappm serve`: predictions over HTTP and the web page."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def register(app: typer.Typer) -> None:
 
 def serve(
     open_page: Annotated[
-        bool, typer.Option("--open", help="Open the page in the browser of this machine.")
+        bool, typer.Option("--open", help="Open the page in a browser on this machine.")
     ] = False,
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port (0: any free one).")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port (0: any free port).")] = 8000,
     snapshot: Annotated[
         str | None,
         typer.Option(help="Id, alias or folder (default: the device's latest, then default)."),
@@ -30,10 +30,10 @@ def serve(
         int, typer.Option(min=1, max=2048, help="Largest ONNX file in MiB.")
     ] = 200,
     timeout: Annotated[
-        float, typer.Option(min=1, max=3600, help="Limit of a request in seconds.")
+        float, typer.Option(min=1, max=3600, help="Time limit per request in seconds.")
     ] = 120,
     max_requests: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Requests in flight; further ones get 503.")
+        int, typer.Option(min=1, max=10_000, help="Limit of requests in flight; more get 503.")
     ] = 64,
 ) -> None:
     """Serve predictions over HTTP, and a page with campaigns, labels, snapshots and predictions.
@@ -55,11 +55,11 @@ def serve(
     )
 
     def listening(url: str) -> None:
-        typer.echo(f"Serving the page and the API at {url} (Ctrl-C ends it)")
+        typer.echo(f"Serving the page and the API at {url} (press Ctrl-C to stop)")
         if open_page:
             webbrowser.open(f"{url}/")
 
     try:
         run(settings, host=host, port=port, listening=listening)
-    except KeyboardInterrupt as interrupt:  # typer would exit without a line
+    except KeyboardInterrupt as interrupt:  # typer would exit without a message
         raise typer.Abort from interrupt

@@ -1,7 +1,7 @@
-"""Checks that every request passes before its route.
+"""Checks of every request before its route.
 
-Plain ASGI, so that it holds for every route, files included. Slow clients, fairness between clients
-and TLS are the task of a reverse proxy (docs/serving.md).
+Plain ASGI middleware also covers static files. Slow clients, fairness between clients and TLS are
+left to a reverse proxy (docs/serving.md).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from trappm.extensions.web.settings import ServingSettings
 from trappm.profiler.errors import TrappmError
 
 HEALTH = frozenset({"/healthz", "/readyz"})
-"""Paths that need no token and are served however busy the server is."""
+"""Paths that need no token and are exempt from the limit of requests."""
 DATA = ("/v1/", "/api/", "/metrics", "/openapi.json")
-"""Paths that a token guards; the rest is the page, which shows nothing without them."""
+"""Path prefixes that need the token; the other paths are the page, which contains no data."""
 _FORM_BYTES = 1 << 20
-"""Allowance for a form around its file."""
+"""Allowance for the form fields around an uploaded file."""
 
 _log = logging.getLogger("trappm.web")
 
 
 class Gate:
-    """Middleware around the whole application."""
+    """Middleware with authentication and limits for the whole application."""
 
     def __init__(self, app: ASGIApp, settings: ServingSettings, metrics: Metrics) -> None:
         self._app = app
@@ -55,7 +55,7 @@ class Gate:
             await send(message)
 
         async def fail(response: JSONResponse) -> None:
-            if not status:  # else a part of another response has been sent
+            if not status:  # else part of another response has been sent
                 await response(scope, receive, watched)
 
         self._metrics.in_flight.inc()
@@ -63,11 +63,11 @@ class Gate:
             await self._checked(scope, receive, watched)
         except TrappmError as error:
             await fail(problem(error))
-        except asyncio.CancelledError:  # the server stops; uvicorn would log a traceback
+        except asyncio.CancelledError:  # server shutdown; uvicorn would log a traceback
             await fail(refusal(503, "the server is stopping"))
-        except Exception:  # the last resort; callers get no detail of it
+        except Exception:  # callers get no details of unexpected errors
             _log.exception("%s %s failed", scope["method"], scope["path"])
-            await fail(refusal(500, "an unexpected error; see the server's log"))
+            await fail(refusal(500, "unexpected error; see the server's log"))
         finally:
             self._metrics.in_flight.dec()
             route = getattr(scope.get("route"), "path", "other")
@@ -81,7 +81,7 @@ class Gate:
         headers = MutableHeaders(raw=list(scope["headers"]))
         self._check_caller(scope["path"], headers)
         is_upload = headers.get("content-type", "").startswith("multipart/")
-        if not is_upload:  # `curl -d` calls its JSON a form, and FastAPI goes by the type
+        if not is_upload:  # `curl -d` sends JSON with the type of a form, which FastAPI rejects
             headers["content-type"] = "application/json"
         scope["headers"] = headers.raw
         most = self._max_bytes(is_upload, headers.get("content-length", ""))
@@ -104,18 +104,18 @@ class Gate:
         except TimeoutError:
             raise ServingError(
                 504,
-                f"the request took more than {self._settings.timeout_s:g} s; ask for less at once",
+                f"the request exceeded {self._settings.timeout_s:g} s; send smaller requests",
             ) from None
         finally:
             self._requests -= 1
 
     def _check_caller(self, path: str, headers: Mapping[str, str]) -> None:
-        """Raise ServingError for other sites' pages, and without the token."""
+        """Raise ServingError for cross-site requests and for a missing or wrong token."""
         settings = self._settings
         host, origin = headers.get("host", ""), headers.get("origin")
         if origin is not None and origin.lower().partition("//")[2] != host.lower():
             raise ServingError(403, f"cross-origin request from {origin[:100]} refused")
-        # Browsers send this header with what other sites' pages load; links to the page may pass.
+        # Browsers send this header with requests from other sites; links to the page are allowed.
         site = headers.get("sec-fetch-site", "none")
         if site not in {"none", "same-origin"} and path.startswith(DATA):
             raise ServingError(403, f"cross-site request ({site[:20]!r}) refused")
@@ -129,7 +129,7 @@ class Gate:
             )
 
     def _max_bytes(self, is_upload: bool, declared: str) -> int:
-        """Return the limit of the body; raise ServingError if a larger one is declared."""
+        """Return the limit of the body; raise ServingError if the declared length exceeds it."""
         settings = self._settings
         most = settings.max_upload_bytes + _FORM_BYTES if is_upload else settings.max_body_bytes
         if declared.isdigit() and int(declared[:20]) > most:
@@ -138,4 +138,4 @@ class Gate:
 
 
 def _too_large(most: int) -> ServingError:
-    return ServingError(413, f"the body has more than {most:,} bytes; send less at once")
+    return ServingError(413, f"the body exceeds {most:,} bytes; send smaller requests")

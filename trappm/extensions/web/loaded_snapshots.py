@@ -1,7 +1,7 @@
-"""The snapshots that answer, and the change to newer ones while questions are being answered.
+"""Loaded snapshots, and their replacement by newer ones while requests are in flight.
 
-A question takes the snapshots along that were in force when it came. A new one is loaded beside
-them and put in force in one step, so that no question waits for it or is dropped.
+A request keeps the snapshots that were active when it arrived. A new snapshot is loaded in the
+background and activated atomically, so that no request waits or fails.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _log = logging.getLogger("trappm.web")
 
 
 class LoadedSnapshots:
-    """The loaded snapshots in force, in the order in which they are tried."""
+    """Active snapshots in the order in which they are tried."""
 
     def __init__(self, name: str | None, metrics: Metrics) -> None:
-        """Raises SnapshotError: there is none of that name, or it is damaged."""
+        """Load the snapshots; raises SnapshotError if one does not exist or is damaged."""
         self._name = name
         self._metrics = metrics
         self._refused: str | None = None
@@ -38,10 +38,10 @@ class LoadedSnapshots:
         return [snapshot.id for snapshot in self.current]
 
     async def named(self, name: str | None) -> Sequence[Snapshot]:
-        """The snapshots for a question: those in force, or the one of this registry that it names.
+        """Return the active snapshots, or the snapshot with a name in this machine's registry.
 
         Raises:
-            SnapshotError: there is none of that name, or it is damaged.
+            SnapshotError: The snapshot does not exist or is damaged.
         """
         if name is None:
             return self.current
@@ -49,14 +49,14 @@ class LoadedSnapshots:
             if name == snapshot.id:
                 return [snapshot]
         if not NAME.fullmatch(name):
-            raise SnapshotError(f"{name!r} is no id and no alias; see: GET /v1/snapshot")
+            raise SnapshotError(f"{name!r} is not an id or alias; see: GET /v1/snapshot")
         return await asyncio.to_thread(_of_registry, name)
 
     async def reload(self) -> bool:
-        """Loads what the name means by now; returns whether that has changed.
+        """Reload the named snapshot, and return whether it has changed.
 
         Raises:
-            SnapshotError: it is damaged; what was in force stays.
+            SnapshotError: The snapshot is damaged; the active ones stay active.
         """
         try:
             snapshots = await asyncio.to_thread(snapshots_that_answer, self._name)
@@ -68,24 +68,24 @@ class LoadedSnapshots:
         if changed:
             self.current = snapshots
             self._metrics.answering(self.ids)
-            _log.info("from now on these snapshots answer: %s", ", ".join(self.ids))
+            _log.info("active snapshots: %s", ", ".join(self.ids))
         return changed
 
     async def watch(self, every_s: float) -> None:
-        """Reloads for ever; logs a snapshot that cannot be loaded once."""
+        """Reload periodically and forever; log each loading error once."""
         while True:
             await asyncio.sleep(every_s)
             try:
                 await self.reload()
                 self._refused = None
-            except Exception as error:  # whatever it is, the ones in force go on answering
+            except Exception as error:  # the active snapshots stay active after any error
                 if str(error) != self._refused:
-                    _log.warning("the snapshots in force stay: %s", error)
+                    _log.warning("reload failed, the active snapshots stay: %s", error)
                 self._refused = str(error)
 
 
 def _of_registry(name: str) -> list[Snapshot]:
-    """Never a folder of the server's, whatever the name looks like."""
+    """Load a snapshot from the registry, never from a folder of the server."""
     if name != DEFAULT:
         name = local_registry().resolve(name)
     return snapshots_that_answer(name)

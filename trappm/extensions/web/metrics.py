@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: requests, their durations, traces, snapshots in force."""
+"""Prometheus metrics: requests, durations, traces, and active snapshots."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2
 
 
 class Metrics:
-    """The metrics of one application; several in one process do not mix."""
+    """Metrics of one application, separate from other applications in the process."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -20,7 +20,7 @@ class Metrics:
         )
         self.seconds = Histogram(
             "trappm_request_seconds",
-            "From the first byte to the last.",
+            "Request duration from the first byte to the last.",
             ("route",),
             buckets=_SECONDS,
             registry=self._registry,
@@ -29,7 +29,7 @@ class Metrics:
             "trappm_requests_in_flight", "Requests being answered.", registry=self._registry
         )
         self.known = Counter(
-            "trappm_known_answers", "Predictions answered from memory.", registry=self._registry
+            "trappm_known_answers", "Predictions served from the cache.", registry=self._registry
         )
         self.traces = Counter(
             "trappm_traces",
@@ -38,14 +38,12 @@ class Metrics:
             registry=self._registry,
         )
         self.reloads = Counter(
-            "trappm_reloads", "Looks for snapshots.", ("outcome",), registry=self._registry
+            "trappm_reloads", "Snapshot reloads.", ("outcome",), registry=self._registry
         )
-        self._snapshots = Gauge(
-            "trappm_snapshot", "1: it answers.", ("id",), registry=self._registry
-        )
+        self._snapshots = Gauge("trappm_snapshot", "1 if active.", ("id",), registry=self._registry)
 
     def answering(self, ids: Iterable[str]) -> None:
-        """Set the snapshots in force."""
+        """Set the active snapshots."""
         self._snapshots.clear()
         for snapshot_id in ids:
             self._snapshots.labels(snapshot_id).set(1)
@@ -61,5 +59,5 @@ class Metrics:
             self.traces.labels(outcome).inc()
 
     def text(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
+        """Return all metrics in the Prometheus text format."""
         return generate_latest(self._registry)

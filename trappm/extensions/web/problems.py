@@ -1,8 +1,8 @@
-"""Errors over HTTP: problem details (RFC 9457) made of our own errors.
+"""HTTP error responses: problem details (RFC 9457) of TraPPM's errors.
 
     {"type": "urn:trappm:problem:snapshot", "title": ..., "status": 404, "detail": ..., "hint": ...}
 
-`detail` is the line that the command prints, `hint` the part of it that says what to do next.
+`detail` is the error message of the command line, `hint` its part with the suggested action.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trappm.profiler.errors import (
 
 
 class ServingError(TrappmError):
-    """A request that the server refuses, with the HTTP status."""
+    """Rejected request with its HTTP status."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
@@ -40,13 +40,13 @@ _STATUS: tuple[tuple[type[TrappmError], int], ...] = (
     (InputError, 400),
     (TrappmError, 422),
 )
-"""The first one that fits."""
+"""Status by error class; the first match applies."""
 
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}
 
 
 def problem(error: TrappmError) -> JSONResponse:
-    """Return the response for an error of ours."""
+    """Return the response for a TraPPM error."""
     if isinstance(error, ServingError):
         return refusal(error.status, str(error))
     status = next(status for kind, status in _STATUS if isinstance(error, kind))

@@ -1,4 +1,4 @@
-"""The routes of the server: health, predictions, snapshots."""
+"""Routes of the server: health, predictions, snapshots."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from trappm.profiler.errors import InputError
 
 router = APIRouter()
 
-# Dependencies are coroutines throughout, since FastAPI would run functions in threads.
+# All dependencies are coroutines, because FastAPI would run functions in threads.
 
 _DEFAULTS = Settings.model_validate({})
 
 
 @dataclass(frozen=True)
 class Inquiry:
-    """The questions of one request, each with the models that it is about."""
+    """Questions of one request, each with its models."""
 
     questions: list[tuple[Settings, list[Model]]]
     is_list: bool
-    """Whether the caller sent a list, and gets a list."""
+    """True if the request and the response are lists."""
 
 
 async def _answerer(request: Request) -> Answerer:
@@ -45,13 +45,13 @@ async def _answerer(request: Request) -> Answerer:
 
 
 async def _in_json(questions: Annotated[Questions, Body()]) -> Inquiry:
-    """Raises InputError: too many models at once, or one that is named by a path."""
+    """Return the questions; raises InputError for too many models or a path as a name."""
     rows = []
     for question in questions if isinstance(questions, list) else [questions]:
         names = question.model if isinstance(question.model, list) else [question.model]
         rows.append((question, [named_model(name, question.input_size) for name in names]))
     if sum(len(models) for _, models in rows) > MAX_LIST:
-        raise InputError(f"more than {MAX_LIST} models at once; send them in several requests")
+        raise InputError(f"more than {MAX_LIST} models in one request; send several requests")
     return Inquiry(list(rows), isinstance(questions, list))
 
 
@@ -60,7 +60,7 @@ async def _uploaded(
     file: Annotated[UploadFile, File(description="An ONNX file.")],
     question: Annotated[Json[Settings], Form(description="Settings, as JSON.")] = _DEFAULTS,
 ) -> Inquiry:
-    """Raises ServingError or ModelFileError: the file is too large, or empty."""
+    """Return the upload's question; raises ServingError or ModelFileError (too large, empty)."""
     max_bytes = request.app.state.settings.max_upload_bytes
     upload = await asyncio.to_thread(Upload, file.file, max_bytes)
     return Inquiry([(question, [upload.model(file.filename, question.input_size)])], False)
@@ -73,50 +73,50 @@ UploadInquiry = Annotated[Inquiry, Depends(_uploaded)]
 
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
-    """Whether the process lives."""
+    """Report that the process is alive."""
     return {"status": "ok"}
 
 
 @router.get("/readyz")
 async def readyz(answerer: Service) -> dict[str, Any]:
-    """The server can answer, with these snapshots."""
+    """Report that the server is ready, with its active snapshots."""
     return {"status": "ready", "snapshots": answerer.snapshots.ids}
 
 
 @router.get("/metrics", response_class=Response)
 async def metrics(answerer: Service) -> Response:
-    """The metrics, for Prometheus."""
+    """Return the Prometheus metrics."""
     text = answerer.metrics.text()
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @router.post("/v1/predict")
 async def predict(inquiry: JsonInquiry, answerer: Service) -> Response:
-    """What a step costs: the answer of `trappm predict --json`, a list for a list of questions."""
+    """Predict steps as `trappm predict --json`; the response to a list is a list."""
     return await _predictions(inquiry, answerer)
 
 
 @router.post("/v1/predict/upload", form_limits={"max_files": 1, "max_fields": 4})
 async def predict_upload(inquiry: UploadInquiry, answerer: Service) -> Response:
-    """What a step of an uploaded ONNX file costs."""
+    """Predict a step of an uploaded ONNX file."""
     return await _predictions(inquiry, answerer)
 
 
 @router.post("/v1/compare")
 async def compare(inquiry: JsonInquiry, answerer: Service) -> Response:
-    """Compare devices, all GPUs by default: the answer of `trappm compare --json`."""
+    """Compare devices (default: all GPUs), as `trappm compare --json`."""
     return await _comparisons(inquiry, answerer)
 
 
 @router.post("/v1/compare/upload", form_limits={"max_files": 1, "max_fields": 4})
 async def compare_upload(inquiry: UploadInquiry, answerer: Service) -> Response:
-    """Compare devices, all GPUs by default, for an uploaded ONNX file."""
+    """Compare devices (default: all GPUs) for an uploaded ONNX file."""
     return await _comparisons(inquiry, answerer)
 
 
 @router.post("/v1/roofline")
 async def roofline(question: RooflineQuestion, answerer: Service) -> Response:
-    """What devices reach, and what bounds a step on them: as `trappm roofline --json`."""
+    """Return rooflines and the bounds of a step, as `trappm roofline --json`."""
     name = question.model
     model = None if name is None else named_model(name, question.input_size)
     return _json(await answerer.rooflines(question, model))
@@ -124,14 +124,14 @@ async def roofline(question: RooflineQuestion, answerer: Service) -> Response:
 
 @router.post("/v1/scale")
 async def scale(question: ScalingQuestion, answerer: Service) -> Response:
-    """Return a training step on several GPUs, as `trappm scale --json` does."""
+    """Predict a training step on several GPUs, as `trappm scale --json`."""
     model = named_model(question.model, question.input_size)
     return _json(await answerer.scalings(question, model))
 
 
 @router.get("/v1/snapshot")
 async def snapshot(answerer: Service, name: str | None = None) -> Response:
-    """The manifest of the snapshot in force, or of another one by id or alias."""
+    """Return the manifest of the active snapshot, or of another one by id or alias."""
     snapshots = await answerer.snapshots.named(name)
     return _json(_dump(snapshots[0].manifest.to_json()))
 
@@ -150,7 +150,7 @@ async def devices(answerer: Service) -> dict[str, Any]:
 
 @router.post("/v1/reload")
 async def reload(answerer: Service) -> dict[str, Any]:
-    """Looks at once for what the alias means by now; questions under way are not disturbed."""
+    """Reload the snapshot now; requests in flight are not affected."""
     changed = await answerer.snapshots.reload()
     return {"changed": changed, "snapshots": answerer.snapshots.ids}
 

@@ -1,6 +1,6 @@
-"""Process of a server: one event loop, and threads for the numbers.
+"""Server process with one event loop and threads for computations.
 
-For more load, several such processes run behind a reverse proxy (docs/serving.md).
+Run several processes behind a reverse proxy for higher load (docs/serving.md).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pathlib import Path
 
 from trappm.extensions.web.settings import ServingSettings
 from trappm.profiler.errors import InputError
-from trappm.profiler.files.plain_files import read_plain
+from trappm.profiler.files.untrusted import read_plain
 
 TOKEN_VARIABLE = "TRAPPM_TOKEN"  # noqa: S105  (its name)
 LEAST_TOKEN = 16
-"""Characters."""
+"""Minimum length of a token in characters."""
 _MAX_TOKEN_BYTES = 4096
 _SWITCH_S = 0.0005
-"""How long the thread of numbers may keep the event loop waiting (Python's own: ten times that)."""
+"""Thread switch interval; a tenth of Python's default keeps the event loop responsive."""
 _STOP_S = 30
-"""Requests in flight have so long to end when the server stops."""
+"""Time for requests in flight to finish when the server stops."""
 
 
 def serve(
@@ -36,17 +36,17 @@ def serve(
     port: int = 8000,
     listening: Callable[[str], None] | None = None,
 ) -> None:
-    """Serves until it is interrupted.
+    """Serve until interrupted.
 
     Args:
-        settings: of the application.
-        host: the address to listen at.
-        port: 0 for any that is free.
-        listening: called with the address, once it can be asked.
+        settings: Settings of the application.
+        host: Address to listen on.
+        port: Port; 0 for any free port.
+        listening: Called with the URL when the server accepts connections.
 
     Raises:
-        SnapshotError: there is no such snapshot, or it is damaged.
-        InputError: nothing can listen there.
+        SnapshotError: The snapshot does not exist or is damaged.
+        InputError: The address or port cannot be used.
     """
     import uvicorn
 
@@ -69,7 +69,7 @@ def serve(
         )
         if listening is not None:
             listening(address_of(host, place.getsockname()[1]))
-        # At Ctrl-C, uvicorn logs the cancellation and raises the signal again: both are tracebacks.
+        # On Ctrl-C, uvicorn logs the cancellation and re-raises the signal, with tracebacks.
         logging.getLogger("uvicorn.error").addFilter(
             lambda record: "CancelledError" not in record.getMessage()
         )
@@ -89,11 +89,11 @@ def address_of(host: str, port: int) -> str:
 
 
 def token_for(host: str, file: Path | None) -> str | None:
-    """The token that callers must send: of a file, or of TRAPPM_TOKEN; it is never printed.
+    """Return the token that callers must send, from a file or TRAPPM_TOKEN.
 
     Raises:
-        InputError: there is none, and others than this machine could ask; it is too short; or
-            anybody could change its file.
+        InputError: The token is required for a public address but missing, it is too short, or
+            its file is unreadable or world-writable.
     """
     if file is not None:
         try:
@@ -112,14 +112,14 @@ def token_for(host: str, file: Path | None) -> str | None:
         )
     if token and (len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable()):
         raise InputError(
-            f"the token is too short or has odd characters; it must have {LEAST_TOKEN} or more "
-            "printable ones, as of: openssl rand -hex 32"
+            f"the token must have at least {LEAST_TOKEN} printable ASCII characters; generate one "
+            "with: openssl rand -hex 32"
         )
     return token or None
 
 
 def hosts_for(host: str, token: str | None) -> tuple[str, ...] | None:
-    """Without a token only what is called as this machine: other sites' pages are not answered."""
+    """Return the allowed Host headers without a token (loopback names); None for any host."""
     here = f"[{host}]" if ":" in host else host.lower()
     return None if token is not None else ("127.0.0.1", "localhost", "[::1]", here)
 
@@ -141,6 +141,6 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         place.close()
         raise InputError(
-            f"cannot listen at {host}:{port}: {error}; choose another --host or --port"
+            f"cannot listen on {host}:{port}: {error}; choose another --host or --port"
         ) from error
     return place

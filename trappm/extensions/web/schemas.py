@@ -1,4 +1,4 @@
-"""Questions over HTTP: the arguments of `trappm.predict`, checked first."""
+"""Schemas of HTTP requests, which correspond to the arguments of `trappm.predict`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_LIST = 64
 """Models, devices or questions in one request."""
 MAX_GPUS = 65_536
 MAX_OVERLAID = 4
-"""Devices whose rooflines can be told apart."""
+"""Largest number of devices in one roofline plot."""
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 Size = Annotated[int, Field(ge=1, le=MAX_SIZE, strict=True)]
@@ -29,7 +29,7 @@ class Step(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     batch_size: Size | None = Field(None, description="Samples per GPU.")
-    input_size: Size | None = Field(None, description="Pixels; of hf: names tokens.")
+    input_size: Size | None = Field(None, description="Pixels, or tokens for hf: models.")
     precision: Name | None = Field(None, description="fp32, amp-fp16, amp-bf16 or bf16")
     memory_format: Name | None = Field(None, description="contiguous or channels-last")
     optimizer: Name | None = Field(None, description="sgd, momentum, adam or adamw")
@@ -46,27 +46,27 @@ _NO_ARGUMENTS = {
 
 
 class Settings(Step):
-    """How a step is run, on which devices, and what else to report; see `trappm.predict`."""
+    """Settings of a step, its devices and its report; see `trappm.predict`."""
 
     device: Name | None = Field(
         None, description="Device by any of its names (default: a100-40gb)."
     )
     devices: (
         Literal["all"] | Annotated[list[Name], Field(min_length=1, max_length=MAX_LIST)] | None
-    ) = Field(None, description="Several instead: the answer is a list.")
+    ) = Field(None, description="Several devices instead of one; the response is a list.")
     phase: Name = Field("train", description="train or infer")
     epochs: Count | None = Field(
-        None, description="Number of epochs of a whole run, without data loading; needs samples."
+        None, description="Number of epochs of a whole run, excluding data loading; needs samples."
     )
     samples: Count | None = Field(None, description="Number of training samples per epoch.")
     carbon_g_per_kwh: (
         Annotated[float, Field(ge=0, le=MAX_CARBON_G_PER_KWH, allow_inf_nan=False)] | None
     ) = None
     power_limit_w: Annotated[float, Field(gt=0, le=MOST_LIMIT_W, allow_inf_nan=False)] | None = (
-        Field(None, description="GPU power limit (default: factory setting).")
+        Field(None, description="GPU power limit in watts (default: factory setting).")
     )
     breakdown_depth: Annotated[int, Field(ge=1, le=20, strict=True)] | None = Field(
-        None, description="Levels of modules of the memory breakdown (default: no breakdown)."
+        None, description="Module levels of the memory breakdown (default: no breakdown)."
     )
 
     @model_validator(mode="after")
@@ -77,30 +77,30 @@ class Settings(Step):
 
 
 class Question(Settings):
-    """One question: a model by its timm name, or several."""
+    """One question about one or several models by timm name."""
 
     model: Name | Annotated[list[Name], Field(min_length=1, max_length=MAX_LIST)] = Field(
-        description="A timm name, or a list of them: the answer is a list. Files are uploaded."
+        description="A timm name, or a list of names (the response is a list). Upload files."
     )
 
 
 class RooflineQuestion(Step):
-    """Devices, and the model whose step to show under their rooflines; see `trappm roofline`."""
+    """Devices and optionally a model for `trappm roofline`."""
 
     devices: tuple[Name, ...] = Field(
         (DEFAULT_DEVICE,),
         min_length=1,
         max_length=MAX_OVERLAID,
-        description="Keys, or names of cards.",
+        description="Keys of devices or names of GPUs.",
     )
-    model: Name | None = Field(None, description="A timm name; ceilings alone if left out.")
+    model: Name | None = Field(None, description="A timm name (default: only the ceilings).")
     phase: Name = Field("train", description="train or infer")
 
 
 class ScalingQuestion(Step):
     """One training step on several GPUs; see `trappm scale`."""
 
-    model: Name = Field(description="A timm name, or hf: and the name of a transformer.")
+    model: Name = Field(description="A timm name, or a transformer such as hf:gpt2.")
     devices: tuple[Name, ...] = Field(
         (DEFAULT_DEVICE,), min_length=1, max_length=16, description="GPUs, such as v100."
     )
@@ -108,7 +108,7 @@ class ScalingQuestion(Step):
         (1, 2, 4, 8), min_length=1, max_length=8, description="Total numbers of GPUs."
     )
     strategies: tuple[Name, ...] = Field(
-        (), max_length=3, description="ddp, fsdp and tp; all of them if left out."
+        (), max_length=3, description="ddp, fsdp and tp (default: all)."
     )
 
 

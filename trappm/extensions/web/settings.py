@@ -1,4 +1,4 @@
-"""Settings of a server, without its libraries."""
+"""Settings of a server, importable without the server's dependencies."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ class ServingSettings:
     """Settings of one server: its snapshot, its callers, and its limits."""
 
     snapshot: str | None = None
-    """An id, alias or folder; None for `latest` here and `default` after it, as in `predict`."""
+    """Id, alias or folder; None for `latest` and then `default`, as in `predict`."""
     token: str | None = None
-    """Required for all but health and the page's files; None on loopback only."""
+    """Token for everything except health and the page's files; None only on loopback."""
     hosts: tuple[str, ...] | None = None
-    """Host names that a browser may use for this server; None for any."""
+    """Allowed Host headers; None for any."""
     max_upload_bytes: int = 200 << 20
     max_body_bytes: int = 1 << 20
     """Limit of a body without a file."""
     max_requests: int = 64
-    """Requests in flight; further ones get status 503."""
+    """Limit of requests in flight; more get status 503."""
     timeout_s: float = 120.0
-    """Limit of a request, its body included; after it the status is 504."""
+    """Time limit per request, including its body; exceeding it gives status 504."""
     trace_memory_mib: int = 8192
-    """Limit of the process that traces a model for the first time."""
+    """Memory limit of the tracing process."""
     max_waiting: int = 32
-    """Models that wait to be traced; further ones get status 503."""
+    """Limit of models that wait for a trace; more get status 503."""
     poll_s: float = 2.0
-    """Seconds between two checks of the aliases."""
+    """Interval between checks of the aliases in seconds."""
 
     def __repr__(self) -> str:
         return f"ServingSettings(snapshot={self.snapshot!r}, ...)"  # never the token

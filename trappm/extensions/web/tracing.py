@@ -1,7 +1,7 @@
 """Uploaded files, and traces of models in a sandboxed process (`prediction.models.tracing`).
 
-One model is traced at a time. Its profiles go into the cache of TRAPPM_HOME (`profile_cache`),
-where the server then finds them.
+The process traces one model at a time, and stores its profiles in the cache of TRAPPM_HOME
+(`profile_cache`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from trappm.profiler.errors import ModelFileError
 from trappm.profiler.host.forks import ForkServerError
 from trappm.profiler.records import Phase
 
-_ADVICE = "; it may be done with a larger --timeout, or here: trappm predict"
+_ADVICE = "; increase --timeout, or run trappm predict"
 _CHUNK_BYTES = 1 << 20
 _MAX_NAME = 128
 _log = logging.getLogger("trappm.web")
@@ -48,15 +48,15 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Model:
-    """The model of a question, as a caller named it or sent it."""
+    """A named or uploaded model of a question."""
 
     name: str
-    """A timm name, or the name of the caller's file."""
+    """Timm name, or file name of the upload."""
     key: tuple[object, ...]
-    """Key of its profiles."""
+    """Key of the profiles."""
     input_size: int | None
     upload: Upload | None = None
-    """The uploaded file, which is deleted with the last reference."""
+    """Uploaded file."""
 
     @property
     def path(self) -> Path | None:
@@ -64,14 +64,14 @@ class Model:
 
 
 class Upload:
-    """A copy of an uploaded file in a folder of its own, deleted with the last reference."""
+    """Copy of an uploaded file in its own folder, deleted with the last reference."""
 
     def __init__(self, source: BinaryIO, max_bytes: int) -> None:
         """Copy the file.
 
         Raises:
-            ModelFileError: It is empty.
-            ServingError: It is larger than `max_bytes`.
+            ModelFileError: The file is empty.
+            ServingError: The file is larger than `max_bytes`.
         """
         folder = tempfile.mkdtemp(prefix="trappm-upload-")
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
@@ -81,7 +81,7 @@ class Upload:
             while chunk := source.read(_CHUNK_BYTES):
                 size += len(chunk)
                 if size > max_bytes:
-                    raise ServingError(413, f"the file has more than {max_bytes:,} bytes")
+                    raise ServingError(413, f"the file exceeds {max_bytes:,} bytes")
                 digest.update(chunk)
                 file.write(chunk)
         if size == 0:
@@ -89,20 +89,20 @@ class Upload:
         self.digest = digest.hexdigest()
 
     def model(self, name: str | None, input_size: int | None) -> Model:
-        """Return its model, under the caller's file name without folders and odd characters."""
+        """Return the model, named after the caller's file without folders and unsafe characters."""
         last = re.split(r"[/\\]", name or "")[-1]
         shown = re.sub(r"[^\w .+@()-]", "_", last)[:_MAX_NAME] or "model.onnx"
         return Model(shown, file_key(self.digest, input_size), input_size, upload=self)
 
 
 class Shared(Generic[Result]):
-    """Work in progress by its key: equal requests wait for one piece of work."""
+    """Computations in progress by key, shared by identical requests."""
 
     def __init__(self) -> None:
         self._tasks: dict[Hashable, asyncio.Task[Result]] = {}
 
     async def wait(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-        """Return the result of `work`, started now unless it is in progress already."""
+        """Return the result of `work`, which is started unless it is in progress."""
         task = self._tasks.get(key)
         if task is None:
             task = self._tasks[key] = asyncio.create_task(work())
@@ -112,11 +112,11 @@ class Shared(Generic[Result]):
     def _forget(self, key: Hashable, task: asyncio.Task[Result]) -> None:
         del self._tasks[key]
         if not task.cancelled():
-            task.exception()  # retrieved, because all callers may have left
+            task.exception()  # retrieved, because all callers may have disconnected
 
 
 class Tracer:
-    """One sandboxed tracing process, started when it is first needed; for one event loop."""
+    """Sandboxed tracing process for one event loop, started on first use."""
 
     def __init__(self, settings: ServingSettings) -> None:
         self._timeout_s = settings.timeout_s
@@ -132,11 +132,11 @@ class Tracer:
         self._at_work: Shared[None] = Shared()
 
     async def trace(self, model: Model, settings: Sequence[StepSettings]) -> None:
-        """Trace a model and its kernels in these settings; equal requests share one trace.
+        """Trace a model and its kernels in these settings; identical requests share one trace.
 
         Raises:
-            ServingError: Too many models wait already, or it took too long.
-            TrappmError: What is wrong with the model.
+            ServingError: Too many models are waiting, or the trace timed out.
+            TrappmError: The model cannot be traced.
         """
         rows = tuple(settings)
 
@@ -148,7 +148,7 @@ class Tracer:
     async def traced_step(
         self, model: Model, settings: StepSettings, phase: Phase, batch_size: int
     ) -> TracedStep:
-        """Trace one step with the origins of its tensors; raises as `trace` does."""
+        """Trace one step with the origins of its tensors; raises as `trace`."""
 
         def work(until_s: float) -> TracedStep:
             return self._outside(model, until_s).traced_step(settings, phase, batch_size)
@@ -165,12 +165,12 @@ class Tracer:
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
-        with contextlib.suppress(OSError):  # its thread sees it end, too
+        with contextlib.suppress(OSError):  # the thread may have noticed the end first
             self._process.stop()
 
     async def _queued(self, name: str, work: Callable[[float], Result]) -> Result:
         if self._waiting > self._max_waiting:  # one of them is being traced
-            raise ServingError(503, f"{self._waiting} models wait to be traced; retry in a minute")
+            raise ServingError(503, f"{self._waiting} models wait for a trace; retry in a minute")
         self._waiting += 1
         try:
             loop = asyncio.get_running_loop()
@@ -180,7 +180,7 @@ class Tracer:
 
     def _worked(self, name: str, work: Callable[[float], Result]) -> Result:
         try:
-            self._process.start()  # before the clock starts: its time is not the model's
+            self._process.start()  # before the clock starts, to exclude the start of the process
             return work(time.monotonic() + self._timeout_s)
         except TracingTimeoutError as error:
             raise ServingError(504, str(error)) from None

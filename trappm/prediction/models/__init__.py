@@ -1,1 +1,1 @@
-"""Models that questions are about: told apart, traced where nobody did before, and kept."""
+"""Models of questions: recognized, traced and cached."""

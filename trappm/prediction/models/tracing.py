@@ -25,7 +25,7 @@ from trappm.learner.heads.predictions import StepSettings
 from trappm.prediction.models.profile_cache import profile_from_bytes, profile_to_bytes
 from trappm.profiler import errors
 from trappm.profiler.errors import BatchOrderError, ModelFileError, TrappmError, one_line
-from trappm.profiler.files.array_archive import pack, unpack
+from trappm.profiler.files.untrusted import pack, unpack
 from trappm.profiler.host.forks import ForkServer, ForkServerError
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
 from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, Origin, StepTrace
@@ -302,7 +302,7 @@ class TracingProcess:
         """
         with self._turn:
             self._server.begin()
-            import torch  # noqa: F401  # meanwhile: the answer will need it
+            import torch  # noqa: F401  # in parallel: the prediction will need it
 
             self._server.start()
             if until_s is None:

@@ -1,5 +1,5 @@
-"""The page: what the command line shows, for people who would rather look and click.
+"""Web page with predictions, campaigns, labels and snapshots.
 
-Files without a build step (`static`), and JSON that is read from the label store and the registry
-of this machine (`api`). Nothing here changes anything, and the browser asks no other host.
+It consists of static files without a build step (`static`) and a read-only JSON API over the label
+store and registry of this machine (`api`). The browser contacts no other host.
 """

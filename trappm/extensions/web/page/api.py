@@ -1,7 +1,7 @@
-"""The page's own API: JSON from the label store and the registry, to read only.
+"""Read-only JSON API of the page over the label store and the registry.
 
-Every answer is bounded: rows come in pages, points of a map are thinned, and what takes long is
-worked out once, by one thread, while the page waits and asks again.
+Every response is bounded: rows come in pages, and the points of a map are thinned. One thread
+computes slow results once, while the page polls for them.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ Wanted = Annotated[LabelFilter, Depends(LabelFilter)]
 
 @router.get("/campaigns")
 def list_campaigns() -> dict[str, Any]:
-    """All campaigns, the latest first."""
+    """Return all campaigns, the latest first."""
     with store_or_none_yet(Home.find()) as store:
         return {"campaigns": facts.campaigns(store)}
 
 
 @router.get("/campaigns/{campaign_id}")
 def show_campaign(campaign_id: str) -> dict[str, Any]:
-    """Where a campaign stands: pace, errors by round, budget, workers, canaries, news."""
+    """Return the progress of a campaign: pace, errors by round, budget, workers, events."""
     with store_or_none_yet(Home.find()) as store:
         return facts.campaign(store, campaign_id)
 
 
 @router.get("/campaigns/{campaign_id}/map")
 def map_of_campaign(campaign_id: str, device: ShortText = None) -> JSONResponse:
-    """The pool in the embedding space; 202 while it is worked out: try again."""
+    """Return the pool in the embedding space, or status 202 while it is being computed."""
     home = Home.find()
     with store_or_none_yet(home) as store:
         answer = _maps.find(store, home, campaign_id, device)
@@ -59,14 +59,14 @@ def map_of_campaign(campaign_id: str, device: ShortText = None) -> JSONResponse:
 def list_labels(
     wanted: Wanted, sort: ShortText = "architecture", page: Page = 1, size: Size = 50
 ) -> dict[str, Any]:
-    """One page of the labels (or, with an outcome, attempts) that pass the filter."""
+    """Return one page of the labels (with an outcome: attempts) that match the filter."""
     with store_or_none_yet(Home.find()) as store:
         return facts.labels(store, wanted, sort=sort or "architecture", page=page, size=size)
 
 
 @router.get("/labels/names")
 def names_of_labels() -> dict[str, Any]:
-    """Names and settings for the fields of filters."""
+    """Return the names and settings for the filter fields."""
     with store_or_none_yet(Home.find()) as store:
         return facts.label_names(store)
 
@@ -75,7 +75,7 @@ def names_of_labels() -> dict[str, Any]:
 def download_labels(
     kind: Literal["csv", "json"], wanted: Wanted, sort: ShortText = "architecture"
 ) -> Response:
-    """All that the filter lets pass, as a file."""
+    """Return all labels that match the filter as a file."""
     with store_or_none_yet(Home.find()) as store:
         text = facts.labels_file(store, wanted, sort=sort or "architecture", kind=kind)
     media = "text/csv" if kind == "csv" else "application/json"
@@ -85,7 +85,7 @@ def download_labels(
 
 @router.get("/labels/{label_id}")
 def show_label(label_id: int) -> dict[str, Any]:
-    """Everything behind one label: raw samples, attempts, environment."""
+    """Return the raw samples, attempts and environment of one label."""
     if not 0 < label_id < 2**63:
         raise InputError(f"no label has the id {label_id}; see: trappm labels query")
     with store_or_none_yet(Home.find()) as store:
@@ -94,25 +94,25 @@ def show_label(label_id: int) -> dict[str, Any]:
 
 @router.get("/snapshots")
 def list_snapshots() -> dict[str, Any]:
-    """All snapshots of this machine, the latest first, and the one that ships with trappm."""
+    """Return all snapshots of this machine, the latest first, and the shipped one."""
     return {"snapshots": facts.snapshots()}
 
 
 @router.get("/snapshots/{name}")
 def show_snapshot(name: str) -> dict[str, Any]:
-    """A snapshot's manifest, and its errors by head and by family."""
+    """Return a snapshot's manifest, and its errors by head and by family."""
     with store_or_none_yet(Home.find()) as store:
         return facts.snapshot(store, name)
 
 
 @router.get("/models")
 def list_models() -> dict[str, Any]:
-    """timm's names, to complete what is typed."""
+    """Return the timm names for autocompletion."""
     return {"models": sorted(registered_names())}
 
 
 @router.get("/devices")
 def list_devices() -> dict[str, Any]:
-    """Devices of which kernels are known, with their number, and all cards of the catalogue."""
+    """Return the number of measured kernels by device, and all GPUs of the catalogue."""
     with store_or_none_yet(Home.find()) as store:
         return {"kernels": store.kernels.devices(), "cards": card_keys()}

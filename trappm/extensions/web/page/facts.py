@@ -1,4 +1,4 @@
-"""What the page shows of campaigns, labels and snapshots, as plain values."""
+"""JSON values of campaigns, labels and snapshots for the page."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from trappm.snapshots import head_rows, listings
 from trappm.store import LabelFilter, Store
 
 PACE_ATTEMPTS = 20_000
-"""The latest attempts, of which the pace is computed."""
+"""Number of latest attempts in the pace."""
 BINS = 40
-"""Largest number of intervals of the curve of the pace."""
+"""Largest number of time intervals in the pace."""
 MOST_EVENTS = 50
 MOST_POINTS = 2_000
-"""Points of predicted against measured."""
+"""Largest number of points in the plot of predicted against measured."""
 LARGEST_PAGE = 200
 COUNTED = 100_000
-"""Counting ends here; the page then shows that there are more."""
+"""Limit of the count of labels; the page shows that there are more."""
 MOST_IN_FILE = 100_000
 MOST_SAMPLES = 5_000
 MOST_ATTEMPTS = 100
@@ -51,10 +51,10 @@ def campaigns(store: Store) -> list[dict[str, Any]]:
 
 
 def campaign(store: Store, campaign_id: str) -> dict[str, Any]:
-    """Return everything that the page shows of one campaign.
+    """Return the page's values of one campaign.
 
     Raises:
-        InputError: There is no such campaign.
+        InputError: The campaign does not exist.
     """
     known = campaign_facts(store, campaign_id, latest_events=MOST_EVENTS)
     shown = known.to_json()
@@ -90,14 +90,14 @@ def campaign(store: Store, campaign_id: str) -> dict[str, Any]:
 
 
 def _name_of(protocol: object) -> str | None:
-    """Return the name of a protocol, which may be written into the campaign file itself."""
+    """Return the name of a protocol, which may be defined in the campaign file itself."""
     if isinstance(protocol, Mapping):
         return str(protocol.get("name", "its own"))
     return None if protocol is None else str(protocol)
 
 
 def _pace(store: Store, campaign_id: str) -> dict[str, Any]:
-    """Return successful attempts per minute by device over the time of the campaign."""
+    """Return successful attempts per minute by device during the campaign."""
     frame = store.labels.query(
         LabelFilter(outcome="any", campaign=campaign_id),
         columns=["device", "outcome", "started_at"],
@@ -130,7 +130,7 @@ def labels(store: Store, wanted: LabelFilter, *, sort: str, page: int, size: int
     """Return one page of a table of labels.
 
     Returns:
-        rows (by column), total, more_than_total (whether counting ended there), page, size.
+        rows (by column), total, more_than_total (true if the count is limited), page, size.
 
     Raises:
         InputError: Unknown column or name.
@@ -147,7 +147,7 @@ def labels(store: Store, wanted: LabelFilter, *, sort: str, page: int, size: int
 
 
 def label_names(store: Store) -> dict[str, Any]:
-    """Return the values that the form's fields offer."""
+    """Return the options of the filter form's fields."""
     known = store.labels.names()
     return {
         **known,
@@ -166,7 +166,7 @@ def label(store: Store, label_id: int) -> dict[str, Any]:
     """Return a label with its samples, attempts and environment.
 
     Raises:
-        InputError: There is no such label.
+        InputError: The label does not exist.
     """
     row = store.labels.get(label_id)
     measurement = store.measurements.get(row.measurement_id)
@@ -187,15 +187,15 @@ def label(store: Store, label_id: int) -> dict[str, Any]:
 
 
 def labels_file(store: Store, wanted: LabelFilter, *, sort: str, kind: str) -> str:
-    """Return the labels that pass the filter as CSV or as a JSON list.
+    """Return the labels that match the filter as CSV or as a JSON list.
 
     Raises:
-        InputError: There are more than `MOST_IN_FILE`.
+        InputError: More than `MOST_IN_FILE` labels match.
     """
     frame = store.labels.query(wanted, sort=sort, limit=MOST_IN_FILE + 1)
     if len(frame) > MOST_IN_FILE:
         raise InputError(
-            f"more than {MOST_IN_FILE:,} labels pass the filter; narrow it, or use: "
+            f"more than {MOST_IN_FILE:,} labels match the filter; narrow it, or use: "
             "trappm labels export labels.parquet"
         )
     if kind == "csv":
@@ -212,11 +212,11 @@ def snapshot(store: Store, name: str) -> dict[str, Any]:
     """Return a snapshot's manifest, aliases and errors.
 
     Args:
-        store: Label store, whose campaign may have errors by family.
-        name: Id, its beginning, alias, or `default`.
+        store: Label store with the campaign's errors by family.
+        name: Id or its prefix, alias, or `default`.
 
     Raises:
-        SnapshotError: There is no such snapshot, or it is damaged.
+        SnapshotError: The snapshot does not exist or is damaged.
     """
     manifest = _manifest(name)
     aliases = {row["id"]: row["aliases"] for row in snapshots()}
@@ -230,7 +230,7 @@ def snapshot(store: Store, name: str) -> dict[str, Any]:
 
 
 def _manifest(name: str) -> Manifest:
-    """Read a manifest of this machine's registry or the shipped one, never of a folder."""
+    """Return a manifest of this machine's registry or the shipped one, never of a folder."""
     shipped = read_manifest(SHIPPED)
     if name in {DEFAULT, shipped.id}:
         return shipped
@@ -239,10 +239,9 @@ def _manifest(name: str) -> Manifest:
 
 
 def _families(store: Store, manifest: Manifest) -> list[dict[str, Any]]:
-    """Return errors by family, from the manifest, or else from the report of its campaign.
+    """Return errors by device, phase (None: any), metric and family with count and MAPE.
 
-    Returns:
-        One row for each device, phase (None: any), metric and family: count, mape.
+    They come from the manifest, or else from the report of its campaign.
     """
     rows = []
     for device in manifest.errors or {}:

@@ -1,8 +1,8 @@
-"""Maps of campaigns' pools, each worked out once for a state of the store.
+"""Maps of campaigns' pools, computed once per state of the store.
 
-A map needs the encoder and the next choice of the acquisition, which takes seconds: one thread does
-it, and requests meanwhile get 202, to ask again. It holds the lock of this host's cores, as a
-measurement on them does, so that neither disturbs the other.
+A map needs the encoder and the next acquisition, which takes seconds. One thread computes it, and
+requests get status 202 in the meantime. The computation holds the lock of this host's cores like a
+measurement, so that they do not disturb each other.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ if TYPE_CHECKING:
     from trappm.store import Home, Store
 
 WANTED = 10
-"""So many of the next picks are shown."""
+"""Number of next acquisitions in a map."""
 MOST_POINTS = 3_000
 KEPT = 16
 PATIENCE_S = 3.0
-"""A request waits so long before it is answered with 202."""
-
+"""Time that a request waits before it gets status 202."""
 LOCK_TIMEOUT_S = 120.0
-"""A measurement on these cores that takes longer than this is not waited for."""
+"""Longest wait for a measurement on the same cores."""
 
 _Key = tuple[str, str | None, str]
 
@@ -46,10 +45,10 @@ class Maps:
     def find(
         self, store: Store, home: Home, campaign_id: str, device: str | None
     ) -> dict[str, Any] | None:
-        """The current map of a campaign; None while it is worked out.
+        """Return the current map of a campaign; None while it is being computed.
 
         Raises:
-            InputError: no such campaign or device, or nothing is encoded yet.
+            InputError: The campaign or device does not exist, or nothing is encoded yet.
         """
         counts = store.assignments.counts(store.campaigns.get(campaign_id).id)
         key = campaign_id, device, f"{home.path} {counts}"
@@ -62,12 +61,12 @@ class Maps:
         try:
             return future.result(timeout=PATIENCE_S)
         except TimeoutError:
-            if future.done():  # it is what the work itself ended with
+            if future.done():  # the computation itself timed out
                 self._forget(key)
                 raise
             return None
         except Exception:
-            self._forget(key)  # the next question may find it mended
+            self._forget(key)  # the next request may succeed
             raise
 
     def _forget(self, key: _Key) -> None:
@@ -76,11 +75,11 @@ class Maps:
 
 
 def _explained(home: Home, campaign_id: str, device: str | None) -> dict[str, Any]:
-    """The explanation of a campaign, with each point's reason, thinned to what a page can draw."""
+    """Return the explanation of a campaign, with a reason per point, thinned for the page."""
     from trappm.label_store import store_to_read
     from trappm.reports.choices import PastChoice, WantedChoice, explain
 
-    with store_to_read(home) as store, _nobody_measures_here():
+    with store_to_read(home) as store, _without_measurements():
         explanation = explain(store, home, campaign_id, device=device, count=WANTED)
         devices = list(store.assignments.counts(campaign_id))
     choices: list[PastChoice | WantedChoice] = [*explanation.chosen, *explanation.wanted]
@@ -109,11 +108,11 @@ def _explained(home: Home, campaign_id: str, device: str | None) -> dict[str, An
 
 
 @contextlib.contextmanager
-def _nobody_measures_here() -> Iterator[None]:
-    """While it is held, measurements on this host's cores wait.
+def _without_measurements() -> Iterator[None]:
+    """Block measurements on this host's cores.
 
     Raises:
-        TrappmError: one of them does not come to an end.
+        TrappmError: A measurement takes longer than `LOCK_TIMEOUT_S`.
     """
     from filelock import FileLock, Timeout
 
@@ -124,12 +123,12 @@ def _nobody_measures_here() -> Iterator[None]:
             yield
     except Timeout as error:
         raise TrappmError(
-            "the cores of this host are measured on; look at the map again when that has ended"
+            "a measurement is using the cores of this host; reload the map when it has ended"
         ) from error
 
 
 def _thinned(points: Sequence[MapPoint]) -> list[MapPoint]:
-    """At most so many points: those that nothing was asked of go first, evenly."""
+    """Return at most `MOST_POINTS` points, after thinning the background evenly."""
     from trappm.reports.choices import BACKGROUND
 
     background = [p for p in points if p.kind in BACKGROUND]

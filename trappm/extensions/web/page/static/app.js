@@ -1,4 +1,4 @@
-// Which view is shown, by the part of the address after #, so that every view can be shared.
+// Navigation between views by the URL fragment, so that every view has a link.
 
 import { h, tell } from "./dom.js";
 import { errorBox, waiting } from "./parts.js";
@@ -37,7 +37,7 @@ async function show() {
   leave = new AbortController();
   const { signal } = leave;
   for (const link of document.querySelectorAll("nav [data-view]"))
-    if (link.dataset.view === view) link.setAttribute("aria-current", "page");
+    if (link.dataset.view.split(" ").includes(view)) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   document.title = known ? `${known.title} · TraPPM` : "TraPPM";
   const here = [view, ...parts].join("/");
@@ -80,7 +80,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", nameTheme)
 nameTheme();
 
 document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the address after # names the view
+  event.preventDefault(); // the URL fragment names the view
   main.focus();
 });
 addEventListener("hashchange", show);

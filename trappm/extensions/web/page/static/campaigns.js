@@ -1,4 +1,4 @@
-// The list of campaigns, and one campaign with its progress, updated while it runs.
+// List of campaigns, and progress of one campaign with live updates.
 
 import { h, tell } from "./dom.js";
 import { METRICS, NOTHING, duration, hours, metricName, number, percent, strategyName, time } from "./format.js";
@@ -38,7 +38,7 @@ async function one(id, values, signal, main) {
   const slots = Object.fromEntries(["head", "summary", "errors", "pace", "predicted", "people", "events"].map((name) => [name, h("div", { class: `slot slot-${name}` })]));
   let drawn = {};
 
-  /** Only what changed is drawn again, so that nothing moves under the reader. */
+  /** Redraw only changed parts, so that the page does not jump. */
   function put(name, told, build) {
     const text = JSON.stringify(told);
     if (drawn[name] === text) return;
@@ -118,13 +118,13 @@ function summary(data) {
     card(ended ? "Result" : data.state === "failed" ? "Why it failed" : data.end?.holds ? "Why it ends" : "Expected end", ended && ending(data), outlook(data, ended)));
 }
 
-/** How much of the plan a campaign measured, what is missing, and the command for it if there is one. */
+/** Return the measured and missing parts of the plan, and the command to complete it, if any. */
 function ending(data) {
   const devices = Object.entries(data.devices);
   const total = (name) => devices.reduce((sum, [, n]) => sum + n[name], 0);
   const [done, planned] = ["done", "budget"].map(total);
   const measured = done === planned ? `All ${number(planned)} configurations were measured` : `${number(done)} of ${number(planned)} configurations were measured`;
-  const text = `${data.state === "finished" ? "Finished" : "Cancelled; its labels are kept"}. ${measured}`;
+  const text = `${data.state === "finished" ? "Finished" : "Cancelled; all labels are stored"}. ${measured}`;
   if (!data.missing) return h("p", {}, `${text}.`);
   const { text: missing, command: retry } = data.missing;
   return [
@@ -133,7 +133,7 @@ function ending(data) {
   ];
 }
 
-/** The message of the process that failed. */
+/** Return the message of the failed process. */
 const why = (data) => (data.state === "failed" ? data.events.find((e) => e.kind === "failed")?.message : undefined);
 
 function outlook(data, ended) {
@@ -186,7 +186,7 @@ function pace(data) {
     if (attempts && !done)
       return card("Labels per minute", empty("No label yet", `None of ${number(attempts)} ${attempts === 1 ? "attempt" : "attempts"} produced a label. Their outcomes are listed below.`));
     return card("Labels per minute", done
-      ? empty("No rate", `The rate needs two labels measured by this campaign. It has ${number(done)} ${done === 1 ? "label" : "labels"}, some from before.`)
+      ? empty("No rate", `The rate needs two labels measured by this campaign. It has ${number(done)} ${done === 1 ? "label" : "labels"}, including earlier ones.`)
       : empty("Nothing measured yet", "The rate appears after two attempts.", ...(data.state === "running" ? [`trappm campaign status ${data.id} --follow`] : [])));
   }
   const lines = names.map((device) => ({

@@ -1,13 +1,13 @@
-// Charts of Observable Plot (vendor/plot.js), drawn at the width that there is, in the theme's colours.
+// Charts with Observable Plot (vendor/plot.js), drawn at the available width in the theme's colors.
 
 import * as Plot from "./vendor/plot.js";
 import { h } from "./dom.js";
 import { number } from "./format.js";
 
-export const COLOURS = 11; // style.css has them
+export const COLOURS = 11; // number of series colors in style.css
 export const colour = (i) => `var(--series-${i % COLOURS})`;
 
-/** Calls `draw(width)` for what a box holds, again whenever its width changes. */
+/** Fill a box with `draw(width)`, again whenever its width changes. */
 export function responsive(draw, kind = "") {
   const box = h("div", { class: `chart ${kind}` });
   let last = 0;
@@ -20,7 +20,7 @@ export function responsive(draw, kind = "") {
   return box;
 }
 
-/** A drawing by Plot's options, without its style element, which the page's policy refuses: style.css has the rules. */
+/** Return a Plot without its style element, which the content security policy blocks; style.css has its rules. */
 export function drawn(label, options) {
   const svg = Plot.plot({ className: "plot", style: { fontSize: "12px" }, color: { type: "identity" }, ...options, marks: options.marks.filter(Boolean) });
   svg.querySelector("style")?.remove();
@@ -29,10 +29,10 @@ export function drawn(label, options) {
   return svg;
 }
 
-/** Tells the nearest of these under the pointer; each has x, y and tip. */
+/** Show a tooltip for the point nearest to the pointer; points have x, y and tip. */
 export const tips = (points, options = {}) => Plot.tip(points, Plot.pointer({ x: "x", y: "y", title: "tip", maxRadius: 30, ...options }));
 
-/** A legend: [[name, index of its colour]]. */
+/** Return a legend from [[name, index of its color]]. */
 export const legend = (pairs) =>
   h("ul", { class: "legend" }, pairs.map(([name, index]) => {
     const swatch = h("span", { class: "swatch", "aria-hidden": "true" });
@@ -41,8 +41,8 @@ export const legend = (pairs) =>
   }));
 
 /**
- * Points over two axes.
- * series: [{name, kind (its colour), points: [{x, y, tip}]}]; rules: [{y, name}]; diagonal: where x and y are equal.
+ * Return a scatter or line chart.
+ * series: [{name, kind (color index), points: [{x, y, tip}]}]; rules: [{y, name}]; diagonal: line at x = y.
  */
 export function xyChart({ series, rules = [], xLabel, yLabel, label, xType = "linear", yType = "linear", lines = false, dots = true, diagonal = false, zero = false, height = 270 }) {
   const points = series.flatMap((one, at) => one.points.map((p) => ({ ...p, name: one.name, fill: colour(one.kind ?? at) })));
@@ -68,7 +68,7 @@ export function xyChart({ series, rules = [], xLabel, yLabel, label, xType = "li
 }
 
 /**
- * A row for each name, with how far each value lies from what it is to be: targets: [{at, name, kind}];
+ * Return a chart with a row per name, whose values are compared with targets: [{at, name, kind}];
  * rows: [{name, values (one for each target), tip}].
  */
 export function targetRows({ rows, targets, xLabel, label }) {
@@ -88,21 +88,21 @@ export function targetRows({ rows, targets, xLabel, label }) {
   return h("div", {}, legend(targets.map((target) => [target.name, target.kind])), chart);
 }
 
-/** Local dates, or within two days local times, as ticks of an axis that these lie on. */
+/** Return axis ticks with local dates, or with local times within two days. */
 function clock(dates) {
   const minutes = (Math.max(...dates) - Math.min(...dates)) / 60_000;
   if (minutes < 2 * 1440) return (date) => date.toTimeString().slice(0, minutes < 10 ? 8 : 5);
   return (date) => `${date.getFullYear()}-${String(date.getMonth() + 1).padStart(2, "0")}-${String(date.getDate()).padStart(2, "0")}`;
 }
 
-/** A bar in a cell of a table, as long as its value. */
+/** Return a bar for a table cell, proportional to its value. */
 export function cellBar(value, largest, text) {
   const inner = h("span", { class: "cell-bar-inner", "aria-hidden": "true" });
   inner.style.width = `${largest > 0 ? Math.max(1, (100 * value) / largest) : 0}%`;
   return h("span", { class: "cell-bar" }, h("span", { class: "cell-bar-track" }, inner), h("span", { class: "cell-bar-text" }, text));
 }
 
-/** An interval with its median in a cell of a table, on a scale that all rows share. */
+/** Return an interval with its median for a table cell, on a scale shared by all rows. */
 export function cellInterval(low, middle, high, [from, to]) {
   const at = (x) => (to > from ? (100 * (Math.log(x) - Math.log(from))) / (Math.log(to) - Math.log(from)) : 50);
   const range = h("span", { class: "interval-range" });

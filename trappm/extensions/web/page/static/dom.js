@@ -1,5 +1,5 @@
-// Elements from plain calls: h("p", {class: "muted"}, "text", otherElement).
-// Text is always text: nothing here ever parses HTML.
+// Creation of elements, such as h("p", {class: "muted"}, "text", otherElement).
+// Strings become text nodes and are never parsed as HTML.
 
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {

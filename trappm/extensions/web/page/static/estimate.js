@@ -1,4 +1,4 @@
-// Memory of a step: parts by card, activations by module, the peak, the largest tensors.
+// Memory breakdown of a step: parts by GPU, activations by module, peak, largest tensors.
 
 import * as Plot from "./vendor/plot.js";
 import { h } from "./dom.js";
@@ -7,7 +7,7 @@ import { get, post } from "./server.js";
 import { card, choice, errorBox, figure, table, waiting } from "./parts.js";
 import { colour, drawn, legend, responsive, tips } from "./charts.js";
 
-// In the order of the bar, each with a colour of its own.
+// Parts in the order of the bar, each with its own color.
 const PARTS = [
   "parameters", "gradients", "optimizer state", "optimizer step", "inputs", "activations", "logits", "backward pass",
   "workspaces", "fragments", "CUDA context",
@@ -15,7 +15,7 @@ const PARTS = [
 const OPTIMIZERS = ["sgd", "momentum", "adam", "adamw"];
 const GIB = 1024;
 
-/** The card of a memory breakdown, which loads itself; `question` is the body of `POST /v1/predict`. */
+/** Return a card that loads a memory breakdown; `question` is the body of `POST /v1/predict`. */
 export function memoryCard(question, signal) {
   const result = h("div", { class: "estimate" });
   let asking = null;
@@ -23,7 +23,7 @@ export function memoryCard(question, signal) {
     asking?.abort();
     const mine = (asking = new AbortController());
     signal.addEventListener("abort", () => mine.abort(), { once: true });
-    result.replaceChildren(waiting("Tracing a step; it takes some seconds"));
+    result.replaceChildren(waiting("Tracing a step; this takes some seconds"));
     try {
       const answers = await post("v1/predict", { ...question, optimizer, breakdown_depth: DEPTH }, mine.signal);
       if (!mine.signal.aborted) result.replaceChildren(...shown(answers), everyCard({ ...question, optimizer }, mine.signal));
@@ -34,7 +34,7 @@ export function memoryCard(question, signal) {
   const isTraining = question.phase === "train";
   ask(question.optimizer);
   return card("Memory breakdown",
-    h("p", { class: "muted" }, `Simulated on PyTorch's allocator: ${question.precision}, ${question.memory_format}.`),
+    h("p", { class: "muted" }, `Simulation of PyTorch's allocator: ${question.precision}, ${question.memory_format}.`),
     isTraining && choice("Optimizer", "estimate_optimizer", OPTIMIZERS.map((name) => [name, name]), question.optimizer, (event) => ask(event.target.value)),
     result);
 }
@@ -57,12 +57,12 @@ function shown(answers) {
   ].filter(Boolean);
 }
 
-const DEPTH = 5; // of the module tree, enough for bert.encoder.layer.0
+const DEPTH = 5; // levels of the module tree, enough for bert.encoder.layer.0
 const NEARLY_ALL = 0.9;
 
-const AT_ONCE = 60; // cards per request
+const AT_ONCE = 60; // GPUs per request
 
-/** Whether the step fits each card of the catalogue, computed when it is opened. */
+/** Return a section with the fit on each GPU of the catalogue, computed when opened. */
 function everyCard(question, signal) {
   const slot = h("div", {});
   const details = h("details", {}, h("summary", {}, "Does it fit? All GPUs"), slot);
@@ -76,7 +76,7 @@ function everyCard(question, signal) {
       rows.sort((a, b) => a.capacity_mib - b.capacity_mib || a.memory_mib - b.memory_mib);
       const fitting = rows.filter((answer) => answer.fits).length;
       slot.replaceChildren(
-        h("p", {}, h("b", {}, `It fits ${number(fitting)} of ${number(rows.length)} GPUs`), " (smallest memory first)."),
+        h("p", {}, h("b", {}, `The step fits ${number(fitting)} of ${number(rows.length)} GPUs`), " (smallest memory first)."),
         table("Fit by GPU", [
           { name: "card", label: "GPU", header: true, cell: (answer) => answer.device },
           { name: "fits", label: "Fits", cell: (answer) => h("span", { class: answer.fits ? "good" : "bad" }, answer.verdict) },
@@ -92,7 +92,7 @@ function everyCard(question, signal) {
 
 // Parts.
 
-const key = (part) => part.toLowerCase().replaceAll(" ", "_"); // of a part in the API
+const key = (part) => part.toLowerCase().replaceAll(" ", "_"); // name of a part in the API
 
 const gib = (mib) => `${number(mib / GIB, 3)} GiB`;
 
@@ -133,14 +133,14 @@ function parts(answers) {
 
 // Modules.
 
-/** Modules of the first level with their children, the largest first; what no child has is their own. */
+/** Return first-level modules with their children, largest first. */
 function tree(sizes) {
   const under = (parent) => Object.keys(sizes).filter((name) => name.split(".").slice(0, -1).join(".") === parent)
     .map((name) => ({ name, mib: sizes[name], children: under(name) })).sort((a, b) => b.mib - a.mib);
   return under("");
 }
 
-/** Two levels of modules; where one has nearly all (`transformer.h`), those in it, which tell more. */
+/** Return two levels of modules; descend into a module with nearly all memory (`transformer.h`). */
 function opened(modules) {
   let [within, level] = [null, modules];
   while (level[0].children.length && level[0].mib > NEARLY_ALL * sum(level)) [within, level] = [level[0], level[0].children];
@@ -171,9 +171,9 @@ function treemap(all, model) {
     ], modules.flatMap((module) => [module, ...module.children])));
 }
 
-const LETTER = 7.2; // its width in the treemap's type, at most
+const LETTER = 7.2; // largest character width in the treemap's font, px
 
-/** Rectangles as D3 lays them out: modules, with their children inside; what no child has stays free. */
+/** Return rectangles of a D3 treemap: modules with their children inside. */
 function tiles(modules, total, width) {
   const large = (some) => some.filter((module) => module.mib > total / 2000);
   const root = Plot.hierarchy({ children: modules }, (module) => large(module.children))

@@ -1,10 +1,10 @@
-// Numbers and times for people.
+// Formatting of numbers and times.
 
 export const METRICS = {
   step_time_ms: { name: "Step time", unit: "ms" },
   memory_mib: { name: "Memory", unit: "MiB" },
   power_w: { name: "Power", unit: "W" },
-  energy_j: { name: "Energy of a step", unit: "J" },
+  energy_j: { name: "Energy per step", unit: "J" },
 };
 
 export const NOTHING = "–";

@@ -1,4 +1,4 @@
-// The label table: filters, sorting, pages; a label opens with its raw samples.
+// Label table with filters, sorting and pages, and a dialog with the raw samples of a label.
 
 import { h } from "./dom.js";
 import { METRICS, NOTHING, metricName, number, percent, time, words } from "./format.js";
@@ -6,9 +6,9 @@ import { download, get, query } from "./server.js";
 import { card, choice, empty, errorBox, facts, field, figure, pill, table, waiting } from "./parts.js";
 import { xyChart } from "./charts.js";
 
-const SELECTS = { device: "Device", family: "Family", phase: "Phase", provenance: "Provenance", precision: "Precision", memory_format: "Memory format", optimizer: "Optimizer", metric: "Has metric", outcome: "Attempts that ended", campaign: "Campaign" };
+const SELECTS = { device: "Device", family: "Family", phase: "Phase", provenance: "Provenance", precision: "Precision", memory_format: "Memory format", optimizer: "Optimizer", metric: "Has metric", outcome: "Attempt outcome", campaign: "Campaign" };
 const SIZES = [["25", "25"], ["50", "50"], ["100", "100"], ["200", "200"]];
-const MANY = 4; // filters that are always seen; the others fold away
+const MANY = 4; // number of filters that are always visible
 
 const unit = (name) => METRICS[name]?.unit;
 
@@ -62,7 +62,7 @@ function rows(data, asked, go) {
   const count = data.more_than_total ? `more than ${number(total)}` : number(total);
   const what = asked.outcome ? "attempts" : "labels";
   if (!data.rows.length)
-    return [empty(page > 1 ? "No such page" : `No ${what} pass this filter`, page > 1 ? "The list is shorter by now." : "Widen or clear the filter.")];
+    return [empty(page > 1 ? "No such page" : `No ${what} match the filter`, page > 1 ? "The list has become shorter." : "Widen or clear the filter.")];
   const same = ["precision", "memory_format", "optimizer", "phase", "protocol", "provenance"].filter((n) => data.rows.length > 1 && new Set(data.rows.map((r) => r[n])).size === 1);
   const hidden = new Set([...same, "fingerprint", "message", ...Object.keys(data.rows[0]).filter((n) => data.rows.every((r) => r[n] === null))]);
   const order = ["id", "architecture", "family", "batch_size", "input_size", "device", ...Object.keys(METRICS), "memory_above_mib", "outcome"];
@@ -133,7 +133,7 @@ async function openLabel(id, signal, onClose) {
   }
 }
 
-/** Runs of one configuration on one device over time. */
+/** Return a chart of the runs of one configuration on one device over time. */
 function runs(attempts) {
   const timed = attempts.filter((a) => a.step_time_ms && a.started_at);
   if (timed.length < 2) return null;
@@ -141,15 +141,15 @@ function runs(attempts) {
     name,
     points: timed.filter((a) => a.outcome === name).map((a) => ({ x: new Date(a.started_at), y: a.step_time_ms, tip: `${time(a.started_at)}, ${name}: ${number(a.step_time_ms)} ms` })),
   }));
-  const caption = `Step time of the ${timed.length} runs of this configuration on this device, by when they began.`;
-  return figure(caption, xyChart({ series, lines: true, zero: true, xType: "time", xLabel: "began", yLabel: "step time, ms", label: caption, height: 200 }));
+  const caption = `Step times of the ${timed.length} runs of this configuration on this device by start time.`;
+  return figure(caption, xyChart({ series, lines: true, zero: true, xType: "time", xLabel: "start", yLabel: "step time, ms", label: caption, height: 200 }));
 }
 
 function labelFacts(label) {
   const m = label.measurement;
-  const metrics = Object.keys(METRICS).map((name) => ({ name, value: label[name], why: name === "memory_mib" && label.memory_above_mib !== null ? `more than ${number(label.memory_above_mib)}: memory ran out` : m.missing?.[name] }));
+  const metrics = Object.keys(METRICS).map((name) => ({ name, value: label[name], why: name === "memory_mib" && label.memory_above_mib !== null ? `more than ${number(label.memory_above_mib)} (out of memory)` : m.missing?.[name] }));
   const samples = m.step_samples_ms ?? [];
-  const caption = `Raw step times in the order in which they were taken${m.step ? `; the label is their median, ${number(m.step.median_ms)} ms` : ""}.`;
+  const caption = `Raw step times in measurement order${m.step ? `; the label is their median, ${number(m.step.median_ms)} ms` : ""}.`;
   const listed = (values) => Object.entries(values ?? {}).map(([k, v]) => [words(k), typeof v === "number" ? number(v) : String(v)]);
   return [
     h("h2", {}, `Label ${label.id}`),
@@ -159,11 +159,11 @@ function labelFacts(label) {
     samples.length > 1
       ? figure(caption, xyChart({ series: [{ name: "step", points: samples.map((y, i) => ({ x: i + 1, y, tip: `step ${i + 1}: ${number(y)} ms` })) }], rules: m.step ? [{ y: m.step.median_ms, name: "median" }] : [], xLabel: "step", yLabel: "step time, ms", label: caption, height: 230 }),
           () => table("Step times", [{ name: "i", label: "Step", numeric: true }, { name: "y", label: "Step time, ms", numeric: true }], samples.map((y, i) => ({ i: i + 1, y }))))
-      : h("p", { class: "muted" }, "The source of this label tells no raw samples."),
+      : h("p", { class: "muted" }, "The source of this label has no raw samples."),
     m.step && facts([["Mean", `${number(m.step.mean_ms)} ms`], ["Interquartile range", `${number(m.step.iqr_ms)} ms`], ["95th percentile", `${number(m.step.p95_ms)} ms`], ["Forward", m.step.forward_share === null ? null : percent(100 * m.step.forward_share)], ["Backward", m.step.backward_share === null ? null : percent(100 * m.step.backward_share)], ["Optimizer", m.step.optimizer_share === null ? null : percent(100 * m.step.optimizer_share)]]),
     runs(label.attempts),
     card("Provenance", facts([["Stack", label.fingerprint], ["Worker", m.worker], ["Attempt", m.attempt_key], ["Began", time(m.started_at)], ["Took", m.duration_s ? `${number(m.duration_s, 3)} s` : null]]),
       h("details", {}, h("summary", {}, "Environment"), facts(listed(m.environment))),
-      h("details", {}, h("summary", {}, `${label.attempts.length === 1 ? "The one attempt" : `${label.attempts.length} attempts`} at this configuration on this device`), table("Attempts", [{ name: "id", label: "Id", numeric: true, cell: (r) => String(r.id) }, { name: "outcome", label: "Outcome", cell: (r) => pill(r.outcome) }, { name: "started_at", label: "Began", cell: (r) => time(r.started_at) }, { name: "step_time_ms", label: metricName("step_time_ms"), numeric: true }, { name: "memory_mib", label: metricName("memory_mib"), numeric: true }], label.attempts, { hideCaption: true, note: (r) => r.message }))),
+      h("details", {}, h("summary", {}, `${label.attempts.length === 1 ? "One attempt" : `${label.attempts.length} attempts`} at this configuration on this device`), table("Attempts", [{ name: "id", label: "Id", numeric: true, cell: (r) => String(r.id) }, { name: "outcome", label: "Outcome", cell: (r) => pill(r.outcome) }, { name: "started_at", label: "Began", cell: (r) => time(r.started_at) }, { name: "step_time_ms", label: metricName("step_time_ms"), numeric: true }, { name: "memory_mib", label: metricName("memory_mib"), numeric: true }], label.attempts, { hideCaption: true, note: (r) => r.message }))),
   ].filter(Boolean);
 }

@@ -1,13 +1,13 @@
-// The pool of a campaign in the embedding space: labelled, pending and next configurations.
+// Map of a campaign's pool in the embedding space: labelled, pending and next configurations.
 
 import * as Plot from "./vendor/plot.js";
 import { h, tell } from "./dom.js";
 import { number, strategyName, words } from "./format.js";
 import { get, query } from "./server.js";
-import { card, choice, empty, errorBox, facts, table, waiting } from "./parts.js";
+import { card, choice, empty, errorBox, explored, facts, table, waiting } from "./parts.js";
 import { COLOURS, colour, drawn, legend, responsive } from "./charts.js";
 
-// In the order in which they are drawn; `colour` is that of the kind, where families have none.
+// Kinds in drawing order; `colour` is the color of the kind where families have no color.
 const KINDS = {
   pool: { name: "In the pool", mark: "○", symbol: "circle", r: 2.5, colour: 8 },
   "held out": { name: "Held out for evaluation", mark: "□", symbol: "square", r: 4, colour: 8, hollow: true },
@@ -15,7 +15,7 @@ const KINDS = {
   pending: { name: "Pending", mark: "▲", symbol: "triangle", r: 6, colour: 4 },
   wanted: { name: "Next picks", mark: "★", symbol: "star", r: 8, colour: 5 },
 };
-const OTHERS = COLOURS - 2; // the index of the grey one
+const OTHERS = COLOURS - 2; // index of the gray color
 const MOST_ZOOM = 40;
 const REASONS = {
   uncertainty: "Uncertainty", distance_to_nearest_label: "Distance to the nearest label",
@@ -26,7 +26,7 @@ const POLL_MS = 1000;
 
 export async function mapView({ values, signal, main }) {
   const { campaigns } = (await get("api/campaigns", {}, signal)).data;
-  const title = h("h1", {}, "Map of the embedding space");
+  const title = explored("Map of the embedding space", "map");
   if (!campaigns.length)
     return [title, empty("No campaign yet", "The map shows the embeddings of a campaign's pool.", "trappm campaign launch --preset laptop")];
   const id = values.campaign ?? campaigns[0].id;
@@ -71,12 +71,12 @@ function shown(data) {
       return h("label", {}, box, h("span", { "aria-hidden": "true" }, one.mark), ` ${one.name} (${number(counts[kind])})`);
     }));
   const key = h("div", {}, map.legend());
-  const colours = choice("Colour", "colour", [["family", "by family"], ["kind", "by state"]], "family", (event) => {
+  const colours = choice("Color", "colour", [["family", "by family"], ["kind", "by state"]], "family", (event) => {
     map.byFamily = event.target.value === "family";
     key.replaceChildren(map.legend());
     map.draw();
   });
-  const zooms = h("div", { class: "buttons" }, [["+", "Nearer", 1.6], ["−", "Farther", 1 / 1.6], ["All", "The whole map", 0]].map(([text, label, factor]) =>
+  const zooms = h("div", { class: "buttons" }, [["+", "Zoom in", 1.6], ["−", "Zoom out", 1 / 1.6], ["All", "Show the whole map", 0]].map(([text, label, factor]) =>
     h("button", { type: "button", class: "quiet", "aria-label": label, onclick: () => map.scale(factor) }, text)));
   const wanted = data.wanted.map((w) => ({ ...w, point: data.points.find((p) => p.configuration === w.configuration) }));
   const reasons = Object.keys(REASONS).filter((r) => wanted.some((w) => typeof w.reason[r] === "number"));
@@ -101,7 +101,7 @@ function tellPoint(point) {
   return [
     h("p", { class: "about-title" }, point.configuration),
     facts([["State", KINDS[point.kind].name], ["Family", point.family], ["Round", point.round ?? null], ...reason]),
-    reason.length === 0 && h("p", { class: "muted" }, point.kind === "held out" ? "Drawn uniformly; its label is used for evaluation only." : "Not chosen yet."),
+    reason.length === 0 && h("p", { class: "muted" }, point.kind === "held out" ? "Drawn uniformly; its label is only used for evaluation." : "Not selected yet."),
   ].filter(Boolean);
 }
 
@@ -132,14 +132,14 @@ class PoolMap {
     this.stage.addEventListener("keydown", (event) => this.key(event));
   }
 
-  /** Nearer by a factor; 0: all of it. */
+  /** Zoom in by a factor; 0 shows the whole map. */
   scale(factor) {
     const stage = Plot.select(this.stage);
     if (factor) stage.call(this.zoom.scaleBy, factor);
     else stage.call(this.zoom.transform, Plot.zoomIdentity);
   }
 
-  /** The largest families have colours of their own, the others share the grey one. */
+  /** Give the largest families their own colors, and the others gray. */
   index(point) {
     if (!this.byFamily) return KINDS[point.kind].colour;
     const at = this.families.indexOf(point.family);

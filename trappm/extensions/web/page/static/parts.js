@@ -1,4 +1,4 @@
-// Parts that every view is made of: cards, tables, states, commands, errors.
+// Components shared by all views: cards, tables, states, commands, errors.
 
 import { h, tell, freshId } from "./dom.js";
 import { number } from "./format.js";
@@ -21,7 +21,7 @@ export function command(text) {
       button.textContent = "Copied";
       tell("Copied");
     } catch {
-      button.textContent = "Select it";
+      button.textContent = "Copying failed";
     }
     setTimeout(() => (button.textContent = "Copy"), 1500);
   });
@@ -46,7 +46,7 @@ export const waiting = (text = "Loading") =>
   h("p", { class: "waiting", role: "status" }, h("span", { class: "spinner", "aria-hidden": "true" }), ` ${text} …`);
 
 /**
- * A table.
+ * Return a table.
  * columns: [{name, label, numeric, cell(row), sort}]; sort: {by, descending, choose(column)};
  * note(row): long text shown below the row over the full width.
  */
@@ -91,6 +91,11 @@ export function figure(caption, chart, tableOf = null) {
   return h("figure", {}, parts);
 }
 
+/** The title of one of the two views of "Explore", with links to both. */
+export const explored = (title, view) => h("div", { class: "between wrap" }, h("h1", {}, title),
+  h("p", { class: "buttons" }, [["map", "Embedding map"], ["roofline", "Rooflines"]].map(([name, text]) =>
+    h("a", { class: "button quiet", href: `#/${name}`, "aria-current": name === view ? "page" : null }, text))));
+
 export const facts = (pairs) =>
   h("dl", { class: "facts" }, pairs.filter(([, v]) => v !== null && v !== undefined).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 
@@ -116,7 +121,7 @@ export function field(label, name, value, attributes = {}, kind = "") {
   return h("label", { class: `field ${kind}` }, h("span", {}, label), h("input", { name, value: value ?? "", ...attributes }));
 }
 
-/** timm's names for a field with `list: "models"`; without them it is typed in full. */
+/** Return autocompletion of timm names for a field with `list: "models"`. */
 export function completion(signal) {
   const list = h("datalist", { id: "models" });
   get("api/models", {}, signal).then(({ data }) => list.append(...data.models.map((name) => h("option", { value: name }))), () => {});

@@ -17,7 +17,7 @@ const SETTINGS = {
 const WHOLE = ["batch_size", "input_size", "gpus", "epochs", "samples"];
 const STRATEGIES = { ddp: "Data parallel (DDP)", fsdp: "Fully sharded (FSDP)", tp: "Tensor parallel" };
 const REMARKS_SHOWN = 3;
-let file = null; // chosen or dropped; an address cannot contain it
+let file = null; // chosen or dropped file, which the address cannot contain
 
 const isCpu = (device) => device.startsWith("cpu-");
 const isTransformer = (model) => model.startsWith("hf:");
@@ -104,13 +104,13 @@ function questionForm(values, snapshots, known, signal, ask) {
   return form;
 }
 
-/** Chosen devices as buttons that remove them, and a field to add any device by name. */
+/** Return buttons that remove the chosen devices, and a field to add a device by name. */
 function devicePicker({ devices, catalogue }, given) {
   const measured = Object.keys(devices);
   const gpus = measured.filter((key) => !isCpu(key));
   const listed = [...gpus, ...catalogue.filter((key) => !measured.includes(key)), ...measured.filter(isCpu)];
   let chosen = given.length ? given : [DEFAULT_DEVICE];
-  const input = h("input", { id: "device", list: "devices", placeholder: "Add a device, such as t4", autocomplete: "off", spellcheck: "false" });
+  const input = h("input", { id: "device", list: "devices", placeholder: "Add a device: t4", autocomplete: "off", spellcheck: "false" });
   const chips = h("span", { class: "chips" });
   const draw = () => chips.replaceChildren(...chosen.map((key) =>
     h("button", { type: "button", class: "chip", "aria-label": `Remove ${key}`, onclick: () => { chosen = chosen.filter((other) => other !== key); draw(); } }, `${key} ×`)));
@@ -131,7 +131,7 @@ function devicePicker({ devices, catalogue }, given) {
   };
 }
 
-/** Errors that the browser can see without asking the server. */
+/** Return an error that can be detected without the server, if any. */
 function mistake(asked) {
   if (!asked.model && !file) return { name: "model", text: "Enter a timm architecture, such as resnet50, or choose an ONNX file." };
   if (file && !file.name.toLowerCase().endsWith(".onnx")) return { name: "model", text: `${file.name} is not an ONNX file (.onnx). Export the model with torch.onnx.export.` };
@@ -139,9 +139,9 @@ function mistake(asked) {
     if (asked[name] && !/^[1-9][0-9]{0,14}$/.test(asked[name])) return { name, text: `Invalid ${words(name)}: “${asked[name]}”. Enter a whole number of 1 or more.` };
   if (asked.carbon_g_per_kwh && !/^[0-9]+(\.[0-9]+)?$/.test(asked.carbon_g_per_kwh)) return { name: "carbon_g_per_kwh", text: "The carbon intensity must be a number of grams per kWh, such as 350." };
   if (Boolean(asked.epochs) !== Boolean(asked.samples)) return { name: asked.epochs ? "samples" : "epochs", text: "A training run needs both epochs and samples per epoch." };
-  if (Number(asked.gpus) > 1 && file) return { name: "gpus", text: "Several GPUs are predicted for model names only. For a file, use: trappm scale model.onnx" };
-  if (Number(asked.gpus) > 1 && asked.devices.split(",").every(isCpu)) return { name: "gpus", text: "Several GPUs need a GPU among the devices." };
-  if (Number(asked.gpus) > 1 && asked.phase === "infer") return { name: "gpus", text: "Several GPUs are predicted for training steps only." };
+  if (Number(asked.gpus) > 1 && file) return { name: "gpus", text: "Multi-GPU predictions need a model name. For a file, use: trappm scale model.onnx" };
+  if (Number(asked.gpus) > 1 && asked.devices.split(",").every(isCpu)) return { name: "gpus", text: "Multi-GPU predictions need at least one GPU among the devices." };
+  if (Number(asked.gpus) > 1 && asked.phase === "infer") return { name: "gpus", text: "Multi-GPU predictions support only training steps." };
   return null;
 }
 
@@ -167,7 +167,7 @@ async function answer(asked, result, signal) {
   }
 }
 
-/** The memory card of the same step, on GPUs. */
+/** Return the memory card of the same step on GPUs. */
 function memoryOf(question, predictions, signal) {
   const [first] = predictions;
   const devices = predictions.filter((p) => p.capacity_mib && !isCpu(p.device)).map((p) => p.device);
@@ -209,7 +209,7 @@ function answers({ predictions, best }) {
   ].filter(Boolean);
 }
 
-/** Each remark once, with the devices that it is about. */
+/** Return each remark once, with its devices. */
 function remarks(predictions) {
   const about = new Map();
   for (const p of predictions) for (const text of p.remarks) about.set(text, [...(about.get(text) ?? []), p.device]);
@@ -243,7 +243,7 @@ function comparison(predictions) {
     some((p) => p.mig_profile) && { name: "mig_profile", label: "MIG", cell: (p) => p.mig_profile ?? NOTHING },
     some((p) => p.power_w) && { name: "power_w", label: "Power, W", numeric: true, cell: (p) => number(p.power_w, 3) },
     run && { name: "hours", label: "Training run", numeric: true, cell: (p) => hours(p.run?.hours) },
-    run && { name: "usd", label: "USD, from", numeric: true, cell: (p) => (p.run?.offers.length ? number(p.run.offers[0].usd, 4) : NOTHING) },
+    run && { name: "usd", label: "USD (from)", numeric: true, cell: (p) => (p.run?.offers.length ? number(p.run.offers[0].usd, 4) : NOTHING) },
   ].filter(Boolean);
   return table("Predictions by device; bars show intervals on a logarithmic scale", columns, predictions, { hideCaption: true });
 }
@@ -268,7 +268,7 @@ function deviceCard(p, title) {
 
 // Several GPUs.
 
-/** The step shared by several GPUs with each strategy, loaded by the card itself. */
+/** Return a card that loads the step on several GPUs with each strategy. */
 function sharedCard(question, gpus, signal) {
   const slot = h("div", {}, waiting("Predicting the shared step"));
   const names = ["model", "batch_size", "input_size", "snapshot", ...Object.keys(SETTINGS)];

@@ -1,23 +1,23 @@
-// What devices reach, and what bounds a model's step on them: ceilings, and kernels as points under them.
+// Rooflines of devices, with the kernels of a model's step as points.
 
 import * as Plot from "./vendor/plot.js";
 import { h, tell } from "./dom.js";
 import { NOTHING, number, share } from "./format.js";
 import { get, post, query } from "./server.js";
-import { card, choice, completion, empty, errorBox, field, figure, table, waiting } from "./parts.js";
+import { card, choice, completion, empty, errorBox, explored, field, figure, table, waiting } from "./parts.js";
 import { colour, drawn, legend, responsive, tips } from "./charts.js";
 
-const LOW = 0.05; // FLOP a byte
+const LOW = 0.05; // FLOP per byte
 const HIGH = 1000;
-const ROOM = 8; // between the lowest ceiling and the edge of the plot
+const ROOM = 8; // ratio of the lowest ceiling to the edge of the plot
 const HEIGHT = 430;
-const LARGEST = 1600; // area of a point that is the whole step, in square pixels
+const LARGEST = 1600; // area of a point with the whole step time, in square pixels
 const SETTINGS = {
   phase: ["Phase", [["train", "training step"], ["infer", "inference step"]]],
   precision: ["Precision", [["", "as most labels"], ["fp32", "fp32"], ["amp-fp16", "amp-fp16"], ["amp-bf16", "amp-bf16"]]],
   memory_format: ["Memory format", [["", "as most labels"], ["contiguous", "contiguous"], ["channels-last", "channels-last"]]],
 };
-const BOUNDS = { compute: "compute", bandwidth: "bandwidth", launch: "launches, and waiting for the host" };
+const BOUNDS = { compute: "compute", bandwidth: "bandwidth", launch: "launches and waiting for the host" };
 
 export async function rooflineView({ values, signal, main }) {
   const { data } = await get("api/devices", {}, signal);
@@ -27,11 +27,11 @@ export async function rooflineView({ values, signal, main }) {
     if (location.hash !== address) history.replaceState(null, "", address);
     answer(asked, result, signal);
   });
-  main.replaceChildren(h("h1", {}, "Roofline"), form, result);
+  main.replaceChildren(explored("Roofline", "roofline"), form, result);
   if (values.devices) answer(values, result, signal);
   else
     result.replaceChildren(
-      empty("What bounds a step?", "Ceilings are what a device's kernels reached, or its data sheet; a model's kernels stand below them as points.",
+      empty("What bounds a step?", "Ceilings come from a device's measured kernels or its data sheet. The kernels of a model are points below them.",
         "trappm roofline v100 a100 --model resnet50 --batch-size 64", "trappm measure --kernels --device cpu-2t"));
   return null;
 }
@@ -41,10 +41,10 @@ function questionForm(values, { kernels, cards }, signal, ask) {
   const names = [...Object.keys(kernels), ...cards.filter((name) => !(name in kernels))];
   const form = h("form", { class: "card ask", novalidate: true },
     h("div", { class: "filters" },
-      field("Devices, up to four", "devices", values.devices ?? "", { placeholder: "v100, a100", list: "devices", autocomplete: "off", spellcheck: "false", maxlength: 200 }, "wide"),
+      field("Devices (up to four)", "devices", values.devices ?? "", { placeholder: "v100, a100", list: "devices", autocomplete: "off", spellcheck: "false", maxlength: 200 }, "wide"),
       h("datalist", { id: "devices" }, names.map((name) => h("option", { value: name }))),
       completion(signal),
-      field("timm architecture", "model", values.model ?? "", { placeholder: "resnet50; none: ceilings alone", list: "models", autocomplete: "off", spellcheck: "false", maxlength: 200 }, "wide"),
+      field("timm architecture", "model", values.model ?? "", { placeholder: "resnet50 (empty: only ceilings)", list: "models", autocomplete: "off", spellcheck: "false", maxlength: 200 }, "wide"),
       field("Batch size", "batch_size", values.batch_size ?? "64", { inputmode: "numeric" }),
       Object.entries(SETTINGS).map(([name, [label, options]]) => choice(label, name, options, values[name] ?? options[0][0])),
       h("div", { class: "buttons" }, h("button", { class: "primary" }, "Show"))),
@@ -53,7 +53,7 @@ function questionForm(values, { kernels, cards }, signal, ask) {
     event.preventDefault();
     const asked = Object.fromEntries([...new FormData(form)].map(([k, v]) => [k, v.trim()]).filter(([, v]) => v));
     const wrong = !asked.devices ? "Name a device, such as a100."
-      : asked.batch_size && !/^[1-9][0-9]{0,8}$/.test(asked.batch_size) ? `batch size is “${asked.batch_size}”; it must be a whole number of 1 or more.` : "";
+      : asked.batch_size && !/^[1-9][0-9]{0,8}$/.test(asked.batch_size) ? `Invalid batch size: “${asked.batch_size}”. Enter a whole number of 1 or more.` : "";
     problem.replaceChildren(wrong);
     if (!wrong) ask(asked);
   });
@@ -69,7 +69,7 @@ async function answer(asked, result, signal) {
   const { devices, batch_size: size, model, ...rest } = asked;
   const question = { ...rest, devices: devices.split(",").map((name) => name.trim()).filter(Boolean) };
   if (model) Object.assign(question, { model, batch_size: Number(size ?? 1) });
-  result.replaceChildren(waiting("Working it out; what was never asked about takes some seconds"));
+  result.replaceChildren(waiting("Computing; a new model takes some seconds"));
   try {
     const rows = await post("v1/roofline", question, mine.signal);
     if (mine.signal.aborted) return;
@@ -83,18 +83,18 @@ async function answer(asked, result, signal) {
 function shown(rows) {
   const steps = rows.filter((row) => row.step);
   return [
-    steps.length > 0 && card("What bounds the step", steps.map(({ step }) => [h("p", {}, step.sentence), h("p", { class: "muted small" }, `Its times rest on ${step.source}.`)])),
+    steps.length > 0 && card("What bounds the step", steps.map(({ step }) => [h("p", {}, step.sentence), h("p", { class: "muted small" }, `Times are based on ${step.source}.`)])),
     card(steps.length ? `Kernels of ${steps[0].step.model} under the ceilings` : "Ceilings", roofline(rows)),
     h("div", { class: "devices" }, rows.map(ceilings)),
     ...steps.map(({ device, step }) => card(`Largest kernels on ${device}`, kernels(step.kernels.slice(0, 15)))),
   ].filter(Boolean);
 }
 
-// The drawing.
+// Plot.
 
 const of = (row, kind) => row.roofs.filter((roof) => roof.kind === kind);
 
-/** The ceilings of a device between two intensities, as trappm/roofline/drawing.py has them. */
+/** Return the ceilings of a device between two intensities, as roofline/drawing.py does. */
 export function lines(row, low, high) {
   const peaks = of(row, "compute");
   const levels = of(row, "bandwidth");
@@ -112,7 +112,7 @@ export function lines(row, low, high) {
   return [...level, ...slanted];
 }
 
-/** Powers of ten between two numbers. */
+/** Return the powers of ten between two numbers. */
 const decades = (low, high) => {
   const first = Math.ceil(Math.log10(low));
   return Array.from({ length: Math.floor(Math.log10(high)) - first + 1 }, (_, i) => 10 ** (first + i));
@@ -124,7 +124,7 @@ function roofline(rows) {
   const high = Math.max(HIGH, ...points.filter((p) => p.share > 0.002).map((p) => 1.4 * p.intensity));
   const all = rows.map((row) => lines(row, low, high));
   const ends = all.flat().flatMap((line) => [line.from[1], line.to[1]]);
-  if (!ends.length) return h("p", { class: "muted" }, "No ceiling is known: measure it again when its host is quiet.");
+  if (!ends.length) return h("p", { class: "muted" }, "No ceiling is known; measure the device on an idle host.");
   const least = Math.min(...ends) / ROOM;
   const most = Math.max(...ends, ...points.map((p) => p.tflops)) * 1.5;
   const label = rows.map((row) => row.step?.sentence ?? `Ceilings of ${row.device}: ${row.roofs.map((r) => `${r.of} ${number(r.value)} ${r.unit}`).join(", ")}`).join(" ");
@@ -141,7 +141,7 @@ function roofline(rows) {
     const isNarrow = width < 560;
     return drawn(label, {
       width, height: HEIGHT, marginLeft: left, marginRight: right, marginTop: top, marginBottom: bottom,
-      x: { type: "log", domain: [low, high], label: "FLOP a byte", labelArrow: "none", clamp: true, ticks: decades(low, high), tickFormat: (x) => number(x) },
+      x: { type: "log", domain: [low, high], label: "FLOP/byte", labelArrow: "none", clamp: true, ticks: decades(low, high), tickFormat: (x) => number(x) },
       y: { type: "log", domain: [least, most], label: "TFLOP/s", labelArrow: "none", clamp: true, grid: true, ticks: decades(least, most), tickFormat: (y) => number(y) },
       r: { type: "identity" },
       marks: [
@@ -153,8 +153,8 @@ function roofline(rows) {
       ],
     });
   });
-  const told = points.length ? "Points are kernels, as large as their share of the step; those that multiply nothing count one operation an element. " : "";
-  return figure(`${told}Dashed ceilings are of a data sheet, the others are of kernels that were timed.`,
+  const told = points.length ? "Points are kernels; their area is their share of the step. Kernels other than products count one operation per element. " : "";
+  return figure(`${told}Dashed ceilings are from a data sheet, solid ceilings from measured kernels.`,
     h("div", {}, legend(rows.map((row, at) => [row.device, at])), chart),
     () => h("div", {}, rows.map(ceilingTable), rows.filter((row) => row.step).map((row) => kernels(row.step.kernels, row.device))));
 }
@@ -163,7 +163,7 @@ function roofline(rows) {
 
 const ceilingTable = (row) => table(`Ceilings of ${row.device}`, [
   { name: "of", label: "Of", header: true, cell: (roof) => `${roof.kind}: ${roof.of}` },
-  { name: "value", label: "At best", numeric: true, cell: (roof) => `${number(roof.value)} ${roof.unit}` },
+  { name: "value", label: "Best", numeric: true, cell: (roof) => `${number(roof.value)} ${roof.unit}` },
   { name: "source", label: "Source", cell: (roof) => h("span", { class: "nowrap" }, roof.source) },
 ], row.roofs, { hideCaption: true });
 
@@ -173,7 +173,7 @@ function ceilings(row) {
     h("p", { class: "muted" }, row.kernels ? `${row.device_name}; ${number(row.kernels)} kernels` : `${row.device_name}; no kernel of it was timed`),
     step && table(`What bounds the step on ${row.device}`, [
       { name: "bound", label: "Bound by", header: true, cell: ([bound]) => BOUNDS[bound] },
-      { name: "share", label: "Of the step", numeric: true, cell: ([, part]) => share(part) },
+      { name: "share", label: "Share of the step", numeric: true, cell: ([, part]) => share(part) },
     ], Object.entries(step.shares), { hideCaption: true }),
     ceilingTable(row));
 }
@@ -182,7 +182,7 @@ const kernels = (points, device = "this device") => table(`Kernels on ${device}`
   { name: "name", label: "Kernel", header: true },
   { name: "size", label: "Size", cell: (p) => h("span", { class: "nowrap" }, p.size) },
   { name: "count", label: "Runs", numeric: true },
-  { name: "share", label: "Of the step", numeric: true, cell: (p) => share(p.share) },
+  { name: "share", label: "Share of the step", numeric: true, cell: (p) => share(p.share) },
   { name: "time_ms", label: "ms", numeric: true, cell: (p) => number(p.time_ms, 3) },
   { name: "bound", label: "Bound by", cell: (p) => p.bound ?? NOTHING },
   { name: "intensity", label: "FLOP/byte", numeric: true, cell: (p) => number(p.intensity, 3) },

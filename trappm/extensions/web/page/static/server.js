@@ -1,4 +1,4 @@
-// Asking the server, and only it: answers as JSON, errors as words.
+// Requests to this server only, with JSON responses and readable errors.
 
 const TOKEN = "trappm-token";
 
@@ -19,7 +19,7 @@ async function request(path, options = {}) {
     response = await fetch(path, { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ServerError(0, "The server does not answer.", "Start it again with: trappm serve --open");
+    throw new ServerError(0, "The server does not respond.", "Start it again with: trappm serve --open");
   }
   if (response.status === 401 && (await askForToken(Boolean(token)))) return request(path, options);
   if (!response.ok) throw await told(response);
@@ -31,10 +31,10 @@ async function told(response) {
   try {
     problem = await response.json();
   } catch {
-    // an answer without words
+    // a response without problem details
   }
   const detail =
-    typeof problem.detail === "string" ? problem.detail : problem.title ?? `The server answered ${response.status}.`;
+    typeof problem.detail === "string" ? problem.detail : problem.title ?? `The server responded with status ${response.status}.`;
   const field = /^body\.(?:\w+\.)*?(\w+): (.*); see \/openapi\.json$/.exec(detail);
   if (field) return new ServerError(response.status, `${field[1].replaceAll("_", " ")}: ${field[2]}`);
   return new ServerError(response.status, detail, problem.hint);
@@ -48,15 +48,15 @@ function askForToken(wasRefused) {
   form.method = "dialog";
   const label = document.createElement("label");
   label.textContent = wasRefused
-    ? "This token is not the right one. Token of the server:"
-    : "This server asks for its token:";
+    ? "The token is wrong. Enter the server's token:"
+    : "This server requires a token:";
   const input = document.createElement("input");
   input.type = "password";
   input.required = true;
   input.autocomplete = "off";
   label.append(input);
   const button = document.createElement("button");
-  button.textContent = "Go on";
+  button.textContent = "Continue";
   form.append(label, button);
   dialog.append(form);
   document.body.append(dialog);

@@ -1,4 +1,4 @@
-// Snapshots: what there is, what each is called, and how good its heads are.
+// Snapshots: list, aliases, and errors of their heads.
 
 import { h } from "./dom.js";
 import { METRICS, NOTHING, bytes, number, percent, time } from "./format.js";
@@ -26,7 +26,7 @@ async function all(signal) {
   return [
     h("h1", {}, "Snapshots"),
     h("div", { class: "card" }, table("Snapshots of this machine, the latest first; default ships with trappm", columns, snapshots, { hideCaption: true })),
-    snapshots.length <= 1 && empty("No snapshot of your own yet", "A campaign publishes one, and those of others can be pulled:", "trappm campaign launch --preset laptop", "trappm snapshot pull latest --registry s3://bucket/snapshots"),
+    snapshots.length <= 1 && empty("No snapshots from this machine yet", "Campaigns publish snapshots. Pull a shared snapshot with:", "trappm campaign launch --preset laptop", "trappm snapshot pull latest --registry s3://bucket/snapshots"),
   ].filter(Boolean);
 }
 
@@ -37,8 +37,8 @@ async function oneOf(name, signal, main) {
   const heads = [
     { name: "device", label: "Device", header: true }, { name: "phase", label: "Phase" },
     { name: "metric", label: "Metric", cell: (r) => METRICS[r.metric]?.name ?? r.metric },
-    { name: "labels", label: "Labels", numeric: true }, { name: "count", label: "Judged on", numeric: true },
-    { name: "mape", label: "Mean error (MAPE)", cell: (r) => (r.mape === null ? "not told" : cellBar(r.mape, largest, percent(r.mape))) },
+    { name: "labels", label: "Labels", numeric: true }, { name: "count", label: "Evaluated on", numeric: true },
+    { name: "mape", label: "Mean error (MAPE)", cell: (r) => (r.mape === null ? "not available" : cellBar(r.mape, largest, percent(r.mape))) },
     { name: "median_ape", label: "Median error", numeric: true, cell: (r) => percent(r.median_ape) },
     { name: "coverage", label: "In the 90 % interval", numeric: true, cell: (r) => percent(r.coverage) },
   ];
@@ -50,27 +50,27 @@ async function oneOf(name, signal, main) {
     h("p", { class: "crumbs" }, h("a", { href: "#/snapshots" }, "Snapshots"), " / ", data.id),
     h("h1", {}, "Snapshot ", h("span", { class: "code" }, data.id.slice(0, 8)), " ", names(data.aliases)),
     h("div", { class: "tiles" },
-      card("What it is", facts([
-        ["Made", time(manifest.created_at)], ["Size", bytes(size)], ["Source device", manifest.source_device],
+      card("Properties", facts([
+        ["Created", time(manifest.created_at)], ["Size", bytes(size)], ["Source device", manifest.source_device],
         ["Campaign", manifest.campaign ? h("a", { href: `#/campaigns/${manifest.campaign}` }, manifest.campaign) : "none"],
         ["Parent", manifest.parent ? h("a", { href: `#/snapshots/${manifest.parent}`, class: "code" }, manifest.parent.slice(0, 8)) : null],
         ["Labels", counted(Object.values(manifest.training_labels?.counts ?? {}).reduce((sum, by) => { for (const [k, n] of Object.entries(by)) sum[k] = (sum[k] ?? 0) + n; return sum; }, {}))],
         ["Versions", Object.entries(manifest.versions).map(([k, v]) => `${k} ${v}`).join(", ")],
       ])),
-      card("Use it", h("p", {}, "Ask it here, or:"), command(`trappm predict resnet50 --batch-size 64 --snapshot ${data.aliases[0] ?? data.id.slice(0, 8)}`), h("p", {}, "Copy it into a folder:"), command(`trappm snapshot pull ${data.aliases[0] ?? data.id.slice(0, 8)} --to copy`), h("p", {}, h("a", { href: `#/predict?snapshot=${data.aliases[0] ?? data.id}` }, "Predict with it")))),
-    card("Errors by head", table("Errors of each head on architectures held out", heads, data.heads, { hideCaption: true }), manifest.split && h("p", { class: "muted" }, `Errors are on: ${manifest.split}.`)),
+      card("Usage", h("p", {}, "Use it on the Predict page, or with:"), command(`trappm predict resnet50 --batch-size 64 --snapshot ${data.aliases[0] ?? data.id.slice(0, 8)}`), h("p", {}, "Copy it to a folder:"), command(`trappm snapshot pull ${data.aliases[0] ?? data.id.slice(0, 8)} --to copy`), h("p", {}, h("a", { href: `#/predict?snapshot=${data.aliases[0] ?? data.id}` }, "Predict with this snapshot")))),
+    card("Errors by head", table("Errors of each head on held-out architectures", heads, data.heads, { hideCaption: true }), manifest.split && h("p", { class: "muted" }, `Evaluation split: ${manifest.split}.`)),
     reliability(manifest),
     families,
-    manifest.sources?.length > 0 && card("Sources", table("Published labels that it was trained on", [{ name: "file", label: "File", header: true }, { name: "source", label: "Source" }, { name: "device", label: "Device" }, { name: "phase", label: "Phase" }, { name: "metric", label: "Metric", cell: (r) => METRICS[r.metric]?.name ?? r.metric }, { name: "labels", label: "Labels", numeric: true }], manifest.sources, { hideCaption: true })),
-    card("Manifest", h("details", {}, h("summary", {}, "The whole manifest, as JSON"), h("pre", { tabindex: 0 }, text))),
+    manifest.sources?.length > 0 && card("Sources", table("Published training labels", [{ name: "file", label: "File", header: true }, { name: "source", label: "Source" }, { name: "device", label: "Device" }, { name: "phase", label: "Phase" }, { name: "metric", label: "Metric", cell: (r) => METRICS[r.metric]?.name ?? r.metric }, { name: "labels", label: "Labels", numeric: true }], manifest.sources, { hideCaption: true })),
+    card("Manifest", h("details", {}, h("summary", {}, "Full manifest as JSON"), h("pre", { tabindex: 0 }, text))),
   ].filter(Boolean));
   drawFamilies(null);
   return null;
 }
 
-const LEAST_JUDGED = 20; // fewer measurements say little of how often intervals hold
+const LEAST_JUDGED = 20; // minimum number of measurements for a coverage estimate
 
-/** What intervals of 50 and of 90 % cover, head by head: on the dashed lines they keep their word. */
+/** Return a card with the coverage of 50 % and 90 % intervals by head. */
 function reliability(manifest) {
   const order = Object.keys(METRICS);
   const rows = Object.entries(manifest.errors ?? {}).flatMap(([device, phases]) => Object.entries(phases).flatMap(([phase, metrics]) =>
@@ -79,18 +79,18 @@ function reliability(manifest) {
   if (!rows.length) return null;
   const shown = [50, 80, 90, 95];
   const says = (r, i) => percent(r.reliability[i]);
-  return card("What intervals cover", figure(`Share of the measurements of architectures held out that lie inside intervals of 50 and of 90 %, for heads judged on ${LEAST_JUDGED} or more: at its dashed line an interval keeps its word, left of it is too narrow, right of it is wider than it need be.`,
+  return card("Interval coverage", figure(`Coverage of 50 % and 90 % intervals on held-out architectures, for heads evaluated on ${LEAST_JUDGED} or more measurements. Points left of the dashed line are intervals that are too narrow, points right of it are too wide.`,
     targetRows({
-      rows: rows.map((r) => ({ name: r.head, values: [r.reliability[50], r.reliability[90]], tip: `${r.head}, ${number(r.count)} judged\nof 50 %: ${says(r, 50)} inside\nof 90 %: ${says(r, 90)} inside` })),
-      targets: [{ at: 50, name: "intervals of 50 %", kind: 1 }, { at: 90, name: "intervals of 90 %", kind: 0 }],
-      xLabel: "Measurements inside, %", label: "What intervals of 50 and 90 % cover, by head",
+      rows: rows.map((r) => ({ name: r.head, values: [r.reliability[50], r.reliability[90]], tip: `${r.head}, ${number(r.count)} measurements\n50 % interval: ${says(r, 50)} inside\n90 % interval: ${says(r, 90)} inside` })),
+      targets: [{ at: 50, name: "50 % intervals", kind: 1 }, { at: 90, name: "90 % intervals", kind: 0 }],
+      xLabel: "Measurements inside, %", label: "Coverage of 50 % and 90 % intervals by head",
     }),
-    () => table("What intervals cover", [{ name: "head", label: "Head", header: true }, { name: "count", label: "Judged on", numeric: true }, ...shown.map((i) => ({ name: `i${i}`, label: `${i} %`, numeric: true, cell: (r) => says(r, i) }))], rows, { hideCaption: true })));
+    () => table("Interval coverage", [{ name: "head", label: "Head", header: true }, { name: "count", label: "Evaluated on", numeric: true }, ...shown.map((i) => ({ name: `i${i}`, label: `${i} %`, numeric: true, cell: (r) => says(r, i) }))], rows, { hideCaption: true })));
 }
 
 function familyErrors(data, chosen, choose) {
   if (!data.families.length)
-    return card("Errors by family", empty("Not told by family", "The manifest of this snapshot tells errors by head only. The command judges families:", "python -m research evaluate --help"));
+    return card("Errors by family", empty("No errors by family", "The manifest of this snapshot has only errors by head. Evaluate by family with:", "python -m research evaluate --help"));
   const key = (r) => [r.device, r.phase, r.metric].filter(Boolean).join(" · ");
   const groups = [...new Set(data.families.map(key))];
   const group = groups.includes(chosen) ? chosen : groups[0];
@@ -99,6 +99,6 @@ function familyErrors(data, chosen, choose) {
   const { metric, device } = rows[0];
   return card("Errors by family",
     groups.length > 1 && choice("Head", "head", groups.map((g) => [g, g.split(" · ").map((w) => METRICS[w]?.name ?? w).join(" · ")]), group, (e) => choose(e.target.value)),
-    figure(`Mean absolute percentage error of ${METRICS[metric]?.name.toLowerCase() ?? metric} on ${device}, architectures held out, by family.`,
-      table("Errors by family", [{ name: "family", label: "Family", header: true }, { name: "count", label: "Judged on", numeric: true }, { name: "mape", label: "Mean error (MAPE)", cell: (r) => cellBar(r.mape, largest, percent(r.mape)) }], rows, { hideCaption: true })));
+    figure(`Mean absolute percentage error of ${METRICS[metric]?.name.toLowerCase() ?? metric} on ${device}, held-out architectures, by family.`,
+      table("Errors by family", [{ name: "family", label: "Family", header: true }, { name: "count", label: "Evaluated on", numeric: true }, { name: "mape", label: "Mean error (MAPE)", cell: (r) => cellBar(r.mape, largest, percent(r.mape)) }], rows, { hideCaption: true })));
 }

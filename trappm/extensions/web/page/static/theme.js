@@ -1,4 +1,4 @@
-// Light or dark, before anything is drawn: as chosen here before, else as the system has it.
+// Light or dark theme, set before the page is drawn: the stored choice, else the system's.
 (() => {
   const kept = localStorage.getItem("trappm-theme");
   const dark = matchMedia("(prefers-color-scheme: dark)");

@@ -1,0 +1,97 @@
+"""Reading of untrusted files: with a limit on their size, and without pickled objects.
+
+PyYAML raises various exceptions for bad dates and numbers, takes the last of two equal keys, and
+expands merge keys (`<<`), so that two kilobytes can fill all memory. Here these are errors.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import yaml
+
+from trappm.profiler.errors import InputError
+
+
+def read_plain(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a plain file; reading a pipe or a device might never end.
+
+    Raises:
+        InputError: The file cannot be read, is not a plain file, is larger than `max_bytes`, or
+            grows.
+    """
+    try:
+        # Without the flag, opening a pipe would wait for somebody to write.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise InputError(f"cannot read {path}: it is not a plain file")
+            if status.st_size > max_bytes:
+                raise InputError(f"{path} has {status.st_size:,} bytes; at most {max_bytes:,}")
+            # Not `max_bytes`: as much memory as is asked for is taken beforehand.
+            content = file.read(status.st_size + 1)
+    except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"cannot read {path}: {reason}") from error
+    if len(content) > status.st_size:
+        raise InputError(f"{path} grows while it is read; try again when it is whole")
+    return content
+
+
+def load_yaml(text: str | bytes, origin: str) -> Any:
+    """Return the plain data in a YAML text.
+
+    Args:
+        text: Content of the file.
+        origin: Name of the file for errors.
+
+    Raises:
+        InputError: It is not YAML, or has a key twice.
+    """
+    try:
+        return _Loader(text).get_single_data()
+    except (yaml.YAMLError, RecursionError, ValueError, TypeError, OverflowError) as error:
+        where = " ".join(str(error).split())
+        raise InputError(f"{origin} is not valid YAML: {where}") from error
+
+
+class _Loader(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                raise yaml.MarkedYAMLError(
+                    problem="merge keys (<<) are not supported", problem_mark=key_node.start_mark
+                )
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"duplicate key {key!r}", problem_mark=key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def pack(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
+    """Return a compressed archive of these arrays; equal arrays give equal bytes."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **dict(arrays))  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def unpack(data: bytes) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays that `pack` wrote.
+
+    Raises:
+        Exception: The bytes are damaged; zipfile, zlib and NumPy raise errors of many kinds.
+    """
+    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        return dict(archive)
