@@ -2,7 +2,7 @@
 
 Matrix products and XGBoost release the global interpreter lock. Heads share only caches with
 deterministic entries. Two cores train memory and step time in little more than the longer of the
-two takes (docs/studies/learner_speed.md).
+two takes (docs/research/learner_speed.md).
 """
 
 from __future__ import annotations

@@ -50,21 +50,21 @@ PRIORS: Mapping[str, Script] = {
 TABLES: Mapping[str, Script] = {
     name: Script(f"research.{module}", f"docs/{page}")
     for name, module, page in (
-        ("accuracy", "tables.accuracy", "accuracy.md"),
-        ("cpu-cores", "priors.cpu_cores", "studies/cpu_cores.md"),
-        ("step-time", "priors.step_time", "studies/rtx_step_time.md"),
-        ("second-device", "priors.second_device", "studies/step_time_constants.md"),
-        ("other-devices", "priors.other_devices", "studies/other_gpus.md"),
-        ("memory", "priors.memory_simulation", "studies/simulated_memory.md"),
-        ("power", "priors.power", "studies/power.md"),
-        ("links", "priors.collectives", "studies/many_gpus.md"),
-        ("ddp", "priors.ddp_steps", "studies/many_gpus.md"),
-        ("language-models", "priors.language_models", "studies/language_models.md"),
-        ("foreign-modules", "tables.foreign_modules", "foreign_modules.md"),
+        ("accuracy", "tables.accuracy", "research/accuracy.md"),
+        ("cpu-cores", "priors.cpu_cores", "research/cpu_cores.md"),
+        ("step-time", "priors.step_time", "research/rtx_step_time.md"),
+        ("second-device", "priors.second_device", "research/step_time_constants.md"),
+        ("other-devices", "priors.other_devices", "research/other_gpus.md"),
+        ("memory", "priors.memory_simulation", "research/simulated_memory.md"),
+        ("power", "priors.power", "research/power.md"),
+        ("links", "priors.collectives", "research/many_gpus.md"),
+        ("ddp", "priors.ddp_steps", "research/many_gpus.md"),
+        ("language-models", "priors.language_models", "research/language_models.md"),
+        ("foreign-modules", "tables.foreign_modules", "research/foreign_modules.md"),
         ("mem-tracker", "tables.mem_tracker", "research/mem_tracker.md"),
         ("few-terms", "priors.few_terms", "research/few_terms.md"),
         ("figures", "tables.doc_figures", "figures"),
-        ("h100", "tables.gpu_check", "studies/h100_day.md"),
+        ("h100", "tables.gpu_check", "research/h100_day.md"),
     )
 }
 """Tables and figures of the documentation."""
@@ -114,7 +114,7 @@ def tables(
     name: _Name = None,
     list_: _List = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Compare docs/accuracy.md; exit 1 if worse.")
+        bool, typer.Option("--check", help="Compare docs/research/accuracy.md; exit 1 if worse.")
     ] = False,
 ) -> None:
     """Print the tables and draw the figures of the documentation.

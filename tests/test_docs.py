@@ -1,11 +1,14 @@
 """What of the documentation can be checked without building it: links, the site, names."""
 
 import ast
+import itertools
 import re
 from pathlib import Path
 
 import pytest
 import yaml
+
+from trappm import cli_reference
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -46,14 +49,43 @@ def test_the_site_has_every_page_once():
     assert sorted(named) == sorted(pages)
 
 
-GUIDES = next(part["Guides"] for part in SITE["nav"] if "Guides" in part)
+CONSOLE = re.compile(r"```console\n(.*?)```", re.DOTALL)
+GUIDES = [page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "research"]
 
 
-@pytest.mark.parametrize("name", list(_leaves(GUIDES)))
-def test_a_guide_has_at_most_1000_words_beside_its_examples(name):
-    """How things are done stands in docs/details, figures in docs/studies."""
-    text = re.sub(r"```.*?```", "", (ROOT / "docs" / name).read_text(), flags=re.DOTALL)
+def test_the_site_has_four_tabs():
+    assert [*itertools.chain(*SITE["nav"])] == ["Get started", "How-to", "Reference", "Research"]
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_a_guide_has_at_most_1000_words_in_addition_to_its_examples(page):
+    if page.parent.name == "reference":
+        return
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     assert len(text.split()) <= 1000
+
+
+WRITTEN = [page for page in GUIDES if page.parent.name != "reference"]
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.stem)
+def test_lines_of_a_guide_have_at_most_100_columns(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    lines = [line for line in text.splitlines() if not line.startswith(("|", "!["))]
+    assert [line for line in lines if len(line) > 100 and not line.startswith("    ")] == []
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.stem)
+def test_a_console_block_has_one_command_without_comment(page):
+    for block in CONSOLE.findall(page.read_text()):
+        typed = [line for line in block.splitlines() if line.startswith("$ ")]
+        assert len(typed) == 1
+        assert " #" not in typed[0]
+
+
+def test_guides_and_reference_stay_small():
+    assert len(GUIDES) <= 25
+    assert sum(len(page.read_text().split()) for page in GUIDES) <= 20_000
 
 
 def test_the_reference_is_of_names_that_there_are():
@@ -64,6 +96,24 @@ def test_the_reference_is_of_names_that_there_are():
     ]
     assert names
     assert [name for name in names if not _is_there(name)] == []
+
+
+def test_the_page_of_commands_is_current():
+    assert (ROOT / "docs/reference/cli.md").read_text() == cli_reference.page()
+
+
+def test_the_readme_is_short_and_narrow():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) < 100
+    assert [line for line in lines if len(line) > 100] == []
+
+
+def test_console_blocks_of_the_readme_fit_a_terminal_and_have_no_comments():
+    blocks = CONSOLE.findall((ROOT / "README.md").read_text())
+    lines = [line for block in blocks for line in block.splitlines()]
+    assert blocks
+    assert [line for line in lines if len(line) > 80] == []
+    assert [line for line in lines if line.startswith("$ ") and "#" in line] == []
 
 
 def _is_there(name):

@@ -24,7 +24,7 @@ WIDTH = 320
 ROWS_AT_ONCE = 8192
 """Bounds the memory of one product."""
 # Round numbers; strategies were compared with them on splits of seeds 100 to 119
-# (docs/studies/choosing.md).
+# (docs/research/choosing.md).
 LANDMARKS = 256
 COMPONENTS = 16
 """Principal components of the embedding."""

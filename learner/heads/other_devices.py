@@ -5,8 +5,8 @@
     memory      simulated allocations, and the other memory of a process of today's software
 
 Their intervals are quantiles of the errors on cards held out as a whole, or on architectures held
-out where the card has steps (docs/studies/step_time_constants.md). Memory was measured on two cards
-only, so its interval is indicative: how far a third card is from both is unknown.
+out where the card has steps (docs/research/step_time_constants.md). Memory was measured on two
+cards only, so its interval is indicative: how far a third card is from both is unknown.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ BOUND = 6.0
 """Sharpness of the bend where a kernel reaches the peak of the device; a round number."""
 SHARPNESS = 8.0
 """Power of the smooth minimum over tiles and the smooth maximum of device and host time
-(docs/step_time.md). Large enough for a maximum, with a slope on both sides."""
+(docs/research/step_time_model.md). Large enough for a maximum, with a slope on both sides."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Group:
 
 # Rough values from literature and data sheets.
 # Spreads were chosen with the formula, on folds of all published rows
-# (docs/studies/step_time_constants.md).
+# (docs/research/step_time_constants.md).
 _SLOWDOWN = (0.6, 0.5, 2.0, 3.2, 0.4, 0.8, 0.8)
 GROUPS = (
     Group("peak", (2,), 0.0, 0.5, common=True),
@@ -173,7 +173,7 @@ class Times:
         """Return features of n workloads: square roots of shares of the device's time, and sizes.
 
         Square roots tell workloads apart by rare kernels, too. In folds of architectures of the
-        three RTX sheets they were better than shares (docs/studies/step_time_constants.md).
+        three RTX sheets they were better than shares (docs/research/step_time_constants.md).
         """
         products, streams = terms.products, terms.streams
         parts = [

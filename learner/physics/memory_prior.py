@@ -41,7 +41,7 @@ from trappm.profiler.simulation.training_loop import Loop
 
 Array = npt.NDArray[np.float64]
 
-# Narrow spreads are best for few labels (docs/studies/a100_memory.md).
+# Narrow spreads are best for few labels (docs/research/a100_memory.md).
 SPEC = PriorSpec(
     (
         TermSpec("process", 0.7),  # more with more libraries loaded
@@ -61,7 +61,7 @@ LABELS_FOR_LOOP = 200
 """Number of labels that distinguishes the loops; a round number. Each is replayed per loop."""
 TYPICAL_ERROR = 0.03
 """Typical error of the logarithm with the right loop: 2.8 % by architecture, rounded up
-(docs/studies/a100_memory.md)."""
+(docs/research/a100_memory.md)."""
 
 FEATURE_GROUPS = (
     6,

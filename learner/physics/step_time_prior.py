@@ -2,7 +2,8 @@
 
 `kernel_times` has the formula. Its constants start from a specification sheet, so the prior
 predicts without labels. A new device starts from another's constants: the share of the peak that a
-kernel reaches is similar, the peaks are not. docs/step_time.md has the reason for each term.
+kernel reaches is similar, the peaks are not. docs/research/step_time_model.md has the reason for
+each term.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ from trappm.learner.stats.student_t import precisions
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 
-# The form of the fit was chosen on folds of all published rows of step times (docs/step_time.md);
-# `research/priors/step_time.py` judges it. Round numbers.
+# The form of the fit was chosen on folds of all published rows of step times
+# (docs/research/step_time_model.md); `research/priors/step_time.py` judges it. Round numbers.
 ITERATIONS = 60
 """Largest number of steps of a fit."""
 MOST_CHANGE = 3.0

@@ -38,7 +38,7 @@ FOLDS = 5
 """Folds of architectures; the usual number."""
 REPEATS = 2
 """Divisions into folds that trees are grown on: the median of several is better than one."""
-# Round numbers, as all below: `python -m research evaluate` judges them (docs/accuracy.md).
+# Round numbers, as all below, judged by `python -m research evaluate` (docs/research/accuracy.md).
 GROWTH = Growth(rounds=300, max_depth=5, learning_rate=0.05, least_in_leaf=30.0)
 LEAF_SHARE, LEAST_IN_LEAF = 0.02, 5.0
 """Share and least number of the labels in a leaf, which `GROWTH` bounds from above."""

@@ -21,7 +21,7 @@ from trappm.profiler.text import number_text
 
 BOUND_PERCENT, LEAST_POINTS = 20.0, 1.0
 """Increase of a mean error, in percent of it and in percentage points, that is a regression (round
-numbers: evaluation sets scatter, docs/accuracy.md)."""
+numbers: evaluation sets scatter, docs/research/accuracy.md)."""
 OTHER_POOL_PERCENT = 100.0
 """The same where the new pool has more families (round number)."""
 

@@ -1,5 +1,5 @@
 """Constants of links, fitted to published collectives and judged on held-out series
-(docs/studies/many_gpus.md).
+(docs/research/many_gpus.md).
 
 Labels: all-reduces and messages of NCCL on A100 and H100 nodes (Microsoft Vidur, MIT). Each series
 (a system with its GPUs and nodes) is held out in turn, then each system; of a held-out system only

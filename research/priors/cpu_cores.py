@@ -1,4 +1,4 @@
-"""Errors of heads of CPU cores on the pool of the preset `laptop` (docs/studies/cpu_cores.md).
+"""Errors of heads of CPU cores on the pool of the preset `laptop` (docs/research/cpu_cores.md).
 
 Every configuration of the pool was measured on two threads and on one thread of two hosts, and some
 of them again (`examples/data/cpu`). Each split holds a fifth of the architectures out. As in a

@@ -1,5 +1,5 @@
-"""Errors of simulated step times on timm's published labels (docs/studies/rtx_step_time.md,
-docs/studies/step_time_constants.md).
+"""Errors of simulated step times on timm's published labels (docs/research/rtx_step_time.md,
+docs/research/step_time_constants.md).
 
 Each seed holds out a fifth of the architectures (or of the families). With --head, the whole head
 with residual and interval is evaluated in addition to the prior.

@@ -1,4 +1,4 @@
-"""Figures of docs/accuracy.md, recomputed from the published sheets.
+"""Figures of docs/research/accuracy.md, recomputed from the published sheets.
 
 Missing traces are created first, which takes about a second for each of 1,400 architectures, and
 stored in TRAPPM_HOME.

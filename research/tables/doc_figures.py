@@ -1,7 +1,7 @@
-"""Figures of docs/how_it_works.md and docs/studies/intervals.md.
+"""Figures of docs/how_it_works.md and docs/research/intervals.md.
 
-Learning curves and coverage come from tables in docs/studies/choosing.md and
-docs/studies/intervals.md, and errors from the manifest of the shipped snapshot.
+Learning curves and coverage come from tables in docs/research/choosing.md and
+docs/research/intervals.md, and errors from the manifest of the shipped snapshot.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def curves(text: str, heading: str) -> dict[str, list[float]]:
 
 
 def draw_curves(folder: Path) -> None:
-    text = (ROOT / "docs/studies/choosing.md").read_text()
+    text = (ROOT / "docs/research/choosing.md").read_text()
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.4))
     for place, heading, title in (
         (axes[0], "Step time (", "Step time, RTX 3090 training"),
@@ -91,7 +91,7 @@ def save(figure: Any, path: Path) -> None:
 
 
 def draw_reliability(folder: Path) -> None:
-    text = (ROOT / "docs/studies/intervals.md").read_text()
+    text = (ROOT / "docs/research/intervals.md").read_text()
     table = text.split("\nWhat intervals of each size cover:\n\n", 1)[1].split("\n\n", 1)[0]
     head, _, *rows = ([cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines())
     nominal = [float(cell) for cell in head[1:]]

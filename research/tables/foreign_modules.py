@@ -1,4 +1,4 @@
-"""Table of docs/foreign_modules.md: predicted memory of third-party modules.
+"""Table of docs/research/foreign_modules.md: predicted memory of third-party modules.
 
 Memory is that of an A100 at batch 32 without CUDA's context and libraries. The checks of each value
 are in tests/profiler/tracing/test_foreign_modules.py.

@@ -1,5 +1,5 @@
 """Measured steps of a GPU day next to simulated ones, without fitting anything
-(docs/studies/h100_day.md).
+(docs/research/h100_day.md).
 
 The folder has the sweeps that `trappm measure --sweep` wrote (*.jsonl, also compressed as
 *.jsonl.xz, of one device; docs/gpu_day.md). Compared are

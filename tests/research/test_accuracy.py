@@ -1,4 +1,4 @@
-"""The gate of docs/accuracy.md: worse figures end with status 1, better and equal ones do not."""
+"""The check of docs/research/accuracy.md ends with status 1 only if figures are worse."""
 
 import pandas as pd
 import pytest

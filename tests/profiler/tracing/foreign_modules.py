@@ -2,7 +2,7 @@
 
 Hugging Face's models and torchvision's are made from configurations, without weights.
 `test_foreign_modules.py` checks what is answered about each against a real step on the CPU;
-`research/tables/foreign_modules.py` prints the table of docs/foreign_modules.md.
+`research/tables/foreign_modules.py` prints the table of docs/research/foreign_modules.md.
 """
 
 from __future__ import annotations
