@@ -1,4 +1,4 @@
-"""A step-time prior of 42 non-negative terms, judged against the shipped one of 511 constants
+"""A step-time prior of 43 non-negative terms, judged against the shipped one of 511 constants
 (docs/research/few_terms.md).
 
     step = sum_k exp(theta_k) * term_k
@@ -6,7 +6,7 @@
            bytes that stay in the cache, launches, dispatch, update, copies, a constant
 
 The terms are in ms at the peaks of the data sheet, so `theta` is the logarithm of a slowdown. Both
-priors begin with what the other cards teach: the 511 constants by `JointFit`, the 42 by one fit to
+priors begin with what the other cards teach: the 511 constants by `JointFit`, the 43 by one fit to
 all other cards' steps and kernels.
 """
 
@@ -31,7 +31,7 @@ from trappm.learner.physics.kernel_terms import PASSES, PRODUCTS, STREAMS, terms
 from trappm.learner.physics.kernel_times import COPY_RATE, STEP_MS
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
-from trappm.learner.physics.term_prior import PriorSpec, TermPrior, TermSpec
+from trappm.learner.physics.term_prior import PriorSpec, TermPrior, TermSpec, fit_coefficients
 from trappm.learner.workload import Workload
 from trappm.profiler.models.families import family_of
 from trappm.profiler.simulation.kernel_profile import KernelKind
@@ -46,7 +46,7 @@ NAMES = (
 COMMON_SPREAD = 0.3
 CACHE_SPEEDUP = 4.0
 """Bandwidth of the last-level cache over that of memory, before labels; a round number."""
-COUNTS = (20, 50)
+COUNTS, MOST_ROWS = (20, 50), 400
 
 
 class FewTerms(TermPrior):
@@ -79,7 +79,7 @@ class FewTerms(TermPrior):
 
 
 def terms_in_ms(workloads: Sequence[Workload], spec: DeviceSpec) -> Array:
-    """Return the terms at the peaks of the data sheet, in ms, shape (n, 42)."""
+    """Return the terms at the peaks of the data sheet, in ms, shape (n, 43)."""
     terms, count = terms_of(workloads, spec), len(workloads)
     products, streams = terms.products, terms.streams
     peaks = [spec.full_tflops, spec.half_tflops, spec.tf32_tflops or spec.full_tflops]
@@ -119,29 +119,15 @@ def terms_in_ms(workloads: Sequence[Workload], spec: DeviceSpec) -> Array:
 
 
 def pooled(evidence: Sequence[Evidence]) -> Array:
-    """Return the log constants that fit all cards best, each source with the same weight."""
-    most = 400
+    """Return the log constants (43) that fit all cards best, by at most 400 rows per source."""
     rng = np.random.default_rng(0)
-    rows, logs = [], []
-    for part in evidence:
-        chosen = rng.permutation(len(part.workloads))[:most]
-        rows.append(np.concatenate([terms_in_ms([part.workloads[i]], part.spec) for i in chosen]))
-        logs.append(part.log_values[chosen])
-    terms, values = np.concatenate(rows), np.concatenate(logs)
-    return _Pooled(terms).fit(values)
-
-
-class _Pooled:
-    """One fit of the terms of several cards."""
-
-    def __init__(self, terms: Array) -> None:
-        self.terms = terms
-
-    def fit(self, log_values: Array) -> Array:
-        from trappm.learner.physics.term_prior import fit_coefficients
-
-        spec = PriorSpec(tuple(TermSpec(name, 1.0) for name in NAMES), 1.0)
-        return fit_coefficients(self.terms, log_values, spec)
+    parts = [
+        e.at(np.isin(np.arange(len(e.workloads)), rng.permutation(len(e.workloads))[:MOST_ROWS]))
+        for e in evidence
+    ]
+    terms = np.concatenate([FewTerms(e.spec, 1.0).terms(e.workloads) for e in parts])
+    spec = PriorSpec(tuple(TermSpec(name, 1.0) for name in NAMES), 1.0)
+    return fit_coefficients(terms, np.concatenate([e.log_values for e in parts]), spec)
 
 
 def row(what: str, split: str, labels: str, prior: str, logs: Array) -> dict[str, object]:
