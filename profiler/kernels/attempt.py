@@ -20,8 +20,8 @@ import torch
 
 from trappm.profiler.devices import Findings, MemoryReading, StepDevice, open_device
 from trappm.profiler.host.environment import SEED, utc_now
-from trappm.profiler.kernels.catalogue import Abilities, catalogue, metered
 from trappm.profiler.kernels.kernel_call import DataType, KernelCall, KernelMeasurement, Operator
+from trappm.profiler.kernels.kernel_choice import Abilities, catalogue, metered
 from trappm.profiler.kernels.running import PRECISIONS, PreparedCall, Run, tf32_allowed
 from trappm.profiler.measuring.attempt import explain, hold_lock
 from trappm.profiler.records import Configuration, Outcome

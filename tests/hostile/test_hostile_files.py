@@ -19,7 +19,7 @@ import pytest
 from hostile_files import SECRET, hostile_files, tensors_at
 
 from trappm.cli import run
-from trappm.prediction.models.tracing import FileTracer, OutsideTracer, TracingProcess
+from trappm.prediction.models.tracers import FileTracer, OutsideTracer, TracingProcess
 from trappm.profiler.errors import ModelFileError, UnsupportedModelError
 
 EVERY = 9

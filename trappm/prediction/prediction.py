@@ -34,7 +34,7 @@ from trappm.profiler.text import number_text
 
 if TYPE_CHECKING:
     from trappm.prediction.models.subjects import Subject
-    from trappm.prediction.models.tracing import TracedStep
+    from trappm.prediction.models.tracers import TracedStep
     from trappm.profiler.simulation.training_loop import TrainingLoop
 
 UNITS = {**METRICS, "energy_j": "J", "samples_per_s": "1/s"}

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from trappm.profiler.devices.base import StepDevice
 from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.devices.gpu.nvml import (
-    Answer,
     Gpu,
     NoDriverError,
+    NvmlReply,
     driver_version,
     visible_gpus,
 )
@@ -358,7 +358,7 @@ class CudaDevice(StepDevice):
             missing=missing,
         )
 
-    def _at_tick(self, step: Callable[[], None]) -> Answer:
+    def _at_tick(self, step: Callable[[], None]) -> NvmlReply:
         """Return the energy counter when it has moved, or after a timeout.
 
         Steps keep the GPU as busy as it is in the window.
@@ -381,7 +381,7 @@ def _tf32(capability: tuple[int, int] | None) -> str | None:
     return "convolutions only" if capability[0] >= 8 else "not available"
 
 
-def _joules(before: Answer, after: Answer) -> tuple[float | None, str | None]:
+def _joules(before: NvmlReply, after: NvmlReply) -> tuple[float | None, str | None]:
     """Return the energy between two readings of the counter in mJ, or why it is unknown."""
     if before.value is None or after.value is None:
         return None, before.missing or after.missing

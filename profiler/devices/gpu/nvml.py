@@ -40,7 +40,7 @@ class NoDriverError(DeviceError):
     """Missing NVIDIA driver or Python package; most likely there is no GPU."""
 
 
-class Answer(NamedTuple):
+class NvmlReply(NamedTuple):
     """Result of an NVML query, or why there is none."""
 
     value: Any
@@ -65,12 +65,12 @@ class Gpu:
         """`a100` for NVIDIA A100-SXM4-40GB, `a100-mig-1g.5gb` for a part of it."""
         return read_name(self.name).key
 
-    def ask(self, function: str, *arguments: Any) -> Answer:
+    def ask(self, function: str, *arguments: Any) -> NvmlReply:
         """Return the result of an NVML query on this GPU, or the reason why there is none."""
         handle = self.handle
         if self.board is not None and function not in _OF_INSTANCE:
             if function in _OF_ALL_INSTANCES:
-                return Answer(None, "a MIG instance shares this meter with its whole GPU")
+                return NvmlReply(None, "a MIG instance shares this meter with its whole GPU")
             handle = self.board.handle
         why = None
         for name in filter(None, (function, _OTHERWISE.get(function))):
@@ -78,23 +78,25 @@ class Gpu:
                 return _query(handle, name, *arguments)
             except _AbsentError as error:
                 why = why or str(error)
-        return Answer(None, why)
+        return NvmlReply(None, why)
 
-    def power_instant_mw(self) -> Answer:
+    def power_instant_mw(self) -> NvmlReply:
         """Return the instantaneous power; NVML's usual one may be a mean of the last second."""
         values, why = self.ask("nvmlDeviceGetFieldValues", [_POWER_INSTANT])
         if values is None:
-            return Answer(None, why)
+            return NvmlReply(None, why)
         if values[0].nvmlReturn != 0:
-            return Answer(None, f"NVML on the field {_POWER_INSTANT}: code {values[0].nvmlReturn}")
-        return Answer(int(values[0].value.uiVal), None)
+            return NvmlReply(
+                None, f"NVML on the field {_POWER_INSTANT}: code {values[0].nvmlReturn}"
+            )
+        return NvmlReply(int(values[0].value.uiVal), None)
 
-    def memory(self) -> Answer:
+    def memory(self) -> NvmlReply:
         """Return the memory in bytes as `total` and `used`; since driver 510 without `reserved`."""
         import pynvml
 
         version = getattr(pynvml, "nvmlMemory_v2", None)
-        answer = Answer(None, None)
+        answer = NvmlReply(None, None)
         if version is not None:
             answer = self.ask("nvmlDeviceGetMemoryInfo", version)
         return answer if answer.value is not None else self.ask("nvmlDeviceGetMemoryInfo")
@@ -104,7 +106,7 @@ class _AbsentError(Exception):
     """A function that the driver or its Python package does not have."""
 
 
-def _query(handle: Any, function: str, *arguments: Any) -> Answer:
+def _query(handle: Any, function: str, *arguments: Any) -> NvmlReply:
     """Query NVML.
 
     Raises:
@@ -113,7 +115,7 @@ def _query(handle: Any, function: str, *arguments: Any) -> Answer:
     import pynvml
 
     try:
-        return Answer(getattr(pynvml, function)(handle, *arguments), None)
+        return NvmlReply(getattr(pynvml, function)(handle, *arguments), None)
     except (AttributeError, pynvml.NVMLError_FunctionNotFound, pynvml.NVMLLibraryMismatchError):
         raise _AbsentError(
             f"the driver, or the installed nvidia-ml-py, has no {function}"
@@ -121,7 +123,7 @@ def _query(handle: Any, function: str, *arguments: Any) -> Answer:
     except pynvml.NVMLError as error:
         if error.value == _DEPRECATED:
             raise _AbsentError(f"the driver has {function} no more (deprecated)") from None
-        return Answer(None, f"NVML on {function}: {error}")
+        return NvmlReply(None, f"NVML on {function}: {error}")
 
 
 def visible_gpus() -> list[Gpu]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from trappm.profiler.devices.gpu.nvml import Answer, Gpu
+from trappm.profiler.devices.gpu.nvml import Gpu, NvmlReply
 
 PERIOD_S = 0.1
 """NVML refreshes its energy counter about as often, and its utilization less often."""
@@ -37,11 +37,11 @@ _SPOILING = 0x008 | 0x020 | 0x040 | 0x080
 """Reasons that spoil a sample; a software power cap is normal under load."""
 
 
-def _asked(function: str, *arguments: int) -> Callable[[Gpu], Answer]:
+def _asked(function: str, *arguments: int) -> Callable[[Gpu], NvmlReply]:
     return lambda gpu: gpu.ask(function, *arguments)
 
 
-_SENSORS: Mapping[str, tuple[Callable[[Gpu], Answer], Callable[[Any], Any]]] = {
+_SENSORS: Mapping[str, tuple[Callable[[Gpu], NvmlReply], Callable[[Any], Any]]] = {
     "sm_clock_mhz": (_asked("nvmlDeviceGetClockInfo", _CLOCK_SM), int),
     "memory_clock_mhz": (_asked("nvmlDeviceGetClockInfo", _CLOCK_MEMORY), int),
     "temperature_c": (_asked("nvmlDeviceGetTemperature", _TEMPERATURE_GPU), int),

@@ -13,8 +13,8 @@ from nvml_stub import GIB, Board, Process, install, own
 from trappm.profiler.devices.gpu.cuda import CudaDevice
 from trappm.profiler.host import procfs
 from trappm.profiler.kernels.attempt import Timing
-from trappm.profiler.kernels.catalogue import metered
 from trappm.profiler.kernels.kernel_call import KernelCall, KernelMeasurement, Operator
+from trappm.profiler.kernels.kernel_choice import metered
 from trappm.profiler.kernels.running import PreparedCall
 from trappm.profiler.records import Outcome
 

@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from trappm.profiler.kernels.catalogue import Abilities, catalogue, metered
 from trappm.profiler.kernels.ceilings import flops
 from trappm.profiler.kernels.kernel_call import DataType, Operator
+from trappm.profiler.kernels.kernel_choice import Abilities, catalogue, metered
 from trappm.profiler.kernels.running import kernel_profile_of
 from trappm.profiler.records import MemoryFormat
 from trappm.profiler.simulation.kernel_profile import KernelKind, Pass, Size

@@ -21,7 +21,7 @@ from trappm.extensions.web.loaded_snapshots import LoadedSnapshots
 from trappm.extensions.web.metrics import Metrics
 from trappm.extensions.web.schemas import RooflineQuestion, ScalingQuestion, Settings
 from trappm.extensions.web.settings import ServingSettings
-from trappm.extensions.web.tracing import Model, Shared, Tracer
+from trappm.extensions.web.uploads import Model, ModelTracer, Shared
 from trappm.label_store import store_or_none_yet
 from trappm.prediction.answering import answers
 from trappm.prediction.costs import prices_version
@@ -35,7 +35,7 @@ from trappm.store import Home
 if TYPE_CHECKING:
     from trappm.extensions.roofline.roofs import KnownDevice
     from trappm.learner.heads.predictions import StepSettings
-    from trappm.prediction.models.tracing import TracedStep
+    from trappm.prediction.models.tracers import TracedStep
     from trappm.prediction.prediction import Prediction
 
 MAX_KNOWN = 4096
@@ -71,7 +71,7 @@ class Answerer:
         self._steps_under_way: Shared[TracedStep] = Shared()
         self._heads_thread = ThreadPoolExecutor(1, thread_name_prefix="trappm-answers")
         self._kernels_thread = ThreadPoolExecutor(1, thread_name_prefix="trappm-kernels")
-        self._tracer = Tracer(settings)
+        self._tracer = ModelTracer(settings)
 
     async def predict(self, settings: Settings, models: Sequence[Model]) -> list[Answer]:
         """Return the answers for each model and, within it, for each device.

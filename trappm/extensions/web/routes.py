@@ -18,7 +18,7 @@ from trappm.extensions.web.schemas import (
     ScalingQuestion,
     Settings,
 )
-from trappm.extensions.web.tracing import Model, Upload
+from trappm.extensions.web.uploads import Model, Upload
 from trappm.prediction.comparison import comparable, verdicts
 from trappm.prediction.device_names import DEFAULT_DEVICE, catalogue_keys
 from trappm.profiler.errors import InputError

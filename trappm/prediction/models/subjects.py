@@ -21,12 +21,12 @@ from trappm.prediction.models.profile_cache import (
     cached_step,
     content_key,
 )
-from trappm.prediction.models.tracing import (
+from trappm.prediction.models.tracers import (
     FileTracer,
     NameTracer,
     OutsideTracer,
+    StepTracer,
     TracedStep,
-    Tracer,
     own_process,
     step_options,
     traced_step,
@@ -169,7 +169,7 @@ def known_subject(key: tuple[object, ...]) -> Subject:
     return _known(key, data_folder())
 
 
-def traced(key: tuple[object, ...], tracer: Tracer, settings: Iterable[StepSettings]) -> None:
+def traced(key: tuple[object, ...], tracer: StepTracer, settings: Iterable[StepSettings]) -> None:
     """Profile a model and its steps in these settings, so that `known_subject` finds it.
 
     Raises:
@@ -193,7 +193,7 @@ def file_key(digest: str, input_size: int | None) -> tuple[object, ...]:
 class _Cached(Subject):
     """A model that is the same for every process, so its profiles are cached."""
 
-    def __init__(self, key: tuple[object, ...], tracer: Tracer | None) -> None:
+    def __init__(self, key: tuple[object, ...], tracer: StepTracer | None) -> None:
         self._key = key
         self.identity = key
         self.input_size = key[2] if isinstance(key[2], int) else None
@@ -223,7 +223,7 @@ class _Cached(Subject):
         return self._tracer.profile()
 
     @property
-    def _tracer(self) -> Tracer:
+    def _tracer(self) -> StepTracer:
         if self._tracer_or_none is None:
             raise UnprofiledError
         return self._tracer_or_none

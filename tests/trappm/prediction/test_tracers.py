@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from onnx_export import export_onnx
 
 import trappm
-from trappm.prediction.models.tracing import (
+from trappm.prediction.models.tracers import (
     FileTracer,
     OutsideTracer,
     TracingProcess,

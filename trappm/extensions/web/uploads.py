@@ -1,4 +1,4 @@
-"""Uploaded files, and traces of models in a sandboxed process (`prediction.models.tracing`).
+"""Uploaded files, and traces of models in a sandboxed process (`prediction.models.tracers`).
 
 The process traces one model at a time, and stores its profiles in the cache of TRAPPM_HOME
 (`profile_cache`).
@@ -25,7 +25,7 @@ from trappm.extensions.web.problems import ServingError
 from trappm.extensions.web.settings import ServingSettings
 from trappm.learner.heads.predictions import StepSettings
 from trappm.prediction.models.subjects import file_key, traced
-from trappm.prediction.models.tracing import (
+from trappm.prediction.models.tracers import (
     FOR_FILES,
     FOR_NAMES,
     FileTracer,
@@ -115,7 +115,7 @@ class Shared(Generic[Result]):
             task.exception()  # retrieved, because all callers may have disconnected
 
 
-class Tracer:
+class ModelTracer:
     """Sandboxed tracing process for one event loop, started on first use."""
 
     def __init__(self, settings: ServingSettings) -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from trappm.profiler.tracing.tracer import StepOptions
 
 FOR_FILES = (
-    "onnx", "torch._dynamo", "trappm.prediction.models.tracing",
+    "onnx", "torch._dynamo", "trappm.prediction.models.tracers",
     "trappm.profiler.static_profile", "trappm.profiler.onnx_files.module",
     "trappm.profiler.simulation.step_profile",
 )  # fmt: skip
@@ -137,7 +137,7 @@ def traced_step(
     return TracedStep(trace, tracer.origins[phase], batch_size, reason)
 
 
-class Tracer(Protocol):
+class StepTracer(Protocol):
     """Traces one model; every method raises TrappmError if the model cannot be read or traced."""
 
     def profile(self) -> tuple[str, StaticProfile]:
@@ -338,7 +338,7 @@ class TracingProcess:
             "cpu_s": int(self._timeout_s) + 1,
         }
         reply: Mapping[str, Any] = {}
-        child = self._server.fork("trappm.prediction.models.tracing:trace_confined", message)
+        child = self._server.fork("trappm.prediction.models.tracers:trace_confined", message)
         try:
             for reply in child.messages(lambda: until_s):  # noqa: B007  # the last one counts
                 pass
