@@ -122,7 +122,7 @@ def test_a_model_is_looked_at_without_secrets_and_in_an_empty_folder(monkeypatch
 
 def test_a_look_has_limits_of_memory_time_writing_and_open_files():
     code = (
-        "import resource as r; from trappm.prediction.models import tracing as t; "
+        "import resource as r; from trappm.prediction.models import tracers as t; "
         "t.confine(memory_bytes=1 << 30, cpu_s=7); "
         "print([r.getrlimit(k)[0] for k in (r.RLIMIT_CPU, r.RLIMIT_FSIZE, r.RLIMIT_NOFILE, "
         "r.RLIMIT_CORE, r.RLIMIT_AS)])"
