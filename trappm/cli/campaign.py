@@ -45,7 +45,7 @@ def launch(
     file: File = None,
     preset: Annotated[
         str | None,
-        typer.Option(help="Campaign file that ships with TraPPM: laptop or transformers."),
+        typer.Option(help="Campaign file that ships with TraPPM: laptop, paper or transformers."),
     ] = None,
     address: Address = None,
     detach: Detach = False,
@@ -301,6 +301,8 @@ def _run(
     from trappm.reports.campaign_report import print_report
     from trappm.terminal.progress_bars import CampaignDisplay
 
+    if detach and address is None:
+        raise InputError("--detach needs --address; without a cluster Ray ends with this command")
     with CampaignDisplay(campaign_id, spec) as display:
         end = run_campaign(
             home, campaign_id, spec, address=address, watch=display.show, detach=detach

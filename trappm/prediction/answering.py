@@ -431,7 +431,9 @@ class _Inquiry:
         labelled = self._trained.settings if self._trained.heads.label_count else ()
         if labelled and self._settings not in labelled and not (self._basis and is_simulated):
             given, usual = (", ".join(row) for row in (self._shown_settings, labelled[0]))
-            remarks.append(f"No measurement had these settings ({given}); most had: {usual}.")
+            remarks.append(
+                f"No label of this device has these settings ({given}); most have: {usual}."
+            )
         if self._basis is not None:
             remarks.append(f"Step time is based on {self._basis}.")
         if is_simulated:

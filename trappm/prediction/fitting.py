@@ -129,8 +129,14 @@ def _errors_of_simulation() -> tuple[float, float]:
 
 
 def room_text(verdict: Verdict, device: str, memory: MemoryInterval, capacity_mib: float) -> str:
-    """Return such as `Fits A100 40 GB: 8.3 GiB (8.0 to 8.6) of 39.6`."""
-    return f"{verdict.capitalize()} {device}: {memory.of(capacity_mib)}"
+    """Return such as `Fits A100 40 GB: 8.3 GiB (8.0 to 8.6) of 39.6`.
+
+    If the step may not fit, the text has the usable memory, too.
+    """
+    text = f"{verdict.capitalize()} {device}: {memory.of(capacity_mib)}"
+    if verdict is not Verdict.MAY_NOT_FIT:
+        return text
+    return f"{text}, {USABLE_SHARE * capacity_mib / _MIB_PER_GIB:,.1f} usable"
 
 
 def capacity_of(device: str) -> float:

@@ -239,4 +239,4 @@ def _print_run(run: Run, device: str) -> None:
         print_line(_no_price([device]))
     if run.energy_kwh is not None:
         carbon = "" if run.co2_kg is None else f", {cell(run.co2_kg)} kg CO2"
-        print_line(f"energy {cell(run.energy_kwh)} kWh{carbon}")
+        print_line(f"Energy: {cell(run.energy_kwh)} kWh{carbon}")

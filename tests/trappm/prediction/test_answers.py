@@ -107,7 +107,8 @@ def test_the_headline_has_medians_and_intervals_of_memory_and_time(answer):
     assert str(known) == text
     assert (known.fits, known.verdict) == (True, "fits")
     small = replace(known, capacity_mib=9000.0)
-    assert str(small).startswith("May not fit A100 40 GB: 8.0 GiB (7.7 to 8.6) of 8.8. A")
+    begin = "May not fit A100 40 GB: 8.0 GiB (7.7 to 8.6) of 8.8, 8.3 usable. A"
+    assert str(small).startswith(begin)
     assert (small.fits, small.verdict) == (False, "may not fit")
     smaller = replace(known, capacity_mib=8000.0)
     assert str(smaller).startswith("Does not fit A100 40 GB: ")
@@ -196,7 +197,7 @@ def test_phases_of_a_device_are_answered_apart_with_the_settings_of_their_labels
     )
     other = trappm.predict("test_resnet", batch_size=64, device="rtx3090", precision="fp32")
     assert (
-        "No measurement had these settings (fp32, contiguous, momentum); most had: "
+        "No label of this device has these settings (fp32, contiguous, momentum); most have: "
         "amp-fp16, contiguous, momentum."
     ) in other.remarks
 
