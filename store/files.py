@@ -250,8 +250,24 @@ def check_texts(columns: BaseModel) -> None:
             raise ValueError(f"{name} has {reason}")
 
 
+MAX_DEPTH = 32
+"""Largest depth of a document, far below what serializers of Python handle."""
+
+
+def _depth(document: Any) -> int:
+    """Return the nesting depth of a JSON document, or `MAX_DEPTH + 1` if it is deeper."""
+    level, depth = [document], 0
+    while level and depth <= MAX_DEPTH:
+        nested = [x for x in level if isinstance(x, dict | list)]
+        level = [y for x in nested for y in (x.values() if isinstance(x, dict) else x)]
+        depth += bool(nested)
+    return depth
+
+
 def unfit(document: Any) -> str | None:
     """Return why a database cannot store a text or JSON document; None if it can."""
+    if _depth(document) > MAX_DEPTH:
+        return f"more than {MAX_DEPTH} nested levels"
     try:
         text = json.dumps(document, allow_nan=False, ensure_ascii=False)
         text.encode()  # fails for half a surrogate pair
@@ -475,12 +491,17 @@ def _read_parquet(path: Path) -> Iterator[_Row]:
     try:
         # A column that is not buffered is unpacked page by page, not a row group at once.
         with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
+            # Such a batch has each value once; its rows would take far more memory.
+            if shared := [c.name for c in file.schema_arrow if pa.types.is_dictionary(c.type)]:
+                raise InputError(
+                    f"its columns {', '.join(shared)} are dictionaries; write plain ones"
+                )
             for batch in file.iter_batches(batch_size=_BATCH):
                 if batch.nbytes > MAX_BATCH_BYTES:
                     limit_mib = MAX_BATCH_BYTES >> 20
                     raise InputError(f"{_BATCH} of its rows take more than {limit_mib} MiB")
                 yield from map(_from_texts, batch.to_pylist())
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, MemoryError) as error:
         raise InputError(f"it is not a Parquet file that can be read: {one_line(error)}") from error
 
 

@@ -4,9 +4,9 @@ A statement sees `labels` as a flat view: labels with their configurations and d
 columns of `trappm labels query`. On SQLite it is a temporary view of the connection. On PostgreSQL,
 where a reader cannot create one, it is a common table expression around the statement.
 
-SQLite: The file is opened with mode=ro and `PRAGMA query_only`, and no other file can be attached.
-A progress handler stops the statement when its time is up. It runs between calls of SQL functions,
-so values are limited in size.
+SQLite: The file is opened with mode=ro and `PRAGMA query_only`. An authorizer denies PRAGMA and
+ATTACH. A progress handler stops the statement when its time is up. It runs between calls of SQL
+functions, so values are limited in size, but a row of many slow calls can exceed the time limit.
 
 PostgreSQL: A READ ONLY transaction with a statement timeout, as the role `pg_read_all_data` if the
 connection may become it. The statement is a subquery of ours with a row limit. Functions that the
@@ -15,11 +15,12 @@ role may call are available to it, such as those that read settings.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ MAX_ROWS = 10_000
 """Default; further rows are not fetched."""
 _MAX_VALUE_BYTES = 1 << 20
 """Limit of a value or a row on SQLite; `instr` takes 30 s for two such values."""
+_MAX_RESULT_BYTES = 64 << 20
 _INSTRUCTIONS = 1000
 """SQLite's instructions between two looks at the clock."""
 
@@ -50,6 +52,9 @@ FLAT_COLUMNS: Columns = {
     },
 }
 """Columns of `labels`: those of `trappm labels query`, then the others of the table."""
+
+_DENIED = frozenset({sqlite3.SQLITE_PRAGMA, sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH})
+"""Actions that a connection in mode=ro would still perform, such as a checkpoint."""
 
 _Result = tuple[list[str], Sequence[Sequence[Any]]]
 
@@ -86,18 +91,34 @@ def _query_sqlite(engine: Engine, statement: str, max_rows: int, timeout_s: floa
         # A temporary view belongs to the connection, not to the file.
         connection.execute(f"CREATE TEMP VIEW labels AS {_flat_labels(engine, schema='main')}")
         connection.execute("PRAGMA query_only = ON")
+        connection.set_authorizer(
+            lambda action, *_: sqlite3.SQLITE_DENY if action in _DENIED else sqlite3.SQLITE_OK
+        )
         connection.set_progress_handler(lambda: time.monotonic() > deadline, _INSTRUCTIONS)
         try:
             cursor = connection.execute(statement)
             if cursor.description is None:
                 raise _refused("it returns no rows")
-            return [column[0] for column in cursor.description], cursor.fetchmany(max_rows)
+            names = [column[0] for column in cursor.description]
+            return names, list(_bounded(itertools.islice(cursor, max_rows)))
+        except MemoryError as error:
+            raise _refused("it needs more memory than there is") from error
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorname", "") == "SQLITE_INTERRUPT":
                 raise _took_too_long(timeout_s) from error
             raise _refused(one_line(error)) from error
         except (sqlite3.Warning, OverflowError, ValueError) as error:  # such as two statements
             raise _refused(one_line(error)) from error
+
+
+def _bounded(rows: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
+    """Yield rows; refuse a result whose texts and bytes exceed `_MAX_RESULT_BYTES`."""
+    size = 0
+    for row in rows:
+        size += sum(len(value) for value in row if isinstance(value, str | bytes))
+        if size > _MAX_RESULT_BYTES:
+            raise _refused(f"its result exceeds {_MAX_RESULT_BYTES >> 20} MiB")
+        yield row
 
 
 def _query_postgresql(engine: Engine, statement: str, max_rows: int, timeout_s: float) -> _Result:

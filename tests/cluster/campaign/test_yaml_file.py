@@ -80,9 +80,10 @@ BOMB = "\n".join(NINE)
         ("{name: 2026-01-01T99:00:00}", "hour must be in 0..23"),
         ("{name: a, name: b}", "duplicate key 'name'"),
         ("{[a]: b}", "unhashable"),
-        (BOMB, "merge keys"),
+        (BOMB, "aliases"),
+        ("{<<: {name: a}}", "merge keys"),
     ],
-    ids=["digits", "month", "hour", "twice", "list", "bomb"],
+    ids=["digits", "month", "hour", "twice", "list", "bomb", "merge"],
 )
 def test_what_python_refuses_of_a_value_is_told_in_one_line(text, message, tmp_path, monkeypatch):
     """By every reader of YAML alike."""

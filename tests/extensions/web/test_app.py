@@ -232,6 +232,9 @@ def test_body_size_is_limited_with_or_without_content_length(home):
             "/v1/predict/upload", form, content_type="multipart/form-data; boundary=x"
         )
         assert response.status == 413
+    with Asker(max_body_bytes=1000, max_upload_bytes=10_000) as asker:
+        form_type = "multipart/form-data; boundary=x"
+        assert asker.post("/v1/predict", b" " * 1001, content_type=form_type).status == 413
 
 
 def test_request_time_and_concurrency_are_limited(home, monkeypatch):

@@ -217,6 +217,21 @@ def test_a_small_parquet_file_that_unpacks_to_gigabytes_is_refused(store, tmp_pa
     assert path.stat().st_size < 100_000
     with pytest.raises(InputError, match="500 of its rows take more than 128 MiB"):
         import_file(store.measurements.record_many, path)
+    shared = pa.array(["x" * 300_000] * 500).dictionary_encode()
+    pq.write_table(pa.table({"message": shared}), path, compression="zstd")
+    with pytest.raises(InputError, match="columns message are dictionaries"):
+        import_file(store.measurements.record_many, path)
+
+
+def test_a_row_nested_too_deep_refuses_the_file_before_anything_is_recorded(store, tmp_path):
+    good = row(tmp_path)
+    deep = {"a": 1}
+    for _ in range(40):
+        deep = {"a": deep}
+    path = lines(tmp_path, good, good | {"attempt_key": "deep", "environment": deep})
+    with pytest.raises(InputError, match="more than 32 nested levels"):
+        import_file(store.measurements.record_many, path)
+    assert store.labels.matching() == []
 
 
 def test_a_number_too_large_for_a_float_is_refused_in_json(store, tmp_path):
@@ -242,5 +257,5 @@ def test_a_sheet_with_a_column_twice_is_refused(tmp_path):
     twice = tmp_path / "twice.csv"
     twice.write_text("a,b,a,architecture,batch_size,class,spike\n1,2,3,x,1,usable,0\n")
     for read in (lambda path: list(read_rows(path, {"a"}, dict)), read_usable):
-        with pytest.raises(InputError, match="column 'a' twice"):
+        with pytest.raises(InputError, match="duplicate column 'a'"):
             read(twice)

@@ -141,6 +141,10 @@ SQLITE_WRITES = [
     "PRAGMA journal_mode = DELETE",
     "PRAGMA user_version = 7",
     "PRAGMA writable_schema = ON",
+    "PRAGMA wal_checkpoint(TRUNCATE)",
+    "PRAGMA hard_heap_limit = 1",
+    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT zeroblob(1000000) "
+    "FROM n",
     "SELECT load_extension('{file}')",
     "SELECT writefile('{file}', 'x')",
     "CREATE VIRTUAL TABLE mine USING fts5(a)",

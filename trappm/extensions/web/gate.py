@@ -81,6 +81,7 @@ class Gate:
         headers = MutableHeaders(raw=list(scope["headers"]))
         self._check_caller(scope["path"], headers)
         is_upload = headers.get("content-type", "").startswith("multipart/")
+        is_upload = is_upload and scope["path"].endswith("/upload")
         if not is_upload:  # `curl -d` sends JSON with the type of a form, which FastAPI rejects
             headers["content-type"] = "application/json"
         scope["headers"] = headers.raw

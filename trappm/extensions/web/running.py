@@ -59,6 +59,7 @@ def serve(
         config = uvicorn.Config(
             app,
             http="h11",
+            ws="none",
             limit_concurrency=2 * settings.max_requests + 64,
             log_level="warning",
             access_log=False,
