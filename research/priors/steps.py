@@ -24,7 +24,7 @@ from research.snapshot.shipped_sheets import H100_FILES, neusight_kernels, our_l
 from trappm.learner.physics.device_specs import known_spec, spec_of
 from trappm.learner.physics.devices.joint_fit import Distribution, Evidence, JointFit
 from trappm.learner.physics.kernel_times import spreads, starting_constants
-from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.physics.prior import Prior
 from trappm.learner.stats.folds import content_groups
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import read_name
@@ -93,7 +93,7 @@ class Steps:
         """Group that each row is held out with: architectures of equal kernels are one."""
         return np.array(content_groups(self.architectures.tolist(), self.evidence.workloads))
 
-    def errors(self, prior: StepTimePrior) -> dict[Phase, Array]:
+    def errors(self, prior: Prior) -> dict[Phase, Array]:
         """Return log(measured / predicted) by phase."""
         logs = self.evidence.log_values - prior.log_values(self.evidence.workloads)
         phases = np.array([workload.phase for workload in self.evidence.workloads])
