@@ -92,7 +92,7 @@ class StepKey:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the store has this step with the graph."""
+        """Return whether the store has this step with the graph."""
         settings = self.precision, self.memory_format, self.fused_attention
         return settings == (Precision.FP32, MemoryFormat.CONTIGUOUS, True)
 
@@ -113,7 +113,7 @@ class TracedStep:
     """Steps, as `StepProfile.to_bytes` returns them."""
     refusal: str
     is_final: bool = True
-    """Whether tracing it again would end the same way; False if its process was killed."""
+    """True if tracing it again would end the same way; False if its process was killed."""
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ class Characterisation(_Part):
     again_after_days: float = Field(default=30.0, gt=0)
     """Days after which the kernels of a device and software stack are timed again."""
     cpus: bool = False
-    """Whether CPU devices are characterised too."""
+    """True if CPU devices are characterised too."""
 
 
 class CampaignBudget(BaseModel):

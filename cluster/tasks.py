@@ -47,7 +47,7 @@ class Finished:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the worker is gone."""
+        """Return whether the worker is gone."""
         return self.measurement is None and self.kernels is None
 
 

@@ -44,7 +44,7 @@ class Estimate:
     log_std_of_mean: Array | None = None
     """Part of `log_std` that more labels can remove."""
     outside: npt.NDArray[np.bool_] | None = None
-    """Whether the workload lies outside the training distribution."""
+    """True if the workload lies outside the training distribution."""
     labels_end: Array | None = None
     """Smallest or largest label if the median lies far beyond it, else NaN."""
 

@@ -102,7 +102,7 @@ class PoolPart:
 
     @property
     def is_profiled(self) -> bool:
-        """Whether its profiles were made or refused."""
+        """Return whether its profiles were made or refused."""
         tried_step = self.has_step_profile or self.step_refusal is not None
         return self.refusal is not None or (self.graph_hash is not None and tried_step)
 

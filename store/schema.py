@@ -247,7 +247,7 @@ class PoolRow(Base):
     campaign_id: Mapped[str] = mapped_column(ForeignKey("campaigns.id"), primary_key=True)
     configuration_id: Mapped[str] = mapped_column(ForeignKey("configurations.id"), primary_key=True)
     held_out: Mapped[bool]
-    """Whether its architecture belongs to the evaluation set."""
+    """True if its architecture belongs to the evaluation set."""
 
 
 class RoundRow(Base):

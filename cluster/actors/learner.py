@@ -76,7 +76,7 @@ class LearnerHandle:
         """Calls that give a new process the state of the one before: set_pool, fit."""
         self._progress = (0, 0)
         self._is_new = True
-        """Whether the process has not been given its state yet."""
+        """True if the process has not been given its state yet."""
         self._has_started = False
         self._started_at = 0.0
         self._start()

@@ -154,7 +154,7 @@ class _Kind:
     room: int = 0
     """Number of profilers that the cluster's GPUs have room for."""
     is_told: bool = False
-    """Whether it was reported that others have all GPUs of its kind."""
+    """True if it was reported that others have all GPUs of its kind."""
 
     @property
     def is_refused(self) -> bool:

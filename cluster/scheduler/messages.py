@@ -34,7 +34,7 @@ class Course:
     """Number of assignments per round by device: evaluation, initial, then acquired rounds."""
     max_attempts: int
     keeps_host_quiet: bool
-    """Whether measurements and the learner use the host one at a time, as they share its cores."""
+    """True if measurements and the learner use the host one at a time, as they share its cores."""
 
     def __post_init__(self) -> None:
         if len({len(self.shares[device]) for device in self.devices}) != 1:
@@ -79,7 +79,7 @@ class Measured:
     outcome: Outcome
     seconds: float
     is_label: bool
-    """Whether it gives its configuration a label."""
+    """True if it gives its configuration a label."""
     others_share: float | None = None
     """Share of the host's cores that other programs used, if that made it unstable."""
 
@@ -112,7 +112,7 @@ class Learned:
     """The learner has trained on all labels that existed when it began."""
 
     has_heads: bool
-    """Whether the source device has heads to choose by."""
+    """True if the source device has heads to choose by."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class Learn:
     """Train on all labels; the reply is `Learned`."""
 
     initial_ended: bool
-    """Whether no label is left to wait for if the source has no heads afterwards."""
+    """True if no label is left to wait for if the source has no heads afterwards."""
 
 
 @dataclass(frozen=True)

@@ -134,9 +134,9 @@ class LearnerJobs:
         """Duration of the last training with the choices that followed it."""
         self.has_heads = False
         self.has_tried = False
-        """Whether a training has begun in this process."""
+        """True if a training has begun in this process."""
         self.knows_all = False
-        """Whether no assignment has ended since the last training began."""
+        """True if no assignment has ended since the last training began."""
         self.waiting: deque[Plan | Learn] = deque()
         self._since = 0.0
         self._includes_training = False
@@ -208,7 +208,7 @@ class Machine:
         self._to_close: list[int] = []
         self._learner = LearnerJobs()
         self._is_ending = False
-        """Whether a stop rule held, so that nothing more begins."""
+        """True if a stop rule held, so that nothing more begins."""
         self._time = 0.0
         self._commands: list[Command] = []
         for assignment in waiting:
@@ -471,7 +471,7 @@ class Machine:
 
     @property
     def _may_begin(self) -> bool:
-        """Whether one more assignment may be handed out."""
+        """Return whether one more assignment may be handed out."""
         return not self._is_ending and self.spend.has_room
 
     def _check_budgets(self) -> None:

@@ -92,7 +92,7 @@ class CampaignEnd:
     reason: str
     """One line for people."""
     holds: bool
-    """Whether it has ended the campaign."""
+    """True if it has ended the campaign."""
     unmeasured: int | None = None
     """Number of configurations that were planned and not measured, if the rule holds."""
     labels: int | None = None
@@ -197,12 +197,12 @@ class Spend:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more measurement fits in addition to all that run."""
+        """Return whether one more measurement fits in addition to all that run."""
         return self._exceeded() is None
 
     @property
     def awaits_first(self) -> bool:
-        """Whether the first measurements, whose duration is still unknown, may use up a budget.
+        """Return whether the first measurements, of unknown duration, may use up a budget.
 
         False while nothing runs: a budget below one measurement's limit is used, too.
         """

@@ -64,7 +64,7 @@ class AcquisitionRequest:
     noise_factor: Array | None = None
     """Noise variance relative to a usual measurement (n); above 1 for unstable runs."""
     taught: bool = False
-    """Whether covariances are of what another device's labels leave open on this one."""
+    """True if covariances are of what another device's labels leave open on this one."""
 
     def __post_init__(self) -> None:
         n = len(self.embeddings)

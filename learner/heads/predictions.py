@@ -39,7 +39,7 @@ class Predictions:
     disagreement: Array
     """Deviation of log(value) that more labels can remove."""
     outside: npt.NDArray[np.bool_]
-    """Whether the workload lies outside the training distribution."""
+    """True if the workload lies outside the training distribution."""
     labels_end: Array
     """Least or largest label, where the median is far beyond it; NaN elsewhere."""
 

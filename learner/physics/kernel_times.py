@@ -56,7 +56,7 @@ class Group:
     """Prior mean of the logarithm: one value, or one per entry of the first axis."""
     spread: float
     common: bool = False
-    """Whether the constant belongs to the device, not to its software: `tightness` is ignored."""
+    """True if the constant belongs to the device, not to its software: `tightness` is ignored."""
 
 
 # Rough values from literature and data sheets.

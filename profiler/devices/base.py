@@ -54,7 +54,7 @@ class Device(ABC):
     """Devices with the same name never measure at once on a host; None: no lock."""
     provenance: Provenance = Provenance.MEASURED
     uses_host_memory: bool = True
-    """Whether a step uses the host's memory."""
+    """True if a step uses the host's memory."""
     ranks: int = 1
     """Number of processes that share a step; batch, memory and power are of each."""
 

@@ -189,7 +189,7 @@ class KernelCall:
     """Layout of images."""
     direction: Direction = Direction.FORWARD
     tf32: bool = False
-    """Whether a product of fp32 tensors may be computed in TF32."""
+    """True if a product of fp32 tensors may be computed in TF32."""
 
     def __post_init__(self) -> None:
         for name, kind in (

@@ -252,7 +252,7 @@ class _Failure:
     phase: str
     message: str
     killed: bool = False
-    """Whether by a SIGKILL that was not ours."""
+    """True if a SIGKILL that was not ours ended it."""
 
 
 @dataclass

@@ -107,7 +107,7 @@ class ExampleInputs:
     batch_size: int
     """Batch size of the example."""
     in_lists: bool
-    """Whether a batch is a list of samples."""
+    """True if a batch is a list of samples."""
 
     @classmethod
     def of(cls, *args: Any, **kwargs: Any) -> Self:

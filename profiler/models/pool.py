@@ -62,7 +62,7 @@ class PoolGroup:
     methods: tuple[str, ...] = ("full",)
     """Training methods of transformers: `full`, `lora=RANK`, `frozen=embeddings`, `frozen=body`."""
     checkpointing: tuple[bool, ...] = (False,)
-    """Whether transformers compute activations again in the backward pass."""
+    """True if transformers compute activations again in the backward pass."""
     attentions: tuple[Attention, ...] = (Attention.SDPA,)
     vocabularies: tuple[Literal["native"] | int, ...] = ("native",)
     """Size of the vocabulary; `native` is the configuration's own."""

@@ -85,7 +85,7 @@ class Optimizer(enum.StrEnum):
 
     @property
     def is_adam(self) -> bool:
-        """Whether it keeps two moments of each parameter."""
+        """Return whether it keeps two moments of each parameter."""
         return self in (Optimizer.ADAM, Optimizer.ADAMW)
 
 

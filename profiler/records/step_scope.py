@@ -24,13 +24,13 @@ class StepScope:
     """Parts of a timed step in addition to forward and backward pass."""
 
     updates: bool = True
-    """Whether training includes the optimizer's step."""
+    """True if training includes the optimizer's step."""
     copied_bytes: int = 0
     """Bytes of each image that the step copies from host to device."""
     waits_for_host: bool = True
     """False for sums of kernel times, without kernel launches."""
     loads_data: bool = False
-    """Whether the step waits for images to be read and decoded."""
+    """True if the step waits for images to be read and decoded."""
 
     @classmethod
     def of(cls, environment: Mapping[str, Any]) -> Self:

@@ -89,9 +89,9 @@ class KernelTable:
     counts: npt.NDArray[np.int32]
     """Number of runs in the step (n)."""
     half: npt.NDArray[np.bool_]
-    """Whether it computes in 16 bits (n)."""
+    """True if it computes in 16 bits (n)."""
     channels_last: npt.NDArray[np.bool_]
-    """Whether it works on channels-last images (n)."""
+    """True if it works on channels-last images (n)."""
     sizes: IntArray
     """Constant part and part per sample of each `Size` (n, 7, 2)."""
     windows: npt.NDArray[np.int32]
@@ -133,7 +133,7 @@ class KernelProfile:
     memory_format: MemoryFormat
     """Layout of images and weights; later tensors may have another."""
     fused_attention: bool = True
-    """Whether the software stack has a kernel for attention, as PyTorch from 2.0."""
+    """True if the software stack has a kernel for attention, as PyTorch from 2.0."""
     batch_size: int | None = None
     """The only batch size of a model that has one."""
 

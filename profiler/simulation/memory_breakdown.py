@@ -166,7 +166,7 @@ class _Peak:
 
     event: int
     alive: npt.NDArray[np.bool_]
-    """Whether each block is alive."""
+    """True for the blocks that are alive."""
     block_sizes: IntArray
     live_bytes: int
 

@@ -51,7 +51,7 @@ class Origin(NamedTuple):
     line: str
     """File and line of the model's code, such as `timm/models/resnet.py:233`."""
     is_backward: bool
-    """Whether the backward pass made it; module and line are those of the forward operator."""
+    """True if the backward pass made it; module and line are those of the forward operator."""
 
 
 TRACED_BATCH_SIZES = (8, 32)

@@ -62,17 +62,17 @@ class TrainingLoop:
     optimizer: Optimizer = Optimizer.SGD
     implementation: Implementation = Implementation.FOREACH
     weight_decay: bool = False
-    """Whether it is above 0, as by default in AdamW alone."""
+    """True if it is above 0, as by default in AdamW alone."""
     accumulation_steps: int = 1
     """Forward and backward passes before each step of the optimizer."""
     set_to_none: bool = True
-    """Whether `zero_grad` frees the gradients, which is its default."""
+    """True if `zero_grad` frees the gradients, which is its default."""
     gradient_scaler: bool = False
-    """Whether a `GradScaler` scales the loss; it unscales before clipping."""
+    """True if a `GradScaler` scales the loss; it unscales before clipping."""
     clip_gradients: bool = False
     """Clipping by `clip_grad_norm_`."""
     cudnn_benchmark: bool = False
-    """Whether cuDNN searches for the fastest algorithm of each new convolution.
+    """True if cuDNN searches for the fastest algorithm of each new convolution.
 
     After a search PyTorch returns unused segments (`emptyCache` in
     aten/src/ATen/native/cudnn/Conv_v7.cpp).
@@ -87,7 +87,7 @@ class TrainingLoop:
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether gradients exist during forward and backward pass."""
+        """Return whether gradients exist during forward and backward pass."""
         return self.accumulation_steps > 1 or not self.set_to_none
 
     @property
@@ -130,7 +130,7 @@ class TrainingLoop:
 
     @property
     def _adds_decay(self) -> bool:
-        """Whether weight decay is added to copies of gradients; AdamW changes the weights."""
+        """Return whether copies of gradients get the weight decay; AdamW changes the weights."""
         return self.weight_decay and self.optimizer is not Optimizer.ADAMW
 
     @staticmethod

@@ -341,7 +341,7 @@ def kernel_table(first: KernelLog, second: KernelLog, batch_sizes: tuple[int, in
 
 
 def in_backward() -> bool:
-    """Whether autograd runs; a model may run it within its own forward pass."""
+    """Return whether autograd runs; a model may run it within its own forward pass."""
     return torch._C._current_graph_task_id() >= 0
 
 
@@ -357,7 +357,7 @@ def tensors_of(values: Any) -> list[Tensor]:
 
 
 def channels_last(tensor: Tensor) -> bool:
-    """Whether these are images whose channels lie next to each other, and nothing else too."""
+    """Return whether all of these are images whose channels lie next to each other."""
     return (
         tensor.dim() == 4
         and not tensor.is_contiguous()

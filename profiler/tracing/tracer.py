@@ -153,7 +153,7 @@ class StepOptions:
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
     """Layout of images and weights."""
     fused_attention: bool = True
-    """Whether the software stack has a kernel for attention."""
+    """True if the software stack has a kernel for attention."""
     loss: Loss = default_loss
     """Loss of the output and the inputs."""
 

@@ -54,7 +54,7 @@ class Command:
 
     @property
     def has_fixed_answer(self) -> bool:
-        """Whether the answer is a prediction by the shipped snapshot."""
+        """Return whether the answer is a prediction by the shipped snapshot."""
         command, *words = self.words
         return command in ANSWERS and not any(word.startswith("cpu-") for word in words)
 

@@ -27,7 +27,7 @@ _MIB_PER_GIB = 1024
 
 
 class Verdict(enum.StrEnum):
-    """Whether a step fits."""
+    """Verdict on a step."""
 
     FITS = "fits"
     MAY_NOT_FIT = "may not fit"
@@ -82,7 +82,7 @@ class MemoryAnswer:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Whether the step fits, may not fit or does not; None if memory or capacity is unknown."""
+        """Return the verdict on the step; None if its memory or the capacity is unknown."""
         memory = self.memory
         if memory is None or self.capacity_mib is None:
             return None
@@ -90,7 +90,7 @@ class MemoryAnswer:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the verdict is that the step fits."""
+        """Return whether the verdict is that the step fits."""
         return None if self.verdict is None else self.verdict is Verdict.FITS
 
 

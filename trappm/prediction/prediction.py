@@ -95,7 +95,7 @@ class Prediction(MemoryAnswer):
     device_name: str
     """Name as people write it, such as `A100 40 GB`."""
     device_is_default: bool = False
-    """Whether the question named no device."""
+    """True if the question named no device."""
     batch_size: int
     sequence_length: int | None = None
     """Number of tokens, of text models."""

@@ -89,7 +89,7 @@ class Question:
         self.snapshot = snapshot
         self._snapshots = snapshots
         self.device_is_default = False
-        """Whether the last `device_keys` got no device."""
+        """True if the last `device_keys` got no device."""
 
     @cached_property
     def snapshots(self) -> Sequence[Snapshot]:

@@ -73,7 +73,7 @@ class GpuWatch:
         self._period_s = period_s
         self._sensors = dict(_SENSORS)
         self.power_is_instant = gpu.power_instant_mw().value is not None
-        """Whether the polled power is instantaneous, not a mean."""
+        """True if the polled power is instantaneous, not a mean."""
         if self.power_is_instant:
             self._sensors["power_w"] = Gpu.power_instant_mw, _SENSORS["power_w"][1]
         self._seen: dict[str, list[Any]] = {name: [] for name in _SENSORS}

@@ -82,7 +82,7 @@ def held():
 
 
 def marked(what):
-    """Whether this is said of the node that this runs on."""
+    """Return whether this is said of the node that this runs on."""
     host = ray.get_runtime_context().get_node_id()
     return Path(os.environ["TRAPPM_HOME"], f"{host} {what}").exists()
 

@@ -57,16 +57,16 @@ class Foreign:
     cpu_differs: str = ""
     """Why a CPU keeps other tensors than a GPU, where it does."""
     is_recurrent: bool = False
-    """Whether cuDNN computes it, and more than a CPU: a test of their own."""
+    """True if cuDNN computes it, and more than a CPU: a test of their own."""
     is_pairwise: bool = False
-    """Whether it compares all samples, and so is another step at every batch size."""
+    """True if it compares all samples, and so is another step at every batch size."""
     peak_differs: str = ""
     """Why its live memory peaks elsewhere."""
     is_slow: bool = False
 
     @property
     def has_fused_attention(self) -> bool:
-        """Whether it runs kernels whose backward pass is another on a CPU."""
+        """Return whether it runs kernels whose backward pass is another on a CPU."""
         words = (
             "Transformer",
             "Attention",
