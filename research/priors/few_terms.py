@@ -21,9 +21,9 @@ import torch
 import typer
 
 from research.data import data_folder
-from research.held_out import Array, held_out, percent_errors
+from research.held_out import Array, held_out
 from research.priors.other_devices import all_evidence
-from research.priors.step_time import fit_head
+from research.priors.step_time import IsHead, SeedCount, error_row, fit_head, groups_of
 from research.priors.steps import TRACES, Steps, Traces, learned_from, timm_steps
 from trappm.learner.physics.device_specs import DeviceSpec
 from trappm.learner.physics.devices.joint_fit import Evidence
@@ -33,7 +33,6 @@ from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.physics.term_prior import PriorSpec, TermPrior, TermSpec, fit_coefficients
 from trappm.learner.workload import Workload
-from trappm.profiler.models.families import family_of
 from trappm.profiler.simulation.kernel_profile import KernelKind
 
 KINDS = [kind.name.lower() for kind in KernelKind]
@@ -75,7 +74,7 @@ class FewTerms(TermPrior):
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, torch.Tensor]) -> Self:
-        raise NotImplementedError("a study's prior is not shipped")
+        raise ValueError("tensors have no data sheet, so this prior cannot be read from them")
 
 
 def terms_in_ms(workloads: Sequence[Workload], spec: DeviceSpec) -> Array:
@@ -130,21 +129,11 @@ def pooled(evidence: Sequence[Evidence]) -> Array:
     return fit_coefficients(terms, np.concatenate([e.log_values for e in parts]), spec)
 
 
-def row(what: str, split: str, labels: str, prior: str, logs: Array) -> dict[str, object]:
-    off = percent_errors(logs)
-    return {
-        "judged on": what, "held out": split, "labels": labels, "prior": prior,
-        "mean_%": off.mean(), "median_%": np.median(off),
-    }  # fmt: skip
-
-
 def judged(
     steps: Steps, priors: dict[str, Prior], split: str, seeds: range, with_head: bool
 ) -> list[dict[str, object]]:
     """Return errors on held-out groups of one card after 20, 50 and all labels."""
-    groups = steps.groups
-    if split == "families":
-        groups = np.array([family_of(name) for name in steps.architectures.tolist()])
+    groups = groups_of(steps, split)
     rows = []
     for seed in seeds:
         test = held_out(groups, seed)
@@ -157,25 +146,23 @@ def judged(
             label = str(count) if count in COUNTS else "all"
             for name, prior in priors.items():
                 fitted = prior.refit(some.workloads, some.log_values)
-                logs = unseen.log_values - fitted.log_values(unseen.workloads)
-                rows.append(row(steps.evidence.device, split, label, name, logs))
+                logs = {name: fitted.log_values(unseen.workloads)}
                 if with_head:
                     head = fit_head(steps, drawn, prior, seed)
-                    medians = np.log(head.predict(unseen.workloads).median)
-                    logs = unseen.log_values - medians
-                    rows.append(row(steps.evidence.device, split, label, f"{name}, head", logs))
+                    logs[f"{name}, head"] = np.log(head.predict(unseen.workloads).median)
+                what = {"judged on": steps.evidence.device, "held out": split, "labels": label}
+                measured = np.exp(unseen.log_values)
+                rows += [what | error_row(seed, k, measured, v) for k, v in logs.items()]
     return rows
 
 
 def main(
     traces: Traces = TRACES,
-    head: Annotated[
-        bool, typer.Option("--head", help="Judge the whole head with its residual, too.")
-    ] = False,
+    head: IsHead = False,
     cards: Annotated[
         bool, typer.Option("--cards", help="Hold out each card as a whole, too (slow).")
     ] = False,
-    seeds: Annotated[int, typer.Option(help="Number of seeds, from 1337 on.")] = 3,
+    seeds: SeedCount = 3,
 ) -> None:
     """Print mean and median errors of both priors on held-out families, architectures and cards."""
     known, kernels = all_evidence(data_folder(), traces)
@@ -201,11 +188,21 @@ def main(
             for name, prior in without.items():
                 for phase, logs in own.errors(prior).items():
                     what = f"{device} ({own.evidence.host}) {phase}"
-                    rows.append(row(what, "whole card", "none", name, logs))
+                    errors = error_row(0, name, np.exp(logs), np.zeros(len(logs)))
+                    rows.append(
+                        {"judged on": what, "held out": "whole card", "labels": "none"} | errors
+                    )
                     print(rows[-1], flush=True)
         if device == "rtx-3090":
             judged_steps = timm_steps("train", data_folder(), traces)
             for split in ("families", "architectures"):
                 rows += judged(judged_steps, pair, split, range(1337, 1337 + seeds), head)
-    keys = ["judged on", "held out", "labels", "prior"]
-    print(pd.DataFrame(rows).groupby(keys, sort=False).mean().round(2).to_string())
+    keys = ["judged on", "held out", "labels", "variant"]
+    print(
+        pd.DataFrame(rows)
+        .drop(columns="seed")
+        .groupby(keys, sort=False)
+        .mean()
+        .round(2)
+        .to_string()
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import typer
 
@@ -25,6 +26,8 @@ from trappm.profiler.models.families import family_of
 
 FIRST_SEED = 1337
 TRANSFER_LABELS = (0, 10, 32, 100, 300)
+IsHead = Annotated[bool, typer.Option("--head", help="Evaluate residual and interval as well.")]
+SeedCount = Annotated[int, typer.Option("--seeds", help="Number of seeds, from 1337 on.")]
 
 
 def fit_head(
@@ -37,6 +40,13 @@ def fit_head(
     return Ours(prior).fit(some.workloads, targets, np.random.default_rng(seed), start)
 
 
+def groups_of(steps: Steps, split: str) -> npt.NDArray[np.str_]:
+    """Return the group that each row is held out with: its architecture or its family."""
+    if split == "families":
+        return np.array([family_of(name) for name in steps.architectures.tolist()])
+    return steps.groups
+
+
 def error_row(seed: int, variant: str, measured: Array, log_predicted: Array) -> dict[str, object]:
     off = percent_errors(np.log(measured) - log_predicted)
     return {"variant": variant, "seed": seed, "mean_%": off.mean(), "median_%": np.median(off)}
@@ -45,9 +55,7 @@ def error_row(seed: int, variant: str, measured: Array, log_predicted: Array) ->
 def judge(steps: Steps, split: str, seeds: range, head: bool) -> pd.DataFrame:
     """Return errors on held-out rows without labels, with fitted constants and of the head."""
     start = StepTimePrior(steps.evidence.spec)
-    groups = steps.groups
-    if split == "families":
-        groups = np.array([family_of(name) for name in steps.architectures.tolist()])
+    groups = groups_of(steps, split)
     rows = []
     for seed in seeds:
         test = held_out(groups, seed)
@@ -123,10 +131,8 @@ def main(
     is_transfer: Annotated[
         bool, typer.Option("--transfer", help="Transfer inference from RTX 3090 to 4090.")
     ] = False,
-    head: Annotated[
-        bool, typer.Option("--head", help="Evaluate residual and interval as well.")
-    ] = False,
-    seeds: Annotated[int, typer.Option(help="Number of seeds, from 1337 on.")] = 5,
+    head: IsHead = False,
+    seeds: SeedCount = 5,
 ) -> None:
     """Print the mean over seeds of the mean and median errors on held-out labels."""
     data, chosen = data_folder(), range(FIRST_SEED, FIRST_SEED + seeds)

@@ -12,12 +12,11 @@ import warnings
 from typing import Annotated, Any
 
 import pandas as pd
-import timm
 import torch
 import typer
 
 from trappm.profiler.errors import one_line
-from trappm.profiler.models.zoo import input_size_of
+from trappm.profiler.models.zoo import create_model, input_size_of
 from trappm.profiler.records import Optimizer
 from trappm.profiler.simulation.training_loop import Loop
 from trappm.profiler.static_profile import step_profile
@@ -34,7 +33,7 @@ def tracked_mib(architecture: str, input_size: int, batch_size: int) -> float:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
 
-    model, mode = timm.create_model(architecture), FakeTensorMode()
+    model, mode = create_model(architecture, input_size), FakeTensorMode()
     for module in model.modules():  # made of values first: initialization reads some
         for name, parameter in list(module.named_parameters(recurse=False)):
             setattr(module, name, torch.nn.Parameter(mode.from_tensor(parameter.data)))
