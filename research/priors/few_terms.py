@@ -66,7 +66,7 @@ class FewTerms(TermPrior):
         return type(self)(self.device, self.spread, log_constants)
 
     def terms(self, workloads: Sequence[Workload]) -> Array:
-        return np.concatenate([terms_in_ms([w], self.device) for w in workloads])
+        return terms_in_ms(workloads, self.device)
 
     def features_of(self, workloads: Sequence[Workload], logs: Array, shares: Array) -> Array:
         features: Array = np.concatenate([logs[:, None], np.sqrt(shares)], axis=1)
