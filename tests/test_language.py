@@ -25,7 +25,8 @@ WIDTH = 100
 OPENERS = {
     "what", "how", "whose", "so", "of", "in", "for", "with", "without", "by", "from", "to", "at",
     "on", "as", "if", "because", "when", "where", "whether", "than", "and", "or", "but", "nor",
-    "while", "between", "beside", "behind", "after", "before", "into", "through", "against", "among",
+    "while", "between", "beside", "behind", "after", "before", "into", "through", "against",
+    "among",
 }  # fmt: skip
 """First words that make a sentence a fragment."""
 WORDS = (
