@@ -67,6 +67,23 @@ def test_the_rest_of_a_large_block_is_only_split_off_if_it_is_worth_it():
     assert allocator.live == 12 * MIB_UNITS
 
 
+def test_a_full_device_gets_unused_segments_back_before_it_is_out_of_memory():
+    allocator = Allocator(20 * MIB_UNITS)
+    allocator.free(allocator.allocate(12 * MIB_UNITS))
+    allocator.allocate(16 * MIB_UNITS)  # beside the 12, it would be beyond 20
+    assert allocator.reserved == 16 * MIB_UNITS
+
+
+def test_a_step_runs_on_less_than_it_would_reserve():
+    trace, _ = trace_step(meta("resnet18"), 64)
+    free = simulate_memory(trace, 256)
+    assert simulate_memory(trace, 256, limit_mib=free.reserved_with_workspace_mib) == free
+    least = simulate_memory(trace, 256, limit_mib=free.reserved_with_workspace_mib - 1)
+    assert least.live_mib == free.live_mib
+    assert free.live_mib <= least.reserved_mib < free.reserved_mib
+    assert simulate_memory(trace, 256, limit_mib=1.0) == least, "the least is of the step alone"
+
+
 sizes_asked = st.one_of(st.integers(1, 4 * MIB_UNITS), st.integers(1, 40 * MIB_UNITS))
 
 
