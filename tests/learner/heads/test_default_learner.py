@@ -62,7 +62,7 @@ def judged():
     return start, head, workloads[150:], values[150:]
 
 
-def test_a_trained_head_predicts_new_architectures_better_than_its_prior(judged):
+def test_a_trained_head_beats_its_prior_on_unseen_networks(judged):
     start, head, workloads, values = judged
 
     def error(logs) -> float:
@@ -75,7 +75,7 @@ def test_a_trained_head_predicts_new_architectures_better_than_its_prior(judged)
     assert trained < 0.9 * prior
 
 
-def test_intervals_hold_about_the_share_of_new_architectures_that_they_promise(judged):
+def test_intervals_have_the_promised_coverage(judged):
     _, head, workloads, values = judged
     estimate = head.predict(workloads)
     inside = np.mean((estimate.low <= values) & (values <= estimate.high))

@@ -9,7 +9,6 @@ import torch
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
 from trappm.learner.paper.estimators import paper_estimator
-from trappm.learner.paper.presets import PAPER
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 
@@ -41,7 +40,7 @@ def trained(zoo, measure, networks):
     return train(zoo, np.arange(0, 96, 5), measure(zoo.graphs), networks)
 
 
-def test_a_small_set_can_be_learned_by_heart(zoo, measure, networks):
+def test_networks_can_fit_a_small_set_exactly(zoo, measure, networks):
     head = replace(networks.head, steps=400, weight_decay=0.0)
     targets = measure(zoo.graphs)
     rows = np.arange(0, 24, 3)
@@ -51,7 +50,7 @@ def test_a_small_set_can_be_learned_by_heart(zoo, measure, networks):
     assert errors(heads, zoo, rows, targets).max() < 12
 
 
-def test_a_campaign_trains_what_the_bench_judges(zoo, measure, networks):
+def test_campaigns_and_the_benchmark_train_the_same_networks(zoo, measure, networks):
     rows = np.arange(0, 96, 5)
     values = measure(zoo.graphs)[:, 0]
     heads = train(zoo, rows, np.stack([values, values * np.nan, values * np.nan], 1), networks)
@@ -69,14 +68,7 @@ def test_a_campaign_trains_what_the_bench_judges(zoo, measure, networks):
         )
 
 
-def test_the_papers_head_trains(zoo, measure):
-    preset = replace(PAPER, head=replace(PAPER.head, steps=2))
-    rows = np.arange(4)
-    heads = train(zoo, rows, measure(zoo.graphs), preset)
-    assert np.isfinite(errors(heads, zoo, rows, measure(zoo.graphs))).all()
-
-
-def test_tensors_and_settings_hold_the_whole_heads(trained, zoo, networks):
+def test_heads_are_restored_from_tensors_and_settings(trained, zoo, networks):
     again = heads_from_tensors(networks.head, trained.settings(), trained.tensors())
     workloads = zoo.workloads(range(96))[0]
     for name in ("median", "low", "high", "log_std", "disagreement"):
@@ -84,15 +76,7 @@ def test_tensors_and_settings_hold_the_whole_heads(trained, zoo, networks):
         np.testing.assert_array_equal(first, second)
 
 
-def test_heads_of_older_snapshots_are_refused_by_their_kind(trained, networks):
-    """Until the bench's networks took their place, one ensemble was for all metrics."""
-    with pytest.raises(ValueError, match="unknown kind of heads: 'networks'"):
-        heads_from_tensors(
-            networks.head, {**trained.settings(), "kind": "networks"}, trained.tensors()
-        )
-
-
-def test_transfer_goes_on_from_the_weights_of_the_source(trained, zoo, measure, networks):
+def test_transfer_starts_from_the_source_weights(trained, zoo, measure, networks):
     still = replace(networks, head=replace(networks.head, steps=0))
     rows = np.arange(0, 96, 5)
     source = train(zoo, rows, measure(zoo.graphs), still)
@@ -107,19 +91,7 @@ def test_transfer_goes_on_from_the_weights_of_the_source(trained, zoo, measure, 
     np.testing.assert_allclose(as_long / same.predict(zoo.workloads(rows)[0]).median[:, 0], 2.0)
 
 
-def test_transfer_needs_the_same_preset(trained, zoo, measure, networks):
-    other = replace(networks, head=replace(networks.head, hidden=(8, 8)))
-    with pytest.raises(InputError, match="another preset"):
-        train(zoo, np.arange(8), measure(zoo.graphs), other, init=trained)
-
-
-def test_intervals_contain_the_mean(trained, zoo):
-    p = trained.predict(zoo.workloads(range(96))[0])
-    assert np.all((p.low < p.median) & (p.median < p.high))
-    assert np.all(p.log_std >= p.disagreement)
-
-
-def test_workloads_without_embedding_are_refused(trained, zoo):
+def test_workloads_without_a_valid_embedding_are_refused(trained, zoo):
     assert trained.needs_embeddings
     with pytest.raises(InputError, match="no embedding"):
         trained.predict([Workload(graph=zoo.graphs[0])])
@@ -127,7 +99,7 @@ def test_workloads_without_embedding_are_refused(trained, zoo):
         trained.predict([Workload(graph=zoo.graphs[0], embedding=np.zeros(3, np.float32))])
 
 
-def test_progress_rises_to_the_steps_of_all_networks(zoo, measure, networks):
+def test_progress_counts_the_steps_of_all_networks(zoo, measure, networks):
     seen = []
     rows = np.arange(0, 30, 3)
     heads = train(zoo, rows, measure(zoo.graphs), networks, on_progress=lambda *p: seen.append(p))

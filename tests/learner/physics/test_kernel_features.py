@@ -218,7 +218,7 @@ def made_up_workload(graph: Graph) -> Workload:
 
 
 @pytest.mark.parametrize("part", PRIORS)
-def test_features_keep_their_meaning_unless_their_version_is_raised(build_network, part):
+def test_features_change_only_with_their_version(build_network, part):
     """A snapshot of features with another meaning would load and predict wrong values.
 
     Where this fails on purpose, raise the part's number in `snapshot.FEATURE_VERSIONS`, and add the

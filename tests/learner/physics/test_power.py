@@ -81,7 +81,7 @@ def test_loads_are_those_of_the_kernels(workloads, profiles):
         loads_of([Workload(graph=Graph.empty(1))], PRIOR)
 
 
-def test_a_lower_limit_takes_power_and_gives_time(workloads):
+def test_a_lower_power_limit_reduces_power_and_slows_steps(workloads):
     steps, time_ms = steps_of(workloads)
     limits = np.arange(260.0, 60.0, -20.0)
     points = [steps.under(np.full(len(workloads), limit)) for limit in limits]
@@ -97,7 +97,7 @@ def test_a_lower_limit_takes_power_and_gives_time(workloads):
     assert free.power_w == pytest.approx(steps.at(np.ones(len(workloads)))[0])
 
 
-def test_what_waits_draws_little_more_than_an_idle_card(workloads):
+def test_waiting_steps_draw_little_more_than_idle_power(workloads):
     steps, _ = steps_of(workloads, slower=50.0)
     idle = 250 * steps.values[CONSTANTS.index("idle")]
     under = steps.under(np.full(len(workloads), 250.0))
@@ -107,7 +107,7 @@ def test_what_waits_draws_little_more_than_an_idle_card(workloads):
     assert slow.time_ms == pytest.approx(under.time_ms, rel=0.01)
 
 
-def test_constants_come_back_from_labels_of_theirs(workloads):
+def test_constants_are_recovered_from_labels(workloads):
     labels, sheet = [], Sheet.of(card_of(CARD))
     truth = {"a": constants(idle=0.1, full=0.9), "b": constants(idle=0.2, full=0.5)}
     for card, own in truth.items():
@@ -137,7 +137,7 @@ def test_constants_come_back_from_labels_of_theirs(workloads):
     assert a.mean[idle] < fitted.unknown.mean[idle] < b.mean[idle]
 
 
-def test_heads_of_a_campaign_learn_power_by_kernels_and_their_own_times(profiles):
+def test_campaign_heads_learn_power_from_kernels_and_step_times(profiles):
     """On a slow host small steps wait and draw little, which nothing but kernels and times tell."""
     random = np.random.default_rng(0)
     rows = [
@@ -195,7 +195,7 @@ def test_step_time_uses_kernels_if_most_labels_have_them(profiles, untraced, kin
     assert heads.predict(known).metrics == ("step_time_ms",)
 
 
-def test_what_is_known_of_a_card_says_what_it_rests_on():
+def test_known_power_states_its_source_and_uncertainty():
     v100, a40 = power_of(card_of("v100-16gb")), power_of(card_of("a40"))
     assert (v100.limit_w, v100.sheet.power_w) == (300, 250)
     assert "Zeus" in v100.rests_on
@@ -212,7 +212,7 @@ def test_what_is_known_of_a_card_says_what_it_rests_on():
         )
 
 
-def test_what_is_written_is_read_again(tmp_path, monkeypatch):
+def test_written_power_constants_are_read_back(tmp_path, monkeypatch):
     path = tmp_path / "power.safetensors"
     before = {
         model: (power_of(card_of(name)).constants, 0.07) for model, (name, _) in MEASURED.items()

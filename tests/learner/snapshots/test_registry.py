@@ -1,6 +1,5 @@
 """The registry: versions and names on any fsspec place, whole whatever is killed."""
 
-import json
 import shutil
 import signal
 import subprocess
@@ -32,7 +31,7 @@ def there(request, tmp_path):
     return Registry(place)
 
 
-def test_what_is_pushed_is_listed_and_comes_back_the_same(here, there, tmp_path):
+def test_pushed_snapshots_are_listed_and_pulled_unchanged(here, there, tmp_path):
     first, second = (write_sample(here, number) for number in (1, 2))
     assert there.ids() == []
     assert {there.push(here / name) for name in (first, second, first)} == {first, second}
@@ -63,21 +62,11 @@ def test_aliases_move_and_keep_their_history(here, there):
         there.set_alias("latest", "0" * 20, "by hand")
 
 
-@pytest.mark.parametrize("mape", [5.0, 5.9, 6.1, 20.0])
-def test_what_regressed_is_published_but_not_the_latest(here, there, mape):
-    before, after = (there.push(here / write_sample(here, n, m)) for n, m in ((1, 5.0), (2, mape)))
-    assert promote(there, "latest", before).moved
-    promotion = promote(there, "latest", after)
-    assert promotion.moved == (mape <= 6.0)
-    assert there.resolve("latest") == (after if mape <= 6.0 else before)
-    assert after in there.ids()
-    assert ("a100 train memory_mib was 5 % off" in promotion.message) == (mape > 6.0)
-
-
 @pytest.mark.parametrize(
     ("families", "mape", "moves", "message"),
     [
-        (["resnet", "vit"], 5.5, True, ""),
+        (["resnet", "vit"], 5.9, True, ""),
+        (["resnet", "vit"], 6.1, False, "regressed: a100 train memory_mib was 5 % off, is 6"),
         (["resnet", "vit"], 9.0, False, "regressed: a100 train memory_mib was 5 % off, is 9 %"),
         (["bert", "gpt2"], 9.0, False, "a pool without resnet, vit: errors cannot be compared"),
         (["bert", "gpt2"], 1.0, False, "a pool without resnet, vit: errors cannot be compared"),
@@ -88,7 +77,7 @@ def test_what_regressed_is_published_but_not_the_latest(here, there, mape):
         (None, 9.0, False, "regressed"),  # of a version that did not write it down
     ],
 )
-def test_errors_of_pools_with_other_models_are_not_compared_and_no_family_is_lost(
+def test_a_snapshot_is_not_promoted_if_errors_rise_or_a_family_is_missing(
     here, there, families, mape, moves, message
 ):
     before = there.push(here / write_sample(here, 1, families=["resnet", "vit"]))
@@ -101,7 +90,7 @@ def test_errors_of_pools_with_other_models_are_not_compared_and_no_family_is_los
     assert there.resolve("latest") == (after if moves else before)
 
 
-def test_no_metric_that_answers_is_lost(here, there):
+def test_a_snapshot_that_lacks_a_metric_is_not_promoted(here, there):
     every, single = ("memory_mib", "step_time_ms"), ("memory_mib",)
     before, after = (
         there.push(here / write_sample(here, n, metrics=m)) for n, m in ((1, every), (2, single))
@@ -113,7 +102,7 @@ def test_no_metric_that_answers_is_lost(here, there):
 
 
 @pytest.mark.parametrize("judged_by_phase", [True, False])
-def test_phases_are_rivals_of_themselves_only(here, there, judged_by_phase):
+def test_errors_are_compared_within_a_phase(here, there, judged_by_phase):
     def pushed(number, mape, phase):
         return there.push(
             here / write_sample(here, number, mape, phase=phase, judged_by_phase=judged_by_phase)
@@ -125,7 +114,7 @@ def test_phases_are_rivals_of_themselves_only(here, there, judged_by_phase):
     assert "a100 infer memory_mib was 5 % off, is 50 %" in promotion.message
 
 
-def test_what_is_of_another_device_is_no_rival(here, there):
+def test_a_snapshot_of_another_device_is_not_compared(here, there):
     before = there.push(here / write_sample(here, 1, families=["resnet", "vit"]))
     after = there.push(here / write_sample(here, 2, 50.0, families=["gpt2"], device="h100"))
     promote(there, "latest", before)
@@ -139,9 +128,9 @@ def test_what_is_of_another_device_is_no_rival(here, there):
 DAMAGES = ("truncated", "one bit", "longer", "missing", "foreign", "renamed")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(damage=st.sampled_from(DAMAGES), which=st.integers(0, 3), place=st.floats(0, 0.999))
-def test_no_damage_gets_through(tmp_path_factory, damage, which, place):
+def test_every_damaged_file_is_refused_by_a_pull(tmp_path_factory, damage, which, place):
     here, there = (tmp_path_factory.mktemp(name) for name in ("here", "there"))
     registry = Registry(there)
     name = registry.push(here / write_sample(here))
@@ -175,7 +164,7 @@ def test_no_damage_gets_through(tmp_path_factory, damage, which, place):
 
 @settings(max_examples=15, deadline=None)
 @given(which=st.integers(0, 3), renamed=st.booleans())
-def test_a_damaged_copy_is_mended_by_another_pull(tmp_path_factory, which, renamed):
+def test_a_second_pull_repairs_a_damaged_copy(tmp_path_factory, which, renamed):
     here, there = (tmp_path_factory.mktemp(name) for name in ("here", "there"))
     name, other = write_sample(here), write_sample(here, 1)
     registry, local = Registry(here), Registry(there)
@@ -202,7 +191,7 @@ print("done", flush=True)
 
 
 @pytest.mark.parametrize("work", [PUSH, PULL], ids=["push", "pull"])
-def test_killing_it_at_any_moment_leaves_whole_snapshots_only(tmp_path, work):
+def test_a_killed_push_or_pull_leaves_only_complete_snapshots(tmp_path, work):
     """Real processes, killed later and later; what is visible afterwards is always whole."""
     source, target = Registry(tmp_path / "source"), tmp_path / "target"
     name = write_sample(tmp_path / "source", size=400_000)
@@ -241,27 +230,3 @@ def test_an_alias_moves_on_even_if_the_clock_went_back(here, tmp_path):
     entry.rename(entry.with_name(f"2999{entry.name[4:]}"))
     registry.set_alias("latest", second, "published")
     assert registry.resolve("latest") == second
-
-
-def test_a_place_that_cannot_be_reached_is_told(tmp_path):
-    with pytest.raises(SnapshotError, match="nosuch"):
-        Registry("nosuch://bucket")
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    with pytest.raises(SnapshotError, match="cannot be used"):
-        Registry(blocked / "inside").push(tmp_path / write_sample_folder(tmp_path))
-
-
-def write_sample_folder(tmp_path):
-    return f"here/{write_sample(tmp_path / 'here')}"
-
-
-def test_an_alias_entry_that_was_tampered_with_is_told(here, tmp_path):
-    registry = Registry(tmp_path / "there")
-    name = registry.push(here / write_sample(here))
-    registry.set_alias("latest", name, "published")
-    (path,) = (tmp_path / "there" / "aliases" / "latest").iterdir()
-    path.write_text(json.dumps([1]))
-    with pytest.raises(SnapshotError, match="is no entry of an alias"):
-        registry.history("latest")
-    assert registry.resolve("latest") == name  # which its name tells
