@@ -132,7 +132,7 @@ def trappm(folder, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_of_a_page_answer_as_it_shows(page, trappm):
+def test_documented_commands_print_what_the_page_shows(page, trappm):
     for command in commands(page):
         if command.left_out:
             continue
@@ -163,7 +163,7 @@ NOTED = sorted(
 
 
 @pytest.mark.parametrize("page", NOTED, ids=lambda page: str(page.relative_to(ROOT)))
-def test_noted_commands_have_the_options_that_there_are(page):
+def test_noted_commands_have_existing_options(page):
     for typed in noted(page.read_text()):
         words, command = typed, typer.main.get_command(cli.app)
         context = typer.Context(command)
@@ -191,7 +191,7 @@ def noted(text: str) -> list[list[str]]:
     return result
 
 
-def test_commands_left_out_are_commands():
+def test_commands_left_out_exist():
     every = [" ".join(c.words) for page in PAGES for c in commands(page)]
     unused = [start for start in ELSEWHERE if not any(c.startswith(start) for c in every)]
     assert unused == []
@@ -225,7 +225,7 @@ NAMED_BY_DATA = {
 
 
 @pytest.mark.parametrize("command", JSON_COMMANDS)
-def test_keys_of_json_are_identifiers(command, trappm):
+def test_keys_in_json_are_identifiers(command, trappm):
     status, out, err = trappm([*shlex.split(command), "--json"])
     assert status == 0, err
     keys = keys_of(json.loads(out))

@@ -83,14 +83,14 @@ def run(python, place, environment):
     return run
 
 
-def test_it_brings_no_extra(run):
+def test_the_wheel_installs_no_extras(run):
     held = {line.split("==")[0].lower() for line in run("pip", "freeze").splitlines()}
     assert "xgboost-cpu" in held
     assert not {"psycopg", "scikit-learn", "matplotlib", "optuna", "pytest"} & held
     run("pip", "check")
 
 
-def test_ours_and_theirs_are_both_there(run, python, place):
+def test_packages_of_equal_names_can_be_imported(run, python, place):
     theirs, ours = run("python", "-c", THEIRS).split()
     assert theirs == str(place)
     assert Path(ours).is_relative_to(python.parents[1] / "lib")
@@ -99,7 +99,7 @@ def test_ours_and_theirs_are_both_there(run, python, place):
     assert run("python", "-m", "profiler") == "the profiler of somebody else\n"
 
 
-def test_a_campaign_runs_to_its_end_and_its_snapshot_predicts(run, place):
+def test_a_campaign_runs_and_its_snapshot_predicts(run, place):
     (place / "tiny.yaml").write_text(yaml.safe_dump(SPEC))
     report = run("trappm", "campaign", "launch", "tiny.yaml")
     assert "predicted against measured" in report
@@ -108,7 +108,7 @@ def test_a_campaign_runs_to_its_end_and_its_snapshot_predicts(run, place):
     assert "on cpu-2t" in run("trappm", "predict", *question)
 
 
-def test_a_cluster_of_nodes_with_the_wheel_and_postgresql(wheel, python, tmp_path):
+def test_a_cluster_runs_with_the_wheel_and_postgresql(wheel, python, tmp_path):
     install(python, f"{wheel}[postgresql]")
     report = launched_and_left(python, tmp_path)
     assert len(report["trappm"]) == 3

@@ -209,7 +209,7 @@ class Run:
             return connection.execute(sql).fetchall()
 
 
-def test_every_assignment_was_measured_once_though_processes_were_killed(campaign):
+def test_every_assignment_is_measured_once_although_processes_are_killed(campaign):
     labels = Counter(
         key for (key,) in campaign.query(
             "SELECT d.key FROM labels l JOIN devices d ON d.id = l.device_id"
@@ -220,7 +220,7 @@ def test_every_assignment_was_measured_once_though_processes_were_killed(campaig
     assert states == [("done", sum(BUDGET.values()))]
 
 
-def test_the_terminal_shows_how_far_it_is_and_how_long_the_rest_takes(campaign):
+def test_the_terminal_shows_progress_and_remaining_time(campaign):
     total = sum(BUDGET.values())
     lines = [line for line in campaign.frames.split("\n") if re.search(rf"\d+/{total} ", line)]
     assert any(re.search(r"round 2 of 2 .*\d+/20 +\d:\d\d:\d\d +\d+:\d\d to go$", x) for x in lines)
@@ -242,7 +242,7 @@ def test_measurements_are_real(campaign):
         assert facts["threads"] in {1, 2}
 
 
-def test_the_report_tells_outcomes_errors_transfer_and_what_to_do_next(campaign):
+def test_the_report_shows_outcomes_errors_and_next_commands(campaign):
     for phrase in (
         "progress",
         "attempts by outcome",
@@ -259,19 +259,7 @@ def test_the_report_tells_outcomes_errors_transfer_and_what_to_do_next(campaign)
     assert listed["state"] == "finished"
 
 
-def test_labels_come_as_table_json_and_csv(campaign):
-    as_json = json.loads(campaign.trappm("labels", "query", "--json").stdout)
-    assert len(as_json) == sum(BUDGET.values())
-    assert {row["provenance"] for row in as_json} == {"measured"}
-    output = campaign.trappm("labels", "query", "--architecture", "resnet*", "--json").stdout
-    assert {row["architecture"] for row in json.loads(output)} <= {"resnet10t"}
-    csv = campaign.trappm("labels", "query", "--csv", "--device", "cpu-1t").stdout.splitlines()
-    assert len(csv) == 1 + BUDGET["cpu-1t"]
-    assert "step_time_ms" in csv[0]
-    assert f"{sum(BUDGET.values())} labels" in campaign.trappm("labels", "query").stdout
-
-
-def test_a_pulled_snapshot_predicts_the_same_anywhere(campaign, tmp_path):
+def test_a_pulled_snapshot_predicts_the_same_elsewhere(campaign, tmp_path):
     ask = ["predict", "resnet18", "--batch-size", "4", "--input-size", "96", "--json"]
     ask += ["--device", "cpu-2t"]
     here = campaign.trappm(*ask)
@@ -290,54 +278,9 @@ def test_a_pulled_snapshot_predicts_the_same_anywhere(campaign, tmp_path):
     assert low < answer["step_time_ms"] < high
 
 
-def test_an_onnx_file_and_its_architecture_are_predicted_alike(campaign, tmp_path):
-    from onnx_export import export_onnx
-
-    export_onnx("resnet10t", 64, tmp_path / "model.onnx")
-    ask = ["--batch-size", "2", "--device", "cpu-2t", "--json"]
-    file = campaign.trappm("predict", str(tmp_path / "model.onnx"), *ask)
-    name = campaign.trappm("predict", "resnet10t", "--input-size", "64", *ask)
-    by_file, by_name = json.loads(file.stdout), json.loads(name.stdout)
-    assert by_file["step_time_ms"] == pytest.approx(by_name["step_time_ms"], rel=0.05)
-    assert by_file["memory_mib"] == pytest.approx(by_name["memory_mib"], rel=0.05)
-
-
-def test_from_python_a_prediction_unpacks_as_time_memory_power(campaign, monkeypatch):
-    import trappm
-
-    monkeypatch.setenv("TRAPPM_HOME", str(campaign.home))
-    prediction = trappm.predict("resnet10t", batch_size=2, input_size=64, device="cpu-1t")
-    step_time_ms, memory_mib, power_w = prediction
-    assert (step_time_ms, memory_mib, power_w) == (
-        prediction.step_time_ms, prediction.memory_mib, prediction.power_w,
-    )  # fmt: skip
-    assert step_time_ms > 0
-
-
-def test_a_device_without_a_head_and_a_damaged_snapshot_are_told(campaign, tmp_path):
-    result = campaign.trappm("predict", "resnet10t", "--input-size", "64", "--device", "gaudi2")
-    assert result.returncode == 2
-    assert "unknown device 'gaudi2'" in result.stderr
-    assert "trappm devices" in result.stderr
-    to = tmp_path / "snapshot"
-    campaign.trappm("snapshot", "pull", "--to", str(to))
-    (to / "encoder.safetensors").write_bytes(b"")
-    ask = ["predict", "resnet10t", "--input-size", "64", "--device", "cpu-2t"]
-    result = campaign.trappm(*ask, "--snapshot", str(to))
-    assert result.returncode == 2
-    assert "damaged" in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
-
-
-def test_a_finished_campaign_cannot_be_resumed_and_says_so(campaign):
-    result = campaign.trappm("campaign", "resume")
-    assert result.returncode == 2
-    assert "finished" in result.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["gcs_server", "raylet"])
-def test_a_lost_ray_service_ends_the_campaign_with_a_message_and_leaves_nothing(tmp_path, victim):
+def test_a_crashed_ray_service_ends_the_campaign_cleanly(tmp_path, victim):
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SPEC))
     run = Run(tmp_path)
     family: list[psutil.Process] = []

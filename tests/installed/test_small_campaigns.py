@@ -55,7 +55,7 @@ class Campaign:
 
 @pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
-def test_a_campaign_measures_ranks_learns_from_them_and_predicts(tmp_path):
+def test_a_campaign_measures_ranks_and_predicts(tmp_path):
     campaign = Campaign(tmp_path, {
         "name": "ranks",
         "devices": {"source": "cpu-2x1t"},
@@ -102,7 +102,7 @@ def transformers(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_campaign_measures_transformers_in_all_the_ways_of_its_pool(transformers):
+def test_a_campaign_measures_transformers_with_all_training_options(transformers):
     labels = transformers.json("labels", "query")
     assert len(labels) == 2 + 6 + 2
     assert all(row["architecture"].startswith("hf:") for row in labels)
@@ -112,7 +112,7 @@ def test_a_campaign_measures_transformers_in_all_the_ways_of_its_pool(transforme
 
 
 @pytest.mark.slow
-def test_its_snapshot_predicts_a_way_to_train_that_nobody_measured(transformers):
+def test_unmeasured_training_options_are_predicted(transformers):
     question = ("predict", "hf:bert-micro,lora=3", "--sequence-length", "40", "--batch-size", "2")
     answer = transformers.json(*question, "--optimizer", "adamw", "--device", "cpu-2t")
     low, high = answer["intervals"]["step_time_ms"]
@@ -121,7 +121,7 @@ def test_its_snapshot_predicts_a_way_to_train_that_nobody_measured(transformers)
 
 
 @pytest.mark.slow
-def test_tokens_are_called_tokens(transformers):
+def test_sizes_of_transformers_are_tokens(transformers):
     assert " tokens" in transformers.output
     terminal = Terminal(
         [Path(sys.executable).with_name("trappm"), "labels", "query"],
@@ -132,7 +132,7 @@ def test_tokens_are_called_tokens(transformers):
     assert "tokens" in heading
 
 
-def test_without_its_libraries_the_preset_names_the_extra_in_one_line(tmp_path):
+def test_the_preset_names_the_missing_extra(tmp_path):
     environment = environment_without(["transformers", "peft"], tmp_path)
     refused = subprocess.run(
         [sys.executable, "-c", "from trappm.cli import main; main()", "campaign", "launch",

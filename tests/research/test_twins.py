@@ -6,7 +6,7 @@ from workload_samples import one_layer
 
 from research.evaluation.benchmark import Samples, SplitKind, splits_of
 from trappm.learner.stats.errors import split_architectures
-from trappm.learner.stats.folds import content_groups, grouped_folds
+from trappm.learner.stats.folds import content_groups
 from trappm.learner.workload import Workload
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Configuration, Graph
@@ -81,16 +81,6 @@ def test_duplicates_of_held_out_rows_are_not_trained_on(samples, kind):
         divided += not (split.train | split.test).all()
     # Whole families hold a twin of another family out, which then teaches nothing either.
     assert (divided > 0) == (kind is not SplitKind.ARCHITECTURES)
-
-
-def test_folds_keep_duplicates_together(samples):
-    targets = samples.targets(range(len(samples)))
-    for seed in range(20):
-        folds = grouped_folds(targets.groups, 5, np.random.default_rng(seed))
-        of_layers: dict[int, set[int]] = {}
-        for name, fold in zip(samples.architectures, folds.tolist(), strict=True):
-            of_layers.setdefault(NAMES[name], set()).add(fold)
-        assert all(len(dealt) == 1 for dealt in of_layers.values())
 
 
 def test_both_names_are_held_out_as_one_group(samples):

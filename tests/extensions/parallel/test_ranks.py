@@ -94,12 +94,11 @@ def test_ddp_stores_gradients_twice(measurer: Measurer) -> None:
     assert fsdp < ddp
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_killed_rank_ends_all_ranks(measurer: Measurer, rank: int) -> None:
-    measurement = during(measurer, "measure", lambda processes: processes[rank].kill())
+def test_killed_rank_ends_all_ranks(measurer: Measurer) -> None:
+    measurement = during(measurer, "measure", lambda processes: processes[1].kill())
     assert (measurement.outcome, measurement.failed_in) == (Outcome.ERROR, "measure")
     assert "killed by SIGKILL" in (measurement.message or "")
-    assert f"rank {rank} of 2" in (measurement.message or "")
+    assert "rank 1 of 2" in (measurement.message or "")
 
 
 def test_hanging_rank_is_a_timeout(measurer: Measurer) -> None:

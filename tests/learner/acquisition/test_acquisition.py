@@ -17,7 +17,6 @@ from trappm.learner.acquisition.embedding_space import NOISE_VARIANCE, embedding
 from trappm.learner.acquisition.pool_covariance import (
     LANDMARKS,
     PoolPosterior,
-    narrow,
 )
 from trappm.learner.acquisition.pool_variance import taught_by_bounds
 from trappm.learner.acquisition.strategies import Representation
@@ -78,13 +77,6 @@ def test_only_open_candidates_are_picked_once_each(name, seed, count, step):
 def test_equal_seeds_give_equal_picks(name):
     first, second = (strategy_named(name).select(request(n=700, seed=4)) for _ in range(2))
     assert first == second
-
-
-def test_random_picks_depend_on_the_generator():
-    picks = [
-        strategy_named("random").select(request(generator=np.random.default_rng(s))) for s in (1, 2)
-    ]
-    assert picks[0] != picks[1]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -272,16 +264,6 @@ def of_metric(n=60, seed=5, width=10, noise=0.1):
     return PoolCovariance(generator.normal(0, 1, (n, width)).astype(np.float32), noise)
 
 
-def test_the_value_of_a_run_falls_with_its_failure_probability():
-    probabilities = np.linspace(0.0, 1.0, 101)
-    worth = taught_by_bounds(probabilities)
-    assert np.all(np.diff(worth) <= 1e-9)
-    assert worth[0] == pytest.approx(1.0, abs=1e-6)
-    assert worth[-1] == pytest.approx(0.0, abs=0.05)
-    # Half of a normal distribution is known as such: its variance is 1 - 2 / pi.
-    assert worth[50] == pytest.approx(1 - 0.5 * (1 - 2 / np.pi))
-
-
 def test_the_value_of_a_bound_agrees_with_truncated_normals():
     values = np.random.default_rng(0).normal(size=400_000)
     for limit in (-1.0, 0.0, 1.5):
@@ -364,17 +346,6 @@ def test_variance_alone_decides_on_a_second_device():
     assert "representation" not in strategy_named("ours").select(taught)[0].reason
 
 
-def test_narrowed_features_keep_the_covariance():
-    generator = np.random.default_rng(0)
-    scales = 1.0 / np.arange(1, 401)
-    wide = (generator.normal(0, 1, (500, 400)) * scales).astype(np.float32)
-    narrowed = narrow(wide, 50)
-    assert narrowed.shape == (500, 50)
-    before, after = wide @ wide.T, narrowed @ narrowed.T
-    assert np.linalg.norm(before - after) < 0.02 * np.linalg.norm(before)
-    assert narrow(wide, 400) is wide
-
-
 def test_nan_values_are_refused():
     doubt = np.ones(60)
     doubt[7] = np.nan
@@ -450,14 +421,6 @@ def test_variance_decides_where_representation_is_zero():
     covariance = of_metric()
     query = request(embeddings=alike, static_features=np.ones((60, 6)), covariances=[covariance])
     assert picks_of("ours", query) == picks_of("variance-heads", query)
-
-
-def test_noise_lowers_the_representation_gain():
-    query = request(covariances=(), labelled=nothing(), pending=nothing(), count=1)
-    first = picks_of("ours", query)
-    noise = np.ones(60)
-    noise[first] = 9.0
-    assert picks_of("ours", replace(query, noise_factor=noise)) != first
 
 
 @given(seed=st.integers(0, 2**32 - 1))

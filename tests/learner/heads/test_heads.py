@@ -78,17 +78,6 @@ def test_a_metric_needs_labels_to_have_a_head(zoo, measure, small):
     assert np.all((power > 40 / 3) & (power < 3 * 40))
 
 
-def test_missing_labels_of_one_metric_do_not_change_another(zoo, measure, small):
-    targets = measure(zoo.graphs)
-    rows, _ = split(zoo, 20)
-    some = targets.copy()
-    some[rows[::2], 1] = np.nan
-    full, part = (train(zoo, rows, t, small) for t in (targets, some))
-    constants = [h.heads["step_time_ms"].prior.log_constants for h in (full, part)]
-    np.testing.assert_array_equal(*constants)
-    assert np.isfinite(errors(part, zoo, rows, targets)).all()
-
-
 def test_heads_do_not_depend_on_cores_or_other_metrics(zoo, measure, small, monkeypatch):
     targets = measure(zoo.graphs, noise_seed=1)
     rows, held_out = split(zoo, 40)
@@ -169,15 +158,6 @@ def test_out_of_memory_bounds_extend_the_labelled_range(zoo, measure, small, bui
     above[dead, 1], targets[dead, 1] = 10 * targets[dead, 1], np.nan
     heads = train(zoo, rows, targets, small, above=above[rows])
     assert heads.heads["memory_mib"].labelled.high == np.nanmax(above)
-
-
-def test_step_time_grows_with_batch_size(trained, zoo):
-    heads = trained[0]
-    predictions = heads.predict(zoo.workloads(range(21, 24))[0])
-    assert [zoo.graphs[i].batch_size for i in (21, 22, 23)] == [1, 4, 16]
-    step_time = predictions.median[:, 0]
-    assert 2 < step_time[1] / step_time[0] < 5
-    assert 2 < step_time[2] / step_time[1] < 5
 
 
 @pytest.mark.parametrize("seed", range(3))

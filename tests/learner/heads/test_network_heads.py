@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trappm.learner.estimator import Targets
 from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
-from trappm.learner.paper.estimators import paper_estimator
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 
@@ -25,11 +23,6 @@ def train(zoo, rows, targets, preset, groups=None, **options):
     )
 
 
-def errors(heads, zoo, rows, targets):
-    predictions = heads.predict(zoo.workloads(rows)[0])
-    return 100 * np.mean(np.abs(predictions.median / targets[rows][:, :2] - 1), axis=0)
-
-
 @pytest.fixture(scope="module")
 def networks(small):
     return replace(small, head=replace(small.head, physical_prior=False, steps=40, members=2))
@@ -38,34 +31,6 @@ def networks(small):
 @pytest.fixture(scope="module")
 def trained(zoo, measure, networks):
     return train(zoo, np.arange(0, 96, 5), measure(zoo.graphs), networks)
-
-
-def test_networks_can_fit_a_small_set_exactly(zoo, measure, networks):
-    head = replace(networks.head, steps=400, weight_decay=0.0)
-    targets = measure(zoo.graphs)
-    rows = np.arange(0, 24, 3)
-    many = np.tile(rows, 6)  # so that no fold misses a graph
-    groups = [str(i) for i in range(len(many))]
-    heads = train(zoo, many, targets, replace(networks, head=head), groups)
-    assert errors(heads, zoo, rows, targets).max() < 12
-
-
-def test_campaigns_and_the_benchmark_train_the_same_networks(zoo, measure, networks):
-    rows = np.arange(0, 96, 5)
-    values = measure(zoo.graphs)[:, 0]
-    heads = train(zoo, rows, np.stack([values, values * np.nan, values * np.nan], 1), networks)
-    workloads, names = zoo.workloads(rows)
-    graphs_alone = [Workload(graph=w.graph) for w in workloads]
-    judged = paper_estimator("trappm-small", networks.head, zoo.encoder).fit(
-        graphs_alone,
-        Targets(values[rows], np.full(len(rows), np.nan), names),
-        np.random.default_rng(0),
-    )
-    of_campaign, of_bench = heads.predict(workloads), judged.predict(graphs_alone)
-    for name in ("median", "low", "high", "log_std"):
-        np.testing.assert_allclose(
-            getattr(of_campaign, name)[:, 0], getattr(of_bench, name), rtol=1e-4
-        )
 
 
 def test_heads_are_restored_from_tensors_and_settings(trained, zoo, networks):
@@ -97,18 +62,6 @@ def test_workloads_without_a_valid_embedding_are_refused(trained, zoo):
         trained.predict([Workload(graph=zoo.graphs[0])])
     with pytest.raises(InputError, match="vectors of graphs have shape"):
         trained.predict([Workload(graph=zoo.graphs[0], embedding=np.zeros(3, np.float32))])
-
-
-def test_progress_counts_the_steps_of_all_networks(zoo, measure, networks):
-    seen = []
-    rows = np.arange(0, 30, 3)
-    heads = train(zoo, rows, measure(zoo.graphs), networks, on_progress=lambda *p: seen.append(p))
-    count = sum(len(head.networks) for head in heads.heads.values())
-    assert count == 2 * networks.head.members
-    totals = {total for _, total in seen}
-    assert len(totals) == 1
-    assert seen == sorted(seen)
-    assert seen[-1][0] == seen[-1][1] == count * networks.head.steps
 
 
 def test_gradients_are_those_of_the_last_layers(trained, zoo):

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from torch import nn
 
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
@@ -17,7 +16,7 @@ from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import METRICS, Graph, MemoryFormat, Phase, Precision
-from trappm.profiler.static_profile import kernel_profile, static_profile
+from trappm.profiler.static_profile import static_profile
 
 MODELS = (
     "test_resnet", "test_vit", "test_convnext", "test_efficientnet", "mobilenetv2_035", "resnet10t",
@@ -76,28 +75,6 @@ def test_inference_has_no_backward_calls_and_no_update(labelled):
     for name, value in terms.items():
         assert value == 0 or not ("backward" in name or name == "updates")
     assert terms["optimizer bytes"] == 0
-
-
-def test_small_and_narrow_kernels_take_extra_time():
-    def term(name, window=1, channels=64, groups=1, height=8, batch_size=8):
-        layers = (
-            nn.Conv2d(3, channels, 1, bias=False),
-            nn.Conv2d(channels, channels, window, padding=window // 2, groups=groups, bias=False),
-            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 2),
-        )  # fmt: skip
-        kernels = kernel_profile(nn.Sequential(*layers), height)
-        step = Workload(graph=Graph.empty(batch_size), kernels=kernels)
-        names = [spec.name for spec in SPEC.terms]
-        return CpuTimePrior().terms([step])[0][names.index(name)]
-
-    assert term("few rows", batch_size=64) == pytest.approx(term("few rows"))
-    narrow = {"window": 3, "channels": 32, "groups": 32}
-    for name in ("narrow forward", "narrow backward"):
-        by_height = [term(name, height=height, **narrow) for height in (8, 16)]
-        assert by_height[1] == pytest.approx(2 * by_height[0])  # with a quarter of the operations
-        assert term(name) == 0
-    assert term("large weights", channels=2048) == 0
-    assert term("large weights", channels=3072) > 0  # 36 MiB
 
 
 def test_a_step_time_without_kernels_is_refused(labelled):

@@ -9,7 +9,6 @@ import pytest
 import torch
 from test_step_time import V100, error, moved, networks
 
-from trappm.learner.physics import step_time_prior
 from trappm.learner.physics.devices.joint_fit import Distribution, Evidence, JointFit
 from trappm.learner.physics.devices.known_devices import kernel_evidence
 from trappm.learner.physics.kernel_times import group_rows, spreads, starting_constants
@@ -73,21 +72,6 @@ def test_launch_overhead_of_a_source_is_not_attributed_to_the_device():
     np.testing.assert_allclose(slow.log_values(unseen), quick.log_values(unseen), atol=0.1)
 
 
-def test_labels_of_a_slow_host_do_not_bias_the_device():
-    truth = shifted(0.2)
-    seen, unseen = networks(40, seed=1), networks(20, seed=5)
-    slow = StepTimePrior(truth.spec, truth.constants.clone())
-    slow.constants[ROWS["step"]] += 3.0
-    labelled = [replace(w, host="slow" if i % 4 == 0 else "") for i, w in enumerate(seen)]
-    values = np.where(
-        [w.host == "slow" for w in labelled], slow.log_values(seen), truth.log_values(seen)
-    )
-    fitted = StepTimePrior.like_others(V100, first()).refit(labelled, values)
-    assert error(fitted, unseen, truth.log_values(unseen)) < 0.05
-    # Most labels are of the other host: what a step costs is said of it.
-    assert fitted.constants[ROWS["step"]] < truth.constants[ROWS["step"]] + 1.0
-
-
 def test_overhead_is_learned_per_host():
     """Else what a slow host adds would be learned as an error of the model."""
     truth = shifted(0.2)
@@ -115,18 +99,6 @@ def test_kernel_measurements_survive_transfer():
     assert error(plain, unseen, other.log_values(unseen)) < 1e-9
     begun = own.started_from(other).refit(few, labels)
     assert error(begun, unseen, wanted) < error(plain.refit(few, labels), unseen, wanted)
-
-
-def test_many_labels_are_fitted_without_other_devices(monkeypatch):
-    """Their joint fit would take as long as the cube of their number."""
-    truth, seen = shifted(0.4), networks(20, seed=1)
-    labels = truth.log_values(seen)
-    begun = StepTimePrior.like_others(V100, first(), [alone(truth, calls())])
-    assert begun.refit(seen, labels).known is not None
-    monkeypatch.setattr(step_time_prior, "MANY_LABELS", 20)
-    monkeypatch.setattr(step_time_prior, "JointFit", None)
-    plain = StepTimePrior(V100, begun.constants).refit(seen, labels)
-    assert torch.equal(begun.refit(seen, labels).constants, plain.constants)
 
 
 def test_similar_devices_improve_the_start_of_a_new_one():

@@ -156,15 +156,6 @@ def test_priors_are_restored_from_tensors_and_damage_is_refused(prior, traced):
         type(prior).from_tensors({**moved.tensors(), "log_constants": torch.zeros(2)})
 
 
-@pytest.mark.parametrize("prior", [MemoryPrior(), GraphPrior("step_time_ms")])
-def test_sensitivities_agree_with_finite_differences(prior, traced):
-    rows = prior.sensitivities(traced[0])
-    step = np.zeros(rows.shape[1])
-    step[1] = 1e-5
-    moved = (prior.moved(step).log_values(traced[0]) - prior.log_values(traced[0])) / 1e-5
-    np.testing.assert_allclose(rows[:, 1], moved, rtol=1e-3, atol=1e-8)
-
-
 def test_a_head_needs_no_label_at_all(traced):
     workloads, _ = traced
     none = Targets(np.zeros(0), np.zeros(0), [])

@@ -13,8 +13,7 @@ from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
 from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.graph_prior import GraphPrior
-from trappm.learner.physics.power import known_power
-from trappm.learner.physics.power.known_power import MEASURED, power_of
+from trappm.learner.physics.power.known_power import power_of
 from trappm.learner.physics.power.loads import loads_of
 from trappm.learner.physics.power.operating_point import CONSTANTS, Sheet, Steps
 from trappm.learner.physics.power.power_prior import PowerPrior
@@ -210,19 +209,3 @@ def test_known_power_states_its_source_and_uncertainty():
         assert (
             known is None or np.isfinite(known.constants.draws(3, np.random.default_rng(0))).all()
         )
-
-
-def test_written_power_constants_are_read_back(tmp_path, monkeypatch):
-    path = tmp_path / "power.safetensors"
-    before = {
-        model: (power_of(card_of(name)).constants, 0.07) for model, (name, _) in MEASURED.items()
-    }
-    known_power.write({**before, known_power.UNKNOWN: before["v100"]}, path)
-    monkeypatch.setattr(known_power, "FILE", path)
-    known_power._known.cache_clear()
-    try:
-        assert power_of(card_of(CARD)).noise == pytest.approx(0.07)
-        assert np.array_equal(power_of(card_of("h100")).constants.mean, before["h100"][0].mean)
-        assert np.array_equal(power_of(card_of("a40")).constants.mean, before["v100"][0].mean)
-    finally:
-        known_power._known.cache_clear()

@@ -10,11 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_samples import graph, networks, workload
-from torch import nn
 
 from trappm.learner.physics.device_specs import CPU, has_kernels, known_spec, spec_of
 from trappm.learner.physics.devices.known_devices import known_devices
-from trappm.learner.physics.kernel_terms import PASSES, terms_of
 from trappm.learner.physics.kernel_times import group_rows, spreads
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
@@ -137,28 +135,6 @@ def test_a_fold_does_not_start_from_constants_that_used_its_labels(monkeypatch):
     fold, other = (start.refit(some[:24], labels[:24], near=n) for n in (of_all, elsewhere))
     assert torch.equal(fold.constants, other.constants)
     assert torch.equal(fold.learned_spreads, of_all.learned_spreads)
-
-
-def classes_of_a_grouped_convolution(fan_in, groups, fan_out=None, stride=1):
-    """By pass, as `terms_of` counts them."""
-    into, out = groups * fan_in, groups * (fan_out or fan_in)
-    middle = nn.Conv2d(into, out, 3, stride, 1, groups=groups, bias=False)
-    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(out, 4)
-    profile = kernel_profile(nn.Sequential(nn.Conv2d(3, into, 1), middle, *head), 16)
-    question = Workload(graph=graph(8), precision=Precision.FP32, kernels=profile)
-    products = terms_of([question], A100).products
-    chosen = products.base // PASSES == KernelKind.GROUPED
-    return set(products.detail[chosen].tolist())
-
-
-def test_direct_grouped_convolutions_are_one_class_in_all_passes():
-    (direct,) = classes_of_a_grouped_convolution(16, 32)
-    assert classes_of_a_grouped_convolution(16, 32, stride=2) == {direct}
-    assert classes_of_a_grouped_convolution(16, 18) == {direct}
-    (few_groups,) = classes_of_a_grouped_convolution(16, 8)
-    (uneven,) = classes_of_a_grouped_convolution(16, 32, fan_out=32)
-    (odd,) = classes_of_a_grouped_convolution(24, 32)
-    assert direct not in {few_groups, uneven, odd}
 
 
 def test_labels_that_are_only_bounds_are_ignored():

@@ -23,7 +23,12 @@ from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.errors import SnapshotError
 from trappm.snapshots import head_rows, listings
 
-ODD = (5, "x", None, [], {}, [[1]], {"a": 5}, True, -1, 10**400, 1e308)
+ODD = (5, "x", None, [], {}, [[1]], {"a": 5}, True, -1, 10**400, 1e308, 10**9)
+
+
+def odd_values(number):
+    """Return three of the odd values: every fourth place gets the same ones."""
+    return ODD[number % 4 :: 4]
 
 
 NAMED = {"heads": 2, "errors": 2, "files": 1, "by_family": 1}
@@ -87,10 +92,10 @@ def test_odd_manifest_fields_do_not_hide_other_snapshots(place, shipped):
     registry = Registry(place)
     reference = registry.manifest(good)
     refused = 0
-    for path in places(shipped):
+    for number, path in enumerate(places(shipped)):
         if path[0] in {"id", "checksum"}:
             continue
-        for odd in ODD:
+        for odd in odd_values(number):
             name = put(place, changed(shipped, path, odd))
             rows = {row.id: row for row in listings(registry, with_shipped=False)}
             assert rows[good].damage is None
@@ -103,14 +108,15 @@ def test_odd_manifest_fields_do_not_hide_other_snapshots(place, shipped):
                 head_rows(manifest)
                 regressions(reference, manifest)
             shutil.rmtree(place / name)
-    assert refused > 150
+    assert refused > 40
 
 
 def test_odd_head_settings_raise_only_snapshot_errors(place, shipped):
     head = ("heads", "rtx3090", "infer")
     settings = [head + path for path in places(shipped["heads"]["rtx3090"]["infer"])]
-    for path in (*settings, *(("preset", *path) for path in places(shipped["preset"]))):
-        for odd in (*ODD, 10**9):
+    presets = (("preset", *path) for path in places(shipped["preset"]))
+    for number, path in enumerate((*settings, *presets)):
+        for odd in odd_values(number):
             name = put(place, changed(shipped, path, odd))
             for file in SHIPPED.glob("*.safetensors"):
                 os.link(file, place / name / file.name)

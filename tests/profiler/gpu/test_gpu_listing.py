@@ -46,7 +46,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, visible: str | None = None) -> Mach
         ("0,-1,2", ["GPU-aaaa"]),
     ],
 )
-def test_visible_gpus_are_known_by_uuid(
+def test_visible_gpus_are_listed_by_uuid(
     visible: str | None, uuids: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine(monkeypatch, visible)
@@ -58,7 +58,7 @@ def test_visible_gpus_are_known_by_uuid(
 @pytest.mark.parametrize(
     ("visible", "what"), [("1", "split by MIG"), ("3", "not one GPU"), ("MIG-", "not one GPU")]
 )
-def test_what_is_not_one_gpu_is_refused(
+def test_ambiguous_gpus_are_refused(
     visible: str, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine(monkeypatch, visible)
@@ -66,7 +66,7 @@ def test_what_is_not_one_gpu_is_refused(
         open_device("cuda:0")
 
 
-def test_names_of_gpus_and_instances_are_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_gpus_and_instances_are_device_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch)
     keys = [key for key in local_devices() if not key.startswith("cpu-")]
     assert keys == ["a100", "a100-mig-1g.5gb", "a100-mig-2g.10gb", "h100"]
@@ -74,7 +74,7 @@ def test_names_of_gpus_and_instances_are_keys(monkeypatch: pytest.MonkeyPatch) -
     assert open_device("a100-mig-1g.5gb").capacity_mib == 5 * 1024
 
 
-def test_lost_gpu_keeps_its_place_and_troubles_only_itself(
+def test_a_lost_gpu_keeps_its_index_and_affects_only_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lost = Board("GPU-b", handle=error("GPU_IS_LOST"))
@@ -104,7 +104,7 @@ def profiler_devices(made: Machine, **variables: str) -> subprocess.CompletedPro
     )  # fmt: skip
 
 
-def test_command_tells_a_lost_gpu_in_one_line_and_goes_on() -> None:
+def test_lost_gpus_are_reported_in_one_line() -> None:
     boards = (
         Board("GPU-a", handle=error("GPU_IS_LOST")),
         Board("GPU-b", "NVIDIA H100 80GB HBM3", total=error("GPU_IS_LOST")),
@@ -120,16 +120,16 @@ def test_command_tells_a_lost_gpu_in_one_line_and_goes_on() -> None:
     assert done.returncode == 1
 
 
-def test_command_lists_what_ray_gave_to_the_process() -> None:
+def test_the_command_lists_only_visible_gpus() -> None:
     boards = (Board("GPU-a"), Board("GPU-hhhh", "NVIDIA H200"), split_board())
-    for visible, key in (("1", "h200"), ("GPU-h", "h200"), ("MIG-2", "a100-mig-2g.10gb")):
+    for visible, key in (("1", "h200"), ("MIG-2", "a100-mig-2g.10gb")):
         done = profiler_devices(Machine(*boards), CUDA_VISIBLE_DEVICES=visible)
         assert (done.returncode, done.stderr) == (0, "")
         gpus = [line for line in done.stdout.splitlines() if not line.startswith("cpu-")]
         assert [line.split()[0] for line in gpus] == [key]
 
 
-def test_command_tells_a_driver_that_does_not_work_and_no_driver_not() -> None:
+def test_broken_drivers_are_reported_and_absent_ones_are_not() -> None:
     mismatch = profiler_devices(Machine(init=error("LIB_RM_VERSION_MISMATCH")))
     assert mismatch.stderr.splitlines() == [
         "NVML finds no GPU: RM has detected an NVML/RM version mismatch."
@@ -139,7 +139,7 @@ def test_command_tells_a_driver_that_does_not_work_and_no_driver_not() -> None:
     assert (none.returncode, none.stderr) == (0, "")
 
 
-def test_function_that_a_driver_has_dropped_is_asked_otherwise_or_told(
+def test_functions_dropped_by_a_driver_are_replaced_or_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gone = error("DEPRECATED")
@@ -151,7 +151,7 @@ def test_function_that_a_driver_has_dropped_is_asked_otherwise_or_told(
     assert visible_gpus()[0].ask("nvmlDeviceGetTemperature", 0).value == 61
 
 
-def test_oldest_drivers_lack_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_drivers_without_functions_are_supported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without MIG, versions of structures and fields: the symbols are not there."""
     install(monkeypatch, Board("GPU-a", "Tesla V100-SXM2-16GB", used=3 * GIB), driver="418.226")
     (gpu,) = visible_gpus()

@@ -61,7 +61,7 @@ def test_foreign_processes_make_a_run_unstable(
         (31 * 1024, None, True),
     ],
 )
-def test_memory_in_use_before_us_is_a_strangers(
+def test_memory_used_before_the_run_belongs_to_others(
     used_mib: int,
     reserved: int | None,
     is_stranger: bool,
@@ -80,9 +80,7 @@ def test_memory_in_use_before_us_is_a_strangers(
     assert ("not listed" in reading.missing.get("memory_mib", "")) == is_stranger
 
 
-def test_processes_that_may_not_be_listed_are_missing(
-    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unlistable_processes_are_missing(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     device = on(Board("GPU-a", processes=error("NO_PERMISSION")), monkeypatch)
     device.open_window(lambda: None)
     window = device.close_window()
@@ -108,7 +106,7 @@ def test_processes_that_may_not_be_listed_are_missing(
         ([Process(7, 9 * GIB), Process(8, 3 * GIB)], None, "none"),
     ],
 )
-def test_memory_has_four_numbers(
+def test_memory_is_measured_in_four_ways(
     processes: Any,
     peak_mib: float | None,
     method: str,
@@ -129,7 +127,7 @@ def test_memory_has_four_numbers(
     assert (peak_mib is None) == ("memory_mib" in reading.missing)
 
 
-def test_memory_beside_a_stranger_is_missing_when_it_cannot_be_told_apart(
+def test_memory_that_cannot_be_attributed_is_missing(
     cuda: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     board = Board("GPU-a", processes=[Process(7, None)])
@@ -140,7 +138,7 @@ def test_memory_beside_a_stranger_is_missing_when_it_cannot_be_told_apart(
     assert "memory of a process" in reading.missing["memory_mib"]
 
 
-def test_stranger_with_our_process_id_is_not_taken_for_us(
+def test_processes_with_equal_ids_in_containers_are_distinguished(
     cuda: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a container, where NVML shows the host's ids, which may be ours by chance."""
@@ -151,7 +149,7 @@ def test_stranger_with_our_process_id_is_not_taken_for_us(
     assert device.memory().peak_mib == 3 * 1024 + 100
 
 
-def test_more_than_we_can_have_taken_is_not_ours(
+def test_implausibly_large_memory_is_not_attributed(
     cuda: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a container that lists nobody: somebody came during the warm-up."""
@@ -174,7 +172,7 @@ def test_more_than_we_can_have_taken_is_not_ours(
         ([], [], 34 * GIB, True),
     ],
 )
-def test_capacity_beside_others_is_what_they_left(
+def test_capacity_on_a_shared_gpu_is_what_is_free(
     before: Any, later: Any, used_before: int, shared: bool, cuda: Cuda,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

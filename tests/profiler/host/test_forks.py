@@ -63,7 +63,7 @@ def test_messages_arrive_whole_and_in_order(server: ForkServer) -> None:
     child.close()
 
 
-def test_only_the_end_of_what_is_printed_is_kept(server: ForkServer) -> None:
+def test_only_the_end_of_the_output_is_kept(server: ForkServer) -> None:
     child = server.fork("test_forks:say_last_words", {})
     assert list(child.messages(lambda: time.monotonic() + 60)) == []
     child.close()
@@ -76,7 +76,7 @@ def test_only_the_end_of_what_is_printed_is_kept(server: ForkServer) -> None:
     assert server.printed == ""  # nothing of the child before
 
 
-def test_endless_talk_passes_no_deadline(server: ForkServer) -> None:
+def test_endless_messages_do_not_pass_the_deadline(server: ForkServer) -> None:
     child = server.fork("test_forks:talk_on", {})
     deadline = time.monotonic() + 0.3
     with pytest.raises(TimeoutError):
@@ -88,7 +88,7 @@ def test_endless_talk_passes_no_deadline(server: ForkServer) -> None:
 
 
 @pytest.mark.parametrize("function", ["scribble", "never_end_a_line"])
-def test_what_is_no_message_is_told(
+def test_invalid_messages_are_reported(
     function: str, server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trappm.profiler.host.forks, "_MAX_MESSAGE_BYTES", 1 << 20)
@@ -102,6 +102,6 @@ def test_what_is_no_message_is_told(
     child.close()
 
 
-def test_server_that_cannot_start_says_why() -> None:
+def test_a_server_that_cannot_start_gives_the_reason() -> None:
     with pytest.raises(ForkServerError, match="no_such_module"):
         ForkServer(("no_such_module",)).start()

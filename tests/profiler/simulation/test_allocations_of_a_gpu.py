@@ -47,7 +47,9 @@ def units(size_bytes: int) -> int:
         for number, record in enumerate(recorded())
     ],
 )
-def test_the_peaks_are_the_real_ones(number: int, record: dict[str, Any]) -> None:
+def test_simulated_peaks_equal_those_recorded_on_an_h100(
+    number: int, record: dict[str, Any]
+) -> None:
     allocator = Allocator()
     if number:  # one process: workspaces of the models before were still in use
         for workspace in (32, 32, 1):
@@ -67,7 +69,7 @@ def test_the_peaks_are_the_real_ones(number: int, record: dict[str, Any]) -> Non
         assert peaks.tolist() == real.tolist()
 
 
-def test_inference_has_a_smaller_context_and_only_the_workspace_of_the_forward_pass() -> None:
+def test_inference_has_a_smaller_context_and_workspace() -> None:
     card = H100
     assert card is not None
     infer = [m for c, m in measured().items() if c.phase is Phase.INFER]
@@ -84,7 +86,7 @@ def test_inference_has_a_smaller_context_and_only_the_workspace_of_the_forward_p
 @pytest.mark.parametrize(
     "architecture", ["resnet18", "mnasnet_100", "mobilenetv2_100", "convnext_atto"]
 )
-def test_simulated_tensors_are_those_of_an_h100(architecture: str) -> None:
+def test_simulated_memory_agrees_with_an_h100(architecture: str) -> None:
     compared = 0
     for configuration, measurement in measured().items():
         if (configuration.architecture, configuration.phase, configuration.precision) != (

@@ -49,7 +49,7 @@ def profile():
     )
 
 
-def test_a_profile_survives_its_bytes(profile):
+def test_profiles_are_read_back_unchanged(profile):
     data = profile.to_bytes()
     again = KernelProfile.from_bytes(data)
     assert again.to_bytes() == data
@@ -71,12 +71,12 @@ def test_sizes_are_affine_in_the_batch_size(profile, first, second):
 
 
 @pytest.mark.parametrize("batch_size", [0, -3])
-def test_no_step_has_less_than_one_sample(profile, batch_size):
+def test_batch_sizes_below_one_are_refused(profile, batch_size):
     with pytest.raises(TrappmError, match=str(batch_size)):
         profile.at(batch_size)
 
 
-def test_a_model_for_one_batch_size_has_kernels_at_no_other(profile):
+def test_fixed_profiles_accept_only_their_batch_size(profile):
     fixed = replace(profile, batch_size=8)
     assert KernelProfile.from_bytes(fixed.to_bytes()).batch_size == 8
     fixed.at(8)

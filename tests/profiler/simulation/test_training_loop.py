@@ -119,7 +119,7 @@ LOOPS = [
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=name_of)
-def test_what_follows_the_backward_pass_allocates_as_in_pytorch(loop):
+def test_optimizer_steps_allocate_as_in_pytorch(loop):
     """Peak, and what is left, in units of 512 bytes: of the first step, and of the second."""
     parameters = [nn.Parameter(torch.ones(shape)) for shape in SHAPES]
     for parameter in parameters:
@@ -198,7 +198,7 @@ def residual_trace():
 @pytest.mark.parametrize(
     ("optimizer", "implementation"), list(product(Optimizer, Implementation)), ids=str
 )
-def test_two_steps_of_a_real_loop_peak_where_the_simulation_says(
+def test_simulated_peaks_agree_with_pytorch(
     optimizer, implementation, accumulation_steps, set_to_none
 ):
     """At a small batch and a large one, in units of 512 bytes, on the CPU's own allocator.
@@ -225,7 +225,7 @@ def test_two_steps_of_a_real_loop_peak_where_the_simulation_says(
         assert 0 <= more - counters <= 2
 
 
-def test_a_gradient_is_added_where_it_is_complete_and_kept_where_nobody_knows():
+def test_accumulated_gradients_are_added_where_they_are_complete():
     """Traces of earlier versions do not tell: there all second gradients live to the end."""
     trace = residual_trace()
     assert trace.blocks[trace.additions].tolist() == trace.gradients.tolist()
@@ -240,7 +240,7 @@ def test_a_gradient_is_added_where_it_is_complete_and_kept_where_nobody_knows():
     assert simulate_memory(trace, 3).live_mib < exact < exact + gradients / 4 < bound
 
 
-def test_the_norms_of_large_gradients_have_a_sum_for_every_chunk():
+def test_gradient_norms_have_a_sum_per_chunk():
     """As many for each parameter as the largest has; only CUDA's kernel makes them."""
     memory = Allocator()
     chunk = 65_536 * 4 // UNIT
@@ -248,12 +248,12 @@ def test_the_norms_of_large_gradients_have_a_sum_for_every_chunk():
     assert (memory.live, memory.peak_live) == (0, 1000 + 128)
 
 
-def test_zero_micro_steps_are_refused():
+def test_zero_accumulation_steps_are_refused():
     with pytest.raises(InputError, match="0 accumulation steps"):
         TrainingLoop(accumulation_steps=0)
 
 
 @pytest.mark.parametrize("optimizer", Optimizer)
-def test_loops_of_labels_take_the_optimizers_of_configurations(optimizer):
+def test_training_loops_accept_every_optimizer(optimizer):
     assert Loop.PLAIN.with_optimizer(optimizer) == TrainingLoop(optimizer=optimizer)
     assert Loop.TUNED.with_optimizer(optimizer).states_per_parameter >= 1

@@ -51,7 +51,7 @@ def test_few_gradients_of_a_measured_step_are_zero(
 @pytest.mark.parametrize(
     "architecture", ["convnext_atto", "cait_xxs24_224", "swinv2_tiny_window8_256"]
 )
-def test_no_gain_of_a_prepared_model_is_tiny(architecture: str) -> None:
+def test_prepared_models_have_no_tiny_gains(architecture: str) -> None:
     model = create_model(architecture, 256 if "swin" in architecture else 224)
 
     def tiny() -> list[str]:
@@ -66,7 +66,7 @@ def test_no_gain_of_a_prepared_model_is_tiny(architecture: str) -> None:
     assert tiny() == []
 
 
-def test_what_is_added_or_drawn_stays_as_it_is() -> None:
+def test_biases_and_random_weights_are_not_changed() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()

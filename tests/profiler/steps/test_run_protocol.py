@@ -100,7 +100,7 @@ def run_recorded(
     return run_protocol(tiny(**fields), device, FEW, lambda _: None), device
 
 
-def test_memory_is_read_with_optimizer_states_whatever_overflowed_before(
+def test_memory_is_read_after_optimizer_states_exist(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(step_module, "_FIRST_SCALE", 2.0**20)
@@ -110,7 +110,7 @@ def test_memory_is_read_with_optimizer_states_whatever_overflowed_before(
     assert run.window.disturbances == ()
 
 
-def test_memory_of_a_fresh_model_is_read_once_its_gradients_are_finite(
+def test_memory_of_a_fresh_model_is_read_after_finite_gradients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With the scale that torch begins with the first steps of test_vit are left out."""
@@ -121,14 +121,14 @@ def test_memory_of_a_fresh_model_is_read_once_its_gradients_are_finite(
     assert run.window.disturbances == ()
 
 
-def test_model_whose_gradients_never_are_finite_is_unsupported(
+def test_models_without_finite_gradients_are_unsupported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(UnsupportedModelError, match="no finite gradients in amp-fp16"):
         run_recorded(monkeypatch, Overflowing(gain=float("inf")))
 
 
-def test_steps_left_out_in_the_window_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skipped_optimizer_steps_are_disturbances(monkeypatch: pytest.MonkeyPatch) -> None:
     class Late(Overflowing):
         """Overflows from its fifth step on: two for the memory, one of warm-up, one timed."""
 
@@ -150,15 +150,13 @@ def test_steps_left_out_in_the_window_are_told(monkeypatch: pytest.MonkeyPatch) 
     ("first", "second", "words"),
     [(10.0, 20.0, "longer by 67% of the median"), (20.0, 10.0, "shorter by 67% of the median")],
 )
-def test_a_drift_says_which_half_of_the_steps_was_longer(
-    first: float, second: float, words: str
-) -> None:
+def test_drift_reports_which_half_was_longer(first: float, second: float, words: str) -> None:
     window = Window(seconds=1.0, energy_j=None, energy_missing="no meter")
     *_, reason = unstable_reasons([first] * 5 + [second] * 5, window, Protocol())
     assert reason == f"drift: steps of the second half were {words}"
 
 
-def test_device_that_is_slow_to_start_is_warmed_up_for_longer(
+def test_slow_devices_warm_up_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = itertools.count(0.0, 0.125)
@@ -171,7 +169,7 @@ def test_device_that_is_slow_to_start_is_warmed_up_for_longer(
 
 
 @pytest.mark.parametrize(("window_s", "steps"), [(0.0, 3), (0.03, 3), (0.2, 20)])
-def test_window_is_filled_as_the_protocol_says(
+def test_the_window_has_the_length_of_the_protocol(
     window_s: float, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of steps that take 10 ms each; one more brings it to the tick of the meter."""
@@ -183,7 +181,7 @@ def test_window_is_filled_as_the_protocol_says(
 
 
 @pytest.mark.parametrize("memory_format", list(MemoryFormat))
-def test_images_are_drawn_where_they_stay(
+def test_images_are_created_on_the_device(
     memory_format: MemoryFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the meta device, a batch that no host could hold."""
@@ -230,7 +228,7 @@ class Contended(Recorded):
 
 
 @pytest.mark.parametrize("lost_ms", [0.0, 5.0, 40.0])
-def test_a_run_is_good_if_enough_of_its_steps_are(lost_ms: float) -> None:
+def test_enough_clean_steps_make_a_run_valid(lost_ms: float) -> None:
     found = judge(run_protocol(tiny(), Contended(lost_ms), PATIENT, lambda _: None), PATIENT)
     assert found.outcome is Outcome.OK, found.message
     assert found.step is not None
@@ -238,7 +236,7 @@ def test_a_run_is_good_if_enough_of_its_steps_are(lost_ms: float) -> None:
     assert (found.environment["steps_rejected"] > 0) == (lost_ms > 0)
 
 
-def test_energy_is_unknown_where_others_used_the_cores() -> None:
+def test_energy_is_missing_if_others_used_the_cores() -> None:
     found = judge(run_protocol(tiny(), Contended(5.0), PATIENT, lambda _: None), PATIENT)
     assert found.power_w is None
     assert "others used the cores" in found.missing["power_w"]
@@ -255,7 +253,7 @@ def test_energy_is_unknown_where_others_used_the_cores() -> None:
         (5, None),
     ],
 )  # fmt: skip
-def test_a_run_without_a_clean_step_is_unstable(lost_ms: int, reason: str | None) -> None:
+def test_runs_without_clean_steps_are_unstable(lost_ms: int, reason: str | None) -> None:
     class Starved(Contended):
         def time_steps(self, step: Callable[[], None], count: int) -> list[float]:
             step()
