@@ -6,7 +6,6 @@ import os
 import pytest
 from store_whole import kernel
 
-from trappm import cli
 from trappm.profiler.kernels.characterising import Characteriser
 from trappm.profiler.kernels.kernel_call import KernelCall, KernelMeasurement, Operator
 from trappm.store import Home, Store
@@ -23,16 +22,11 @@ SOME = [
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    """Runs a command; its exit status and what it printed."""
+def run(command, tmp_path, monkeypatch):
+    """Return the function that runs a command, with an empty data folder."""
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments):
-        capsys.readouterr()
-        return cli.run([*map(str, arguments)]), *capsys.readouterr()
-
-    return run
+    return command
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -13,7 +14,6 @@ from label_samples import DEVICE, measurement
 from store_whole import kernel
 
 import trappm
-from trappm import cli
 from trappm.profiler.errors import InputError
 from trappm.store import Home, Store
 from trappm.store.kernel_measurements import export_kernels
@@ -43,14 +43,9 @@ def filled(home):
 
 
 @pytest.fixture
-def ask(capsys):
-    def ask(*arguments):
-        """Exit status, standard output and standard error of `trappm labels ...`."""
-        status = cli.run(["labels", *map(str, arguments)])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return ask
+def ask(command):
+    """Return exit status, output and errors of `trappm labels ...`."""
+    return partial(command, "labels")
 
 
 def answer(ask, *arguments):

@@ -34,15 +34,6 @@ ROOT = Path(__file__).parents[3]
 KEYS = ("a100-40gb", "rtx3090", "rtx4090", "cpu-2t")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def home(tmp_path_factory):
-    """A new user's, with nothing in it."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("home")
-        patch.setenv("TRAPPM_HOME", str(folder))
-        yield folder
-
-
 @pytest.fixture(scope="module")
 def answer(home):
     return trappm.predict("test_resnet", batch_size=64, device="a100")

@@ -23,13 +23,6 @@ from trappm.profiler.records import Phase
 from trappm.profiler.static_profile import graph_template
 
 
-@pytest.fixture(autouse=True, scope="module")
-def home(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAPPM_HOME", str(tmp_path_factory.mktemp("home")))
-        yield
-
-
 @given(
     fixed=st.floats(1, 5000), per_sample=st.floats(0.01, 500), above=st.floats(1, 2),
     capacity=st.floats(500, 200_000),

@@ -14,17 +14,9 @@ from onnx_export import export_onnx
 from torch import nn
 
 import trappm
-from trappm import cli
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.simulation.memory_breakdown import Part
 from trappm.profiler.static_profile import step_profile
-
-
-@pytest.fixture(autouse=True, scope="module")
-def home(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAPPM_HOME", str(tmp_path_factory.mktemp("home")))
-        yield
 
 
 def ask(model, *inputs, **options):
@@ -326,21 +318,10 @@ def test_data_dependent_steps_are_refused():
         ask(Choosy(), images(2), loss=torch.sum)
 
 
-@pytest.fixture
-def run_cli(capsys, monkeypatch):
+def test_the_printed_breakdown_fits_a_terminal(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*arguments):
-        capsys.readouterr()
-        status = cli.run(list(arguments))
-        return status, *capsys.readouterr()
-
-    return run
-
-
-def test_the_breakdown_of_the_command_fits_a_terminal(run_cli):
-    command = ("predict", "resnet10t", "--batch-size", "16", "--input-size", "64", "--breakdown")
-    status, out, err = run_cli(*command)
+    words = ("predict", "resnet10t", "--batch-size", "16", "--input-size", "64", "--breakdown")
+    status, out, err = command(*words)
     assert (status, err) == (0, "")
     assert out.startswith("Fits A100 40 GB (default): ")
     _, tables = out.split("Memory at its peak, in ")
@@ -348,17 +329,17 @@ def test_the_breakdown_of_the_command_fits_a_terminal(run_cli):
     _, tensors = out.split("Largest tensors\n")
     for row in tensors.splitlines()[2:]:  # no name is cut, nor goes on below
         assert re.fullmatch(r" *\d+  \S* +[a-z]\w+ *(resnet\.py:\d+ *)?", row), row
-    answer = json.loads(run_cli(*command, "--json", "--depth", "2")[1])
+    answer = json.loads(command(*words, "--json", "--depth", "2")[1])
     parts = answer["memory_breakdown"]["parts_mib"]
     assert sum(parts.values()) == pytest.approx(answer["memory_mib"], rel=0.01)
-    assert "memory_breakdown" not in json.loads(run_cli(*command[:-1], "--json")[1])
+    assert "memory_breakdown" not in json.loads(command(*words[:-1], "--json")[1])
 
 
-def test_options_of_the_training_loop_change_the_breakdown(run_cli):
-    command = ("predict", "resnet10t", "--input-size", "64", "--optimizer", "adamw", "--breakdown")
+def test_options_of_the_training_loop_change_the_breakdown(command):
+    words = ("predict", "resnet10t", "--input-size", "64", "--optimizer", "adamw", "--breakdown")
     parts = {}
     for options in ((), ("--implementation", "fused"), ("--accumulation", "4")):
-        status, out, _ = run_cli(*command, "--json", *options)
+        status, out, _ = command(*words, "--json", *options)
         assert status == 0
         parts[options] = json.loads(out)["memory_breakdown"]["parts_mib"]
     plain, fused, often = parts.values()
@@ -368,6 +349,6 @@ def test_options_of_the_training_loop_change_the_breakdown(run_cli):
         ("--implementation", "quick"), ("--accumulation", "0"),
         ("--accumulation", "4", "--phase", "infer"),
     ):  # fmt: skip
-        status, _, err = run_cli(*command, *options)
+        status, _, err = command(*words, *options)
         assert status == 2
         assert err.count("\n") == 1

@@ -16,13 +16,6 @@ from trappm.profiler.errors import InputError
 MODEL, BATCH = "resnet18", 64
 
 
-@pytest.fixture(autouse=True, scope="module")
-def home(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAPPM_HOME", str(tmp_path_factory.mktemp("home")))
-        yield
-
-
 def ask(device="v100", **fields):
     return trappm.predict(MODEL, batch_size=BATCH, device=device, **fields)
 

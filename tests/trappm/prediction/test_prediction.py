@@ -27,14 +27,6 @@ from trappm.profiler.static_profile import graph_template
 from trappm.terminal.prediction_tables import print_comparison, print_prediction
 
 
-@pytest.fixture(autouse=True, scope="module")
-def home(tmp_path_factory):
-    """Profiles of what is asked about are kept in it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAPPM_HOME", str(tmp_path_factory.mktemp("home")))
-        yield
-
-
 @pytest.fixture(scope="module")
 def snapshot(tmp_path_factory):
     """Trained a little, on the graphs of three models: what it predicts is not judged here."""
