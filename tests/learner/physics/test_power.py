@@ -13,10 +13,8 @@ from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
 from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.graph_prior import GraphPrior
-from trappm.learner.physics.power.known_power import power_of
-from trappm.learner.physics.power.loads import loads_of
-from trappm.learner.physics.power.operating_point import CONSTANTS, Sheet, Steps
-from trappm.learner.physics.power.power_prior import PowerPrior
+from trappm.learner.physics.power.operating_point import CONSTANTS, Sheet, Steps, loads_of
+from trappm.learner.physics.power.power_prior import PowerPrior, power_of
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import card_of, cards
