@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from foreign_folder import ROOMS, THEIRS, make_foreign
+from foreign_folder import ROOMS, make_foreign
 from guarded_postgresql import launched_and_left
 from test_main_job import BUDGET, SPEC
 
@@ -88,15 +88,6 @@ def test_the_wheel_installs_no_extras(run):
     assert "xgboost-cpu" in held
     assert not {"psycopg", "scikit-learn", "matplotlib", "optuna", "pytest"} & held
     run("pip", "check")
-
-
-def test_packages_of_equal_names_can_be_imported(run, python, place):
-    theirs, ours = run("python", "-c", THEIRS).split()
-    assert theirs == str(place)
-    assert Path(ours).is_relative_to(python.parents[1] / "lib")
-    assert "campaign" in run("trappm", "--help")
-    assert "cpu-1t" in run("trappm", "measure", "--devices")
-    assert run("python", "-m", "profiler") == "the profiler of somebody else\n"
 
 
 def test_a_campaign_runs_and_its_snapshot_predicts(run, place):

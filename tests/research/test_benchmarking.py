@@ -102,17 +102,6 @@ def test_each_family_of_three_or_more_architectures_is_left_out_once():
     assert all(np.all(split.train ^ split.test) for split in splits)
 
 
-def test_too_few_labels_cannot_be_split():
-    whole = samples()
-    few = Samples(
-        whole.configurations[:3], whole.workloads[:3], whole.values[:3], whole.above[:3],
-        whole.judged[:3], whole.spiked[:3],
-    )  # fmt: skip
-    for kind in (SplitKind.ARCHITECTURES, SplitKind.FAMILIES, SplitKind.EACH_FAMILY):
-        with pytest.raises(InputError):
-            list(splits_of(few, kind, [0]))
-
-
 def test_training_excludes_held_out_rows_and_draws_are_nested():
     everything, estimator = samples(), Memory()
     plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[1337, 1338], label_counts=[4, 9])

@@ -12,7 +12,6 @@ from research.replay.command import (
     Job,
     Plan,
     jackknife_error,
-    labels_to,
     print_summary,
     seconds_to_same_error,
     standard_error,
@@ -81,14 +80,6 @@ def test_jackknife_error_equals_that_of_a_mean():
     assert jackknife_error(own, base) == pytest.approx(standard_error(percent))
     unknown = [[replace(p, seconds=None) for p in campaign] for campaign in own]
     assert jackknife_error(unknown, base) is None
-
-
-def test_labels_to_a_target_lie_between_budgets():
-    row = {"budgets": [{"labels": n, "mape": e} for n, e in ((20, 12.0), (40, 8.0), (80, 6.0))]}
-    assert labels_to(row, 15.0) == 20
-    assert 20 < labels_to(row, 10.0) < 40
-    assert labels_to(row, 8.0) == pytest.approx(40)
-    assert labels_to(row, 1.0) is None
 
 
 def test_single_seed_has_no_errors(plan, tmp_path, capsys):

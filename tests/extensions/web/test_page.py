@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from onnx_export import export_onnx
 from playwright.sync_api import expect, sync_playwright
 
-from trappm.cluster.campaign.history import ENOUGH
 from trappm.cluster.campaign.ownership import ownership
 from trappm.extensions.web.app import FILES
 from trappm.extensions.web.page import maps
@@ -26,7 +25,6 @@ from trappm.profiler.measuring import attempt
 from trappm.profiler.records import Configuration
 from trappm.profiler.simulation.memory_breakdown import Part
 from trappm.store import CampaignState, Home, LabelFilter, Store
-from trappm.store.schema import CampaignRow
 
 VIEWS = ("campaigns", "map", "labels", "snapshots", "predict", "roofline")
 TOKEN = "0123456789abcdef-token"  # noqa: S105
@@ -184,21 +182,6 @@ def test_a_finished_campaign_reports_what_could_not_be_measured(page, server, bu
     assert canary.locator("td[data-label=Readings]").inner_text() == "4"
     assert canary.locator("td[data-label=Failed]").inner_text() == "3"
     assert canary.locator("td[data-label=Decision]").inner_text() == "unknown"
-
-
-@pytest.mark.parametrize("end", ["cancelled", "by a stop rule"])
-def test_ended_campaign_without_retries_shows_no_command(page, server, busy, end):
-    with Store.open(Home.open().database_url) as store:
-        if end == "cancelled":
-            with store.database.writing() as session:
-                session.get(CampaignRow, busy).state = CampaignState.CANCELLED
-        else:
-            event = {"message": "enough", "rule": "max_labels", "told": "7 labels"}
-            store.campaigns.log_event(busy, ENOUGH, event)
-    show(page, server, f"campaigns/{busy}")
-    result = page.locator("section.card", has=page.get_by_role("heading", name="Result"))
-    assert "1 of 8 configurations could not be measured" in result.inner_text()
-    assert "--retry-failed" not in page.locator("main").inner_text()
 
 
 def test_running_campaign_is_updated_live(page, server, home):
@@ -411,17 +394,6 @@ def test_memory_breakdown_is_drawn_and_listed(page, server):
     memory.get_by_text("optimizer state").wait_for()
     assert page.evaluate(NAMELESS) == []
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-
-
-def test_the_page_has_five_views_and_one_of_them_two_parts(page, server):
-    show(page, server, "predict")
-    names = ["Predict", "Campaigns", "Labels", "Snapshots", "Explore"]
-    assert page.locator("nav [data-view]").all_inner_texts() == names
-    page.get_by_role("link", name="Explore").click()
-    page.get_by_role("link", name="Rooflines").click()
-    page.locator("h1", has_text="Roofline").wait_for()
-    current = page.locator("[aria-current=page]").all_inner_texts()
-    assert current == ["Explore", "Rooflines"]
 
 
 def test_rooflines_of_two_devices_are_overlaid(page, server):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from research.priors.other_devices import errors_of_devices, pooled_errors
+from research.priors.other_devices import pooled_errors
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.other_devices import (
     Basis,
@@ -11,7 +11,6 @@ from trappm.learner.heads.other_devices import (
     known_of_others,
 )
 from trappm.learner.heads.predictions import TrainedHeads
-from trappm.learner.stats.calibration import LEVELS
 from trappm.learner.workload import Workload
 from trappm.prediction.fitting import MemoryInterval, Verdict
 from trappm.profiler.devices.catalogue import memory_mib
@@ -137,21 +136,6 @@ def test_missing_metrics_are_added_to_trained_heads(others):
     assert completed.heads.metrics == ("step_time_ms", "memory_mib")
     assert completed.heads.label_count == 7
     assert others.completed(known, "cpu-2t", Phase.TRAIN) is known
-
-
-def test_error_quantiles_weight_devices_equally():
-    """A card of a thousand labels tells no more of another card than one of ten."""
-    generator = np.random.default_rng(3)
-    sizes = generator.integers(5, 1000, size=40)
-    errors = [
-        np.full(size, off) for size, off in zip(sizes, generator.normal(0, 0.3, 40), strict=True)
-    ]
-    cards = [f"card {i}" for i, size in enumerate(sizes) for _ in range(size)]
-    fitted = errors_of_devices(np.concatenate(errors), cards)
-    low, high = fitted.interval()
-    inside = np.mean([low <= off[0] <= high for off in errors])
-    assert 0.8 <= inside <= 0.97
-    assert len(fitted.quantiles) == len(LEVELS)
 
 
 def test_pooled_error_intervals_weight_devices_and_architectures_equally():

@@ -62,18 +62,6 @@ def test_training_separates_edges_from_other_pairs(zoo, small):
     assert auc > 0.65
 
 
-def test_negative_samples_are_unconnected_pairs_of_one_graph(zoo):
-    batch = whole_batch(zoo)
-    edges = {tuple(e) for e in batch.edge_index.T.tolist()}
-    negatives = sample_negatives(batch).T.tolist()
-    assert len(negatives) > 0.5 * len(edges)
-    for a, b in negatives:
-        assert a != b
-        assert (a, b) not in edges
-        assert (b, a) not in edges
-        assert batch.batch[a] == batch.batch[b]
-
-
 def test_equal_seeds_give_equal_encoders(zoo, small):
     preset = replace(small.encoder, steps=2)
 

@@ -120,13 +120,6 @@ def test_only_unfamiliar_architectures_are_outside():
     assert familiarity.outside(familiarity.distance(new + 12.0)).all()
 
 
-def test_near_duplicates_do_not_shrink_the_reach():
-    features, groups = known()
-    grouped = Familiarity.fit(features, groups)
-    apart = Familiarity.fit(features, [str(i) for i in range(len(groups))])
-    assert grouped.reach > 3 * apart.reach
-
-
 def unseen_errors(features, growth, seed=1):
     """Of folds of architectures and of a half of the features' space, growing with the distance."""
     generator = np.random.default_rng(seed)

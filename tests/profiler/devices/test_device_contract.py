@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from trusting import TRUSTING
 
 from trappm.cli.measure import summary
 from trappm.profiler.devices import local_devices, open_device
@@ -24,21 +25,11 @@ from trappm.profiler.records import (
     Measurement,
     Outcome,
     Phase,
-    Protocol,
     Provenance,
 )
 
 ROOT = Path(__file__).parents[3]
 TINY = Configuration(architecture="mobilenetv3_small_050", batch_size=2, input_size=64)
-# Other work on the machine that runs the tests must not decide how they end.
-TRUSTING = Protocol(
-    name="test",
-    warmup_steps=1,
-    min_steps=3,
-    max_steps=3,
-    unstable_relative_iqr=1000.0,
-    unstable_lost_share=1000.0,
-)
 
 
 @pytest.fixture(scope="module")

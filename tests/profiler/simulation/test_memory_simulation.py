@@ -20,48 +20,6 @@ MIB_UNITS = MIB // 512
 """The allocator counts in units of 512 bytes."""
 
 
-def test_small_requests_share_segments_of_two_mib():
-    allocator = Allocator()
-    for _ in range(4096):
-        allocator.allocate(1)
-    assert allocator.live == allocator.reserved == 2 * MIB_UNITS
-    allocator.allocate(1)
-    assert allocator.reserved == 4 * MIB_UNITS
-
-
-@pytest.mark.parametrize(
-    ("units", "reserved_mib"),
-    [
-        (MIB_UNITS, 2),
-        (MIB_UNITS + 1, 20),
-        (10 * MIB_UNITS - 1, 20),
-        (10 * MIB_UNITS, 10),
-        (11 * MIB_UNITS, 12),
-    ],
-)
-def test_segments_have_the_sizes_of_pytorch(units, reserved_mib):
-    allocator = Allocator()
-    allocator.allocate(units)
-    assert allocator.reserved == reserved_mib * MIB_UNITS
-
-
-def test_freed_neighbors_are_merged_and_reused():
-    allocator = Allocator()
-    blocks = [allocator.allocate(4 * MIB_UNITS) for _ in range(5)]
-    assert allocator.reserved == 20 * MIB_UNITS
-    for which in (1, 3, 2):
-        allocator.free(blocks[which])
-    allocator.allocate(12 * MIB_UNITS)
-    assert allocator.reserved == 20 * MIB_UNITS
-
-
-def test_large_blocks_are_split_only_above_a_size():
-    allocator = Allocator()
-    allocator.free(allocator.allocate(12 * MIB_UNITS))
-    allocator.allocate(11 * MIB_UNITS)  # the rest is one MiB: not split
-    assert allocator.live == 12 * MIB_UNITS
-
-
 sizes_asked = st.one_of(st.integers(1, 4 * MIB_UNITS), st.integers(1, 40 * MIB_UNITS))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cache, partial
 from itertools import product
 
@@ -19,8 +19,7 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import Optimizer
 from trappm.profiler.simulation.memory_simulation import MIB, Allocator, simulate_memory
-from trappm.profiler.simulation.step_trace import Event
-from trappm.profiler.simulation.training_loop import Implementation, Loop, TrainingLoop
+from trappm.profiler.simulation.training_loop import Implementation, TrainingLoop
 from trappm.profiler.tracing.tracer import StepOptions, Tracer
 
 UNIT = 512
@@ -225,21 +224,6 @@ def test_simulated_peaks_agree_with_pytorch(
         assert 0 <= more - counters <= 2
 
 
-def test_accumulated_gradients_are_added_where_they_are_complete():
-    """Traces of earlier versions do not tell: there all second gradients live to the end."""
-    trace = residual_trace()
-    assert trace.blocks[trace.additions].tolist() == trace.gradients.tolist()
-    known = trace.kinds != Event.ACCUMULATE
-    earlier = replace(
-        trace, kinds=trace.kinds[known], blocks=trace.blocks[known], sizes=trace.sizes[known]
-    )
-    twice = TrainingLoop(accumulation_steps=2)
-    assert simulate_memory(earlier, 3) == simulate_memory(trace, 3)
-    exact, bound = (simulate_memory(t, 3, twice).live_mib for t in (trace, earlier))
-    gradients = trace.parameter_bytes.sum() / MIB
-    assert simulate_memory(trace, 3).live_mib < exact < exact + gradients / 4 < bound
-
-
 def test_gradient_norms_have_a_sum_per_chunk():
     """As many for each parameter as the largest has; only CUDA's kernel makes them."""
     memory = Allocator()
@@ -251,9 +235,3 @@ def test_gradient_norms_have_a_sum_per_chunk():
 def test_zero_accumulation_steps_are_refused():
     with pytest.raises(InputError, match="0 accumulation steps"):
         TrainingLoop(accumulation_steps=0)
-
-
-@pytest.mark.parametrize("optimizer", Optimizer)
-def test_training_loops_accept_every_optimizer(optimizer):
-    assert Loop.PLAIN.with_optimizer(optimizer) == TrainingLoop(optimizer=optimizer)
-    assert Loop.TUNED.with_optimizer(optimizer).states_per_parameter >= 1

@@ -11,7 +11,6 @@ from trappm.cluster.learning import campaign_learner
 from trappm.cluster.learning.campaign_learner import (
     CampaignLearner,
     better_heads,
-    cross_validated,
 )
 from trappm.cluster.scheduler.training_report import (
     Judgement,
@@ -91,27 +90,6 @@ def label(name, batch, device, ms, role="train"):
         configuration_id=what.id, device=device, role=role, values=values,
         provenance="measured",
     )  # fmt: skip
-
-
-def test_folds_hold_out_whole_architectures_for_both_starts():
-    labels = [label(name, batch, "cpu-1t", 10.0) for name in "abcdef" for batch in (1, 2)]
-    groups = [name for name in "abcdef" for _ in range(2)]
-    starts = []
-
-    def train(rest, init):
-        starts.append((len(rest), init))
-        return {x.configuration_id for x in rest}, init
-
-    def judge(heads, held_out):
-        known, init = heads
-        assert not known & {x.configuration_id for x in held_out}
-        mape = 8.0 if init else 6.0
-        return {"step_time_ms": {"mape": mape, "count": len(held_out)}}
-
-    errors = cross_validated(labels, groups, "source", train, judge)
-    assert errors == {"step_time_ms": TransferErrors(8.0, 6.0)}
-    assert sorted(starts, key=str) == sorted([(8, "source"), (8, None)] * 3, key=str)
-    assert cross_validated(labels[:2], groups[:2], "source", train, judge) == {}
 
 
 @pytest.fixture(scope="module")

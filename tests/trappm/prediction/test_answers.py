@@ -286,16 +286,6 @@ def test_a_snapshot_without_a_phase_hides_no_other():
     assert Question(phase="train", snapshots=[latest, shipped]).snapshot_for("h100") is latest
 
 
-def test_files_and_full_device_names_give_the_same_prediction(file, answer):
-    by_words = trappm.predict(str(file), batch_size=64, device="a100")
-    assert trappm.predict(file, batch_size=64, device="GPU:A100-SXM4-40GB:1") == by_words
-    assert trappm.compare(file, "a100", batch_size=64) == [by_words]
-    step_time_ms, memory_mib, power_w = by_words
-    assert step_time_ms > 0
-    assert 0 < power_w <= 400
-    assert memory_mib == pytest.approx(answer.memory_mib, rel=0.05)
-
-
 def test_compare_starts_with_the_cheapest_model(capsys):
     models = ["test_resnet", "test_vit"]
     command = ["compare", *models, "--batch-size", "32", "--phase", "infer", "--epochs", "1",

@@ -1,26 +1,16 @@
 """One rule for what fits on every surface, and which devices are covered by which evidence."""
 
 import json
-from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import trappm
 from trappm import cli
-from trappm.learner.heads.device_heads import train_heads
-from trappm.learner.heads.predictions import TrainedHeads
-from trappm.learner.paper.encoder import train_encoder
-from trappm.learner.paper.presets import LAPTOP
-from trappm.learner.snapshots.snapshot import save_snapshot
-from trappm.learner.workload import Workload
 from trappm.prediction.device_names import OWN
 from trappm.prediction.fitting import LARGEST_BATCH, MemoryInterval, Verdict, largest_batch
 from trappm.profiler.devices.catalogue import USABLE_SHARE
-from trappm.profiler.records import Phase
-from trappm.profiler.static_profile import graph_template
 
 
 @given(
@@ -98,35 +88,6 @@ def test_a_model_larger_than_the_gpu_does_not_fit(capsys):
     assert first.startswith("Does not fit GTX 1650 4 GB: ")
     assert " of 4.0. " in first
     assert "Not even batch 1 fits GTX 1650 4 GB." in lines
-
-
-def test_network_heads_predict_out_of_memory_risk(tmp_path):
-    preset = replace(
-        LAPTOP,
-        encoder=replace(LAPTOP.encoder, widths=(8, 8), steps=2),
-        head=replace(
-            LAPTOP.head, physical_prior=False, widths=(8,), hidden=(8,), steps=2, members=2
-        ),
-    )
-    graphs = [graph_template(n, 64).at(2) for n in ("test_resnet", "test_vit", "test_convnext")]
-    encoder = train_encoder(graphs, preset.encoder, np.random.default_rng(0))
-    embedded = zip(graphs, encoder.embed(graphs), strict=True)
-    heads = train_heads(
-        [Workload(graph=graph, embedding=row) for graph, row in embedded],
-        np.full((3, 3), 15_000.0),
-        groups=["a", "b", "c"],
-        preset=preset.head,
-        generator=np.random.default_rng(0),
-    )
-    snapshot = save_snapshot(
-        tmp_path, encoder=encoder, heads={"v100": {Phase.TRAIN: TrainedHeads(heads, ())}},
-        source_device="v100", preset=preset, labels=[], fields={"cards": {"v100": "v100 16gb"}},
-    ).folder  # fmt: skip
-    prediction = trappm.predict("test_resnet", input_size=64, snapshot=snapshot, device="v100")
-    limit = USABLE_SHARE * prediction.capacity_mib
-    assert 0 <= prediction.out_of_memory <= 1
-    assert (prediction.out_of_memory > 0.5) == (prediction.memory_mib > limit)
-    assert "out_of_memory" not in prediction.missing
 
 
 def test_devices_are_listed_with_their_evidence(capsys):
