@@ -90,7 +90,7 @@ def test_errors_do_not_reveal_files_of_the_server(folders, process, where):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_command_answers_or_refuses_hostile_files(folders, tmp_path, monkeypatch, capfd):
-    """All that stands behind `main`, without starting Python five hundred times."""
+    """Call `run`, without starting Python for each file."""
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
     path, statuses = folders[0] / "x.onnx", Counter()
     for name, content in hostile_files(folders[1]):

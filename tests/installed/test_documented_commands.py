@@ -49,16 +49,16 @@ class Command:
     output: tuple[str, ...]
 
     @property
-    def left_out(self) -> bool:
+    def left_out(self):
         return any(" ".join(self.words).startswith(start) for start in ELSEWHERE)
 
     @property
-    def has_fixed_answer(self) -> bool:
+    def has_fixed_answer(self):
         """Return whether the answer is a prediction by the shipped snapshot."""
         command, *words = self.words
         return command in ANSWERS and not any(word.startswith("cpu-") for word in words)
 
-    def missing_from(self, out: str) -> str | None:
+    def missing_from(self, out):
         """Return the first part of the shown output that `out` lacks; "..." omits text."""
         rest = words_of(out)
         parts = words_of("\n".join(self.output)).split("...")
@@ -69,16 +69,16 @@ class Command:
         return None
 
 
-def words_of(out: str) -> str:
+def words_of(out):
     """Return a text in one line, without the rules of tables."""
     return " ".join(out.replace("─", "").split())
 
 
-def commands(page: Path) -> list[Command]:
-    result: list[Command] = []
+def commands(page):
+    result = []
     for block in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL):
-        words: tuple[str, ...] | None = None
-        output: list[str] = []
+        words = None
+        output = []
         for line in [*re.sub(r"\\\n +", "", block).splitlines(), "$ end"]:
             if not line.startswith("$ "):
                 output.append(line)
@@ -145,7 +145,7 @@ def test_documented_commands_print_what_the_page_shows(page, trappm):
             assert command.missing_from(out) is None, (command.words, out)
 
 
-def headers(lines) -> list[str]:
+def headers(lines):
     """Names of the columns of each table: what stands in the line above a rule."""
     return [
         re.sub(r"\s+", " ", above).strip()
@@ -173,7 +173,7 @@ def test_noted_commands_have_existing_options(page):
         command.make_context(command.name, words, parent=context)
 
 
-def noted(text: str) -> list[list[str]]:
+def noted(text):
     """The words of each command; of what may be left out, in brackets, none."""
     result, rest = [], ""
     for line in re.findall(r"(?m)^    (.*)$", re.sub(r"\\\n +", "", text)):
@@ -233,7 +233,7 @@ def test_keys_in_json_are_identifiers(command, trappm):
     assert {key for key in keys if not re.fullmatch("[a-z][a-z0-9_]*|cpu-[12]t", key)} == set()
 
 
-def keys_of(value) -> set[str]:
+def keys_of(value):
     """Return the keys of all objects in a JSON value, except of those that are named by data."""
     if isinstance(value, list):
         return set().union(*map(keys_of, value))

@@ -1,7 +1,5 @@
 """Beside a project with packages of the names of our rooms, both are there: theirs and ours."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ Without any it predicts; with `campaign`, and what a server of one process needs
 evaluate. What the other extras bring is hidden from programs and children.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

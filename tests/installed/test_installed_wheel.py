@@ -4,8 +4,6 @@ Built, installed with pip under our constraints (with what campaigns need, then 
 PostgreSQL), and used from there: nothing of the checkout is on anybody's path.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

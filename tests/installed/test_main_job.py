@@ -4,8 +4,6 @@ The campaign is as small as it can be, and its protocol does not mind a busy mac
 must pass beside others; everything else is what `make campaign` runs. Real processes are killed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -80,7 +78,7 @@ def campaign(tmp_path_factory):
     return run
 
 
-def plain(raw: str) -> str:
+def plain(raw):
     """What a command wrote, without what only moves the cursor or colours."""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", raw).replace("\r\n", "\n")
 
@@ -88,14 +86,14 @@ def plain(raw: str) -> str:
 class Run:
     """One data folder, and the commands that are typed at it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self.home = folder / "home"
-        self.terminal: Terminal | None = None
+        self.terminal = None
         self.started = False
         self.output = ""
 
-    def trappm(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def trappm(self, *arguments):
         return subprocess.run(
             [Path(sys.executable).with_name("trappm"), *arguments],
             capture_output=True, text=True, timeout=600, check=False,
@@ -103,10 +101,10 @@ class Run:
         )  # fmt: skip
 
     @property
-    def environment(self) -> dict[str, str]:
+    def environment(self):
         return {**os.environ, "TRAPPM_HOME": str(self.home), "COLUMNS": "160"}
 
-    def go_on(self) -> Terminal:
+    def go_on(self):
         """The campaign's command, typed in a terminal unless it runs there already."""
         if self.terminal is None:
             command = (
@@ -118,7 +116,7 @@ class Run:
             )  # fmt: skip
         return self.terminal
 
-    def attempts(self) -> int:
+    def attempts(self):
         database = self.home / "labels.db"
         if not database.exists():
             return 0
@@ -128,7 +126,7 @@ class Run:
         except sqlite3.OperationalError:  # its tables are being made
             return 0
 
-    def kill_after_labels(self, count: int, kill) -> None:
+    def kill_after_labels(self, count, kill):
         terminal = self.go_on()
         deadline = time.monotonic() + 900
         while self.attempts() < count:
@@ -138,7 +136,7 @@ class Run:
         self.started = True
         kill(terminal)
 
-    def interrupt(self, terminal) -> None:
+    def interrupt(self, terminal):
         """Ctrl-C, and what is then told."""
         terminal.type("\x03")
         assert terminal.wait(120) == 130, terminal.raw
@@ -150,7 +148,7 @@ class Run:
         assert states == ["paused"]
         self.terminal = None
 
-    def watch_and_go_on(self, _terminal) -> None:
+    def watch_and_go_on(self, _terminal):
         """Somebody looks from another terminal, and leaves by Ctrl-C; the campaign goes on."""
         other = Terminal(
             [Path(sys.executable).with_name("trappm"), "campaign", "status", "--follow"],
@@ -162,11 +160,11 @@ class Run:
         assert other.wait(60) == 130, other.raw
         assert "Traceback" not in other.raw
 
-    def profiler_and_go_on(self, terminal) -> None:
+    def profiler_and_go_on(self, terminal):
         self._kill_one(terminal.process, lambda p: p.name().startswith("ray::Profil"))
 
-    def measurement_and_go_on(self, terminal) -> None:
-        def measures(p: psutil.Process) -> bool:
+    def measurement_and_go_on(self, terminal):
+        def measures(p):
             parent = p.parent()
             return (
                 any(MEASURING in " ".join(x.cmdline()) for x in (p, parent) if x)
@@ -175,7 +173,7 @@ class Run:
 
         self._kill_one(terminal.process, measures)
 
-    def _kill_one(self, process, wanted) -> None:
+    def _kill_one(self, process, wanted):
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             for child in psutil.Process(process.pid).children(recursive=True):
@@ -188,13 +186,13 @@ class Run:
             time.sleep(0.05)
         raise AssertionError("found nothing to kill")
 
-    def finish(self) -> None:
+    def finish(self):
         terminal = self.go_on()
         status = terminal.wait(1200)
         self.output, self.frames = plain(terminal.raw), terminal.frames
         assert status == 0, self.output
 
-    def query(self, sql: str) -> list[tuple]:
+    def query(self, sql):
         with sqlite3.connect(self.home / "labels.db") as connection:
             return connection.execute(sql).fetchall()
 
@@ -273,7 +271,7 @@ def test_a_pulled_snapshot_predicts_the_same_elsewhere(campaign, tmp_path):
 def test_a_crashed_ray_service_ends_the_campaign_cleanly(tmp_path, victim):
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SPEC))
     run = Run(tmp_path)
-    family: list[psutil.Process] = []
+    family = []
 
     def kill(terminal):
         family.extend(psutil.Process(terminal.process.pid).children(recursive=True))

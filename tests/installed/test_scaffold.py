@@ -20,7 +20,7 @@ ROOMS = ("profiler", "store", "learner", "cluster", "trappm")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def _pins() -> dict[str, Requirement]:
+def _pins():
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     requirements = [Requirement(line) for line in lines if not line.startswith("#")]
     return {canonicalize_name(requirement.name): requirement for requirement in requirements}

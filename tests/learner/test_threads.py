@@ -9,7 +9,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from trappm.learner.heads.device_heads import side_by_side
 
 
-def blas_threads() -> set[int]:
+def blas_threads():
     return {lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas"}
 
 

@@ -3,7 +3,6 @@
 import csv
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -58,7 +57,7 @@ def say(home, capsys):
     return types
 
 
-def write_sheet(path: Path, architectures, cost=lambda name, batch: 1800 + 900 * batch) -> Path:
+def write_sheet(path, architectures, cost=lambda name, batch: 1800 + 900 * batch):
     """GPUMemNet's columns, with memory that a line over FakeTensor's estimate explains."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)

@@ -1,7 +1,5 @@
 """The importers of published sheets, on small sheets of our own with the real ones' faults."""
 
-from __future__ import annotations
-
 import pytest
 from store_samples import contents
 

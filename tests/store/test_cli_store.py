@@ -1,7 +1,5 @@
 """`trappm store`: output, exit status, and that no password is ever shown."""
 
-from __future__ import annotations
-
 import json
 import logging
 import secrets

@@ -1,7 +1,5 @@
 """The names of `trappm`: what `dir` and `help` show, and what wrong arguments raise."""
 
-from __future__ import annotations
-
 import pydoc
 
 import pytest

@@ -90,18 +90,6 @@ def test_measured_steps_narrow_the_interval(others, phase):
     assert widths[Basis.STEPS] < min(widths[Basis.KERNELS], widths[Basis.SPECIFICATION])
 
 
-def test_snapshots_without_step_errors_can_be_read(others, profile):
-    tensors = {k: v for k, v in others.tensors().items() if not k.startswith("errors.steps.")}
-    older = OtherDevices.from_tensors(tensors)
-    workload = workload_of(profile)
-    for known, judged in ((others, Basis.STEPS), (older, Basis.KERNELS)):
-        answer = known.heads("v100", Phase.TRAIN).heads.predict([workload])
-        at = answer.metrics.index("step_time_ms")
-        low, high = known.step_time[judged, Phase.TRAIN].interval()
-        width = np.log(answer.high[0, at] / answer.low[0, at])
-        assert width == pytest.approx(high - low)
-
-
 def test_other_devices_are_restored_from_tensors(others, profile):
     again = OtherDevices.from_tensors(others.tensors())
     for device in ("t4", "rtx-2060"):

@@ -1,7 +1,5 @@
 """Kernels alone and steps are evidence for the same constants, of one device and of others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

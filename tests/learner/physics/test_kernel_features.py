@@ -1,7 +1,5 @@
 """Every feature can differ from 0, no two kinds share one, and what they mean has a version."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +19,7 @@ from trappm.learner.physics.step_memory import SCRATCH_KINDS, step_memory
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.snapshots.snapshot import FEATURE_VERSIONS as VERSIONS
 from trappm.learner.workload import Workload
-from trappm.profiler.records import Graph, MemoryFormat, Precision
+from trappm.profiler.records import MemoryFormat, Precision
 from trappm.profiler.simulation.kernel_profile import (
     KernelKind,
     KernelProfile,
@@ -60,7 +58,7 @@ def zoo():
     return [workload for module in modules for workload in in_all_settings(module)]
 
 
-def silent_features(prior) -> set[int]:
+def silent_features(prior):
     """Features that are 0 for every network, with the reason above."""
     if isinstance(prior, StepTimePrior):
         return WITHOUT_WEIGHTS
@@ -102,7 +100,7 @@ def test_no_two_operators_share_a_feature(build_network):
         assert np.flatnonzero(operator_shares(graph)).tolist() == [place]
 
 
-def made_up_workload(graph: Graph) -> Workload:
+def made_up_workload(graph):
     """Kernels of all kinds, passes and shapes, and allocations with all kinds of scratch memory.
 
     It depends on no traced model, so its features change only with the code that computes them.

@@ -1,7 +1,5 @@
 """Power and energy of steps: what they are made of, and what a power limit does to them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The simulated step time knows physics without labels, learns constants, and transfers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A registry in which somebody else may write: what is odd is named, all else stays usable."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json

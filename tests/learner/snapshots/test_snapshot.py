@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,7 +62,7 @@ def saved(content, tmp_path):
     return save_snapshot(tmp_path / "registry", **content)
 
 
-def rewrite(folder: Path, **changes):
+def rewrite(folder, **changes):
     """Changes the manifest as an attacker would: checksum and id fit again."""
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text()) | changes

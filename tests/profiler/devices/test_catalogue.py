@@ -1,13 +1,10 @@
 """One catalogue of cards: known by all their names, consistent in itself, never guessed."""
 
-from __future__ import annotations
-
 import pytest
 from nvml_stub import GIB, Board, install
 
 from trappm.profiler.devices import open_device
 from trappm.profiler.devices.catalogue import (
-    Card,
     card_name,
     card_of,
     cards,
@@ -23,7 +20,7 @@ CORES = {(6, 0): 64, (7, 0): 64, (7, 5): 64, (8, 0): 64}
 """For fp32 in a multiprocessor; 128 in all later ones."""
 
 
-def known(name: str, memory_mib: float | None = None) -> Card:
+def known(name, memory_mib=None):
     card = card_of(name, memory_mib)
     assert card is not None, name
     return card
@@ -65,15 +62,13 @@ def known(name: str, memory_mib: float | None = None) -> Card:
         ("simulated:v100-32gb", "v100", "sxm2", 32, 900),
     ],
 )
-def test_gpus_are_found_by_all_their_names(
-    name: str, key: str, form: str | None, memory_gb: int, bandwidth_gbs: float
-) -> None:
+def test_gpus_are_found_by_all_their_names(name, key, form, memory_gb, bandwidth_gbs):
     card = known(name)
     assert read_name(name).key == key
     assert (card.name.form, card.memory_gb, card.bandwidth_gbs) == (form, memory_gb, bandwidth_gbs)
 
 
-def test_memory_size_tells_gpus_of_one_name_apart() -> None:
+def test_memory_size_distinguishes_gpus_of_one_name():
     assert known("NVIDIA GeForce RTX 3080", 10_240).bandwidth_gbs == 760
     assert known("NVIDIA GeForce RTX 3080", 12_288).bandwidth_gbs == 912
     assert known("NVIDIA A100", 81_251).memory_gb == 80
@@ -83,7 +78,7 @@ def test_memory_size_tells_gpus_of_one_name_apart() -> None:
     assert known("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97_887).bandwidth_gbs == 1597
 
 
-def facts(name: str | None, memory_mib: object = None) -> dict[str, object]:
+def facts(name, memory_mib=None):
     """Of an environment, those that tell a card, among others."""
     return {"torch": "2.13.0", "device_name": name, "device_memory_mib": memory_mib}
 
@@ -107,9 +102,7 @@ def facts(name: str | None, memory_mib: object = None) -> dict[str, object]:
         ("cpu-2t", [{"device_name": "AMD EPYC 7763", "memory_allowed_mib": 8e3}], "cpu-2t"),
     ],
 )  # fmt: skip
-def test_the_environment_of_a_measurement_identifies_the_gpu(
-    device: str, environments: list[dict[str, object]], card: str
-) -> None:
+def test_the_environment_of_a_measurement_identifies_the_gpu(device, environments, card):
     assert card_name(device, environments) == card
     if card != device:
         assert str(known(card).name) == card, "its name means it alone"
@@ -121,12 +114,12 @@ def test_the_environment_of_a_measurement_identifies_the_gpu(
      "NVIDIA GeForce RTX 4090 Laptop GPU", "cpu-2t", "replay:a100.jsonl", "h100-mig-9g.99gb",
      "l4-mig-1g.5gb", "Tesla V100-FHHL-16GB", "NVIDIA GB300-WS", "rtx-pro-6000"],
 )  # fmt: skip
-def test_unlisted_names_match_no_gpu(name: str) -> None:
+def test_unlisted_names_match_no_gpu(name):
     assert card_of(name) is None
 
 
 @pytest.mark.parametrize("card", cards(), ids=lambda card: str(card.name))
-def test_figures_of_a_gpu_are_consistent(card: Card) -> None:
+def test_figures_of_a_gpu_are_consistent(card):
     clock_ghz = card.fp32_tflops * 1e3 / (2 * card.units * CORES.get(card.capability, 128))
     assert 1.0 < clock_ghz < 2.7
     assert (card.tf32_tflops is None) == (card.capability < (8, 0)), "TF32 came with Ampere"
@@ -143,7 +136,7 @@ def test_figures_of_a_gpu_are_consistent(card: Card) -> None:
     assert card_of(str(card.name)) == card, "its own name means it"
 
 
-def test_mig_slices_have_their_share_of_the_gpu() -> None:
+def test_mig_slices_have_their_share_of_the_gpu():
     whole, part = known("a100"), known("NVIDIA A100-SXM4-40GB MIG 2g.10gb")
     assert read_name("NVIDIA A100-SXM4-40GB MIG 2g.10gb").key == "a100-mig-2g.10gb"
     assert part.units == 28
@@ -164,9 +157,7 @@ def test_mig_slices_have_their_share_of_the_gpu() -> None:
         ("a100", "GPU-a"), ("A100-SXM4-80GB", "GPU-b"), ("GeForce-RTX-3090", "GPU-c"),
     ],
 )  # fmt: skip
-def test_devices_open_by_any_of_their_names(
-    key: str, uuid: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_devices_open_by_any_of_their_names(key, uuid, monkeypatch):
     install(
         monkeypatch,
         Board("GPU-a", "NVIDIA A100-SXM4-40GB"),
@@ -188,13 +179,13 @@ def test_devices_open_by_any_of_their_names(
         ("cpu-2t", None),
     ],
 )
-def test_memory_of_a_device_is_known_by_its_name(device: str, mib: float | None) -> None:
+def test_memory_of_a_device_is_known_by_its_name(device, mib):
     assert memory_mib(device) == mib
     assert expected_memory_mib(device) == (mib or procfs.allowed_memory_mib())
     assert expected_memory_mib("gaudi2") is expected_memory_mib("replay:labels.jsonl") is None
 
 
-def test_ray_labels_of_a_gpu_are_its_names() -> None:
+def test_ray_labels_of_a_gpu_are_its_names():
     assert ray_labels("a100") == ("A100",)
     assert ray_labels("rtx-3090") == ("RTX-3090", "GeForce-RTX-3090")
     assert "GeForce-RTX-4070-Ti-SUPER" in ray_labels("rtx-4070-ti-super")

@@ -1,12 +1,9 @@
 """What every kind of device keeps, ours and a third party's: measured as users measure."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +30,7 @@ TINY = Configuration(architecture="mobilenetv3_small_050", batch_size=2, input_s
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory):
     """Where the recorded labels and the third party's package are; on everybody's path."""
     path = tmp_path_factory.mktemp("devices")
     label = {**TINY.to_dict(), "step_time_ms": 12.5, "memory_mib": 80.0}
@@ -42,8 +39,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     code, points = (
         re.search(rf"```{kind}\n(.*?)```", document, re.DOTALL) for kind in ("python", "toml")
     )
-    assert code is not None
-    assert points is not None
     (path / "plain_device.py").write_text(code[1], encoding="utf-8")
     metadata = path / "plain_device-1.0.dist-info"
     metadata.mkdir()
@@ -57,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def measurer(folder: Path) -> Iterator[Measurer]:
+def measurer(folder):
     with Measurer(lock_dir=folder / "locks") as measurer:
         yield measurer
 
@@ -72,14 +67,14 @@ KINDS = [
 
 
 @pytest.fixture(params=KINDS)
-def key(request: pytest.FixtureRequest, folder: Path) -> str:
-    key: str = request.param.replace("FOLDER", str(folder))
+def key(request, folder):
+    key = request.param.replace("FOLDER", str(folder))
     if key == "cuda:0" and not CudaDevice.local_keys():
         pytest.skip("no NVIDIA GPU here")
     return key
 
 
-def test_devices_describe_themselves(key: str) -> None:
+def test_devices_describe_themselves(key):
     device = open_device(key)
     assert device.key == key
     environment = device.environment()
@@ -89,7 +84,7 @@ def test_devices_describe_themselves(key: str) -> None:
 
 
 @pytest.mark.parametrize("phase", list(Phase))
-def test_devices_measure_a_step(key: str, phase: Phase, measurer: Measurer, folder: Path) -> None:
+def test_devices_measure_a_step(key, phase, measurer, folder):
     configuration = replace(TINY, phase=phase)
     if key.startswith("replay:"):
         with (folder / "labels.jsonl").open("a", encoding="utf-8") as labels:
@@ -99,7 +94,6 @@ def test_devices_measure_a_step(key: str, phase: Phase, measurer: Measurer, fold
     assert measurement.device == key
     assert measurement.configuration == configuration
     step = measurement.step
-    assert step is not None
     assert min(measurement.step_samples_ms) <= step.median_ms <= max(measurement.step_samples_ms)
     rate = 1000 * configuration.batch_size / step.median_ms
     assert measurement.samples_per_second == pytest.approx(rate)
@@ -124,18 +118,18 @@ def test_devices_measure_a_step(key: str, phase: Phase, measurer: Measurer, fold
     assert Measurement.from_dict(json.loads(json.dumps(measurement.to_dict()))) == measurement
 
 
-def test_unknown_models_are_unsupported(key: str, measurer: Measurer) -> None:
+def test_unknown_models_are_unsupported(key, measurer):
     nobody = Configuration(architecture="resnet1888", batch_size=1, input_size=64)
     measurement = measurer.measure(nobody, key, TRUSTING)
     assert measurement.outcome is Outcome.UNSUPPORTED
     assert "resnet1888" in (measurement.message or "")
 
 
-def test_third_party_devices_are_listed(folder: Path) -> None:
+def test_third_party_devices_are_listed(folder):
     assert "plain" in local_devices()
 
 
-def add_kind(folder: Path, kind: str, value: str) -> None:
+def add_kind(folder, kind, value):
     metadata = folder / f"{kind}-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Name: {kind}\nVersion: 1.0\n", encoding="utf-8")
@@ -144,9 +138,7 @@ def add_kind(folder: Path, kind: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["no_such_module:Device", "json:JSONDecoder"])
-def test_broken_third_party_devices_affect_only_themselves(
-    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_broken_third_party_devices_affect_only_themselves(value, tmp_path, monkeypatch):
     add_kind(tmp_path, "broken", value)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "cpu-1t" in local_devices()
@@ -155,9 +147,7 @@ def test_broken_third_party_devices_affect_only_themselves(
         open_device("broken:1")
 
 
-def test_built_in_device_kinds_cannot_be_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_built_in_device_kinds_cannot_be_replaced(tmp_path, monkeypatch):
     add_kind(tmp_path, "cpu", "json:JSONDecoder")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert type(open_device("cpu-1t")).__name__ == "CpuDevice"

@@ -1,23 +1,18 @@
 """Who else is on the GPU, and whose memory it is that NVML counts: a stub of NVML, a fake CUDA."""
 
-from __future__ import annotations
-
 import os
-from typing import Any
 
 import pytest
-from fake_cuda import Cuda, install_cuda, prepared
+from fake_cuda import install_cuda, prepared
 from nvml_stub import GIB, Board, Process, error, install, own
-
-from trappm.profiler.devices.gpu.cuda import CudaDevice
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+def cuda(monkeypatch):
     return install_cuda(monkeypatch)
 
 
-def on(board: Board, monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
+def on(board, monkeypatch):
     install(monkeypatch, board)
     return prepared("cuda:0", monkeypatch)
 
@@ -34,13 +29,7 @@ def on(board: Board, monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
         ([], [], None),
     ],
 )
-def test_foreign_processes_make_a_run_unstable(
-    before: list[Process],
-    during: list[Process],
-    foreign: int | None,
-    cuda: Cuda,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_foreign_processes_make_a_run_unstable(before, during, foreign, cuda, monkeypatch):
     board = Board("GPU-a", processes=before)
     device = on(board, monkeypatch)
     board.processes = during
@@ -62,12 +51,8 @@ def test_foreign_processes_make_a_run_unstable(
     ],
 )
 def test_memory_used_before_the_run_belongs_to_others(
-    used_mib: int,
-    reserved: int | None,
-    is_stranger: bool,
-    cuda: Cuda,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    used_mib, reserved, is_stranger, cuda, monkeypatch
+):
     board = Board("GPU-a", used=used_mib << 20, reserved=reserved)
     device = on(board, monkeypatch)
     board.used = (used_mib << 20) + 3 * GIB
@@ -80,7 +65,7 @@ def test_memory_used_before_the_run_belongs_to_others(
     assert ("not listed" in reading.missing.get("memory_mib", "")) == is_stranger
 
 
-def test_unlistable_processes_are_missing(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unlistable_processes_are_missing(cuda, monkeypatch):
     device = on(Board("GPU-a", processes=error("NO_PERMISSION")), monkeypatch)
     device.open_window(lambda: None)
     window = device.close_window()
@@ -106,13 +91,7 @@ def test_unlistable_processes_are_missing(cuda: Cuda, monkeypatch: pytest.Monkey
         ([Process(7, 9 * GIB), Process(8, 3 * GIB)], None, "none"),
     ],
 )
-def test_memory_is_measured_in_four_ways(
-    processes: Any,
-    peak_mib: float | None,
-    method: str,
-    cuda: Cuda,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_is_measured_in_four_ways(processes, peak_mib, method, cuda, monkeypatch):
     board = Board("GPU-a")
     device = on(board, monkeypatch)
     board.processes, board.used = processes, 4 * GIB
@@ -127,9 +106,7 @@ def test_memory_is_measured_in_four_ways(
     assert (peak_mib is None) == ("memory_mib" in reading.missing)
 
 
-def test_memory_that_cannot_be_attributed_is_missing(
-    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_cannot_be_attributed_is_missing(cuda, monkeypatch):
     board = Board("GPU-a", processes=[Process(7, None)])
     device = on(board, monkeypatch)
     board.processes = [Process(7, None), own(None)]
@@ -138,9 +115,7 @@ def test_memory_that_cannot_be_attributed_is_missing(
     assert "memory of a process" in reading.missing["memory_mib"]
 
 
-def test_processes_with_equal_ids_in_containers_are_distinguished(
-    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_with_equal_ids_in_containers_are_distinguished(cuda, monkeypatch):
     """In a container, where NVML shows the host's ids, which may be ours by chance."""
     stranger = Process(os.getpid(), 30 * GIB)
     board = Board("GPU-a", processes=[stranger], used=31 * GIB)
@@ -149,9 +124,7 @@ def test_processes_with_equal_ids_in_containers_are_distinguished(
     assert device.memory().peak_mib == 3 * 1024 + 100
 
 
-def test_implausibly_large_memory_is_not_attributed(
-    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_implausibly_large_memory_is_not_attributed(cuda, monkeypatch):
     """In a container that lists nobody: somebody came during the warm-up."""
     board = Board("GPU-a")
     device = on(board, monkeypatch)
@@ -173,9 +146,9 @@ def test_implausibly_large_memory_is_not_attributed(
     ],
 )
 def test_capacity_on_a_shared_gpu_is_what_is_free(
-    before: Any, later: Any, used_before: int, shared: bool, cuda: Cuda,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    before, later, used_before, shared, cuda,
+    monkeypatch,
+) :  # fmt: skip
     board = Board("GPU-a", processes=before, used=used_before)
     device = on(board, monkeypatch)
     board.processes = later

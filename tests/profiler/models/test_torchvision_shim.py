@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ AS_INSTALLED = (
 """As an environment is before `make install` mends it."""
 
 
-def run(code: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run(code, folder=None):
     arguments = [sys.executable, "-W", "ignore", "-c", code]
     return subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=folder)
 

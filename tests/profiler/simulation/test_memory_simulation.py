@@ -1,7 +1,5 @@
 """The model of CUDA's allocator, and steps replayed through it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """A step profile survives its bytes, and nothing else passes for one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """The simulated training loop against what PyTorch's own allocates."""
 
-from __future__ import annotations
-
 import weakref
 from dataclasses import fields
 from functools import cache, partial

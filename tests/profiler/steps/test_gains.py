@@ -1,7 +1,5 @@
 """What a fresh model multiplies by zero, and what of it a measured one does."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -12,19 +10,17 @@ from trappm.profiler.steps import step as step_module
 from trappm.profiler.steps.step import give_ordinary_gains, make_step
 
 
-def zero_share(model: nn.Module) -> float:
+def zero_share(model):
     """Of all gradients of the parameters, how many are exactly 0."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     zeros = sum(int((gradient == 0).sum()) for gradient in gradients)
     return zeros / sum(gradient.numel() for gradient in gradients)
 
 
-def gradients_of_a_step(
-    architecture: str, monkeypatch: pytest.MonkeyPatch, *, prepared: bool
-) -> float:
+def gradients_of_a_step(architecture, monkeypatch, *, prepared):
     models = []
 
-    def create(name: str, input_size: int) -> nn.Module:
+    def create(name, input_size):
         models.append(create_model(name, input_size))
         return models[-1]
 
@@ -41,16 +37,14 @@ def gradients_of_a_step(
     ("architecture", "fresh_share"),
     [("resnet18", 0.7), ("mixer_s32_224", 0.9)],
 )
-def test_few_gradients_of_a_measured_step_are_zero(
-    architecture: str, fresh_share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_gradients_of_a_measured_step_are_zero(architecture, fresh_share, monkeypatch):
     assert gradients_of_a_step(architecture, monkeypatch, prepared=False) > fresh_share
     assert gradients_of_a_step(architecture, monkeypatch, prepared=True) < 0.02
 
 
-def test_biases_and_random_weights_are_not_changed() -> None:
+def test_biases_and_random_weights_are_not_changed():
     class Model(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.norm = nn.BatchNorm2d(4)  # weights of 1
             self.last = nn.BatchNorm2d(4)

@@ -1,7 +1,5 @@
 """The data folder: found, made, and refused when it cannot be used."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Opening a database: new ones, stores of other versions, files of something else, and reading."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3
@@ -164,7 +162,7 @@ def url_of(path):
     return Home(path.parent).database_url
 
 
-def files(folder: Path) -> dict[str, bytes]:
+def files(folder):
     return {p.name: p.read_bytes() for p in folder.iterdir()}
 
 

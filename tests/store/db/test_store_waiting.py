@@ -1,7 +1,5 @@
 """A database that goes away is waited for, and nothing is lost or done twice meanwhile."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import signal

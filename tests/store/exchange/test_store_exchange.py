@@ -1,7 +1,5 @@
 """Measurements to files and back, and files that are not what they should be."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Asking for labels and attempts, on every back end."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

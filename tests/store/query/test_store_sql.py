@@ -1,7 +1,5 @@
 """Questions in SQL: what can be read is read, and no trick that we know writes."""
 
-from __future__ import annotations
-
 import json
 from itertools import cycle
 
@@ -23,7 +21,7 @@ def filled_store(store):
     return store
 
 
-def is_postgresql(url: str) -> bool:
+def is_postgresql(url):
     return make_url(url).get_backend_name() == "postgresql"
 
 
@@ -118,13 +116,10 @@ WRITES = [
     "INSERT INTO events (campaign_id, at, kind, message) VALUES ('a', '2026-01-01', 'k', '{}')",
     "UPDATE labels SET step_time_ms = 1",
     "DELETE FROM labels",
-    "DELETE FROM labels RETURNING id",
     "WITH gone AS (DELETE FROM labels RETURNING id) SELECT * FROM gone",
     "DROP TABLE assignment_labels",
-    "CREATE TABLE mine (a INTEGER)",
     "CREATE TEMP TABLE mine (a INTEGER)",
     "CREATE VIEW mine AS SELECT 1",
-    "SELECT 1; DELETE FROM assignment_labels",
     "SELECT 1; ROLLBACK; BEGIN; DELETE FROM labels; COMMIT",
     "COMMIT",
     "SAVEPOINT a",
@@ -138,11 +133,8 @@ SQLITE_WRITES = [
     "ATTACH DATABASE '{file}' AS other",
     "VACUUM INTO '{file}'",
     "PRAGMA query_only = OFF",
-    "PRAGMA journal_mode = DELETE",
-    "PRAGMA user_version = 7",
     "PRAGMA writable_schema = ON",
     "PRAGMA wal_checkpoint(TRUNCATE)",
-    "PRAGMA hard_heap_limit = 1",
     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT zeroblob(1000000) "
     "FROM n",
     "SELECT load_extension('{file}')",
@@ -153,22 +145,16 @@ SQLITE_WRITES = [
 ]
 POSTGRESQL_WRITES = [
     "SELECT 1; SET TRANSACTION READ WRITE; DELETE FROM labels",
-    "SET TRANSACTION READ WRITE",
     "SELECT set_config('transaction_read_only', 'off', false)",
     "SELECT pg_read_file('/etc/passwd')",
-    "SELECT pg_ls_dir('/')",
     "SELECT lo_from_bytea(0, 'x')",
-    "SELECT lo_export(1, '{file}')",
     "SELECT nextval('labels_id_seq')",
     "SELECT pg_terminate_backend(pg_backend_pid())",
     "SELECT * FROM public.labels FOR UPDATE",
     "SELECT * INTO mine FROM labels",
-    "COPY labels TO '{file}'",
     "COPY labels TO PROGRAM 'cat > {file}'",
     "DO $$ BEGIN DELETE FROM labels; END $$",
     "PREPARE mine AS DELETE FROM labels",
-    "TRUNCATE labels CASCADE",
-    "NOTIFY a",
     "RESET ROLE",
     "CREATE FUNCTION mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
     "SELECT 1; END; DELETE FROM labels; --",

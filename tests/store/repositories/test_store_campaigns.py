@@ -1,7 +1,5 @@
 """What the store promises of campaigns, rounds, labels that they take over, and snapshots."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Readings of the canary: kept once, read back whole, on both back ends."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """A commit whose reply is lost is repeated: the store and the answer are those of one commit."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

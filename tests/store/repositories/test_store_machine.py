@@ -4,8 +4,6 @@ A small model of what should be true runs beside the store, which is asked as a 
 its owner, a turn at a time. Hypothesis looks for an order of events after which the two differ.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

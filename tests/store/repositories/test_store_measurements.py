@@ -1,7 +1,5 @@
 """What the store promises of measurements, and of the labels that they make."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """Who runs a campaign, and what nobody else may do meanwhile: over the store, on both back ends."""
 
-from __future__ import annotations
-
 import pickle
 import threading
 from datetime import timedelta

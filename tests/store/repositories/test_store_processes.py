@@ -1,7 +1,5 @@
 """The store among many processes, some of which die."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re

@@ -1,7 +1,5 @@
 """Graphs, step profiles and pools in the store."""
 
-from __future__ import annotations
-
 import pytest
 from store_samples import configuration, contents, step_profile, template
 

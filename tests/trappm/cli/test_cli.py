@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -24,30 +23,19 @@ def _commands(group, path=()):
 COMMANDS = list(_commands(typer.main.get_command(cli.app)))
 
 
-@dataclass
-class Answer:
-    """What a command printed, and its exit status."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 @pytest.fixture
-def trappm(capsys, monkeypatch):
-    """Runs commands in this process, since a new one takes seconds to import timm."""
+def trappm(command, monkeypatch):
+    """Run commands in this process, since a new one takes seconds to import timm."""
 
-    def run(*arguments: str, home: Path) -> Answer:
+    def run(*arguments, home):
         monkeypatch.setenv("TRAPPM_HOME", str(home))
         monkeypatch.setenv("COLUMNS", "200")
-        capsys.readouterr()
-        status = cli.run(list(arguments))
-        return Answer(status, *capsys.readouterr())
+        return subprocess.CompletedProcess(arguments, *command(*arguments))
 
     return run
 
 
-def in_a_process(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
+def in_a_process(*arguments, home):
     return subprocess.run(
         [Path(sys.executable).with_name("trappm"), *arguments],
         capture_output=True,
@@ -70,7 +58,7 @@ def test_every_command_has_help_with_an_example(trappm, home, command):
     assert "Example: trappm" in result.stdout
 
 
-def _small_campaign(tmp_path: Path, **changes: object) -> str:
+def _small_campaign(tmp_path, **changes):
     import yaml
 
     data = {

@@ -8,15 +8,12 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
 import trappm.cluster.pool_file
-from trappm.cli import run
 from trappm.cluster.profiles import profile_graph
 from trappm.label_store import store_or_none_yet
 from trappm.reports.pools import pool_facts
@@ -31,30 +28,19 @@ def group(**changes):
     return {"architectures": ["test_resnet"], "batch_sizes": [1], "input_sizes": [64]} | changes
 
 
-@dataclass(frozen=True)
-class Said:
-    """What a command printed, and its exit status."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 class User:
     """One data folder, and the commands that are typed at it."""
 
-    def __init__(self, folder: Path, capture) -> None:
+    def __init__(self, folder, command):
         self.folder = folder
-        self._capture = capture
+        self._command = command
 
-    def types(self, *arguments: str) -> Said:
+    def types(self, *arguments):
         """Runs a command here, which is quick."""
-        self._capture.readouterr()
-        status = run(["pool", *arguments])
-        return Said(status, *self._capture.readouterr())
+        return subprocess.CompletedProcess(arguments, *self._command("pool", *arguments))
 
     @contextlib.contextmanager
-    def builds(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    def builds(self, *arguments):
         """A build in a process of its own, as soon as it has made a profile."""
         process = subprocess.Popen(
             [Path(sys.executable).with_name("trappm"), "pool", "build", *arguments],
@@ -74,11 +60,11 @@ class User:
             process.kill()
             process.communicate()
 
-    def writes(self, data: object) -> str:
+    def writes(self, data):
         (self.folder / "pool.yaml").write_text(yaml.safe_dump(data))
         return "pool.yaml"
 
-    def profiled(self) -> dict[str, str | None]:
+    def profiled(self):
         """The graph hash of every architecture that is recorded, None for a refusal."""
         database = self.folder / "home" / "labels.db"
         if not database.exists():
@@ -90,7 +76,7 @@ class User:
         except sqlite3.OperationalError:  # its tables are being made
             return {}
 
-    def facts(self, name: str | None = None):
+    def facts(self, name=None):
         """Counts of a pool; None if there is none."""
         with store_or_none_yet(Home.find()) as store:
             names = [name] if name else [pool.name for pool in store.pools.all()]
@@ -98,11 +84,11 @@ class User:
 
 
 @pytest.fixture
-def user(tmp_path, monkeypatch, capsys):
+def user(tmp_path, monkeypatch, command):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
-    return User(tmp_path, capsys)
+    return User(tmp_path, command)
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """`trappm labels`: every way of asking, and every way of asking wrongly."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

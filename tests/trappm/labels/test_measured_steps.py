@@ -1,7 +1,5 @@
 """Labels of a predicted step, found by its graph in the label store."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

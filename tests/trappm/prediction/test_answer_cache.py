@@ -1,7 +1,5 @@
 """Repeated questions are answered from a cache, and an entry ends with what it depends on."""
 
-from __future__ import annotations
-
 import pytest
 
 import trappm

@@ -1,7 +1,5 @@
 """Memory of names, files and any module: what it consists of, losses, targets, training loops."""
 
-from __future__ import annotations
-
 import json
 import re
 import warnings
@@ -134,7 +132,7 @@ def test_a_loop_over_samples_is_known_at_its_own_batch_only():
         (nn.Flatten(), {"example_input": torch.tensor(1.0)}, "must not be empty"),
     ],
 )  # fmt: skip
-def test_bad_input_is_refused_in_a_line(model, options, message):
+def test_bad_input_is_refused_in_one_line(model, options, message):
     with pytest.raises(InputError, match=message) as refusal:
         trappm.predict(model, **options)
     assert "\n" not in str(refusal.value)

@@ -1,7 +1,5 @@
 """Power and energy of the shipped snapshot's answers, and what a power limit does to them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

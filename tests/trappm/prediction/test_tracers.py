@@ -1,13 +1,10 @@
 """Unknown files are looked at in a process that can be ended: by Python and the command line."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
@@ -27,7 +24,7 @@ from trappm.profiler.static_profile import file_profile
 SHAPE = ["n", 3, 8, 8]
 
 
-def varint(number: int) -> bytes:
+def varint(number):
     data = b""
     while number > 127:
         data += bytes([number & 127 | 128])
@@ -36,7 +33,7 @@ def varint(number: int) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def amplified(tmp_path_factory) -> Path:
+def amplified(tmp_path_factory):
     """Twenty megabytes of empty records, which protobuf unpacks to six gigabytes."""
     image, result = (helper.make_tensor_value_info(n, TensorProto.FLOAT, SHAPE) for n in "xy")
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [image], [result])
@@ -49,13 +46,13 @@ def amplified(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory) -> Path:
+def sound(tmp_path_factory):
     path = tmp_path_factory.mktemp("files") / "sound.onnx"
     export_onnx("test_resnet", 64, path)
     return path
 
 
-def tracer(process: TracingProcess, path: Path) -> OutsideTracer:
+def tracer(process, path):
     return OutsideTracer(process, FileTracer(str(path), None), path.name)
 
 
