@@ -10,7 +10,6 @@ import trappm
 from trappm.extensions.transformers.model_heads import (
     HOST_RANGE,
     KNOWN,
-    TransformerTimes,
     constants_of,
     transformer_times,
 )
@@ -138,7 +137,7 @@ def test_slower_hosts_and_slower_products_make_slower_steps(card):
         graph=Graph.empty(2), phase=Phase.TRAIN, optimizer=Optimizer.ADAM, kernels=step.kernels
     )
 
-    def ms(times: TransformerTimes, slower: float = 1.0) -> float:
+    def ms(times, slower=1.0):
         constants = times.moved(constants_of(times, others, card), spec, slower)
         return float(np.exp(StepTimePrior(spec, constants).log_values([workload])[0]))
 
