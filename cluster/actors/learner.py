@@ -19,7 +19,7 @@ from trappm.cluster.profiles import StepKey
 from trappm.cluster.ray_runtime import first_line, here, memory_here
 from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.cluster.tasks import Choice, ChoiceRequest, PublishedSnapshot
-from trappm.learner.training_label import TrainingLabel
+from trappm.learner.workload import TrainingLabel
 from trappm.profiler.errors import CampaignError, TrappmError
 from trappm.profiler.kernels.kernel_call import KernelMeasurement
 from trappm.profiler.records import Configuration, Pair
