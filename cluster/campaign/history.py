@@ -119,7 +119,7 @@ def end_of(store: Store, campaign: CampaignRecord, budget: CampaignBudget) -> Ca
     if held is not None:
         counts = store.assignments.counts(campaign.id).values()
         unmeasured = sum(states.get(AssignmentState.OPEN, 0) for states in counts)
-        return CampaignEnd(rule=held.rule, reason=held.reason, holds=True, unmeasured=unmeasured)
+        return CampaignEnd(held.rule, held.reason, holds=True, unmeasured=unmeasured)
     spent = [r.spent for r in training_reports(store, campaign.id) if r.spent is not None]
     if not spent:
         return None

@@ -199,7 +199,7 @@ class Machine:
         self.spend = spend or Spend()
         self.is_over = False
         self._check_is_due = check_is_due
-        self._workers = WorkerTable(course.devices)
+        self._workers = WorkerTable()
         self._rounds = Rounds(course, next_rounds, closed)
         self._queues = {d: RankedQueue(self._rounds.next[d]) for d in course.devices}
         self._failed_on: dict[str, tuple[str, ...]] = {}
@@ -244,8 +244,7 @@ class Machine:
         """Return devices that have work and no worker, if nothing else goes on."""
         if self._learner.current or self.measuring or self.is_over:
             return set()
-        able = self._workers.able
-        return {device for device, queue in self._queues.items() if queue and not able[device]}
+        return {d for d, queue in self._queues.items() if queue and not self._workers.able(d)}
 
     def handle(self, event: Event, now: float) -> Sequence[Command]:
         """Take an event, and return the commands to carry out now, in this order.
@@ -381,21 +380,21 @@ class Machine:
             with_work = [device for device in devices if self._queues[device]]
             devices = sorted(with_work, key=lambda device: self._queues[device].first_round)
         for device in devices:
-            for worker in list(self._workers.idle[device].values()):
+            for worker in self._workers.idle(device):
                 if not self._queues[device] or not self._may_begin or self.spend.awaits_first:
                     break
                 self._give_work(worker)
 
     def _give_work(self, worker: Worker) -> None:
         if self.course.keeps_host_quiet and (
-            self._workers.busy[worker.host] or self._quiet.is_paused(worker.host, self._time)
+            self._workers.is_busy(worker.host) or self._quiet.is_paused(worker.host, self._time)
         ):
             return
         assignment = None
         if self._check_is_due(worker):
             self._commands.append(CheckDevice(worker))
         else:
-            hosts = self._workers.hosts[worker.device]
+            hosts = self._workers.hosts(worker.device)
             queue = self._queues[worker.device]
             assignment = queue.pop_for(worker.host, hosts, self._failed_on)
             if assignment is None:
@@ -456,7 +455,7 @@ class Machine:
         waiting = len(self._queues[device])
         if not waiting or self.course.keeps_host_quiet:
             return not waiting
-        workers = max(1, self._workers.able[device])
+        workers = max(1, len(self._workers.able(device)))
         mean_s = self.spend.mean_s.get(device)
         training_s = self._learner.training_s
         if training_s is None or mean_s is None:

@@ -6,7 +6,6 @@ second. Once a rule holds, nothing more begins.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -85,12 +84,9 @@ class Stop:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CampaignEnd:
+class CampaignEnd(Stop):
     """Stop rule that ended a campaign, or that will end it first at the present rate."""
 
-    rule: str
-    reason: str
-    """One line for people."""
     holds: bool
     """True if it has ended the campaign."""
     unmeasured: int | None = None
@@ -145,23 +141,6 @@ def deadline_passed(rules: StopRules, now: datetime.datetime) -> Stop | None:
     if rules.ends_at is None or now < rules.ends_at:
         return None
     return Stop("clock", f"it is past {_time_text(rules.ends_at)}")
-
-
-def overspent(
-    rules: StopRules, labels: int, gpu_seconds: float, more_labels: int, more_seconds: float
-) -> Stop | None:
-    """Return the first budget that would be exceeded by spending more; None if none would."""
-    now = rules.budgets(labels, gpu_seconds)
-    then = rules.budgets(labels + more_labels, gpu_seconds + more_seconds)
-    for (rule, limit, spent), (_, _, expected) in zip(now, then, strict=True):
-        if expected > limit * (1.0 + 1e-9):  # sums of seconds are not exact
-            reason = f"{number_text(spent)} of {number_text(limit)} {rule} are spent"
-            if spent < limit:
-                reason += (
-                    f", and one more measurement takes about {number_text(expected - spent, 2)}"
-                )
-            return Stop(rule, reason)
-    return None
 
 
 class Spend:
@@ -238,9 +217,18 @@ class Spend:
             return None
         longest_s = max(self.mean_s.values(), default=unknown_s)
         to_come_s = sum(n * self.mean_s.get(d, longest_s) for d, n in self._running.items())
-        return overspent(
-            self._rules, self.labels, self.seconds, self._running.total() + 1, to_come_s + longest_s
+        now = self._rules.budgets(self.labels, self.seconds)
+        then = self._rules.budgets(
+            self.labels + self._running.total() + 1, self.seconds + to_come_s + longest_s
         )
+        for (rule, limit, spent), (_, _, expected) in zip(now, then, strict=True):
+            if expected > limit * (1.0 + 1e-9):  # sums of seconds are not exact
+                reason = f"{number_text(spent)} of {number_text(limit)} {rule} are spent"
+                if spent < limit:
+                    one_more = number_text(expected - spent, 2)
+                    reason += f", and one more measurement takes about {one_more}"
+                return Stop(rule, reason)
+        return None
 
 
 def forecast(rules: StopRules, begin: Spent, now: Spent, planned: int) -> CampaignEnd | None:
@@ -254,35 +242,23 @@ def forecast(rules: StopRules, begin: Spent, now: Spent, planned: int) -> Campai
         now: Amounts spent by now.
         planned: Number of labels of all rounds, which end the campaign in any case.
     """
-    labels = now.labels - begin.labels
-    if labels <= 0:
+    labels, pace_s = now.labels - begin.labels, (now.at - begin.at).total_seconds()
+    if labels <= 0 or pace_s <= 0:
         return None
-    label_s = (now.at - begin.at).total_seconds() / labels
-    limits = [("rounds", float(planned), f"the {planned} labels of all rounds will be there")]
-    limits += [
-        (rule, now.labels * limit / spent, f"{number_text(limit)} {rule} will be spent")
+    label_s = pace_s / labels
+    ends = [(float(planned), "rounds", f"the {planned} labels of all rounds will be there")]
+    ends += [
+        (now.labels * limit / spent, rule, f"{number_text(limit)} {rule} will be spent")
         for rule, limit, spent in rules.budgets(now.labels, now.gpu_seconds)
         if spent > 0
     ]
-    ends = []
-    for rule, at_labels, reason in limits:
-        wait_s = max(at_labels - now.labels, 0.0) * label_s
-        with contextlib.suppress(OverflowError):  # a limit that no calendar reaches
-            ends.append((now.at + datetime.timedelta(seconds=wait_s), rule, reason, at_labels))
     if rules.ends_at is not None:
-        wait_s = max((rules.ends_at - now.at).total_seconds(), 0.0)
-        at_labels = now.labels + (wait_s / label_s if label_s > 0 else 0.0)
-        ends.append((rules.ends_at, "clock", f"it will be {_time_text(rules.ends_at)}", at_labels))
-    if not ends:
-        return None
-    at, rule, reason, at_labels = min(ends, key=lambda end: end[0])
-    return CampaignEnd(
-        rule=rule,
-        reason=reason,
-        holds=False,
-        labels=round(at_labels),
-        at=at.astimezone(datetime.UTC),
-    )
+        at_labels = now.labels + (rules.ends_at - now.at).total_seconds() / label_s
+        ends.append((at_labels, "clock", f"it will be {_time_text(rules.ends_at)}"))
+    at_labels, rule, reason = min(ends, key=lambda end: end[0])
+    at_labels = max(at_labels, now.labels)
+    wait = datetime.timedelta(seconds=(at_labels - now.labels) * label_s)
+    return CampaignEnd(rule, reason, holds=False, labels=round(at_labels), at=now.at + wait)
 
 
 def _time_text(at: datetime.datetime) -> str:

@@ -7,10 +7,10 @@ import pytest
 from pydantic import ValidationError
 
 from trappm.cluster.scheduler.stop_rules import (
+    Spend,
     StopRules,
     deadline_passed,
     forecast,
-    overspent,
     target_reached,
     upper_bound,
 )
@@ -97,13 +97,14 @@ def test_the_end_of_a_budget_is_forecast(rules, rule):
     ],
 )
 def test_a_budget_is_spent_to_its_last_part_and_no_further(rules, reason):
-    rules = StopRules(**rules)
-    assert overspent(rules, 59, 3540.0, 1, 60.0) is None
-    assert overspent(rules, 60, 3600.0, 1, 60.0).reason == reason
+    rules, mean_s = StopRules(**rules), {"a100": 60.0}
+    assert Spend(rules, labels=59, seconds=3540.0, mean_s=mean_s).spent is None
+    assert Spend(rules, labels=60, seconds=3600.0, mean_s=mean_s).spent.reason == reason
 
 
 def test_time_that_is_left_but_too_short_for_one_more_is_told():
-    stop = overspent(StopRules(gpu_hours=10.0), 50, 9.5 * 3600, 1, 0.75 * 3600)
+    rules, mean_s = StopRules(gpu_hours=10.0), {"a100": 0.75 * 3600}
+    stop = Spend(rules, labels=50, seconds=9.5 * 3600, mean_s=mean_s).spent
     assert stop.reason == "9.5 of 10 GPU-hours are spent, and one more measurement takes about 0.75"
 
 
