@@ -152,8 +152,7 @@ class GiveUp:
 class Quarantine:
     """Stop measuring an assignment that has failed for the last time."""
 
-    assignment_id: str
-    device: str
+    assignment: Assignment
     failures: int
     hosts: tuple[str, ...]
     outcome: Outcome | None = None

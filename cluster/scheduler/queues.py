@@ -20,6 +20,8 @@ RESTART_S = 60.0
 
 LATEST = 20
 """Number of recent attempts on a host that decide about a pause."""
+_PAUSES_S = (20.0, 40.0, 80.0, 120.0)
+"""Lengths of the first pause, the second, ...; the last one is repeated."""
 _BETWEEN_PAUSES = 6
 """Attempts on a host before its first pause, and between two pauses."""
 
@@ -73,12 +75,10 @@ class RankedQueue:
     def pop_for(
         self, host: str, hosts: set[str], failed_on: Mapping[str, Sequence[str]]
     ) -> Assignment | None:
-        """Return the next assignment that a worker may measure; None if there is none.
+        """Return the next assignment that a worker on a host may measure; None if there is none.
 
-        Args:
-            host: Host of the worker.
-            hosts: Hosts of the device's workers.
-            failed_on: Hosts on which assignments failed, by their ids.
+        An assignment is for the device's other hosts first if it is in `failed_on`, where the hosts
+        are on which assignments failed, by their ids.
         """
         passed_over = []
         taken = None
@@ -183,24 +183,16 @@ class _Host:
 
 
 class QuietWatch:
-    """Pauses for hosts whose cores other programs use; they grow while half the runs are unstable.
+    """Pauses for hosts that other programs use; they grow while half the runs are unstable."""
 
-    Args:
-        pauses_s: Lengths of the first pause, the second, ...; the last one is repeated.
-    """
-
-    def __init__(self, pauses_s: Sequence[float] = (20.0, 40.0, 80.0, 120.0)) -> None:
-        self._pauses_s = pauses_s
+    def __init__(self) -> None:
         self._hosts: dict[str, _Host] = defaultdict(_Host)
 
     def note(self, worker: Worker, others_share: float | None, time: float) -> AwaitQuiet | None:
-        """Note how an attempt ended, and return a pause that is due.
+        """Note how a worker's attempt ended, and return a pause that is due.
 
-        Args:
-            worker: Worker that measured.
-            others_share: Share of the cores that other programs used if the attempt was unstable
-                for that reason; None if not.
-            time: Current time in seconds.
+        `others_share` is the share of the cores that other programs used if the attempt was
+        unstable for that reason.
         """
         host = self._hosts[worker.host]
         host.attempts.append(others_share)
@@ -211,7 +203,7 @@ class QuietWatch:
             return None
         if others_share is None or host.since_pause < _BETWEEN_PAUSES:
             return None
-        seconds = self._pauses_s[min(host.pauses, len(self._pauses_s) - 1)]
+        seconds = _PAUSES_S[min(host.pauses, len(_PAUSES_S) - 1)]
         host.pauses += 1
         host.since_pause = 0
         host.paused_until = time + seconds

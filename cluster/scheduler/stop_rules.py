@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 
 import numpy as np
@@ -143,36 +143,25 @@ def deadline_passed(rules: StopRules, now: datetime.datetime) -> Stop | None:
     return Stop("clock", f"it is past {_time_text(rules.ends_at)}")
 
 
+@dataclass(kw_only=True)
 class Spend:
     """Amounts spent of a campaign's budgets, counted as it goes.
 
     What is being measured counts as if it had ended: it is expected to give a label and to take the
     device's mean time. Before the first measurement has ended, each is expected to take as long as
     its protocol allows. So a budget is exceeded only by runs that take longer than expected.
-
-    Args:
-        rules: Stop rules of the campaign; None if there are no budgets.
-        labels: Number of labels on all devices so far.
-        seconds: Seconds of measuring so far, failed attempts included.
-        mean_s: Mean duration of measurements by device.
-        limit_s: Longest time that one measurement may take.
     """
 
-    def __init__(
-        self,
-        rules: StopRules | None = None,
-        *,
-        labels: int = 0,
-        seconds: float = 0.0,
-        mean_s: Mapping[str, float] | None = None,
-        limit_s: float = 0.0,
-    ) -> None:
-        self.labels = labels
-        self.seconds = seconds
-        self.mean_s = dict(mean_s or {})
-        self._rules = rules
-        self._limit_s = limit_s
-        self._running: Counter[str] = Counter()
+    rules: StopRules = field(default_factory=StopRules)
+    labels: int = 0
+    """Number of labels on all devices so far."""
+    seconds: float = 0.0
+    """Seconds of measuring so far, failed attempts included."""
+    mean_s: dict[str, float] = field(default_factory=dict)
+    """Mean duration of measurements by device."""
+    limit_s: float = 0.0
+    """Longest time that one measurement may take."""
+    _running: Counter[str] = field(default_factory=Counter)
 
     @property
     def has_room(self) -> bool:
@@ -186,7 +175,7 @@ class Spend:
         False while nothing runs: a budget below one measurement's limit is used, too.
         """
         is_unknown = bool(self._running.total()) and not self.mean_s
-        return is_unknown and self._exceeded(self._limit_s) is not None
+        return is_unknown and self._exceeded(self.limit_s) is not None
 
     @property
     def spent(self) -> Stop | None:
@@ -213,12 +202,10 @@ class Spend:
         Args:
             unknown_s: Duration of a measurement as long as none has ended.
         """
-        if self._rules is None:
-            return None
         longest_s = max(self.mean_s.values(), default=unknown_s)
         to_come_s = sum(n * self.mean_s.get(d, longest_s) for d, n in self._running.items())
-        now = self._rules.budgets(self.labels, self.seconds)
-        then = self._rules.budgets(
+        now = self.rules.budgets(self.labels, self.seconds)
+        then = self.rules.budgets(
             self.labels + self._running.total() + 1, self.seconds + to_come_s + longest_s
         )
         for (rule, limit, spent), (_, _, expected) in zip(now, then, strict=True):
@@ -234,13 +221,8 @@ class Spend:
 def forecast(rules: StopRules, begin: Spent, now: Spent, planned: int) -> CampaignEnd | None:
     """Return what will end a campaign first at the pace so far; None if there is no pace yet.
 
-    Targets are not forecast: errors do not fall at a rate.
-
-    Args:
-        rules: Stop rules of the campaign.
-        begin: Amounts spent when the pace began, such as zero at the launch.
-        now: Amounts spent by now.
-        planned: Number of labels of all rounds, which end the campaign in any case.
+    The pace is that since `begin`, such as the launch, and the `planned` labels of all rounds end
+    the campaign in any case. Targets are not forecast: errors do not fall at a rate.
     """
     labels, pace_s = now.labels - begin.labels, (now.at - begin.at).total_seconds()
     if labels <= 0 or pace_s <= 0:
