@@ -15,7 +15,7 @@ from trappm.cluster.scheduler.state_machine import Machine
 from trappm.cluster.scheduler.stop_rules import CampaignEnd, Spend, Stop, StopRules, forecast
 from trappm.cluster.scheduler.training_report import LeftOut, Spent, TrainingReport
 from trappm.cluster.spec import CampaignBudget, CampaignSpec, runs_nothing
-from trappm.learner.training_label import TrainingLabel
+from trappm.learner.workload import TrainingLabel
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.host.environment import stack_difference
 from trappm.profiler.kernels.kernel_call import KernelMeasurement

@@ -41,8 +41,7 @@ from trappm.learner.snapshots.regressions import promote
 from trappm.learner.snapshots.snapshot import save_snapshot
 from trappm.learner.stats.errors import Accuracy, accuracy
 from trappm.learner.stats.folds import content_groups
-from trappm.learner.training_label import TrainingLabel, bounds_of, targets_of
-from trappm.learner.workload import Workload
+from trappm.learner.workload import TrainingLabel, Workload, bounds_of, targets_of
 from trappm.profiler.devices.catalogue import USABLE_SHARE
 from trappm.profiler.kernels.kernel_call import KernelMeasurement
 from trappm.profiler.models.families import family_of

@@ -27,7 +27,7 @@ from trappm.learner.paper.presets import LAPTOP, PRESETS
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.snapshots.snapshot import load_snapshot
-from trappm.learner.training_label import TrainingLabel
+from trappm.learner.workload import TrainingLabel
 from trappm.profiler.host import procfs
 from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
 from trappm.profiler.models.families import family_of

@@ -8,10 +8,9 @@ import torch
 from kernel_samples import networks
 from workload_samples import mape, targets
 
-from trappm.learner.heads.metric_head import Ours
+from trappm.learner.heads.metric_head import Ours, starting_prior
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.kernel_terms import PRODUCTS
-from trappm.learner.physics.starting_prior import starting_prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.profiler.simulation.kernel_profile import KernelKind, Size
 

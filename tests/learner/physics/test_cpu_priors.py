@@ -8,13 +8,12 @@ from torch import nn
 
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
-from trappm.learner.heads.metric_head import Ours
+from trappm.learner.heads.metric_head import Ours, starting_prior
 from trappm.learner.paper.presets import preset_named
 from trappm.learner.physics.cpu_priors import SHARED, CpuMemoryPrior, CpuTimePrior
 from trappm.learner.physics.cpu_priors import TIME_SPEC as SPEC
 from trappm.learner.physics.device_specs import CPU, spec_of
 from trappm.learner.physics.graph_prior import GraphPrior
-from trappm.learner.physics.starting_prior import starting_prior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import METRICS, Graph, MemoryFormat, Optimizer, Phase, Precision

@@ -13,11 +13,9 @@ from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
 from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.graph_prior import GraphPrior
-from trappm.learner.physics.power import known_power
-from trappm.learner.physics.power.known_power import MEASURED, power_of
-from trappm.learner.physics.power.loads import loads_of
-from trappm.learner.physics.power.operating_point import CONSTANTS, Sheet, Steps
-from trappm.learner.physics.power.power_prior import PowerPrior
+from trappm.learner.physics.power import power_prior
+from trappm.learner.physics.power.operating_point import CONSTANTS, Sheet, Steps, loads_of
+from trappm.learner.physics.power.power_prior import MEASURED, PowerPrior, power_of
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import card_of, cards
@@ -217,12 +215,12 @@ def test_what_is_written_is_read_again(tmp_path, monkeypatch):
     before = {
         model: (power_of(card_of(name)).constants, 0.07) for model, (name, _) in MEASURED.items()
     }
-    known_power.write({**before, known_power.UNKNOWN: before["v100"]}, path)
-    monkeypatch.setattr(known_power, "FILE", path)
-    known_power._known.cache_clear()
+    power_prior.write({**before, power_prior.UNKNOWN: before["v100"]}, path)
+    monkeypatch.setattr(power_prior, "FILE", path)
+    power_prior._known.cache_clear()
     try:
         assert power_of(card_of(CARD)).noise == pytest.approx(0.07)
         assert np.array_equal(power_of(card_of("h100")).constants.mean, before["h100"][0].mean)
         assert np.array_equal(power_of(card_of("a40")).constants.mean, before["v100"][0].mean)
     finally:
-        known_power._known.cache_clear()
+        power_prior._known.cache_clear()

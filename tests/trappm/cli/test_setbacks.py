@@ -22,7 +22,7 @@ from trappm.cluster.scheduler.training_report import (
 from trappm.cluster.spec import parse_spec
 from trappm.learner.paper.presets import LAPTOP, PRESETS
 from trappm.learner.snapshots.snapshot import load_snapshot
-from trappm.learner.training_label import TrainingLabel
+from trappm.learner.workload import TrainingLabel
 from trappm.profiler.records import METRICS, Configuration
 from trappm.profiler.static_profile import graph_template
 from trappm.reports.campaign_facts import setbacks
