@@ -5,14 +5,17 @@ An estimator fits a model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from trappm.learner.workload import Workload
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Array = npt.NDArray[np.float64]
 
@@ -74,3 +77,8 @@ class Estimator(Protocol):
             InputError: Too few labels, different shapes, or values that are not positive.
         """
         ...
+
+
+def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors with a name prefix, without that prefix."""
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

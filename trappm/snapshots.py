@@ -13,7 +13,7 @@ from trappm.prediction.snapshot_choice import DEFAULT, SHIPPED, folder_of, local
 from trappm.profiler.errors import InputError, SnapshotError
 
 if TYPE_CHECKING:
-    from trappm.learner.snapshots.manifest_fields import Manifest
+    from trappm.learner.snapshots.manifest import Manifest
     from trappm.learner.snapshots.registry import Registry
     from trappm.learner.snapshots.regressions import Promotion
 

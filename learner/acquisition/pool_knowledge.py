@@ -17,10 +17,10 @@ import numpy.typing as npt
 from trappm.learner.acquisition.pool_covariance import LANDMARKS, PoolCovariance, narrow
 from trappm.learner.estimator import Estimate
 from trappm.learner.gaussian_process import Coordinates, matern32, nystroem_root
+from trappm.learner.heads.metric_head import OF_KERNELS, starting_prior
 from trappm.learner.physics.device_specs import DeviceSpec
 from trappm.learner.physics.devices.joint_fit import Distribution
 from trappm.learner.physics.prior import Prior
-from trappm.learner.physics.starting_prior import OF_KERNELS, starting_prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 

@@ -8,6 +8,9 @@
 Step time and power use terms of the graph, too, where most labels have no kernels. Heads serve
 training and inference: the phase is part of a workload. The preset `paper` has TraPPM's networks
 instead (`learner.heads.network_heads`), which know no physics.
+
+Heads of a device are trained in parallel, one thread with one core each: matrix products and
+XGBoost release the global interpreter lock (docs/research/learner_speed.md).
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from trappm.learner.estimator import Targets
-from trappm.learner.heads.metric_head import Head, Ours
+from trappm.learner.estimator import Targets, with_prefix
+from trappm.learner.heads.metric_head import OF_KERNELS, Head, Ours, starting_prior
 from trappm.learner.heads.predictions import (
     OTHER_START,
     DeviceHeads,
@@ -37,10 +40,7 @@ from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.power.power_prior import PowerPrior
 from trappm.learner.physics.prior import Prior
-from trappm.learner.physics.starting_prior import OF_KERNELS, starting_prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
-from trappm.learner.tensors import with_prefix
-from trappm.learner.threads import side_by_side
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import USABLE_SHARE
 from trappm.profiler.errors import InputError
@@ -50,6 +50,60 @@ from trappm.profiler.records import METRICS
 if TYPE_CHECKING:
     from trappm.learner.physics.device_specs import DeviceSpec
     from trappm.learner.physics.devices.joint_fit import Evidence
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from threading import Lock
+from typing import TypeVar
+
+import torch
+from threadpoolctl import threadpool_limits
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+    """Yield the result of `work` for each item, in order, with one thread per core.
+
+    Items must not share a random generator, so that results do not depend on the number of cores.
+    Exceptions of `work` propagate after the running items have finished.
+    """
+    if items:
+        with _ONE_THREAD.held(), ThreadPoolExecutor(os.cpu_count() or 1, "trappm-learner") as pool:
+            yield from pool.map(work, items)
+
+
+class _OneThread:
+    """Reference-counted limit of one thread per matrix product in this process.
+
+    Thread numbers belong to the whole process: the first holder lowers them, the last restores
+    them.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._holders, self._restore = Lock(), 0, ExitStack()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        with self._lock:
+            self._holders += 1
+            if self._holders == 1:
+                self._restore.callback(torch.set_num_threads, torch.get_num_threads())
+                torch.set_num_threads(1)
+                self._restore.enter_context(threadpool_limits(1))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holders -= 1
+                if not self._holders:
+                    self._restore.close()
+
+
+_ONE_THREAD = _OneThread()
+
 
 Array = npt.NDArray[np.float64]
 

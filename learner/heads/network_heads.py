@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from trappm.learner.estimator import Targets
+from trappm.learner.estimator import Targets, with_prefix
 from trappm.learner.heads.predictions import (
     OTHER_START,
     DeviceHeads,
@@ -23,7 +23,6 @@ from trappm.learner.paper.estimators import embedded_vectors, paper_estimator
 from trappm.learner.paper.graphs import FloatArray
 from trappm.learner.paper.presets import HeadPreset
 from trappm.learner.paper.regressor import HeadNetwork, NetworkModel
-from trappm.learner.tensors import with_prefix
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.progress import OnProgress

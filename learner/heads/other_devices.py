@@ -25,6 +25,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from trappm.learner.estimator import with_prefix
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.metric_head import Head
 from trappm.learner.heads.predictions import StepSettings, TrainedHeads
@@ -35,7 +36,6 @@ from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.residual.residual import Residual
 from trappm.learner.stats.calibration import Calibration
-from trappm.learner.tensors import with_prefix
 from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
 

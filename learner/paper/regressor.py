@@ -25,16 +25,15 @@ from torch.nn import functional as F  # noqa: N812
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import SAGEConv, global_add_pool
 
-from trappm.learner.estimator import Estimate, Targets
+from trappm.learner.estimator import Estimate, Targets, with_prefix
 from trappm.learner.paper.distinct_nodes import classes_of, one_hot, propagate
 from trappm.learner.paper.graphs import FloatArray, Scaler, batches, fit_node_scaler, to_data
 from trappm.learner.paper.presets import HeadPreset, Training
 from trappm.learner.paper.training import torch_seeded, train
-from trappm.learner.residual.graph_features import OPERATORS, operator_shares
+from trappm.learner.physics.graph_prior import OPERATORS, operator_shares
 from trappm.learner.stats.calibration import Calibration, Familiarity, UnseenErrors
 from trappm.learner.stats.folds import grouped_folds
 from trappm.learner.stats.student_t import robust_deviation
-from trappm.learner.tensors import with_prefix
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.features import NODE_FEATURES

@@ -29,13 +29,12 @@ import numpy.typing as npt
 from torch import Tensor
 
 from trappm.learner.physics.device_specs import CPU
-from trappm.learner.physics.graph_prior import FORWARD_SHARE, settings_and_operators
+from trappm.learner.physics.graph_prior import FORWARD_SHARE, OPERATORS, settings_and_operators
 from trappm.learner.physics.graph_prior import PRODUCTS as GRAPH_PRODUCTS
 from trappm.learner.physics.kernel_terms import BYTES_PER_PARAMETER, PRODUCTS
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.step_memory import amp_factor, step_memory
 from trappm.learner.physics.term_prior import PriorSpec, TermPrior, TermSpec
-from trappm.learner.residual.graph_features import OPERATORS
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT

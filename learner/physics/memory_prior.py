@@ -20,6 +20,12 @@ import torch
 from torch import Tensor
 
 from trappm.learner.physics.device_specs import DeviceSpec
+from trappm.learner.physics.graph_prior import (
+    CONVOLUTION_FEATURES,
+    OPERATORS,
+    convolution_scratch,
+    operator_shares,
+)
 from trappm.learner.physics.step_memory import (
     CONVOLUTION_KINDS,
     SCRATCH_KINDS,
@@ -28,12 +34,6 @@ from trappm.learner.physics.step_memory import (
     step_memory,
 )
 from trappm.learner.physics.term_prior import PriorSpec, TermPrior, TermSpec
-from trappm.learner.residual.graph_features import (
-    CONVOLUTION_FEATURES,
-    OPERATORS,
-    convolution_scratch,
-    operator_shares,
-)
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import CONTEXT_MIB
 from trappm.profiler.records import MemoryFormat, Phase, Precision

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from trappm.learner.estimator import with_prefix
 from trappm.learner.gaussian_process import (
     LEAST_NOISE,
     FoldPredictions,
@@ -28,7 +29,6 @@ from trappm.learner.gaussian_process import (
 from trappm.learner.residual.trees import Growth, Trees, grow, join
 from trappm.learner.stats.folds import grouped_folds
 from trappm.learner.stats.student_t import robust_deviation
-from trappm.learner.tensors import with_prefix
 from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]

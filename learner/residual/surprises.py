@@ -19,9 +19,9 @@ import torch
 from scipy.optimize import isotonic_regression  # type: ignore[import-untyped]
 from torch import Tensor
 
+from trappm.learner.estimator import with_prefix
 from trappm.learner.residual.trees import Growth, Trees, grow
 from trappm.learner.stats.calibration import LEVELS, Calibration
-from trappm.learner.tensors import with_prefix
 
 Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

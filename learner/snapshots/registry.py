@@ -26,6 +26,7 @@ from trappm.learner.snapshots.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
     NAME,
+    Manifest,
     check_file,
     checked_manifest,
     damaged,
@@ -33,7 +34,6 @@ from trappm.learner.snapshots.manifest import (
     read_whole,
     write_folder,
 )
-from trappm.learner.snapshots.manifest_fields import Manifest
 from trappm.profiler.errors import SnapshotError, one_line
 
 ALIASES = "aliases"

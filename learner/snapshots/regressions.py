@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
-from trappm.learner.snapshots.manifest_fields import Manifest
+from trappm.learner.snapshots.manifest import Manifest
 from trappm.learner.snapshots.registry import Registry
 from trappm.profiler.errors import SnapshotError
 from trappm.profiler.records import Phase

@@ -26,10 +26,10 @@ from trappm.learner.heads.device_heads import Heads, heads_from_tensors
 from trappm.learner.heads.other_devices import Basis, OtherDevices
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, StepSettings, TrainedHeads
 from trappm.learner.paper.presets import EncoderPreset, HeadPreset, LearnerPreset
+from trappm.learner.physics import graph_prior
 from trappm.learner.physics.device_specs import CPU, known_spec
 from trappm.learner.physics.kernel_times import GROUPS, SHARE_GROUPS
 from trappm.learner.physics.memory_prior import FEATURE_GROUPS
-from trappm.learner.residual import graph_features
 from trappm.learner.snapshots.manifest import (
     FORMAT,
     FORMAT_VERSION,
@@ -37,6 +37,8 @@ from trappm.learner.snapshots.manifest import (
     NAME,
     OTHERS,
     Label,
+    Manifest,
+    PresetEntry,
     entries,
     label_set_hash,
     manifest_bytes,
@@ -45,7 +47,6 @@ from trappm.learner.snapshots.manifest import (
     sealed,
     write_folder,
 )
-from trappm.learner.snapshots.manifest_fields import Manifest, PresetEntry
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import SnapshotError, one_line
@@ -74,8 +75,8 @@ Increase one when code computes different values under the same names and shapes
 def feature_schema() -> dict[str, str]:
     """Return a short hash of the features of each part: graphs, memory, kernels."""
     schema = {
-        "graph": (FEATURE_VERSIONS["graph"], features.OPERATORS, graph_features.OPERATORS),
-        "memory": (FEATURE_VERSIONS["memory"], FEATURE_GROUPS, graph_features.CONVOLUTION_FEATURES),
+        "graph": (FEATURE_VERSIONS["graph"], features.OPERATORS, graph_prior.OPERATORS),
+        "memory": (FEATURE_VERSIONS["memory"], FEATURE_GROUPS, graph_prior.CONVOLUTION_FEATURES),
         "kernels": (
             FEATURE_VERSIONS["kernels"],
             [kind.name for kind in KernelKind],

@@ -25,12 +25,11 @@ import typer
 from research.held_out import Array
 from research.snapshot.shipped_sheets import our_attempts
 from trappm.learner.estimator import Targets
-from trappm.learner.heads.metric_head import Head, Ours
+from trappm.learner.heads.metric_head import Head, Ours, starting_prior
 from trappm.learner.physics.device_specs import CPU
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.prior import Prior
-from trappm.learner.physics.starting_prior import starting_prior
 from trappm.learner.stats.folds import content_groups
 from trappm.learner.workload import Workload
 from trappm.profiler.records import Configuration, Measurement, Outcome

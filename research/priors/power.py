@@ -25,8 +25,7 @@ from research.priors.power_labels import EPOCHS, Rows, h100, zeus
 from research.priors.steps import TRACES, Traces
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.metric_head import Ours
-from trappm.learner.physics.power.known_power import MEASURED, UNKNOWN, CardPower, write
-from trappm.learner.physics.power.power_prior import PowerPrior
+from trappm.learner.physics.power.power_prior import MEASURED, UNKNOWN, CardPower, PowerPrior, write
 from trappm.learner.physics.power.step_power import UNTIMED, StepPower
 from trappm.learner.physics.step_time_prior import StepTimePrior
 

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trappm.learner.physics.power.known_power import Normal
-from trappm.learner.physics.power.loads import Loads
-from trappm.learner.physics.power.operating_point import CONSTANTS, Sheet, Steps
+from trappm.learner.physics.power.operating_point import CONSTANTS, Loads, Sheet, Steps
+from trappm.learner.physics.power.power_prior import Normal
 
 Array = npt.NDArray[np.float64]
 

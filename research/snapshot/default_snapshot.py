@@ -35,7 +35,7 @@ from research.snapshot.shipped_sheets import (
 )
 from trappm.cluster.profiles import StepCache
 from trappm.learner.heads.device_heads import Heads
-from trappm.learner.heads.metric_head import Head, Ours
+from trappm.learner.heads.metric_head import Head, Ours, starting_prior
 from trappm.learner.heads.other_devices import OTHERS, known_of_others
 from trappm.learner.heads.predictions import StepSettings, TrainedHeads
 from trappm.learner.paper.presets import LAPTOP
@@ -43,14 +43,12 @@ from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.devices.joint_fit import Evidence
 from trappm.learner.physics.devices.known_devices import LEARNED_FROM, known_devices
 from trappm.learner.physics.memory_prior import MemoryPrior
-from trappm.learner.physics.power.known_power import LEARNED_FROM as POWER_LEARNED_FROM
+from trappm.learner.physics.power.power_prior import LEARNED_FROM as POWER_LEARNED_FROM
 from trappm.learner.physics.prior import Prior
-from trappm.learner.physics.starting_prior import starting_prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.snapshots.manifest import MANIFEST
 from trappm.learner.snapshots.snapshot import SnapshotInfo, save_snapshot
-from trappm.learner.training_label import TrainingLabel
-from trappm.learner.workload import Workload
+from trappm.learner.workload import TrainingLabel, Workload
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.errors import TrappmError

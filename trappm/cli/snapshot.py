@@ -13,7 +13,7 @@ from trappm.cli.options import AsJson, print_json
 from trappm.terminal.tables import print_line, print_table
 
 if TYPE_CHECKING:
-    from trappm.learner.snapshots.manifest_fields import Manifest
+    from trappm.learner.snapshots.manifest import Manifest
     from trappm.snapshots import SnapshotListing
 
 app = typer.Typer(

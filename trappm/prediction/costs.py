@@ -21,8 +21,8 @@ from trappm.profiler.host.environment import data_folder
 
 if TYPE_CHECKING:
     from trappm.learner.heads.predictions import DeviceHeads
+    from trappm.learner.physics.power import Thrift
     from trappm.learner.physics.power.step_power import Interval
-    from trappm.learner.physics.power.thrift import Thrift
     from trappm.learner.workload import Workload
 
 FILE = "prices.yaml"
@@ -120,7 +120,7 @@ def power_of_step(
         InputError: The card has no such limit, or its power is unknown.
     """
     from trappm.learner.heads.device_heads import Heads
-    from trappm.learner.physics.power.known_power import power_of
+    from trappm.learner.physics.power.power_prior import power_of
     from trappm.learner.physics.power.step_power import StepPower
     from trappm.learner.physics.step_time_prior import StepTimePrior
 

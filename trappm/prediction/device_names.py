@@ -16,7 +16,7 @@ from trappm.profiler.records import Phase, Precision, is_cpu_device
 from trappm.profiler.text import nearest
 
 if TYPE_CHECKING:
-    from trappm.learner.snapshots.manifest_fields import Manifest
+    from trappm.learner.snapshots.manifest import Manifest
     from trappm.learner.snapshots.snapshot import Snapshot
 
 DEFAULT_DEVICE = "a100-40gb"

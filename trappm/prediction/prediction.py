@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from trappm.learner.heads.predictions import StepSettings
-from trappm.learner.physics.power.thrift import Thrift
+from trappm.learner.physics.power import Thrift
 from trappm.prediction.costs import Offer, Run
 from trappm.prediction.fitting import MemoryAnswer, Verdict, beside_step_mib, room_text
 from trappm.prediction.question import loop_of

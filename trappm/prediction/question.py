@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from trappm.learner.heads.predictions import TrainedHeads
-    from trappm.learner.snapshots.manifest_fields import Manifest
+    from trappm.learner.snapshots.manifest import Manifest
     from trappm.learner.snapshots.snapshot import Snapshot
 
 PLAIN = StepSettings(Precision.FP32, MemoryFormat.CONTIGUOUS, Optimizer.SGD)

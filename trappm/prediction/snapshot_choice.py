@@ -17,7 +17,7 @@ from trappm.profiler.errors import SnapshotError
 from trappm.profiler.host.environment import data_folder
 
 if TYPE_CHECKING:
-    from trappm.learner.snapshots.manifest_fields import Manifest
+    from trappm.learner.snapshots.manifest import Manifest
     from trappm.learner.snapshots.registry import Registry
     from trappm.learner.snapshots.snapshot import Snapshot
 

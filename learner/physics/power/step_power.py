@@ -14,10 +14,9 @@ import numpy.typing as npt
 
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.devices.known_devices import known_devices
-from trappm.learner.physics.power.known_power import CardPower
-from trappm.learner.physics.power.loads import Loads, loads_of
-from trappm.learner.physics.power.operating_point import Steps
-from trappm.learner.physics.power.thrift import Thrift
+from trappm.learner.physics.power import Thrift
+from trappm.learner.physics.power.operating_point import Loads, Steps, loads_of
+from trappm.learner.physics.power.power_prior import CardPower
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from trappm.label_store import records
-from trappm.learner.snapshots.manifest import read_manifest
-from trappm.learner.snapshots.manifest_fields import Manifest
+from trappm.learner.snapshots.manifest import Manifest, read_manifest
 from trappm.prediction.snapshot_choice import DEFAULT, SHIPPED, local_registry
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.families import family_of
