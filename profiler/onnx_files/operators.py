@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,32 +23,25 @@ from torch import Tensor
 
 from trappm.profiler.errors import UnsupportedModelError, one_line
 from trappm.profiler.onnx_files.folding import MAX_FOLDED_ELEMENTS, Array
-from trappm.profiler.onnx_files.opening import MAX_ELEMENTS, MAX_RANK, Operation
+from trappm.profiler.onnx_files.opening import FLOATS, MAX_ELEMENTS, MAX_RANK, Operation
 from trappm.profiler.onnx_files.patterns import IN_PLACE
 
 Value = Tensor | Array | None
 """A tensor on the meta device, an array of known values, or None for a missing input."""
 
+_SAME_NAME = "uint8 int8 uint16 int16 uint32 int32 uint64 int64 bool complex64"
+
 _TYPES: Mapping[int, torch.dtype] = {
-    onnx.TensorProto.UINT8: torch.uint8,
-    onnx.TensorProto.INT8: torch.int8,
-    onnx.TensorProto.UINT16: torch.uint16,
-    onnx.TensorProto.INT16: torch.int16,
-    onnx.TensorProto.UINT32: torch.uint32,
-    onnx.TensorProto.INT32: torch.int32,
-    onnx.TensorProto.UINT64: torch.uint64,
-    onnx.TensorProto.INT64: torch.int64,
-    onnx.TensorProto.BOOL: torch.bool,
-    onnx.TensorProto.COMPLEX64: torch.complex64,
+    **{onnx.TensorProto.DataType.Value(n.upper()): getattr(torch, n) for n in _SAME_NAME.split()},
     onnx.TensorProto.UINT4: torch.uint8,
     onnx.TensorProto.INT4: torch.int8,
     # The step is one in fp32, whatever the file's precision.
-    onnx.TensorProto.FLOAT: torch.float32,
-    onnx.TensorProto.FLOAT16: torch.float32,
-    onnx.TensorProto.BFLOAT16: torch.float32,
-    onnx.TensorProto.DOUBLE: torch.float32,
+    **dict.fromkeys(FLOATS, torch.float32),
 }
-_ONNX_TYPES = {dtype: kind for kind, dtype in reversed(list(_TYPES.items()))}
+_ONNX_TYPES = {
+    **{dtype: kind for kind, dtype in reversed(list(_TYPES.items()))},
+    torch.float32: onnx.TensorProto.FLOAT,
+}
 
 
 def torch_type(element_type: int) -> torch.dtype:
@@ -396,10 +390,6 @@ def _binary(function: Callable[[Any, Any], Tensor]) -> Function:
     return run
 
 
-def _division(call: Call) -> Tensor:
-    return torch.div(call.tensor(0), call.operand(1))
-
-
 def _activation(function: Callable[..., Tensor]) -> Function:
     return lambda call: function(call.tensor(), inplace=bool(call.attributes.get(IN_PLACE)))
 
@@ -427,6 +417,10 @@ def _reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Functio
         return function(x, axes, bool(call.attributes.get("keepdims", 1)))
 
     return run
+
+
+def _method(name: str) -> Callable[[Tensor, list[int], bool], Tensor]:
+    return lambda x, axes, keep: getattr(x, name)(axes, keepdim=keep)
 
 
 def _index_reduction(function: Callable[..., Tensor]) -> Function:
@@ -631,7 +625,18 @@ def _dropout(call: Call) -> Any:
     return [x, x] if call.outputs > 1 else x
 
 
-_UNARY = "Abs Neg Sign Sqrt Reciprocal Exp Log Erf Sin Cos Floor Ceil Round"
+_UNARY = "Abs Neg Sign Sqrt Reciprocal Exp Log Erf Sin Cos Floor Ceil Round Sigmoid Tanh IsNaN"
+
+_BINARY: Mapping[str, Callable[[Any, Any], Tensor]] = {
+    "Sub": operator.sub, "Mul": operator.mul, "Pow": operator.pow, "Mod": operator.mod,
+    "Equal": operator.eq, "Less": operator.lt, "LessOrEqual": operator.le,
+    "Greater": operator.gt, "GreaterOrEqual": operator.ge,
+}  # fmt: skip
+_REDUCTIONS = {
+    "ReduceMean": "mean", "ReduceSum": "sum", "ReduceMax": "amax", "ReduceMin": "amin",
+    "ReduceLogSumExp": "logsumexp", "trappm.Variance": "var",
+}  # fmt: skip
+"""Methods of tensors by the operators that reduce axes."""
 
 FUNCTIONS: Mapping[str, Function] = {
     # linear algebra
@@ -660,16 +665,10 @@ FUNCTIONS: Mapping[str, Function] = {
     "Gelu": lambda call: F.gelu(
         call.tensor(), approximate=str(call.attributes.get("approximate", "none"))
     ),
-    "Sigmoid": _unary(torch.sigmoid),
-    "Tanh": _unary(torch.tanh),
     "HardSwish": _activation(F.hardswish),
     "HardSigmoid": _unary(F.hardsigmoid),
-    "Mish": _unary(F.mish),
-    "Softplus": _unary(F.softplus),
-    "Softsign": _unary(F.softsign),
     "Elu": lambda call: F.elu(call.tensor(), call.number("alpha", 1)),
     "Celu": lambda call: F.celu(call.tensor(), call.number("alpha", 1)),
-    "Selu": _unary(F.selu),
     "LeakyRelu": lambda call: F.leaky_relu(
         call.tensor(), call.number("alpha", 0.01), bool(call.attributes.get(IN_PLACE))
     ),
@@ -681,41 +680,28 @@ FUNCTIONS: Mapping[str, Function] = {
     "Dropout": _dropout,
     # arithmetic
     "Add": _addition,
-    "Sub": _binary(lambda a, b: a - b),
-    "Mul": _binary(lambda a, b: a * b),
-    "Div": _division,
-    "Pow": _binary(lambda a, b: a**b),
-    "Mod": _binary(lambda a, b: a % b),
+    "Div": lambda call: torch.div(call.tensor(0), call.operand(1)),
     "Max": _chain(torch.maximum),
     "Min": _chain(torch.minimum),
     "Sum": _chain(torch.add),
-    "Equal": _binary(lambda a, b: a == b),
-    "Less": _binary(lambda a, b: a < b),
-    "LessOrEqual": _binary(lambda a, b: a <= b),
-    "Greater": _binary(lambda a, b: a > b),
-    "GreaterOrEqual": _binary(lambda a, b: a >= b),
     "And": _chain(torch.logical_and),
     "Or": _chain(torch.logical_or),
     "Not": _unary(torch.logical_not),
-    "IsNaN": _unary(torch.isnan),
     "Where": lambda call: torch.where(call.tensor(0), call.operand(1), call.operand(2)),
+    **{name: _binary(function) for name, function in _BINARY.items()},
     **{name: _unary(getattr(torch, name.lower())) for name in _UNARY.split()},
+    **{name: _unary(getattr(F, name.lower())) for name in ("Mish", "Selu", "Softplus", "Softsign")},
     # reductions
-    "ReduceMean": _reduction(lambda x, axes, keep: x.mean(axes, keepdim=keep)),
-    "ReduceSum": _reduction(lambda x, axes, keep: x.sum(axes, keepdim=keep)),
-    "ReduceMax": _reduction(lambda x, axes, keep: x.amax(axes, keepdim=keep)),
-    "ReduceMin": _reduction(lambda x, axes, keep: x.amin(axes, keepdim=keep)),
+    **{name: _reduction(_method(method)) for name, method in _REDUCTIONS.items()},
     "ReduceL1": _reduction(lambda x, axes, keep: x.norm(p=1, dim=axes, keepdim=keep)),
     "ReduceL2": _reduction(lambda x, axes, keep: x.norm(p=2, dim=axes, keepdim=keep)),
     "ReduceSumSquare": _reduction(lambda x, axes, keep: (x * x).sum(axes, keepdim=keep)),
-    "ReduceLogSumExp": _reduction(lambda x, axes, keep: x.logsumexp(axes, keepdim=keep)),
     "ArgMax": _index_reduction(torch.argmax),
     "ArgMin": _index_reduction(torch.argmin),
     "CumSum": lambda call: call.tensor().cumsum((call.ints("axis", 1) or [0])[0]),
     **MOVES,
     # what `patterns` puts together again
     "trappm.Linear": _linear,
-    "trappm.Variance": _reduction(lambda x, axes, keep: x.var(axes, keepdim=keep)),
     "trappm.Rsqrt": _unary(torch.rsqrt),
     "trappm.ScaledAttention": _scaled_attention,
     "trappm.Silu": _activation(F.silu),
