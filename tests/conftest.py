@@ -25,6 +25,19 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason=f"no extension {mark.args[0]}"))
 
 
+@pytest.fixture
+def command(capsys):
+    """Run a command in this process; return its exit status, output and errors."""
+
+    def command(*words):
+        from trappm.cli import run
+
+        capsys.readouterr()
+        return run([*map(str, words)]), *capsys.readouterr()
+
+    return command
+
+
 @pytest.fixture(autouse=True)
 def as_before():
     """Preparing a CPU device sets a process's cores and threads: right for a child, not for us."""

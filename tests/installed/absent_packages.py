@@ -4,13 +4,10 @@ What that is comes from pyproject.toml and the metadata of what is installed: no
 a list.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -34,7 +31,7 @@ sys.meta_path[:] = [Without if finder is PathFinder else finder for finder in sy
 """
 
 
-def of_extras_only(*kept: str) -> frozenset[str]:
+def of_extras_only(*kept):
     """Top-level modules that are installed, and that the runtime dependencies do not bring.
 
     Args:
@@ -50,10 +47,10 @@ def of_extras_only(*kept: str) -> frozenset[str]:
     )
 
 
-def _own(lines: Iterable[str]) -> Iterator[str]:
+def _own(lines):
     """Distributions that these requirements bring, whatever they need in turn included."""
     waiting = [Requirement(line) for line in lines]
-    seen: set[tuple[str, str]] = set()
+    seen = set()
     while waiting:
         requirement = waiting.pop()
         name = canonicalize_name(requirement.name)
@@ -73,7 +70,7 @@ def _own(lines: Iterable[str]) -> Iterator[str]:
             ]
 
 
-def environment_without(absent: Iterable[str], folder: Path) -> dict[str, str]:
+def environment_without(absent, folder):
     """An environment in which Python and all its children cannot import these modules.
 
     Args:

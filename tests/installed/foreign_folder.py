@@ -1,7 +1,5 @@
 """A project of somebody else, whose packages have the names of our rooms."""
 
-from __future__ import annotations
-
 ROOMS = ("profiler", "store", "learner", "cluster")
 
 THEIRS = f"""

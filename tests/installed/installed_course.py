@@ -6,8 +6,6 @@ Store, loop, static profiles, learner and snapshot are the real ones; Ray is not
 what the heads were trained on as one line of JSON, and leaves its data folder for other commands.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace
@@ -42,7 +40,7 @@ class Learner(CampaignLearner):
         return self.report
 
 
-def main() -> None:
+def main():
     # Where points lie does not matter here, so the encoder hardly learns.
     PRESETS["laptop"] = replace(LAPTOP, encoder=replace(LAPTOP.encoder, steps=1))
     laptop = load_preset("laptop").model_dump(mode="json") | {

@@ -49,16 +49,16 @@ class Command:
     output: tuple[str, ...]
 
     @property
-    def left_out(self) -> bool:
+    def left_out(self):
         return any(" ".join(self.words).startswith(start) for start in ELSEWHERE)
 
     @property
-    def has_fixed_answer(self) -> bool:
+    def has_fixed_answer(self):
         """Return whether the answer is a prediction by the shipped snapshot."""
         command, *words = self.words
         return command in ANSWERS and not any(word.startswith("cpu-") for word in words)
 
-    def missing_from(self, out: str) -> str | None:
+    def missing_from(self, out):
         """Return the first part of the shown output that `out` lacks; "..." omits text."""
         rest = words_of(out)
         parts = words_of("\n".join(self.output)).split("...")
@@ -69,16 +69,16 @@ class Command:
         return None
 
 
-def words_of(out: str) -> str:
+def words_of(out):
     """Return a text in one line, without the rules of tables."""
     return " ".join(out.replace("─", "").split())
 
 
-def commands(page: Path) -> list[Command]:
-    result: list[Command] = []
+def commands(page):
+    result = []
     for block in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL):
-        words: tuple[str, ...] | None = None
-        output: list[str] = []
+        words = None
+        output = []
         for line in [*re.sub(r"\\\n +", "", block).splitlines(), "$ end"]:
             if not line.startswith("$ "):
                 output.append(line)
@@ -132,7 +132,7 @@ def trappm(folder, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_of_a_page_answer_as_it_shows(page, trappm):
+def test_documented_commands_print_what_the_page_shows(page, trappm):
     for command in commands(page):
         if command.left_out:
             continue
@@ -145,7 +145,7 @@ def test_commands_of_a_page_answer_as_it_shows(page, trappm):
             assert command.missing_from(out) is None, (command.words, out)
 
 
-def headers(lines) -> list[str]:
+def headers(lines):
     """Names of the columns of each table: what stands in the line above a rule."""
     return [
         re.sub(r"\s+", " ", above).strip()
@@ -163,7 +163,7 @@ NOTED = sorted(
 
 
 @pytest.mark.parametrize("page", NOTED, ids=lambda page: str(page.relative_to(ROOT)))
-def test_noted_commands_have_the_options_that_there_are(page):
+def test_noted_commands_have_existing_options(page):
     for typed in noted(page.read_text()):
         words, command = typed, typer.main.get_command(cli.app)
         context = typer.Context(command)
@@ -173,7 +173,7 @@ def test_noted_commands_have_the_options_that_there_are(page):
         command.make_context(command.name, words, parent=context)
 
 
-def noted(text: str) -> list[list[str]]:
+def noted(text):
     """The words of each command; of what may be left out, in brackets, none."""
     result, rest = [], ""
     for line in re.findall(r"(?m)^    (.*)$", re.sub(r"\\\n +", "", text)):
@@ -191,7 +191,7 @@ def noted(text: str) -> list[list[str]]:
     return result
 
 
-def test_commands_left_out_are_commands():
+def test_commands_left_out_exist():
     every = [" ".join(c.words) for page in PAGES for c in commands(page)]
     unused = [start for start in ELSEWHERE if not any(c.startswith(start) for c in every)]
     assert unused == []
@@ -225,7 +225,7 @@ NAMED_BY_DATA = {
 
 
 @pytest.mark.parametrize("command", JSON_COMMANDS)
-def test_keys_of_json_are_identifiers(command, trappm):
+def test_keys_in_json_are_identifiers(command, trappm):
     status, out, err = trappm([*shlex.split(command), "--json"])
     assert status == 0, err
     keys = keys_of(json.loads(out))
@@ -233,7 +233,7 @@ def test_keys_of_json_are_identifiers(command, trappm):
     assert {key for key in keys if not re.fullmatch("[a-z][a-z0-9_]*|cpu-[12]t", key)} == set()
 
 
-def keys_of(value) -> set[str]:
+def keys_of(value):
     """Return the keys of all objects in a JSON value, except of those that are named by data."""
     if isinstance(value, list):
         return set().union(*map(keys_of, value))

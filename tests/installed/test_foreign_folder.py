@@ -1,7 +1,5 @@
 """Beside a project with packages of the names of our rooms, both are there: theirs and ours."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -34,12 +32,12 @@ def run(request, tmp_path):
     return run
 
 
-def test_both_are_imported(run, tmp_path):
+def test_packages_of_equal_names_can_be_imported(run, tmp_path):
     assert run("-c", THEIRS).split() == [str(tmp_path), str(ROOT / "trappm")]
     assert run("-m", "profiler") == "the profiler of somebody else\n"
 
 
-def test_a_measuring_process_is_ours(run, tmp_path):
+def test_measuring_processes_use_our_packages(run, tmp_path):
     """Fork servers and their children start from the path of whoever started them."""
     sweep, results = tmp_path / "list.yaml", tmp_path / "results.jsonl"
     sweep.write_text("[{architecture: test_resnet, batch_size: 1, input_size: 64}]")
@@ -51,7 +49,7 @@ def test_a_measuring_process_is_ours(run, tmp_path):
     assert measured["memory_mib"] > 0
 
 
-def test_a_checkout_measures_by_its_folder_alone():
+def test_a_checkout_measures_without_installation():
     """A GPU node has the files, and the core dependencies alone are installed."""
     done = subprocess.run(
         [sys.executable, "-c", MAIN, "measure", "--devices"],

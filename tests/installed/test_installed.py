@@ -4,8 +4,6 @@ Without any it predicts; with `campaign`, and what a server of one process needs
 evaluate. What the other extras bring is hidden from programs and children.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re
@@ -73,7 +71,7 @@ def campaign(installed):
     return json.loads(finished(installed(program, str(ROOT / "tests" / "cluster"))))
 
 
-def test_what_is_hidden_is_what_only_extras_bring(installed):
+def test_hidden_packages_are_those_of_extras(installed):
     assert {"psycopg", "sklearn", "optuna", "matplotlib", "pytest", "mypy"} <= ABSENT
     assert not {"trappm", "xgboost", "scipy", "torch", "ray", "sqlalchemy", "google"} & ABSENT
     nested = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import optuna'])"
@@ -81,7 +79,7 @@ def test_what_is_hidden_is_what_only_extras_bring(installed):
     assert "No module named 'optuna'" in process.communicate(timeout=60)[1]
 
 
-def test_a_campaign_learns_from_60_labels_and_publishes(campaign):
+def test_a_campaign_learns_from_60_labels_and_publishes_heads(campaign):
     assert campaign["trained_on"]["cpu-2t"] == 60
     assert campaign["grew_trees"]
     assert campaign["state"] == "finished"
@@ -105,7 +103,7 @@ def listening(process):
         process.communicate(timeout=60)
 
 
-def test_it_serves(campaign, installed):
+def test_it_serves_predictions_and_its_page(campaign, installed):
     question = {"model": "test_resnet", "batch_size": 4, "device": "cpu-2t"}
     served = installed(*trappm("serve", "--port", "0"), PYTHONUNBUFFERED="1")
     with listening(served) as address:
@@ -115,35 +113,22 @@ def test_it_serves(campaign, installed):
         )
         with urllib.request.urlopen(request, timeout=300) as answer:  # noqa: S310
             assert json.load(answer)["step_time_ms"] > 0
-
-
-def test_it_shows_its_page(campaign, installed):
-    shown = installed(*trappm("serve", "--port", "0"), PYTHONUNBUFFERED="1")
-    with listening(shown) as address:
         for path, part in (("/", "<html"), ("/api/campaigns", '"laptop"')):
             with urllib.request.urlopen(f"{address}{path}", timeout=300) as answer:  # noqa: S310
                 assert part in answer.read().decode()
 
 
-NEEDS = {
-    "campaign report --choices --png p.png": "evaluate",
-}
-
-
-def test_each_command_that_needs_an_extra_names_it_in_one_line(campaign, installed):
+def test_a_drawing_names_the_extra_that_it_needs(campaign, installed):
     export = trappm("labels", "export", "labels.csv", "--device", "cpu-2t")
     finished(installed(*export))
-    lines = list(NEEDS)
-    process = installed("-c", COMMANDS, json.dumps(lines))
-    out, err = process.communicate(timeout=1000)
-    assert json.loads(out.splitlines()[-1]) == [2] * len(lines), err
-    hints = [line for line in err.splitlines() if "pip install" in line]
-    assert [re.search(r"'trappm\[(\w+)\]'$", line)[1] for line in hints] == [
-        NEEDS[x] for x in lines
-    ]
+    drawn = installed(*trappm("campaign", "report", "--choices", "--png", "p.png"))
+    _, err = drawn.communicate(timeout=1000)
+    assert drawn.returncode == 2
+    (hint,) = (line for line in err.splitlines() if "pip install" in line)
+    assert hint.endswith("'trappm[evaluate]'")
 
 
-def test_a_postgresql_address_without_its_driver_names_the_extra(installed):
+def test_a_missing_postgresql_driver_names_its_extra(installed):
     address = "postgresql+psycopg://user:secret@127.0.0.1:1/labels"
     process = installed(*trappm("labels", "query"), TRAPPM_DATABASE=address)
     _, err = process.communicate(timeout=300)
@@ -171,7 +156,7 @@ NEEDS_CAMPAIGN = (
 )
 
 
-def test_without_any_extra_it_predicts(light):
+def test_without_extras_predictions_work(light):
     assert {"ray", "sqlalchemy", "torch_geometric", "fastapi", "pandas"} <= LIGHT
     assert not {"torch", "timm", "onnx", "xgboost", "pydantic", "rich"} & LIGHT
     process = light("-c", COMMANDS, json.dumps(PREDICTING))
@@ -180,7 +165,7 @@ def test_without_any_extra_it_predicts(light):
     assert "Fits A100 40 GB" in out
 
 
-def test_without_any_extra_the_rest_is_one_line_that_names_it(light):
+def test_without_extras_other_commands_name_the_extra(light):
     needs = dict.fromkeys(NEEDS_CAMPAIGN, "campaign") | {
         "serve --port 0": "serve",
     }
@@ -191,7 +176,7 @@ def test_without_any_extra_the_rest_is_one_line_that_names_it(light):
     assert [re.search(r"'trappm\[(\w+)\]'$", line)[1] for line in lines] == [*needs.values()]
 
 
-def test_nothing_else_of_what_only_extras_bring_is_imported():
+def test_no_other_package_of_an_extra_is_imported():
     """Whoever adds such an import adds the command that needs it to those above."""
     imported = set()
     for room in ("profiler", "store", "learner", "cluster", "trappm"):

@@ -1,7 +1,5 @@
 """A campaign on a real, private Ray and a core of this machine: kernels first, then its steps."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ The campaign is as small as it can be, and its protocol does not mind a busy mac
 must pass beside others; everything else is what `make campaign` runs. Real processes are killed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -43,9 +41,9 @@ SPEC = {
         "confirmations": 100,
     },
     "learner": "laptop",
-    "evaluation": {"source": 4, "target": 2, "architecture_share": 0.3},
-    "initial": {"source": 6, "target": 4},
-    "rounds": {"count": 1, "source": 3, "target": 1},
+    "evaluation": {"source": 3, "target": 2, "architecture_share": 0.3},
+    "initial": {"source": 5, "target": 3},
+    "rounds": {"count": 1, "source": 2, "target": 1},
     "pool": {
         "groups": [
             {
@@ -59,7 +57,7 @@ SPEC = {
         ]
     },
 }  # fmt: skip
-BUDGET = {"cpu-2t": 4 + 6 + 3, "cpu-1t": 2 + 4 + 1}
+BUDGET = {"cpu-2t": 3 + 5 + 2, "cpu-1t": 2 + 3 + 1}
 pytestmark = pytest.mark.timeout(1800)  # four launches of Ray, on a machine that may be busy
 
 MEASURING = "import sys; sys.path[:]"
@@ -68,20 +66,19 @@ MEASURING = "import sys; sys.path[:]"
 
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory):
-    """A campaign that was killed three times and stopped once on its way, and then finished."""
+    """A campaign of which two processes were killed, stopped and resumed, and then finished."""
     folder = tmp_path_factory.mktemp("main-job")
     (folder / "tiny.yaml").write_text(yaml.safe_dump(SPEC))
     run = Run(folder)
-    run.kill_after_labels(1, run.driver)
-    run.kill_after_labels(3, run.watch_and_go_on)
-    run.kill_after_labels(4, run.profiler_and_go_on)
-    run.kill_after_labels(7, run.measurement_and_go_on)
-    run.kill_after_labels(9, run.interrupt)
+    run.kill_after_labels(1, run.watch_and_go_on)
+    run.kill_after_labels(2, run.profiler_and_go_on)
+    run.kill_after_labels(4, run.measurement_and_go_on)
+    run.kill_after_labels(6, run.interrupt)
     run.finish()
     return run
 
 
-def plain(raw: str) -> str:
+def plain(raw):
     """What a command wrote, without what only moves the cursor or colours."""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", raw).replace("\r\n", "\n")
 
@@ -89,14 +86,14 @@ def plain(raw: str) -> str:
 class Run:
     """One data folder, and the commands that are typed at it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self.home = folder / "home"
-        self.terminal: Terminal | None = None
+        self.terminal = None
         self.started = False
         self.output = ""
 
-    def trappm(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def trappm(self, *arguments):
         return subprocess.run(
             [Path(sys.executable).with_name("trappm"), *arguments],
             capture_output=True, text=True, timeout=600, check=False,
@@ -104,10 +101,10 @@ class Run:
         )  # fmt: skip
 
     @property
-    def environment(self) -> dict[str, str]:
+    def environment(self):
         return {**os.environ, "TRAPPM_HOME": str(self.home), "COLUMNS": "160"}
 
-    def go_on(self) -> Terminal:
+    def go_on(self):
         """The campaign's command, typed in a terminal unless it runs there already."""
         if self.terminal is None:
             command = (
@@ -119,7 +116,7 @@ class Run:
             )  # fmt: skip
         return self.terminal
 
-    def attempts(self) -> int:
+    def attempts(self):
         database = self.home / "labels.db"
         if not database.exists():
             return 0
@@ -129,7 +126,7 @@ class Run:
         except sqlite3.OperationalError:  # its tables are being made
             return 0
 
-    def kill_after_labels(self, count: int, kill) -> None:
+    def kill_after_labels(self, count, kill):
         terminal = self.go_on()
         deadline = time.monotonic() + 900
         while self.attempts() < count:
@@ -139,7 +136,7 @@ class Run:
         self.started = True
         kill(terminal)
 
-    def interrupt(self, terminal) -> None:
+    def interrupt(self, terminal):
         """Ctrl-C, and what is then told."""
         terminal.type("\x03")
         assert terminal.wait(120) == 130, terminal.raw
@@ -151,16 +148,7 @@ class Run:
         assert states == ["paused"]
         self.terminal = None
 
-    def driver(self, terminal) -> None:
-        terminal.process.kill()
-        terminal.process.wait()
-        self.terminal = None
-        deadline = time.monotonic() + 120  # its loop ends a moment after it
-        while "interrupted" not in self.trappm("campaign", "status", "--json").stdout:
-            assert time.monotonic() < deadline, "the campaign's loop outlives its driver"
-            time.sleep(0.5)
-
-    def watch_and_go_on(self, _terminal) -> None:
+    def watch_and_go_on(self, _terminal):
         """Somebody looks from another terminal, and leaves by Ctrl-C; the campaign goes on."""
         other = Terminal(
             [Path(sys.executable).with_name("trappm"), "campaign", "status", "--follow"],
@@ -172,11 +160,11 @@ class Run:
         assert other.wait(60) == 130, other.raw
         assert "Traceback" not in other.raw
 
-    def profiler_and_go_on(self, terminal) -> None:
+    def profiler_and_go_on(self, terminal):
         self._kill_one(terminal.process, lambda p: p.name().startswith("ray::Profil"))
 
-    def measurement_and_go_on(self, terminal) -> None:
-        def measures(p: psutil.Process) -> bool:
+    def measurement_and_go_on(self, terminal):
+        def measures(p):
             parent = p.parent()
             return (
                 any(MEASURING in " ".join(x.cmdline()) for x in (p, parent) if x)
@@ -185,7 +173,7 @@ class Run:
 
         self._kill_one(terminal.process, measures)
 
-    def _kill_one(self, process, wanted) -> None:
+    def _kill_one(self, process, wanted):
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             for child in psutil.Process(process.pid).children(recursive=True):
@@ -198,18 +186,18 @@ class Run:
             time.sleep(0.05)
         raise AssertionError("found nothing to kill")
 
-    def finish(self) -> None:
+    def finish(self):
         terminal = self.go_on()
         status = terminal.wait(1200)
         self.output, self.frames = plain(terminal.raw), terminal.frames
         assert status == 0, self.output
 
-    def query(self, sql: str) -> list[tuple]:
+    def query(self, sql):
         with sqlite3.connect(self.home / "labels.db") as connection:
             return connection.execute(sql).fetchall()
 
 
-def test_every_assignment_was_measured_once_though_processes_were_killed(campaign):
+def test_every_assignment_is_measured_once_although_processes_are_killed(campaign):
     labels = Counter(
         key for (key,) in campaign.query(
             "SELECT d.key FROM labels l JOIN devices d ON d.id = l.device_id"
@@ -220,10 +208,10 @@ def test_every_assignment_was_measured_once_though_processes_were_killed(campaig
     assert states == [("done", sum(BUDGET.values()))]
 
 
-def test_the_terminal_shows_how_far_it_is_and_how_long_the_rest_takes(campaign):
+def test_the_terminal_shows_progress_and_remaining_time(campaign):
     total = sum(BUDGET.values())
     lines = [line for line in campaign.frames.split("\n") if re.search(rf"\d+/{total} ", line)]
-    assert any(re.search(r"round 2 of 2 .*\d+/20 +\d:\d\d:\d\d +\d+:\d\d to go$", x) for x in lines)
+    assert any(re.search(r"round 2 of 2 .*\d+/16 +\d:\d\d:\d\d +\d+:\d\d to go$", x) for x in lines)
     assert "cpu-2t: " in campaign.frames  # what is being measured, in the line below
     assert "the display failed" not in campaign.output
 
@@ -242,7 +230,7 @@ def test_measurements_are_real(campaign):
         assert facts["threads"] in {1, 2}
 
 
-def test_the_report_tells_outcomes_errors_transfer_and_what_to_do_next(campaign):
+def test_the_report_shows_outcomes_errors_and_next_commands(campaign):
     for phrase in (
         "progress",
         "attempts by outcome",
@@ -259,19 +247,7 @@ def test_the_report_tells_outcomes_errors_transfer_and_what_to_do_next(campaign)
     assert listed["state"] == "finished"
 
 
-def test_labels_come_as_table_json_and_csv(campaign):
-    as_json = json.loads(campaign.trappm("labels", "query", "--json").stdout)
-    assert len(as_json) == sum(BUDGET.values())
-    assert {row["provenance"] for row in as_json} == {"measured"}
-    output = campaign.trappm("labels", "query", "--architecture", "resnet*", "--json").stdout
-    assert {row["architecture"] for row in json.loads(output)} <= {"resnet10t"}
-    csv = campaign.trappm("labels", "query", "--csv", "--device", "cpu-1t").stdout.splitlines()
-    assert len(csv) == 1 + BUDGET["cpu-1t"]
-    assert "step_time_ms" in csv[0]
-    assert f"{sum(BUDGET.values())} labels" in campaign.trappm("labels", "query").stdout
-
-
-def test_a_pulled_snapshot_predicts_the_same_anywhere(campaign, tmp_path):
+def test_a_pulled_snapshot_predicts_the_same_elsewhere(campaign, tmp_path):
     ask = ["predict", "resnet18", "--batch-size", "4", "--input-size", "96", "--json"]
     ask += ["--device", "cpu-2t"]
     here = campaign.trappm(*ask)
@@ -290,57 +266,12 @@ def test_a_pulled_snapshot_predicts_the_same_anywhere(campaign, tmp_path):
     assert low < answer["step_time_ms"] < high
 
 
-def test_an_onnx_file_and_its_architecture_are_predicted_alike(campaign, tmp_path):
-    from onnx_export import export_onnx
-
-    export_onnx("resnet10t", 64, tmp_path / "model.onnx")
-    ask = ["--batch-size", "2", "--device", "cpu-2t", "--json"]
-    file = campaign.trappm("predict", str(tmp_path / "model.onnx"), *ask)
-    name = campaign.trappm("predict", "resnet10t", "--input-size", "64", *ask)
-    by_file, by_name = json.loads(file.stdout), json.loads(name.stdout)
-    assert by_file["step_time_ms"] == pytest.approx(by_name["step_time_ms"], rel=0.05)
-    assert by_file["memory_mib"] == pytest.approx(by_name["memory_mib"], rel=0.05)
-
-
-def test_from_python_a_prediction_unpacks_as_time_memory_power(campaign, monkeypatch):
-    import trappm
-
-    monkeypatch.setenv("TRAPPM_HOME", str(campaign.home))
-    prediction = trappm.predict("resnet10t", batch_size=2, input_size=64, device="cpu-1t")
-    step_time_ms, memory_mib, power_w = prediction
-    assert (step_time_ms, memory_mib, power_w) == (
-        prediction.step_time_ms, prediction.memory_mib, prediction.power_w,
-    )  # fmt: skip
-    assert step_time_ms > 0
-
-
-def test_a_device_without_a_head_and_a_damaged_snapshot_are_told(campaign, tmp_path):
-    result = campaign.trappm("predict", "resnet10t", "--input-size", "64", "--device", "gaudi2")
-    assert result.returncode == 2
-    assert "unknown device 'gaudi2'" in result.stderr
-    assert "trappm devices" in result.stderr
-    to = tmp_path / "snapshot"
-    campaign.trappm("snapshot", "pull", "--to", str(to))
-    (to / "encoder.safetensors").write_bytes(b"")
-    ask = ["predict", "resnet10t", "--input-size", "64", "--device", "cpu-2t"]
-    result = campaign.trappm(*ask, "--snapshot", str(to))
-    assert result.returncode == 2
-    assert "damaged" in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
-
-
-def test_a_finished_campaign_cannot_be_resumed_and_says_so(campaign):
-    result = campaign.trappm("campaign", "resume")
-    assert result.returncode == 2
-    assert "finished" in result.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["gcs_server", "raylet"])
-def test_a_lost_ray_service_ends_the_campaign_with_a_message_and_leaves_nothing(tmp_path, victim):
+def test_a_crashed_ray_service_ends_the_campaign_cleanly(tmp_path, victim):
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SPEC))
     run = Run(tmp_path)
-    family: list[psutil.Process] = []
+    family = []
 
     def kill(terminal):
         family.extend(psutil.Process(terminal.process.pid).children(recursive=True))

@@ -1,7 +1,5 @@
 """What a fresh clone stands on: pinned versions, and a wheel that holds every file it needs."""
 
-import importlib.util
-import io
 import itertools
 import re
 import shutil
@@ -22,13 +20,13 @@ ROOMS = ("profiler", "store", "learner", "cluster", "trappm")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def _pins() -> dict[str, Requirement]:
+def _pins():
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     requirements = [Requirement(line) for line in lines if not line.startswith("#")]
     return {canonicalize_name(requirement.name): requirement for requirement in requirements}
 
 
-def test_constraints_are_exact_and_hold_on_any_machine():
+def test_constraints_are_exact_and_portable():
     for requirement in _pins().values():
         (pin,) = requirement.specifier
         assert pin.operator == "==", requirement
@@ -48,13 +46,13 @@ def test_constraints_are_exact_and_hold_on_any_machine():
     ],
     ids=str,
 )
-def test_every_dependency_is_pinned_to_a_version_that_it_allows(line):
+def test_every_dependency_is_pinned_to_an_allowed_version(line):
     requirement = Requirement(line)
     (pin,) = _pins()[canonicalize_name(requirement.name)].specifier
     assert pin.version in requirement.specifier
 
 
-def test_what_is_installed_is_what_is_pinned():
+def test_installed_versions_are_the_pinned_ones():
     differing = {}
     for name, requirement in _pins().items():
         try:
@@ -66,7 +64,7 @@ def test_what_is_installed_is_what_is_pinned():
     assert differing == {}, "run: make install"
 
 
-def test_the_wheel_holds_every_module_and_data_file(tmp_path):
+def test_the_wheel_contains_every_module_and_data_file(tmp_path):
     """Cluster nodes install the wheel, so what only an editable install finds would be missing."""
     source = tmp_path / "source"
     ignore = shutil.ignore_patterns("__pycache__")
@@ -90,7 +88,7 @@ def test_the_wheel_holds_every_module_and_data_file(tmp_path):
     assert any(name.endswith("licenses/LICENSE") for name in held)
 
 
-def test_make_help_names_every_command():
+def test_make_help_lists_every_command():
     makefile = (ROOT / "Makefile").read_text()
     (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
     shown = subprocess.run(
@@ -112,7 +110,7 @@ PIP_SAID = [
 
 
 @pytest.mark.parametrize("status", [0, 1])
-def test_an_installation_shows_a_few_lines_and_all_of_them_only_when_it_fails(tmp_path, status):
+def test_installation_output_is_short_unless_it_fails(tmp_path, status):
     said = tmp_path / "said.txt"
     said.write_text("".join(PIP_SAID) + "ERROR: No matching distribution\n" * status)
     pip = [sys.executable, "-c", f"print(open({str(said)!r}).read()); raise SystemExit({status})"]
@@ -126,19 +124,3 @@ def test_an_installation_shows_a_few_lines_and_all_of_them_only_when_it_fails(tm
     assert "104 packages installed" in ran.stdout
     assert ("ERROR: No matching distribution" in ran.stderr) == bool(status)
     assert ("Collecting torch" in ran.stderr) == bool(status)
-
-
-def test_an_installation_rewrites_one_line_of_a_terminal():
-    spec = importlib.util.spec_from_file_location("quiet_pip", ROOT / "deploy/quiet_pip.py")
-    quiet_pip = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(quiet_pip)
-
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    screen = Terminal()
-    quiet_pip.follow(PIP_SAID, screen)
-    assert screen.getvalue().count("\n") == 1
-    assert "\r\x1b[K  57 packages found" in screen.getvalue()
-    assert screen.getvalue().endswith("104 packages installed\n")

@@ -17,7 +17,7 @@ torch.set_num_threads(1)
 
 SMALL = replace(
     LAPTOP,
-    encoder=replace(LAPTOP.encoder, widths=(16, 8, 8, 8), steps=600, batch_nodes=1024),
+    encoder=replace(LAPTOP.encoder, widths=(16, 8, 8, 8), steps=300, batch_nodes=1024),
     head=replace(LAPTOP.head, widths=(16, 16), hidden=(16, 16), steps=400),
 )
 
@@ -25,18 +25,18 @@ SMALL = replace(
 class GraphBuilder:
     """Appends nodes of (operator, inputs, output shape per sample, MACs per sample, weights)."""
 
-    def __init__(self, batch_size: int) -> None:
+    def __init__(self, batch_size):
         self.batch_size = batch_size
-        self.rows: list[tuple] = []
-        self.edges: list[tuple[int, int]] = []
+        self.rows = []
+        self.edges = []
 
-    def add(self, operator, inputs, shape, macs=0, parameters=0) -> int:
+    def add(self, operator, inputs, shape, macs=0, parameters=0):
         source = self.rows[inputs[0]][1] if inputs else (3, *shape[1:])
         self.rows.append((operator, shape, source, macs, parameters))
         self.edges += [(i, len(self.rows) - 1) for i in inputs]
         return len(self.rows) - 1
 
-    def build(self) -> Graph:
+    def build(self):
         def padded(shape):
             return (self.batch_size, *shape) + (0,) * (5 - len(shape))
 
@@ -57,7 +57,7 @@ class GraphBuilder:
         )
 
 
-def network(kind: str, width: int, depth: int, batch_size: int, size: int = 16) -> Graph:
+def network(kind, width, depth, batch_size, size=16):
     """A plain or residual convolutional network, one with depthwise convolutions, or a mixer."""
     g = GraphBuilder(batch_size)
     pixels = size * size
@@ -85,7 +85,7 @@ def network(kind: str, width: int, depth: int, batch_size: int, size: int = 16) 
     return g.build()
 
 
-def costs(graphs: list[Graph], speed: float = 1.0, noise_seed: int | None = None) -> np.ndarray:
+def costs(graphs, speed=1.0, noise_seed=None):
     """Step time, memory and (missing) power: each node waits for arithmetic or for memory."""
     rows = []
     for graph in graphs:

@@ -1,7 +1,5 @@
 """Splits keep apart what they say, and scores are what they say."""
 
-import warnings
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -104,17 +102,6 @@ def test_each_family_of_three_or_more_architectures_is_left_out_once():
     assert all(np.all(split.train ^ split.test) for split in splits)
 
 
-def test_too_few_labels_cannot_be_split():
-    whole = samples()
-    few = Samples(
-        whole.configurations[:3], whole.workloads[:3], whole.values[:3], whole.above[:3],
-        whole.judged[:3], whole.spiked[:3],
-    )  # fmt: skip
-    for kind in (SplitKind.ARCHITECTURES, SplitKind.FAMILIES, SplitKind.EACH_FAMILY):
-        with pytest.raises(InputError):
-            list(splits_of(few, kind, [0]))
-
-
 def test_training_excludes_held_out_rows_and_draws_are_nested():
     everything, estimator = samples(), Memory()
     plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[1337, 1338], label_counts=[4, 9])
@@ -133,54 +120,12 @@ def test_training_excludes_held_out_rows_and_draws_are_nested():
     assert messages[-1][:2] == (6, 6)
 
 
-def test_results_do_not_depend_on_other_estimators():
-    alone, beside, other = Memory(), Memory(), Memory()
-    other.name = "other"
-    plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[1337])
-    list(run_plan(samples(), [alone], plan))
-    list(run_plan(samples(), [other, beside], plan))
-    assert alone.draws == beside.draws
-    assert alone.draws != other.draws
-
-
 def test_start_is_evaluated_in_addition_to_from_scratch():
     estimator, start = Memory(), _Constant(3.0)
     plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[1], starts={"memory": start})
     runs = list(run_plan(samples(), [estimator], plan))
     assert [run.transferred for run in runs] == [False, True]
     assert estimator.starts == [None, start]
-
-
-def test_start_predicts_alone_with_too_few_labels():
-    picky, any_number = Memory(), Memory()
-    picky.name, picky.least_labels = "picky", 2
-    start = _Constant(3.0)
-    plan = Plan(
-        splits=[SplitKind.ARCHITECTURES], seeds=[1], label_counts=[0],
-        starts={"memory": start, "picky": start},
-    )  # fmt: skip
-    with pytest.warns(RuntimeWarning):  # the mean of nothing
-        runs = list(run_plan(samples(), [picky, any_number], plan))
-    none = [(r.estimator, r.transferred) for r in runs if r.labels == 0]
-    assert none == [("picky", True), ("memory", False), ("memory", True)]
-    (alone,) = (r for r in runs if r.labels == 0 and r.estimator == "picky")
-    assert np.all(alone.estimate.median == 3.0)
-
-
-def test_label_counts_use_values_and_omit_too_large_counts():
-    n = 3 * len(NAMES)
-    values = np.full(n, np.nan)
-    values[-1] = 5.0  # all others died
-    everything = samples(values=values, above=np.where(np.isnan(values), 9.0, np.nan))
-    picky, bold = Memory(), Memory()
-    picky.name, picky.least_labels = "picky", 2
-    plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[1], label_counts=[5, 500])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # the mean of nothing
-        runs = list(run_plan(everything, [picky, bold], plan))
-    assert [(r.estimator, r.labels) for r in runs] == [
-        ("picky", None), ("memory", None), ("memory", 5),
-    ]  # fmt: skip
 
 
 def test_scores_use_judged_rows_and_report_oom_and_spikes():
@@ -233,19 +178,3 @@ def test_estimators_are_found_by_name(zoo):
         assert estimator_named(name, surroundings).name == name
     with pytest.raises(InputError, match="did you mean 'nnlqp'"):
         check_names(["ours", "nnlpq"])
-
-
-@pytest.mark.parametrize("metric", ["power_w", "energy_j"])
-@pytest.mark.parametrize("name", ["ours", "prior"])
-def test_metrics_without_simulation_use_a_graph_prior(zoo, metric, name):
-    macs = np.array([graph.macs.sum() for graph in zoo.graphs], dtype=float)
-    values = 30 + 90 * macs / (macs + 1e8) if metric == "power_w" else 0.5 + macs / 1e8
-    surroundings = Surroundings(
-        metric=metric, card="a100", make_encoder=lambda *_: zoo.encoder, estimates_mib={}
-    )
-    data = samples(values=values[:39], zoo=zoo)
-    plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[0])
-    (run,) = run_plan(data, [estimator_named(name, surroundings)], plan)
-    error = np.abs(np.log(run.estimate.median / data.values[run.test])).mean()
-    middle = np.median(data.values[~np.isin(np.arange(39), run.test)])
-    assert error < 0.5 * np.abs(np.log(middle / data.values[run.test])).mean()

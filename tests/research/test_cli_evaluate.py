@@ -3,7 +3,6 @@
 import csv
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,6 @@ from trappm.cluster.profiles import profile_graph
 from trappm.learner.paper.presets import LAPTOP, PRESETS
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.zoo import native_input_size
-from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.store import Home, Store
 from trappm.store.files import export_file
 
@@ -59,7 +57,7 @@ def say(home, capsys):
     return types
 
 
-def write_sheet(path: Path, architectures, cost=lambda name, batch: 1800 + 900 * batch) -> Path:
+def write_sheet(path, architectures, cost=lambda name, batch: 1800 + 900 * batch):
     """GPUMemNet's columns, with memory that a line over FakeTensor's estimate explains."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -154,36 +152,6 @@ def test_only_usable_rows_are_evaluated(say, sheets, tmp_path):
     (result,) = json.loads(out)["results"]
     assert result["accuracy"]["count"] == 4
     assert result["without_spikes"]["count"] == 2
-
-
-def test_graphs_are_created_once_and_stored(say, sheets, home, monkeypatch):
-    assert say("--labels", sheets[2], "--estimator", "mlp", "--seeds", 1)[0] == 0
-    monkeypatch.setattr("trappm.cluster.pool_file._profiled", _refuse_work)
-    assert say("--labels", sheets[2], "--estimator", "mlp", "--seeds", 1)[0] == 0
-    with Store.open(Home(home).database_url) as store:
-        kept = store.workloads.step_profiles(
-            [(name, native_input_size(name)) for name in ARCHITECTURES]
-        )
-    assert all(StepProfile.from_bytes(data).trainable_parameters for data in kept.values())
-    assert len(kept) == len(ARCHITECTURES)
-
-
-def _refuse_work(pairs, processes):
-    assert not pairs
-    return iter(())
-
-
-def test_either_file_name_may_contain_the_settings(tmp_path):
-    columns = ("model", "train_samples_per_sec", "train_step_time", "train_batch_size",
-               "train_img_size")  # fmt: skip
-    named = tmp_path / "benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv"
-    unnamed = tmp_path / "held_out.csv"
-    for path in (named, unnamed):
-        with path.open("w", newline="") as file:
-            csv.writer(file).writerows([columns, ("test_resnet", 1000, 64.0, 64, 160)])
-    (label,) = read_labels(unnamed, named_like=named)
-    assert label.device == "rtx3090"
-    assert label.configuration.memory_format == "channels-last"
 
 
 def test_labels_without_faketensor_estimates_skip_faketensor(say, sheets, tmp_path):

@@ -1,7 +1,5 @@
 """The shipped snapshot's training: heads of steps and kernels, one device from several sheets."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,22 +1,15 @@
 """The comparison after a GPU day, on sweeps of a simulated one, which are marked as such."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import lzma
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from research.__main__ import main
 from trappm.cli import run
 from trappm.profiler.records import Measurement, Outcome
-
-Check = Callable[..., tuple[int, str, str]]
 
 LIST = """
 - {architecture: test_resnet, batch_size: 64, input_size: 160}
@@ -27,7 +20,7 @@ LIST = """
 
 
 @pytest.fixture(scope="module")
-def sweeps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sweeps(tmp_path_factory):
     """Two sweeps of `simulated:h100`, the second a little slower."""
     folder = tmp_path_factory.mktemp("gpu")
     (folder / "list.yaml").write_text(LIST, encoding="utf-8")
@@ -46,20 +39,20 @@ def sweeps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def check(tmp_path_factory, monkeypatch, capsys) -> Check:
+def check(tmp_path_factory, monkeypatch, capsys):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path_factory.getbasetemp() / "gpu_check_home"))
 
-    def compare(folder: Path, *options: str) -> tuple[int, str, str]:
+    def compare(folder, *options):
         capsys.readouterr()
         return main(["tables", "h100", str(folder), *options]), *capsys.readouterr()
 
     return compare
 
 
-def test_figures_match_the_sweeps(sweeps: Path, check: Check) -> None:
+def test_figures_match_the_sweeps(sweeps, check):
     status, output, why = check(sweeps, "--json")
     assert status == 0, why
-    actual: dict[str, Any] = json.loads(output)
+    actual = json.loads(output)
     assert (actual["compared"], actual["outcomes"]["oom"], actual["measured"]) == (3, 1, False)
     repeats = actual["repeats"]
     assert sum(row["count"] for name, row in repeats.items() if "step_time" in name) == 3
@@ -79,9 +72,7 @@ def test_figures_match_the_sweeps(sweeps: Path, check: Check) -> None:
         assert sum(of_source) == 3
 
 
-def test_compressed_sweeps_are_split_by_gpu_utilization(
-    tmp_path: Path, sweeps: Path, check: Check
-) -> None:
+def test_compressed_sweeps_are_split_by_gpu_utilization(tmp_path, sweeps, check):
     lines = (sweeps / "check.jsonl").read_text(encoding="utf-8").splitlines()
     with lzma.open(tmp_path / "check.jsonl.xz", "wt", encoding="utf-8") as file:
         for utilization, line in zip((0.95, 0.3, 0.9, None), lines, strict=True):
@@ -98,7 +89,7 @@ def test_compressed_sweeps_are_split_by_gpu_utilization(
     assert counts == {"busy device": 2, "waiting for the host": 1}
 
 
-def test_incomparable_sweeps_are_rejected(tmp_path: Path, sweeps: Path, check: Check) -> None:
+def test_incomparable_sweeps_are_rejected(tmp_path, sweeps, check):
     assert "has no sweeps" in check(tmp_path)[2]
     (tmp_path / "broken.jsonl").write_text("{}\n", encoding="utf-8")
     assert "line 1 of" in check(tmp_path)[2]

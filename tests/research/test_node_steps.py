@@ -1,7 +1,5 @@
 """Steps of V100, A100 and other cards: what of a sheet becomes a label, and what is timed."""
 
-from __future__ import annotations
-
 import pytest
 
 from research.evaluation.label_files import read_labels

@@ -2,10 +2,8 @@
 
 import numpy as np
 import pytest
-from test_benchmarking import Memory, samples
 
-from research.evaluation.benchmark import NOMINAL, Plan, SplitKind, coverages, run_plan, summarize
-from trappm.learner.estimator import Estimate
+from research.evaluation.benchmark import NOMINAL, coverages
 from trappm.learner.stats.calibration import LEVELS
 from trappm.learner.stats.errors import accuracy, crps
 
@@ -51,33 +49,3 @@ def test_accuracy_has_the_score_of_the_logarithm_in_percent():
     actual = accuracy(measured, predicted, log_quantiles=point)
     assert actual["crps"] == pytest.approx(100 * np.log(1.1))
     assert accuracy(measured, predicted)["crps"] is None
-
-
-class Sure(Memory):
-    """Its models know a distribution, a tenth wide."""
-
-    name = "sure"
-
-    def fit(self, workloads, targets, generator, start=None):
-        model = super().fit(workloads, targets, generator, start)
-        return _Spread(model.value)
-
-
-class _Spread:
-    def __init__(self, value):
-        self.value = value
-
-    def predict(self, workloads):
-        middle = np.full(len(workloads), self.value)
-        wide = np.log(middle)[:, None] + np.linspace(-0.1, 0.1, len(LEVELS))
-        return Estimate(median=middle, log_quantiles=wide)
-
-
-def test_summary_has_reliability_over_all_seeds():
-    plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[1, 2])
-    everything = samples(values=np.full(39, 100.0))
-    sure, point = summarize(everything, list(run_plan(everything, [Sure(), Memory()], plan)))
-    assert sure["reliability"] == dict.fromkeys(sure["reliability"], 100.0)
-    assert list(sure["reliability"]) == [str(round(100 * nominal)) for nominal in NOMINAL]
-    assert 0 < sure["accuracy"]["crps"] < 5
-    assert "reliability" not in point

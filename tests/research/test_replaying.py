@@ -7,7 +7,7 @@ import pytest
 
 from research.evaluation.benchmark import Samples
 from research.peers.baselines import PriorAlone
-from research.replay.replay import JUDGED, Bench, named_strategy, probability_above, replay
+from research.replay.replay import JUDGED, Bench, named_strategy, replay
 from trappm.learner.acquisition import STRATEGIES
 from trappm.learner.estimator import Estimate
 from trappm.learner.heads.metric_head import Ours
@@ -111,14 +111,6 @@ def test_failed_runs_use_a_label_and_are_predicted(samples, monkeypatch):
     assert requests[1].failure.min() > 0.99
 
 
-def test_probability_above_is_of_a_normal_logarithm():
-    estimate = Estimate(np.array([100.0, 50.0, 400.0]), log_std=np.full(3, 0.2))
-    actual = probability_above(estimate, 100.0)
-    assert actual[0] == pytest.approx(0.5)
-    assert actual[1] < 0.001
-    assert actual[2] > 0.999
-
-
 def test_invalid_replays_are_rejected(samples):
     with pytest.raises(InputError, match="cannot acquire"):
         next(replay(bench(samples), "random", 0, (10_000,)))
@@ -128,35 +120,3 @@ def test_invalid_replays_are_rejected(samples):
         named_strategy("bmdal-lcmd-gradient")
     with pytest.raises(InputError, match=r"there are: ours, .*bmdal-lcmd-gradients"):
         named_strategy("foo")
-
-
-def test_campaign_without_test_labels_is_rejected(samples):
-    n = len(samples)
-    dead = Samples(
-        samples.configurations, samples.workloads, np.full(n, np.nan), np.ones(n),
-        samples.judged, samples.spiked,
-    )  # fmt: skip
-    with pytest.raises(InputError, match="holds out no label with a usable value"):
-        next(replay(bench(dead), "random", 0, (6,)))
-
-
-class Unlearned(Watching):
-    """A purely learned head that tells its last layer."""
-
-    def gradients(self, workloads):
-        return np.arange(len(workloads) * 2.0).reshape(-1, 2).astype(np.float32)
-
-
-@pytest.mark.parametrize("strategy", ["ours", "lcmd-gradients"])
-def test_gradients_are_those_of_the_fitted_learner(samples, strategy, monkeypatch):
-    requests = []
-    chooser = named_strategy(strategy)
-    select = type(chooser).select
-    monkeypatch.setattr(type(chooser), "select", lambda s, r: requests.append(r) or select(s, r))
-    for estimator, has_gradients in ((Unlearned(), True), (Watching(), False)):
-        requests.clear()
-        list(replay(bench(samples, estimator=estimator), strategy, 1, (6, 12)))
-        assert [len(r.covariances) for r in requests] == [1, 1]
-        assert requests[0].gradients is None
-        expected = has_gradients and strategy != "ours"
-        assert (requests[1].gradients is not None) == expected

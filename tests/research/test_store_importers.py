@@ -1,13 +1,9 @@
 """The importers of published sheets, on small sheets of our own with the real ones' faults."""
 
-from __future__ import annotations
-
 import pytest
 from store_samples import contents
 
-from research.data import data_folder
-from research.importers import gpumemnet, import_sheet, node_steps, timm_results
-from research.importers.neusight import read_neusight
+from research.importers import gpumemnet, import_sheet
 from trappm.profiler.errors import InputError
 from trappm.store import LabelFilter
 
@@ -106,28 +102,3 @@ def test_invalid_sheet_is_rejected_completely(store, tmp_path, source, name, con
     with pytest.raises(InputError, match=message):
         import_sheet(store, path, source)
     assert store.labels.matching() == []
-
-
-@pytest.mark.slow
-def test_published_sheets_are_read_completely():
-    """Needs the sheets: set TRAPPM_DATA."""
-    try:
-        data = data_folder()
-    except InputError as error:
-        pytest.skip(str(error))
-    read = {
-        "a100_40gb_train_memory.csv": gpumemnet.verdicts,
-        **{path.name: timm_results.verdicts for path in data.glob("rtx*_step_*.csv")},
-        "nodes/pycls_v100_step_fp32.csv": node_steps.verdicts,
-        "nodes/pgb_torchvision_step.csv": node_steps.verdicts,
-    }
-    labels = {
-        name: sum(v.measurement is not None for v in verdicts(data / name))
-        for name, verdicts in read.items()
-    }
-    assert labels["a100_40gb_train_memory.csv"] > 3800
-    assert all(labels[name] > 500 for name in labels if name.startswith("rtx"))
-    assert min(labels[name] for name in labels if name.startswith("nodes/")) >= 50
-    kernels = list(data.glob("nodes/neusight_kernels_*.csv.gz"))
-    keys = {m.attempt_key for path in kernels for m in read_neusight(path)}
-    assert len(keys) > 200_000

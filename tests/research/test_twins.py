@@ -5,10 +5,8 @@ import pytest
 from workload_samples import one_layer
 
 from research.evaluation.benchmark import Samples, SplitKind, splits_of
-from trappm.learner.stats.errors import split_architectures
-from trappm.learner.stats.folds import content_groups, grouped_folds
+from trappm.learner.stats.folds import content_groups
 from trappm.learner.workload import Workload
-from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Configuration, Graph
 from trappm.profiler.static_profile import graph_template, kernel_profile
 
@@ -81,24 +79,3 @@ def test_duplicates_of_held_out_rows_are_not_trained_on(samples, kind):
         divided += not (split.train | split.test).all()
     # Whole families hold a twin of another family out, which then teaches nothing either.
     assert (divided > 0) == (kind is not SplitKind.ARCHITECTURES)
-
-
-def test_folds_keep_duplicates_together(samples):
-    targets = samples.targets(range(len(samples)))
-    for seed in range(20):
-        folds = grouped_folds(targets.groups, 5, np.random.default_rng(seed))
-        of_layers: dict[int, set[int]] = {}
-        for name, fold in zip(samples.architectures, folds.tolist(), strict=True):
-            of_layers.setdefault(NAMES[name], set()).add(fold)
-        assert all(len(dealt) == 1 for dealt in of_layers.values())
-
-
-def test_both_names_are_held_out_as_one_group(samples):
-    for seed in range(40):
-        held_out = split_architectures(
-            samples.configurations, 0.3, np.random.default_rng(seed), samples.groups
-        )
-        assert ("resnet18" in held_out) == ("tv_resnet18" in held_out)
-        left = {family_of(g) for g, c in zip(samples.groups, samples.configurations, strict=True)
-                if c.architecture not in held_out}  # fmt: skip
-        assert left == {family_of(group) for group in samples.groups}

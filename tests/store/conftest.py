@@ -5,8 +5,6 @@ made once in a session, as a template, and a test gets a copy of its own: as a f
 by CREATE DATABASE ... TEMPLATE on PostgreSQL.
 """
 
-from __future__ import annotations
-
 import itertools
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """Small real records for the store's tests."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from contextlib import contextmanager

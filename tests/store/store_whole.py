@@ -1,7 +1,5 @@
 """A store with rows in every table and nothing wrong in it."""
 
-from __future__ import annotations
-
 from store_samples import (
     DEVICE,
     configuration,

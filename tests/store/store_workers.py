@@ -1,7 +1,5 @@
 """What other processes do to a store in its tests; in a module that they can import."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import random

@@ -1,7 +1,5 @@
 """The names of `trappm`: what `dir` and `help` show, and what wrong arguments raise."""
 
-from __future__ import annotations
-
 import pydoc
 
 import pytest
@@ -12,7 +10,7 @@ from trappm.profiler.errors import InputError
 FUNCTIONS = ("compare", "devices", "predict")
 
 
-def test_dir_has_the_public_names_alone():
+def test_dir_lists_only_public_names():
     assert {name for name in dir(trappm) if not name.startswith("_")} == {
         name for name in trappm.__all__ if not name.startswith("_")
     }
@@ -26,7 +24,7 @@ def test_help_describes_every_function():
 
 
 @pytest.mark.parametrize("name", ["estimate", "generate", "labels", "lookup", "predict_parallel"])
-def test_an_earlier_name_says_what_replaces_it(name):
+def test_earlier_names_point_to_their_replacement(name):
     with pytest.raises(AttributeError, match=f"trappm.{name} has moved; use trappm"):
         getattr(trappm, name)
 
@@ -41,7 +39,7 @@ def test_an_earlier_name_says_what_replaces_it(name):
         ("torchvision.models.resnet50()", "or give a name: did you mean 'resnet50'"),
     ],
 )
-def test_names_that_are_none_get_a_line_that_helps(name, message, tmp_path, monkeypatch):
+def test_invalid_model_names_are_explained(name, message, tmp_path, monkeypatch):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
     with pytest.raises(InputError, match=message) as refusal:
         trappm.predict(name)

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 import trappm
-from trappm import cli
 from trappm.extensions.integrations.forecast import FirstStep, forecast
 from trappm.extensions.integrations.gpu_requests import PRODUCTS, pod, ray_options
 from trappm.extensions.integrations.training_watch import PROTOCOL
@@ -35,16 +34,6 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-def command(capsys):
-    def command(*arguments):
-        capsys.readouterr()
-        status = cli.run([*map(str, arguments)])
-        return status, *capsys.readouterr()
-
-    return command
 
 
 def sentences(capsys):

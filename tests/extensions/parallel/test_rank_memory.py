@@ -3,7 +3,6 @@
 import pytest
 
 from trappm.extensions.parallel.rank_memory import rank_memory, traced_needs
-from trappm.extensions.parallel.step_work import blocks_of
 from trappm.extensions.parallel.strategy import Parallelism, Strategy
 from trappm.profiler.records import Optimizer
 from trappm.profiler.simulation.training_loop import TrainingLoop
@@ -27,12 +26,6 @@ def test_single_rank_needs_the_memory_of_the_step(trace):
         assert (alone.gathered, alone.buckets) == (0.0, 0.0)
 
 
-def test_states_of_adam_are_twice_the_parameters(trace):
-    needs = traced_needs(trace, BATCH, ADAM)
-    assert needs.states == 2 * trace.parameter_bytes.sum()
-    assert traced_needs(trace, BATCH, TrainingLoop()).states == 0
-
-
 def test_fsdp_memory_decreases_with_ranks_and_ddp_memory_does_not(trace):
     needs = traced_needs(trace, BATCH, ADAM)
     sizes = [
@@ -43,13 +36,6 @@ def test_fsdp_memory_decreases_with_ranks_and_ddp_memory_does_not(trace):
     ddp = [rank_memory(needs, Parallelism(gpus=n)) for n in (2, 16)]
     assert ddp[0] == ddp[1]
     assert ddp[0].buckets == trace.parameter_bytes.sum()
-
-
-def test_vision_transformer_has_twelve_blocks(trace):
-    blocks, root = blocks_of(trace.parameter_bytes.tolist())
-    assert len(blocks) == 12
-    assert len(set(blocks)) == 1
-    assert sum(blocks) + root == trace.parameter_bytes.sum()
 
 
 def test_tensor_parallelism_divides_a_transformer(trace):

@@ -1,10 +1,7 @@
 """Ranks on CPU over gloo: real processes that share a step, die and run out of memory."""
 
-from __future__ import annotations
-
 import os
 import resource
-from collections.abc import Iterator
 from dataclasses import replace
 
 import psutil
@@ -15,7 +12,7 @@ from trappm.profiler.devices import open_device
 from trappm.profiler.devices.base import RankKey, rank_key
 from trappm.profiler.host.environment import stack_fingerprint
 from trappm.profiler.measuring.isolation import Measurer
-from trappm.profiler.records import Configuration, Measurement, Outcome
+from trappm.profiler.records import Configuration, Outcome
 
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
 
@@ -24,35 +21,28 @@ TINY = Configuration(architecture="mobilenetv3_small_050", batch_size=2, input_s
 
 
 @pytest.fixture(scope="module")
-def measurer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measurer]:
+def measurer(tmp_path_factory):
     with Measurer(lock_dir=tmp_path_factory.mktemp("locks")) as measurer:
         yield measurer
 
 
-def ranks() -> list[psutil.Process]:
+def ranks():
     """The processes of the ranks that are measured now, in their order."""
     (server,) = [p for p in psutil.Process().children() if p.children()]
     ((family,),) = [server.children()]
     return sorted(family.children(), key=lambda process: process.create_time())
 
 
-def during(
-    measurer: Measurer,
-    phase: str,
-    act: object,
-    of: Configuration = TINY,
-    **settings: object,
-) -> Measurement:
+def during(measurer, phase, act, of=TINY, **settings):
     """Measures endlessly, and acts on the ranks as the phase begins."""
-    assert callable(act)
-    seen: list[psutil.Process] = []
+    seen = []
 
-    def on_phase(name: str) -> None:
+    def on_phase(name):
         if name == phase:
             seen.extend(ranks())
             act(seen)
 
-    protocol = replace(ENDLESS, **settings)  # type: ignore[arg-type]
+    protocol = replace(ENDLESS, **settings)
     measurement = measurer.measure(of, "cpu-2x1t", protocol, on_phase=on_phase)
     assert len(seen) == 2
     assert not [process for process in seen if process.is_running()]
@@ -60,7 +50,7 @@ def during(
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_ranks_share_a_step(measurer: Measurer, strategy: str) -> None:
+def test_ranks_share_a_step(measurer, strategy):
     key = "cpu-2x1t" if strategy == "ddp" else "cpu-2x1t-fsdp"
     measurement = measurer.measure(TINY, key, TRUSTING)
     assert measurement.outcome is Outcome.OK, measurement.message
@@ -68,7 +58,6 @@ def test_ranks_share_a_step(measurer: Measurer, strategy: str) -> None:
     assert (measurement.device, facts["device"]) == (key, key)
     assert (facts["world_size"], facts["strategy"], facts["collectives"]) == (2, strategy, "gloo")
     assert len(set(facts["pinned_cores"])) == 2
-    assert measurement.step is not None
     assert measurement.step.median_ms == max(facts["rank_step_ms"])
     assert measurement.memory_mib == max(facts["rank_memory_mib"])
     assert measurement.samples_per_second == 2 * 2 * 1000 / measurement.step.median_ms
@@ -80,7 +69,7 @@ def test_ranks_share_a_step(measurer: Measurer, strategy: str) -> None:
         assert "without communication" in measurement.missing["straggler_ratio"]
 
 
-def test_ddp_stores_gradients_twice(measurer: Measurer) -> None:
+def test_ddp_stores_gradients_twice(measurer):
     plain = Configuration(architecture="resnet18", batch_size=2, input_size=64)
     by_key = {
         key: measurer.measure(plain, key, TRUSTING).memory_mib
@@ -88,34 +77,30 @@ def test_ddp_stores_gradients_twice(measurer: Measurer) -> None:
     }
     alone, ddp, fsdp = by_key.values()
     assert alone is not None
-    assert ddp is not None
-    assert fsdp is not None
     assert ddp > alone + 30  # buckets as large as all gradients: 45 MiB
     assert fsdp < ddp
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_killed_rank_ends_all_ranks(measurer: Measurer, rank: int) -> None:
-    measurement = during(measurer, "measure", lambda processes: processes[rank].kill())
+def test_killed_rank_ends_all_ranks(measurer):
+    measurement = during(measurer, "measure", lambda processes: processes[1].kill())
     assert (measurement.outcome, measurement.failed_in) == (Outcome.ERROR, "measure")
     assert "killed by SIGKILL" in (measurement.message or "")
-    assert f"rank {rank} of 2" in (measurement.message or "")
+    assert "rank 1 of 2" in (measurement.message or "")
 
 
-def test_hanging_rank_is_a_timeout(measurer: Measurer) -> None:
+def test_hanging_rank_is_a_timeout(measurer):
     measurement = during(measurer, "warmup", lambda two: two[1].suspend(), timeout_s=6.0)
     assert measurement.outcome is Outcome.TIMEOUT
     assert measurement.message == "killed after 6 s"
 
 
-def test_one_rank_runs_out_of_memory(measurer: Measurer) -> None:
-    def shrink(processes: list[psutil.Process]) -> None:
+def test_one_rank_runs_out_of_memory(measurer):
+    def shrink(processes):
         size = processes[1].memory_info().vms + (200 << 20)
         processes[1].rlimit(resource.RLIMIT_AS, (size, size))
 
     measurement = during(measurer, "create", shrink, of=replace(TINY, batch_size=512))
     assert measurement.outcome is Outcome.OOM, measurement.message
-    assert measurement.message is not None
     assert measurement.message.startswith("rank 1 of 2")
     whole_mib = measurement.memory_detail_mib["host_memory"]
     assert 0 < measurement.memory_detail_mib["capacity"] < whole_mib
@@ -123,11 +108,11 @@ def test_one_rank_runs_out_of_memory(measurer: Measurer) -> None:
     assert again.outcome is Outcome.OK, again.message
 
 
-def test_ranks_avoid_busy_cores() -> None:
+def test_ranks_avoid_busy_cores():
     assert open_device("cpu-2x1t").lock_names == open_device("cpu-1t").lock_names == ("cpu",)
 
 
-def test_strategies_are_different_stacks() -> None:
+def test_strategies_are_different_stacks():
     facts = open_device("cpu-2x1t").environment()
     other = {**facts, "strategy": "fsdp"}
     assert stack_fingerprint(facts) != stack_fingerprint(other)
@@ -149,5 +134,5 @@ def test_strategies_are_different_stacks() -> None:
         )],
     ],
 )  # fmt: skip
-def test_ranks_of_a_key(device: str, key: RankKey) -> None:
+def test_ranks_of_a_key(device, key):
     assert rank_key(device) == key

@@ -8,7 +8,6 @@ import pytest
 from store_whole import kernel
 
 from research.priors.other_devices import errors_of_devices
-from trappm.cli import run
 from trappm.extensions.roofline.drawing import as_text, draw_png, lines
 from trappm.extensions.roofline.report import print_rooflines, sentence
 from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, KnownDevice, Roof, known_device
@@ -188,23 +187,12 @@ def test_device_without_successful_kernels_has_no_ceilings(store, capsys, tmp_pa
         step([device])
 
 
-@pytest.fixture
-def ask(capsys):
-    """Run a command and return its exit status, output and errors."""
-
-    def ask(*arguments):
-        capsys.readouterr()
-        return run([*map(str, arguments)]), *capsys.readouterr()
-
-    return ask
-
-
-def test_roofline_command_with_two_devices(ask, tmp_path, monkeypatch):
+def test_roofline_command_with_two_devices(command, tmp_path, monkeypatch):
     """The answer comes first, and the drawing fits 80 columns (tables in files have no edge)."""
     monkeypatch.setenv("COLUMNS", "80")
     png = tmp_path / "roofline.png"
-    command = ["roofline", "v100", "rtx-3090", "--model", "test_resnet", "--batch-size", "64"]
-    status, out, error = ask(*command, "--png", png)
+    words = ["roofline", "v100", "rtx-3090", "--model", "test_resnet", "--batch-size", "64"]
+    status, out, error = command(*words, "--png", png)
     assert status == 0, error
     sentences = out.partition("┌")[0]
     for line, device in zip(sentences.splitlines()[:2], ("v100", "rtx-3090"), strict=True):
@@ -215,7 +203,7 @@ def test_roofline_command_with_two_devices(ask, tmp_path, monkeypatch):
     assert all(len(line) <= 80 for line in drawn)
     assert all(any(mark in line for line in drawn) for mark in "ox")
     assert png.read_bytes().startswith(b"\x89PNG")
-    first, second = json.loads(ask(*command, "--json")[1])
+    first, second = json.loads(command(*words, "--json")[1])
     assert [first["device"], second["device"]] == ["v100", "rtx-3090"]
     for row in (first, second):
         step = row["step"]
@@ -225,17 +213,17 @@ def test_roofline_command_with_two_devices(ask, tmp_path, monkeypatch):
         assert step["doubled"]["batch_size"] == 128
 
 
-def test_invalid_roofline_questions_give_one_line(ask, tmp_path):
+def test_invalid_roofline_questions_give_one_line(command, tmp_path):
     for more in (["--model", "resnet9000"], ["--model", "test_resnet", "--phase", "sleep"],
                  ["--model", "test_resnet", "--batch-size", "0"],
                  ["--png", tmp_path / "no" / "file.png"]):  # fmt: skip
-        status, _, error = ask("roofline", "v100", *more)
+        status, _, error = command("roofline", "v100", *more)
         assert status == 2, more
         assert len(error.splitlines()) == 1
 
 
-def test_devices_command_shows_ceilings(ask):
-    assert "ceilings: from its data sheet" in ask("devices", "v100")[1]
-    status, _, error = ask("roofline", "v9000")
+def test_devices_command_shows_ceilings(command):
+    assert "ceilings: from its data sheet" in command("devices", "v100")[1]
+    status, _, error = command("roofline", "v9000")
     assert status == 2
     assert "trappm measure --kernels --device v9000" in error

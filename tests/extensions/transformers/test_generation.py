@@ -1,7 +1,5 @@
 """Predictions of text generation: cache, weights, FLOP, invalid arguments."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("transformers")

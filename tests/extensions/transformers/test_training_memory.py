@@ -1,9 +1,6 @@
 """Bytes that fine-tuning takes, against what PyTorch really has on a CPU."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 
@@ -12,9 +9,7 @@ pytest.importorskip("peft")
 
 import torch
 from simulated_steps import simulated, trace_of
-from torch import Tensor, nn
 
-from trappm.prediction.prediction import Prediction
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import MemoryFormat, Precision
@@ -39,50 +34,49 @@ CONFIG = {
 
 
 @pytest.fixture(params=WAYS)
-def name(request: pytest.FixtureRequest, tmp_path: Any) -> str:
+def name(request, tmp_path):
     """Return a transformer with its training options."""
     file = tmp_path / "config.json"
     file.write_text(json.dumps(CONFIG))
-    text: str = request.param
+    text = request.param
     return text.replace("CONFIG", str(file))
 
 
 class Trained:
     """A real model that takes steps."""
 
-    def __init__(self, name: str, precision: Precision) -> None:
+    def __init__(self, name, precision):
         source = source_of(name)
-        self.model: nn.Module = source.create_model(name, LENGTH).train()
+        self.model = source.create_model(name, LENGTH).train()
         if precision is Precision.BF16:
             self.model = self.model.to(torch.bfloat16)
         self._autocast = precision is Precision.AMP_BF16
         self._tokens = {"input_ids": torch.zeros(BATCH, LENGTH, dtype=torch.long)}
         self._tokens["labels"] = self._tokens["input_ids"]
 
-    def loss(self) -> Tensor:
+    def loss(self):
         with torch.autocast("cpu", torch.bfloat16, enabled=self._autocast):
-            loss: Tensor = self.model(**self._tokens, use_cache=False).loss
-        return loss
+            return self.model(**self._tokens, use_cache=False).loss
 
     @property
-    def tensors(self) -> list[Tensor]:
+    def tensors(self):
         return [*self.model.parameters(), *self.model.buffers()]
 
     @property
-    def trained(self) -> list[nn.Parameter]:
+    def trained(self):
         return [p for p in self.model.parameters() if p.requires_grad]
 
     @property
-    def gradient_bytes(self) -> int:
+    def gradient_bytes(self):
         return sum(p.grad.nbytes for p in self.trained if p.grad is not None)
 
-    def kept_bytes(self) -> int:
+    def kept_bytes(self):
         """Of storages that autograd keeps from the forward pass, beside the model's and inputs."""
         beside = [*self.tensors, *self._tokens.values()]
         own = {tensor.untyped_storage().data_ptr() for tensor in beside}
-        kept: dict[int, int] = {}
+        kept = {}
 
-        def keep(tensor: Tensor) -> Tensor:
+        def keep(tensor):
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in own:
                 kept[storage.data_ptr()] = storage.nbytes()
@@ -94,13 +88,13 @@ class Trained:
         return sum(kept.values())
 
 
-def estimated(name: str, precision: Precision, loop: Any = "adamw") -> Prediction:
+def estimated(name, precision, loop="adamw"):
     return simulated(
         name, batch_size=BATCH, sequence_length=LENGTH, precision=precision, optimizer=loop
     )
 
 
-def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+def state_bytes(optimizer):
     states = (value for state in optimizer.state.values() for value in state.values())
     return sum(value.nbytes for value in states if value.dim())
 

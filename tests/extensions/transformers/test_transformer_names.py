@@ -1,7 +1,5 @@
 """Transformers by name: texts, shapes, what is trained, what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -44,7 +42,6 @@ def test_names_round_trip_through_text(name):
     [
         ("hf:", "names no model"),
         ("hf:gpt2,lora=0", "the rank must be from 1"),
-        ("hf:gpt2,lora=x", "options: lora=RANK"),
         ("hf:gpt2,eager,sdpa", "sets attention twice"),
         ("hf:gpt2,lora=4,frozen=body", "cannot be combined"),
         ("hf:gpt2,vocabulary=1", "from 2 to 1,000,000 tokens"),
@@ -62,13 +59,9 @@ def test_invalid_name_gives_one_line(text, message):
     [
         ("gpt2", 124_439_808),
         ("llama-2-7b", 6_738_415_616),
-        ("llama-3-8b", 8_030_261_248),
         ("mistral-7b", 7_241_732_096),
-        ("qwen2.5-0.5b", 494_032_768),
         ("gemma-2b", 2_506_172_416),
-        ("phi-2", 2_779_683_840),
         ("pythia-70m", 70_426_624),
-        ("opt-1.3b", 1_315_758_080),
         ("t5-small", 60_506_624),
         ("vit-base", 86_567_656),
     ],
@@ -114,7 +107,6 @@ def test_another_vocabulary_changes_embeddings_head_and_tokens():
         ("hf:gone.json", "tokens"),
         ("vit_tiny_patch16_224", "px"),
         ("hf:google/vit-base-patch16-224,lora=8", "px"),
-        ("hf:org/model", "tokens"),
     ],
 )
 def test_input_size_has_a_unit(architecture, unit):
@@ -177,7 +169,6 @@ def test_hub_ids_refer_to_built_in_shapes():
     ("name", "message"),
     [
         ("llama-2-7b", "did you mean 'hf:llama-2-7b'"),
-        ("meta-llama/Llama-2-7b-hf", "did you mean 'hf:llama-2-7b'"),
         ("org/model", "cannot be read.*for a transformer of the Hub write hf:org/model"),
         ("hf:Llama-2-7b-hf", "did you mean 'llama-2-7b'"),
         ("hf:somebody/Llama-2-7b-hf", "or try hf:llama-2-7b"),

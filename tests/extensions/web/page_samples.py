@@ -1,7 +1,5 @@
 """A data folder with a campaign that runs, and the page on a server of this process."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os
@@ -10,7 +8,6 @@ import socket
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.cluster.spec import parse_spec
@@ -39,13 +36,13 @@ BUSY = (
 ENVIRONMENT = {"device": "cpu-2t", "torch": "2.13.0", "host": "here"}
 
 
-def chromium() -> str | None:
+def chromium():
     """The system's Chromium; none is downloaded."""
     named = os.environ.get("CHROMIUM")
     return named or shutil.which("chromium") or shutil.which("google-chrome")
 
 
-def measured(what: Configuration, number: int, attempt_key: str) -> Measurement:
+def measured(what, number, attempt_key):
     ms = 10.0 + number
     return Measurement(
         configuration=what, device="cpu-2t", outcome=Outcome.OK, protocol=Protocol(name="quick"),
@@ -57,7 +54,7 @@ def measured(what: Configuration, number: int, attempt_key: str) -> Measurement:
     )  # fmt: skip
 
 
-def measure_next(store: Store, campaign_id: str, number: int) -> None:
+def measure_next(store, campaign_id, number):
     (waiting, *_) = store.assignments.of_campaign(campaign_id, state="open")
     (lease,) = store.measurements.record_and_lease([], [(waiting.id, "worker-1")])
     store.measurements.record(
@@ -65,7 +62,7 @@ def measure_next(store: Store, campaign_id: str, number: int) -> None:
     )
 
 
-def report(labels: int, mape: float) -> dict[str, object]:
+def report(labels, mape):
     errors = {"count": 2, "mape": mape, "median_ape": mape, "rmse": 1.0, "coverage": 100.0,
               "within_10_percent": 50.0, "kendall_tau": 1.0}  # fmt: skip
     point = {"device": "cpu-2t", "architecture": HELD_OUT, "metric": "step_time_ms"}
@@ -83,7 +80,7 @@ def report(labels: int, mape: float) -> dict[str, object]:
     }  # fmt: skip
 
 
-def build_home(folder: Path) -> tuple[Home, str]:
+def build_home(folder):
     """Round 0 judged, round 1 learned from, one assignment of round 2 with a worker."""
     from trappm.profiler.static_profile import graph_template
 
@@ -125,7 +122,7 @@ def build_home(folder: Path) -> tuple[Home, str]:
     return home, campaign
 
 
-def record_unstable(store: Store, campaign_id: str, message: str) -> None:
+def record_unstable(store, campaign_id, message):
     (waiting, *_) = store.assignments.of_campaign(campaign_id, state="open")
     (lease,) = store.measurements.record_and_lease([], [(waiting.id, "worker-1")])
     unstable = replace(
@@ -135,7 +132,7 @@ def record_unstable(store: Store, campaign_id: str, message: str) -> None:
     store.measurements.record(unstable, assignment_id=lease.id)
 
 
-def build_busy_campaign(store: Store) -> str:
+def build_busy_campaign(store):
     """A finished campaign that measured 7 of 8 configurations on a busy machine."""
     spec = parse_spec(SPEC, origin="the test")
     pool = [
@@ -162,7 +159,7 @@ def build_busy_campaign(store: Store) -> str:
     return campaign
 
 
-def planned(configurations: list[Configuration], role: str) -> list[Assignment]:
+def planned(configurations, role):
     return [
         Assignment(
             configuration=choice, device="cpu-2t", role=role, rank=rank,
@@ -172,7 +169,7 @@ def planned(configurations: list[Configuration], role: str) -> list[Assignment]:
     ]  # fmt: skip
 
 
-def _canary(what: Configuration) -> CanaryReading:
+def _canary(what):
     return CanaryReading(
         attempt_key="canary-1", taken_at="2026-01-02T03:00:00+00:00", host="here", device="cpu-2t",
         stack_fingerprint="0123456789abcdef", configuration=what, protocol="quick",
@@ -182,7 +179,7 @@ def _canary(what: Configuration) -> CanaryReading:
 
 
 @contextlib.contextmanager
-def served(**settings: object):
+def served(**settings):
     """The application at a free port of this process; its address."""
     import uvicorn
 

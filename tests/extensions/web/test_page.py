@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from onnx_export import export_onnx
 from playwright.sync_api import expect, sync_playwright
 
-from trappm.cluster.campaign.history import ENOUGH
 from trappm.cluster.campaign.ownership import ownership
 from trappm.extensions.web.app import FILES
 from trappm.extensions.web.page import maps
@@ -26,7 +25,6 @@ from trappm.profiler.measuring import attempt
 from trappm.profiler.records import Configuration
 from trappm.profiler.simulation.memory_breakdown import Part
 from trappm.store import CampaignState, Home, LabelFilter, Store
-from trappm.store.schema import CampaignRow
 
 VIEWS = ("campaigns", "map", "labels", "snapshots", "predict", "roofline")
 TOKEN = "0123456789abcdef-token"  # noqa: S105
@@ -142,7 +140,7 @@ def busy(tmp_path, monkeypatch):
 STEP = "predict?model=test_resnet&batch_size=8&input_size=64&epochs=2&samples=1281167"
 
 
-def test_no_number_is_cut_off_on_a_phone(page, server, home):
+def test_no_number_is_cut_off_and_no_field_unnamed_on_a_phone(page, server, home):
     page.set_default_timeout(4 * WAIT_MS)  # models are traced
     page.set_viewport_size({"width": 390, "height": 844})
     for view in (
@@ -160,8 +158,11 @@ def test_no_number_is_cut_off_on_a_phone(page, server, home):
         if view.startswith((STEP, "roofline?")):  # neither an error nor still on its way
             page.locator("figure svg").first.wait_for()
         expect(page.locator(".waiting")).to_have_count(0, timeout=4 * WAIT_MS)
+        if "gpus=8" in view:
+            page.get_by_text("Fully sharded (FSDP)").first.wait_for()
         page.wait_for_timeout(300)  # charts are drawn once their boxes have a width
         assert page.evaluate(CUT_NUMBERS) == [], view
+        assert page.evaluate(NAMELESS) == [], view
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
 
 
@@ -181,28 +182,6 @@ def test_a_finished_campaign_reports_what_could_not_be_measured(page, server, bu
     assert canary.locator("td[data-label=Readings]").inner_text() == "4"
     assert canary.locator("td[data-label=Failed]").inner_text() == "3"
     assert canary.locator("td[data-label=Decision]").inner_text() == "unknown"
-
-
-@pytest.mark.parametrize("end", ["cancelled", "by a stop rule"])
-def test_ended_campaign_without_retries_shows_no_command(page, server, busy, end):
-    with Store.open(Home.open().database_url) as store:
-        if end == "cancelled":
-            with store.database.writing() as session:
-                session.get(CampaignRow, busy).state = CampaignState.CANCELLED
-        else:
-            event = {"message": "enough", "rule": "max_labels", "told": "7 labels"}
-            store.campaigns.log_event(busy, ENOUGH, event)
-    show(page, server, f"campaigns/{busy}")
-    result = page.locator("section.card", has=page.get_by_role("heading", name="Result"))
-    assert "1 of 8 configurations could not be measured" in result.inner_text()
-    assert "--retry-failed" not in page.locator("main").inner_text()
-
-
-def test_every_field_and_chart_has_a_name(page, server, home):
-    for view in ("map", f"campaigns/{home[1]}", "labels?label=1", "snapshots/default", "predict"):
-        show(page, server, view)
-        nameless = page.evaluate(NAMELESS)
-        assert nameless == []
 
 
 def test_running_campaign_is_updated_live(page, server, home):
@@ -303,9 +282,8 @@ def test_shipped_snapshot_shows_its_errors(page, server):
     expect(page.locator(".cell-bar").nth(3)).to_be_attached()
 
 
-@pytest.mark.parametrize("width", [390, 1400])
-def test_interval_coverage_has_a_row_per_head(page, server, width):
-    page.set_viewport_size({"width": width, "height": 900})
+def test_interval_coverage_has_a_row_per_head(page, server):
+    page.set_viewport_size({"width": 390, "height": 900})
     show(page, server, "snapshots/default")
     chart = page.get_by_role("img", name="Coverage of 50 % and 90 % intervals by head")
     chart.wait_for()
@@ -323,7 +301,6 @@ def test_interval_coverage_has_a_row_per_head(page, server, width):
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
-        ("batch_size", "0", "whole number"),
         ("batch_size", "many", "whole number"),
         ("model", "", "timm architecture"),
     ],
@@ -369,15 +346,6 @@ def test_a_language_model_is_predicted_at_a_sequence_length(page, server):
         "model": "hf:gpt2", "batch_size": 64, "input_size": 64, "phase": "train",
         "devices": ["a100-40gb"],
     }  # fmt: skip
-
-
-def test_several_gpus_are_predicted_by_strategy(page, server):
-    show(page, server, f"{STEP}&gpus=8")
-    shared = page.locator("section.card", has_text="Training step on 8 GPUs")
-    shared.locator("tbody tr").first.wait_for()
-    text = shared.inner_text()
-    assert "Data parallel (DDP)" in text
-    assert "Fully sharded (FSDP)" in text
 
 
 def test_a_prediction_compares_devices_with_intervals(page, server):
@@ -426,17 +394,6 @@ def test_memory_breakdown_is_drawn_and_listed(page, server):
     memory.get_by_text("optimizer state").wait_for()
     assert page.evaluate(NAMELESS) == []
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-
-
-def test_the_page_has_five_views_and_one_of_them_two_parts(page, server):
-    show(page, server, "predict")
-    names = ["Predict", "Campaigns", "Labels", "Snapshots", "Explore"]
-    assert page.locator("nav [data-view]").all_inner_texts() == names
-    page.get_by_role("link", name="Explore").click()
-    page.get_by_role("link", name="Rooflines").click()
-    page.locator("h1", has_text="Roofline").wait_for()
-    current = page.locator("[aria-current=page]").all_inner_texts()
-    assert current == ["Explore", "Rooflines"]
 
 
 def test_rooflines_of_two_devices_are_overlaid(page, server):
@@ -536,15 +493,6 @@ def test_any_request_is_answered_or_rejected(server, place, values):
     path = urllib.parse.quote(place.encode(errors="replace"))
     status, data = fetched(f"{server}/api/{path}?{urllib.parse.urlencode(values)}")
     assert status == 200 or (400 <= status < 500 and json.loads(data)["detail"])
-
-
-def test_pages_of_labels_are_disjoint_and_complete(server):
-    pages = [
-        response(f"{server}/api/labels?size=2&page={n}&sort=-id")[1]["rows"] for n in (1, 2, 3, 4)
-    ]
-    ids = [row["id"] for rows in pages for row in rows]
-    assert ids == sorted(ids, reverse=True)
-    assert [len(rows) for rows in pages] == [2, 2, 2, 0]
 
 
 def test_map_waits_for_a_measurement_on_the_same_cores(server, home, tmp_path, monkeypatch):

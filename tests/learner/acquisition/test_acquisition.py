@@ -17,7 +17,6 @@ from trappm.learner.acquisition.embedding_space import NOISE_VARIANCE, embedding
 from trappm.learner.acquisition.pool_covariance import (
     LANDMARKS,
     PoolPosterior,
-    narrow,
 )
 from trappm.learner.acquisition.pool_variance import taught_by_bounds
 from trappm.learner.acquisition.strategies import Representation
@@ -66,7 +65,7 @@ def posterior_variance(covariance, known):
 @pytest.mark.parametrize("name", EVERY)
 @given(seed=st.integers(0, 10_000), count=st.integers(0, 12), step=st.integers(2, 4))
 @settings(max_examples=25, deadline=None)
-def test_only_open_candidates_are_picked_each_once(name, seed, count, step):
+def test_only_open_candidates_are_picked_once_each(name, seed, count, step):
     query = request(seed=seed, count=count, candidates=np.arange(0, 60, step))
     picks = [pick.index for pick in strategy_named(name).select(query)]
     assert len(picks) == len(set(picks)) == count
@@ -75,20 +74,13 @@ def test_only_open_candidates_are_picked_each_once(name, seed, count, step):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_same_seed_same_picks(name):
+def test_equal_seeds_give_equal_picks(name):
     first, second = (strategy_named(name).select(request(n=700, seed=4)) for _ in range(2))
     assert first == second
 
 
-def test_a_random_draw_follows_its_generator():
-    picks = [
-        strategy_named("random").select(request(generator=np.random.default_rng(s))) for s in (1, 2)
-    ]
-    assert picks[0] != picks[1]
-
-
 @pytest.mark.parametrize("seed", range(3))
-def test_variance_is_the_greedy_choice_of_the_full_covariance(seed):
+def test_variance_picks_the_greedy_optimum(seed):
     query = request(n=40, seed=seed, count=6, uncertainty=None)
     covariance = full_covariance(query)
     known = query.known.tolist()
@@ -102,9 +94,8 @@ def test_variance_is_the_greedy_choice_of_the_full_covariance(seed):
         known.append(pick.index)
 
 
-@pytest.mark.parametrize("n", [200, LANDMARKS + 100])
-def test_variance_leaves_less_variance_than_chance(n):
-    query = request(n=n, count=10, uncertainty=None)
+def test_variance_beats_random_picks():
+    query = request(n=LANDMARKS + 100, count=10, uncertainty=None)
     covariance = full_covariance(query)
 
     def left_by(name, seed):
@@ -116,7 +107,7 @@ def test_variance_leaves_less_variance_than_chance(n):
     assert left_by("variance", 0) < min(left_by("random", seed) for seed in range(10))
 
 
-def test_pending_counts_as_known():
+def test_pending_configurations_count_as_labelled():
     query = request(
         count=1, labelled=np.zeros(0, dtype=np.int64), pending=np.zeros(0, dtype=np.int64)
     )
@@ -126,7 +117,7 @@ def test_pending_counts_as_known():
     assert [first, again] == both
 
 
-def test_picks_lean_to_where_the_heads_disagree():
+def test_uncertain_configurations_are_preferred():
     query = request(n=200, count=10)
     doubted = np.zeros(200, dtype=bool)
     doubted[::2] = True
@@ -139,7 +130,7 @@ def test_picks_lean_to_where_the_heads_disagree():
     assert leaning >= 8
 
 
-def test_a_batch_does_not_crowd_at_the_most_uncertain_spot():
+def test_a_batch_is_spread_over_the_pool():
     """Sixty copies of one configuration, all very uncertain: two of a batch are enough."""
     query = request(n=120, count=8)
     embeddings, static = query.embeddings.copy(), query.static_features.copy()
@@ -151,19 +142,7 @@ def test_a_batch_does_not_crowd_at_the_most_uncertain_spot():
     assert sum(i >= 60 for i in picks) <= 3
 
 
-def test_a_large_pool_is_chosen_from_without_a_square_matrix():
-    n = 8_000
-    picks = strategy_named("variance").select(request(n=n, count=16))
-    assert len({p.index for p in picks}) == 16
-    query = request(n=n)
-    features = embedding_features(
-        query.embeddings, np.log1p(query.static_features), np.random.default_rng(0)
-    )
-    assert features.shape[0] == n
-    assert features.shape[1] <= LANDMARKS + 6
-
-
-def test_every_pick_has_its_reasons():
+def test_picks_report_their_reasons():
     query = request(count=3, uncertainty=np.linspace(0.1, 1, 60), predicted_cost=np.arange(60.0))
     for rank, pick in enumerate(strategy_named("variance").select(query)):
         assert pick.reason["rank"] == rank
@@ -173,15 +152,7 @@ def test_every_pick_has_its_reasons():
         assert pick.reason["variance_reduction"] > 0
 
 
-def test_it_works_before_anything_is_known_and_on_equal_configurations():
-    nothing = np.zeros(0, dtype=np.int64)
-    query = request(labelled=nothing, pending=nothing)
-    assert len(strategy_named("variance").select(query)) == 8
-    alike = request(embeddings=np.ones((60, 12), np.float32), static_features=np.ones((60, 6)))
-    assert len({p.index for p in strategy_named("variance").select(alike)}) == 8
-
-
-def test_what_cannot_be_is_refused():
+def test_invalid_requests_are_refused():
     with pytest.raises(InputError, match="did you mean 'random'"):
         strategy_named("randon")
     with pytest.raises(InputError, match="no acquisition strategy 'bmdal-lcmd-gradients'"):
@@ -192,6 +163,10 @@ def test_what_cannot_be_is_refused():
         request(uncertainty=np.ones(59))
     with pytest.raises(InputError, match="outside the pool"):
         request(labelled=np.array([60]))
+    with pytest.raises(InputError, match="values for"):
+        request(log_values=np.zeros(2))
+    with pytest.raises(InputError, match="needs the families"):
+        picks_of("stratified", request(families=None))
 
 
 # What each strategy is about.
@@ -206,12 +181,15 @@ def nothing():
 
 
 @pytest.mark.parametrize("name", [n for n in EVERY if n != "uncertainty"])
-def test_no_label_is_needed_to_begin(name):
+def test_strategies_work_without_labels(name):
     query = request(labelled=nothing(), pending=nothing(), uncertainty=None)
     assert len(set(picks_of(name, query))) == 8
+    equal = replace(query, embeddings=np.ones((60, 12), np.float32))
+    equal = replace(equal, static_features=np.ones((60, 6)))
+    assert len(set(picks_of(name, equal))) == 8
 
 
-def test_the_most_uncertain_come_first_and_heads_are_needed():
+def test_uncertainty_picks_the_most_uncertain_and_needs_heads():
     doubt = np.random.default_rng(3).random(60)
     picked = picks_of("uncertainty", request(uncertainty=doubt))
     left = np.setdiff1d(request().open, picked)
@@ -220,7 +198,7 @@ def test_the_most_uncertain_come_first_and_heads_are_needed():
         picks_of("uncertainty", request(uncertainty=None))
 
 
-def test_a_stratified_draw_gives_every_family_its_share():
+def test_stratified_picks_give_each_family_its_share():
     families = ["large"] * 40 + ["small"] * 20
     query = request(families=families, labelled=nothing(), pending=nothing(), count=12)
     drawn = [families[i] for i in picks_of("stratified", query)]
@@ -229,7 +207,7 @@ def test_a_stratified_draw_gives_every_family_its_share():
     assert [families[i] for i in picks_of("stratified", spent)] == ["small"] * 4
 
 
-def test_clusters_begin_in_every_family():
+def test_clusters_start_in_every_family():
     families = [f"family {i % 4}" for i in range(60)]
     query = request(families=families, labelled=nothing(), pending=nothing())
     assert sorted(families[i] for i in picks_of("clusters", query)) == sorted(
@@ -237,7 +215,7 @@ def test_clusters_begin_in_every_family():
     )
 
 
-def test_facility_serves_the_pool_better_than_chance():
+def test_facility_covers_the_pool_better_than_random():
     query = request(n=300, count=10)
 
     def served(picks):
@@ -251,7 +229,7 @@ def test_facility_serves_the_pool_better_than_chance():
     assert served(picks_of("facility", query)) > max(drawn)
 
 
-def test_lcmd_is_what_bmdal_reg_chooses(monkeypatch):
+def test_lcmd_agrees_with_bmdal_reg(monkeypatch):
     """The reference peer, on the same vectors."""
     pytest.importorskip("bmdal_reg")
     monkeypatch.setattr(np, "Inf", np.inf, raising=False)  # bmdal_reg is older than NumPy 2
@@ -286,17 +264,7 @@ def of_metric(n=60, seed=5, width=10, noise=0.1):
     return PoolCovariance(generator.normal(0, 1, (n, width)).astype(np.float32), noise)
 
 
-def test_the_worth_of_a_run_falls_with_the_probability_that_it_dies():
-    probabilities = np.linspace(0.0, 1.0, 101)
-    worth = taught_by_bounds(probabilities)
-    assert np.all(np.diff(worth) <= 1e-9)
-    assert worth[0] == pytest.approx(1.0, abs=1e-6)
-    assert worth[-1] == pytest.approx(0.0, abs=0.05)
-    # Half of a normal distribution is known as such: its variance is 1 - 2 / pi.
-    assert worth[50] == pytest.approx(1 - 0.5 * (1 - 2 / np.pi))
-
-
-def test_a_bounds_worth_is_what_truncated_normal_values_show():
+def test_the_value_of_a_bound_agrees_with_truncated_normals():
     values = np.random.default_rng(0).normal(size=400_000)
     for limit in (-1.0, 0.0, 1.5):
         died = values > limit
@@ -304,7 +272,7 @@ def test_a_bounds_worth_is_what_truncated_normal_values_show():
         assert taught_by_bounds(np.array([died.mean()]))[0] == pytest.approx(1 - left, abs=0.01)
 
 
-def test_runs_that_surely_die_are_not_bought_and_borderline_ones_are():
+def test_runs_that_will_fail_are_not_picked():
     covariance = of_metric()
     query = request(covariances=[covariance], count=10)
     first = picks_of("ours", query)
@@ -314,7 +282,7 @@ def test_runs_that_surely_die_are_not_bought_and_borderline_ones_are():
     assert set(picks_of("ours", replace(query, failure=borderline))) & set(first)
 
 
-def test_ours_per_second_buys_more_for_the_same_time():
+def test_per_second_strategy_buys_cheaper_runs():
     cost = np.exp(np.random.default_rng(8).normal(0, 1, 60))
     query = request(covariances=[of_metric()], predicted_cost=cost, count=10)
     plain, cheap = (sum(cost[picks_of(n, query)]) for n in ("ours", "ours-per-second"))
@@ -335,7 +303,7 @@ def test_one_batch_serves_all_metrics():
         assert sum(i < 30 for i in picked) == pytest.approx(expected, abs=1)
 
 
-def test_the_unit_of_a_metric_does_not_matter():
+def test_units_of_metrics_do_not_matter():
     first, second = of_metric(seed=1), of_metric(seed=2)
     louder = PoolCovariance(second.features * 30, second.noise * 900)
     query = request(count=10)
@@ -345,7 +313,7 @@ def test_the_unit_of_a_metric_does_not_matter():
     assert plain == scaled
 
 
-def test_siblings_of_a_picked_architecture_are_left():
+def test_near_duplicates_of_a_pick_are_not_picked():
     """Twenty architectures with three batch sizes each, near-copies: one of each is enough."""
     generator = np.random.default_rng(2)
     features = np.repeat(generator.normal(0, 1, (20, 30)), 3, axis=0)
@@ -358,7 +326,7 @@ def test_siblings_of_a_picked_architecture_are_left():
     assert len({i // 3 for i in picked}) == 15
 
 
-def test_what_was_unstable_is_measured_when_nothing_better_is_left():
+def test_noisy_configurations_are_picked_last():
     query = request(covariances=[of_metric()], count=1)
     best = picks_of("ours", query)[0]
     noise = np.ones(60)
@@ -368,7 +336,7 @@ def test_what_was_unstable_is_measured_when_nothing_better_is_left():
     assert picks_of("ours", alone) == [best]
 
 
-def test_on_a_device_that_another_has_taught_the_reduction_alone_decides():
+def test_variance_alone_decides_on_a_second_device():
     """What is left there is a difference, which the neighbourhood of a label says little of."""
     query = request(covariances=[of_metric()], labelled=nothing(), pending=nothing(), count=10)
     taught = replace(query, taught=True)
@@ -378,32 +346,7 @@ def test_on_a_device_that_another_has_taught_the_reduction_alone_decides():
     assert "representation" not in strategy_named("ours").select(taught)[0].reason
 
 
-def test_narrow_features_keep_most_of_the_covariance():
-    generator = np.random.default_rng(0)
-    scales = 1.0 / np.arange(1, 401)
-    wide = (generator.normal(0, 1, (500, 400)) * scales).astype(np.float32)
-    narrowed = narrow(wide, 50)
-    assert narrowed.shape == (500, 50)
-    before, after = wide @ wide.T, narrowed @ narrowed.T
-    assert np.linalg.norm(before - after) < 0.02 * np.linalg.norm(before)
-    assert narrow(wide, 400) is wide
-
-
-def test_every_pick_tells_its_rank_in_a_uniform_draw():
-    query = request(count=3)
-    ranks = [p.reason["rank_under_random"] for p in strategy_named("ours").select(query)]
-    assert len(set(ranks)) == 3
-    assert all(0 <= rank < len(query.open) for rank in ranks)
-
-
-def test_values_for_other_labels_are_refused():
-    with pytest.raises(InputError, match="values for"):
-        request(log_values=np.zeros(2))
-    with pytest.raises(InputError, match="needs the families"):
-        picks_of("stratified", request(families=None))
-
-
-def test_what_is_no_number_is_refused_instead_of_chosen():
+def test_nan_values_are_refused():
     doubt = np.ones(60)
     doubt[7] = np.nan
     for name in ("uncertainty", "failure", "predicted_cost", "noise_factor"):
@@ -422,7 +365,7 @@ def represented(points, known):
 
 @given(seed=st.integers(0, 1_000), known=st.integers(0, 5))
 @settings(max_examples=20, deadline=None)
-def test_what_a_label_stands_for_is_what_the_sum_over_the_pool_says(seed, known):
+def test_representation_gains_equal_the_change_of_the_sum(seed, known):
     query = request(n=40, seed=seed)
     have = np.random.default_rng(seed).permutation(40)[:known]
     pool = Representation(query.points, have, np.random.default_rng(0))
@@ -439,18 +382,7 @@ def test_what_a_label_stands_for_is_what_the_sum_over_the_pool_says(seed, known)
     assert pool.gains()[have] == pytest.approx(0.0, abs=1e-3)
 
 
-def test_what_is_to_be_measured_often_stands_for_less():
-    noise = np.ones(60)
-    noise[4] = 4.0
-    query = request()
-    plain, noisy = (
-        Representation(query.points, query.known, np.random.default_rng(0), noise_factor=factor)
-        for factor in (None, noise)
-    )
-    assert noisy.gains()[4] == pytest.approx(plain.gains()[4] / 4)
-
-
-def test_of_purely_learned_heads_ours_asks_what_stands_for_the_pool():
+def test_learned_heads_use_representation_only():
     query = request(covariances=(), count=12)
     assert picks_of("ours", query) == picks_of("facility", query)
     sure = np.where(np.isin(np.arange(60), picks_of("facility", query)), 0.999999, 0.0)
@@ -458,15 +390,16 @@ def test_of_purely_learned_heads_ours_asks_what_stands_for_the_pool():
     assert not set(picks_of("ours", guarded)) & set(picks_of("facility", query))
 
 
-def test_ours_tells_both_of_its_reasons_and_does_without_a_covariance():
+def test_picks_report_variance_and_representation():
     pick = strategy_named("ours").select(request())[0]
     assert 0 < pick.reason["variance_reduction"] < 1
     assert 0 < pick.reason["representation"] < 1
+    assert 0 <= pick.reason["rank_under_random"] < len(request().open)
     alone = strategy_named("ours").select(request(covariances=()))[0]
     assert "variance_reduction" not in alone.reason
 
 
-def test_ours_wants_what_teaches_and_stands_for_many_at_once():
+def test_picks_combine_variance_and_representation():
     """Twenty copies of which nothing is to be learned, five with one that teaches, five loners with
     one that teaches more: the sum of both shares would take one of the twenty."""
     places = 40.0 * np.random.default_rng(0).normal(0, 1, (7, 12))
@@ -482,7 +415,7 @@ def test_ours_wants_what_teaches_and_stands_for_many_at_once():
     assert picks_of("ours", query) == [22]
 
 
-def test_of_what_stands_for_nothing_more_the_more_instructive_comes_first():
+def test_variance_decides_where_representation_is_zero():
     """Copies of what is known, such as far more labels than targets leave behind."""
     alike = np.ones((60, 12), np.float32)
     covariance = of_metric()
@@ -490,17 +423,9 @@ def test_of_what_stands_for_nothing_more_the_more_instructive_comes_first():
     assert picks_of("ours", query) == picks_of("variance-heads", query)
 
 
-def test_ours_minds_the_noise_in_what_a_label_stands_for():
-    query = request(covariances=(), labelled=nothing(), pending=nothing(), count=1)
-    first = picks_of("ours", query)
-    noise = np.ones(60)
-    noise[first] = 9.0
-    assert picks_of("ours", replace(query, noise_factor=noise)) != first
-
-
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(deadline=None, max_examples=20)
-def test_what_a_pool_knows_is_what_the_inverse_says(seed):
+def test_the_pool_posterior_agrees_with_the_matrix_inverse(seed):
     """Also after labels: the covariance of the pool, reduced as if they had come one by one."""
     generator = np.random.default_rng(seed)
     features = generator.normal(0, 1, (30, 6)).astype(np.float32)

@@ -35,7 +35,7 @@ def known(workloads, metrics=("step_time_ms",), **options):
     return PoolKnowledge.of(workloads, metrics, spec_of("a100"), generator, **options)
 
 
-def test_kernels_say_what_a_step_takes(traced):
+def test_kernels_improve_the_step_time_estimate(traced):
     plain = known([replace(w, kernels=None) for w in traced]).estimates["step_time_ms"]
     better = known(traced).estimates["step_time_ms"]
     assert not np.allclose(plain.median, better.median, rtol=0.1)
@@ -43,7 +43,7 @@ def test_kernels_say_what_a_step_takes(traced):
         assert np.all(np.diff(knowledge.median.reshape(3, 3), axis=1) > 0)
 
 
-def test_a_part_without_kernels_tells_nothing_of_the_rest_and_keeps_its_own(traced):
+def test_workloads_without_kernels_are_estimated_separately(traced):
     mixed = [replace(w, kernels=None) if i < 3 else w for i, w in enumerate(traced)]
     knowledge, whole = known(mixed), known(traced)
     features = knowledge.covariances["step_time_ms"].features
@@ -59,7 +59,7 @@ def test_a_part_without_kernels_tells_nothing_of_the_rest_and_keeps_its_own(trac
     )
 
 
-def test_on_a_second_device_the_doubt_is_how_devices_differ(traced):
+def test_a_second_device_is_uncertain_in_how_devices_differ(traced):
     """Of step times that kernels explain; of graphs and memory nothing of the kind is known."""
     metrics = ("step_time_ms", "memory_mib")
     plain, second = known(traced, metrics), known(traced, metrics, others=known_devices())
@@ -77,7 +77,7 @@ def test_on_a_second_device_the_doubt_is_how_devices_differ(traced):
     assert np.array_equal(*(k.covariances["step_time_ms"].features for k in alone))
 
 
-def test_rows_of_the_pool_keep_what_is_known_of_them(traced):
+def test_rows_of_the_pool_keep_their_estimates(traced):
     rows = np.array([7, 2])
     whole = known(traced, ("step_time_ms", "memory_mib", "energy_j"))
     part = whole.of_rows(rows)

@@ -1,7 +1,5 @@
 """The default learner on workloads with kernels: prior, residual and interval together."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -23,7 +21,7 @@ SHARE_OF_BANDWIDTH = {KernelKind.BATCH_NORM: 0.6, KernelKind.ELEMENTWISE: 0.9, K
 NOISE = 0.03
 
 
-def measured_ms(workload, random) -> float:
+def measured_ms(workload, random):
     """A step time that is not of the prior's form.
 
     Each kernel runs at a fixed share of a peak. The step is then shortened or lengthened by how
@@ -61,10 +59,10 @@ def judged():
     return start, head, workloads[150:], values[150:]
 
 
-def test_a_trained_head_predicts_new_architectures_better_than_its_prior(judged):
+def test_a_trained_head_beats_its_prior_on_unseen_networks(judged):
     start, head, workloads, values = judged
 
-    def error(logs) -> float:
+    def error(logs):
         return float(np.mean(np.abs(np.exp(logs) / values - 1)))
 
     untrained = error(start.log_values(workloads))
@@ -74,7 +72,7 @@ def test_a_trained_head_predicts_new_architectures_better_than_its_prior(judged)
     assert trained < 0.9 * prior
 
 
-def test_intervals_hold_about_the_share_of_new_architectures_that_they_promise(judged):
+def test_intervals_have_the_promised_coverage(judged):
     _, head, workloads, values = judged
     estimate = head.predict(workloads)
     inside = np.mean((estimate.low <= values) & (values <= estimate.high))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from research.priors.other_devices import errors_of_devices, pooled_errors
+from research.priors.other_devices import pooled_errors
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.other_devices import (
     Basis,
@@ -11,7 +11,6 @@ from trappm.learner.heads.other_devices import (
     known_of_others,
 )
 from trappm.learner.heads.predictions import TrainedHeads
-from trappm.learner.stats.calibration import LEVELS
 from trappm.learner.workload import Workload
 from trappm.prediction.fitting import MemoryInterval, Verdict
 from trappm.profiler.devices.catalogue import memory_mib
@@ -52,14 +51,14 @@ def medians(others, device, workload):
 
 @pytest.mark.parametrize("phase", list(Phase))
 @pytest.mark.parametrize("device", ["t4", "l4", "rtx2060", "rtx-4060-ti", "h100", "v100-32gb"])
-def test_every_card_of_the_catalogue_has_time_and_memory(others, profile, device, phase):
+def test_every_gpu_of_the_catalogue_has_time_and_memory(others, profile, device, phase):
     answer = medians(others, device, workload_of(profile, phase))
     assert set(answer) == {"step_time_ms", "memory_mib"}
     simulated = profile.step.memory(32, phase=phase)
     assert simulated.reserved_mib < answer["memory_mib"] < simulated.reserved_mib + 2000
 
 
-def test_faster_cards_are_faster(others, profile):
+def test_faster_gpus_have_shorter_steps(others, profile):
     times = [
         medians(others, device, workload_of(profile, batch_size=64))["step_time_ms"]
         for device in ("gtx-1650", "t4", "v100", "h100")
@@ -68,12 +67,12 @@ def test_faster_cards_are_faster(others, profile):
 
 
 @pytest.mark.parametrize("device", ["cpu-2t", "gaudi2", ""])
-def test_what_is_no_card_of_the_catalogue_has_none(others, device):
+def test_devices_outside_the_catalogue_have_no_heads(others, device):
     assert others.heads(device, Phase.TRAIN) is None
     assert others.basis(device) is None
 
 
-def test_steps_and_kernels_of_the_card_move_its_constants(others):
+def test_measurements_of_a_gpu_change_its_constants(others):
     assert others.basis("t4") is Basis.KERNELS
     assert others.basis("rtx-2060") is Basis.SPECIFICATION
     assert others.basis("rtx-2080-ti") is Basis.STEPS
@@ -82,7 +81,7 @@ def test_steps_and_kernels_of_the_card_move_its_constants(others):
 
 
 @pytest.mark.parametrize("phase", list(Phase))
-def test_steps_of_a_card_narrow_its_interval(others, phase):
+def test_measured_steps_narrow_the_interval(others, phase):
     widths = {}
     for basis in Basis:
         low, high = others.step_time[basis, phase].interval()
@@ -91,19 +90,7 @@ def test_steps_of_a_card_narrow_its_interval(others, phase):
     assert widths[Basis.STEPS] < min(widths[Basis.KERNELS], widths[Basis.SPECIFICATION])
 
 
-def test_snapshots_of_before_steps_were_judged_are_read(others, profile):
-    tensors = {k: v for k, v in others.tensors().items() if not k.startswith("errors.steps.")}
-    older = OtherDevices.from_tensors(tensors)
-    workload = workload_of(profile)
-    for known, judged in ((others, Basis.STEPS), (older, Basis.KERNELS)):
-        answer = known.heads("v100", Phase.TRAIN).heads.predict([workload])
-        at = answer.metrics.index("step_time_ms")
-        low, high = known.step_time[judged, Phase.TRAIN].interval()
-        width = np.log(answer.high[0, at] / answer.low[0, at])
-        assert width == pytest.approx(high - low)
-
-
-def test_a_snapshot_keeps_them(others, profile):
+def test_other_devices_are_restored_from_tensors(others, profile):
     again = OtherDevices.from_tensors(others.tensors())
     for device in ("t4", "rtx-2060"):
         assert medians(again, device, workload_of(profile)) == medians(
@@ -111,13 +98,14 @@ def test_a_snapshot_keeps_them(others, profile):
         )
 
 
-def test_damage_is_refused(others):
+def test_damaged_tensors_are_refused(others):
     tensors = others.tensors()
     for name in ("constants", "errors.memory.quantiles"):
         with pytest.raises(KeyError):
             OtherDevices.from_tensors({k: v for k, v in tensors.items() if k != name})
     t4, memory = "kernels.t4", "errors.memory.quantiles"
     for damage, message in (
+        ({"constants": tensors["constants"][:-1]}, "constants of shape"),
         ({t4: tensors[t4][:5]}, "constants of shape"),
         ({t4: tensors[t4].repeat(2)}, "constants of shape"),
         ({t4: tensors[t4] * np.nan}, "not finite"),
@@ -127,13 +115,7 @@ def test_damage_is_refused(others):
             OtherDevices.from_tensors({**tensors, **damage})
 
 
-def test_constants_of_another_formula_are_refused(others):
-    cut = {k: v[:-1] if k == "constants" else v for k, v in others.tensors().items()}
-    with pytest.raises(ValueError, match="constants of shape"):
-        OtherDevices.from_tensors(cut)
-
-
-def test_labelled_metrics_stay_and_missing_ones_are_added(others):
+def test_missing_metrics_are_added_to_trained_heads(others):
     whole = others.heads("a100", Phase.TRAIN)
     memory = whole.heads.heads["memory_mib"]
     known = TrainedHeads(Heads({"memory_mib": memory}, 7), whole.settings)
@@ -144,22 +126,7 @@ def test_labelled_metrics_stay_and_missing_ones_are_added(others):
     assert others.completed(known, "cpu-2t", Phase.TRAIN) is known
 
 
-def test_quantiles_are_of_cards_and_not_of_labels():
-    """A card of a thousand labels tells no more of another card than one of ten."""
-    generator = np.random.default_rng(3)
-    sizes = generator.integers(5, 1000, size=40)
-    errors = [
-        np.full(size, off) for size, off in zip(sizes, generator.normal(0, 0.3, 40), strict=True)
-    ]
-    cards = [f"card {i}" for i, size in enumerate(sizes) for _ in range(size)]
-    fitted = errors_of_devices(np.concatenate(errors), cards)
-    low, high = fitted.interval()
-    inside = np.mean([low <= off[0] <= high for off in errors])
-    assert 0.8 <= inside <= 0.97
-    assert len(fitted.quantiles) == len(LEVELS)
-
-
-def test_an_interval_of_pooled_errors_is_no_wider_than_errors_are():
+def test_pooled_error_intervals_weight_devices_and_architectures_equally():
     """Cards, and then the architectures of each, have the same weight, whatever their labels."""
     generator = np.random.default_rng(4)
     of_cards = [generator.normal(0.02, 0.03, 300), generator.normal(0.03, 0.05, 100)]
@@ -173,7 +140,7 @@ def test_an_interval_of_pooled_errors_is_no_wider_than_errors_are():
     assert np.mean(inside) == pytest.approx(0.9, abs=0.015)
 
 
-def test_memory_of_a_card_without_labels_is_nearly_as_sure_as_the_simulation(others):
+def test_memory_of_an_unlabelled_gpu_has_a_narrow_interval(others):
     low, high = np.exp(others.memory.interval())
     assert 0.9 < low < 1
     assert 1 < high < 1.2
@@ -182,7 +149,7 @@ def test_memory_of_a_card_without_labels_is_nearly_as_sure_as_the_simulation(oth
 @pytest.mark.parametrize(
     ("precision", "batch_size"), [(Precision.FP32, 128), (Precision.AMP_FP16, 256)]
 )
-def test_what_nvidia_trained_on_a_v100_fits(others, precision, batch_size):
+def test_batch_sizes_of_published_v100_runs_fit(others, precision, batch_size):
     """DeepLearningExamples trains ResNet-50 at these batch sizes on a V100 of 16 GB.
 
     They are at the edge: 125 and 245 fit by the upper bound, and the answer is "may not fit".

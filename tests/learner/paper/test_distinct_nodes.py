@@ -42,7 +42,7 @@ def partition(keys):
     data=st.data(),
 )
 @settings(deadline=None)
-def test_keys_tell_apart_exactly_what_differs_within_their_depth(features, data):
+def test_keys_differ_exactly_where_neighborhoods_differ(features, data):
     count = len(features)
     pairs = [(a, b) for a in range(count) for b in range(a + 1, count)]
     chosen = data.draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
@@ -53,20 +53,8 @@ def test_keys_tell_apart_exactly_what_differs_within_their_depth(features, data)
         assert partition(actual[:, depth].tolist()) == partition(expected)
 
 
-def test_keys_do_not_depend_on_the_order_of_nodes_or_edges():
-    generator = np.random.default_rng(0)
-    features = generator.integers(0, 3, (9, 2)).astype(np.float32)
-    edges = np.array([(a, b) for a in range(9) for b in range(a + 1, 9) if (a + b) % 3 == 0])
-    order = generator.permutation(9)
-    place = np.argsort(order)
-    shuffled = place[edges][generator.permutation(len(edges))]
-    np.testing.assert_array_equal(
-        node_keys(features[order], shuffled), node_keys(features, edges)[order]
-    )
-
-
 @pytest.mark.parametrize("training", [True, False])
-def test_encoder_over_distinct_nodes_equals_pyg_on_every_node(zoo, training):
+def test_the_encoder_over_distinct_nodes_equals_pyg(zoo, training):
     batch = next(
         batches([to_data(graph, zoo.encoder.scaler) for graph in zoo.graphs[:20]], 10**9, range(20))
     )
@@ -86,7 +74,7 @@ def test_encoder_over_distinct_nodes_equals_pyg_on_every_node(zoo, training):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_regressor_over_distinct_nodes_equals_pyg_on_every_node(zoo, small):
+def test_the_regressor_over_distinct_nodes_equals_pyg(zoo, small):
     data = [to_data(g, zoo.encoder.scaler, vector=np.ones(3)) for g in zoo.graphs[:20]]
     batch = next(batches(data, 10**9, range(20)))
     ours, plain = (HeadNetwork(replace(small.head, distinct=d), 3, 50.0) for d in (True, False))
@@ -95,7 +83,7 @@ def test_regressor_over_distinct_nodes_equals_pyg_on_every_node(zoo, small):
     torch.testing.assert_close(ours(batch), plain(batch), rtol=1e-4, atol=1e-5)
 
 
-def test_no_network_may_be_deeper_than_the_keys(zoo):
+def test_networks_deeper_than_the_keys_are_refused(zoo):
     batch = next(batches([to_data(zoo.graphs[0], zoo.encoder.scaler)], 10**9, [0]))
     with pytest.raises(ValueError, match="reach to depth"):
         classes_of(batch, MAX_DEPTH + 1)

@@ -1,7 +1,5 @@
 """Kernels alone and steps are evidence for the same constants, of one device and of others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +7,8 @@ import pytest
 import torch
 from test_step_time import V100, error, moved, networks
 
-from trappm.learner.physics import step_time_prior
 from trappm.learner.physics.devices.joint_fit import Distribution, Evidence, JointFit
-from trappm.learner.physics.devices.known_devices import kernel_evidence, known_devices
+from trappm.learner.physics.devices.known_devices import kernel_evidence
 from trappm.learner.physics.kernel_times import group_rows, spreads, starting_constants
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.profiler.errors import InputError
@@ -54,7 +51,7 @@ def shifted(by, seed=0):
     return StepTimePrior(V100, constants)
 
 
-def test_kernels_alone_say_how_long_steps_take():
+def test_kernel_measurements_improve_step_times():
     truth = shifted(0.4)
     unseen = networks(20, seed=5)
     before = StepTimePrior.like_others(V100, first())
@@ -63,7 +60,7 @@ def test_kernels_alone_say_how_long_steps_take():
     assert error(after, unseen, wanted) < 0.6 * error(before, unseen, wanted)
 
 
-def test_what_a_source_adds_to_each_kernel_is_not_of_the_device():
+def test_launch_overhead_of_a_source_is_not_attributed_to_the_device():
     truth = shifted(0.0)
     unseen = networks(20, seed=5)
     slow, quick = (
@@ -73,22 +70,7 @@ def test_what_a_source_adds_to_each_kernel_is_not_of_the_device():
     np.testing.assert_allclose(slow.log_values(unseen), quick.log_values(unseen), atol=0.1)
 
 
-def test_a_device_learns_from_hosts_that_cost_differently():
-    truth = shifted(0.2)
-    seen, unseen = networks(40, seed=1), networks(20, seed=5)
-    slow = StepTimePrior(truth.spec, truth.constants.clone())
-    slow.constants[ROWS["step"]] += 3.0
-    labelled = [replace(w, host="slow" if i % 4 == 0 else "") for i, w in enumerate(seen)]
-    values = np.where(
-        [w.host == "slow" for w in labelled], slow.log_values(seen), truth.log_values(seen)
-    )
-    fitted = StepTimePrior.like_others(V100, first()).refit(labelled, values)
-    assert error(fitted, unseen, truth.log_values(unseen)) < 0.05
-    # Most labels are of the other host: what a step costs is said of it.
-    assert fitted.constants[ROWS["step"]] < truth.constants[ROWS["step"]] + 1.0
-
-
-def test_labels_are_judged_with_what_their_own_host_costs():
+def test_overhead_is_learned_per_host():
     """Else what a slow host adds would be learned as an error of the model."""
     truth = shifted(0.2)
     slow = StepTimePrior(truth.spec, truth.constants.clone())
@@ -104,7 +86,7 @@ def test_labels_are_judged_with_what_their_own_host_costs():
     np.testing.assert_allclose(fitted.features(mixed[:1]), fitted.features(mixed)[:1])
 
 
-def test_a_device_that_starts_from_another_keeps_what_its_kernels_say():
+def test_kernel_measurements_survive_transfer():
     other, truth = shifted(-0.4, seed=3), shifted(0.4)
     unseen = networks(20, seed=5)
     wanted = truth.log_values(unseen)
@@ -117,19 +99,7 @@ def test_a_device_that_starts_from_another_keeps_what_its_kernels_say():
     assert error(begun, unseen, wanted) < error(plain.refit(few, labels), unseen, wanted)
 
 
-def test_many_labels_need_no_other_devices(monkeypatch):
-    """Their joint fit would take as long as the cube of their number."""
-    truth, seen = shifted(0.4), networks(20, seed=1)
-    labels = truth.log_values(seen)
-    begun = StepTimePrior.like_others(V100, first(), [alone(truth, calls())])
-    assert begun.refit(seen, labels).known is not None
-    monkeypatch.setattr(step_time_prior, "MANY_LABELS", 20)
-    monkeypatch.setattr(step_time_prior, "JointFit", None)
-    plain = StepTimePrior(V100, begun.constants).refit(seen, labels)
-    assert torch.equal(begun.refit(seen, labels).constants, plain.constants)
-
-
-def test_what_devices_have_in_common_is_where_a_new_one_starts():
+def test_similar_devices_improve_the_start_of_a_new_one():
     """Of four devices alike, a fifth is predicted better than from its specification."""
     alike = torch.from_numpy(np.random.default_rng(1).normal(size=len(starting_constants())))
     centre = starting_constants() + 0.3 * alike
@@ -147,19 +117,10 @@ def test_what_devices_have_in_common_is_where_a_new_one_starts():
     assert error(new, unseen, wanted) < 0.5 * error(StepTimePrior(V100), unseen, wanted)
 
 
-def test_labels_that_are_missing_or_no_labels_change_nothing():
+def test_missing_labels_do_not_change_the_prior():
     prior = StepTimePrior.like_others(V100, first())
     steps = networks(3)
     assert prior.refit([], np.zeros(0)) is prior
     assert prior.refit(steps, np.full(3, np.nan)) is prior
     with pytest.raises(InputError, match="3 workloads and 2 labels"):
         prior.refit(steps, np.zeros(2))
-
-
-def test_what_is_known_of_devices_comes_with_the_package():
-    known = known_devices()
-    size = starting_constants().shape
-    assert {t.shape for t in (known.centre, known.device, known.host)} == {size}
-    assert known.centre.isfinite().all()
-    assert not known.shared.any()
-    assert ((known.device > 0) | (known.host > 0)).all()

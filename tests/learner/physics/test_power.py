@@ -1,7 +1,5 @@
 """Power and energy of steps: what they are made of, and what a power limit does to them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -13,9 +11,8 @@ from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
 from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.graph_prior import GraphPrior
-from trappm.learner.physics.power import power_prior
 from trappm.learner.physics.power.operating_point import CONSTANTS, Sheet, Steps, loads_of
-from trappm.learner.physics.power.power_prior import MEASURED, PowerPrior, power_of
+from trappm.learner.physics.power.power_prior import PowerPrior, power_of
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import card_of, cards
@@ -79,7 +76,7 @@ def test_loads_are_those_of_the_kernels(workloads, profiles):
         loads_of([Workload(graph=Graph.empty(1))], PRIOR)
 
 
-def test_a_lower_limit_takes_power_and_gives_time(workloads):
+def test_a_lower_power_limit_reduces_power_and_slows_steps(workloads):
     steps, time_ms = steps_of(workloads)
     limits = np.arange(260.0, 60.0, -20.0)
     points = [steps.under(np.full(len(workloads), limit)) for limit in limits]
@@ -95,7 +92,7 @@ def test_a_lower_limit_takes_power_and_gives_time(workloads):
     assert free.power_w == pytest.approx(steps.at(np.ones(len(workloads)))[0])
 
 
-def test_what_waits_draws_little_more_than_an_idle_card(workloads):
+def test_waiting_steps_draw_little_more_than_idle_power(workloads):
     steps, _ = steps_of(workloads, slower=50.0)
     idle = 250 * steps.values[CONSTANTS.index("idle")]
     under = steps.under(np.full(len(workloads), 250.0))
@@ -105,7 +102,7 @@ def test_what_waits_draws_little_more_than_an_idle_card(workloads):
     assert slow.time_ms == pytest.approx(under.time_ms, rel=0.01)
 
 
-def test_constants_come_back_from_labels_of_theirs(workloads):
+def test_constants_are_recovered_from_labels(workloads):
     labels, sheet = [], Sheet.of(card_of(CARD))
     truth = {"a": constants(idle=0.1, full=0.9), "b": constants(idle=0.2, full=0.5)}
     for card, own in truth.items():
@@ -135,7 +132,7 @@ def test_constants_come_back_from_labels_of_theirs(workloads):
     assert a.mean[idle] < fitted.unknown.mean[idle] < b.mean[idle]
 
 
-def test_heads_of_a_campaign_learn_power_by_kernels_and_their_own_times(profiles):
+def test_campaign_heads_learn_power_from_kernels_and_step_times(profiles):
     """On a slow host small steps wait and draw little, which nothing but kernels and times tell."""
     random = np.random.default_rng(0)
     rows = [
@@ -193,7 +190,7 @@ def test_step_time_uses_kernels_if_most_labels_have_them(profiles, untraced, kin
     assert heads.predict(known).metrics == ("step_time_ms",)
 
 
-def test_what_is_known_of_a_card_says_what_it_rests_on():
+def test_known_power_states_its_source_and_uncertainty():
     v100, a40 = power_of(card_of("v100-16gb")), power_of(card_of("a40"))
     assert (v100.limit_w, v100.sheet.power_w) == (300, 250)
     assert "Zeus" in v100.rests_on
@@ -208,19 +205,3 @@ def test_what_is_known_of_a_card_says_what_it_rests_on():
         assert (
             known is None or np.isfinite(known.constants.draws(3, np.random.default_rng(0))).all()
         )
-
-
-def test_what_is_written_is_read_again(tmp_path, monkeypatch):
-    path = tmp_path / "power.safetensors"
-    before = {
-        model: (power_of(card_of(name)).constants, 0.07) for model, (name, _) in MEASURED.items()
-    }
-    power_prior.write({**before, power_prior.UNKNOWN: before["v100"]}, path)
-    monkeypatch.setattr(power_prior, "FILE", path)
-    power_prior._known.cache_clear()
-    try:
-        assert power_of(card_of(CARD)).noise == pytest.approx(0.07)
-        assert np.array_equal(power_of(card_of("h100")).constants.mean, before["h100"][0].mean)
-        assert np.array_equal(power_of(card_of("a40")).constants.mean, before["v100"][0].mean)
-    finally:
-        power_prior._known.cache_clear()

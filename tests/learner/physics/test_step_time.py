@@ -1,7 +1,5 @@
 """The simulated step time knows physics without labels, learns constants, and transfers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -10,11 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_samples import graph, networks, workload
-from torch import nn
 
 from trappm.learner.physics.device_specs import CPU, has_kernels, known_spec, spec_of
 from trappm.learner.physics.devices.known_devices import known_devices
-from trappm.learner.physics.kernel_terms import PASSES, terms_of
 from trappm.learner.physics.kernel_times import group_rows, spreads
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
@@ -39,14 +35,14 @@ def error(prior, workloads, truth):
     return float(np.mean(np.abs(prior.log_values(workloads) - truth)))
 
 
-def test_a_stream_takes_as_long_as_the_bandwidth_says():
+def test_a_memory_bound_kernel_takes_bytes_over_bandwidth():
     many = 1 << 24
     step = workload([(KernelKind.ELEMENTWISE, Pass.FORWARD, many, 0, 0, 0)], 256, parameters=0)
     ideal_ms = many * 256 / (RTX.bandwidth_gbs * 1e6)
     assert 1.0 < np.exp(StepTimePrior(RTX).log_values([step])[0]) / ideal_ms < 1.6
 
 
-def test_a_large_product_takes_as_long_as_the_peak_says():
+def test_a_large_product_takes_flops_over_peak():
     step = workload([(KernelKind.LINEAR, Pass.FORWARD, 2048, 1024, 4096, 4096)], 256, 0)
     ideal_ms = 2 * 256 * 1024 * 4096**2 / (RTX.half_tflops * 1e9)
     assert 1.0 < np.exp(StepTimePrior(RTX).log_values([step])[0]) / ideal_ms < 2.5
@@ -54,14 +50,14 @@ def test_a_large_product_takes_as_long_as_the_peak_says():
 
 @settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 1000), factor=st.integers(2, 5))
-def test_more_samples_never_take_less_time(seed, factor):
+def test_step_time_grows_at_most_linearly_with_the_batch(seed, factor):
     few = networks(1, seed)[0]
     many = replace(few, graph=graph(few.batch_size * factor))
     first, second = StepTimePrior(A100).log_values([few, many])
     assert first < second <= first + np.log(factor) + 1e-9
 
 
-def test_inference_is_a_part_of_training_and_optimizers_cost_what_they_touch():
+def test_inference_is_faster_than_training_and_adam_slower_than_sgd():
     step = networks(1)[0]
     train, infer = StepTimePrior(A100).log_values([step, replace(step, phase=Phase.INFER)])
     assert infer < train
@@ -73,14 +69,14 @@ def test_inference_is_a_part_of_training_and_optimizers_cost_what_they_touch():
     assert len(set(by_optimizer)) == 3
 
 
-def test_each_workload_is_simulated_on_its_own():
+def test_workloads_are_simulated_independently():
     some, prior = networks(6), StepTimePrior(A100)
     together = prior.log_values(some)
     np.testing.assert_allclose(together[::-1], prior.log_values(some[::-1]), rtol=1e-12)
     np.testing.assert_allclose(together[:1], prior.log_values(some[:1]), rtol=1e-12)
 
 
-def test_constants_of_an_unknown_device_are_learned_from_labels():
+def test_labels_recover_the_constants_of_an_unknown_device():
     seen, unseen = networks(60), networks(30, seed=1)
     start = StepTimePrior(A100)
     truth = moved(start, seed=3, spread=0.5)
@@ -91,7 +87,7 @@ def test_constants_of_an_unknown_device_are_learned_from_labels():
     assert after < min(0.03, before / 3)
 
 
-def test_a_new_device_needs_fewer_labels_when_it_starts_from_a_known_one():
+def test_transfer_needs_fewer_labels_than_scratch():
     seen, unseen = networks(60), networks(30, seed=1)
     known = moved(StepTimePrior(A100), seed=3)
     fitted = StepTimePrior(A100).refit(seen, known.log_values(seen))
@@ -106,7 +102,7 @@ def test_a_new_device_needs_fewer_labels_when_it_starts_from_a_known_one():
     assert error(transferred, unseen, truth) < error(scratch, unseen, truth)
 
 
-def test_one_wild_label_moves_little():
+def test_one_outlier_changes_little():
     seen, unseen = networks(60), networks(30, seed=1)
     truth = moved(StepTimePrior(A100), seed=3)
     labels = truth.log_values(seen)
@@ -115,7 +111,7 @@ def test_one_wild_label_moves_little():
     assert error(fitted, unseen, truth.log_values(unseen)) < 0.03
 
 
-def test_how_far_constants_may_move_is_learned_from_labels():
+def test_the_spread_of_constants_is_learned_from_labels():
     seen, start = networks(60), StepTimePrior(A100)
     rows = {group.name: rows for group, rows in group_rows()}
     truth = start.constants.clone()
@@ -128,7 +124,7 @@ def test_how_far_constants_may_move_is_learned_from_labels():
     assert torch.equal(change[rows["bandwidth"]], torch.ones(1, dtype=torch.float64))
 
 
-def test_a_fold_does_not_start_from_constants_that_have_seen_it(monkeypatch):
+def test_a_fold_does_not_start_from_constants_that_used_its_labels(monkeypatch):
     monkeypatch.setattr("trappm.learner.physics.step_time_prior.MANY_LABELS", 20)
     some, start = networks(36), StepTimePrior(A100)
     labels = moved(start, seed=3, spread=0.5).log_values(some)
@@ -139,40 +135,7 @@ def test_a_fold_does_not_start_from_constants_that_have_seen_it(monkeypatch):
     assert torch.equal(fold.learned_spreads, of_all.learned_spreads)
 
 
-def classes_of_a_grouped_convolution(fan_in, groups, fan_out=None, stride=1):
-    """By pass, as `terms_of` counts them."""
-    into, out = groups * fan_in, groups * (fan_out or fan_in)
-    middle = nn.Conv2d(into, out, 3, stride, 1, groups=groups, bias=False)
-    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(out, 4)
-    profile = kernel_profile(nn.Sequential(nn.Conv2d(3, into, 1), middle, *head), 16)
-    question = Workload(graph=graph(8), precision=Precision.FP32, kernels=profile)
-    products = terms_of([question], A100).products
-    chosen = products.base // PASSES == KernelKind.GROUPED
-    return set(products.detail[chosen].tolist())
-
-
-def test_grouped_convolutions_with_a_kernel_of_their_own_are_a_class_in_all_passes():
-    (direct,) = classes_of_a_grouped_convolution(16, 32)
-    assert classes_of_a_grouped_convolution(16, 32, stride=2) == {direct}
-    assert classes_of_a_grouped_convolution(16, 18) == {direct}
-    (few_groups,) = classes_of_a_grouped_convolution(16, 8)
-    (uneven,) = classes_of_a_grouped_convolution(16, 32, fan_out=32)
-    (odd,) = classes_of_a_grouped_convolution(24, 32)
-    assert direct not in {few_groups, uneven, odd}
-
-
-def test_tightness_holds_the_constants():
-    seen = networks(20)
-    start = StepTimePrior(A100)
-    labels = moved(start, seed=3, spread=0.6).log_values(seen)
-    distances = []
-    for tightness in (0.1, 1.0):
-        fitted = start.refit(seen, labels, tightness=tightness)
-        distances.append(float(torch.dist(fitted.constants, start.constants)))
-    assert distances[0] < distances[1]
-
-
-def test_labels_that_are_bounds_only_are_left_out():
+def test_labels_that_are_only_bounds_are_ignored():
     seen, start = networks(12), StepTimePrior(A100)
     labels = moved(start, seed=3).log_values(seen)
     some = start.refit(seen[:9], labels[:9])
@@ -180,27 +143,6 @@ def test_labels_that_are_bounds_only_are_left_out():
     both = start.refit(seen, labels, log_above=np.where(np.isnan(labels), 3.0, np.nan))
     torch.testing.assert_close(both.constants, some.constants)
     assert start.refit([], np.zeros(0)) is start
-
-
-def test_labels_of_another_number_and_workloads_without_kernels_are_refused():
-    seen, start = networks(3), StepTimePrior(A100)
-    with pytest.raises(InputError, match="3 workloads and 2 labels"):
-        start.refit(seen, np.zeros(2))
-    with pytest.raises(InputError, match="without kernels"):
-        start.log_values([replace(seen[0], kernels=None)])
-
-
-def test_features_are_finite_and_hold_shares_of_the_step():
-    some, prior = networks(5), StepTimePrior(A100)
-    features = prior.features(some)
-    assert features.shape[0] == 5
-    assert np.isfinite(features).all()
-    assert features.shape[1] == sum(prior.feature_groups)
-    shares = features[:, : sum(prior.feature_groups[:3])] ** 2
-    np.testing.assert_allclose(shares.sum(axis=1), 1, rtol=1e-9)
-    assert prior.features(some[:1]).shape == (1, features.shape[1])
-    assert prior.features([]).shape == (0, features.shape[1])
-    assert prior.log_values([]).shape == (0,)
 
 
 @pytest.mark.parametrize(
@@ -216,22 +158,6 @@ def test_sensitivities_are_derivatives_in_units_of_the_spread(start):
     assert prior.sensitivities([]).shape == (0, len(prior.constants))
 
 
-def test_what_other_devices_know_makes_a_constant_less_uncertain():
-    some, known = networks(5), known_devices()
-    prior = StepTimePrior.like_others(A100, known)
-    moves = prior.sensitivities(some)
-    plain = StepTimePrior(A100, known.centre).sensitivities(some)
-    assert (np.linalg.norm(moves, axis=1) < np.linalg.norm(plain, axis=1)).all()
-    assert prior.moved(np.ones(len(known.centre))).known is known
-
-
-def test_a_prior_survives_its_tensors():
-    prior = moved(StepTimePrior(RTX), seed=1)
-    again = StepTimePrior.from_tensors(prior.tensors())
-    assert again.spec == prior.spec
-    np.testing.assert_array_equal(again.log_values(networks(3)), prior.log_values(networks(3)))
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -241,14 +167,14 @@ def test_a_prior_survives_its_tensors():
         {"spec": torch.ones(3)},
     ],
 )
-def test_tensors_of_something_else_are_refused(change):
+def test_invalid_tensors_are_refused(change):
     with pytest.raises(ValueError, match=r"constants|spec"):
         StepTimePrior.from_tensors({**StepTimePrior(RTX).tensors(), **change})
     with pytest.raises(KeyError):
         StepTimePrior.from_tensors({})
 
 
-def test_devices_are_known_by_their_key():
+def test_device_specs_are_found_by_key():
     assert spec_of("rtx4090") == spec_of("GeForce-RTX-4090") != RTX
     assert spec_of("simulated:a100-40gb") == A100
     assert spec_of("a100-80gb").bandwidth_gbs > A100.bandwidth_gbs
@@ -257,7 +183,7 @@ def test_devices_are_known_by_their_key():
 
 
 @pytest.mark.parametrize("device", ["never-heard-of", "a1000", "rtx-9090", "a100-64gb", "gpu"])
-def test_a_device_that_nobody_listed_is_not_taken_for_another(device):
+def test_unlisted_devices_are_not_matched_to_similar_names(device):
     assert known_spec(device) is None
     assert not has_kernels(device)
     with pytest.raises(InputError, match=r"catalogue\.csv"):
@@ -270,7 +196,7 @@ def resnet50(precision=Precision.FP32):
     return Workload(graph=graph(32), precision=precision, kernels=kernels)
 
 
-def test_convolutions_in_fp32_take_tf32_where_there_is_any():
+def test_fp32_convolutions_use_tf32_where_available():
     step = resnet50()
     a100_ms, v100_ms = (
         float(np.exp(StepTimePrior(spec).log_values([step])[0])) for spec in (A100, V100)
@@ -283,7 +209,7 @@ def test_convolutions_in_fp32_take_tf32_where_there_is_any():
     assert np.exp(plain.log_values([step])[0]) > 100
 
 
-def test_products_and_half_precision_know_nothing_of_tf32():
+def test_matrix_products_and_half_precision_do_not_use_tf32():
     none = replace(A100, tf32_tflops=None)
     steps = [resnet50(Precision.AMP_FP16), *networks(5)]
     dense = [(KernelKind.LINEAR, Pass.FORWARD, 2048, 1024, 4096, 4096)]
@@ -301,7 +227,7 @@ def test_products_and_half_precision_know_nothing_of_tf32():
     ).log_values([resnet50()])
 
 
-def test_a_source_that_times_less_says_so_and_is_simulated_so():
+def test_step_scopes_change_the_simulated_time():
     whole = resnet50()
     infers = replace(whole, phase=Phase.INFER)
     prior = StepTimePrior(V100)

@@ -5,8 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from trappm.learner.stats.calibration import LEVELS, Calibration, Familiarity, UnseenErrors
 from trappm.profiler.errors import InputError
@@ -23,7 +21,7 @@ def errors(architectures, seed, labels=4):
 
 
 @pytest.mark.parametrize("architectures", [150, 600])
-def test_intervals_hold_as_often_as_they_say(architectures):
+def test_intervals_have_the_stated_coverage(architectures):
     held = []
     for seed in range(8):
         low, high = Calibration.fit(*errors(architectures, seed)).interval()
@@ -34,7 +32,7 @@ def test_intervals_hold_as_often_as_they_say(architectures):
 
 @pytest.mark.parametrize("architectures", [15, 20, 35, 50, 80])
 @pytest.mark.parametrize("kind", ["normal", "laplace", "student"])
-def test_intervals_from_few_errors_hold_as_often_as_they_say(architectures, kind):
+def test_intervals_from_few_errors_have_the_stated_coverage(architectures, kind):
     held = []
     for seed in range(200):
         generator = np.random.default_rng(seed)
@@ -51,7 +49,7 @@ def test_intervals_from_few_errors_hold_as_often_as_they_say(architectures, kind
     assert 0.89 < np.mean(held) < 0.925
 
 
-def test_errors_cut_short_by_a_limit_do_not_narrow_the_interval():
+def test_censored_errors_do_not_narrow_the_interval():
     whole, cut = [], []
     for seed in range(8):
         actual, deviation, groups = errors(400, seed, labels=1)
@@ -64,14 +62,14 @@ def test_errors_cut_short_by_a_limit_do_not_narrow_the_interval():
 
 
 @pytest.mark.parametrize("architectures", [0, 1, 3, 10])
-def test_few_errors_give_cautious_intervals(architectures):
+def test_few_errors_give_wide_intervals(architectures):
     actual, deviation, groups = errors(architectures, 1)
     low, high = Calibration.fit(actual, deviation, groups).interval()
     assert low < -1
     assert high > 1
 
 
-def test_batch_sizes_of_one_architecture_have_one_vote():
+def test_repeated_labels_of_an_architecture_count_once():
     actual, deviation, groups = errors(200, 0, labels=1)
     single = Calibration.fit(actual, deviation, groups)
     copies = [groups[0]] * 500
@@ -83,16 +81,7 @@ def test_batch_sizes_of_one_architecture_have_one_vote():
     np.testing.assert_allclose(single.interval(), many.interval(), rtol=0.05)
 
 
-@given(st.lists(st.floats(-50, 50), min_size=2, max_size=20))
-def test_the_probability_of_more_falls_and_is_one(ratios):
-    calibration = Calibration.fit(*errors(50, 0))
-    rising = np.sort(np.array(ratios))
-    actual = calibration.exceeding(rising)
-    assert np.all((actual >= 0) & (actual <= 1))
-    assert np.all(np.diff(actual) <= 1e-12)
-
-
-def test_the_probability_of_more_is_what_happens():
+def test_exceedance_probabilities_match_frequencies():
     calibration = Calibration.fit(*errors(800, 0))
     actual, deviation, _ = errors(4000, 5, labels=1)
     for ratio in (-3.0, 0.0, 2.0, 6.0):
@@ -100,14 +89,14 @@ def test_the_probability_of_more_is_what_happens():
         assert calibration.exceeding(np.array([ratio]))[0] == pytest.approx(happened, abs=0.03)
 
 
-def test_wrong_errors_are_told():
+def test_wrong_shapes_and_deviations_are_refused():
     with pytest.raises(InputError, match="not one of each"):
         Calibration.fit(np.zeros(3), np.ones(2), ["a"] * 3)
     with pytest.raises(InputError, match="not positive"):
         Calibration.fit(np.zeros(3), np.zeros(3), ["a"] * 3)
 
 
-def test_tensors_hold_the_calibration_and_damage_is_told():
+def test_calibrations_are_restored_from_tensors_and_damage_is_refused():
     calibration = Calibration.fit(*errors(50, 0))
     again = Calibration.from_tensors(calibration.tensors())
     np.testing.assert_array_equal(again.quantiles, calibration.quantiles)
@@ -124,18 +113,11 @@ def known(seed=0):
     return features, list(np.repeat(np.arange(60), 4).astype(str))
 
 
-def test_new_architectures_of_the_same_kind_are_inside_and_others_are_not():
+def test_only_unfamiliar_architectures_are_outside():
     familiarity = Familiarity.fit(*known())
     new = np.random.default_rng(9).normal(size=(300, 5))
     assert familiarity.outside(familiarity.distance(new)).mean() < 0.1
     assert familiarity.outside(familiarity.distance(new + 12.0)).all()
-
-
-def test_near_copies_do_not_make_it_narrow():
-    features, groups = known()
-    grouped = Familiarity.fit(features, groups)
-    apart = Familiarity.fit(features, [str(i) for i in range(len(groups))])
-    assert grouped.reach > 3 * apart.reach
 
 
 def unseen_errors(features, growth, seed=1):
@@ -153,7 +135,7 @@ def unseen_errors(features, growth, seed=1):
 
 
 @pytest.mark.parametrize(("growth", "least", "most"), [(0.0, 0.1, 0.35), (3.0, 0.69, 3.0)])
-def test_deviations_widen_with_the_distance_as_far_as_errors_do(growth, least, most):
+def test_deviations_widen_with_distance_as_errors_do(growth, least, most):
     features, groups = known()
     some, all_known = Familiarity.fit(features, groups), np.ones(240, dtype=bool)
     parts, typical = unseen_errors(features, growth)
@@ -166,7 +148,7 @@ def test_deviations_widen_with_the_distance_as_far_as_errors_do(growth, least, m
     assert near_and_far[1].min() > near_and_far[0].max() > 0.05
 
 
-def test_one_wild_error_of_few_does_not_widen_all():
+def test_one_outlier_does_not_widen_all_intervals():
     features, groups = (known()[0][::12], known()[1][::12])
     few = Familiarity.fit(features, groups)
     errors = np.random.default_rng(0).normal(0, 0.05, 20)
@@ -183,7 +165,7 @@ def nearest_in_other_folds(features, folds):
     return np.where(folds[:, None] == folds, np.inf, apart).min(axis=1)
 
 
-def test_tensors_hold_the_familiarity():
+def test_familiarity_is_restored_from_tensors_and_damage_is_refused():
     familiarity = replace(Familiarity.fit(*known()), widening=0.012)
     again = Familiarity.from_tensors(familiarity.tensors())
     distances = familiarity.distance(3 * np.random.default_rng(9).normal(size=(300, 5)))

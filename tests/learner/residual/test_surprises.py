@@ -28,7 +28,7 @@ def fitted(features, errors):
     )
 
 
-def test_intervals_reach_the_surprises_where_they_are_likely_and_are_narrow_elsewhere(labels):
+def test_intervals_include_outliers_only_where_likely(labels):
     features, errors, _ = labels
     everything, surprises = fitted(features, errors)
     at = np.array([[0.95, 0.5, 0.5], [0.2, 0.5, 0.5]])
@@ -44,7 +44,7 @@ def test_intervals_reach_the_surprises_where_they_are_likely_and_are_narrow_else
     assert np.all(np.diff(quantiles, axis=1) >= 0)
 
 
-def test_the_chance_to_exceed_a_limit_is_that_of_the_quantiles(labels):
+def test_exceedance_agrees_with_the_quantiles(labels):
     features, errors, _ = labels
     everything, surprises = fitted(features, errors)
     given = np.zeros(1), np.full(1, 0.02), np.full(1, 0.3), np.full(1, 0.7)
@@ -55,7 +55,7 @@ def test_the_chance_to_exceed_a_limit_is_that_of_the_quantiles(labels):
         assert exceeding == pytest.approx(1 - np.interp(gap, quantiles, LEVELS), abs=0.01)
 
 
-def test_far_from_all_labels_nothing_is_known_of_surprises(labels):
+def test_far_from_labels_outliers_are_unknown(labels):
     features, errors, _ = labels
     everything, surprises = fitted(features, errors)
     chance, weight = surprises.probability(np.array([[0.95, 0.5, 0.5]]), np.array([50.0]))
@@ -63,14 +63,14 @@ def test_far_from_all_labels_nothing_is_known_of_surprises(labels):
     np.testing.assert_allclose(quantiles, 0.02 * everything.quantiles[None], atol=1e-9)
 
 
-def test_a_few_surprises_teach_nothing(labels):
+def test_too_few_outliers_are_ignored(labels):
     features, errors, surprising = labels
     few = np.flatnonzero(surprising)[: LEAST_SURPRISES - 1]
     rows = np.sort(np.concatenate([np.flatnonzero(~surprising), few]))
     assert fitted(features[rows], errors[rows])[1] is None
 
 
-def test_what_is_kept_predicts_the_same_and_damage_is_refused(labels):
+def test_outliers_are_restored_from_tensors_and_damage_is_refused(labels):
     features, errors, _ = labels
     surprises = fitted(features, errors)[1]
     tensors = surprises.tensors()

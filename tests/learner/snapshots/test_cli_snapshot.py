@@ -38,7 +38,7 @@ def snapshot_cli(home, capsys):
     return ask
 
 
-def test_what_one_pushes_another_pulls_and_uses_without_the_registry(snapshot_cli, home, shared):
+def test_a_pushed_snapshot_is_pulled_and_used_without_the_registry(snapshot_cli, home, shared):
     assert f"latest is {SHARED_ID}" in snapshot_cli("push", "default", "--registry", shared)
     assert SHARED_ID in snapshot_cli("show", "--registry", shared)
     snapshot_cli("pull", "--registry", shared)
@@ -52,7 +52,7 @@ def test_what_one_pushes_another_pulls_and_uses_without_the_registry(snapshot_cl
     assert "cannot be" in snapshot_cli("pull", "--registry", "nosuch://x", status=2)
 
 
-def test_what_a_snapshot_learned_from_is_named_once_by_file(snapshot_cli):
+def test_show_lists_each_source_file_once(snapshot_cli):
     files = {
         source["file"]
         for source in json.loads(snapshot_cli("show", "default", "--json"))["sources"]
@@ -62,7 +62,7 @@ def test_what_a_snapshot_learned_from_is_named_once_by_file(snapshot_cli):
     assert [row.split()[0] for row in rows] == sorted(files)
 
 
-def test_a_regression_is_published_but_not_the_latest(snapshot_cli, home, shared):
+def test_a_worse_snapshot_is_published_without_becoming_latest(snapshot_cli, home, shared):
     good, bad = (write_sample(home / "snapshots", n, m) for n, m in ((1, 5.0), (2, 9.0)))
     snapshot_cli("push", good, "--registry", shared)
     out = snapshot_cli("push", bad, "--registry", shared)
@@ -84,7 +84,7 @@ def test_a_regression_is_published_but_not_the_latest(snapshot_cli, home, shared
         assert "ships with trappm" in refused
 
 
-def test_an_alias_names_a_snapshot_of_this_machine_or_of_the_registry(snapshot_cli, home, shared):
+def test_an_alias_is_set_here_or_in_the_registry(snapshot_cli, home, shared):
     name = write_sample(home / "snapshots")
     assert snapshot_cli("push", name, "--alias", "stable") == f"stable is {name}\n"
     assert Registry(home / "snapshots").aliases() == {"stable": name}
@@ -97,7 +97,7 @@ def test_an_alias_names_a_snapshot_of_this_machine_or_of_the_registry(snapshot_c
     )
 
 
-def test_damage_is_found_and_refused(snapshot_cli, home, shared):
+def test_damaged_snapshots_are_refused(snapshot_cli, home, shared):
     name = write_sample(home / "snapshots")
     snapshot_cli("push", name, "--registry", shared)
     path = Path(shared) / name / "heads-a-1.safetensors"
@@ -115,7 +115,7 @@ def test_damage_is_found_and_refused(snapshot_cli, home, shared):
     assert trappm.cli.run(["predict", "test_resnet", "--snapshot", "0" * 20]) == 2
 
 
-def test_a_latest_that_no_longer_fits_is_told_with_what_answers_instead(snapshot_cli, home, capsys):
+def test_an_unusable_latest_is_reported_with_the_default_as_alternative(snapshot_cli, home, capsys):
     name = write_sample(home / "snapshots")  # without heads
     snapshot_cli("push", name, "--alias", "latest")
     assert trappm.cli.run(["predict", "test_resnet", "--device", "a100"]) == 2
@@ -125,10 +125,3 @@ def test_a_latest_that_no_longer_fits_is_told_with_what_answers_instead(snapshot
     assert (
         trappm.cli.run(["predict", "test_resnet", "--device", "a100", "--snapshot", "default"]) == 0
     )
-
-
-def test_without_a_command_the_help_is_told_and_no_error(capsys):
-    assert run(["snapshot"]) == 2
-    out, err = capsys.readouterr()
-    assert "show" in out + err
-    assert "error" not in err

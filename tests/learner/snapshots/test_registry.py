@@ -1,12 +1,7 @@
 """The registry: versions and names on any fsspec place, whole whatever is killed."""
 
-import json
-import shutil
-import signal
-import subprocess
-import sys
+import multiprocessing
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +12,7 @@ from trappm.learner.snapshots.registry import Registry
 from trappm.learner.snapshots.regressions import promote
 from trappm.profiler.errors import SnapshotError
 
-KILLS = 12
+KILLS = 20
 
 
 @pytest.fixture
@@ -32,7 +27,7 @@ def there(request, tmp_path):
     return Registry(place)
 
 
-def test_what_is_pushed_is_listed_and_comes_back_the_same(here, there, tmp_path):
+def test_pushed_snapshots_are_listed_and_pulled_unchanged(here, there, tmp_path):
     first, second = (write_sample(here, number) for number in (1, 2))
     assert there.ids() == []
     assert {there.push(here / name) for name in (first, second, first)} == {first, second}
@@ -63,21 +58,11 @@ def test_aliases_move_and_keep_their_history(here, there):
         there.set_alias("latest", "0" * 20, "by hand")
 
 
-@pytest.mark.parametrize("mape", [5.0, 5.9, 6.1, 20.0])
-def test_what_regressed_is_published_but_not_the_latest(here, there, mape):
-    before, after = (there.push(here / write_sample(here, n, m)) for n, m in ((1, 5.0), (2, mape)))
-    assert promote(there, "latest", before).moved
-    promotion = promote(there, "latest", after)
-    assert promotion.moved == (mape <= 6.0)
-    assert there.resolve("latest") == (after if mape <= 6.0 else before)
-    assert after in there.ids()
-    assert ("a100 train memory_mib was 5 % off" in promotion.message) == (mape > 6.0)
-
-
 @pytest.mark.parametrize(
     ("families", "mape", "moves", "message"),
     [
-        (["resnet", "vit"], 5.5, True, ""),
+        (["resnet", "vit"], 5.9, True, ""),
+        (["resnet", "vit"], 6.1, False, "regressed: a100 train memory_mib was 5 % off, is 6"),
         (["resnet", "vit"], 9.0, False, "regressed: a100 train memory_mib was 5 % off, is 9 %"),
         (["bert", "gpt2"], 9.0, False, "a pool without resnet, vit: errors cannot be compared"),
         (["bert", "gpt2"], 1.0, False, "a pool without resnet, vit: errors cannot be compared"),
@@ -88,7 +73,7 @@ def test_what_regressed_is_published_but_not_the_latest(here, there, mape):
         (None, 9.0, False, "regressed"),  # of a version that did not write it down
     ],
 )
-def test_errors_of_pools_with_other_models_are_not_compared_and_no_family_is_lost(
+def test_a_snapshot_is_not_promoted_if_errors_rise_or_a_family_is_missing(
     here, there, families, mape, moves, message
 ):
     before = there.push(here / write_sample(here, 1, families=["resnet", "vit"]))
@@ -101,7 +86,7 @@ def test_errors_of_pools_with_other_models_are_not_compared_and_no_family_is_los
     assert there.resolve("latest") == (after if moves else before)
 
 
-def test_no_metric_that_answers_is_lost(here, there):
+def test_a_snapshot_that_lacks_a_metric_is_not_promoted(here, there):
     every, single = ("memory_mib", "step_time_ms"), ("memory_mib",)
     before, after = (
         there.push(here / write_sample(here, n, metrics=m)) for n, m in ((1, every), (2, single))
@@ -113,7 +98,7 @@ def test_no_metric_that_answers_is_lost(here, there):
 
 
 @pytest.mark.parametrize("judged_by_phase", [True, False])
-def test_phases_are_rivals_of_themselves_only(here, there, judged_by_phase):
+def test_errors_are_compared_within_a_phase(here, there, judged_by_phase):
     def pushed(number, mape, phase):
         return there.push(
             here / write_sample(here, number, mape, phase=phase, judged_by_phase=judged_by_phase)
@@ -125,7 +110,7 @@ def test_phases_are_rivals_of_themselves_only(here, there, judged_by_phase):
     assert "a100 infer memory_mib was 5 % off, is 50 %" in promotion.message
 
 
-def test_what_is_of_another_device_is_no_rival(here, there):
+def test_a_snapshot_of_another_device_is_not_compared(here, there):
     before = there.push(here / write_sample(here, 1, families=["resnet", "vit"]))
     after = there.push(here / write_sample(here, 2, 50.0, families=["gpt2"], device="h100"))
     promote(there, "latest", before)
@@ -136,46 +121,9 @@ def test_what_is_of_another_device_is_no_rival(here, there):
     assert there.resolve("latest") == after
 
 
-DAMAGES = ("truncated", "one bit", "longer", "missing", "foreign", "renamed")
-
-
-@settings(max_examples=60, deadline=None)
-@given(damage=st.sampled_from(DAMAGES), which=st.integers(0, 3), place=st.floats(0, 0.999))
-def test_no_damage_gets_through(tmp_path_factory, damage, which, place):
-    here, there = (tmp_path_factory.mktemp(name) for name in ("here", "there"))
-    registry = Registry(there)
-    name = registry.push(here / write_sample(here))
-    other = registry.push(here / write_sample(here, 1))
-    path = sorted((there / name).iterdir())[which]
-    data = path.read_bytes()
-    at = int(place * len(data))
-    if damage == "renamed":
-        shutil.rmtree(there / name)
-        shutil.copytree(there / other, there / name)
-    elif damage == "missing":
-        path.unlink()
-    else:
-        changed = {
-            "truncated": data[:at],
-            "one bit": data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :],
-            "longer": data + b"\n",
-            "foreign": b'{"format": "other"}',
-        }[damage]
-        if damage == "longer" and path.name == "manifest.json":
-            changed = data + b"{"
-        path.write_bytes(changed)
-    with pytest.raises(SnapshotError) as caught:
-        registry.pull(name, here / "pulled")
-    assert "\n" not in str(caught.value)
-    assert not (here / "pulled").exists()
-    registry.pull(other, here / "sound")
-    assert registry.push(here / name) == name
-    registry.contents(name)
-
-
 @settings(max_examples=15, deadline=None)
 @given(which=st.integers(0, 3), renamed=st.booleans())
-def test_a_damaged_copy_is_mended_by_another_pull(tmp_path_factory, which, renamed):
+def test_a_second_pull_repairs_a_damaged_copy(tmp_path_factory, which, renamed):
     here, there = (tmp_path_factory.mktemp(name) for name in ("here", "there"))
     name, other = write_sample(here), write_sample(here, 1)
     registry, local = Registry(here), Registry(there)
@@ -188,49 +136,44 @@ def test_a_damaged_copy_is_mended_by_another_pull(tmp_path_factory, which, renam
     assert local.ids() == [name]
 
 
-PUSH = "registry.push(Path(sys.argv[2])); registry.set_alias('latest', Path(sys.argv[2]).name, '')"
-PULL = "registry.pull(Path(sys.argv[2]).name, Path(sys.argv[2]))"
-PROGRAM = """
-import sys
-from pathlib import Path
-from trappm.learner.snapshots.registry import Registry
-registry = Registry(sys.argv[1])
-print("ready", flush=True)
-{work}
-print("done", flush=True)
-"""
+FORK = multiprocessing.get_context("fork")  # a fresh interpreter would take seconds to start
 
 
-@pytest.mark.parametrize("work", [PUSH, PULL], ids=["push", "pull"])
-def test_killing_it_at_any_moment_leaves_whole_snapshots_only(tmp_path, work):
-    """Real processes, killed later and later; what is visible afterwards is always whole."""
-    source, target = Registry(tmp_path / "source"), tmp_path / "target"
-    name = write_sample(tmp_path / "source", size=400_000)
-    pushes = work is PUSH
-    place = tmp_path / "source" / name if pushes else target / name
-    registry = target if pushes else Path(source.location)
-    arguments = [sys.executable, "-c", PROGRAM.format(work=work), str(registry), str(place)]
-    ended = 0
+def push(registry, place, pipe):
+    pipe.send("ready")
+    Registry(registry).push(place)
+    Registry(registry).set_alias("latest", place.name, "")
+    pipe.send("done")
+
+
+def pull(registry, place, pipe):
+    pipe.send("ready")
+    Registry(registry).pull(place.name, place)
+    pipe.send("done")
+
+
+@pytest.mark.parametrize("work", [push, pull])
+def test_a_killed_push_or_pull_leaves_only_complete_snapshots(tmp_path, work):
+    """Processes are killed later and later."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    name = write_sample(source, size=400_000)
+    registry, place = (target, source / name) if work is push else (source, target / name)
     for delay_s in (0.001 * attempt for attempt in range(KILLS)):
-        with subprocess.Popen(arguments, stdout=subprocess.PIPE, cwd=ROOT) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n"
-            time.sleep(delay_s)
-            process.send_signal(signal.SIGKILL)
-            ended += b"done" in process.stdout.read()
+        pipe, theirs = FORK.Pipe()
+        process = FORK.Process(target=work, args=(registry, place, theirs))
+        process.start()
+        assert pipe.recv() == "ready"
+        time.sleep(delay_s)
+        process.kill()
+        process.join()
         seen = Registry(target)
-        for snapshot_id in seen.ids():
+        for snapshot_id in (*seen.ids(), *seen.aliases().values()):
             seen.contents(snapshot_id)
-        for meant in seen.aliases().values():
-            seen.contents(meant)
-        if ended:
+        if pipe.poll():
             break
-    subprocess.run(arguments, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)  # and goes on
+    work(registry, place, theirs)  # and goes on
     assert Registry(target).ids() == [name]
     Registry(target).contents(name)
-
-
-ROOT = Path(__file__).parents[3]
 
 
 def test_an_alias_moves_on_even_if_the_clock_went_back(here, tmp_path):
@@ -241,27 +184,3 @@ def test_an_alias_moves_on_even_if_the_clock_went_back(here, tmp_path):
     entry.rename(entry.with_name(f"2999{entry.name[4:]}"))
     registry.set_alias("latest", second, "published")
     assert registry.resolve("latest") == second
-
-
-def test_a_place_that_cannot_be_reached_is_told(tmp_path):
-    with pytest.raises(SnapshotError, match="nosuch"):
-        Registry("nosuch://bucket")
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    with pytest.raises(SnapshotError, match="cannot be used"):
-        Registry(blocked / "inside").push(tmp_path / write_sample_folder(tmp_path))
-
-
-def write_sample_folder(tmp_path):
-    return f"here/{write_sample(tmp_path / 'here')}"
-
-
-def test_an_alias_entry_that_was_tampered_with_is_told(here, tmp_path):
-    registry = Registry(tmp_path / "there")
-    name = registry.push(here / write_sample(here))
-    registry.set_alias("latest", name, "published")
-    (path,) = (tmp_path / "there" / "aliases" / "latest").iterdir()
-    path.write_text(json.dumps([1]))
-    with pytest.raises(SnapshotError, match="is no entry of an alias"):
-        registry.history("latest")
-    assert registry.resolve("latest") == name  # which its name tells

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,7 +62,7 @@ def saved(content, tmp_path):
     return save_snapshot(tmp_path / "registry", **content)
 
 
-def rewrite(folder: Path, **changes):
+def rewrite(folder, **changes):
     """Changes the manifest as an attacker would: checksum and id fit again."""
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text()) | changes
@@ -85,7 +84,7 @@ def test_a_loaded_snapshot_predicts_the_same(saved, content, zoo):
             np.testing.assert_allclose(getattr(after, name), getattr(before, name), rtol=1e-4)
 
 
-def test_the_manifest_tells_what_it_is(saved):
+def test_the_manifest_describes_the_snapshot(saved):
     manifest = json.loads((saved.folder / "manifest.json").read_text())
     assert manifest == saved.manifest.to_json()
     assert manifest["campaign"] == "test"
@@ -100,7 +99,7 @@ def test_the_manifest_tells_what_it_is(saved):
     assert {*manifest["files"], "manifest.json"} == set(os.listdir(saved.folder))
 
 
-def test_the_same_content_has_the_same_id_and_is_stored_once(saved, content):
+def test_equal_content_has_one_id_and_is_stored_once(saved, content):
     before = (saved.folder / "manifest.json").read_bytes()
     again = save_snapshot(saved.folder.parent, **content)
     assert again.id == saved.id
@@ -130,7 +129,7 @@ FILES = (
 @pytest.mark.parametrize(
     "damage", ["missing", "empty", "truncated", "one bit", "longer", "foreign"]
 )
-def test_every_damage_to_every_file_is_told(saved, name, damage):
+def test_damage_to_any_file_is_refused(saved, name, damage):
     path = saved.folder / name
     data = path.read_bytes()
     if damage == "missing":
@@ -176,13 +175,13 @@ def test_every_damage_to_every_file_is_told(saved, name, damage):
         ({"heads": {"cpu-2t": {"dream": {}}}}, r"is heads\."),
     ],
 )
-def test_a_manifest_that_cannot_be_is_refused_even_with_a_fitting_checksum(saved, changes, message):
+def test_an_invalid_manifest_is_refused_even_with_a_valid_checksum(saved, changes, message):
     rewrite(saved.folder, **changes)
     with pytest.raises(SnapshotError, match=message):
         load_snapshot(saved.folder)
 
 
-def test_giant_layers_in_a_manifest_take_no_memory(saved, content):
+def test_huge_layer_widths_in_a_manifest_are_refused(saved, content):
     preset = json.loads(json.dumps(saved.manifest.to_json()["preset"]))
     preset["encoder"]["widths"] = [10**6, 10**6, 8, 8]  # would be 4 TB of weights
     rewrite(saved.folder, preset=preset)
@@ -190,7 +189,7 @@ def test_giant_layers_in_a_manifest_take_no_memory(saved, content):
         assert load_snapshot(saved.folder).encoder
 
 
-def test_heads_of_an_unknown_kind_are_refused_in_a_line(saved):
+def test_heads_of_an_unknown_kind_are_refused(saved):
     heads = json.loads(json.dumps(saved.manifest.to_json()["heads"]))
     heads["cpu-2t"]["train"]["kind"] = "networks"
     rewrite(saved.folder, heads=heads)
@@ -198,20 +197,20 @@ def test_heads_of_an_unknown_kind_are_refused_in_a_line(saved):
         load_snapshot(saved.folder)
 
 
-def test_too_large_a_file_is_not_read(saved):
+def test_oversized_files_are_not_read(saved):
     with (saved.folder / "encoder.safetensors").open("ab") as file:
         file.truncate(8 << 30)
     with pytest.raises(SnapshotError, match=r"8,589,934,592 bytes; at most [0-9,]{,9};"):
         load_snapshot(saved.folder)
 
 
-def test_what_is_not_a_snapshot_is_told(tmp_path):
+def test_a_folder_without_manifest_is_refused(tmp_path):
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(SnapshotError, match=r"it has no manifest\.json"):
             load_snapshot(folder)
 
 
-def test_a_device_without_head_is_told_with_those_that_have_one(saved, zoo):
+def test_missing_heads_are_reported_with_those_that_exist(saved, zoo):
     with pytest.raises(SnapshotError, match="'a100'; it has: cpu-1t, cpu-2t"):
         load_snapshot(saved.folder).predict(zoo.workloads([0])[0], "a100")
     with pytest.raises(SnapshotError, match="infer steps on cpu-1t; it has: train"):
@@ -227,7 +226,7 @@ def test_a_device_without_head_is_told_with_those_that_have_one(saved, zoo):
         ({"fields": {"files": {}}}, "field 'files' of its own"),
     ],
 )
-def test_what_must_not_be_published_is_refused(content, tmp_path, change, message):
+def test_unpublishable_content_is_refused(content, tmp_path, change, message):
     with pytest.raises(SnapshotError, match=message):
         save_snapshot(tmp_path / "registry", **{**content, **change})
     assert not (tmp_path / "registry").exists()
@@ -239,7 +238,7 @@ def test_a_device_key_cannot_lead_out_of_the_folder(content, tmp_path):
         save_snapshot(tmp_path / "registry", **{**content, "heads": heads})
 
 
-def test_heads_of_two_phases_of_a_device_stay_apart_and_need_no_encoder(content, tmp_path, zoo):
+def test_heads_of_two_phases_are_separate_and_need_no_encoder(content, tmp_path, zoo):
     trained = [content["heads"][device][Phase.TRAIN] for device in ("cpu-2t", "cpu-1t")]
     heads = {"rtx": dict(zip((Phase.TRAIN, Phase.INFER), trained, strict=True))}
     info = save_snapshot(
@@ -255,14 +254,14 @@ def test_heads_of_two_phases_of_a_device_stay_apart_and_need_no_encoder(content,
         assert loaded.encoder
 
 
-def test_a_registry_that_cannot_be_written_is_told(content, tmp_path):
+def test_an_unwritable_registry_is_reported(content, tmp_path):
     blocked = tmp_path / "registry"
     blocked.write_text("a file where the folder should be")
     with pytest.raises(SnapshotError, match="cannot write"):
         save_snapshot(blocked, **content)
 
 
-def test_a_write_that_fails_leaves_nothing(content, tmp_path, monkeypatch):
+def test_a_failed_write_leaves_no_files(content, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -272,7 +271,7 @@ def test_a_write_that_fails_leaves_nothing(content, tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-def test_what_a_killed_process_left_unfinished_is_removed_in_time(content, tmp_path):
+def test_old_unfinished_folders_are_removed(content, tmp_path):
     stale, fresh = tmp_path / ".unfinished-a", tmp_path / ".unfinished-b"
     for folder in (stale, fresh):
         folder.mkdir()
@@ -282,7 +281,7 @@ def test_what_a_killed_process_left_unfinished_is_removed_in_time(content, tmp_p
     assert set(tmp_path.iterdir()) == {info.folder, fresh}
 
 
-def test_a_copy_is_the_same_snapshot_and_never_overwrites(saved, tmp_path, zoo):
+def test_copy_keeps_the_id_and_never_overwrites(saved, tmp_path, zoo):
     info = copy_snapshot(saved.folder, tmp_path / "a" / "copy")
     assert info.id == saved.id
     shutil.rmtree(saved.folder)

@@ -31,7 +31,7 @@ def test_errors_of_a_small_example():
     assert accuracy(measured, predicted)["coverage"] is None
 
 
-def test_kendalls_tau_needs_two_distinct_values():
+def test_kendall_tau_needs_two_distinct_values():
     ranks = np.array([1.0, 2.0, 2.0, 3.0])
     assert kendall_tau(ranks, -ranks) == pytest.approx(-1.0)
     assert kendall_tau(ranks, np.ones(4)) is None
@@ -47,7 +47,7 @@ def test_kendalls_tau_needs_two_distinct_values():
         (np.array([1.0, 0.0]), np.ones(2), "not positive"),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused(measured, predicted, message):
+def test_invalid_values_are_refused(measured, predicted, message):
     with pytest.raises(InputError, match=message):
         accuracy(measured, predicted)
 
@@ -65,7 +65,7 @@ ARCHITECTURES = {c.architecture for c in POOL}
 
 @given(share=st.floats(0.01, 0.9), seed=st.integers(0, 2**32 - 1))
 @settings(deadline=None)
-def test_a_split_keeps_to_its_share_and_leaves_every_family_something(share, seed):
+def test_a_split_respects_its_share_and_families(share, seed):
     held_out = split_architectures(POOL, share, np.random.default_rng(seed))
     assert held_out == split_architectures(POOL, share, np.random.default_rng(seed))
     assert held_out < ARCHITECTURES
@@ -79,7 +79,7 @@ def test_a_split_keeps_to_its_share_and_leaves_every_family_something(share, see
     assert {family_of(a) for a in ARCHITECTURES - held_out} == {family_of(a) for a in ARCHITECTURES}
 
 
-def test_the_share_comes_out_right_on_average_and_families_are_covered():
+def test_splits_have_the_requested_share_on_average():
     splits = [split_architectures(POOL, 0.25, np.random.default_rng(s)) for s in range(300)]
     assert np.mean([len(s) for s in splits]) == pytest.approx(3, abs=0.3)
     assert set().union(*splits) >= {a for a in ARCHITECTURES if family_of(a) in ("resnet", "vgg")}

@@ -14,7 +14,7 @@ def far_apart(centres, seed=0):
     return np.repeat(middles, 3, axis=0) + 0.3 * generator.normal(size=(len(names), 2)), names
 
 
-def test_clusters_far_apart_are_one_fold_each_and_nothing_is_divided():
+def test_distant_clusters_are_separate_folds_and_architectures_stay_whole():
     points, names = far_apart([(0, 0), (0, 9), (9, 0), (9, 9)])
     for seed in range(10):
         folds = cluster_folds(points, names, 4, np.random.default_rng(seed))
@@ -25,7 +25,7 @@ def test_clusters_far_apart_are_one_fold_each_and_nothing_is_divided():
         assert all(of_name.setdefault(n, f) == f for n, f in zip(names, folds, strict=True))
 
 
-def test_there_are_no_more_clusters_than_places():
+def test_identical_points_share_a_fold():
     names = ["a", "a", "b", "c"]
     folds = cluster_folds(
         np.array([[0.0], [2.0], [1.0], [5.0]]), names, 5, np.random.default_rng(0)
@@ -36,7 +36,7 @@ def test_there_are_no_more_clusters_than_places():
     assert len(cluster_folds(np.zeros((0, 1)), [], 5, np.random.default_rng(0))) == 0
 
 
-def test_rows_that_stand_for_all_are_of_every_kind_where_labels_are_sorted():
+def test_drawn_rows_cover_sorted_labels_evenly():
     rows = drawn_rows(4500, 1500)
     assert len(rows) == len(set(rows.tolist())) == 1500
     assert np.array_equal(rows, np.sort(rows))

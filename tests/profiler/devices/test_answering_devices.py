@@ -1,16 +1,11 @@
 """The devices that answer without running anything: replay and simulated."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from trappm.profiler.devices import Findings, open_device
+from trappm.profiler.devices import open_device
 from trappm.profiler.devices.catalogue import card_of
 from trappm.profiler.devices.simulated import SimulatedDevice
 from trappm.profiler.errors import DeviceError, UnsupportedModelError
@@ -25,13 +20,13 @@ from trappm.profiler.records import (
     StepSummary,
 )
 
-SIMULATED = ("a100", "v100", "h100", "h200", "t4", "rtx-3090", "a100-80gb", "b200")
+SIMULATED = ("a100", "v100", "t4", "b200")
 CONFIGURATION = Configuration(architecture="test_resnet", batch_size=16, input_size=160)
 STEP = StepSummary(median_ms=5.0, mean_ms=5.5, iqr_ms=1.0, p95_ms=8.0)
 
 
-def measured(**changes: object) -> Measurement:
-    fields: dict[str, Any] = {
+def measured(**changes):
+    fields = {
         "configuration": CONFIGURATION,
         "device": "a100",
         "outcome": Outcome.OK,
@@ -48,11 +43,11 @@ def measured(**changes: object) -> Measurement:
     return Measurement(**{**fields, **changes})
 
 
-def answer(key: str, configuration: Configuration = CONFIGURATION) -> Findings:
+def answer(key, configuration=CONFIGURATION):
     return open_device(key).measure(configuration, PAPER, lambda phase: None)
 
 
-def recorded(path: Path, *records: Measurement | Mapping[str, Any]) -> str:
+def recorded(path, *records):
     file = path / "records.jsonl"
     lines = [r.to_dict() if isinstance(r, Measurement) else r for r in records]
     file.write_text("".join(f"{json.dumps(line)}\n\n" for line in lines), encoding="utf-8")
@@ -60,9 +55,7 @@ def recorded(path: Path, *records: Measurement | Mapping[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("provenance", list(Provenance))
-def test_a_replayed_measurement_keeps_all_that_was_found(
-    provenance: Provenance, tmp_path: Path
-) -> None:
+def test_replayed_measurements_are_complete(provenance, tmp_path):
     original = measured(provenance=provenance)
     measurement = answer(recorded(tmp_path, original))
     assert measurement.provenance is provenance
@@ -75,29 +68,15 @@ def test_a_replayed_measurement_keeps_all_that_was_found(
     assert measurement.environment["replayed_protocol"] == "paper"
 
 
-def test_a_replayed_failure_is_that_failure(tmp_path: Path) -> None:
-    oom = measured(
-        outcome=Outcome.OOM, failed_in="warmup", message="no more", step=None,
-        step_samples_ms=(), memory_mib=None,
-    )  # fmt: skip
-    measurement = answer(recorded(tmp_path, oom))
-    assert (measurement.outcome, measurement.failed_in, measurement.message) == (
-        Outcome.OOM,
-        "warmup",
-        "no more",
-    )
-
-
-def test_the_first_good_record_answers(tmp_path: Path) -> None:
+def test_the_first_successful_record_is_replayed(tmp_path):
     unstable = measured(outcome=Outcome.UNSTABLE, memory_mib=1.0)
     records = [unstable, measured(memory_mib=2.0), measured(memory_mib=3.0), unstable]
     assert answer(recorded(tmp_path, *records)).memory_mib == 2.0
 
 
-def test_a_plain_label_answers_for_its_configuration_only(tmp_path: Path) -> None:
+def test_plain_labels_are_replayed_for_their_configuration_only(tmp_path):
     key = recorded(tmp_path, {**CONFIGURATION.to_dict(), "step_time_ms": 7.0, "id": 3})
     measurement = answer(key)
-    assert measurement.step is not None
     assert measurement.step.median_ms == 7.0
     assert measurement.step_samples_ms == (7.0,)
     assert measurement.provenance is Provenance.IMPORTED
@@ -106,22 +85,13 @@ def test_a_plain_label_answers_for_its_configuration_only(tmp_path: Path) -> Non
         answer(key, replace(CONFIGURATION, batch_size=32))
 
 
-def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
+def test_changed_files_are_read_again(tmp_path):
     label = {**CONFIGURATION.to_dict(), "step_time_ms": 7.0}
     assert answer(recorded(tmp_path, label)).step_samples_ms == (7.0,)
     assert answer(recorded(tmp_path, {**label, "step_time_ms": 8.25})).step_samples_ms == (8.25,)
 
 
-def test_what_all_records_share_is_the_environment_of_a_failure(tmp_path: Path) -> None:
-    other = replace(CONFIGURATION, batch_size=1)
-    environment = {**measured().environment, "host": "node-2"}
-    records = [measured(), measured(configuration=other, environment=environment)]
-    facts = open_device(recorded(tmp_path, *records)).environment()
-    assert facts["device_name"] == "NVIDIA A100"
-    assert "host" not in facts
-
-
-def test_records_of_two_stacks_are_two_devices(tmp_path: Path) -> None:
+def test_records_of_two_stacks_are_refused(tmp_path):
     other = replace(CONFIGURATION, batch_size=1)
     environment = {**measured().environment, "torch": "2.7.0"}
     records = [measured(), measured(configuration=other, environment=environment)]
@@ -134,24 +104,20 @@ LABEL = CONFIGURATION.to_dict()
 
 @pytest.mark.parametrize(
     "line",
-    ["{", "[]", "7", '{"step": null}', "[" * 100_000, "\0", json.dumps(LABEL),
+    ["{", "[]", '{"step": null}', "[" * 100_000, json.dumps(LABEL),
      json.dumps(measured(memory_mib=-1.0).to_dict()),
      json.dumps(measured(step_samples_ms=(float("nan"),)).to_dict()),
      json.dumps({**LABEL, "step_time_ms": -1}), json.dumps({**LABEL, "step_time_ms": "fast"}),
-     json.dumps({**LABEL, "step_time_ms": float("nan")}),
-     json.dumps({**LABEL, "batch_size": 0, "step_time_ms": 1}),
-     json.dumps({**LABEL, "provenance": "dreamt", "step_time_ms": 1})],
+     json.dumps({**LABEL, "batch_size": 0, "step_time_ms": 1})],
 )  # fmt: skip
-def test_a_wrong_line_is_told_by_number_when_the_device_is_opened(
-    line: str, tmp_path: Path
-) -> None:
+def test_invalid_lines_are_reported_by_number(line, tmp_path):
     good = json.dumps({**LABEL, "step_time_ms": 1.0})
     (tmp_path / "bad.jsonl").write_text(f"{good}\n{line}\n", encoding="utf-8")
     with pytest.raises(DeviceError, match=r"line 2 of bad\.jsonl"):
         open_device(f"replay:{tmp_path}/bad.jsonl")
 
 
-def test_a_file_without_records_or_not_there_is_told(tmp_path: Path) -> None:
+def test_missing_and_empty_files_are_reported(tmp_path):
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(DeviceError, match="no records"):
         open_device(f"replay:{tmp_path}/empty.jsonl")
@@ -160,34 +126,31 @@ def test_a_file_without_records_or_not_there_is_told(tmp_path: Path) -> None:
             open_device(f"replay:{name}")
 
 
-def simulate(name: str, **changes: Any) -> Findings:
+def simulate(name, **changes):
     return answer(f"simulated:{name}", replace(CONFIGURATION, **changes))
 
 
-def median(measurement: Findings) -> float:
+def median(measurement):
     assert measurement.step is not None, measurement.message
     return measurement.step.median_ms
 
 
 @pytest.mark.parametrize("name", SIMULATED)
-def test_a_simulation_is_marked_and_possible(name: str) -> None:
+def test_simulations_are_marked_and_plausible(name):
     measurement = simulate(name)
     assert measurement.provenance is Provenance.SIMULATED
     assert measurement.outcome is Outcome.OK
     card = card_of(name)
-    assert card is not None
     assert card.power_w is not None
-    assert measurement.power_w is not None
     assert 0 < measurement.power_w <= card.power_w
     assert measurement.energy_j == pytest.approx(measurement.power_w * median(measurement) / 1000)
-    assert measurement.memory_mib is not None
     assert measurement.memory_mib < card.memory_gb * 1024
     environment = open_device(f"simulated:{name}").environment()
     assert "simulated" in environment["device_name"]
     assert environment["device_memory_mib"] == card.memory_gb * 1024
 
 
-def test_what_no_data_sheet_says_is_missing_with_the_reason() -> None:
+def test_values_without_a_data_sheet_are_missing_with_a_reason():
     measurement = simulate("a100-mig-1g.5gb")
     assert measurement.outcome is Outcome.OK
     assert measurement.power_w is measurement.energy_j is None
@@ -195,8 +158,8 @@ def test_what_no_data_sheet_says_is_missing_with_the_reason() -> None:
     assert median(measurement) > 3 * median(simulate("a100"))
 
 
-def test_simulated_samples_depend_on_the_seed_alone() -> None:
-    def samples(key: str, seed: int) -> tuple[float, ...]:
+def test_simulated_samples_depend_only_on_the_seed():
+    def samples(key, seed):
         device = SimulatedDevice(key, seed=seed)
         return device.measure(CONFIGURATION, ADAPTIVE, lambda phase: None).step_samples_ms
 
@@ -205,18 +168,18 @@ def test_simulated_samples_depend_on_the_seed_alone() -> None:
     assert samples("simulated:a100", 3)[0] != samples("simulated:h100", 3)[0]
 
 
-def test_faster_specifications_are_faster_where_work_counts() -> None:
+def test_faster_gpus_are_simulated_faster():
     times = [median(simulate(name, batch_size=128)) for name in ("h200", "h100", "a100", "t4")]
     assert times == sorted(times)
 
 
-def test_old_gpus_have_no_bf16() -> None:
+def test_old_gpus_have_no_bf16():
     assert simulate("a100", precision=Precision.AMP_BF16).outcome is Outcome.OK
     with pytest.raises(UnsupportedModelError, match="bf16"):
         simulate("v100", precision=Precision.AMP_BF16)
 
 
-def test_beyond_the_capacity_is_out_of_memory() -> None:
+def test_steps_beyond_the_capacity_run_out_of_memory():
     measurement = simulate("t4", batch_size=1_000_000)
     assert measurement.outcome is Outcome.OOM
     assert measurement.memory_detail_mib["capacity"] == 16 * 1024
@@ -225,6 +188,6 @@ def test_beyond_the_capacity_is_out_of_memory() -> None:
 
 
 @pytest.mark.parametrize("key", ["simulated:", "simulated:a1000", "simulated-a100"])
-def test_an_unknown_card_is_told_with_the_nearest(key: str) -> None:
+def test_unknown_gpus_are_reported_with_the_nearest(key):
     with pytest.raises(DeviceError, match="simulated:a100"):
         open_device(key)

@@ -1,27 +1,26 @@
 """One catalogue of cards: known by all their names, consistent in itself, never guessed."""
 
-from __future__ import annotations
-
 import pytest
 from nvml_stub import GIB, Board, install
 
 from trappm.profiler.devices import open_device
 from trappm.profiler.devices.catalogue import (
-    Card,
-    card_keys,
     card_name,
     card_of,
     cards,
+    expected_memory_mib,
+    memory_mib,
     ray_labels,
     read_name,
 )
 from trappm.profiler.errors import DeviceError
+from trappm.profiler.host import procfs
 
 CORES = {(6, 0): 64, (7, 0): 64, (7, 5): 64, (8, 0): 64}
 """For fp32 in a multiprocessor; 128 in all later ones."""
 
 
-def known(name: str, memory_mib: float | None = None) -> Card:
+def known(name, memory_mib=None):
     card = card_of(name, memory_mib)
     assert card is not None, name
     return card
@@ -34,24 +33,15 @@ def known(name: str, memory_mib: float | None = None) -> Card:
         ("NVIDIA A100-SXM4-80GB", "a100", "sxm4", 80, 2039),
         ("NVIDIA A100-PCIE-40GB", "a100", "pcie", 40, 1555),
         ("NVIDIA A100 80GB PCIe", "a100", "pcie", 80, 1935),
-        ("A100-SXM-80GB", "a100", "sxm4", 80, 2039),
         ("Tesla V100-SXM2-16GB", "v100", "sxm2", 16, 900),
-        ("Tesla V100-SXM2-32GB", "v100", "sxm2", 32, 900),
-        ("Tesla V100-SXM3-32GB", "v100", "sxm3", 32, 900),
         ("Tesla V100-PCIE-32GB", "v100", "pcie", 32, 900),
         ("Tesla P100-PCIE-16GB", "p100", "pcie", 16, 732),
         ("NVIDIA H100 80GB HBM3", "h100", "sxm5", 80, 3350),
-        ("NVIDIA H100 PCIe", "h100", "pcie", 80, 2039),
         ("NVIDIA H100 NVL", "h100", "nvl", 94, 3938),
-        ("NVIDIA H200 NVL", "h200", "nvl", 141, 4800),
-        ("NVIDIA H800", "h800", "sxm5", 80, 3350),
         ("NVIDIA H800 PCIe", "h800", "pcie", 80, 2039),
-        ("NVIDIA B200", "b200", "sxm6", 180, 7700),
         ("NVIDIA B300 SXM6 AC", "b300", "sxm6", 270, 7700),
-        ("NVIDIA GB300", "gb300", None, 279, 8000),
         ("NVIDIA GH200 480GB", "gh200", None, 96, 4000),
         ("NVIDIA GH200 144G HBM3e", "gh200", None, 144, 4900),
-        ("NVIDIA GeForce RTX 3090", "rtx-3090", None, 24, 936),
         ("GeForce-RTX-3090", "rtx-3090", None, 24, 936),
         ("rtx3090", "rtx-3090", None, 24, 936),
         ("NVIDIA GeForce RTX 3090 Ti", "rtx-3090-ti", None, 24, 1008),
@@ -66,31 +56,19 @@ def known(name: str, memory_mib: float | None = None) -> Card:
             96,
             1597,
         ),
-        (
-            "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
-            "rtx-pro-6000-blackwell-workstation",
-            None,
-            96,
-            1792,
-        ),
         ("NVIDIA GeForce GTX 1650 SUPER", "gtx-1650-super", None, 4, 192),
-        ("NVIDIA GeForce GTX 1650", "gtx-1650", None, 4, 128),
-        ("NVIDIA TITAN RTX", "titan-rtx", None, 24, 672),
-        ("NVIDIA L40S", "l40s", None, 48, 864),
         ("a100", "a100", "sxm4", 40, 1555),
         ("a100-80gb", "a100", "sxm4", 80, 2039),
         ("simulated:v100-32gb", "v100", "sxm2", 32, 900),
     ],
 )
-def test_a_card_is_known_by_all_its_names(
-    name: str, key: str, form: str | None, memory_gb: int, bandwidth_gbs: float
-) -> None:
+def test_gpus_are_found_by_all_their_names(name, key, form, memory_gb, bandwidth_gbs):
     card = known(name)
     assert read_name(name).key == key
     assert (card.name.form, card.memory_gb, card.bandwidth_gbs) == (form, memory_gb, bandwidth_gbs)
 
 
-def test_the_driver_tells_by_its_memory_which_card_it_is() -> None:
+def test_memory_size_distinguishes_gpus_of_one_name():
     assert known("NVIDIA GeForce RTX 3080", 10_240).bandwidth_gbs == 760
     assert known("NVIDIA GeForce RTX 3080", 12_288).bandwidth_gbs == 912
     assert known("NVIDIA A100", 81_251).memory_gb == 80
@@ -100,7 +78,7 @@ def test_the_driver_tells_by_its_memory_which_card_it_is() -> None:
     assert known("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97_887).bandwidth_gbs == 1597
 
 
-def facts(name: str | None, memory_mib: object = None) -> dict[str, object]:
+def facts(name, memory_mib=None):
     """Of an environment, those that tell a card, among others."""
     return {"torch": "2.13.0", "device_name": name, "device_memory_mib": memory_mib}
 
@@ -110,10 +88,7 @@ def facts(name: str | None, memory_mib: object = None) -> dict[str, object]:
     [
         ("a100", [facts("NVIDIA A100-SXM4-80GB", 81_920.0)], "a100 sxm4 80gb"),
         ("a100", [facts("NVIDIA A100 80GB PCIe", 81_920.0)], "a100 pcie 80gb"),
-        ("a100", [facts("NVIDIA A100-SXM4-40GB", 40_960.0)], "a100 sxm4 40gb"),
-        ("v100", [facts("Tesla V100-SXM2-32GB", 32_768.0)], "v100 sxm2 32gb"),
         ("rtx3080", [facts("NVIDIA GeForce RTX 3080", 12_288)], "rtx-3080 12gb"),
-        ("cuda:0", [facts("NVIDIA H100 PCIe", 81_559.0)], "h100 pcie 80gb"),
         ("simulated:a100-80gb", [facts("a100 sxm4 80gb (simulated)")], "a100 sxm4 80gb"),
         ("a100-mig-1g.10gb", [facts("NVIDIA A100-SXM4-80GB MIG 1g.10gb", 9856.0)],
          "a100 sxm4 80gb mig 1g.10gb"),
@@ -123,14 +98,11 @@ def facts(name: str | None, memory_mib: object = None) -> dict[str, object]:
         ("a100", [facts("NVIDIA A100-SXM-64GB", 65_536.0)], "a100"),
         ("a100", [facts("NVIDIA A100-SXM4-80GB", 65_536.0)], "a100"),
         ("a100", [facts(None, "much")], "a100"),
-        ("a100", [{}], "a100"),
         ("a100", [], "a100"),
         ("cpu-2t", [{"device_name": "AMD EPYC 7763", "memory_allowed_mib": 8e3}], "cpu-2t"),
     ],
 )  # fmt: skip
-def test_what_was_measured_tells_the_card_behind_a_key(
-    device: str, environments: list[dict[str, object]], card: str
-) -> None:
+def test_the_environment_of_a_measurement_identifies_the_gpu(device, environments, card):
     assert card_name(device, environments) == card
     if card != device:
         assert str(known(card).name) == card, "its name means it alone"
@@ -142,12 +114,12 @@ def test_what_was_measured_tells_the_card_behind_a_key(
      "NVIDIA GeForce RTX 4090 Laptop GPU", "cpu-2t", "replay:a100.jsonl", "h100-mig-9g.99gb",
      "l4-mig-1g.5gb", "Tesla V100-FHHL-16GB", "NVIDIA GB300-WS", "rtx-pro-6000"],
 )  # fmt: skip
-def test_what_is_not_listed_is_no_other_card(name: str) -> None:
+def test_unlisted_names_match_no_gpu(name):
     assert card_of(name) is None
 
 
 @pytest.mark.parametrize("card", cards(), ids=lambda card: str(card.name))
-def test_figures_of_a_card_fit_each_other(card: Card) -> None:
+def test_figures_of_a_gpu_are_consistent(card):
     clock_ghz = card.fp32_tflops * 1e3 / (2 * card.units * CORES.get(card.capability, 128))
     assert 1.0 < clock_ghz < 2.7
     assert (card.tf32_tflops is None) == (card.capability < (8, 0)), "TF32 came with Ampere"
@@ -164,12 +136,7 @@ def test_figures_of_a_card_fit_each_other(card: Card) -> None:
     assert card_of(str(card.name)) == card, "its own name means it"
 
 
-def test_a_line_for_each_card() -> None:
-    assert len({card.name for card in cards()}) == len(cards())
-    assert {"v100", "t4", "a100", "h100", "rtx-3090", "rtx-5090"} <= set(card_keys())
-
-
-def test_a_part_has_its_share() -> None:
+def test_mig_slices_have_their_share_of_the_gpu():
     whole, part = known("a100"), known("NVIDIA A100-SXM4-40GB MIG 2g.10gb")
     assert read_name("NVIDIA A100-SXM4-40GB MIG 2g.10gb").key == "a100-mig-2g.10gb"
     assert part.units == 28
@@ -187,13 +154,10 @@ def test_a_part_has_its_share() -> None:
 @pytest.mark.parametrize(
     ("key", "uuid"),
     [
-        ("a100", "GPU-a"), ("a100-80gb", "GPU-b"), ("A100-SXM4-80GB", "GPU-b"),
-        ("GeForce-RTX-3090", "GPU-c"), ("rtx-3090", "GPU-c"), ("rtx3090", "GPU-c"),
+        ("a100", "GPU-a"), ("A100-SXM4-80GB", "GPU-b"), ("GeForce-RTX-3090", "GPU-c"),
     ],
 )  # fmt: skip
-def test_a_device_opens_by_any_of_its_names(
-    key: str, uuid: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_devices_open_by_any_of_their_names(key, uuid, monkeypatch):
     install(
         monkeypatch,
         Board("GPU-a", "NVIDIA A100-SXM4-40GB"),
@@ -206,7 +170,22 @@ def test_a_device_opens_by_any_of_its_names(
             open_device(other)
 
 
-def test_labels_of_a_node_are_those_of_its_card() -> None:
+@pytest.mark.parametrize(
+    ("device", "mib"),
+    [
+        ("a100", 40_536.0),
+        ("a100-80gb-mig-2g.20gb", 20 * 1024.0),
+        ("simulated:v100", 16_160.0),
+        ("cpu-2t", None),
+    ],
+)
+def test_memory_of_a_device_is_known_by_its_name(device, mib):
+    assert memory_mib(device) == mib
+    assert expected_memory_mib(device) == (mib or procfs.allowed_memory_mib())
+    assert expected_memory_mib("gaudi2") is expected_memory_mib("replay:labels.jsonl") is None
+
+
+def test_ray_labels_of_a_gpu_are_its_names():
     assert ray_labels("a100") == ("A100",)
     assert ray_labels("rtx-3090") == ("RTX-3090", "GeForce-RTX-3090")
     assert "GeForce-RTX-4070-Ti-SUPER" in ray_labels("rtx-4070-ti-super")

@@ -1,16 +1,14 @@
 """What every kind of device keeps, ours and a third party's: measured as users measure."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from trusting import TRUSTING
 
 from trappm.cli.measure import summary
 from trappm.profiler.devices import local_devices, open_device
@@ -24,25 +22,15 @@ from trappm.profiler.records import (
     Measurement,
     Outcome,
     Phase,
-    Protocol,
     Provenance,
 )
 
 ROOT = Path(__file__).parents[3]
 TINY = Configuration(architecture="mobilenetv3_small_050", batch_size=2, input_size=64)
-# Other work on the machine that runs the tests must not decide how they end.
-TRUSTING = Protocol(
-    name="test",
-    warmup_steps=1,
-    min_steps=3,
-    max_steps=3,
-    unstable_relative_iqr=1000.0,
-    unstable_lost_share=1000.0,
-)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory):
     """Where the recorded labels and the third party's package are; on everybody's path."""
     path = tmp_path_factory.mktemp("devices")
     label = {**TINY.to_dict(), "step_time_ms": 12.5, "memory_mib": 80.0}
@@ -51,8 +39,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     code, points = (
         re.search(rf"```{kind}\n(.*?)```", document, re.DOTALL) for kind in ("python", "toml")
     )
-    assert code is not None
-    assert points is not None
     (path / "plain_device.py").write_text(code[1], encoding="utf-8")
     metadata = path / "plain_device-1.0.dist-info"
     metadata.mkdir()
@@ -66,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def measurer(folder: Path) -> Iterator[Measurer]:
+def measurer(folder):
     with Measurer(lock_dir=folder / "locks") as measurer:
         yield measurer
 
@@ -81,14 +67,14 @@ KINDS = [
 
 
 @pytest.fixture(params=KINDS)
-def key(request: pytest.FixtureRequest, folder: Path) -> str:
-    key: str = request.param.replace("FOLDER", str(folder))
+def key(request, folder):
+    key = request.param.replace("FOLDER", str(folder))
     if key == "cuda:0" and not CudaDevice.local_keys():
         pytest.skip("no NVIDIA GPU here")
     return key
 
 
-def test_device_says_what_it_is(key: str) -> None:
+def test_devices_describe_themselves(key):
     device = open_device(key)
     assert device.key == key
     environment = device.environment()
@@ -98,7 +84,7 @@ def test_device_says_what_it_is(key: str) -> None:
 
 
 @pytest.mark.parametrize("phase", list(Phase))
-def test_device_measures(key: str, phase: Phase, measurer: Measurer, folder: Path) -> None:
+def test_devices_measure_a_step(key, phase, measurer, folder):
     configuration = replace(TINY, phase=phase)
     if key.startswith("replay:"):
         with (folder / "labels.jsonl").open("a", encoding="utf-8") as labels:
@@ -108,7 +94,6 @@ def test_device_measures(key: str, phase: Phase, measurer: Measurer, folder: Pat
     assert measurement.device == key
     assert measurement.configuration == configuration
     step = measurement.step
-    assert step is not None
     assert min(measurement.step_samples_ms) <= step.median_ms <= max(measurement.step_samples_ms)
     rate = 1000 * configuration.batch_size / step.median_ms
     assert measurement.samples_per_second == pytest.approx(rate)
@@ -133,18 +118,18 @@ def test_device_measures(key: str, phase: Phase, measurer: Measurer, folder: Pat
     assert Measurement.from_dict(json.loads(json.dumps(measurement.to_dict()))) == measurement
 
 
-def test_what_cannot_be_measured_is_unsupported(key: str, measurer: Measurer) -> None:
+def test_unknown_models_are_unsupported(key, measurer):
     nobody = Configuration(architecture="resnet1888", batch_size=1, input_size=64)
     measurement = measurer.measure(nobody, key, TRUSTING)
     assert measurement.outcome is Outcome.UNSUPPORTED
     assert "resnet1888" in (measurement.message or "")
 
 
-def test_third_party_device_is_offered(folder: Path) -> None:
+def test_third_party_devices_are_listed(folder):
     assert "plain" in local_devices()
 
 
-def add_kind(folder: Path, kind: str, value: str) -> None:
+def add_kind(folder, kind, value):
     metadata = folder / f"{kind}-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Name: {kind}\nVersion: 1.0\n", encoding="utf-8")
@@ -152,10 +137,8 @@ def add_kind(folder: Path, kind: str, value: str) -> None:
     (metadata / "entry_points.txt").write_text(points, encoding="utf-8")
 
 
-@pytest.mark.parametrize("value", ["no_such_module:Device", "json:Nothing", "json:JSONDecoder"])
-def test_broken_third_party_kind_troubles_only_itself(
-    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("value", ["no_such_module:Device", "json:JSONDecoder"])
+def test_broken_third_party_devices_affect_only_themselves(value, tmp_path, monkeypatch):
     add_kind(tmp_path, "broken", value)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "cpu-1t" in local_devices()
@@ -164,9 +147,7 @@ def test_broken_third_party_kind_troubles_only_itself(
         open_device("broken:1")
 
 
-def test_a_kind_of_ours_cannot_be_taken_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_built_in_device_kinds_cannot_be_replaced(tmp_path, monkeypatch):
     add_kind(tmp_path, "cpu", "json:JSONDecoder")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert type(open_device("cpu-1t")).__name__ == "CpuDevice"

@@ -1,24 +1,20 @@
 """Devices: which there are, what the CPU's meters read, and how GPUs are named."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from trappm.profiler.devices import local_devices, meant_device, open_device
 from trappm.profiler.devices.cpu import CpuDevice
-from trappm.profiler.devices.gpu.nvml import Gpu
 from trappm.profiler.errors import DeviceError
 
 CORES = len(os.sched_getaffinity(0))
 
 
-def in_a_new_process(code: str) -> dict[str, object]:
+def in_a_new_process(code):
     """What the code leaves in `answer`; preparing a device is for a process that then ends."""
     program = f"import json\n{code}\nprint(json.dumps(answer))"
     done = subprocess.run(
@@ -28,11 +24,10 @@ def in_a_new_process(code: str) -> dict[str, object]:
         text=True,
         check=True,
     )
-    answer: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_every_local_device_opens() -> None:
+def test_every_local_device_opens():
     keys = local_devices()
     assert "cpu-1t" in keys
     assert f"cpu-{CORES}t" in keys
@@ -43,7 +38,7 @@ def test_every_local_device_opens() -> None:
 
 
 @pytest.mark.parametrize("key", ["cpu-0t", "cpu-t", "cpu-1", "cpu--1t", f"cpu-{CORES + 1}t", ""])
-def test_device_that_is_not_here_is_told_with_what_is(key: str) -> None:
+def test_devices_of_other_machines_are_refused_with_those_here(key):
     with pytest.raises(DeviceError, match="this machine has cpu-1t"):
         open_device(key)
 
@@ -51,31 +46,30 @@ def test_device_that_is_not_here_is_told_with_what_is(key: str) -> None:
 @pytest.mark.parametrize(
     ("key", "meant"),
     [
-        ("v1000", "v100"), ("V100", "v100"), ("a-100", "a100"), ("rxt3090", "rtx-3090"),
+        ("v1000", "v100"), ("rxt3090", "rtx-3090"),
         ("cpu_1t", "cpu-1t"), ("simulated:a1000", "simulated:a100"), ("h1000e", "h1000"),
     ],
 )  # fmt: skip
-def test_a_misspelt_device_is_told_with_the_nearest(key: str, meant: str) -> None:
+def test_misspelled_devices_are_matched_to_the_nearest(key, meant):
     assert meant_device(key, ["h1000"]) == meant
 
 
 @pytest.mark.parametrize(
     "key",
-    ["v100", "a10", "l40", "h800", "rtx-3080", "simulated:h100", "a100-mig-1g.5gb", "tpu-v9",
-     "h1000", "replay:labels", "cpu-99t", "cuda:7"],
-)  # fmt: skip
-def test_a_device_that_may_well_be_elsewhere_is_not_taken_for_misspelt(key: str) -> None:
+    ["a10", "simulated:h100", "a100-mig-1g.5gb", "tpu-v9", "h1000", "replay:labels", "cpu-99t"],
+)
+def test_valid_names_of_other_devices_are_not_misspellings(key):
     assert meant_device(key, ["h1000"]) is None
 
 
-def test_a_device_that_cannot_be_opened_is_told_with_the_nearest() -> None:
+def test_errors_suggest_the_nearest_device():
     with pytest.raises(DeviceError, match="did you mean 'v100'"):
         open_device("v1000")
     with pytest.raises(DeviceError, match="did you mean 'simulated:a100'"):
         open_device("simulated:a1000")
 
 
-def test_devices_open_without_importing_torch() -> None:
+def test_devices_open_without_importing_torch():
     answer = in_a_new_process(
         "import sys\n"
         "import trappm.profiler.measuring.isolation\n"
@@ -87,7 +81,7 @@ def test_devices_open_without_importing_torch() -> None:
 
 
 @pytest.mark.parametrize("threads", sorted({1, CORES}))
-def test_cpu_takes_its_threads_whatever_ray_says(threads: int) -> None:
+def test_cpu_devices_use_their_number_of_threads(threads):
     answer = in_a_new_process(
         "import os, torch\n"
         "from trappm.profiler.devices import open_device\n"
@@ -97,7 +91,6 @@ def test_cpu_takes_its_threads_whatever_ray_says(threads: int) -> None:
         "          'cores': sorted(os.sched_getaffinity(0)), 'capacity': device.capacity_mib}"
     )
     facts = answer["facts"]
-    assert isinstance(facts, dict)
     assert answer["threads"] == facts["threads"] == threads
     assert answer["cores"] == facts["pinned_cores"]
     assert len(facts["pinned_cores"]) == threads
@@ -105,7 +98,7 @@ def test_cpu_takes_its_threads_whatever_ray_says(threads: int) -> None:
     assert answer["capacity"] == pytest.approx(facts["memory_limit_mib"], abs=0.1)
 
 
-def test_cpu_memory_is_the_peak_above_the_baseline() -> None:
+def test_cpu_memory_is_the_peak_above_the_baseline():
     answer = in_a_new_process(
         "import torch\n"
         "from trappm.profiler.devices import open_device\n"
@@ -122,7 +115,7 @@ def test_cpu_memory_is_the_peak_above_the_baseline() -> None:
     assert answer["peak"] == pytest.approx(100.0, abs=10.0)
 
 
-def test_cpu_window_notices_lost_time() -> None:
+def test_lost_processor_time_is_detected():
     answer = in_a_new_process(
         "import os, signal, time\n"
         "from trappm.profiler.devices import open_device\n"
@@ -143,11 +136,10 @@ def test_cpu_window_notices_lost_time() -> None:
     )
     if answer["lost"] is None:
         pytest.skip("this kernel keeps no scheduler statistics")
-    assert isinstance(answer["lost"], float)
     assert answer["lost"] > 0.4
 
 
-def fake_powercap(root: Path, packages: dict[str, tuple[str, int]]) -> None:
+def fake_powercap(root, packages):
     for folder, (name, energy_uj) in packages.items():
         (root / folder).mkdir(exist_ok=True)
         (root / folder / "name").write_text(f"{name}\n", encoding="ascii")
@@ -155,7 +147,7 @@ def fake_powercap(root: Path, packages: dict[str, tuple[str, int]]) -> None:
         (root / folder / "max_energy_range_uj").write_text("10000000\n", encoding="ascii")
 
 
-def test_rapl_adds_packages_and_survives_a_wrap(tmp_path: Path) -> None:
+def test_energy_is_summed_over_packages_and_counter_overflows(tmp_path):
     fake_powercap(
         tmp_path,
         {
@@ -181,12 +173,9 @@ def test_rapl_adds_packages_and_survives_a_wrap(tmp_path: Path) -> None:
     assert window.energy_missing is None
 
 
-def test_no_rapl_is_missing_with_the_reason(tmp_path: Path) -> None:
+def test_missing_energy_counters_are_reported(tmp_path):
     device = CpuDevice("cpu-1t", powercap=tmp_path)
     device.open_window(lambda: None)
     window = device.close_window()
     assert window.energy_j is None
     assert str(tmp_path) in (window.energy_missing or "")
-
-
-GPUS = [Gpu(uuid=f"GPU-{letter}", name="NVIDIA A100", handle=i) for i, letter in enumerate("abc")]

@@ -10,7 +10,6 @@ import os
 import types
 from dataclasses import dataclass
 
-import pytest
 import torch
 
 from trappm.profiler.devices import open_device
@@ -30,11 +29,11 @@ class Cuda:
     memory_reserved: int = 1900
 
 
-def install_cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+def install_cuda(monkeypatch):
     """Puts it in the place of torch's CUDA."""
     cuda = Cuda()
 
-    def properties(_: int) -> types.SimpleNamespace:
+    def properties(_):
         uuid = os.environ["CUDA_VISIBLE_DEVICES"].removeprefix("GPU-").removeprefix("MIG-")
         return types.SimpleNamespace(uuid=uuid, total_memory=cuda.total << 20)
 
@@ -56,10 +55,9 @@ def install_cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     return cuda
 
 
-def prepared(key: str, monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
+def prepared(key, monkeypatch):
     """The device of this key after its own `prepare`, which sets variables for its own process."""
     device = open_device(key)
-    assert isinstance(device, CudaDevice)
     with monkeypatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
         patch.setenv("CUDA_DEVICE_ORDER", "")

@@ -15,7 +15,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ _FIELDS = {"power_instant_mw": f"field_{pynvml.NVML_FI_DEV_POWER_INSTANT}"}
 _OF_AN_INSTANCE = ("uuid", "name", "total", "used", "reserved", "processes")
 
 
-def error(name: str) -> pynvml.NVMLError:
+def error(name):
     """An error of NVML, by the name of its code: `GPU_IS_LOST`."""
     return pynvml.NVMLError(getattr(pynvml, f"NVML_ERROR_{name}"))
 
@@ -73,12 +72,12 @@ class Board:
     instances: list[Board] = field(default_factory=list)
     is_instance: bool = False
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name, value):
         super().__setattr__(name, value)
         if machine := getattr(self, "machine", None):
             machine.write()
 
-    def lines(self) -> Iterator[tuple[str, str]]:
+    def lines(self):
         """What NVML answers, by attribute, but for the instances."""
         for name in (each.name for each in fields(self)):
             value = getattr(self, name)
@@ -98,9 +97,7 @@ class Board:
 class Machine:
     """A machine with these boards, in the order of the PCI bus; `init` is what NVML begins with."""
 
-    def __init__(
-        self, *boards: Board, driver: str | Exception = "580.1", init: Exception | None = None
-    ) -> None:
+    def __init__(self, *boards, driver="580.1", init=None):
         self._boards, self._driver, self._init = boards, driver, init
         self._file = Path(tempfile.mkstemp(dir=_folder(), suffix=".txt")[1])
         release = 580 if isinstance(driver, Exception) else int(driver.partition(".")[0])
@@ -111,13 +108,13 @@ class Machine:
         self.write()
 
     @property
-    def variables(self) -> dict[str, str]:
+    def variables(self):
         """The environment in which another process finds these GPUs."""
         path = os.environ.get("LD_LIBRARY_PATH", "")
         folders = [str(self.library.parent), *filter(None, [path])]
         return {"LD_LIBRARY_PATH": os.pathsep.join(folders), "NVML_STUB": str(self._file)}
 
-    def write(self) -> None:
+    def write(self):
         """Says anew what there is; in one stroke, as somebody may be reading."""
         every = [device for board in self._boards for device in (board, *board.instances)]
         places = {id(device): place for place, device in enumerate(every, 1)}
@@ -133,7 +130,7 @@ class Machine:
         fresh.replace(self._file)
 
 
-def install(monkeypatch: pytest.MonkeyPatch, *boards: Board, **machine: Any) -> Machine:
+def install(monkeypatch, *boards, **machine):
     """Puts a machine with these boards under this process's pynvml."""
     made = Machine(*boards, **machine)
     monkeypatch.setenv("NVML_STUB", made.variables["NVML_STUB"])
@@ -143,16 +140,16 @@ def install(monkeypatch: pytest.MonkeyPatch, *boards: Board, **machine: Any) -> 
     return made
 
 
-def own(used: int | None = 3 * GIB) -> Process:
+def own(used=3 * GIB):
     """This process, as NVML would list it outside a container."""
     return Process(os.getpid(), used)
 
 
-def _or_dash(value: int | None) -> str:
+def _or_dash(value):
     return "-" if value is None else str(value)
 
 
-def _text(value: Any) -> str:
+def _text(value):
     if value is None:
         return f"!{pynvml.NVML_ERROR_NOT_SUPPORTED}"
     if isinstance(value, pynvml.NVMLError):
@@ -161,14 +158,14 @@ def _text(value: Any) -> str:
 
 
 @functools.cache
-def _folder() -> str:
+def _folder():
     folder = tempfile.mkdtemp(prefix="nvml-stub-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 @functools.cache
-def _library(release: int) -> Path:
+def _library(release):
     """The stub as the library of this release of the driver."""
     compiler = shutil.which("cc")
     if compiler is None:

@@ -1,23 +1,17 @@
 """The CUDA device on a stub of the driver's library: everything of it that needs no GPU."""
 
-from __future__ import annotations
-
 import itertools
 import os
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from fake_cuda import install_cuda, prepared
-from nvml_stub import GIB, Board, error, install
+from nvml_stub import Board, error, install
 from test_gpu_listing import machine
 
-from trappm.profiler.devices import MemoryReading, Window, local_devices, open_device
-from trappm.profiler.devices.gpu.cuda import _EVENT_BATCH, CudaDevice
-from trappm.profiler.devices.gpu.nvml import visible_gpus
-from trappm.profiler.devices.gpu.sensors import GpuWatch
+from trappm.profiler.devices import MemoryReading, local_devices, open_device
+from trappm.profiler.devices.gpu.cuda import _EVENT_BATCH
 from trappm.profiler.errors import DeviceError
 from trappm.profiler.host import procfs
 from trappm.profiler.host.environment import stack_fingerprint
@@ -25,13 +19,13 @@ from trappm.profiler.records import PAPER, Configuration, Outcome
 from trappm.profiler.steps.sampling import StepRun, judge
 
 
-def test_measurements_on_instances_of_one_gpu_keep_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mig_instances_of_one_gpu_share_a_lock(monkeypatch):
     machine(monkeypatch)
     first, second = open_device("a100-mig-1g.5gb"), open_device("a100-mig-2g.10gb")
     assert first.lock_name == second.lock_name != open_device("a100").lock_name
 
 
-def test_instance_has_no_meter_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mig_instances_have_no_energy_meter(monkeypatch):
     machine(monkeypatch)
     window = window_on("a100-mig-1g.5gb", monkeypatch)
     assert window.energy_j is None
@@ -40,7 +34,7 @@ def test_instance_has_no_meter_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
     assert window.facts["sm_clock_mhz"]["median"] == 1410  # its board's
 
 
-def test_environment_says_what_may_not_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_that_cannot_be_read_are_missing_with_a_reason(monkeypatch):
     install(monkeypatch, Board("GPU-a", ecc=None, power_limit_mw=error("NO_PERMISSION")))
     environment = open_device("cuda:0").environment()
     assert environment["ecc"] is None
@@ -51,7 +45,7 @@ def test_environment_says_what_may_not_be_asked(monkeypatch: pytest.MonkeyPatch)
     stack_fingerprint(environment)
 
 
-def test_no_driver_and_no_memory_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_drivers_and_lost_gpus_are_reported(monkeypatch):
     install(monkeypatch, Board("GPU-a", used=error("GPU_IS_LOST")))
     with pytest.raises(DeviceError, match="GPU is lost"):
         open_device("cuda:0")
@@ -68,9 +62,7 @@ def test_no_driver_and_no_memory_are_told(monkeypatch: pytest.MonkeyPatch) -> No
         ("get_device_properties", lambda _: SimpleNamespace(uuid="b", total_memory=1), "opened b"),
     ],
 )
-def test_gpu_that_torch_cannot_use_is_told(
-    function: str, broken: Callable[..., Any], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_that_torch_cannot_use_are_reported(function, broken, message, monkeypatch):
     install(monkeypatch, Board("GPU-a"))
     install_cuda(monkeypatch)
     monkeypatch.setattr(torch.cuda, function, broken)
@@ -78,10 +70,8 @@ def test_gpu_that_torch_cannot_use_is_told(
         prepared("cuda:0", monkeypatch)
 
 
-def test_gpu_for_which_torch_has_no_kernel_is_told_before_any_model(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def no_kernel(*_: object, **__: object) -> torch.Tensor:
+def test_gpus_without_torch_kernels_are_reported_before_any_model(monkeypatch):
+    def no_kernel(*_, **__):
         raise RuntimeError("CUDA error: no kernel image is available for execution\nmore of it")
 
     install(monkeypatch, Board("GPU-a", "Tesla V100-SXM2-16GB"))
@@ -91,27 +81,15 @@ def test_gpu_for_which_torch_has_no_kernel_is_told_before_any_model(
         prepared("cuda:0", monkeypatch)
 
 
-def test_capacity_is_what_torch_can_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, Board("GPU-a", total=40 * GIB))
-    install_cuda(monkeypatch).total = 40_330
-    device = prepared("cuda:0", monkeypatch)
-    assert device.capacity_mib == 40_330
-    assert device.environment()["device_memory_mib"] == 40 * 1024
-
-
 @pytest.mark.parametrize(("capability", "tf32"), [
     ((8, 0), "convolutions only"), ((7, 0), "not available"), (None, None)
 ])  # fmt: skip
-def test_tf32_is_told_as_the_gpu_has_it(
-    capability: Any, tf32: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_reports_tf32(capability, tf32, monkeypatch):
     install(monkeypatch, Board("GPU-a", capability=capability))
     assert open_device("cuda:0").environment()["tf32"] == tf32
 
 
-def window_on(
-    key: str, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None] = lambda: None
-) -> Window:
+def window_on(key, monkeypatch, meanwhile=lambda: None):
     install_cuda(monkeypatch)
     device = prepared(key, monkeypatch)
     device.open_window(lambda: None)
@@ -119,14 +97,14 @@ def window_on(
     return device.close_window()
 
 
-def judged(window: Window) -> Any:
+def judged(window):
     memory = MemoryReading(peak_mib=100.0, method="made up")
     samples_ms = (10.0,) * 20
     run = StepRun(samples_ms=samples_ms, window=window, steps_in_window=20, memory=memory)
     return judge(run, PAPER)
 
 
-def test_threads_make_the_model_whatever_ray_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_are_created_with_all_cores(monkeypatch):
     install(monkeypatch, Board("GPU-a"))
     install_cuda(monkeypatch)
     threads = torch.get_num_threads()
@@ -139,13 +117,11 @@ def test_threads_make_the_model_whatever_ray_says(monkeypatch: pytest.MonkeyPatc
         torch.set_num_threads(threads)
 
 
-def test_gpu_lost_in_mid_window_is_unstable_and_keeps_the_samples(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gpu_lost_during_the_window_makes_the_run_unstable(monkeypatch):
     board = Board("GPU-a", energy_mj=[1, 2])
     install(monkeypatch, board)
 
-    def fall_off_the_bus() -> None:
+    def fall_off_the_bus():
         lost = error("GPU_IS_LOST")
         for name in ("energy_mj", "power_mw", "sm_clock_mhz", "temperature_c", "used"):
             setattr(board, name, lost)
@@ -163,46 +139,31 @@ def test_gpu_lost_in_mid_window_is_unstable_and_keeps_the_samples(
     [(0x4, None), (0x1, None), (0x8, "hardware slowdown"), (0x20, "software thermal slowdown"),
      (0x40 | 0x4, "hardware thermal slowdown"), (0x80, "power brake")],
 )  # fmt: skip
-def test_slowdown_at_any_moment_of_the_window_counts(
-    reasons: int, unstable: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clock_slowdowns_in_the_window_are_disturbances(reasons, unstable, monkeypatch):
     install(monkeypatch, Board("GPU-a", energy_mj=[1, 2], reasons=[0, reasons, 0]))
     window = window_on("cuda:0", monkeypatch)
     assert window.disturbances == (() if unstable is None else (f"{unstable} of the GPU",))
     assert len(window.facts["clock_event_reasons"]) == reasons.bit_count()
 
 
-def test_clocks_and_temperatures_have_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    board = Board("GPU-a", sm_clock_mhz=[1410, 1200, 1300], temperature_c=[50, 60])
-    install(monkeypatch, board)
-    watch = GpuWatch(visible_gpus()[0], period_s=0.001)
-    while len(watch._seen["processes"]) < 10:
-        pass
-    watch.stop()
-    facts = watch.facts()
-    assert facts["sm_clock_mhz"] == {"min": 1200, "median": 1300, "max": 1410}
-    assert facts["temperature_c"]["max"] == 60
-    assert watch.failure is None
-
-
-def test_many_steps_are_timed_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_timed_in_bounded_batches(monkeypatch):
     """On a clock of events that moves by 2 ms a step; 1 ms is lost to each synchronisation."""
     clock = itertools.count()
-    waiting: list[int] = []
+    waiting = []
 
     class Event:
-        def __init__(self, *, enable_timing: bool) -> None:
+        def __init__(self, *, enable_timing):
             assert enable_timing
 
-        def record(self) -> None:
+        def record(self):
             self.time = 2 * next(clock)
             waiting.append(self.time)
 
-        def elapsed_time(self, later: Event) -> float:
+        def elapsed_time(self, later):
             assert not waiting
             return float(later.time - self.time)
 
-    def synchronize() -> None:
+    def synchronize():
         assert len(waiting) <= _EVENT_BATCH + 1
         waiting.clear()
 
@@ -210,41 +171,38 @@ def test_many_steps_are_timed_in_bounded_batches(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     install(monkeypatch, Board("GPU-a"))
     device = open_device("cuda:0")
-    assert isinstance(device, CudaDevice)
     done = []
     samples_ms = device.time_steps(lambda: done.append(1), 1000)
     assert samples_ms == [2.0] * 1000
     assert len(done) == 1000 + 16  # one before each batch, so that the GPU has work already
-    assert device.time_parts(lambda mark: (mark(), mark(), mark())) == [2.0] * 3  # type: ignore[func-returns-value]
+    assert device.time_parts(lambda mark: (mark(), mark(), mark())) == [2.0] * 3
 
 
-def test_bf16_is_refused_where_the_gpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_is_refused_on_gpus_without_it(monkeypatch):
     install(monkeypatch, Board("GPU-a", "Tesla V100-SXM2-16GB"))
     device = open_device("v100")
-    assert isinstance(device, CudaDevice)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     bf16 = Configuration(
         architecture="resnet18",
         batch_size=1,
         input_size=64,
-        precision="amp-bf16",  # type: ignore[arg-type]
+        precision="amp-bf16",
     )
     fp16 = Configuration(
         architecture="resnet18",
         batch_size=1,
         input_size=64,
-        precision="amp-fp16",  # type: ignore[arg-type]
+        precision="amp-fp16",
     )
     assert "bf16" in (device.refusal(bf16) or "")
     assert device.refusal(fp16) is None
 
 
-def test_lost_processor_time_is_told_of_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_processor_time_is_reported_for_gpus(monkeypatch):
     install(monkeypatch, Board("GPU-a"))
     waits = itertools.count(0.0, 1000.0)
     monkeypatch.setattr(procfs, "run_queue_wait_s", lambda: next(waits))
     window = window_on("cuda:0", monkeypatch)
-    assert window.lost_share is not None
     assert window.lost_share > 1.0
     assert window.facts["lost_cpu_share"] == window.lost_share
     assert "contention" in str(judged(window).message)

@@ -1,21 +1,16 @@
 """What only a real NVIDIA GPU can show; skipped, saying so, where there is none."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
-from collections.abc import Iterator
 
 import pytest
 
 from trappm.profiler.devices import open_device
-from trappm.profiler.devices.gpu.cuda import CudaDevice
 from trappm.profiler.errors import DeviceError
 from trappm.profiler.measuring.isolation import Measurer
 from trappm.profiler.records import (
     QUICK,
     Configuration,
-    Measurement,
     MemoryFormat,
     Optimizer,
     Outcome,
@@ -34,23 +29,22 @@ TRUSTING = dataclasses.replace(
 
 
 @pytest.fixture(scope="module")
-def device() -> CudaDevice:
+def device():
     try:
         actual = open_device("cuda:0")
     except DeviceError as error:
         pytest.skip(f"no NVIDIA GPU to measure on: {error}")
-    assert isinstance(actual, CudaDevice)
     return actual
 
 
 @pytest.fixture(scope="module")
-def measurer(device: CudaDevice, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measurer]:
+def measurer(device, tmp_path_factory):
     with Measurer(lock_dir=tmp_path_factory.mktemp("locks")) as measurer:
         yield measurer
 
 
-def measured(measurer: Measurer, **changes: object) -> Measurement:
-    configuration = dataclasses.replace(STEP, **changes)  # type: ignore[arg-type]
+def measured(measurer, **changes):
+    configuration = dataclasses.replace(STEP, **changes)
     measurement = measurer.measure(configuration, "cuda:0", TRUSTING)
     if measurement.outcome is Outcome.UNSTABLE:  # strangers or heat: the figures still make sense
         return measurement
@@ -60,7 +54,7 @@ def measured(measurer: Measurer, **changes: object) -> Measurement:
     return measurement
 
 
-def test_training_step_is_measured_with_all_its_facts(measurer: Measurer) -> None:
+def test_training_step_is_measured_with_all_its_facts(measurer):
     actual = measured(measurer)
     assert actual.environment["device_uuid"].startswith(("GPU-", "MIG-"))
     assert actual.environment["driver"]
@@ -73,36 +67,14 @@ def test_training_step_is_measured_with_all_its_facts(measurer: Measurer) -> Non
         assert 5 < actual.power_w < 1.2 * actual.environment["device_power_limit_w"]
 
 
-def test_first_sample_of_a_batch_waits_for_no_launch(measurer: Measurer) -> None:
-    """It holds no more than the others: the GPU had work when its first event was set."""
-    many = dataclasses.replace(TRUSTING, min_steps=64, max_steps=64)
-    small = dataclasses.replace(STEP, batch_size=128)
-    samples_ms = measurer.measure(small, "cuda:0", many).step_samples_ms
-    assert samples_ms[0] < 1.1 * sorted(samples_ms)[len(samples_ms) // 2]
-
-
-def test_power_window_is_the_protocols(measurer: Measurer) -> None:
-    longer = dataclasses.replace(TRUSTING, power_window_s=4.0)
-    actual = measurer.measure(STEP, "cuda:0", longer)
-    assert actual.environment["window_s"] > 3.5
-
-
-def test_power_repeats(measurer: Measurer) -> None:
+def test_power_repeats(measurer):
     first, again = (measured(measurer, batch_size=64).power_w for _ in range(2))
     if first is None:
         pytest.skip("this GPU has no meter that we may read")
     assert again == pytest.approx(first, rel=0.1)
 
 
-def test_events_agree_with_the_wall_clock(measurer: Measurer) -> None:
-    """The wall sees each batch of steps from its launch to the synchronisation behind it."""
-    actual = measured(measurer, batch_size=64)
-    assert actual.step_time_ms is not None
-    wall_ms = actual.environment["wall_step_time_ms"]
-    assert 0.95 * actual.step_time_ms <= wall_ms <= 1.3 * actual.step_time_ms + 1.0
-
-
-def test_memory_is_plausible(measurer: Measurer) -> None:
+def test_memory_is_plausible(measurer):
     small, large = measured(measurer), measured(measurer, batch_size=64)
     for actual in (small, large):
         detail = actual.memory_detail_mib
@@ -118,9 +90,7 @@ def test_memory_is_plausible(measurer: Measurer) -> None:
 
 @pytest.mark.parametrize("precision", [Precision.AMP_FP16, Precision.AMP_BF16])
 @pytest.mark.parametrize("memory_format", list(MemoryFormat))
-def test_mixed_precision_in_both_formats(
-    precision: Precision, memory_format: MemoryFormat, measurer: Measurer
-) -> None:
+def test_mixed_precision_in_both_formats(precision, memory_format, measurer):
     fields = {"batch_size": 64, "memory_format": memory_format}
     mixed = measured(measurer, precision=precision, **fields)
     full = measured(measurer, **fields)
@@ -129,7 +99,7 @@ def test_mixed_precision_in_both_formats(
     assert mixed.memory_detail_mib[peak] < full.memory_detail_mib[peak]
 
 
-def test_states_of_the_optimizer_are_in_the_memory_of_fp16(measurer: Measurer) -> None:
+def test_states_of_the_optimizer_are_in_the_memory_of_fp16(measurer):
     plain, adam = (
         measured(measurer, precision=Precision.AMP_FP16, optimizer=optimizer, batch_size=1)
         for optimizer in (Optimizer.SGD, Optimizer.ADAM)
@@ -139,16 +109,14 @@ def test_states_of_the_optimizer_are_in_the_memory_of_fp16(measurer: Measurer) -
     assert grown > 1.5 * PARAMETERS_MIB
 
 
-def test_inference_takes_less_than_training(measurer: Measurer) -> None:
+def test_inference_takes_less_than_training(measurer):
     train, infer = measured(measurer), measured(measurer, phase=Phase.INFER)
-    assert train.step_time_ms is not None
-    assert infer.step_time_ms is not None
     assert infer.step_time_ms < train.step_time_ms
     peak = "peak_allocated"
     assert infer.memory_detail_mib[peak] < train.memory_detail_mib[peak]
 
 
-def test_running_out_of_memory_is_told_and_leaves_the_gpu_free(measurer: Measurer) -> None:
+def test_running_out_of_memory_is_reported_and_frees_the_gpu(measurer):
     huge = dataclasses.replace(STEP, architecture="resnet152", batch_size=65_536)
     actual = measurer.measure(huge, "cuda:0", TRUSTING)
     assert actual.outcome is Outcome.OOM, actual.message
@@ -158,7 +126,7 @@ def test_running_out_of_memory_is_told_and_leaves_the_gpu_free(measurer: Measure
     measured(measurer)
 
 
-def test_time_out_ends_the_process_and_frees_the_gpu(measurer: Measurer) -> None:
+def test_time_out_ends_the_process_and_frees_the_gpu(measurer):
     endless = dataclasses.replace(
         TRUSTING, min_steps=10_000_000, max_steps=10_000_000, timeout_s=20.0
     )
@@ -166,9 +134,3 @@ def test_time_out_ends_the_process_and_frees_the_gpu(measurer: Measurer) -> None
     assert actual.outcome is Outcome.TIMEOUT
     assert "killed after 20 s" in (actual.message or "")
     measured(measurer)
-
-
-def test_same_key_names_the_same_gpu_by_its_name(device: CudaDevice, measurer: Measurer) -> None:
-    short = device._gpu.short_key
-    actual = measurer.measure(STEP, short, TRUSTING)
-    assert actual.environment["device_name"] == device.environment()["device_name"]

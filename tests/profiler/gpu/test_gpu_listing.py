@@ -1,7 +1,5 @@
 """Which GPUs a process may use, and by which names: the real pynvml on a stub of the driver."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -15,7 +13,7 @@ from trappm.profiler.devices.gpu.nvml import visible_gpus
 from trappm.profiler.errors import DeviceError
 
 
-def split_board() -> Board:
+def split_board():
     name = "NVIDIA A100-SXM4-40GB MIG"
     small = Board(
         "MIG-11111111-0", f"{name} 1g.5gb", total=5 * GIB, used=GIB // 4, is_instance=True
@@ -24,7 +22,7 @@ def split_board() -> Board:
     return Board("GPU-bbbb", mig=(1, 1), instances=[small, large])
 
 
-def machine(monkeypatch: pytest.MonkeyPatch, visible: str | None = None) -> Machine:
+def machine(monkeypatch, visible=None):
     """An A100, a second one that MIG splits in two, and an H100."""
     boards = (Board("GPU-aaaa"), split_board(), Board("GPU-cccc", "NVIDIA H100 80GB HBM3"))
     made = install(monkeypatch, *boards)
@@ -46,9 +44,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, visible: str | None = None) -> Mach
         ("0,-1,2", ["GPU-aaaa"]),
     ],
 )
-def test_visible_gpus_are_known_by_uuid(
-    visible: str | None, uuids: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_visible_gpus_are_listed_by_uuid(visible, uuids, monkeypatch):
     machine(monkeypatch, visible)
     assert [gpu.uuid for gpu in visible_gpus()] == uuids
     for index, uuid in enumerate(uuids):
@@ -58,15 +54,13 @@ def test_visible_gpus_are_known_by_uuid(
 @pytest.mark.parametrize(
     ("visible", "what"), [("1", "split by MIG"), ("3", "not one GPU"), ("MIG-", "not one GPU")]
 )
-def test_what_is_not_one_gpu_is_refused(
-    visible: str, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ambiguous_gpus_are_refused(visible, what, monkeypatch):
     machine(monkeypatch, visible)
     with pytest.raises(DeviceError, match=what):
         open_device("cuda:0")
 
 
-def test_names_of_gpus_and_instances_are_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_gpus_and_instances_are_device_keys(monkeypatch):
     machine(monkeypatch)
     keys = [key for key in local_devices() if not key.startswith("cpu-")]
     assert keys == ["a100", "a100-mig-1g.5gb", "a100-mig-2g.10gb", "h100"]
@@ -74,9 +68,7 @@ def test_names_of_gpus_and_instances_are_keys(monkeypatch: pytest.MonkeyPatch) -
     assert open_device("a100-mig-1g.5gb").capacity_mib == 5 * 1024
 
 
-def test_lost_gpu_keeps_its_place_and_troubles_only_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_lost_gpu_keeps_its_index_and_affects_only_itself(monkeypatch):
     lost = Board("GPU-b", handle=error("GPU_IS_LOST"))
     no_permission = error("NO_PERMISSION")
     forbidden = Board("GPU-d", "NVIDIA H200", mig=(1, 1), most_instances=no_permission)
@@ -93,7 +85,7 @@ def test_lost_gpu_keeps_its_place_and_troubles_only_itself(
         open_device("cuda:0")
 
 
-def profiler_devices(made: Machine, **variables: str) -> subprocess.CompletedProcess[str]:
+def profiler_devices(made, **variables):
     """The command as a user runs it: pynvml finds the driver's library by itself."""
     without = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
     return subprocess.run(
@@ -104,7 +96,7 @@ def profiler_devices(made: Machine, **variables: str) -> subprocess.CompletedPro
     )  # fmt: skip
 
 
-def test_command_tells_a_lost_gpu_in_one_line_and_goes_on() -> None:
+def test_lost_gpus_are_reported_in_one_line():
     boards = (
         Board("GPU-a", handle=error("GPU_IS_LOST")),
         Board("GPU-b", "NVIDIA H100 80GB HBM3", total=error("GPU_IS_LOST")),
@@ -120,16 +112,16 @@ def test_command_tells_a_lost_gpu_in_one_line_and_goes_on() -> None:
     assert done.returncode == 1
 
 
-def test_command_lists_what_ray_gave_to_the_process() -> None:
+def test_the_command_lists_only_visible_gpus():
     boards = (Board("GPU-a"), Board("GPU-hhhh", "NVIDIA H200"), split_board())
-    for visible, key in (("1", "h200"), ("GPU-h", "h200"), ("MIG-2", "a100-mig-2g.10gb")):
+    for visible, key in (("1", "h200"), ("MIG-2", "a100-mig-2g.10gb")):
         done = profiler_devices(Machine(*boards), CUDA_VISIBLE_DEVICES=visible)
         assert (done.returncode, done.stderr) == (0, "")
         gpus = [line for line in done.stdout.splitlines() if not line.startswith("cpu-")]
         assert [line.split()[0] for line in gpus] == [key]
 
 
-def test_command_tells_a_driver_that_does_not_work_and_no_driver_not() -> None:
+def test_broken_drivers_are_reported_and_absent_ones_are_not():
     mismatch = profiler_devices(Machine(init=error("LIB_RM_VERSION_MISMATCH")))
     assert mismatch.stderr.splitlines() == [
         "NVML finds no GPU: RM has detected an NVML/RM version mismatch."
@@ -139,9 +131,7 @@ def test_command_tells_a_driver_that_does_not_work_and_no_driver_not() -> None:
     assert (none.returncode, none.stderr) == (0, "")
 
 
-def test_function_that_a_driver_has_dropped_is_asked_otherwise_or_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_functions_dropped_by_a_driver_are_replaced_or_reported(monkeypatch):
     gone = error("DEPRECATED")
     board = Board("GPU-a", application_clock_mhz=gone, temperature_c=gone, temperature_v_c=61)
     install(monkeypatch, board, driver="615.0")
@@ -151,7 +141,7 @@ def test_function_that_a_driver_has_dropped_is_asked_otherwise_or_told(
     assert visible_gpus()[0].ask("nvmlDeviceGetTemperature", 0).value == 61
 
 
-def test_oldest_drivers_lack_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_drivers_without_functions_are_supported(monkeypatch):
     """Without MIG, versions of structures and fields: the symbols are not there."""
     install(monkeypatch, Board("GPU-a", "Tesla V100-SXM2-16GB", used=3 * GIB), driver="418.226")
     (gpu,) = visible_gpus()

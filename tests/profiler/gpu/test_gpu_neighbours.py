@@ -1,23 +1,18 @@
 """Who else is on the GPU, and whose memory it is that NVML counts: a stub of NVML, a fake CUDA."""
 
-from __future__ import annotations
-
 import os
-from typing import Any
 
 import pytest
-from fake_cuda import Cuda, install_cuda, prepared
+from fake_cuda import install_cuda, prepared
 from nvml_stub import GIB, Board, Process, error, install, own
-
-from trappm.profiler.devices.gpu.cuda import CudaDevice
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+def cuda(monkeypatch):
     return install_cuda(monkeypatch)
 
 
-def on(board: Board, monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
+def on(board, monkeypatch):
     install(monkeypatch, board)
     return prepared("cuda:0", monkeypatch)
 
@@ -34,13 +29,7 @@ def on(board: Board, monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
         ([], [], None),
     ],
 )
-def test_foreign_processes_make_a_run_unstable(
-    before: list[Process],
-    during: list[Process],
-    foreign: int | None,
-    cuda: Cuda,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_foreign_processes_make_a_run_unstable(before, during, foreign, cuda, monkeypatch):
     board = Board("GPU-a", processes=before)
     device = on(board, monkeypatch)
     board.processes = during
@@ -61,13 +50,9 @@ def test_foreign_processes_make_a_run_unstable(
         (31 * 1024, None, True),
     ],
 )
-def test_memory_in_use_before_us_is_a_strangers(
-    used_mib: int,
-    reserved: int | None,
-    is_stranger: bool,
-    cuda: Cuda,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_used_before_the_run_belongs_to_others(
+    used_mib, reserved, is_stranger, cuda, monkeypatch
+):
     board = Board("GPU-a", used=used_mib << 20, reserved=reserved)
     device = on(board, monkeypatch)
     board.used = (used_mib << 20) + 3 * GIB
@@ -80,9 +65,7 @@ def test_memory_in_use_before_us_is_a_strangers(
     assert ("not listed" in reading.missing.get("memory_mib", "")) == is_stranger
 
 
-def test_processes_that_may_not_be_listed_are_missing(
-    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unlistable_processes_are_missing(cuda, monkeypatch):
     device = on(Board("GPU-a", processes=error("NO_PERMISSION")), monkeypatch)
     device.open_window(lambda: None)
     window = device.close_window()
@@ -108,13 +91,7 @@ def test_processes_that_may_not_be_listed_are_missing(
         ([Process(7, 9 * GIB), Process(8, 3 * GIB)], None, "none"),
     ],
 )
-def test_memory_has_four_numbers(
-    processes: Any,
-    peak_mib: float | None,
-    method: str,
-    cuda: Cuda,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_is_measured_in_four_ways(processes, peak_mib, method, cuda, monkeypatch):
     board = Board("GPU-a")
     device = on(board, monkeypatch)
     board.processes, board.used = processes, 4 * GIB
@@ -129,9 +106,7 @@ def test_memory_has_four_numbers(
     assert (peak_mib is None) == ("memory_mib" in reading.missing)
 
 
-def test_memory_beside_a_stranger_is_missing_when_it_cannot_be_told_apart(
-    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_cannot_be_attributed_is_missing(cuda, monkeypatch):
     board = Board("GPU-a", processes=[Process(7, None)])
     device = on(board, monkeypatch)
     board.processes = [Process(7, None), own(None)]
@@ -140,9 +115,7 @@ def test_memory_beside_a_stranger_is_missing_when_it_cannot_be_told_apart(
     assert "memory of a process" in reading.missing["memory_mib"]
 
 
-def test_stranger_with_our_process_id_is_not_taken_for_us(
-    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_with_equal_ids_in_containers_are_distinguished(cuda, monkeypatch):
     """In a container, where NVML shows the host's ids, which may be ours by chance."""
     stranger = Process(os.getpid(), 30 * GIB)
     board = Board("GPU-a", processes=[stranger], used=31 * GIB)
@@ -151,9 +124,7 @@ def test_stranger_with_our_process_id_is_not_taken_for_us(
     assert device.memory().peak_mib == 3 * 1024 + 100
 
 
-def test_more_than_we_can_have_taken_is_not_ours(
-    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_implausibly_large_memory_is_not_attributed(cuda, monkeypatch):
     """In a container that lists nobody: somebody came during the warm-up."""
     board = Board("GPU-a")
     device = on(board, monkeypatch)
@@ -174,10 +145,10 @@ def test_more_than_we_can_have_taken_is_not_ours(
         ([], [], 34 * GIB, True),
     ],
 )
-def test_capacity_beside_others_is_what_they_left(
-    before: Any, later: Any, used_before: int, shared: bool, cuda: Cuda,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_capacity_on_a_shared_gpu_is_what_is_free(
+    before, later, used_before, shared, cuda,
+    monkeypatch,
+) :  # fmt: skip
     board = Board("GPU-a", processes=before, used=used_before)
     device = on(board, monkeypatch)
     board.processes = later

@@ -81,13 +81,13 @@ SAME_FILES = {
 
 
 @pytest.mark.parametrize("files", DIFFERENT_FILES.values(), ids=DIFFERENT_FILES)
-def test_what_shapes_do_not_tell_is_in_the_hash_of_a_file(tmp_path, files):
+def test_attributes_and_operand_order_change_the_hash(tmp_path, files):
     first, second = (save(tmp_path / "m.onnx", **file) for file in files)
     assert first != second
 
 
 @pytest.mark.parametrize("files", SAME_FILES.values(), ids=SAME_FILES)
-def test_two_ways_to_write_a_graph_have_one_hash(tmp_path, files):
+def test_equivalent_files_have_equal_hashes(tmp_path, files):
     first, second = (save(tmp_path / "m.onnx", **file) for file in files)
     assert first == second
 
@@ -118,7 +118,7 @@ DIFFERENT_MODULES = {
 
 
 @pytest.mark.parametrize("modules", DIFFERENT_MODULES.values(), ids=DIFFERENT_MODULES)
-def test_and_in_that_of_a_module_which_is_that_of_its_file(tmp_path, modules):
+def test_hashes_of_modules_and_files_agree(tmp_path, modules):
     hashes = [graph_template(module, 8).content_hash for module in modules]
     assert hashes[0] != hashes[1]
     for module, known in zip(modules, hashes, strict=True):
@@ -126,6 +126,6 @@ def test_and_in_that_of_a_module_which_is_that_of_its_file(tmp_path, modules):
         assert file_graph(tmp_path / "m.onnx").content_hash == known
 
 
-def test_a_half_precision_module_is_not_its_float_twin():
+def test_half_precision_changes_the_hash_of_a_module():
     half, relu = Sample((3, 8, 8), torch.float16), torch.nn.ReLU()
     assert graph_template(relu, half).content_hash != graph_template(relu, 8).content_hash

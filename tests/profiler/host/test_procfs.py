@@ -1,9 +1,5 @@
 """How much memory a process may have, within made-up cgroups and the real one."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from trappm.profiler.host import procfs
@@ -12,7 +8,7 @@ GIB = 2**30
 MEMINFO = "MemTotal: 67108864 kB\nMemAvailable: 50331648 kB\n"  # 64 GiB, 48 of them available
 
 
-def limited(group: Path, names: tuple[str, str], limit: str | int, used: int, stat: str) -> None:
+def limited(group, names, limit, used, stat):
     group.mkdir(parents=True, exist_ok=True)
     for name, value in zip((*names, "memory.stat"), (limit, used, stat), strict=True):
         (group / name).write_text(f"{value}\n", encoding="ascii")
@@ -23,26 +19,26 @@ V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 
 
 @pytest.fixture
-def proc(tmp_path: Path) -> Path:
+def proc(tmp_path):
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text(MEMINFO, encoding="ascii")
     return tmp_path / "proc"
 
 
-def memory_gib(proc: Path) -> tuple[float, float]:
+def memory_gib(proc):
     """Available and allowed memory, in GiB."""
     cgroups = proc.parent / "cgroup"
     available = procfs.available_memory_mib(proc=proc, cgroups=cgroups)
     return available / 1024, procfs.allowed_memory_mib(proc=proc, cgroups=cgroups) / 1024
 
 
-def test_without_cgroups_it_is_the_machines(proc: Path) -> None:
+def test_without_cgroups_memory_is_that_of_the_machine(proc):
     assert memory_gib(proc) == (48, 64)
     (proc / "self/cgroup").write_text("0::/\n", encoding="ascii")
     assert memory_gib(proc) == (48, 64)
 
 
-def test_any_group_around_a_job_may_be_the_narrowest(proc: Path) -> None:
+def test_the_narrowest_cgroup_limits_memory(proc):
     """A job of Slurm: its own group says max, that of the job has the limit."""
     (proc / "self/cgroup").write_text("0::/slurm/job_7/step_0/task\n", encoding="ascii")
     root = proc.parent / "cgroup"
@@ -53,7 +49,7 @@ def test_any_group_around_a_job_may_be_the_narrowest(proc: Path) -> None:
     assert memory_gib(proc) == (14, 16)
 
 
-def test_first_version_of_cgroups_counts_too(proc: Path) -> None:
+def test_cgroup_version_1_is_supported(proc):
     lines = "11:cpu,cpuacct:/other\n4:memory:/slurm/uid_1/job_7\n0::/\n"
     (proc / "self/cgroup").write_text(lines, encoding="ascii")
     root = proc.parent / "cgroup"
@@ -63,13 +59,13 @@ def test_first_version_of_cgroups_counts_too(proc: Path) -> None:
     assert memory_gib(proc) == (6, 8)
 
 
-def test_container_that_sees_only_its_own_group_as_the_root(proc: Path) -> None:
+def test_containers_see_their_cgroup_as_root(proc):
     (proc / "self/cgroup").write_text("0::/docker/not-mounted-here\n", encoding="ascii")
     limited(proc.parent / "cgroup", V2, 2 * GIB, GIB, "inactive_file 0")
     assert memory_gib(proc) == (1, 2)
 
 
-def test_each_threads_wait_for_a_core_is_read(tmp_path: Path) -> None:
+def test_waits_of_threads_are_read(tmp_path):
     for thread, waited_ns in (("7", 2_000_000), ("8", 500)):
         (tmp_path / thread).mkdir()
         (tmp_path / thread / "schedstat").write_text(f"12345 {waited_ns} 3\n", encoding="ascii")
@@ -81,9 +77,7 @@ def test_each_threads_wait_for_a_core_is_read(tmp_path: Path) -> None:
     ("waits_ms", "expected_ms"),
     [((4,), 4), ((0, 4), 4), ((6, 4), 8), ((1, 6, 4), 8), ((0, 0), 0), ((), 0)],
 )
-def test_lost_time_is_the_longest_wait_and_half_of_the_next(
-    waits_ms: tuple[int, ...], expected_ms: float
-) -> None:
+def test_lost_time_is_the_longest_wait_plus_half_of_the_next(waits_ms, expected_ms):
     before = {str(thread): 5_000_000 for thread in range(2)}
     after = {
         str(thread): before.get(str(thread), 0) + ms * 1_000_000

@@ -59,7 +59,7 @@ def test_every_call_has_samples_and_a_time(timed):
         assert KernelMeasurement.from_dict(json.loads(json.dumps(result.to_dict()))) == result
 
 
-def test_a_device_without_a_meter_tells_why_there_is_no_power(timed):
+def test_missing_power_has_a_reason(timed):
     for result in timed(GOOD[:1]):
         assert (result.power_w is None) == ("power_w" in result.missing)
         assert (result.energy_j is None) == ("energy_j" in result.missing)
@@ -75,7 +75,7 @@ def test_a_device_without_a_meter_tells_why_there_is_no_power(timed):
         (15, Outcome.TIMEOUT, "killed after 3 s"),
     ],
 )
-def test_a_kernel_that_fails_is_an_outcome_and_the_rest_goes_on(timed, width, outcome, message):
+def test_a_failing_kernel_is_an_outcome_and_the_others_continue(timed, width, outcome, message):
     bad = faulty(width)
     results = timed([GOOD[0], bad, *GOOD[1:]])
     ended = by_call(results)
@@ -87,7 +87,7 @@ def test_a_kernel_that_fails_is_an_outcome_and_the_rest_goes_on(timed, width, ou
     assert all(ended[call].outcome in TIMED for call in GOOD)
 
 
-def test_time_that_is_over_is_told_for_every_call_left(timed):
+def test_calls_beyond_the_time_limit_are_reported(timed):
     slow = [dataclasses.replace(faulty(16), sizes=(batch, 16)) for batch in range(1, 9)]
     results = by_call(timed(slow, seconds=0.5))
     outcomes = Counter(result.outcome for result in results.values())
@@ -99,7 +99,7 @@ def test_time_that_is_over_is_told_for_every_call_left(timed):
             assert result.time_ms is None
 
 
-def test_a_device_that_fails_again_and_again_is_given_up(timed):
+def test_a_device_that_keeps_failing_is_abandoned(timed):
     bad = [dataclasses.replace(faulty(14), sizes=(batch, 14)) for batch in range(1, 14)]
     results = timed(bad)
     assert [result.outcome for result in results] == [Outcome.ERROR] * len(bad)
@@ -107,7 +107,7 @@ def test_a_device_that_fails_again_and_again_is_given_up(timed):
     assert "left out" in results[-1].message
 
 
-def test_a_device_that_cannot_begin_is_an_error_of_its_own(lock_dir):
+def test_a_device_that_cannot_start_is_an_error(lock_dir):
     with (
         Characteriser(lock_dir=lock_dir, run="no_such_module:prepare") as characteriser,
         pytest.raises(TrappmError, match=r"cannot be timed.*no_such_module"),
@@ -116,12 +116,12 @@ def test_a_device_that_cannot_begin_is_an_error_of_its_own(lock_dir):
 
 
 @pytest.mark.parametrize("device", ["simulated:a100", "cpu-9999t"])
-def test_devices_that_run_nothing_are_refused(device, lock_dir):
+def test_devices_that_run_no_kernels_are_refused(device, lock_dir):
     with Characteriser(lock_dir=lock_dir) as characteriser, pytest.raises(InputError):
         characteriser.characterise(device, calls=GOOD)
 
 
-def test_a_device_in_use_is_told(lock_dir):
+def test_a_device_in_use_is_reported(lock_dir):
     with (
         FileLock(lock_dir / "cpu.lock"),
         Characteriser(lock_dir=lock_dir, lock_timeout_s=0.1) as characteriser,

@@ -1,15 +1,10 @@
 """The catalogue of kernels: as large as it may be, within memory, and of every kind there is."""
 
-import itertools
-import math
-
 import pytest
 
-from trappm.profiler.kernels.ceilings import flops
 from trappm.profiler.kernels.kernel_call import DataType, Operator
 from trappm.profiler.kernels.kernel_choice import Abilities, catalogue, metered
 from trappm.profiler.kernels.running import kernel_profile_of
-from trappm.profiler.records import MemoryFormat
 from trappm.profiler.simulation.kernel_profile import KernelKind, Pass, Size
 
 DEVICES = {
@@ -28,13 +23,13 @@ def abilities(request):
     return DEVICES[request.param]
 
 
-def test_there_are_150_to_300_calls_and_none_twice(abilities):
+def test_the_catalogue_has_150_to_300_distinct_calls(abilities):
     calls = catalogue(abilities)
     assert 150 <= len(calls) <= 300
     assert len(set(calls)) == len(calls)
 
 
-def test_every_kernel_that_the_recorder_tells_apart_is_there(abilities):
+def test_the_catalogue_covers_all_kernel_kinds(abilities):
     """But for what is unknown to us, and casts where nothing is computed in 16 bits."""
     calls = catalogue(abilities)
     kinds, passes = set(), set()
@@ -50,49 +45,21 @@ def test_every_kernel_that_the_recorder_tells_apart_is_there(abilities):
     assert {Operator.SGD, Operator.MOMENTUM, Operator.ADAM, Operator.LAUNCH} <= operators
 
 
-def test_layouts_and_types_of_convolutions(abilities):
-    convolutions = [c for c in catalogue(abilities) if c.operator is Operator.CONV2D]
-    there = {(c.data_type, c.memory_format) for c in convolutions}
-    for data_type in abilities.data_types[:2]:
-        reorders = abilities.is_cpu == (data_type is DataType.FP32)
-        assert (data_type, MemoryFormat.CONTIGUOUS) in there or abilities.is_cpu
-        assert (data_type, MemoryFormat.CHANNELS_LAST) in there or not reorders
-    assert any(c.tf32 for c in convolutions) == abilities.has_tf32
-
-
-def test_each_type_has_a_peak_and_nothing_else_is_computed(abilities):
+def test_each_data_type_has_a_peak(abilities):
     calls = catalogue(abilities)
     assert {c.data_type for c in calls} == set(abilities.data_types)
     peaks = {c.data_type for c in calls if c.operator is Operator.MATMUL and c["rows"] >= 1024}
     assert peaks == set(abilities.data_types)
 
 
-def test_convolutions_keep_the_device_busy_by_arithmetic_or_by_memory(abilities):
-    for call in catalogue(abilities):
-        if call.operator is not Operator.CONV2D or (abilities.is_cpu and call["batch"] == 1):
-            continue
-        images = 4 * call["batch"] * call["inputs"] * call["height"] ** 2
-        written = images * call["outputs"] // call["inputs"] // call["stride"] ** 2
-        busy = flops(call) > abilities.busy_flops / 4
-        assert busy or max(images, written) > abilities.busy_bytes / 8, call
-        assert flops(call) <= abilities.busy_flops, call
-
-
-def test_copies_go_through_every_level(abilities):
-    sizes = sorted(4 * math.prod(c.sizes) for c in catalogue(abilities) if c.operator == "copy")
-    assert sizes[0] == 4 << 10
-    assert sizes[-1] >= 64 << 20
-    assert all(large == 4 * small for small, large in itertools.pairwise(sizes))
-
-
-def test_no_call_comes_near_the_memory(abilities):
+def test_calls_use_at_most_half_of_the_memory(abilities):
     for call in catalogue(abilities):
         sizes = kernel_profile_of(call).at(call.batch_size).sizes
         moved = sizes[:, : Size.WRITTEN_BYTES + 1].sum(1).max(initial=0.0)
         assert moved <= 0.5 * abilities.memory_mib * 2**20, call
 
 
-def test_some_of_every_operator_are_metered(abilities):
+def test_every_operator_has_a_metered_call(abilities):
     calls = catalogue(abilities)
     chosen = metered(calls)
     assert {c.operator for c in chosen} == {c.operator for c in calls}

@@ -1,11 +1,9 @@
 import pytest
-import yaml
-from pydantic import TypeAdapter, ValidationError
 
-from trappm.profiler.errors import InputError, UnknownArchitectureError
+from trappm.profiler.errors import InputError
 from trappm.profiler.models import pool as pool_module
 from trappm.profiler.models.pool import PoolGroup, PoolSpec, build_pool
-from trappm.profiler.records import MAX_SIZE, Configuration, Optimizer, Precision
+from trappm.profiler.records import MAX_SIZE, Configuration, Optimizer
 
 
 def group(**changes):
@@ -19,7 +17,7 @@ def group(**changes):
     )
 
 
-def test_a_group_is_every_combination_in_a_fixed_order():
+def test_a_group_contains_every_combination_in_a_fixed_order():
     pool = build_pool(PoolSpec(groups=(group(optimizers=("sgd", "adam")),)))
     assert [(c.architecture, c.batch_size, c.optimizer) for c in pool] == [
         (architecture, batch_size, optimizer)
@@ -29,26 +27,14 @@ def test_a_group_is_every_combination_in_a_fixed_order():
     ]
 
 
-def test_overlapping_groups_give_no_duplicates_and_their_order_does_not_matter():
+def test_overlapping_groups_give_no_duplicates():
     first, second = group(), group(architectures=("vgg*",), batch_sizes=(1, 2))
     pool = build_pool(PoolSpec(groups=(first, second)))
     assert len({c.id for c in pool}) == len(pool) == 3 * 2 + 8 * 2 - 2
     assert build_pool(PoolSpec(groups=(second, first))) == pool
 
 
-def test_a_name_that_matches_nothing_is_refused():
-    spec = PoolSpec(groups=(group(architectures=("resnet18", "resnet18x")),))
-    with pytest.raises(UnknownArchitectureError, match="resnet18x"):
-        build_pool(spec)
-
-
-def test_a_pool_beyond_all_bounds_is_refused():
-    spec = PoolSpec(groups=(group(batch_sizes=tuple(range(1, 2000)), architectures=("*",)),))
-    with pytest.raises(InputError, match="more than"):
-        build_pool(spec)
-
-
-def test_a_group_beyond_all_bounds_is_refused_before_its_configurations_are_made(monkeypatch):
+def test_too_large_groups_are_refused_before_expansion(monkeypatch):
     made = []
     monkeypatch.setattr(pool_module, "Configuration", lambda **fields: made.append(fields))
     spec = PoolSpec(groups=(group(batch_sizes=tuple(range(1, 400_000))),))
@@ -58,7 +44,7 @@ def test_a_group_beyond_all_bounds_is_refused_before_its_configurations_are_made
 
 
 @pytest.mark.parametrize("name", ["batch_size", "input_size"])
-def test_sizes_have_one_bound(name):
+def test_sizes_have_an_upper_bound(name):
     sizes = {"batch_size": 1, "input_size": 1}
     assert Configuration(architecture="a", **sizes | {name: MAX_SIZE})
     with pytest.raises(InputError, match=f"{name} is 1000001; it must be at most 1,000,000"):
@@ -67,37 +53,7 @@ def test_sizes_have_one_bound(name):
         group(**{f"{name}s": (MAX_SIZE + 1,)})
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"batch_sizes": (0,)},
-        {"batch_sizes": ("4",)},
-        {"input_sizes": (-1,)},
-        {"input_sizes": (True,)},
-        {"phases": ()},
-    ],
-)
-def test_a_group_that_makes_no_sense_is_refused(changes):
-    with pytest.raises(InputError, match=next(iter(changes))):
-        group(**changes)
-
-
-def test_a_spec_without_groups_is_refused():
-    with pytest.raises(InputError, match="no groups"):
-        PoolSpec(groups=())
-
-
-def test_yaml_is_read_strictly():
-    adapter = TypeAdapter(PoolSpec)
-    text = "{groups: [{architectures: [resnet18], batch_sizes: [1], input_sizes: [32]%s}]}"
-    spec = adapter.validate_python(yaml.safe_load(text % ", precisions: [amp-bf16]"))
-    assert build_pool(spec)[0].precision is Precision.AMP_BF16
-    for wrong in (", precision: [fp32]", ", precisions: [fp8]"):
-        with pytest.raises(ValidationError):
-            adapter.validate_python(yaml.safe_load(text % wrong))
-
-
-def test_families_stand_for_all_their_architectures():
+def test_families_expand_to_their_architectures():
     by_family = build_pool(PoolSpec(groups=(group(architectures=(), families=("vgg",)),)))
     by_names = build_pool(PoolSpec(groups=(group(architectures=("vgg*",)),)))
     assert by_family == by_names
@@ -107,7 +63,7 @@ def test_families_stand_for_all_their_architectures():
         build_pool(PoolSpec(groups=(group(families=("vggg",)),)))
 
 
-def test_the_native_size_is_each_architectures_own_and_counts_once():
+def test_native_sizes_are_resolved_and_deduplicated():
     named = ("resnet18", "mnasnet_small", "test_vit")
     sizes = group(architectures=named, input_sizes=("native", 224), batch_sizes=(1,))
     pool = build_pool(PoolSpec(groups=(sizes,)))
@@ -116,8 +72,3 @@ def test_the_native_size_is_each_architectures_own_and_counts_once():
     }  # fmt: skip
     with pytest.raises(InputError, match="input_sizes holds 'mine'"):
         group(input_sizes=("mine",))
-
-
-def test_a_group_of_no_architectures_is_refused():
-    with pytest.raises(InputError, match="neither architectures nor families"):
-        group(architectures=())

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,12 +16,12 @@ AS_INSTALLED = (
 """As an environment is before `make install` mends it."""
 
 
-def run(code: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run(code, folder=None):
     arguments = [sys.executable, "-W", "ignore", "-c", code]
     return subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=folder)
 
 
-def test_torchvision_can_be_imported_after_the_shim_twice():
+def test_torchvision_can_be_imported_after_the_shim():
     result = run(
         "from trappm.profiler.models import torchvision_shim as shim\n"
         "shim.register_missing_operators(); shim.register_missing_operators()\n"
@@ -34,7 +33,7 @@ def test_torchvision_can_be_imported_after_the_shim_twice():
     assert "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor" in result.stdout
 
 
-def test_operators_that_are_there_keep_their_implementation():
+def test_existing_operators_keep_their_implementation():
     result = run(
         "import torch\n"
         "library = torch.library.Library('torchvision', 'DEF')\n"
@@ -57,7 +56,7 @@ def test_the_shim_is_still_needed():
 
 
 @pytest.mark.parametrize("code", ["import torchvision", "import timm; import trappm"])
-def test_a_mended_environment_imports_torchvision_first(tmp_path, code):
+def test_a_repaired_environment_imports_torchvision(tmp_path, code):
     mending = (
         f"{AS_INSTALLED}from pathlib import Path\n"
         "from trappm.profiler.models.torchvision_shim import mend\n"

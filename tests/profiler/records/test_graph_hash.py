@@ -53,14 +53,14 @@ def reordered(template, rng):
 
 
 @given(templates(), st.integers(0, 2**32))
-def test_any_topological_order_has_the_same_hash(template, seed):
+def test_node_order_does_not_change_the_hash(template, seed):
     again = reordered(template, np.random.default_rng(seed))
     assert again.content_hash == template.content_hash
     assert len(template.content_hash) == 64
 
 
 @given(templates(), st.data())
-def test_any_change_of_a_number_changes_the_hash(template, data):
+def test_changed_numbers_change_the_hash(template, data):
     node = data.draw(st.integers(0, len(template.operators) - 1))
     part = data.draw(st.sampled_from(["constant", "slope", "parameters", "operators"]))
     if part == "operators":
@@ -79,7 +79,7 @@ def test_any_change_of_a_number_changes_the_hash(template, data):
 
 
 @given(templates(), st.data())
-def test_any_edge_more_or_less_changes_the_hash(template, data):
+def test_changed_edges_change_the_hash(template, data):
     count = len(template.operators)
     edge = sorted(
         data.draw(st.lists(st.integers(0, count - 1), min_size=2, max_size=2, unique=True))
@@ -91,15 +91,7 @@ def test_any_edge_more_or_less_changes_the_hash(template, data):
     assert other.content_hash != template.content_hash
 
 
-def test_who_feeds_whom_matters_even_among_equals():
-    """Two chains of two against a chain of three and a single node."""
-    content = np.zeros((4, 1), dtype=np.int64)
-    pairs = graph_hash(["Add"] * 4, np.array([[0, 1], [2, 3]]), content)
-    chain = graph_hash(["Add"] * 4, np.array([[0, 1], [1, 2]]), content)
-    assert pairs != chain
-
-
-def test_a_fixed_batch_size_is_part_of_the_hash():
+def test_fixed_batch_sizes_change_the_hash():
     lengths = {"input_shapes": (1, 6), "output_shapes": (1, 6), "macs": 1, "memory_bytes": 1}
     sizes = {name: np.ones(length, dtype=np.int64) for name, length in lengths.items()}
     graph = GraphTemplate(

@@ -1,16 +1,13 @@
 """A step profile survives its bytes, and nothing else passes for one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
 
-from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError
-from trappm.profiler.models.model_input import Sample
+from trappm.profiler.errors import TrappmError, UnsupportedModelError
 from trappm.profiler.records import Optimizer
 from trappm.profiler.simulation.step_profile import StepProfile
-from trappm.profiler.static_profile import static_profile, step_profile
+from trappm.profiler.static_profile import step_profile
 
 
 class Tiny(nn.Module):
@@ -30,12 +27,12 @@ def profile():
     return step_profile(Tiny(), 16)
 
 
-def test_a_profile_counts_parameters_that_are_trained_and_those_that_are_not(profile):
+def test_profiles_count_trained_and_frozen_parameters(profile):
     assert profile.trainable_parameters == 8 * 27 + 8 + 8 + 80 + 10
     assert profile.frozen_parameters == 8
 
 
-def test_a_profile_survives_its_bytes(profile):
+def test_profiles_are_read_back_unchanged(profile):
     data = profile.to_bytes()
     again = StepProfile.from_bytes(data)
     assert again.to_bytes() == data
@@ -46,18 +43,18 @@ def test_a_profile_survives_its_bytes(profile):
         assert again.memory(5, optimizer) == profile.memory(5, optimizer)
 
 
-def test_two_profiles_of_one_model_have_the_same_bytes(profile):
+def test_equal_models_have_equal_bytes(profile):
     assert step_profile(Tiny(), 16).to_bytes() == profile.to_bytes()
 
 
 @pytest.mark.parametrize("end", [0, 0.5, 0.99])
-def test_damaged_bytes_raise_one_kind_of_error(profile, end):
+def test_damaged_bytes_are_refused(profile, end):
     data = profile.to_bytes()
     with pytest.raises(TrappmError, match="damaged"):
         StepProfile.from_bytes(data[: int(end * len(data))])
 
 
-def test_a_model_whose_step_cannot_be_traced_says_why():
+def test_untraceable_steps_are_refused_with_a_reason():
     class Picky(nn.Module):
         def __init__(self):
             super().__init__()
@@ -70,26 +67,3 @@ def test_a_model_whose_step_cannot_be_traced_says_why():
         UnsupportedModelError, match=r"cannot be traced: .* needs the values of a tensor \(aten::"
     ):
         step_profile(Picky(), 16)
-
-
-class Untraceable(nn.Module):
-    """Its graph is known; in training it asks for values."""
-
-    def __init__(self):
-        super().__init__()
-        self.convolution = nn.Conv2d(3, 8, 1)
-        self.head = nn.Linear(8, 5)
-
-    def forward(self, x):
-        x = self.head(self.convolution(x).mean((2, 3)))
-        if self.training and x.sum() > 0:
-            x = -x
-        return x
-
-
-def test_a_model_whose_step_cannot_be_traced_has_no_simulated_memory_and_a_reason():
-    profile = static_profile(Untraceable(), Sample((3, 8, 8), torch.float32))
-    assert (profile.step, profile.step_source, profile.memory(4)) == (None, None, None)
-    assert "cannot be traced" in profile.step_refusal
-    with pytest.raises(InputError):
-        profile.memory(0)

@@ -1,9 +1,7 @@
 """The simulated training loop against what PyTorch's own allocates."""
 
-from __future__ import annotations
-
 import weakref
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cache, partial
 from itertools import product
 
@@ -19,8 +17,7 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import Optimizer
 from trappm.profiler.simulation.memory_simulation import MIB, Allocator, simulate_memory
-from trappm.profiler.simulation.step_trace import Event
-from trappm.profiler.simulation.training_loop import Implementation, Loop, TrainingLoop
+from trappm.profiler.simulation.training_loop import Implementation, TrainingLoop
 from trappm.profiler.tracing.tracer import StepOptions, Tracer
 
 UNIT = 512
@@ -119,7 +116,7 @@ LOOPS = [
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=name_of)
-def test_what_follows_the_backward_pass_allocates_as_in_pytorch(loop):
+def test_optimizer_steps_allocate_as_in_pytorch(loop):
     """Peak, and what is left, in units of 512 bytes: of the first step, and of the second."""
     parameters = [nn.Parameter(torch.ones(shape)) for shape in SHAPES]
     for parameter in parameters:
@@ -198,7 +195,7 @@ def residual_trace():
 @pytest.mark.parametrize(
     ("optimizer", "implementation"), list(product(Optimizer, Implementation)), ids=str
 )
-def test_two_steps_of_a_real_loop_peak_where_the_simulation_says(
+def test_simulated_peaks_agree_with_pytorch(
     optimizer, implementation, accumulation_steps, set_to_none
 ):
     """At a small batch and a large one, in units of 512 bytes, on the CPU's own allocator.
@@ -225,22 +222,7 @@ def test_two_steps_of_a_real_loop_peak_where_the_simulation_says(
         assert 0 <= more - counters <= 2
 
 
-def test_a_gradient_is_added_where_it_is_complete_and_kept_where_nobody_knows():
-    """Traces of earlier versions do not tell: there all second gradients live to the end."""
-    trace = residual_trace()
-    assert trace.blocks[trace.additions].tolist() == trace.gradients.tolist()
-    known = trace.kinds != Event.ACCUMULATE
-    earlier = replace(
-        trace, kinds=trace.kinds[known], blocks=trace.blocks[known], sizes=trace.sizes[known]
-    )
-    twice = TrainingLoop(accumulation_steps=2)
-    assert simulate_memory(earlier, 3) == simulate_memory(trace, 3)
-    exact, bound = (simulate_memory(t, 3, twice).live_mib for t in (trace, earlier))
-    gradients = trace.parameter_bytes.sum() / MIB
-    assert simulate_memory(trace, 3).live_mib < exact < exact + gradients / 4 < bound
-
-
-def test_the_norms_of_large_gradients_have_a_sum_for_every_chunk():
+def test_gradient_norms_have_a_sum_per_chunk():
     """As many for each parameter as the largest has; only CUDA's kernel makes them."""
     memory = Allocator()
     chunk = 65_536 * 4 // UNIT
@@ -248,12 +230,6 @@ def test_the_norms_of_large_gradients_have_a_sum_for_every_chunk():
     assert (memory.live, memory.peak_live) == (0, 1000 + 128)
 
 
-def test_zero_micro_steps_are_refused():
+def test_zero_accumulation_steps_are_refused():
     with pytest.raises(InputError, match="0 accumulation steps"):
         TrainingLoop(accumulation_steps=0)
-
-
-@pytest.mark.parametrize("optimizer", Optimizer)
-def test_loops_of_labels_take_the_optimizers_of_configurations(optimizer):
-    assert Loop.PLAIN.with_optimizer(optimizer) == TrainingLoop(optimizer=optimizer)
-    assert Loop.TUNED.with_optimizer(optimizer).states_per_parameter >= 1

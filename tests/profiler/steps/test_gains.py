@@ -1,7 +1,5 @@
 """What a fresh model multiplies by zero, and what of it a measured one does."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -12,19 +10,17 @@ from trappm.profiler.steps import step as step_module
 from trappm.profiler.steps.step import give_ordinary_gains, make_step
 
 
-def zero_share(model: nn.Module) -> float:
+def zero_share(model):
     """Of all gradients of the parameters, how many are exactly 0."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     zeros = sum(int((gradient == 0).sum()) for gradient in gradients)
     return zeros / sum(gradient.numel() for gradient in gradients)
 
 
-def gradients_of_a_step(
-    architecture: str, monkeypatch: pytest.MonkeyPatch, *, prepared: bool
-) -> float:
+def gradients_of_a_step(architecture, monkeypatch, *, prepared):
     models = []
 
-    def create(name: str, input_size: int) -> nn.Module:
+    def create(name, input_size):
         models.append(create_model(name, input_size))
         return models[-1]
 
@@ -41,34 +37,14 @@ def gradients_of_a_step(
     ("architecture", "fresh_share"),
     [("resnet18", 0.7), ("mixer_s32_224", 0.9)],
 )
-def test_few_gradients_of_a_measured_step_are_zero(
-    architecture: str, fresh_share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_gradients_of_a_measured_step_are_zero(architecture, fresh_share, monkeypatch):
     assert gradients_of_a_step(architecture, monkeypatch, prepared=False) > fresh_share
     assert gradients_of_a_step(architecture, monkeypatch, prepared=True) < 0.02
 
 
-@pytest.mark.parametrize(
-    "architecture", ["convnext_atto", "cait_xxs24_224", "swinv2_tiny_window8_256"]
-)
-def test_no_gain_of_a_prepared_model_is_tiny(architecture: str) -> None:
-    model = create_model(architecture, 256 if "swin" in architecture else 224)
-
-    def tiny() -> list[str]:
-        return [
-            name
-            for name, p in model.named_parameters()
-            if p.abs().max() < 1e-3 and ("gamma" in name or ("norm" in name and "weight" in name))
-        ]
-
-    assert tiny()
-    give_ordinary_gains(model)
-    assert tiny() == []
-
-
-def test_what_is_added_or_drawn_stays_as_it_is() -> None:
+def test_biases_and_random_weights_are_not_changed():
     class Model(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.norm = nn.BatchNorm2d(4)  # weights of 1
             self.last = nn.BatchNorm2d(4)

@@ -1,9 +1,6 @@
 """The order of a run: memory, warm-up, window; and steps whose gradients overflow in fp16."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -23,59 +20,59 @@ from trappm.profiler.records import (
     Protocol,
 )
 from trappm.profiler.steps import step as step_module
-from trappm.profiler.steps.sampling import StepRun, judge, unstable_reasons
+from trappm.profiler.steps.sampling import judge, unstable_reasons
 from trappm.profiler.steps.step import make_step, run_protocol
 
 
-def tiny(**changes: object) -> Configuration:
+def tiny(**changes):
     fields = {"architecture": "mobilenetv3_small_050", "batch_size": 2, "input_size": 32}
-    return Configuration(**{**fields, **changes})  # type: ignore[arg-type]
+    return Configuration(**{**fields, **changes})
 
 
 class Recorded(CpuDevice):
     """A device that times nothing, and remembers what the optimizer had at each turn."""
 
-    def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
+    def __init__(self, optimizers):
         super().__init__("cpu-1t")
         self.optimizers = optimizers
         self.states_at_memory = 0
         self.warmup_steps = 0
         self.steps = 0
 
-    def time_steps(self, step: Callable[[], None], count: int) -> list[float]:
+    def time_steps(self, step, count):
         self.steps += count
         for _ in range(count):
             step()
         return [10.0] * count
 
-    def thread_waits_ns(self) -> dict[str, int]:
+    def thread_waits_ns(self):
         return {}
 
-    def memory(self) -> MemoryReading:
+    def memory(self):
         self.states_at_memory = sum(len(o.state) for o in self.optimizers)
         self.steps_for_memory = self.steps
         return MemoryReading(peak_mib=1.0, method="none")
 
-    def open_window(self, step: Callable[[], None], *, is_metered: bool = True) -> None:
+    def open_window(self, step, *, is_metered=True):
         self.warmup_steps = self.steps - self.steps_for_memory
 
-    def run_to_tick(self, step: Callable[[], None]) -> None:
+    def run_to_tick(self, step):
         step()
 
-    def close_window(self) -> Window:
+    def close_window(self):
         return Window(seconds=1.0, energy_j=5.0)
 
 
 class Overflowing(torch.nn.Module):
     """A model whose gradients, scaled by 65,536 as is usual, overflow in fp16; or always do."""
 
-    def __init__(self, gain: float = 1.0) -> None:
+    def __init__(self, gain=1.0):
         super().__init__()
         self.num_classes, self.gain = 10, gain
         self.head = torch.nn.Linear(3, 10)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(images.mean((2, 3)))
+    def forward(self, images):
+        logits = self.head(images.mean((2, 3)))
         # The gradient of the sum is 1 for each class, and does not vanish.
         return logits * self.gain
 
@@ -83,13 +80,11 @@ class Overflowing(torch.nn.Module):
 FEW = Protocol(name="few", warmup_steps=1, min_steps=3, max_steps=3)
 
 
-def run_recorded(
-    monkeypatch: pytest.MonkeyPatch, model: torch.nn.Module, **changes: object
-) -> tuple[StepRun, Recorded]:
+def run_recorded(monkeypatch, model, **changes):
     optimizers = []
     really_make = step_module._optimizer
 
-    def make(model: torch.nn.Module, kind: Optimizer) -> torch.optim.Optimizer:
+    def make(model, kind):
         optimizers.append(really_make(model, kind))
         return optimizers[-1]
 
@@ -100,9 +95,7 @@ def run_recorded(
     return run_protocol(tiny(**fields), device, FEW, lambda _: None), device
 
 
-def test_memory_is_read_with_optimizer_states_whatever_overflowed_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_is_read_after_optimizer_states_exist(monkeypatch):
     monkeypatch.setattr(step_module, "_FIRST_SCALE", 2.0**20)
     run, device = run_recorded(monkeypatch, Overflowing())
     assert device.steps_for_memory > 2
@@ -110,9 +103,7 @@ def test_memory_is_read_with_optimizer_states_whatever_overflowed_before(
     assert run.window.disturbances == ()
 
 
-def test_memory_of_a_fresh_model_is_read_once_its_gradients_are_finite(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_of_a_fresh_model_is_read_after_finite_gradients(monkeypatch):
     """With the scale that torch begins with the first steps of test_vit are left out."""
     model = step_module.create_model("test_vit", 160)
     run, device = run_recorded(monkeypatch, model, input_size=160)
@@ -121,20 +112,18 @@ def test_memory_of_a_fresh_model_is_read_once_its_gradients_are_finite(
     assert run.window.disturbances == ()
 
 
-def test_model_whose_gradients_never_are_finite_is_unsupported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_models_without_finite_gradients_are_unsupported(monkeypatch):
     with pytest.raises(UnsupportedModelError, match="no finite gradients in amp-fp16"):
         run_recorded(monkeypatch, Overflowing(gain=float("inf")))
 
 
-def test_steps_left_out_in_the_window_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skipped_optimizer_steps_are_disturbances(monkeypatch):
     class Late(Overflowing):
         """Overflows from its fifth step on: two for the memory, one of warm-up, one timed."""
 
         steps = 0
 
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
+        def forward(self, images):
             self.steps += 1
             self.gain = float("inf") if self.steps > 4 else 1.0
             return super().forward(images)
@@ -150,17 +139,13 @@ def test_steps_left_out_in_the_window_are_told(monkeypatch: pytest.MonkeyPatch) 
     ("first", "second", "words"),
     [(10.0, 20.0, "longer by 67% of the median"), (20.0, 10.0, "shorter by 67% of the median")],
 )
-def test_a_drift_says_which_half_of_the_steps_was_longer(
-    first: float, second: float, words: str
-) -> None:
+def test_drift_reports_which_half_was_longer(first, second, words):
     window = Window(seconds=1.0, energy_j=None, energy_missing="no meter")
     *_, reason = unstable_reasons([first] * 5 + [second] * 5, window, Protocol())
     assert reason == f"drift: steps of the second half were {words}"
 
 
-def test_device_that_is_slow_to_start_is_warmed_up_for_longer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_slow_devices_warm_up_longer(monkeypatch):
     clock = itertools.count(0.0, 0.125)
     monkeypatch.setattr(step_module.time, "monotonic", lambda: next(clock))
     _, device = run_recorded(monkeypatch, Overflowing())
@@ -171,9 +156,7 @@ def test_device_that_is_slow_to_start_is_warmed_up_for_longer(
 
 
 @pytest.mark.parametrize(("window_s", "steps"), [(0.0, 3), (0.03, 3), (0.2, 20)])
-def test_window_is_filled_as_the_protocol_says(
-    window_s: float, steps: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_window_has_the_length_of_the_protocol(window_s, steps, monkeypatch):
     """Of steps that take 10 ms each; one more brings it to the tick of the meter."""
     monkeypatch.setattr(Recorded, "power_window_s", lambda _, protocol: protocol.power_window_s)
     monkeypatch.setitem(globals(), "FEW", replace(FEW, power_window_s=window_s))
@@ -183,14 +166,12 @@ def test_window_is_filled_as_the_protocol_says(
 
 
 @pytest.mark.parametrize("memory_format", list(MemoryFormat))
-def test_images_are_drawn_where_they_stay(
-    memory_format: MemoryFormat, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_are_created_on_the_device(memory_format, monkeypatch):
     """On the meta device, a batch that no host could hold."""
     seen = []
 
     class Spy(Overflowing):
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
+        def forward(self, images):
             seen.append(images)
             return super().forward(images)
 
@@ -210,35 +191,34 @@ PATIENT = replace(QUICK, max_seconds=1000.0)
 class Contended(Recorded):
     """A device on which others take a share of every other step's time."""
 
-    def __init__(self, lost_ms: float, energy_j: float | None = 5.0) -> None:
+    def __init__(self, lost_ms, energy_j=5.0):
         super().__init__([])
         self.lost_ms = lost_ms
         self.energy_j = energy_j
         self.readings = 0
 
-    def time_steps(self, step: Callable[[], None], count: int) -> list[float]:
+    def time_steps(self, step, count):
         self.steps += count
         step()
         return [10.0 + self.lost_ms * (self.readings % 2)] * count
 
-    def thread_waits_ns(self) -> dict[str, int]:
+    def thread_waits_ns(self):
         self.readings += 1
         return {"1": int(self.lost_ms * 1e6) * (self.readings // 2)}
 
-    def close_window(self) -> Window:
+    def close_window(self):
         return Window(seconds=1.0, energy_j=self.energy_j, lost_share=0.4)
 
 
 @pytest.mark.parametrize("lost_ms", [0.0, 5.0, 40.0])
-def test_a_run_is_good_if_enough_of_its_steps_are(lost_ms: float) -> None:
+def test_enough_clean_steps_make_a_run_valid(lost_ms):
     found = judge(run_protocol(tiny(), Contended(lost_ms), PATIENT, lambda _: None), PATIENT)
     assert found.outcome is Outcome.OK, found.message
-    assert found.step is not None
     assert found.step.median_ms == pytest.approx(10.0)
     assert (found.environment["steps_rejected"] > 0) == (lost_ms > 0)
 
 
-def test_energy_is_unknown_where_others_used_the_cores() -> None:
+def test_energy_is_missing_if_others_used_the_cores():
     found = judge(run_protocol(tiny(), Contended(5.0), PATIENT, lambda _: None), PATIENT)
     assert found.power_w is None
     assert "others used the cores" in found.missing["power_w"]
@@ -255,13 +235,13 @@ def test_energy_is_unknown_where_others_used_the_cores() -> None:
         (5, None),
     ],
 )  # fmt: skip
-def test_a_run_without_a_clean_step_is_unstable(lost_ms: int, reason: str | None) -> None:
+def test_runs_without_clean_steps_are_unstable(lost_ms, reason):
     class Starved(Contended):
-        def time_steps(self, step: Callable[[], None], count: int) -> list[float]:
+        def time_steps(self, step, count):
             step()
             return [100.0] * count
 
-        def thread_waits_ns(self) -> dict[str, int]:
+        def thread_waits_ns(self):
             self.readings += 1
             return {"1": int(lost_ms * 1e6) * self.readings}
 

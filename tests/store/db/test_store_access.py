@@ -24,7 +24,7 @@ def guarded(postgresql_server, monkeypatch):
     return text
 
 
-def test_what_libpq_reads_goes_along(guarded, monkeypatch, tmp_path):
+def test_database_passwords_are_passed_to_workers(guarded, monkeypatch, tmp_path):
     monkeypatch.setenv("PGPASSWORD", PASSWORD)
     handed_on = pickle.dumps(StoreAccess.of(Home(tmp_path)))
     monkeypatch.setenv("PGPASSWORD", "that of another node")
@@ -35,7 +35,7 @@ def test_what_libpq_reads_goes_along(guarded, monkeypatch, tmp_path):
         assert store.campaigns.all() == []
 
 
-def test_a_password_file_goes_along(guarded, monkeypatch, tmp_path):
+def test_a_password_file_is_read_before_access_is_passed_on(guarded, monkeypatch, tmp_path):
     file = tmp_path / "pgpass"
     file.write_text(f"*:*:*:guarded:{PASSWORD}\n")
     file.chmod(0o600)
@@ -48,7 +48,7 @@ def test_a_password_file_goes_along(guarded, monkeypatch, tmp_path):
         assert store.campaigns.all() == []
 
 
-def test_it_prints_as_nothing(monkeypatch, tmp_path):
+def test_printed_access_shows_no_password(monkeypatch, tmp_path):
     monkeypatch.setenv("TRAPPM_DATABASE", f"postgresql://me:{PASSWORD}@host/labels")
     monkeypatch.setenv("PGPASSWORD", PASSWORD)
     access = StoreAccess.of(Home(tmp_path))
@@ -58,7 +58,7 @@ def test_it_prints_as_nothing(monkeypatch, tmp_path):
         assert PASSWORD not in text
 
 
-def test_a_sqlite_store_takes_no_password_along(monkeypatch, tmp_path):
+def test_a_sqlite_store_passes_no_password_on(monkeypatch, tmp_path):
     monkeypatch.delenv("TRAPPM_DATABASE", raising=False)
     monkeypatch.setenv("PGPASSWORD", PASSWORD)
     assert StoreAccess.of(Home(tmp_path)).variables == {}
@@ -89,8 +89,7 @@ NO_SERVER = "/tmp/no-such-folder"
     ],
 )
 @pytest.mark.parametrize("secret", [SECRET, QUOTED])
-@pytest.mark.parametrize("open_", [Store.open, Store.open_to_read])
-def test_no_error_notice_or_log_shows_a_password(postgresql_server, caplog, address, secret, open_):
+def test_errors_notices_and_logs_show_no_password(postgresql_server, caplog, address, secret):
     caplog.set_level(logging.DEBUG)
     guard(postgresql_server, f"guarded_{secrets.token_hex(4)}")
     folder = postgresql_server.query["host"]
@@ -98,7 +97,7 @@ def test_no_error_notice_or_log_shows_a_password(postgresql_server, caplog, addr
     notices, now = [], iter(range(0, 10_000, 250))
     patience = Patience(tell=notices.append, clock=lambda: next(now), sleep=lambda seconds: None)
     with pytest.raises(StoreError) as caught:
-        patience(partial(open_, url))
+        patience(partial(Store.open, url))
     said = "\n".join([*traceback.format_exception(caught.value), *notices, caplog.text])
     assert "pa55" not in said
     assert "\n" not in str(caught.value)

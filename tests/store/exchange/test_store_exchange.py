@@ -1,7 +1,5 @@
 """Measurements to files and back, and files that are not what they should be."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json
@@ -63,7 +61,7 @@ measurements = st.builds(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(many=st.lists(measurements, max_size=4), suffix=st.sampled_from(FORMATS))
-def test_what_is_written_is_read_as_it_was(tmp_path, many, suffix):
+def test_exported_measurements_are_read_unchanged(tmp_path, many, suffix):
     path = tmp_path / f"labels.{suffix}"
     many = [Measurement.from_dict(m.to_dict()) for m in many]
     assert export_file(many, path) == len(many)
@@ -72,7 +70,7 @@ def test_what_is_written_is_read_as_it_was(tmp_path, many, suffix):
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-def test_labels_go_out_and_come_in_once(store, database_url, tmp_path, suffix):
+def test_importing_an_export_adds_nothing(store, database_url, tmp_path, suffix):
     bound = {"capacity": 80_000.0}
     store.measurements.record_many(
         [
@@ -120,12 +118,12 @@ def row(tmp_path, **changes):
         ({"provenance": "imported"}, "imported"),
     ],
 )
-def test_measured_needs_an_environment_that_vouches_for_it(tmp_path, changes, provenance):
+def test_measured_rows_need_the_fingerprint_of_their_environment(tmp_path, changes, provenance):
     (verdict,) = read_file(lines(tmp_path, row(tmp_path, **changes)))
     assert verdict.measurement.provenance == provenance
 
 
-def test_lines_of_the_profiler_are_read_and_measured_if_a_process_wrote_them(tmp_path):
+def test_profiler_records_can_be_imported(tmp_path):
     ours = measurement(environment={"device": "cpu-2t", "measuring_version": 1})
     other = measurement(environment={"device": "cpu-2t"})
     records = [v.measurement for v in read_file(lines(tmp_path, ours.to_dict(), other.to_dict()))]
@@ -136,41 +134,28 @@ def test_lines_of_the_profiler_are_read_and_measured_if_a_process_wrote_them(tmp
     ("changes", "message"),
     [
         ({"memory_mib": -1}, "memory_mib is -1"),
-        ({"memory_mib": "1"}, "memory_mib is '1'"),
-        ({"memory_mib": 1e999}, "memory_mib is inf"),
-        ({"step_median_ms": 0}, "step_median_ms is 0"),
         ({"step_median_ms": None}, "step_median_ms is missing"),
         ({"batch_size": 1.5}, "batch_size is 1.5"),
-        ({"batch_size": True}, "batch_size is True"),
         ({"architecture": "a" * 201}, "at most 200 characters"),
         ({"architecture": "a\0"}, "architecture has a NUL"),
         ({"precision": "fp8"}, "precision is 'fp8'"),
-        ({"outcome": "great"}, "outcome is 'great'"),
-        ({"provenance": "guessed"}, "provenance is 'guessed'"),
         ({"started_at": "yesterday"}, "ISO 8601"),
         ({"started_at": "2026-01-01T00:00:00"}, "with a zone"),
-        ({"step_samples_ms": [1, "2"]}, "step_samples_ms.1 is '2'"),
         ({"step_samples_ms": [1e39, 10.0]}, "finite as a float32"),
         ({"memory_mib": 10**400}, "memory_mib is 1000"),
         (dict.fromkeys(NO_METRIC), "neither step time nor memory nor power"),
         ({"message": "half a pair: \ud800"}, "message has a value .* surrogates"),
         ({"environment": {"host": ["a\0b"]}}, "environment has a NUL"),
         ({"started_at": "0001-01-01T00:00:00+14:00"}, "started_at is '0001"),
-        ({"missing": {"power_w": 3}}, "missing.power_w is 3"),
         ({"protocol": {"name": "x", "steps": 3}}, "protocol.steps is 3; Unexpected"),
         ({"protocol": {"name": "x", "min_steps": 0}}, "at least one"),
-        ({"protocol": {"name": ""}}, "no name"),
-        ({"protocol": {"name": "x", "warmup_steps": "7"}}, "warmup_steps is '7'"),
-        ({"protocol": {"name": "x", "timeout_s": True}}, "timeout_s is True"),
-        ({"device": None}, "device is missing"),
         ({"format_version": 2}, "format_version is 2"),
         ({"surprise": 1}, "no column 'surprise'"),
         ({"step_p95_ms": 1e-3}, "below the median"),
-        ({"step_forward_share": 1.5}, "step_forward_share is 1.5; .* less than or equal to 1"),
         ({"memory_mib": 1e308}, r"memory_mib is 1e\+308; .* less than or equal to 1000000000"),
     ],
 )
-def test_a_row_that_cannot_be_refuses_the_whole_file(store, tmp_path, changes, message):
+def test_one_invalid_row_refuses_the_whole_file(store, tmp_path, changes, message):
     good = row(tmp_path)
     path = lines(tmp_path, good | {"attempt_key": "other"}, good | changes)
     with pytest.raises(InputError, match=message) as caught:
@@ -193,7 +178,7 @@ def test_a_row_that_cannot_be_refuses_the_whole_file(store, tmp_path, changes, m
         ("gone.jsonl", None),
     ],
 )
-def test_a_file_of_something_else_is_told_in_one_line(store, tmp_path, name, content):
+def test_invalid_files_are_refused_in_one_line(store, tmp_path, name, content):
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
@@ -203,14 +188,14 @@ def test_a_file_of_something_else_is_told_in_one_line(store, tmp_path, name, con
     assert store.labels.matching() == []
 
 
-def test_a_line_that_never_ends_is_refused(store, tmp_path):
+def test_overlong_lines_are_refused(store, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"message": "' + b"x" * (9 << 20))
     with pytest.raises(InputError, match="longer than 8 MiB"):
         import_file(store.measurements.record_many, path)
 
 
-def test_a_small_parquet_file_that_unpacks_to_gigabytes_is_refused(store, tmp_path):
+def test_parquet_files_that_unpack_to_gigabytes_are_refused(store, tmp_path):
     path = tmp_path / "a.parquet"
     table = pa.table({"message": pa.array(["x" * 300_000] * 500)})
     pq.write_table(table, path, compression="zstd")
@@ -223,7 +208,7 @@ def test_a_small_parquet_file_that_unpacks_to_gigabytes_is_refused(store, tmp_pa
         import_file(store.measurements.record_many, path)
 
 
-def test_a_row_nested_too_deep_refuses_the_file_before_anything_is_recorded(store, tmp_path):
+def test_deeply_nested_rows_are_refused(store, tmp_path):
     good = row(tmp_path)
     deep = {"a": 1}
     for _ in range(40):
@@ -234,14 +219,14 @@ def test_a_row_nested_too_deep_refuses_the_file_before_anything_is_recorded(stor
     assert store.labels.matching() == []
 
 
-def test_a_number_too_large_for_a_float_is_refused_in_json(store, tmp_path):
+def test_numbers_too_large_for_a_float_are_refused(store, tmp_path):
     path = lines(tmp_path, row(tmp_path))
     path.write_text(path.read_text().replace('"host": "here"', '"host": 1e999'))
     with pytest.raises(InputError, match=r"environment has a value .*not JSON compliant"):
         import_file(store.measurements.record_many, path)
 
 
-def test_csv_is_written_for_others_and_not_read(tmp_path):
+def test_csv_is_written_but_not_read(tmp_path):
     path = tmp_path / "labels.csv"
     kept = measurement(message='he said "no",\nand left')
     assert export_file([kept], path) == 1
@@ -253,7 +238,7 @@ def test_csv_is_written_for_others_and_not_read(tmp_path):
         next(read_file(path))
 
 
-def test_a_sheet_with_a_column_twice_is_refused(tmp_path):
+def test_sheets_with_duplicate_columns_are_refused(tmp_path):
     twice = tmp_path / "twice.csv"
     twice.write_text("a,b,a,architecture,batch_size,class,spike\n1,2,3,x,1,usable,0\n")
     for read in (lambda path: list(read_rows(path, {"a"}, dict)), read_usable):

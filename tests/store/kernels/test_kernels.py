@@ -23,28 +23,20 @@ SOME = [
 ]  # fmt: skip
 
 
-def test_what_is_recorded_comes_back_whole(store):
+def test_recorded_kernels_are_read_unchanged(store):
     store.kernels.record(SOME)
     assert [*store.kernels.each()] == SOME
     assert [*store.kernels.each(device="a100")] == SOME[-1:]
     assert store.kernels.devices() == {"a100": 1, SOME[0].device: 4}
 
 
-def test_recording_twice_changes_nothing(store):
-    store.kernels.record(SOME[:2])
-    assert store.kernels.record_many(SOME) == len(SOME) - 2
-    assert store.kernels.record_many(SOME) == 0
-    store.kernels.record([])
-    assert len([*store.kernels.each()]) == len(SOME)
-
-
-def test_a_run_shares_its_conditions(store):
+def test_kernels_of_a_run_share_their_conditions(store):
     store.kernels.record(SOME)
     rows, _ = store.query_sql("SELECT COUNT(*) AS n FROM kernel_conditions")
     assert rows["n"].tolist() == [2]  # one for each environment
 
 
-def test_of_each_call_the_last_good_attempt_is_what_is_known(store):
+def test_the_last_successful_attempt_of_each_call_counts(store):
     again = kernel("ok", batch=1, time_ms=0.75, attempt_key="again")
     failed = kernel("error", batch=2, attempt_key="later", message="failed")
     twice = kernel("error", batch=3, attempt_key="once more", message="failed")
@@ -53,7 +45,7 @@ def test_of_each_call_the_last_good_attempt_is_what_is_known(store):
     assert known == {again.call: again, SOME[1].call: SOME[1], twice.call: twice}
 
 
-def test_a_new_software_stack_is_another_device(store):
+def test_kernels_of_another_software_stack_are_ignored(store):
     environment = {**SOME[0].environment, "torch": "9.9"}
     later = kernel(
         "ok", time_ms=3.0, environment=environment, attempt_key="later",
@@ -63,7 +55,7 @@ def test_a_new_software_stack_is_another_device(store):
     assert store.kernels.latest(SOME[0].device) == [later]
 
 
-def test_a_device_without_kernels_says_which_there_are(store):
+def test_a_device_without_kernels_is_reported_with_those_that_have_some(store):
     with pytest.raises(InputError, match="trappm measure --kernels --device v100"):
         store.kernels.latest("v100")
     store.kernels.record(SOME)
@@ -75,8 +67,6 @@ def test_a_device_without_kernels_says_which_there_are(store):
     "bad",
     [
         {"time_ms": float("nan")},
-        {"time_ms": 0.0},
-        {"time_ms": None},
         {"power_w": -1.0},
         {"samples_ms": (0.0,)},
         {"message": "a\0b"},
@@ -84,7 +74,7 @@ def test_a_device_without_kernels_says_which_there_are(store):
         {"started_at": "2026-01-01T00:00:00"},
     ],
 )
-def test_what_cannot_be_stored_becomes_a_failed_attempt_with_the_reason(bad):
+def test_kernels_that_cannot_be_stored_become_failed_attempts(bad):
     wrong = dataclasses.replace(kernel("ok", batch=9, time_ms=1.0), **bad)
     kept = recordable(wrong)
     assert (kept.outcome, kept.failed_in, kept.call) == (Outcome.ERROR, "record", wrong.call)
@@ -92,7 +82,7 @@ def test_what_cannot_be_stored_becomes_a_failed_attempt_with_the_reason(bad):
     assert recordable(SOME[0]) is SOME[0]
 
 
-def test_sql_sees_operators_and_times(store):
+def test_kernels_can_be_queried_in_sql(store):
     store.kernels.record(SOME)
     rows, _ = store.query_sql(
         "SELECT d.key, k.operator, k.call, k.time_ms FROM kernel_measurements k "
@@ -102,14 +92,14 @@ def test_sql_sees_operators_and_times(store):
     assert rows["call"][0] == "copy batch=4 width=256 fp32"
 
 
-def test_there_and_back_by_a_file(store, tmp_path):
+def test_exported_kernels_are_read_unchanged(store, tmp_path):
     measured = [dataclasses.replace(m, provenance=Provenance.MEASURED) for m in SOME]
     path = tmp_path / "kernels.jsonl"
     assert export_kernels(measured, path) == len(SOME)
     assert [*read_kernels(path)] == measured
 
 
-def test_who_did_not_measure_is_not_believed_to_have(tmp_path):
+def test_kernels_without_a_measuring_environment_are_imported(tmp_path):
     path = tmp_path / "kernels.jsonl"
     export_kernels([dataclasses.replace(SOME[0], environment={"device": "cpu-2t"})], path)
     (read,) = read_kernels(path)
@@ -126,15 +116,10 @@ def changed(**changes):
         "{",
         "{}",
         changed(call="softmax batch=0 width=64 fp32"),
-        changed(call="softmax " * 100),
         changed(time_ms=-1.0),
-        changed(time_ms=None),
         changed(time_ms=float("inf")),
         changed(samples_ms=[1.0] * 10_001),
-        changed(outcome="fine"),
         changed(started_at="2026-01-01T00:00:00"),
-        changed(protocol={}),
-        changed(device=""),
         changed(facts={"x": "a\0"}),
         changed(surprise=1),
         "[" * 100_000,
@@ -150,7 +135,7 @@ def test_a_damaged_line_refuses_the_file(tmp_path, line):
         list(read_kernels(path))
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_missing_kernel_files_are_reported(tmp_path):
     with pytest.raises(InputError, match="cannot be read"):
         list(read_kernels(tmp_path / "none.jsonl"))
     with pytest.raises(InputError, match="cannot be written"):

@@ -1,7 +1,5 @@
 """Asking for labels and attempts, on every back end."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -58,7 +56,7 @@ FILTERS = [
 ]
 
 
-def test_filters_restrict(filled_store):
+def test_filters_restrict_labels(filled_store):
     for wanted, count in FILTERS:
         frame = filled_store.labels.query(LabelFilter(**wanted))
         assert len(frame) == count, wanted
@@ -69,7 +67,7 @@ def test_filters_restrict(filled_store):
         filled_store.labels.matching(LabelFilter(outcome="oom"))
 
 
-def test_the_labels_of_one_campaign(filled_store):
+def test_labels_are_filtered_by_campaign(filled_store):
     campaign_id = campaign_with(filled_store, [configuration(1), configuration(32)])
     measure_next(filled_store, campaign_id)
     measure_next(filled_store, campaign_id, "error")
@@ -78,7 +76,7 @@ def test_the_labels_of_one_campaign(filled_store):
     assert filled_store.labels.query(wanted).message.tolist() == ["ended as error"]
 
 
-def test_rows_are_sorted_with_missing_values_last_and_limited(filled_store):
+def test_rows_are_sorted_with_missing_values_last(filled_store):
     fastest = filled_store.labels.query(LabelFilter(), sort="step_time_ms", limit=2)
     assert fastest.step_time_ms.tolist() == [4.0, 5.0]
     by_power = filled_store.labels.query(LabelFilter(), sort="-power_w")
@@ -89,7 +87,7 @@ def test_rows_are_sorted_with_missing_values_last_and_limited(filled_store):
         filled_store.labels.query(LabelFilter(), sort="speed")
 
 
-def test_pages_follow_each_other_and_are_counted(filled_store):
+def test_pages_are_consecutive_and_counted(filled_store):
     wanted = LabelFilter(outcome="any")
     whole = filled_store.labels.query(wanted, sort="-step_time_ms")["id"].tolist()
     pages = [
@@ -103,14 +101,14 @@ def test_pages_follow_each_other_and_are_counted(filled_store):
     assert filled_store.labels.count(LabelFilter(family="resnet"), at_most=100) == 3
 
 
-def test_names_that_filters_can_ask_for(filled_store):
+def test_names_for_filters_are_listed(filled_store):
     names = filled_store.labels.names()
     assert names["device"] == ["a100", "cpu-2t"]
     assert names["family"] == ["odd", "resnet", "vgg"]
     assert names["architecture"] == ["odd%name", "resnet18", "resnet50", "vgg11_bn"]
 
 
-def test_columns_come_as_asked_for(filled_store):
+def test_columns_are_returned_as_requested(filled_store):
     wanted = LabelFilter(architecture="resnet18")
     frame = filled_store.labels.query(wanted, columns=["power_w", "batch_size"], sort="-batch_size")
     assert list(frame.columns) == ["power_w", "batch_size"]
@@ -125,26 +123,26 @@ def test_columns_come_as_asked_for(filled_store):
     "name",
     ["metric", "outcome", "provenance", "precision", "memory_format", "optimizer", "phase"],
 )
-def test_an_unknown_value_in_a_filter_is_refused_with_the_known_ones(name):
+def test_unknown_filter_values_are_refused_with_the_known_ones(name):
     with pytest.raises(InputError, match=f"{name} is 'x'; it must be one of"):
         LabelFilter(**{name: "x"})
 
 
 @pytest.mark.parametrize("name", ["batch_size", "input_size"])
 @pytest.mark.parametrize("value", [-1, 0, 2**31, 2**63])
-def test_a_size_that_no_column_holds_is_refused(name, value):
+def test_sizes_outside_the_column_range_are_refused(name, value):
     with pytest.raises(InputError, match=f"{name} is {value}; it must be from 1 to 2,147,483,647"):
         LabelFilter(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["since", "until"])
 @pytest.mark.parametrize("text", ["", "yesterday", "7", "7y", "2026-13-01", "999999w", "-1d"])
-def test_a_time_that_cannot_be_read_is_told(name, text):
+def test_invalid_times_are_refused(name, text):
     with pytest.raises(InputError, match="is no time; give an ISO date such as"):
         LabelFilter(**{name: text})
 
 
-def test_times_are_in_utc_unless_they_say_otherwise():
+def test_times_default_to_utc():
     assert point_in_time("2026-01-02") == "2026-01-02T00:00:00+00:00"
     assert point_in_time("2026-01-02", end_of_day=True) == "2026-01-02T23:59:59.999999+00:00"
     assert point_in_time("2026-01-02T03:04") == "2026-01-02T03:04:00+00:00"
@@ -169,7 +167,7 @@ UNKNOWN = [
 ]
 
 
-def test_a_name_that_is_not_there_is_told_with_the_nearest(filled_store):
+def test_unknown_names_are_reported_with_the_nearest(filled_store):
     for wanted, reason in UNKNOWN:
         with pytest.raises(InputError) as caught:
             filled_store.labels.query(LabelFilter(**wanted))
@@ -191,7 +189,7 @@ HOSTILE = [
 ]
 
 
-def test_hostile_text_matches_nothing_and_does_nothing(filled_store, database_url):
+def test_hostile_text_matches_and_changes_nothing(filled_store, database_url):
     before = contents(database_url)
     names = ["architecture", "family", "device", "campaign"]
     query = filled_store.labels.query

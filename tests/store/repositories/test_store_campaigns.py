@@ -1,7 +1,5 @@
 """What the store promises of campaigns, rounds, labels that they take over, and snapshots."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -10,7 +8,6 @@ from store_samples import (
     ENVIRONMENT,
     campaign_with,
     configuration,
-    lease_next,
     measure_next,
     measurement,
     planned,
@@ -24,7 +21,7 @@ from trappm.profiler.records import Precision
 from trappm.store import LabelFilter
 
 
-def test_a_campaign_is_kept_with_its_spec_and_the_latest_comes_first(store):
+def test_campaigns_keep_their_spec_and_the_latest_comes_first(store):
     first = store.campaigns.create("one", {"pool": [1, 2], "at": None}, 2**31)
     second = store.campaigns.create("two", {}, 1)
     assert store.campaigns.get(first.id) == first
@@ -34,7 +31,7 @@ def test_a_campaign_is_kept_with_its_spec_and_the_latest_comes_first(store):
     assert store.campaigns.get().id == second.id
 
 
-def test_a_campaign_that_is_not_there_is_said_so(store):
+def test_unknown_campaigns_are_reported(store):
     with pytest.raises(InputError, match="no campaign yet"):
         store.campaigns.get()
     known = store.campaigns.create("one", {}, 0).id
@@ -46,7 +43,7 @@ def test_a_campaign_that_is_not_there_is_said_so(store):
         store.campaigns.log_event("nope", "note", {})
 
 
-def test_a_pool_is_set_once(store):
+def test_a_pool_cannot_be_changed(store):
     campaign_id = store.campaigns.create("one", {}, 0).id
     pool = [(configuration(2), True), (configuration(1, precision=Precision.AMP_BF16), False)]
     store.campaigns.set_pool(campaign_id, pool)
@@ -57,16 +54,7 @@ def test_a_pool_is_set_once(store):
     assert store.campaigns.pool(campaign_id) == sorted(pool)
 
 
-def test_a_round_is_planned_once(store):
-    campaign_id = campaign_with(store, [configuration(1), configuration(2)])
-    before = store.assignments.of_campaign(campaign_id)
-    store.rounds.plan(campaign_id, 0, "initial", planned([configuration(2)]))
-    assert store.assignments.of_campaign(campaign_id) == before
-    assert before[0].reason == {"score": 0.5}
-    assert [r.purpose for r in store.rounds.all(campaign_id)] == ["initial"]
-
-
-def test_each_device_has_its_part_of_a_round_planned_by_itself(store):
+def test_rounds_are_planned_once_per_device(store):
     campaign_id = campaign_with(store, [configuration(1), configuration(2)])
     for _ in "twice":
         other = planned([configuration(2)], device="a100")
@@ -80,27 +68,7 @@ def test_each_device_has_its_part_of_a_round_planned_by_itself(store):
     assert store.assignments.of_campaign(campaign_id, round_number=1) == []
 
 
-def test_named_assignments_are_leased_together_or_not_at_all(store):
-    campaign_id = campaign_with(store, [configuration(b) for b in (1, 2, 3)])
-    first, second, third = store.assignments.of_campaign(campaign_id)
-    wanted = [(third.id, "two"), (first.id, "one")]
-    leases = store.measurements.record_and_lease([], wanted)
-    assert [(a.id, a.worker, a.attempts) for a in leases] == [(i, w, 1) for i, w in wanted]
-    assert (
-        store.measurements.record_and_lease([], wanted)[0].attempts == 1
-    )  # asked again, after an answer was lost
-    for impossible in ((first.id, "other"), ("nothing", "other")):
-        with pytest.raises(StoreError):
-            store.measurements.record_and_lease([], [(second.id, "other"), impossible])
-    states = {a.id: a.state for a in store.assignments.of_campaign(campaign_id)}
-    assert states == {first.id: "leased", second.id: "open", third.id: "leased"}
-    store.measurements.record(measurement(configuration(3), attempt_key=leases[0].attempt_key),
-                 assignment_id=third.id)  # fmt: skip
-    with pytest.raises(StoreError, match="done"):
-        store.measurements.record_and_lease([], [(third.id, "two")])
-
-
-def test_a_turn_of_a_campaign_is_recorded_and_leased_as_one(store):
+def test_results_and_leases_of_a_turn_are_one_transaction(store):
     campaign_id = campaign_with(store, [configuration(b) for b in (1, 2)])
     first, second = store.assignments.of_campaign(campaign_id)
     (lease,) = store.measurements.record_and_lease([], [(first.id, "w")])
@@ -124,7 +92,7 @@ def test_a_turn_of_a_campaign_is_recorded_and_leased_as_one(store):
 @pytest.mark.parametrize(
     "wrong", [[configuration(1), configuration(99)], [configuration(3), configuration(1)]]
 )
-def test_a_round_that_cannot_be_is_not_planned_in_part(store, wrong):
+def test_an_invalid_round_is_not_planned_in_part(store, wrong):
     campaign_id = store.campaigns.create("one", {}, 0).id
     store.campaigns.set_pool(campaign_id, [(configuration(b), False) for b in (1, 2, 3)])
     store.rounds.plan(campaign_id, 0, "initial", planned([configuration(1)]))
@@ -144,22 +112,11 @@ def test_a_closed_round_keeps_its_first_report(store):
         store.rounds.close(campaign_id, 5, {})
 
 
-def test_a_report_that_is_no_json_is_refused_and_the_round_stays_open(store):
+def test_invalid_reports_leave_the_round_open(store):
     campaign_id = campaign_with(store, [configuration()])
     with pytest.raises(StoreError, match="JSON compliant"):
         store.rounds.close(campaign_id, 0, {"mape": math.nan})
     assert store.rounds.all(campaign_id)[0].state == "open"
-
-
-def test_events_come_back_in_order(store):
-    campaign_id = store.campaigns.create("one", {}, 0).id
-    store.campaigns.log_event(campaign_id, "paused", {"message": "stopped"})
-    store.campaigns.log_event(campaign_id, "running", {})
-    events = store.campaigns.events(campaign_id)
-    assert [(e.kind, e.message) for e in events] == [
-        ("paused", {"message": "stopped"}), ("running", {}),
-    ]  # fmt: skip
-    assert events[0].at <= events[1].at
 
 
 def test_labels_of_an_earlier_campaign_are_adopted(store):
@@ -184,7 +141,7 @@ def test_labels_of_an_earlier_campaign_are_adopted(store):
         {"environment": {**ENVIRONMENT, "torch": "1"}},
     ],
 )
-def test_what_is_not_the_same_is_not_adopted(store, other):
+def test_labels_of_other_conditions_are_not_adopted(store, other):
     store.measurements.record(measurement(configuration(1), **other))
     store.measurements.record(measurement(configuration(9)))
     (usual,) = store.labels.matching(LabelFilter(batch_size=9))
@@ -193,7 +150,7 @@ def test_what_is_not_the_same_is_not_adopted(store, other):
     assert states(store, campaign_id) == [("open", 0, 0)]
 
 
-def test_snapshots_are_found_by_id_the_latest_first(store):
+def test_snapshots_are_listed_latest_first(store):
     campaign_id = store.campaigns.create("one", {}, 0).id
     kept = [snapshot(name, campaign_id, at) for name, at in (("s1", "01"), ("s2", "02"))]
     for record in kept:
@@ -201,30 +158,17 @@ def test_snapshots_are_found_by_id_the_latest_first(store):
     assert store.snapshots.all() == kept[::-1]
 
 
-def test_a_snapshot_never_changes(store):
+def test_published_snapshots_cannot_change(store):
     publish(store, snapshot("s1"))
     publish(store, snapshot("s1"))
     with pytest.raises(SnapshotError, match="never changes"):
         publish(store, snapshot("s1", location="elsewhere"))
 
 
-def test_what_was_given_up_in_a_closed_round_stays_so(store):
+def test_assignments_that_failed_in_a_closed_round_stay_failed(store):
     campaign_id = campaign_with(store, [configuration()])
     for _ in range(3):
         measure_next(store, campaign_id, "error")
     store.rounds.close(campaign_id, 0, {})
     store.assignments.reopen_failed(campaign_id)
     assert states(store, campaign_id) == [("failed", 3, 3)]
-
-
-def test_a_lost_worker_gives_its_lease_back_with_the_reason(store):
-    campaign_id = campaign_with(store, [configuration()])
-    for failures in (1, 2, 3):
-        lease = lease_next(store, campaign_id)
-        store.assignments.take_back(lease.id, f"died {failures}", max_attempts=3)
-        store.assignments.take_back(lease.id, "told twice", max_attempts=3)
-    assert states(store, campaign_id) == [("failed", 3, 3)]
-    assert lease_next(store, campaign_id) is None
-    assert [e.message["message"] for e in store.campaigns.events(campaign_id)] == [
-        "died 1", "died 2", "died 3",
-    ]  # fmt: skip

@@ -1,7 +1,5 @@
 """A commit whose reply is lost is repeated: the store and the answer are those of one commit."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re
@@ -208,8 +206,6 @@ def _without_ids(row):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_call_whose_reply_is_lost_leaves_and_answers_what_a_single_one_does(
-    databases, tmp_path, case
-):
+def test_repeating_a_call_after_a_lost_reply_changes_nothing(databases, tmp_path, case):
     once = what_it_leaves(databases, tmp_path / "once", case, lost=False)
     assert what_it_leaves(databases, tmp_path / "twice", case, lost=True) == once

@@ -1,7 +1,5 @@
 """Who runs a campaign, and what nobody else may do meanwhile: over the store, on both back ends."""
 
-from __future__ import annotations
-
 import pickle
 import threading
 from datetime import timedelta
@@ -38,7 +36,7 @@ def be_silent(store, monkeypatch, seconds):
     monkeypatch.setattr(trappm.store.campaigns, "database_time", later)
 
 
-def test_who_runs_a_campaign_is_told_to_whoever_wants_to_run_it_too(store, campaign_id):
+def test_a_second_owner_is_refused_with_the_name_of_the_first(store, campaign_id):
     assert store.campaigns.get(campaign_id).owner is None
     owned(store, campaign_id, "gpu-3")
     owner = store.campaigns.get(campaign_id).owner
@@ -60,16 +58,8 @@ def test_who_runs_a_campaign_is_told_to_whoever_wants_to_run_it_too(store, campa
     assert store.campaigns.get(campaign_id).owner.since == owner.since
 
 
-def test_an_owner_that_is_known_to_be_gone_is_followed_at_once(store, campaign_id):
-    owned(store, campaign_id, "first")
-    with pytest.raises(OwnedError):
-        store.owners.begin_campaign(campaign_id, gone="another")
-    owned(store, campaign_id, "second", gone="first")
-    assert store.campaigns.get(campaign_id).owner.id == "second"
-
-
 @pytest.mark.parametrize(("seconds", "is_dead"), [(SILENT_S - 10, False), (SILENT_S + 1, True)])
-def test_the_time_of_the_database_says_who_is_dead(
+def test_silent_owners_expire_by_the_database_clock(
     store, campaign_id, monkeypatch, seconds, is_dead
 ):
     first = owned(store, campaign_id, "first")
@@ -89,7 +79,7 @@ def test_the_time_of_the_database_says_who_is_dead(
         store.owners.begin_campaign(campaign_id)
 
 
-def test_who_gives_a_campaign_back_leaves_it_to_others_and_can_write_no_more(store, campaign_id):
+def test_a_released_campaign_can_be_claimed_by_others(store, campaign_id):
     first = owned(store, campaign_id, "first")
     store.owners.release(campaign_id, "another")
     first.campaigns.log_event(campaign_id, "note", {})
@@ -100,7 +90,7 @@ def test_who_gives_a_campaign_back_leaves_it_to_others_and_can_write_no_more(sto
     owned(store, campaign_id, "second")
 
 
-def test_of_many_that_claim_at_once_one_gets_it(store, database_url, campaign_id):
+def test_one_of_many_simultaneous_claims_succeeds(store, database_url, campaign_id):
     store.owners.begin_campaign(campaign_id)
     barrier, got = threading.Barrier(8), []
 
@@ -121,7 +111,7 @@ def test_of_many_that_claim_at_once_one_gets_it(store, database_url, campaign_id
     assert store.campaigns.get(campaign_id).owner.id == name
 
 
-def test_the_end_of_a_campaign_is_timed_and_no_end_is_ended_again(store, campaign_id):
+def test_a_finished_campaign_cannot_be_ended_again(store, campaign_id):
     mine = owned(store, campaign_id)
     assert mine.owners.end_campaign(campaign_id, CampaignState.FAILED, "x") == "failed"
     assert store.campaigns.get(campaign_id).finished_at is None
@@ -141,7 +131,7 @@ def test_the_end_of_a_campaign_is_timed_and_no_end_is_ended_again(store, campaig
 
 
 @pytest.mark.parametrize("order", [CampaignState.CANCELLED, CampaignState.PAUSED])
-def test_a_campaign_that_was_stopped_publishes_nothing(store, campaign_id, order):
+def test_a_stopped_campaign_publishes_nothing(store, campaign_id, order):
     mine = owned(store, campaign_id)
     store.owners.stop_campaign(campaign_id, order)
     assert not mine.owners.finish_campaign(campaign_id, "done", snapshot("s1", campaign_id))
@@ -150,7 +140,7 @@ def test_a_campaign_that_was_stopped_publishes_nothing(store, campaign_id, order
     assert not store.owners.claim_campaign(campaign_id, "late", process("late"))
 
 
-def test_a_campaign_is_finished_with_its_snapshot_or_not_at_all(store, campaign_id):
+def test_a_campaign_finishes_together_with_its_snapshot(store, campaign_id):
     mine = owned(store, campaign_id)
     publish(store, snapshot("s1", location="elsewhere"))
     with pytest.raises(SnapshotError, match="published already"):

@@ -1,15 +1,13 @@
 """Graphs, step profiles and pools in the store."""
 
-from __future__ import annotations
-
 import pytest
 from store_samples import configuration, contents, step_profile, template
 
 from trappm.profiler.errors import InputError, TrappmError
-from trappm.profiler.records import GraphTemplate, Precision
+from trappm.profiler.records import Precision
 
 
-def test_graphs_come_back_as_they_were_and_equal_ones_are_kept_once(store, database_url):
+def test_graphs_are_read_unchanged_and_stored_once(store, database_url):
     data = template().to_bytes()
     store.workloads.save_graph("resnet18", 64, data, None)
     store.workloads.save_graph("resnet18.copy", 64, data, None)
@@ -23,16 +21,7 @@ def test_graphs_come_back_as_they_were_and_equal_ones_are_kept_once(store, datab
     assert len(contents(database_url)["graphs"]) == 1
 
 
-def test_a_later_graph_replaces_an_earlier_answer(store):
-    store.workloads.save_graph("vgg11", 32, None, "crashed")
-    store.workloads.save_graph("vgg11", 32, template(macs=1).to_bytes(), None)
-    assert store.workloads.refusals() == {}
-    store.workloads.save_graph("vgg11", 32, template(macs=2).to_bytes(), None)
-    graph = GraphTemplate.from_bytes(store.workloads.graph_templates([("vgg11", 32)])["vgg11", 32])
-    assert graph.constant["macs"].tolist() == [2, 2]
-
-
-def test_a_step_profile_or_its_refusal_is_kept_with_the_graph(store):
+def test_step_profiles_and_refusals_are_stored_with_the_graph(store):
     pairs = [("resnet18", 64), ("resnet18", 96), ("vgg11", 64)]
     data = template().to_bytes()
     store.workloads.save_graph("resnet18", 64, data, None, step=step_profile())
@@ -48,7 +37,7 @@ def test_a_step_profile_or_its_refusal_is_kept_with_the_graph(store):
     assert store.workloads.refusals() == {}
 
 
-def test_a_later_static_profile_replaces_the_earlier_one_whole(store):
+def test_a_later_static_profile_replaces_the_earlier_one(store):
     pair = ("resnet18", 64)
     store.workloads.save_graph(*pair, template().to_bytes(), None, step_refusal="crashed")
     store.workloads.save_graph(*pair, template().to_bytes(), None, step=step_profile())
@@ -68,13 +57,13 @@ def test_a_later_static_profile_replaces_the_earlier_one_whole(store):
         {"step": step_profile(), "step_refusal": "crashed"},
     ],
 )
-def test_a_step_profile_that_cannot_be_kept_takes_its_graph_with_it(store, step):
+def test_an_invalid_step_profile_also_rejects_its_graph(store, step):
     with pytest.raises(TrappmError):
         store.workloads.save_graph("resnet18", 64, template().to_bytes(), None, **step)
     assert store.workloads.graph_templates([("resnet18", 64)]) == {}
 
 
-def test_a_pool_is_exactly_what_was_saved_last(store):
+def test_a_pool_is_replaced_when_saved_again(store):
     first = [configuration(batch) for batch in (1, 2, 4)]
     store.pools.save("small", {"groups": [1]}, [*first, first[0]])
     store.pools.save("other", {}, first[:1])
@@ -87,7 +76,7 @@ def test_a_pool_is_exactly_what_was_saved_last(store):
     assert store.pools.all()[0].spec == {"groups": [2]}
 
 
-def test_parts_tell_graphs_and_refusals_and_what_is_still_to_do(store):
+def test_parts_of_a_pool_report_what_is_profiled(store):
     names = ("resnet18", "resnet34", "resnet50", "vgg11", "vit_x")
     store.pools.save("small", {}, [configuration(b, name) for b in (1, 2) for name in names])
     graph = template()
@@ -116,7 +105,7 @@ def test_parts_tell_graphs_and_refusals_and_what_is_still_to_do(store):
     assert store.workloads.pairs_to_profile([(name, 64) for name in names]) == to_do
 
 
-def test_a_pool_that_is_not_there_is_told(store):
+def test_unknown_pools_are_reported(store):
     with pytest.raises(InputError, match="trappm pool build"):
         store.pools.get("small")
     store.pools.save("small", {}, [configuration()])

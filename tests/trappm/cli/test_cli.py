@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -24,30 +23,19 @@ def _commands(group, path=()):
 COMMANDS = list(_commands(typer.main.get_command(cli.app)))
 
 
-@dataclass
-class Answer:
-    """What a command printed, and its exit status."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 @pytest.fixture
-def trappm(capsys, monkeypatch):
-    """Runs commands in this process, since a new one takes seconds to import timm."""
+def trappm(command, monkeypatch):
+    """Run commands in this process, since a new one takes seconds to import timm."""
 
-    def run(*arguments: str, home: Path) -> Answer:
+    def run(*arguments, home):
         monkeypatch.setenv("TRAPPM_HOME", str(home))
         monkeypatch.setenv("COLUMNS", "200")
-        capsys.readouterr()
-        status = cli.run(list(arguments))
-        return Answer(status, *capsys.readouterr())
+        return subprocess.CompletedProcess(arguments, *command(*arguments))
 
     return run
 
 
-def in_a_process(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
+def in_a_process(*arguments, home):
     return subprocess.run(
         [Path(sys.executable).with_name("trappm"), *arguments],
         capture_output=True,
@@ -70,7 +58,7 @@ def test_every_command_has_help_with_an_example(trappm, home, command):
     assert "Example: trappm" in result.stdout
 
 
-def _small_campaign(tmp_path: Path, **changes: object) -> str:
+def _small_campaign(tmp_path, **changes):
     import yaml
 
     data = {
@@ -100,7 +88,6 @@ def _small_campaign(tmp_path: Path, **changes: object) -> str:
         (["predict", "resnet188"], "did you mean"),
         (["predict", "resnet18", "--batch-size", "0"], "batch"),
         (["predict", "resnet18", "--batch-size", "99999999999999999999"], "1,000,000"),
-        (["predict", "resnet18", "--batch-size", "two"], "--batch-size"),
         (["predict", "resnet18", "--input-size", "-3"], "input size"),
         (["predict", "resnet18", "--device", "gaudi2"], "unknown device 'gaudi2'"),
         (["predict", "resnet18", "--snapshot", "v3"], "no snapshot 'v3'"),
@@ -122,14 +109,12 @@ def _small_campaign(tmp_path: Path, **changes: object) -> str:
         (["ui"], "use trappm serve --open"),
         (["campaign", "ui"], "No such command 'ui'"),
         (["snapshot", "push", "default"], "--alias"),
-        (["labels", "query", "--json", "--csv"], "--json and --csv"),
-        (["labels", "query", "--provenance", "guessed"], "guessed"),
         (["labels", "query", "--limit", "0"], "--limit"),
         (["lables"], "lables"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_bad_input_gets_one_line_and_exit_status_2(trappm, home, arguments, reason):
+def test_bad_input_is_reported_in_one_line_with_status_2(trappm, home, arguments, reason):
     result = trappm(*arguments, home=home)
     assert result.returncode == 2, result.stderr
     assert reason in result.stderr
@@ -138,16 +123,7 @@ def test_bad_input_gets_one_line_and_exit_status_2(trappm, home, arguments, reas
     assert result.stdout == ""
 
 
-def test_a_file_that_is_not_onnx_is_told(trappm, home, tmp_path):
-    path = tmp_path / "model.onnx"
-    path.write_text("not a model")
-    result = trappm("predict", str(path), home=home)
-    assert result.returncode == 2
-    assert "model.onnx" in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
-
-
-def test_a_data_folder_that_cannot_be_written_is_told_where_it_is_needed(trappm, tmp_path):
+def test_an_unusable_data_folder_is_reported_only_where_it_is_needed(trappm, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
     result = trappm("campaign", "resume", home=blocked / "home")
@@ -155,15 +131,6 @@ def test_a_data_folder_that_cannot_be_written_is_told_where_it_is_needed(trappm,
     assert "TRAPPM_HOME" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert trappm("predict", "test_resnet", home=blocked / "home").returncode == 0
-
-
-@pytest.mark.parametrize("what", ["resume", "report"])
-def test_asking_for_a_campaign_that_is_not_there_says_how_to_start_one(trappm, home, what):
-    result = trappm("campaign", what, home=home)
-    assert result.returncode == 2
-    assert "trappm campaign launch" in result.stderr
-    result = trappm("campaign", what, "c0ffee", home=home)
-    assert "c0ffee" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -183,7 +150,7 @@ def test_asking_for_a_campaign_that_is_not_there_says_how_to_start_one(trappm, h
     ids=["unknown key", "no such device", "misspelt device", "budget", "over",
          "unknown architecture"],
 )  # fmt: skip
-def test_a_faulty_campaign_file_is_told_before_anything_is_measured(
+def test_faulty_campaign_files_are_refused_before_any_measurement(
     trappm, home, tmp_path, changes, reason
 ):
     result = trappm("campaign", "launch", _small_campaign(tmp_path, **changes), home=home)
@@ -194,7 +161,7 @@ def test_a_faulty_campaign_file_is_told_before_anything_is_measured(
     assert json.loads(trappm("campaign", "status", "--json", home=home).stdout) == []
 
 
-def test_validate_names_every_fault_of_a_campaign_file_and_starts_nothing(trappm, home, tmp_path):
+def test_validate_lists_every_fault_and_starts_nothing(trappm, home, tmp_path):
     faulty = {"sead": 1, "rounds": {"count": "many", "source": 2}}
     result = trappm("campaign", "validate", _small_campaign(tmp_path, **faulty), home=home)
     assert result.returncode == 2
@@ -207,7 +174,7 @@ def test_validate_names_every_fault_of_a_campaign_file_and_starts_nothing(trappm
     assert len(result.stderr.splitlines()) == 2
 
 
-def test_validate_shows_what_a_campaign_would_measure(trappm, home, tmp_path):
+def test_validate_shows_the_planned_measurements(trappm, home, tmp_path):
     result = trappm("campaign", "validate", _small_campaign(tmp_path), home=home)
     assert result.returncode == 0, result.stderr
     assert "pool: 8 configurations of 2 architectures" in result.stdout
@@ -216,7 +183,7 @@ def test_validate_shows_what_a_campaign_would_measure(trappm, home, tmp_path):
     assert "devices" in schema["required"]
 
 
-def test_a_process_ends_with_the_status_and_one_line(home):
+def test_errors_set_the_exit_status_of_the_process(home):
     result = in_a_process("predict", "resnet188", home=home)
     assert result.returncode == 2
     assert len(result.stderr.strip().splitlines()) == 1
@@ -224,7 +191,7 @@ def test_a_process_ends_with_the_status_and_one_line(home):
     assert result.stdout == ""
 
 
-def test_debug_shows_the_trace(home, monkeypatch, capsys):
+def test_debug_shows_the_traceback(home, monkeypatch, capsys):
     monkeypatch.setenv("TRAPPM_HOME", str(home))
     monkeypatch.setattr(sys, "argv", ["trappm", "predict", "resnet188", "--debug"])
     with pytest.raises(SystemExit) as ended:
@@ -233,7 +200,7 @@ def test_debug_shows_the_trace(home, monkeypatch, capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_empty_lists_say_what_to_do_next(trappm, home):
+def test_empty_lists_suggest_the_next_command(trappm, home):
     assert "trappm campaign launch" in trappm("campaign", "status", home=home).stdout
     assert json.loads(trappm("campaign", "status", "--json", home=home).stdout) == []
     (shipped,) = json.loads(trappm("snapshot", "show", "--json", home=home).stdout)
@@ -243,7 +210,7 @@ def test_empty_lists_say_what_to_do_next(trappm, home):
     assert "'snapshot list' is gone; use trappm snapshot show" in earlier.stderr
 
 
-def test_a_pulled_snapshot_comes_with_a_question_that_it_answers(capsys, tmp_path):
+def test_a_pulled_snapshot_comes_with_a_working_example(capsys, tmp_path):
     assert cli.run(["snapshot", "pull", "default", "--to", str(tmp_path / "copy")]) == 0
     command = capsys.readouterr().out.partition("Use it with: trappm ")[2]
     assert cli.run(command.split()) == 0

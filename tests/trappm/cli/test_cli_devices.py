@@ -6,7 +6,6 @@ import os
 import pytest
 from store_whole import kernel
 
-from trappm import cli
 from trappm.profiler.kernels.characterising import Characteriser
 from trappm.profiler.kernels.kernel_call import KernelCall, KernelMeasurement, Operator
 from trappm.store import Home, Store
@@ -23,16 +22,11 @@ SOME = [
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    """Runs a command; its exit status and what it printed."""
+def run(command, tmp_path, monkeypatch):
+    """Return the function that runs a command, with an empty data folder."""
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments):
-        capsys.readouterr()
-        return cli.run([*map(str, arguments)]), *capsys.readouterr()
-
-    return run
+    return command
 
 
 @pytest.fixture
@@ -41,7 +35,7 @@ def filled(run, tmp_path):
         store.kernels.record(SOME)
 
 
-def test_a_device_is_shown_with_its_evidence_and_timed_kernels(run, filled):
+def test_devices_are_shown_with_evidence_and_timed_kernels(run, filled):
     status, out, _ = run("devices", SOME[0].device, "v100")
     assert status == 0
     assert out.splitlines()[0] == SOME[0].device
@@ -51,29 +45,15 @@ def test_a_device_is_shown_with_its_evidence_and_timed_kernels(run, filled):
     assert [(row["device"], row["kernels"]) for row in facts] == [(SOME[0].device, 3)]
 
 
-def test_an_unknown_device_is_one_line(run, filled):
+def test_unknown_devices_are_reported_in_one_line(run, filled):
     status, _, error = run("devices", "v9000")
     assert status == 2
     assert "unknown device 'v9000'" in error
     assert len(error.splitlines()) == 1
 
 
-def test_characterise_keeps_every_attempt_and_answers_first(run, monkeypatch, tmp_path):
-    """For real, on a core of this machine, which may be busy; most of the time does not suffice."""
-    status, out, error = run(*MEASURE, "cpu-1t", "--seconds", "2")
-    assert status == 0, error
-    assert out.startswith("cpu-1t: ")
-    assert "kernels measured in" in out.splitlines()[0]
-    assert "kernel " in error
-    with Store.open_to_read(f"sqlite:///{tmp_path}/home/labels.db") as store:
-        kept = list(store.kernels.each())
-    assert len({m.call for m in kept}) >= 150
-    assert any(m.samples_ms for m in kept)
-    assert all(m.time_ms or m.message for m in kept)
-
-
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
-def test_the_links_of_ranks_are_characterised_and_kept(run, tmp_path):
+def test_collective_measurements_are_stored_and_summarized(run, tmp_path):
     """For real, over gloo; a busy machine may be too noisy to tell the link."""
     status, out, error = run(*MEASURE, "cpu-2x1t", "--seconds", "3")
     assert status == 0, error
@@ -91,7 +71,7 @@ def test_the_links_of_ranks_are_characterised_and_kept(run, tmp_path):
     assert run(*MEASURE, "cpu-2x1t-fsdp")[0] == 2
 
 
-def test_a_kernel_that_cannot_be_kept_costs_itself_and_is_told(run, monkeypatch, tmp_path):
+def test_kernels_that_cannot_be_stored_are_counted(run, monkeypatch, tmp_path):
     results = [
         kernel(time_ms=1.0, device="cpu-1t"),
         kernel(time_ms=1.0, device="cpu-1t", batch=9, facts={"name": "a \x00 b"}),
@@ -111,7 +91,7 @@ def test_a_kernel_that_cannot_be_kept_costs_itself_and_is_told(run, monkeypatch,
     assert (good.outcome, bad.outcome, bad.failed_in) == ("ok", "error", "record")
 
 
-def test_characterise_writes_a_file_without_a_database(run, tmp_path):
+def test_kernels_are_written_to_a_file_without_a_database(run, tmp_path):
     path = tmp_path / "kernels.jsonl"
     status, out, error = run(*MEASURE, "cpu-1t", "--seconds", "1", "--out", path, "--json")
     assert status == 0, error
@@ -123,7 +103,7 @@ def test_characterise_writes_a_file_without_a_database(run, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [["cpu-1t", "--seconds", "0"], ["v9000"], ["simulated:a100"]])
-def test_bad_input_is_one_line(arguments, run, tmp_path):
+def test_bad_input_is_reported_in_one_line(arguments, run, tmp_path):
     status, _, error = run(*MEASURE, *arguments, "--out", tmp_path / "out")
     assert status == 2
     assert len(error.strip().splitlines()) == 1

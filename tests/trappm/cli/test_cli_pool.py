@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 
 import trappm.cluster.pool_file
-from trappm.cli import run
 from trappm.cluster.profiles import profile_graph
 from trappm.label_store import store_or_none_yet
 from trappm.reports.pools import pool_facts
@@ -33,30 +28,19 @@ def group(**changes):
     return {"architectures": ["test_resnet"], "batch_sizes": [1], "input_sizes": [64]} | changes
 
 
-@dataclass(frozen=True)
-class Said:
-    """What a command printed, and its exit status."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 class User:
     """One data folder, and the commands that are typed at it."""
 
-    def __init__(self, folder: Path, capture) -> None:
+    def __init__(self, folder, command):
         self.folder = folder
-        self._capture = capture
+        self._command = command
 
-    def types(self, *arguments: str) -> Said:
+    def types(self, *arguments):
         """Runs a command here, which is quick."""
-        self._capture.readouterr()
-        status = run(["pool", *arguments])
-        return Said(status, *self._capture.readouterr())
+        return subprocess.CompletedProcess(arguments, *self._command("pool", *arguments))
 
     @contextlib.contextmanager
-    def builds(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    def builds(self, *arguments):
         """A build in a process of its own, as soon as it has made a profile."""
         process = subprocess.Popen(
             [Path(sys.executable).with_name("trappm"), "pool", "build", *arguments],
@@ -76,11 +60,11 @@ class User:
             process.kill()
             process.communicate()
 
-    def writes(self, data: object) -> str:
+    def writes(self, data):
         (self.folder / "pool.yaml").write_text(yaml.safe_dump(data))
         return "pool.yaml"
 
-    def profiled(self) -> dict[str, str | None]:
+    def profiled(self):
         """The graph hash of every architecture that is recorded, None for a refusal."""
         database = self.folder / "home" / "labels.db"
         if not database.exists():
@@ -92,7 +76,7 @@ class User:
         except sqlite3.OperationalError:  # its tables are being made
             return {}
 
-    def facts(self, name: str | None = None):
+    def facts(self, name=None):
         """Counts of a pool; None if there is none."""
         with store_or_none_yet(Home.find()) as store:
             names = [name] if name else [pool.name for pool in store.pools.all()]
@@ -100,11 +84,11 @@ class User:
 
 
 @pytest.fixture
-def user(tmp_path, monkeypatch, capsys):
+def user(tmp_path, monkeypatch, command):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
-    return User(tmp_path, capsys)
+    return User(tmp_path, command)
 
 
 @pytest.fixture
@@ -117,12 +101,11 @@ def at_once(monkeypatch):
     )
 
 
-def test_a_build_that_is_killed_goes_on_where_it_was(user, at_once):
+def test_a_killed_build_is_continued(user, at_once):
     spec = user.writes({"name": "small", "groups": [group(
         architectures=ARCHITECTURES, batch_sizes=[1, 2], precisions=["fp32", "amp-fp16"]
     )]})  # fmt: skip
     with user.builds("--spec", spec, "--processes", "1") as process:
-        workers = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGKILL)
         process.wait()
     before = user.profiled()
@@ -134,10 +117,6 @@ def test_a_build_that_is_killed_goes_on_where_it_was(user, at_once):
 
     result = user.types("build", "--spec", spec, "--processes", "1")
     assert result.returncode == 0, result.stderr
-    assert workers
-    # Ray's agents notice within about 70 s; a zombie only waits for the machine's first process.
-    alive = psutil.wait_procs(workers, timeout=150)[1]
-    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
     assert f"static profiles: {len(before)} of {len(ARCHITECTURES)} are there" in result.stdout
     after = user.profiled()
     assert set(after) == set(ARCHITECTURES)
@@ -147,24 +126,7 @@ def test_a_build_that_is_killed_goes_on_where_it_was(user, at_once):
     assert f"{len(ARCHITECTURES)} of {len(ARCHITECTURES)} are there" in again.stdout
 
 
-@pytest.mark.slow
-def test_a_ctrl_c_leaves_what_was_made_and_tells_how_far_it_is(user):
-    spec = user.writes({"name": "small", "groups": [group(architectures=ARCHITECTURES)]})
-    with user.builds("--spec", spec, "--processes", "1") as process:
-        workers = psutil.Process(process.pid).children(recursive=True)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        _, message = process.communicate(timeout=100)
-    assert process.returncode == 130
-    made = len(user.profiled())
-    assert 1 <= made < len(ARCHITECTURES)
-    assert message == (
-        f"trappm: interrupted with {made} of {len(ARCHITECTURES)} static profiles made; "
-        "the same command goes on\n"
-    )
-    assert psutil.wait_procs(workers, timeout=60)[1] == []
-
-
-def test_refusals_are_counted_told_by_reason_and_tried_again_on_request(user, at_once):
+def test_refusals_are_counted_by_reason_and_retried_on_request(user, at_once):
     spec = user.writes({"name": "some", "groups": [
         group(architectures=["test_vit"], input_sizes=[64, 67], batch_sizes=[1, 2]),
         group(architectures=["test_resnet"]),
@@ -211,23 +173,18 @@ def test_refusals_are_counted_told_by_reason_and_tried_again_on_request(user, at
     ("data", "reason"),
     [
         ({"name": "a", "groups": [group(batch_size=[1])]}, "did you mean 'batch_sizes'"),
-        ({"nam": "a", "groups": [group()]}, "did you mean 'name'"),
         ({"name": "a", "groups": [group(families=["resnett"])]}, "did you mean 'resnet'"),
         ({"name": "a", "groups": [group(architectures=["resnet_zz*"])]}, "'resnet_zz*'"),
-        ({"name": "a", "groups": [group(architectures=["resnet118"])]}, "did you mean"),
         ({"name": "a", "groups": [group(architectures=[])]}, "neither architectures nor families"),
         ({"name": "a", "groups": [group(batch_sizes=[])]}, "batch_sizes is empty"),
         ({"name": "a", "groups": [group(batch_sizes=[0])]}, "batch_sizes holds 0"),
-        ({"name": "a", "groups": [group(batch_sizes=[2.5])]}, "batch_sizes"),
         ({"name": "a", "groups": [group(input_sizes=["nativ"])]}, "native"),
-        ({"name": "a", "groups": [group(precisions=["fp8"])]}, "fp32"),
         ({"name": "a", "groups": []}, "no groups"),
         ({"name": "../a", "groups": [group()]}, "name"),
-        ({"name": "a"}, "groups"),
         ([], "mapping"),
     ],
 )  # fmt: skip
-def test_a_faulty_file_is_told_in_one_line_and_changes_nothing(user, data, reason):
+def test_faulty_pool_files_are_reported_in_one_line(user, data, reason):
     result = user.types("build", "--spec", user.writes(data))
     assert result.returncode == 2, result.stderr
     assert reason in result.stderr
@@ -236,16 +193,6 @@ def test_a_faulty_file_is_told_in_one_line_and_changes_nothing(user, data, reaso
     assert user.facts() is None
 
 
-def test_what_is_not_there_is_told(user):
+def test_a_missing_pool_file_is_reported(user):
     assert "none.yaml" in user.types("build", "--spec", "none.yaml").stderr
     assert "--spec" in user.types("build").stderr
-
-
-def test_a_file_that_is_no_label_store_is_bad_input(user):
-    (user.folder / "home").mkdir()
-    (user.folder / "home" / "labels.db").write_bytes(b"somebody's own file, long enough" * 100)
-    spec = user.writes({"name": "a", "groups": [group()]})
-    result = user.types("build", "--spec", spec)
-    assert result.returncode == 2
-    assert "labels.db refused: file is not a database" in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1

@@ -1,7 +1,5 @@
 """Labels for the tests of the command line and of the Python interface."""
 
-from __future__ import annotations
-
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol, StepSummary
 
 DEVICE = "cpu-2t"

@@ -1,11 +1,10 @@
 """`trappm labels`: every way of asking, and every way of asking wrongly."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
 import re
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -13,7 +12,6 @@ from label_samples import DEVICE, measurement
 from store_whole import kernel
 
 import trappm
-from trappm import cli
 from trappm.profiler.errors import InputError
 from trappm.store import Home, Store
 from trappm.store.kernel_measurements import export_kernels
@@ -43,14 +41,9 @@ def filled(home):
 
 
 @pytest.fixture
-def ask(capsys):
-    def ask(*arguments):
-        """Exit status, standard output and standard error of `trappm labels ...`."""
-        status = cli.run(["labels", *map(str, arguments)])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return ask
+def ask(command):
+    """Return exit status, output and errors of `trappm labels ...`."""
+    return partial(command, "labels")
 
 
 def answer(ask, *arguments):
@@ -66,7 +59,7 @@ def rows_of(ask, *arguments):
 # Query.
 
 
-def test_a_table_tells_what_is_the_same_for_all_in_one_line(filled, ask):
+def test_values_shared_by_all_rows_are_listed_once(filled, ask):
     out = answer(ask, "query", "--family", "resnet")
     assert out.startswith("3 labels")
     assert out.count("resnet18") == 3
@@ -74,14 +67,14 @@ def test_a_table_tells_what_is_the_same_for_all_in_one_line(filled, ask):
     assert "vgg11" not in out
 
 
-def test_metrics_that_none_has_take_no_room_in_the_table(filled, ask):
+def test_empty_metrics_have_no_column(filled, ask):
     assert "power w" in answer(ask, "query", "--family", "resnet")
     out = answer(ask, "query", "--batch-size", "1")
     assert "power w" not in out
     assert "no power_w" in out
 
 
-def test_what_a_source_does_not_tell_is_not_shown_as_told(home, ask):
+def test_unknown_times_and_logged_memory_are_shown_as_such(home, ask):
     with Store.open(Home.open().database_url) as store:
         store.measurements.record(
             measurement(
@@ -93,20 +86,20 @@ def test_what_a_source_does_not_tell_is_not_shown_as_told(home, ask):
     assert "logged 21,657" in out
 
 
-def test_an_export_of_what_is_not_there_is_told_and_writes_nothing(filled, ask, tmp_path):
+def test_an_export_for_an_unknown_device_writes_nothing(filled, ask, tmp_path):
     status, out, err = ask("export", tmp_path / "a.csv", "--device", "cpu-3t")
     assert (status, out) == (2, "")
     assert "did you mean 'cpu-2t'" in err
     assert not (tmp_path / "a.csv").exists()
 
 
-def test_a_file_that_is_not_there_makes_no_store(home, ask, tmp_path):
+def test_a_missing_import_file_creates_no_store(home, ask, tmp_path):
     status, out, err = ask("import", tmp_path / "none.csv")
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert not home.exists()
 
 
-def test_filters_columns_sort_and_limit(filled, ask):
+def test_query_filters_selects_sorts_and_limits(filled, ask):
     rows = rows_of(
         ask, "--architecture", "resnet*", "--sort", "-step_time_ms", "--columns",
         "batch_size,step_time_ms", "--metric", "memory_mib", "--protocol", "quick",
@@ -122,7 +115,7 @@ def test_filters_columns_sort_and_limit(filled, ask):
     assert answer(ask, "query", "--outcome", "oom", "--until", "2025-12-31") == "0 attempts\n"
 
 
-def test_why_attempts_failed_stands_in_whole_words_below_their_table(filled, ask, monkeypatch):
+def test_failure_reasons_are_shown_below_the_table(filled, ask, monkeypatch):
     why = "noise: the interquartile range is 98% of a step; contention: others had its cores"
     with Store.open(Home.open().database_url) as store:
         store.measurements.record(measurement("vgg11", 8, "unstable", message=why))
@@ -161,7 +154,7 @@ def test_statistics_report_censored_labels(filled, ask):
     assert "1 labels are censored" in err
 
 
-def test_every_format_says_the_same_with_all_digits(filled, ask, tmp_path):
+def test_all_formats_contain_the_same_values(filled, ask, tmp_path):
     whole = rows_of(ask, "--sort", "id")
     assert len(whole) == 6
     assert whole[0]["memory_mib"] == 321.123456789012
@@ -180,21 +173,13 @@ def test_every_format_says_the_same_with_all_digits(filled, ask, tmp_path):
     assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["labels.parquet"]
 
 
-def test_rows_that_are_not_shown_are_told(filled, ask):
-    status, out, err = ask("query", "--limit", "2")
-    assert status == 0
-    assert out.startswith("2 labels")
-    assert "there is more than these 2" in err
-    assert answer(ask, "query", "--limit", "6").startswith("6 labels")
-
-
-def test_what_a_terminal_would_obey_is_not_printed(filled, ask):
+def test_control_characters_are_not_printed(filled, ask):
     out = answer(ask, "query", "--outcome", "error")
     assert "[red]no" in out
     assert "\x1b" not in out
 
 
-def test_sql_is_answered_and_writes_nothing(filled, ask):
+def test_sql_queries_are_answered_and_cannot_write(filled, ask):
     assert rows_of(ask, "--sql", "SELECT count(*) AS n FROM labels") == [{"n": 6}]
     assert "resnet18" in answer(ask, "query", "--sql", "SELECT architecture FROM configurations")
     status, out, err = ask("query", "--sql", "SELECT id FROM labels ORDER BY 1", "--limit", 2)
@@ -229,7 +214,7 @@ def test_sizes_have_a_column_per_unit(capsys, monkeypatch, architectures, header
 # Show.
 
 
-def test_a_label_is_shown_with_everything_behind_it(filled, ask):
+def test_show_prints_the_whole_label(filled, ask):
     out = answer(ask, "show", "1")
     for words in ("label 1: resnet18 batch 1 at 64 px", "321.1", "MiB", "no meter", "IQR 0.5",
                   "2 attempts", "error", "torch", "2.13.0", "step time in ms", "┤"):  # fmt: skip
@@ -246,12 +231,7 @@ def test_a_label_is_shown_with_everything_behind_it(filled, ask):
 
 WRONG = [
     (["query", "--device", "cpu-2"], "did you mean 'cpu-2t'?"),
-    (["query", "--family", "resnets"], "did you mean 'resnet'?"),
-    (["query", "--architecture", "resnet19"], "did you mean 'resnet18'?"),
-    (["query", "--campaign", "c0ffee"], "no campaign 'c0ffee'; there are none yet"),
     (["query", "--since", "yesterday"], "'yesterday' is no time"),
-    (["query", "--outcome", "good"], "outcome is 'good'"),
-    (["query", "--columns", "prize"], "cannot show 'prize'"),
     (["query", "--by", "prize"], "cannot group by 'prize'"),
     (["query", "--by", "family,family"], "cannot group by 'family' twice"),
     (["query", "--by", "step_time_ms"], "cannot group by 'step_time_ms'"),
@@ -263,17 +243,14 @@ WRONG = [
     (["query", "--parquet", "nowhere/x.parquet"], "no folder nowhere"),
     (["query", "--limit", "9" * 30], "--limit"),
     (["query", "--sql", "SELECT 1", "--device", "x"], "--sql and --device exclude each other"),
-    (["query", "--sql", "SELECT"], "the SQL is refused"),
     (["show", "99"], "no label has the id 99"),
     (["show", "one"], "ID"),
     (["show"], "ID"),
-    (["show", str(2**63 - 1)], "no label has the id 9223372036854775807"),
     (["show", str(2**63)], "less than or equal to 9223372036854775807"),
-    (["query", "--protocol", "quik"], "did you mean 'quick'"),
 ]
 
 
-def test_a_wrong_question_gets_one_line_and_exit_status_2(filled, ask):
+def test_wrong_arguments_are_reported_in_one_line(filled, ask):
     for arguments, reason in WRONG:
         status, out, err = ask(*arguments)
         assert (status, out) == (2, ""), (arguments, err)
@@ -286,7 +263,7 @@ def test_a_wrong_question_gets_one_line_and_exit_status_2(filled, ask):
     [["query"], ["query", "--by", "family"], ["query", "--sql", "SELECT 1"], ["show", "1"]],
     ids=" ".join,
 )
-def test_where_there_is_no_store_one_line_says_so_and_nothing_is_made(home, ask, arguments):
+def test_a_missing_store_is_reported_and_not_created(home, ask, arguments):
     status, out, err = ask(*arguments)
     assert (status, out) == (2, "")
     assert "no label store at" in err
@@ -295,7 +272,7 @@ def test_where_there_is_no_store_one_line_says_so_and_nothing_is_made(home, ask,
     assert not home.exists()
 
 
-def test_importing_again_says_that_everything_was_there(filled, ask, tmp_path):
+def test_importing_an_export_adds_nothing(filled, ask, tmp_path):
     file = tmp_path / "all.jsonl"
     answer(ask, "export", file, "--outcome", "any")
     printed = answer(ask, "import", file)
@@ -306,7 +283,7 @@ def test_importing_again_says_that_everything_was_there(filled, ask, tmp_path):
 # Kernels.
 
 
-def test_kernels_are_imported_once_and_exported_as_they_came(home, ask, tmp_path):
+def test_kernels_are_imported_once_and_exported_unchanged(home, ask, tmp_path):
     file, again = tmp_path / "kernels.jsonl", tmp_path / "again.jsonl"
     export_kernels([kernel(time_ms=1.0), kernel("error", message="it failed")], file)
     printed = answer(ask, "import", file, "--kernels")
@@ -319,7 +296,7 @@ def test_kernels_are_imported_once_and_exported_as_they_came(home, ask, tmp_path
     assert again.read_text() == file.read_text()
 
 
-def test_wrong_questions_about_kernels_get_one_line(home, ask, tmp_path):
+def test_wrong_kernel_arguments_are_reported_in_one_line(home, ask, tmp_path):
     bad = tmp_path / "bad.jsonl"
     bad.write_text(f"{json.dumps(kernel(time_ms=1.0).to_dict())}\nnonsense\n")
     status, out, err = ask("import", bad, "--kernels")

@@ -1,7 +1,5 @@
 """Labels of a predicted step, found by its graph in the label store."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -41,7 +39,7 @@ def ask(model=MODEL, **fields):
     return trappm.predict(model, device=DEVICE, labels=True, **fields)
 
 
-def test_the_label_of_the_same_step_comes_with_the_prediction(store):
+def test_predictions_include_the_label_of_the_same_step(store):
     label = store.measurements.record(measurement(MODEL, 2, step_ms=7.0)).label_id
     store.measurements.record(measurement(MODEL, 4, step_ms=9.0))
     store.measurements.record(measurement(MODEL, 2, step_ms=8.0, device="a100"))
@@ -59,7 +57,7 @@ def test_the_label_of_the_same_step_comes_with_the_prediction(store):
     assert "No label of this step on cpu-2t." in without.remarks
 
 
-def test_labels_of_the_same_graph_under_another_name_count_after_ones_own(store):
+def test_labels_of_an_equal_graph_are_second_choice(store):
     store.measurements.record(measurement("twin", 2, step_ms=6.0))
     other = ask()
     assert (other.measured.architecture, other.measured.label_count) == ("twin", 1)
@@ -68,7 +66,7 @@ def test_labels_of_the_same_graph_under_another_name_count_after_ones_own(store)
     assert (ask().measured.step_time_ms, ask().measured.label_count) == (7.0, 2)
 
 
-def test_one_graph_with_another_training_step_is_another_model(store, profile):
+def test_an_equal_graph_with_another_training_step_does_not_match(store, profile):
     """Dropout and frozen parameters are not in a graph, which is of evaluation mode."""
     frozen = zoo.create_model(MODEL, SIZE)
     frozen.conv1.requires_grad_(False)
@@ -79,7 +77,7 @@ def test_one_graph_with_another_training_step_is_another_model(store, profile):
     assert ask().measured is None
 
 
-def test_measured_labels_come_before_imported_and_simulated_ones_never(store):
+def test_measured_labels_precede_imported_ones_and_simulated_are_ignored(store):
     store.measurements.record(measurement(MODEL, 2, provenance="simulated", step_ms=1.0))
     assert ask().measured is None
     published = Protocol(name="published")
@@ -91,7 +89,7 @@ def test_measured_labels_come_before_imported_and_simulated_ones_never(store):
     assert (ask().measured.source, ask().measured.step_time_ms) == ("measured", 3.0)
 
 
-def test_memory_that_ran_out_is_a_bound(store):
+def test_out_of_memory_labels_are_bounds(store):
     store.measurements.record(
         measurement(MODEL, 2, "oom", memory_detail_mib={"capacity": 40_000.0})
     )
@@ -100,7 +98,7 @@ def test_memory_that_ran_out_is_a_bound(store):
     assert "out of memory above" in str(measured)
 
 
-def test_files_and_modules_are_found_by_their_graph(store, tmp_path):
+def test_files_and_modules_match_by_their_graph(store, tmp_path):
     label = store.measurements.record(measurement("twin", 2, step_ms=6.0)).label_id
     export_onnx(MODEL, SIZE, tmp_path / "open.onnx")
     export_onnx(MODEL, SIZE, tmp_path / "fixed.onnx", batch_size=2)
@@ -114,7 +112,7 @@ def test_files_and_modules_are_found_by_their_graph(store, tmp_path):
         assert any("dropout" in remark for remark in answer.remarks)
 
 
-def test_without_a_store_the_prediction_says_so_and_none_is_made(tmp_path, monkeypatch):
+def test_without_a_store_the_prediction_has_a_remark(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "nowhere"))
     answer = ask()
     assert answer.measured is None
@@ -122,7 +120,7 @@ def test_without_a_store_the_prediction_says_so_and_none_is_made(tmp_path, monke
     assert {path.name for path in (tmp_path / "nowhere").iterdir()} == {"answers", "profiles"}
 
 
-def test_the_command_prints_the_label_below_the_prediction(store, capsys):
+def test_the_command_prints_the_label(store, capsys):
     store.measurements.record(measurement(MODEL, 2, step_ms=7.0))
     command = ["predict", MODEL, "--input-size", str(SIZE), "--device", DEVICE, "--batch-size", "2"]
     settings = ["--precision", "fp32", "--optimizer", "sgd"]

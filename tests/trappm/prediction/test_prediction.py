@@ -27,14 +27,6 @@ from trappm.profiler.static_profile import graph_template
 from trappm.terminal.prediction_tables import print_comparison, print_prediction
 
 
-@pytest.fixture(autouse=True, scope="module")
-def home(tmp_path_factory):
-    """Profiles of what is asked about are kept in it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAPPM_HOME", str(tmp_path_factory.mktemp("home")))
-        yield
-
-
 @pytest.fixture(scope="module")
 def snapshot(tmp_path_factory):
     """Trained a little, on the graphs of three models: what it predicts is not judged here."""
@@ -59,7 +51,7 @@ def snapshot(tmp_path_factory):
     ).folder  # fmt: skip
 
 
-def test_a_name_a_module_and_a_file_of_one_model_have_one_prediction(snapshot, tmp_path):
+def test_names_modules_and_files_of_one_model_agree(snapshot, tmp_path):
     options = {"batch_size": 4, "snapshot": snapshot, "device": "cpu-2t"}
     by_name = trappm.predict("test_convnext", input_size=64, **options)
     module = zoo.create_model("test_convnext", 64)
@@ -92,7 +84,7 @@ def test_a_name_a_module_and_a_file_of_one_model_have_one_prediction(snapshot, t
     assert fields["simulated_memory"]["reserved_mib"] > 0
 
 
-def test_simulated_memory_is_that_of_the_step_in_question(snapshot, capsys):
+def test_simulated_memory_depends_on_the_settings(snapshot, capsys):
     options = {"batch_size": 8, "input_size": 64, "snapshot": snapshot, "device": "cpu-2t"}
     plain, adam, adamw, mixed = (
         trappm.predict("test_resnet", **options, **settings)
@@ -133,7 +125,7 @@ class Hooked(nn.Module):
         return self.head(x + torch.arange(6))
 
 
-def test_the_module_stays_as_it_is(snapshot):
+def test_predicting_does_not_change_the_module(snapshot):
     module = Hooked().train()
     module.norm.eval()
     module(torch.rand(2, 2, 9, 7)).sum().backward()
@@ -168,7 +160,7 @@ class Tokens(nn.Module):
         return self.head(self.encoder(self.table(ids)))
 
 
-def test_token_ids_and_vectors_are_inputs_too(snapshot):
+def test_token_ids_and_vectors_can_be_inputs(snapshot):
     ids = torch.zeros(3, 12, dtype=torch.long)
     prediction = trappm.predict(Tokens(), example_input=ids, snapshot=snapshot, device="cpu-2t")
     assert prediction.memory_source == "traced", prediction.memory_remark
@@ -198,9 +190,7 @@ class Untraceable(nn.Module):
         return -x if self.training and x.sum() > 0 else x
 
 
-def test_where_no_step_can_be_traced_the_answer_says_why_and_has_no_simulated_memory(
-    snapshot, capsys
-):
+def test_untraceable_steps_have_a_reason_and_no_simulated_memory(snapshot, capsys):
     images = torch.rand(2, 3, 8, 8)
     prediction = trappm.predict(
         Untraceable(), example_input=images, snapshot=snapshot, device="cpu-2t"
@@ -215,7 +205,7 @@ def test_where_no_step_can_be_traced_the_answer_says_why_and_has_no_simulated_me
     assert "Memory by simulation" not in shown
 
 
-def test_an_answer_far_beyond_the_labels_says_so_in_one_line(tmp_path, capsys):
+def test_extrapolations_are_reported_in_one_line(tmp_path, capsys):
     names = ("test_resnet", "test_vit", "test_convnext")
     graphs = [graph_template(name, 64).at(batch) for name in names for batch in (1, 2, 4, 8)]
     sizes = np.array([float(graph.macs.sum()) for graph in graphs])
@@ -253,7 +243,7 @@ def test_an_answer_far_beyond_the_labels_says_so_in_one_line(tmp_path, capsys):
     assert "--device cpu-2t" in shown
 
 
-def test_a_campaign_on_another_device_takes_nothing_away(tmp_path, monkeypatch):
+def test_a_new_snapshot_does_not_hide_other_devices(tmp_path, monkeypatch):
     """What was the latest before answers for what the new one has no heads for."""
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
     shipped = load_snapshot(SHIPPED).heads
@@ -285,7 +275,7 @@ def test_a_campaign_on_another_device_takes_nothing_away(tmp_path, monkeypatch):
     assert answers_by("rtx3090") == default
 
 
-def test_a_campaign_on_cpu_cores_does_not_change_the_default_device(tmp_path, monkeypatch, capsys):
+def test_cpu_campaigns_do_not_change_the_default_device(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
     heads = {"cpu-2t": load_snapshot(SHIPPED).heads["cpu-2t"]}
     made = save_snapshot(
@@ -305,7 +295,7 @@ def test_a_campaign_on_cpu_cores_does_not_change_the_default_device(tmp_path, mo
     assert "A100 40 GB (default)" in capsys.readouterr().out.splitlines()[0]
 
 
-def test_an_example_that_the_module_does_not_take_is_told(snapshot):
+def test_unsuitable_example_inputs_are_reported(snapshot):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
     with pytest.raises(UnsupportedModelError, match="Invalid channel dimensions"):
         trappm.predict(
@@ -313,7 +303,7 @@ def test_an_example_that_the_module_does_not_take_is_told(snapshot):
         )
 
 
-def test_convolutions_without_any_norm_may_have_swallowed_one(snapshot, tmp_path):
+def test_files_without_any_norm_get_a_remark(snapshot, tmp_path):
     """As exporters fold batch norms into convolutions, which the file does not tell."""
     plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten())
     torch.onnx.export(plain, torch.empty(2, 3, 8, 8), tmp_path / "plain.onnx", dynamo=False)
@@ -322,7 +312,7 @@ def test_convolutions_without_any_norm_may_have_swallowed_one(snapshot, tmp_path
     assert "no BatchNormalization" in prediction.memory_remark
 
 
-def test_a_file_of_one_batch_size_is_predicted_at_that_one(snapshot, tmp_path):
+def test_files_of_one_batch_size_are_predicted_at_it(snapshot, tmp_path):
     export_onnx("test_resnet", 64, tmp_path / "fixed.onnx", batch_size=3)
     export_onnx("test_resnet", 64, tmp_path / "open.onnx")
     fixed = trappm.predict(tmp_path / "fixed.onnx", snapshot=snapshot, device="cpu-2t")

@@ -32,7 +32,7 @@ DESIGNS = {
 
 
 @pytest.mark.parametrize("design", DESIGNS)
-def test_a_quantised_file_is_not_trained_and_its_weights_count(design, tmp_path, monkeypatch):
+def test_quantized_files_are_not_trained_and_their_weights_count(design, tmp_path, monkeypatch):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
     image = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 32, 32])
     result = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", "o"])
