@@ -96,11 +96,7 @@ def start_or_continue(store: Store, spec: CampaignSpec) -> tuple[CampaignRecord,
 
 
 def check_spec(store: Store, spec: CampaignSpec, address: str | None) -> None:
-    """Check for faults before anything is started or stored.
-
-    Raises:
-        InputError: The first fault.
-    """
+    """Raise the first fault, before anything is started or stored."""
     for fault in spec_faults(store, spec, address):
         raise fault
 
@@ -187,10 +183,7 @@ def to_resume(store: Store, campaign_id: str | None) -> CampaignRecord:
 def order_stop(store: Store, campaign_id: str | None, state: CampaignState) -> CampaignRecord:
     """Pause or cancel a campaign, which looks at its state in the store once per second.
 
-    Args:
-        store: The label store.
-        campaign_id: Id of the campaign; None: the running one, or the latest if none runs.
-        state: Paused or cancelled.
+    Without an id it is the running one, or the latest if none runs.
 
     Raises:
         InputError: There is no such campaign, it has ended, or several run and none is named.
@@ -210,15 +203,10 @@ def order_stop(store: Store, campaign_id: str | None, state: CampaignState) -> C
 def order_retry(
     store: Store, campaign_id: str | None, outcomes: Sequence[str] = RETRIED
 ) -> tuple[CampaignRecord, int]:
-    """Reopen assignments that ended without a label.
+    """Reopen assignments that ended without a label; by default of the latest campaign.
 
-    Args:
-        store: The label store.
-        campaign_id: Id of the campaign; None: the latest.
-        outcomes: Outcomes of the last attempt, or "lost" if no attempt ended.
-
-    Returns:
-        The campaign, paused if it had finished, and the number of reopened assignments.
+    Their last attempts had one of these outcomes, or "lost" if no attempt ended. Returns the
+    campaign, which is paused if it had finished, and the number of reopened assignments.
 
     Raises:
         InputError: No such campaign or outcome; the campaign was cancelled, is running, or was
@@ -302,9 +290,9 @@ def _run(
     from trappm.cluster.campaign.actor import CampaignActor
 
     access = StoreAccess.of(home)
-    is_bound = access.url.startswith("sqlite")
+    is_detached, is_bound = address is not None, access.url.startswith("sqlite")
     options = {**here(or_elsewhere=not is_bound), "max_concurrency": 4}
-    if address is None:
+    if not is_detached:
         require_nodes(spec.devices.keys)  # a cluster may still scale up; this machine will not
     else:
         if is_bound:
@@ -317,40 +305,25 @@ def _run(
             "get_if_exists": True,
             "max_restarts": MAX_RESTARTS,
         }
-    actor = (
-        ray.remote(CampaignActor)
-        .options(**options)
-        .remote(home.path, access, campaign_id, spec, address is not None)
-    )
+    actor_class = ray.remote(CampaignActor).options(**options)
+    actor = actor_class.remote(home.path, access, campaign_id, spec, is_detached)
     return _follow(
-        actor,
-        campaign_id,
-        watch,
-        is_detached=address is not None,
-        leave=detach,
-        is_bound=is_bound and address is not None,
-    )
+        actor, campaign_id, watch, is_detached=is_detached, leave=detach,
+        is_bound=is_bound and is_detached,
+    )  # fmt: skip
 
 
-def _wait_for_previous(
-    home: Home, campaign_id: str, watch: Callable[[Progress], None], silent_s: float = SILENT_S
-) -> None:
+def _wait_for_previous(home: Home, campaign_id: str, watch: Callable[[Progress], None]) -> None:
     """Wait for the campaign's previous actor to end, unless it runs the campaign.
 
     An actor that has ended still replies to watchers for a while, and one that was asked to stop
-    needs a moment. One that does not reply is killed: the store lets only one of them write. The
-    campaign counts as running from now on, so that an order to stop holds even if it comes before
-    the next actor begins.
-
-    Args:
-        home: The data folder.
-        campaign_id: Id of the campaign.
-        watch: Called with what is waited for.
-        silent_s: Time that an actor may take to reply, and one that was stopped to end.
+    needs a moment. One that does not reply for `SILENT_S` is killed: the store lets only one of
+    them write. The campaign counts as running from now on, so that an order to stop holds even if
+    it comes before the next actor begins.
 
     Raises:
         OwnedError: It runs elsewhere, on another cluster.
-        CampaignError: Its earlier process does not end.
+        CampaignError: Its earlier process has not ended for twice `SILENT_S`.
     """
     import ray
     from ray.exceptions import RayError
@@ -368,7 +341,7 @@ def _wait_for_previous(
                 now = time.monotonic()
                 if status is None:
                     watch(Progress(stage="waiting for its process to answer"))
-                    if now - heard_at > silent_s:
+                    if now - heard_at > SILENT_S:
                         ray.kill(actor)
                 elif status["ended"]:
                     ray.kill(actor)
@@ -377,10 +350,10 @@ def _wait_for_previous(
                 else:
                     heard_at = now
                     watch(Progress(stage="waiting for it to stop"))
-            if time.monotonic() - begun_at > 2 * silent_s:
+            if time.monotonic() - begun_at > 2 * SILENT_S:
                 raise CampaignError(
                     f"an earlier process of campaign {campaign_id} has not ended for "
-                    f"{2 * silent_s:.0f} s; see it with: trappm campaign status {campaign_id}; "
+                    f"{2 * SILENT_S:.0f} s; see it with: trappm campaign status {campaign_id}; "
                     f"once it has stopped: trappm campaign resume {campaign_id}"
                 )
             time.sleep(POLL_S)
@@ -405,21 +378,14 @@ def _follow(
     is_detached: bool,
     leave: bool,
     is_bound: bool = False,
-    silent_s: float = SILENT_S,
 ) -> End:
-    """Watch a campaign until it ends, or until Ctrl-C.
+    """Watch a campaign until it ends, or until Ctrl-C; `leave`: until it has begun.
 
-    Args:
-        actor: Actor of the campaign.
-        campaign_id: Id of the campaign.
-        watch: Called with its progress.
-        is_detached: Whether it goes on without this process.
-        leave: Return once it has begun.
-        is_bound: Whether it ends with its node, as its label store is there.
-        silent_s: Time that it may take to reply, such as while Ray restarts it.
+    It goes on without this process if it `is_detached`, but ends with the node of its label store
+    if it `is_bound` to that.
 
     Raises:
-        CampaignError: It failed, or its process is gone.
+        CampaignError: It failed, or its process is gone or has not replied for `SILENT_S`.
     """
     from ray.exceptions import ActorUnschedulableError, RayError, RayTaskError
 
@@ -440,9 +406,9 @@ def _follow(
                     return End.FINISHED if get(actor.result.remote()) else End.STOPPED
                 if leave and status["begun"]:
                     return End.LEFT
-            elif now - heard_at > silent_s:
+            elif now - heard_at > SILENT_S:
                 raise CampaignError(
-                    f"the campaign's process has not answered for {silent_s:.0f} s; {node}{advice}"
+                    f"the campaign's process has not answered for {SILENT_S:.0f} s; {node}{advice}"
                 )
             else:
                 watch(Progress(stage="waiting for its process to answer"))

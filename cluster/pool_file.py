@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trappm.cluster.profiles import ProfiledGraph, StepCache, StepKey, TracedStep
 from trappm.cluster.ray_runtime import ray_runtime
-from trappm.cluster.yaml_file import parse, read_text
+from trappm.cluster.yaml_file import load
 from trappm.profiler.models.pool import PoolGroup, PoolSpec, build_pool
 from trappm.profiler.records import Pair
 from trappm.store import Store
@@ -37,7 +37,7 @@ class PoolFile(BaseModel):
 
 def load_pool_file(path: Path) -> PoolFile:
     """Load a file; raise InputError if it cannot be read or is not a valid pool file."""
-    return parse(read_text(path, kind="pool"), PoolFile, origin=str(path), kind="pool")
+    return load(path, PoolFile, kind="pool")
 
 
 def store_pool(store: Store, file: PoolFile) -> list[Pair]:

@@ -82,13 +82,8 @@ class StepKey:
     @classmethod
     def of(cls, configuration: Configuration, *, fused_attention: bool = True) -> Self:
         """Return the key of a configuration; PyTorch fuses attention from version 2 on."""
-        return cls(
-            architecture=configuration.architecture,
-            input_size=configuration.input_size,
-            precision=configuration.precision,
-            memory_format=configuration.memory_format,
-            fused_attention=fused_attention,
-        )
+        c = configuration
+        return cls(c.architecture, c.input_size, c.precision, c.memory_format, fused_attention)
 
     @property
     def is_plain(self) -> bool:
@@ -166,12 +161,8 @@ def profile_graph(
 ) -> ProfiledGraph:
     """Make a static profile; whatever goes wrong, the reason is returned.
 
-    If graph and step fail together, the graph is made alone.
-
-    Args:
-        architecture: Model name.
-        input_size: Input size in pixels.
-        step_refusal: Reason why the step failed before; only the graph is made then.
+    If graph and step fail together, or `step_refusal` says why the step failed before, the graph
+    is made alone.
     """
     from trappm.profiler.static_profile import graph_template, static_profile
 
@@ -198,26 +189,25 @@ def profile_graph(
 
 def trace_steps(keys: Sequence[StepKey]) -> list[TracedStep]:
     """Trace the steps of a few keys; a failure costs its key only."""
-    return [_trace(key) for key in keys]
-
-
-def _trace(key: StepKey) -> TracedStep:
     from trappm.profiler.static_profile import step_profile
     from trappm.profiler.tracing.tracer import StepOptions
 
-    options = StepOptions(
-        precision=key.precision,
-        memory_format=key.memory_format,
-        fused_attention=key.fused_attention,
-    )
-    try:
-        with limited_cpu_time():
-            profile = step_profile(key.architecture, key.input_size, options)
-        return TracedStep(key, profile.to_bytes(), "")
-    except TooLongError as error:
-        return TracedStep(key, None, str(error))
-    except Exception as error:  # a model's own code may raise anything
-        return TracedStep(key, None, one_line(error))
+    def traced(key: StepKey) -> TracedStep:
+        options = StepOptions(
+            precision=key.precision,
+            memory_format=key.memory_format,
+            fused_attention=key.fused_attention,
+        )
+        try:
+            with limited_cpu_time():
+                profile = step_profile(key.architecture, key.input_size, options)
+            return TracedStep(key, profile.to_bytes(), "")
+        except TooLongError as error:
+            return TracedStep(key, None, str(error))
+        except Exception as error:  # a model's own code may raise anything
+            return TracedStep(key, None, one_line(error))
+
+    return [traced(key) for key in keys]
 
 
 class TooLongError(BaseException):
@@ -246,15 +236,7 @@ _GraphJob = tuple[str, int, str | None]
 
 
 def profile_on_ray(pairs: Sequence[Pair], at_once: int | None = None) -> Iterator[ProfiledGraph]:
-    """Yield static profiles in the order of completion.
-
-    Args:
-        pairs: Architectures with their input sizes.
-        at_once: Number of tasks that run at once; None: as many as the cluster has cores for.
-
-    Raises:
-        CampaignError: The cluster does not make them, whatever the model.
-    """
+    """Yield static profiles in the order of completion; arguments as of `trace_on_ray`."""
 
     def after_crash(job: _GraphJob) -> tuple[list[_GraphJob], list[ProfiledGraph]]:
         architecture, input_size, step_refusal = job
@@ -264,6 +246,10 @@ def profile_on_ray(pairs: Sequence[Pair], at_once: int | None = None) -> Iterato
 
     jobs: list[_GraphJob] = [(*pair, None) for pair in pairs]
     yield from _each(_profile, jobs, after_crash, at_once)
+
+
+def _profile(job: _GraphJob) -> list[ProfiledGraph]:
+    return [profile_graph(*job)]
 
 
 def trace_on_ray(keys: Iterable[StepKey], at_once: int | None = None) -> Iterator[TracedStep]:
@@ -286,23 +272,15 @@ def trace_on_ray(keys: Iterable[StepKey], at_once: int | None = None) -> Iterato
     yield from _each(trace_steps, [list(part) for _, part in by_graph], after_crash, at_once)
 
 
-def _profile(job: _GraphJob) -> list[ProfiledGraph]:
-    return [profile_graph(*job)]
-
-
 def _each(
     make: Callable[[Job], list[Made]],
     jobs: Sequence[Job],
     after_crash: Callable[[Job], tuple[list[Job], list[Made]]],
     at_once: int | None = None,
 ) -> Iterator[Made]:
-    """Yield all that the jobs make.
+    """Yield all that the jobs make, each in a task of its own.
 
-    Args:
-        make: Function of a job.
-        jobs: Jobs, each run in a task of its own.
-        after_crash: Returns jobs and results that replace a job which ended its worker.
-        at_once: Number of tasks that run at once.
+    `after_crash` returns the jobs and results that replace a job which ended its worker.
     """
     import ray
     from ray.exceptions import OutOfMemoryError, RayError, WorkerCrashedError

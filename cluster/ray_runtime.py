@@ -60,13 +60,9 @@ class Placement:
     """Number of a node's GPUs that a profiler uses."""
 
     @property
-    def needs_gpu(self) -> bool:
-        return self.gpus > 0
-
-    @property
     def options(self) -> dict[str, Any]:
         # With a core per profiler, nodes of few cores would leave GPUs idle.
-        gpu = {"num_gpus": self.gpus} if self.needs_gpu else {}
+        gpu = {"num_gpus": self.gpus} if self.gpus else {}
         selector = {
             name: values[0] if len(values) == 1 else f"in({','.join(values)})"
             for name, values in self.labels.items()
@@ -108,7 +104,7 @@ def room_for(places: Mapping[str, Placement], nodes: Sequence[Mapping[str, Any]]
     suited = {
         device: [i for i, node in enumerate(nodes) if place.suits(node)]
         for device, place in places.items()
-        if place.needs_gpu
+        if place.gpus
     }
     room = dict.fromkeys(suited, 0)
     waiting = sorted(suited, key=lambda device: -places[device].gpus)
@@ -147,19 +143,15 @@ def placement(device: str) -> Placement:
 
 
 def here(*, or_elsewhere: bool = False) -> dict[str, Any]:
-    """Return Ray options that put an actor on the caller's node.
-
-    Args:
-        or_elsewhere: Ray may start it again on any node once this one is gone.
-    """
+    """Return Ray options that put an actor on the caller's node."""
     return on_node(_this_node(), or_elsewhere=or_elsewhere)
 
 
 def on_node(node_id: str, *, or_elsewhere: bool = False) -> dict[str, Any]:
     """Return Ray options that put an actor or a task on a node, even if it is busy.
 
-    Once the node is gone it fails. With a label selector it would wait forever, and `ray status`
-    would show its demand.
+    Once the node is gone it fails, or is started `or_elsewhere`. With a label selector it would
+    wait forever, and `ray status` would show its demand.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from trappm.cluster.scheduler.stop_rules import StopRules
-from trappm.cluster.yaml_file import parse, read_text
+from trappm.cluster.yaml_file import load, parse
 from trappm.profiler.errors import CampaignError, InputError, TrappmError
 from trappm.profiler.measuring.canary import CanaryPlan
 from trappm.profiler.models.pool import PoolSpec
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from trappm.store import CampaignRecord
 
 _Model = TypeVar("_Model", bound=BaseModel)
+
+_PRESETS = resources.files("trappm.cluster") / "presets"
 
 
 def runs_nothing(device: str) -> bool:
@@ -224,9 +226,8 @@ class CampaignSpec(CampaignBudget):
 
 def presets() -> list[str]:
     """Return names of the campaign files that ship with the package."""
-    folder = resources.files("trappm.cluster") / "presets"
     return sorted(
-        f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")
+        f.name.removesuffix(".yaml") for f in _PRESETS.iterdir() if f.name.endswith(".yaml")
     )
 
 
@@ -234,15 +235,13 @@ def load_preset(name: str) -> CampaignSpec:
     """Load a preset; raise InputError for an unknown name."""
     if name not in presets():
         raise InputError(f"no preset {name!r}; there are: {', '.join(presets())}")
-    text = (resources.files("trappm.cluster") / "presets" / f"{name}.yaml").read_text(
-        encoding="utf-8"
-    )
+    text = (_PRESETS / f"{name}.yaml").read_text(encoding="utf-8")
     return parse_spec(text, origin=f"preset {name}")
 
 
 def load_spec(path: Path) -> CampaignSpec:
     """Load a file; raise InputError if it cannot be read or is not a valid campaign file."""
-    return parse_spec(read_text(path, kind="campaign"), origin=str(path))
+    return load(path, CampaignSpec, kind="campaign")
 
 
 def spec_of(campaign: CampaignRecord) -> CampaignSpec:

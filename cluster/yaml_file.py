@@ -28,12 +28,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class FileFaultsError(InputError):
-    """A file that is not what its model says.
-
-    Args:
-        origin: Name of the file.
-        faults: One line per fault, beginning with its key; the most telling one first.
-    """
+    """A file with faults: one line per fault, which begins with its key, the main one first."""
 
     def __init__(self, origin: str, faults: Sequence[str]) -> None:
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
@@ -41,28 +36,23 @@ class FileFaultsError(InputError):
         self.faults = tuple(faults)
 
 
-def read_text(path: Path, *, kind: str) -> str:
-    """Return the text of a file of a kind such as "campaign".
+def load(path: Path, model: type[Model], *, kind: str) -> Model:
+    """Return the record that a YAML file describes.
 
     Raises:
-        InputError: It cannot be read, or is too large to be such a file.
+        InputError: The file cannot be read, is too large, or is not what the model says.
     """
     try:
-        return read_plain(path, MAX_FILE_BYTES).decode("utf-8")
+        text = read_plain(path, MAX_FILE_BYTES).decode("utf-8")
     except InputError as error:
         raise InputError(f"the {kind} file: {error}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"cannot read the {kind} file {path}: {error}") from error
+    return parse(text, model, origin=str(path), kind=kind)
 
 
 def parse(text: str, model: type[Model], *, origin: str, kind: str) -> Model:
-    """Return the record that a YAML text describes.
-
-    Args:
-        text: Content of the file.
-        model: Model of the file.
-        origin: Name of the file in errors.
-        kind: Kind of the file in errors, such as "campaign".
+    """Return the record that a YAML text describes; errors name its origin and its kind.
 
     Raises:
         InputError: Not YAML, or not a mapping.

@@ -7,22 +7,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from trappm.cluster.learning.campaign_learner import CampaignLearner
-from trappm.cluster.profiles import StepKey
 from trappm.cluster.ray_runtime import first_line, here, memory_here
-from trappm.cluster.scheduler.training_report import TrainingReport
-from trappm.cluster.tasks import Choice, ChoiceRequest, PublishedSnapshot
-from trappm.learner.workload import TrainingLabel
 from trappm.profiler.errors import CampaignError, TrappmError
-from trappm.profiler.kernels.kernel_call import KernelMeasurement
-from trappm.profiler.records import Configuration, Pair
 
 START_S = 60.0
 """Seconds after which a learner that has not started is waiting for memory."""
@@ -42,11 +35,12 @@ take ten times as long where others need the cores too."""
 
 TORCH_OUT_OF_MEMORY = "can't allocate memory"
 
-Result = TypeVar("Result")
+STATEFUL = ("set_pool", "fit")
+"""Methods of the learner that later calls depend on."""
 
 
 class LearnerHandle:
-    """A learner actor, which does one call after the other. Each method returns at once.
+    """A learner actor, which does one call after the other.
 
     When its process ends, another one is started, is given the pool and the labels of the last
     training (the encoder is on disk, the heads are trained again), and then repeats the call.
@@ -69,73 +63,58 @@ class LearnerHandle:
         **arguments: Any,
     ) -> None:
         self.tell = tell
+        self.result: Any = None
+        """Result of the last call that has ended."""
         self._class = ray.remote(concurrency_groups={"progress": 1})(learner)
         self._arguments = arguments
         self._memory_bytes = memory_here(BASE_BYTES + LABEL_BYTES * labels)
-        self._state: dict[str, Callable[[Any], Any]] = {}
-        """Calls that give a new process the state of the one before: set_pool, fit."""
-        self._progress = (0, 0)
-        self._is_new = True
+        self._is_new: bool
         """True if the process has not been given its state yet."""
-        self._has_started = False
-        self._started_at = 0.0
+        self._has_started: bool
+        self._started_at: float
+        self._progress: tuple[int, int] = (0, 0)
+        self._state: dict[str, tuple[Any, ...]] = {}
+        """Arguments of the last calls that later calls depend on, by method."""
         self._start()
 
-    def set_pool(
-        self,
-        pool: Sequence[tuple[Configuration, bytes]],
-        steps: Mapping[Pair, bytes],
-        traced: Mapping[StepKey, bytes],
-    ) -> LearnerCall[None]:
-        self._state = {}
-        return LearnerCall(
-            self, "set_pool", lambda actor: actor.set_pool.remote(pool, steps, traced)
-        )
+    def begin(self, method: str, *arguments: Any) -> None:
+        """Begin a call of a method of the learner; the one before must have ended."""
+        self._call = method, arguments
+        self._failures = 0
+        self._submit()
 
-    def fit(
-        self,
-        labels: Sequence[TrainingLabel],
-        kernels: Mapping[str, Sequence[KernelMeasurement]],
-    ) -> LearnerCall[TrainingReport]:
-        return LearnerCall(self, "fit", lambda actor: actor.fit.remote(labels, kernels))
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether the call has ended, after waiting for it this long at most.
 
-    def choose(self, request: ChoiceRequest) -> LearnerCall[Sequence[Choice]]:
-        return LearnerCall(self, "choose", lambda actor: actor.choose.remote(request))
-
-    def publish(self, registry: Path, fields: Mapping[str, Any]) -> LearnerCall[PublishedSnapshot]:
-        return LearnerCall(self, "publish", lambda actor: actor.publish.remote(registry, fields))
-
-    def promote(self, registry: Path, snapshot_id: str) -> LearnerCall[str | None]:
-        return LearnerCall(
-            self, "promote", lambda actor: actor.promote.remote(registry, snapshot_id)
-        )
-
-    def submit(self, name: str, send: Callable[[Any], Any]) -> Any:
-        """Return the reference of a call, after those that a new process needs before it."""
-        self._progress = (0, 0)
-        if self._is_new:
-            self._is_new = False
-            for state, send_state in self._state.items():
-                if state != name:
-                    send_state(self._actor)
-        return send(self._actor)
-
-    def restart(self) -> None:
-        """Replace the process by a new one."""
-        ray.kill(self._actor)  # in case it only ran out of memory
-        self._start()
-
-    def keep(self, name: str, send: Callable[[Any], Any]) -> None:
-        """Remember a call that has succeeded, if later ones depend on it."""
-        if name in {"set_pool", "fit"}:
-            self._state[name] = send
+        Raises:
+            TrappmError: The learner failed.
+        """
+        self.progress()
+        if not ray.wait([self._reference], timeout=timeout_s)[0]:
+            return False
+        try:
+            self.result = ray.get(self._reference)
+        except RayActorError as error:
+            self._repeat(first_line(error), error)
+            return False
+        except RayTaskError as error:
+            if isinstance(error.cause, TrappmError):
+                raise error.cause from error
+            if isinstance(error.cause, MemoryError) or TORCH_OUT_OF_MEMORY in str(error.cause):
+                self._repeat("out of memory", error)
+                return False
+            raise CampaignError(f"the learner failed: {error.cause}") from error
+        method, arguments = self._call
+        if method in STATEFUL:
+            self._state[method] = arguments
+        return True
 
     def progress(self) -> tuple[int, int]:
-        """Return the progress of the current call as known by now, without waiting for it."""
+        """Return parts done and parts in all of the current call; (0, 0) while unknown."""
         if ray.wait([self._asked], timeout=0)[0]:
             try:
                 self._progress = ray.get(self._asked)
-            except RayActorError:  # which the call itself reports
+            except RayActorError:  # the call itself reports it
                 return self._progress
             self._has_started = True
             self._ask_progress()
@@ -156,61 +135,30 @@ class LearnerHandle:
         self._started_at = time.monotonic()
         self._ask_progress()
 
-    def _ask_progress(self) -> None:
-        self._asked = self._actor.progress.options(concurrency_group="progress").remote()
-
-
-class LearnerCall(Generic[Result]):
-    """A call of the learner actor, repeated if the actor's process ends."""
-
-    def __init__(self, learner: LearnerHandle, name: str, send: Callable[[Any], Any]) -> None:
-        self._learner = learner
-        self._name = name
-        self._send = send
-        self._failures = 0
-        self._reference = learner.submit(name, send)
-
-    @property
-    def progress(self) -> tuple[int, int]:
-        """Parts done, and parts in all; (0, 0) while unknown."""
-        return self._learner.progress()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Return whether the call has ended, after waiting for it this long at most.
-
-        Raises:
-            TrappmError: The learner failed.
-        """
-        self._learner.progress()
-        if not ray.wait([self._reference], timeout=timeout_s)[0]:
-            return False
-        try:
-            self._result: Result = ray.get(self._reference)
-        except RayActorError as error:
-            self._repeat(first_line(error), error)
-            return False
-        except RayTaskError as error:
-            if isinstance(error.cause, TrappmError):
-                raise error.cause from error
-            if isinstance(error.cause, MemoryError) or TORCH_OUT_OF_MEMORY in str(error.cause):
-                self._repeat("out of memory", error)
-                return False
-            raise CampaignError(f"the learner failed: {error.cause}") from error
-        self._learner.keep(self._name, self._send)
-        return True
-
-    def result(self) -> Result:
-        """Return the result of a call that has ended."""
-        return self._result
+    def _submit(self) -> None:
+        """Send the call, after those that a new process needs before it."""
+        method, arguments = self._call
+        self._progress = (0, 0)
+        for earlier, given in self._state.items() if self._is_new else ():
+            if earlier != method:
+                getattr(self._actor, earlier).remote(*given)
+        self._is_new = False
+        self._reference = getattr(self._actor, method).remote(*arguments)
 
     def _repeat(self, why: str, error: Exception) -> None:
+        """Repeat the call on a new process."""
+        method, _ = self._call
         self._failures += 1
         if self._failures == MAX_FAILURES:
             raise CampaignError(
-                f"the learner died {MAX_FAILURES} times, the last time in {self._name} ({why}); "
+                f"the learner died {MAX_FAILURES} times, the last time in {method} ({why}); "
                 "nothing recorded is lost. See that its node has memory to spare, then go "
                 "on with: trappm campaign resume"
             ) from error
-        self._learner.tell(f"the learner died in {self._name} ({why}); it is started again")
-        self._learner.restart()
-        self._reference = self._learner.submit(self._name, self._send)
+        self.tell(f"the learner died in {method} ({why}); it is started again")
+        ray.kill(self._actor)  # in case it only ran out of memory
+        self._start()
+        self._submit()
+
+    def _ask_progress(self) -> None:
+        self._asked = self._actor.progress.options(concurrency_group="progress").remote()

@@ -161,32 +161,26 @@ class _Kind:
         return time.monotonic() < self.refused_until
 
 
+@dataclass(eq=False)
 class ProfilerPool:
     """A profiler actor for each GPU of the campaign's kinds, and for each host of its CPU devices.
 
     The first call of `joined` recruits: idle GPUs cost money while the pool is profiled. From then
     on, profilers start within a second or so on nodes that join. Where the cluster may grow, one
     more profiler of each kind that has work waits for a GPU, which makes an autoscaler act.
-
-    Args:
-        devices: Devices to measure on.
-        may_grow: Whether unknown nodes may join.
-        tell: Called with a line of news for each node that cannot measure.
-        profiler: Class of the actors.
     """
 
-    def __init__(
-        self,
-        devices: Sequence[str],
-        *,
-        may_grow: bool,
-        tell: Callable[[str], None] = lambda message: None,
-        profiler: type[Any] = ProfilerActor,
-    ) -> None:
-        self._may_grow = may_grow
-        self._tell = tell
-        self._class = ray.remote(profiler)
-        self._kinds = {device: _Kind() for device in devices}
+    devices: Sequence[str]
+    may_grow: bool
+    """True if unknown nodes may join."""
+    tell: Callable[[str], None] = lambda message: None
+    """Called with a line of news for each node that cannot measure."""
+    profiler: type[Any] = ProfilerActor
+    """Class of the actors."""
+
+    def __post_init__(self) -> None:
+        self._class = ray.remote(self.profiler)
+        self._kinds = {device: _Kind() for device in self.devices}
         self._profilers: dict[str, _Profiler] = {}
         """Profilers that have joined, by the names of their workers."""
         self._joining: dict[Any, _Profiler] = {}
@@ -218,7 +212,7 @@ class ProfilerPool:
         joining = [profiler.device for profiler in self._joining.values()]
         joining += [device for device, kind in self._kinds.items() if kind.is_refused]
         absent = [device for device in self._kinds if not self._count(device)]
-        return joining + (absent if self._may_grow else [])
+        return joining + (absent if self.may_grow else [])
 
     def want(self, to_come: Mapping[str, int]) -> None:
         """Announce how much is to be measured by device; at 0, no worker need join."""
@@ -235,13 +229,12 @@ class ProfilerPool:
         nodes = [node for node in ray.nodes() if node["Alive"]]
         places = {device: placement(device) for device in self._kinds}
         at_work = {d: place for d, place in places.items() if self._kinds[d].to_come}
-        done = {d: place for d, place in places.items() if d not in at_work}
-        for device, room in (room_for(at_work, nodes) | room_for(done, nodes)).items():
+        for device, room in room_for(at_work, nodes).items():
             self._kinds[device].room = room
         for device, place in sorted(places.items(), key=lambda item: -item[1].gpus):
             if self._kinds[device].is_refused:
                 continue
-            if place.needs_gpu:
+            if place.gpus:
                 self._recruit_on_gpus(device, place, at_work, nodes)
             else:
                 self._recruit_on_hosts(device, place, nodes)
@@ -257,18 +250,18 @@ class ProfilerPool:
         rivals = {d: place for d, place in at_work.items() if any(map(place.suits, suited))}
         waited_for = [d for d in rivals if d != device and self._is_to_come(d)]
         if not waited_for:
-            wanted = max(wanted, int(self._may_grow))
+            wanted = max(wanted, int(self.may_grow))
         elif any(rivals[d].gpus > where.gpus for d in waited_for):
             wanted = 0  # single GPUs would be taken of every node that ranks need whole
         wanted = max(min(wanted, kind.to_come), 0)
         if suited and wanted and not kind.room and not kind.is_told:
             kind.is_told = True
-            self._tell(no_room(device, rivals, nodes))
+            self.tell(no_room(device, rivals, nodes))
         for _ in range(wanted - len(joining)):
             self._start_profiler(device, where.options, None)
         for reference in joining[wanted:]:  # so that no node is started for nothing
             ray.kill(self._joining.pop(reference).actor)
-        if self._may_grow and self._recruited_at - kind.needed_at > RELEASE_S:
+        if self.may_grow and self._recruited_at - kind.needed_at > RELEASE_S:
             self._release_idle(device)
 
     def _count(self, device: str) -> int:
@@ -310,14 +303,14 @@ class ProfilerPool:
             self._note_failed_start(profiler.device, error)
             return
         except RayTaskError as error:
-            if not self._may_grow:
+            if not self.may_grow:
                 if isinstance(error.cause, TrappmError):
                     raise error.cause from error
                 raise
             del self._joining[reference]
             ray.kill(profiler.actor)
             self._kinds[profiler.device].refused_until = time.monotonic() + REFUSED_S
-            self._tell(
+            self.tell(
                 f"{profiler.device}: a node cannot measure; it is tried again later: {error.cause}"
             )
             return
@@ -342,11 +335,11 @@ class ProfilerPool:
             return  # it was started with one that has failed, for the same reason
         kind.failed_starts += 1
         why = last_line(error)
-        if kind.failed_starts == STARTS and not self._may_grow:
+        if kind.failed_starts == STARTS and not self.may_grow:
             raise DeviceError(f"the profiler of {device} cannot be started: {why}")
         pause_s = pause_after(kind.failed_starts)
         kind.refused_until = time.monotonic() + pause_s
-        self._tell(
+        self.tell(
             f"{device}: a profiler ended before it could measure ({why}); "
             f"the next one is started in {pause_s:.0f} s"
         )
@@ -388,10 +381,8 @@ class ProfilerPool:
         if not awaited:
             time.sleep(min(timeout_s, POLL_S))
             return []
-        ready = _ready(awaited)
-        if not ready:
-            ray.wait(awaited, timeout=timeout_s)
-            ready = _ready(awaited)
+        ray.wait(awaited, timeout=timeout_s)  # for the first one
+        ready, _ = ray.wait(awaited, num_returns=len(awaited), timeout=0)
         for reference in ready:
             if reference in self._joining:
                 self._welcome(reference)
@@ -414,7 +405,7 @@ class ProfilerPool:
         hung = [(worker, task) for worker, task, limit in self._running.values() if now > limit]
         for worker, _ in hung:
             self.dismiss(worker)
-            self._tell(f"{worker.device}  {worker.name} was dismissed: it does not answer")
+            self.tell(f"{worker.device}  {worker.name} was dismissed: it does not answer")
         why = "the profiler has not answered within its time limit"
         return [Finished(worker, task, None, why) for worker, task in hung]
 
@@ -437,9 +428,3 @@ class ProfilerPool:
 def pause_after(failures: int) -> float:
     """Return the pause in seconds after this number of failed starts in a row."""
     return min(RECRUIT_S * 2.0 ** min(failures, 10), REFUSED_S)
-
-
-def _ready(references: Sequence[Any]) -> Sequence[Any]:
-    """Return the references whose results or failures are available."""
-    ready, _ = ray.wait(references, num_returns=len(references), timeout=0)
-    return list(ready)

@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from concurrent.futures import Future
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,29 +30,26 @@ LINGER_S = 60.0
 """Time for which a detached campaign that has ended replies to watchers."""
 
 
+@dataclass(eq=False)
 class CampaignActor:
     """Runs a campaign in a thread of its own from its start.
 
     A detached campaign depends on no other process: when Ray restarts it, it goes on, on another
     node if its own is gone.
-
-    Args:
-        home: The data folder.
-        access: Access to the label store, as the launching shell has it. It may hold a password, so
-            it is not part of the environment, which Ray would show.
-        campaign_id: Id of the campaign.
-        spec: Spec of the campaign.
-        may_grow: Whether it is detached, on a cluster that nodes may join.
     """
 
-    def __init__(
-        self, home: Path, access: StoreAccess, campaign_id: str, spec: CampaignSpec, may_grow: bool
-    ) -> None:
-        self._home = Home(home)
-        self._access = access
-        self._campaign_id = campaign_id
-        self._spec = spec
-        self._may_grow = may_grow
+    home: Path
+    """The data folder."""
+    access: StoreAccess
+    """Access to the label store, as the launching shell has it. It may hold a password, so it is
+    not part of the environment, which Ray would show."""
+    campaign_id: str
+    spec: CampaignSpec
+    may_grow: bool
+    """True if it is detached, on a cluster that nodes may join."""
+
+    def __post_init__(self) -> None:
+        self._home = Home(self.home)
         self._progress = Progress()
         self._campaign: Campaign | None = None
         self._stop = threading.Event()
@@ -92,26 +89,26 @@ class CampaignActor:
             self._ended.set_result(self._run())
         except BaseException as error:
             self._ended.set_exception(error)
-        if self._may_grow:  # on this machine alone it ends with the command that started it
+        if self.may_grow:  # on this machine alone it ends with the command that started it
             time.sleep(LINGER_S)
             ray.kill(ray.get_runtime_context().current_actor)
 
     def _run(self) -> bool:
         patience = Patience(tell=partial(self._note, "store"))
-        open_store = partial(Store.open, self._access.take_over(), patience)
+        open_store = partial(Store.open, self.access.take_over(), patience)
         with (
             patience(open_store) as opened,
-            ownership(opened, self._campaign_id, outlasts=self._is_restarted) as store,
+            ownership(opened, self.campaign_id, outlasts=self._is_restarted) as store,
         ):
             if store is None:  # it was stopped before it began, or ended without this process
-                return opened.campaigns.state(self._campaign_id) is CampaignState.FINISHED
-            folder = self._home.campaigns / self._campaign_id
+                return opened.campaigns.state(self.campaign_id) is CampaignState.FINISHED
+            folder = self._home.campaigns / self.campaign_id
             is_elsewhere = self._is_restarted and not folder.is_dir()
             folder.mkdir(parents=True, exist_ok=True)
             self._campaign = Campaign(
                 store=store,
-                campaign_id=self._campaign_id,
-                spec=self._spec,
+                id=self.campaign_id,
+                spec=self.spec,
                 workers=self._workers(),
                 learner=self._learner(),
                 snapshots=self._home.snapshots,
@@ -135,18 +132,18 @@ class CampaignActor:
 
     def _workers(self) -> ProfilerPool:
         return ProfilerPool(
-            self._spec.devices.keys, may_grow=self._may_grow, tell=partial(self._note, "node")
+            self.spec.devices.keys, may_grow=self.may_grow, tell=partial(self._note, "node")
         )
 
     def _learner(self) -> LearnerHandle:
         return LearnerHandle(
             tell=partial(self._note, "learner"),
-            labels=self._spec.total,
-            preset=self._spec.learner,
-            strategy=self._spec.strategy,
-            source=self._spec.devices.source,
-            seed=self._spec.seed,
-            cache=self._home.campaigns / self._campaign_id,
+            labels=self.spec.total,
+            preset=self.spec.learner,
+            strategy=self.spec.strategy,
+            source=self.spec.devices.source,
+            seed=self.spec.seed,
+            cache=self._home.campaigns / self.campaign_id,
         )
 
     def _watch(self, progress: Progress) -> None:

@@ -41,29 +41,24 @@ def machine_so_far(
     spec: CampaignSpec,
     check_is_due: Callable[[Worker], bool] = lambda worker: False,
 ) -> Machine:
-    """Return the scheduler of a campaign that goes on from what the store knows.
+    """Return the scheduler of a campaign without leases, which goes on from its state in the store.
 
-    Args:
-        store: The label store.
-        campaign_id: Id of the campaign, which has no leases.
-        spec: Spec of the campaign.
-        check_is_due: Whether a worker must do a check before anything else.
+    `check_is_due` returns whether a worker must do a check before anything else.
     """
     course = course_of(spec)
     assignments = store.assignments.of_campaign(campaign_id)
     closed = [r.number for r in store.rounds.all(campaign_id) if r.state is RoundState.CLOSED]
     planned = {(a.device, a.round_number) for a in assignments}
     planned |= {(device, number) for device in course.devices for number in closed}
-
-    def first_unplanned(device: str) -> int:
-        unplanned = (n for n in range(course.rounds) if (device, n) not in planned)
-        return next(unplanned, course.rounds)
-
+    next_rounds = {
+        d: next((n for n in range(course.rounds) if (d, n) not in planned), course.rounds)
+        for d in course.devices
+    }
     return Machine(
         course,
         check_is_due=check_is_due,
         waiting=[a for a in assignments if a.state is AssignmentState.OPEN],
-        next_rounds={device: first_unplanned(device) for device in course.devices},
+        next_rounds=next_rounds,
         closed=closed,
         enough=rule_held(store, campaign_id) is not None,
         spend=_spend(store, campaign_id, spec),
@@ -72,12 +67,10 @@ def machine_so_far(
 
 def _spend(store: Store, campaign_id: str, spec: CampaignSpec) -> Spend:
     """Return what the store knows to be spent of the campaign's budgets."""
-    if spec.stop is None:
-        return Spend()
     seconds = store.campaigns.measuring_seconds_by_device(campaign_id)
     attempts = store.campaigns.outcome_counts(campaign_id)
     return Spend(
-        spec.stop,
+        rules=spec.stop or StopRules(),
         labels=store.campaigns.label_counts(campaign_id).get(campaign_id, 0),
         seconds=sum(seconds.values()),
         mean_s={device: s / sum(attempts[device].values()) for device, s in seconds.items()},
@@ -119,7 +112,7 @@ def end_of(store: Store, campaign: CampaignRecord, budget: CampaignBudget) -> Ca
     if held is not None:
         counts = store.assignments.counts(campaign.id).values()
         unmeasured = sum(states.get(AssignmentState.OPEN, 0) for states in counts)
-        return CampaignEnd(rule=held.rule, reason=held.reason, holds=True, unmeasured=unmeasured)
+        return CampaignEnd(held.rule, held.reason, holds=True, unmeasured=unmeasured)
     spent = [r.spent for r in training_reports(store, campaign.id) if r.spent is not None]
     if not spent:
         return None

@@ -13,6 +13,7 @@ it was new. A run of kernels that fails does not stop the worker.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from trappm.cluster.scheduler.messages import Worker
@@ -33,29 +34,20 @@ _Stack = tuple[str, str]
 """A device and the fingerprint of its software."""
 
 
+@dataclass(eq=False)
 class HostChecks:
-    """Canaries of a campaign's workers, and kernels of its devices.
+    """Canaries of a campaign's workers, and kernels of its devices."""
 
-    Args:
-        store: The label store.
-        campaign_id: Id of the campaign.
-        canary: Plan of the canaries; None for none.
-        kernels: Plan of the kernels; None for none.
-    """
+    store: Store
+    campaign_id: str
+    canary: CanaryPlan | None
+    """Plan of the canaries; None for none."""
+    kernels: Characterisation | None
+    """Plan of the kernels; None for none."""
 
-    def __init__(
-        self,
-        store: Store,
-        campaign_id: str,
-        canary: CanaryPlan | None,
-        kernels: Characterisation | None,
-    ) -> None:
+    def __post_init__(self) -> None:
         self.stopped: dict[Worker, str] = {}
         """Workers that measure no more in this process, and why."""
-        self._store = store
-        self._campaign_id = campaign_id
-        self._canary = canary
-        self._kernels = kernels
         self._watches: dict[Worker, CanaryWatch] = {}
         self._canary_losses: Counter[Worker] = Counter()
         self._known: set[_Stack] = set()
@@ -71,11 +63,11 @@ class HostChecks:
 
     def begin(self, worker: Worker) -> CanaryCheck | KernelRun:
         """Return the check that is due on this worker."""
-        if self._canary is not None and self._canary_is_due(worker):
-            return CanaryCheck(self._canary.reference_on(worker.device))
-        assert self._kernels is not None  # noqa: S101  (otherwise none is due)
+        if self.canary is not None and self._canary_is_due(worker):
+            return CanaryCheck(self.canary.reference_on(worker.device))
+        assert self.kernels is not None  # noqa: S101  (otherwise none is due)
         self._under_way[_stack(worker)] = worker
-        return KernelRun(self._kernels.seconds)
+        return KernelRun(self.kernels.seconds)
 
     def take(self, finished: Finished) -> str:
         """Store the result of a check, and return a line of news about it."""
@@ -96,21 +88,21 @@ class HostChecks:
     # The canary.
 
     def _canary_is_due(self, worker: Worker) -> bool:
-        if self._canary is None or runs_nothing(worker.device):
+        if self.canary is None or runs_nothing(worker.device):
             return False
         if worker not in self._watches:
-            history = self._store.canaries.all(device=worker.device)
-            self._watches[worker] = CanaryWatch(self._canary, history=history)
+            history = self.store.canaries.all(device=worker.device)
+            self._watches[worker] = CanaryWatch(self.canary, history=history)
         return self._watches[worker].is_due()
 
     def _take_reading(self, finished: Finished) -> str:
         """Store a canary's reading, and stop its worker if it drifted too far."""
         worker, measurement = finished.worker, finished.measurement
         if measurement is None:
-            return self._lose_canary(worker, finished.loss or "the worker was lost")
+            return self._lose_canary(worker, str(finished.loss))
         reading = self._watches[worker].take(measurement)
         try:
-            self._store.canaries.save(reading, campaign_id=self._campaign_id)
+            self.store.canaries.save(reading, campaign_id=self.campaign_id)
         except RefusedRowError as error:
             return self._lose_canary(worker, str(error))
         self._canary_losses.pop(worker, None)
@@ -127,37 +119,36 @@ class HostChecks:
         self._watches.pop(worker, None)
         self._drifted.pop(worker, None)
         self._canary_losses[worker] += 1
-        if self._canary is not None and self._canary_losses[worker] >= self._canary.confirmations:
+        if self.canary is not None and self._canary_losses[worker] >= self.canary.confirmations:
             self._stop(worker, f"the canary could not be measured: {loss}")
         return f"{worker.device}  canary  {loss}"
 
     def _stop(self, worker: Worker, why: str) -> None:
         self.stopped[worker] = why
         event = {"message": f"{worker.device} measures no more: {why}", "worker": worker.name}
-        self._store.campaigns.log_event(self._campaign_id, "canary", event)
+        self.store.campaigns.log_event(self.campaign_id, "canary", event)
 
     # The kernels.
 
     def _kernels_are_due(self, worker: Worker) -> bool:
-        plan, stack = self._kernels, _stack(worker)
-        if plan is None or runs_nothing(worker.device) or stack in self._under_way:
+        plan, stack = self.kernels, _stack(worker)
+        if (
+            plan is None
+            or runs_nothing(worker.device)
+            or stack in self._under_way
+            or (is_cpu_device(worker.device) and not plan.cpus)
+            or rank_key(worker.device).ranks > 1  # its kernels are those of a rank's device
+        ):
             return False
-        if is_cpu_device(worker.device) and not plan.cpus:
-            return False
-        if rank_key(worker.device).ranks > 1:
-            return False  # its kernels are those of a rank's device
         if self._drifted.get(worker):
             return True
-        if stack not in self._known and self._has_recent_kernels(worker, plan):
-            self._known.add(stack)
+        if stack not in self._known:
+            since = datetime.now(UTC) - timedelta(days=plan.again_after_days)
+            newest = self.store.kernels.newest(worker.device)
+            recent = [x for x in newest if datetime.fromisoformat(x.timed_at) > since]
+            if any(known.is_of(worker.fingerprint) for known in recent):
+                self._known.add(stack)
         return stack not in self._known
-
-    def _has_recent_kernels(self, worker: Worker, plan: Characterisation) -> bool:
-        since = datetime.now(UTC) - timedelta(days=plan.again_after_days)
-        return any(
-            stack.is_of(worker.fingerprint) and datetime.fromisoformat(stack.timed_at) > since
-            for stack in self._store.kernels.newest(worker.device)
-        )
 
     def _take_kernels(self, finished: Finished) -> str:
         worker, kernels = finished.worker, finished.kernels
@@ -175,14 +166,13 @@ class HostChecks:
             return f"{worker.device}  kernels could not be timed: {finished.loss}"
         kept = [recordable(kernel) for kernel in kernels]
         try:
-            self._store.kernels.record(kept)
+            self.store.kernels.record(kept)
         except StoreError as error:
             return f"{worker.device}  kernels are not kept: {error}"
-        outcomes = Counter(kernel.outcome for kernel in {k.call: k for k in kept}.values())
-        failed = outcomes.total() - outcomes[Outcome.OK]
-        but = f", {failed} not" if failed else ""
-        reached = sentence(ceilings(kept))
-        return f"{worker.device}  {outcomes[Outcome.OK]} kernels timed{but}: {reached}"
+        latest = {kernel.call: kernel for kernel in kept}.values()
+        timed = sum(kernel.outcome is Outcome.OK for kernel in latest)
+        but = f", {len(latest) - timed} not" if timed < len(latest) else ""
+        return f"{worker.device}  {timed} kernels timed{but}: {sentence(ceilings(kept))}"
 
     def _end_kernels(self, worker: Worker) -> None:
         if self._under_way.get(_stack(worker)) == worker:

@@ -22,58 +22,29 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from trappm.cluster.campaign.history import (
-    ENOUGH,
-    ended_by_device,
-    machine_so_far,
-    rule_held,
-    training_labels,
-    training_reports,
-    unfit_to_publish,
-)
+from trappm.cluster.campaign import history
 from trappm.cluster.campaign.host_checks import HostChecks
 from trappm.cluster.campaign.planner import PURPOSES, Planner, pool_of
 from trappm.cluster.campaign.progress import (
     LINES_KEPT,
-    Pace,
     Progress,
     measurement_line,
     quiet_line,
     round_line,
+    seconds_to_go,
     task_line,
 )
 from trappm.cluster.profiles import StepCache, StepKey
-from trappm.cluster.scheduler.messages import (
-    AwaitQuiet,
-    BudgetSpent,
-    CheckDevice,
-    Close,
-    Command,
-    DeviceChecked,
-    Enough,
-    Event,
-    GiveUp,
-    Joined,
-    Learn,
-    Learned,
-    Lost,
-    Measure,
-    Measured,
-    Plan,
-    Planned,
-    Quarantine,
-    Settled,
-    Stopped,
-    Tick,
-    Worker,
-)
-from trappm.cluster.scheduler.stop_rules import Stop, deadline_passed, target_reached
+from trappm.cluster.scheduler import messages
+from trappm.cluster.scheduler.messages import Worker
+from trappm.cluster.scheduler.stop_rules import Stop, StopRules, deadline_passed, target_reached
 from trappm.cluster.scheduler.training_report import LeftOut, Spent, TrainingReport
 from trappm.cluster.spec import CampaignSpec, runs_nothing
-from trappm.cluster.tasks import Choice, Finished, KernelRun
+from trappm.cluster.tasks import Choice, Finished, KernelRun, PublishedSnapshot
 from trappm.learner.physics.device_specs import known_spec
 from trappm.profiler.errors import CampaignError, StoreError, TrappmError
 from trappm.profiler.host.environment import stack_fingerprint, utc_now
@@ -92,7 +63,7 @@ from trappm.store.measurements import Wanted, makes_label, recordable, unrecorda
 from trappm.store.records import Role, is_final
 
 if TYPE_CHECKING:
-    from trappm.cluster.actors.learner import LearnerCall, LearnerHandle
+    from trappm.cluster.actors.learner import LearnerHandle
     from trappm.cluster.actors.profiler_pool import ProfilerPool
 
 TICK_S = 1.0
@@ -107,7 +78,6 @@ LEARNER_POLL_S = 0.1
 SHOWN = 4
 """Number of running measurements that the progress names."""
 
-_LOST = "the worker was lost"
 _LEAST_SHARE = 0.005
 """Smaller shares of the cores are not counted: a message would report them as 0 %."""
 
@@ -126,64 +96,45 @@ class CanaryStopError(CampaignError):
 class _LearnerJob:
     """Work of the learner, done while measurements go on."""
 
-    call: LearnerCall[Any]
     then: Callable[[Any], None]
     """Called with the result."""
     stage: str | None = None
     """Stage under which its progress is shown, if nothing else goes on."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Campaign:
-    """Runs one campaign, from its first measurement to its snapshot.
+    """Runs one campaign, from its first measurement to its snapshot."""
 
-    Args:
-        store: The label store, opened as the campaign's owner.
-        campaign_id: Id of the campaign in the store.
-        spec: The campaign file.
-        workers: Workers that profile and measure.
-        learner: Learner that trains and chooses.
-        snapshots: Folder of the snapshots.
-        steps: Cache of traced steps.
-        watch: Called with the progress whenever it changes.
-    """
+    store: Store
+    """The label store, opened as the campaign's owner."""
+    id: str
+    spec: CampaignSpec
+    workers: ProfilerPool
+    learner: LearnerHandle
+    snapshots: Path
+    """Folder of the snapshots."""
+    steps: StepCache
+    watch: Callable[[Progress], None] = lambda progress: None
+    """Called with the progress whenever it changes."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        campaign_id: str,
-        spec: CampaignSpec,
-        workers: ProfilerPool,
-        learner: LearnerHandle,
-        snapshots: Path,
-        steps: StepCache,
-        watch: Callable[[Progress], None] = lambda progress: None,
-    ) -> None:
-        self.store = store
-        self.id = campaign_id
-        self.spec = spec
-        self.workers = workers
-        self.snapshots = snapshots
-        self.protocol = spec.measuring_protocol
+    def __post_init__(self) -> None:
+        self.protocol = self.spec.measuring_protocol
         self.progress = Progress()
         self.ended: Counter[str] = Counter()
         """Number of assignments that need no measurement, by device."""
-        self._learner = learner
+        self._rules = self.spec.stop or StopRules()
+        self._rule_holds = False
         self._job: _LearnerJob | None = None
-        self._steps = steps
-        self._watch = watch
-        self._planner = Planner(store, campaign_id, spec)
-        self._checks = HostChecks(store, campaign_id, spec.canary, spec.characterise)
-        self._pace = Pace(spec)
+        self._planner = Planner(self.store, self.id, self.spec)
+        self._checks = HostChecks(self.store, self.id, self.spec.canary, self.spec.characterise)
         self._report = TrainingReport()
         self._left_out: Sequence[LeftOut] = ()
-        self._rule_holds = False
         self._workers_there: dict[str, Worker] = {}
         self._adopted: set[tuple[str, str]] = set()
         """Devices and software stacks whose earlier labels have been adopted."""
-        self._leases: dict[str, Assignment] = {}
         self._unwritten: list[Finished] = []
-        self._events: deque[Event] = deque()
+        self._events: deque[messages.Event] = deque()
         self._notes: deque[tuple[str, str]] = deque()
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -281,13 +232,13 @@ class Campaign:
                     "take is learned from labels alone, without its data sheet"
                 )
         keys = self._planner.step_keys()
-        profiles = self._planner.known_steps(self._steps)  # which removes what is damaged
-        missing = self._steps.missing(keys)
+        profiles = self._planner.known_steps(self.steps)  # which removes what is damaged
+        missing = self.steps.missing(keys)
         if missing:
             self._tell("steps", done=len(keys) - len(missing), total=len(keys))
         for traced in self._followed(self.workers.trace(missing), len(missing)):
             if traced.is_final:
-                self._steps.put(traced)
+                self.steps.put(traced)
             if traced.profile is not None:
                 profiles[traced.key] = traced.profile
             if traced.refusal:
@@ -306,20 +257,19 @@ class Campaign:
     def _prepare_learner(self, traced: Mapping[StepKey, bytes]) -> None:
         """Give the learner the pool, and wait until its encoder is ready."""
         pool, steps = self._planner.learner_pool()
-        self._tell("encoder", total=0)
-        self._wait_for(self._learner.set_pool(pool, steps, traced), "encoder")
+        self._wait_for("encoder", "set_pool", pool, steps, traced)
         self._tell(news=f"encoder: ready, {len(pool)} configurations embedded")
 
     # The loop.
 
     def _drive(self) -> None:
         """Measure and learn until the scheduler has nothing left to do."""
-        self._rule_holds = rule_held(self.store, self.id) is not None
-        self.ended = ended_by_device(self.store, self.id)
-        reports = training_reports(self.store, self.id)
+        self._rule_holds = history.rule_held(self.store, self.id) is not None
+        self.ended = history.ended_by_device(self.store, self.id)
+        reports = history.training_reports(self.store, self.id)
         self._report = reports[-1] if reports else TrainingReport()
-        self._machine = machine_so_far(self.store, self.id, self.spec, self._checks.is_due)
-        self._handle(Tick())
+        self._machine = history.machine_so_far(self.store, self.id, self.spec, self._checks.is_due)
+        self._handle(messages.Tick())
         while not self._machine.is_over:
             self._check_stop()
             self._tick()
@@ -338,12 +288,8 @@ class Campaign:
         self._next_tick = time.monotonic() + TICK_S
         self._write_notes()
         self.workers.want(self._machine.to_come)
-        self._handle(Tick())
-        if self.spec.stop is not None and not self._rule_holds:
-            stop = deadline_passed(self.spec.stop, datetime.now(UTC))
-            if stop is not None:
-                self._record_stop(stop)
-                self._handle(Enough())
+        self._handle(messages.Tick())
+        self._stop_by(deadline_passed(self._rules, datetime.now(UTC)))
         self._show_counts()
 
     def _check_stop(self) -> None:
@@ -355,19 +301,19 @@ class Campaign:
         if self._stop.is_set():
             raise CampaignStopped
 
-    def _handle(self, *events: Event) -> None:
+    def _handle(self, *events: messages.Event) -> None:
         """Hand events to the scheduler, and carry out its commands; events of these come next.
 
         Measurements that begin are leased in one transaction, unless another command comes between.
         """
-        inside_of_a_command = bool(self._events)
+        is_inside_of_a_command = bool(self._events)
         self._events.extend(events)
-        if inside_of_a_command:
+        if is_inside_of_a_command:
             return
-        to_start: list[Measure] = []
+        to_start: list[messages.Measure] = []
         while self._events:
             for command in self._machine.handle(self._events[0], time.monotonic()):
-                if isinstance(command, Measure):
+                if isinstance(command, messages.Measure):
                     to_start.append(command)
                 else:
                     self._start(to_start)
@@ -376,53 +322,52 @@ class Campaign:
             self._events.popleft()
         self._start(to_start)
 
-    def _do(self, command: Command) -> None:
+    def _do(self, command: messages.Command) -> None:
         match command:
-            case CheckDevice(worker):
+            case messages.CheckDevice(worker):
                 self.workers.start(worker, self._checks.begin(worker), self.protocol)
-            case GiveUp(assignment_id, why):
+            case messages.GiveUp(assignment_id, why):
                 self.store.assignments.take_back(
                     assignment_id, why, max_attempts=self.spec.max_attempts
                 )
-            case Quarantine():
+            case messages.Quarantine():
                 self._quarantine(command)
-            case AwaitQuiet():
+            case messages.AwaitQuiet():
                 are_several = self._worker_counts[command.worker.device] > 1
                 whose = f"{command.worker.name}'s" if are_several else "this machine's"
                 self.note("busy", quiet_line(command, whose))
-            case Plan(device, number, count):
+            case messages.Plan(device, number, count):
                 self._plan(device, number, count)
-            case Learn(initial_ended):
+            case messages.Learn(initial_ended):
                 self._learn(initial_ended)
-            case Close(number):
+            case messages.Close(number):
                 self.store.rounds.close(self.id, number, self._report.to_json() if number else {})
                 if number:
                     self._tell(news=round_line(number, self._report))
-            case BudgetSpent(stop):
-                self._record_stop(stop)
+            case messages.BudgetSpent(stop):
+                self._stop_by(stop)
 
     # The workers: they come and go.
 
     @property
     def _worker_counts(self) -> Counter[str]:
-        """Number of workers by device."""
         return Counter(worker.device for worker in self._workers_there.values())
 
-    def _membership_events(self) -> Iterator[Event]:
+    def _membership_events(self) -> Iterator[messages.Event]:
         """Yield what workers that have come or gone mean; each event may change the next."""
         there = {worker.name: worker for worker in self.workers.joined()}
         for worker in list(self._workers_there.values()):
             if there.get(worker.name) != worker:
                 self._forget(worker)
-                yield Lost(worker, "it left the cluster")
+                yield messages.Lost(worker, "it left the cluster")
         for worker in there.values():
             if worker.name not in self._workers_there:
                 self._workers_there[worker.name] = worker
                 stack = worker.device, worker.fingerprint
                 if stack not in self._adopted and not self._rule_holds:
-                    yield Settled(self._adopt_labels(*stack))
+                    yield messages.Settled(self._adopt_labels(*stack))
                     self._adopted.add(stack)
-                yield Joined(worker)
+                yield messages.Joined(worker)
 
     def _forget(self, worker: Worker) -> None:
         self._workers_there.pop(worker.name, None)
@@ -430,24 +375,25 @@ class Campaign:
 
     def _adopt_labels(self, device: str, fingerprint: str) -> list[str]:
         """Return the assignments that now have their labels from earlier campaigns."""
-        before = self._open_assignments(device)
+        assignments = self.store.assignments
+
+        def open_ones() -> set[str]:
+            open_here = assignments.of_campaign(self.id, device=device, state=AssignmentState.OPEN)
+            return {assignment.id for assignment in open_here}
+
+        before = open_ones()
         # How memory is counted belongs to a stack, but shows only once something is measured.
         stacks = {fingerprint}
         for known, environment in self.store.measurements.device_environments(device).items():
             if stack_fingerprint({**environment, "memory_method": None}) == fingerprint:
                 stacks.add(known)
         for stack in sorted(stacks):
-            self.store.assignments.adopt_labels(self.id, device, stack, self.protocol.name)
-        adopted = sorted(before - self._open_assignments(device))
+            assignments.adopt_labels(self.id, device, stack, self.protocol.name)
+        adopted = sorted(before - open_ones())
         if adopted:
             self.ended[device] += len(adopted)
             self._tell(news=f"{device}: {len(adopted)} labels taken from earlier campaigns")
         return adopted
-
-    def _open_assignments(self, device: str) -> set[str]:
-        assignments = self.store.assignments
-        open_ones = assignments.of_campaign(self.id, device=device, state=AssignmentState.OPEN)
-        return {assignment.id for assignment in open_ones}
 
     def _require_workers(self, missing: set[str]) -> None:
         """Check that workers may still come for devices that have none while nothing goes on.
@@ -474,14 +420,13 @@ class Campaign:
 
     # Measurements: started on workers, recorded as they come back.
 
-    def _start(self, commands: Sequence[Measure]) -> None:
+    def _start(self, commands: Sequence[messages.Measure]) -> None:
         """Lease assignments in one transaction, and start them on their workers."""
         if not commands:
             return
         wanted = [(command.assignment_id, command.worker.name) for command in commands]
         leases = self.store.measurements.record_and_lease([], wanted)
         for command, lease in zip(commands, leases, strict=True):
-            self._leases[lease.id] = lease
             self._checks.count_measurement(command.worker)
             self.workers.start(command.worker, lease, self.protocol)
 
@@ -490,7 +435,11 @@ class Campaign:
 
         A measurement that cannot be recorded becomes an error with the reason.
         """
-        self._unwritten += map(self._checked, self.workers.wait(timeout_s))
+        for entry in self.workers.wait(timeout_s):
+            measurement = entry.measurement
+            if measurement is not None:
+                measurement = recordable(measurement, self._wanted(entry))
+            self._unwritten.append(replace(entry, measurement=measurement))
         return self._write_results()
 
     def _write_results(self) -> Sequence[Finished]:
@@ -501,18 +450,13 @@ class Campaign:
             if not isinstance(entry.task, Assignment):
                 self._tell(news=self._checks.take(entry))
             elif entry.measurement is None:
-                loss = entry.loss or _LOST
-                self._tell(news=f"{entry.task.device}  {entry.task.configuration}  {loss}")
+                self._tell(news=f"{entry.task.device}  {entry.task.configuration}  {entry.loss}")
             else:
-                self._pace.measured(entry.measurement.device, entry.measurement.duration_s)
                 self._tell(news=measurement_line(entry.measurement))
         return finished
 
     def _recorded(self, finished: Sequence[Finished]) -> list[Finished]:
-        """Record measurements together, or one by one if the store refuses one.
-
-        A measurement that the store refuses becomes an error with the reason.
-        """
+        """Record measurements together, or one by one if the store refuses one of them."""
         try:
             self._record(finished)
             return [*finished]
@@ -520,7 +464,7 @@ class Campaign:
             reason = str(error)
         if len(finished) > 1:
             return [*itertools.chain.from_iterable(self._recorded([x]) for x in finished)]
-        (entry,) = finished
+        entry = finished[0]
         entry = replace(entry, measurement=unrecordable(reason, self._wanted(entry)))
         self._record([entry])
         return [entry]
@@ -536,15 +480,10 @@ class Campaign:
                 results, [], max_attempts=self.spec.max_attempts
             )
 
-    def _checked(self, entry: Finished) -> Finished:
-        if entry.measurement is None or isinstance(entry.task, KernelRun):
-            return entry
-        return replace(entry, measurement=recordable(entry.measurement, self._wanted(entry)))
-
     def _wanted(self, entry: Finished) -> Wanted:
         """Return the measurement that a worker had to take."""
         task, worker = entry.task, entry.worker
-        assert not isinstance(task, KernelRun)  # noqa: S101  (which is no single measurement)
+        assert not isinstance(task, KernelRun)  # noqa: S101  (it is no single measurement)
         key = task.attempt_key
         return Wanted(task.configuration, worker.device, self.protocol, key, worker.fingerprint)
 
@@ -558,38 +497,36 @@ class Campaign:
         self._handle(*itertools.chain.from_iterable(map(self._result_events, finished)))
         self._show_counts()
 
-    def _result_events(self, finished: Finished) -> Iterator[Event]:
+    def _result_events(self, finished: Finished) -> Iterator[messages.Event]:
         """Yield what a result means for the scheduler."""
         worker, task, measurement = finished.worker, finished.task, finished.measurement
         if worker in self._checks.stopped:
-            yield Stopped(worker)
+            yield messages.Stopped(worker)
         if finished.is_lost:
-            yield Lost(worker, finished.loss or _LOST)
+            yield messages.Lost(worker, str(finished.loss))
         elif measurement is None or not isinstance(task, Assignment):
-            yield DeviceChecked(worker)
+            yield messages.DeviceChecked(worker)
         else:
-            if is_final(measurement.outcome) and task.id in self._leases:
-                del self._leases[task.id]
-                self.ended[task.device] += 1
-            yield Measured(
+            self.ended[task.device] += is_final(measurement.outcome)
+            yield messages.Measured(
                 worker, task.id, measurement.outcome, measurement.duration_s,
                 makes_label(measurement), others_share(measurement),
             )  # fmt: skip
 
-    def _quarantine(self, command: Quarantine) -> None:
+    def _quarantine(self, command: messages.Quarantine) -> None:
         """Record that an assignment gets no label unless it is retried."""
-        configuration = self._leases.pop(command.assignment_id).configuration
+        device, configuration = command.assignment.device, command.assignment.configuration
         hosts = len(set(command.hosts))
         what = {None: "its worker was lost", Outcome.UNSTABLE: "steps not steady"}
         reason = what.get(command.outcome, command.outcome)
         message = (
-            f"{command.device}  {configuration}: no label after {command.failures} attempts on "
+            f"{device}  {configuration}: no label after {command.failures} attempts on "
             f"{hosts} {'host' if hosts == 1 else 'hosts'} ({reason}); "
             f"try it again later with: trappm campaign resume {self.id} --retry-failed"
         )
-        event = {"message": message, "id": command.assignment_id}
+        event = {"message": message, "id": command.assignment.id}
         self.store.campaigns.log_event(self.id, "quarantined", event)
-        self.ended[command.device] += 1
+        self.ended[device] += 1
         self._tell(news=message)
 
     # The learner: what to measure next, and what was learned.
@@ -604,12 +541,13 @@ class Campaign:
         def chosen(choices: Sequence[Choice]) -> None:
             self._planned(device, number, self._planner.chosen(device, choices))
 
-        self._job = _LearnerJob(self._learner.choose(request), chosen)
+        self.learner.begin("choose", request)
+        self._job = _LearnerJob(chosen)
 
     def _planned(self, device: str, number: int, assignments: Sequence[Assignment]) -> None:
         """Store a device's part of a round, and adopt labels that exist for it."""
         if self._rule_holds:  # nothing of it will be measured
-            self._handle(Planned(device, number, []))
+            self._handle(messages.Planned(device, number, []))
             return
         self.store.rounds.plan(self.id, number, PURPOSES[min(number, 2)], assignments)
         stacks = [fingerprint for known, fingerprint in self._adopted if known == device]
@@ -617,29 +555,19 @@ class Campaign:
         to_measure = self.store.assignments.of_campaign(
             self.id, device=device, state=AssignmentState.OPEN, round_number=number
         )
-        self._handle(Settled(settled), Planned(device, number, to_measure))
+        self._handle(messages.Settled(settled), messages.Planned(device, number, to_measure))
 
     def _learn(self, initial_ended: bool) -> None:
         """Begin to train on all labels."""
-        known = training_labels(self.store, self.id)
+        known = history.training_labels(self.store, self.id)
         for left_out in known.left_out:
             if left_out not in self._left_out:
                 self.note("stack", str(left_out))
         self._left_out = known.left_out
-        is_alone = not self._machine.measuring
-        if is_alone:
-            self._tell("learning", total=0)
-        begin = time.monotonic()
-
-        def learned(report: TrainingReport) -> None:
-            self._pace.learned(time.monotonic() - begin)
-            self._learned(report, initial_ended)
-
-        self._job = _LearnerJob(
-            self._learner.fit(known.labels, known.kernels),
-            learned,
-            "learning" if is_alone else None,
-        )
+        stage = None if self._machine.measuring else "learning"
+        self._tell(stage)
+        self.learner.begin("fit", known.labels, known.kernels)
+        self._job = _LearnerJob(partial(self._learned, initial_ended=initial_ended), stage)
 
     def _learned(self, report: TrainingReport, initial_ended: bool) -> None:
         """Take a training's report, and check the target errors.
@@ -662,40 +590,42 @@ class Campaign:
         seconds = sum(self.store.campaigns.measuring_seconds_by_device(self.id).values())
         spent = Spent(labels, seconds, datetime.now(UTC))
         self._report = replace(report, left_out=self._left_out, spent=spent)
-        if not self._rule_holds and self.spec.stop is not None:
-            stop = target_reached(self.spec.stop, report.evaluation, self.spec.devices.keys)
-            if stop is not None:
-                self._record_stop(stop)
-                self._handle(Enough())
-        self._handle(Learned(has_heads))
+        self._stop_by(target_reached(self._rules, report.evaluation, self.spec.devices.keys))
+        self._handle(messages.Learned(has_heads))
 
-    def _record_stop(self, stop: Stop) -> None:
-        """Record that a stop rule holds, so that it still holds after a restart."""
+    def _stop_by(self, stop: Stop | None) -> None:
+        """Begin nothing more because of a stop rule, also after a restart; None: go on."""
+        if stop is None or self._rule_holds:
+            return
         line = f"enough ({stop.rule}): {stop.reason}"
         event = {"message": line, "rule": stop.rule, "told": stop.reason}
-        self.store.campaigns.log_event(self.id, ENOUGH, event)
+        self.store.campaigns.log_event(self.id, history.ENOUGH, event)
         self._rule_holds = True
         self._tell(news=line)
+        self._handle(messages.Enough())
 
     def _poll_learner(self, timeout_s: float) -> None:
         """Go on after the learner's job, if it ends within the timeout."""
         job = self._job
-        if job is None:
-            return
-        if job.call.wait(timeout_s):
+        if job is not None and self._has_ended(job.stage, timeout_s):
             self._job = None
-            job.then(job.call.result())
-        elif job.stage is not None:
-            done, total = job.call.progress
-            self._tell(job.stage, done=done, total=total)
+            job.then(self.learner.result)
 
-    def _wait_for(self, call: LearnerCall[Made], stage: str) -> Made:
-        """Wait for the learner while nothing is measured, and show its progress."""
-        while not call.wait(TICK_S):
+    def _wait_for(self, stage: str, method: str, *arguments: Any) -> Any:
+        """Return the result of a call of the learner, made while nothing is measured."""
+        self._tell(stage)
+        self.learner.begin(method, *arguments)
+        while not self._has_ended(stage, TICK_S):
             self._check_stop()
-            done, total = call.progress
+        return self.learner.result
+
+    def _has_ended(self, stage: str | None, timeout_s: float) -> bool:
+        """Wait for the call of the learner, and show its progress under a stage."""
+        has_ended = self.learner.wait(timeout_s)
+        if stage is not None and not has_ended:
+            done, total = self.learner.progress()
             self._tell(stage, done=done, total=total)
-        return call.result()
+        return has_ended
 
     # The end.
 
@@ -709,22 +639,23 @@ class Campaign:
         Raises:
             CampaignStopped: It was paused or cancelled before; no alias was moved.
         """
-        labels = training_labels(self.store, self.id).labels
+        labels = history.training_labels(self.store, self.id).labels
         errors = self._report.devices
-        unfit = unfit_to_publish(labels) if errors else "there are too few labels to learn from"
+        few = "there are too few labels to learn from"
+        unfit = history.unfit_to_publish(labels) if errors else few
         if unfit:
             self._tell(news=f"no snapshot is published: {unfit}")
             self._finish(f"no snapshot: {unfit}", None)
             return None
-        self._tell("publishing", total=0)
-        evaluated = Counter(label.device for label in labels if label.role == Role.EVALUATE)
         fields = {
             "campaign": self.id,
             "errors": errors,
             "split": "whole architectures held out, uniform draw",
-            "evaluation_labels": dict(evaluated),
+            "evaluation_labels": dict(Counter(x.device for x in labels if x.role == Role.EVALUATE)),
         }
-        published = self._wait_for(self._learner.publish(self.snapshots, fields), "publishing")
+        published: PublishedSnapshot = self._wait_for(
+            "publishing", "publish", self.snapshots, fields
+        )
         snapshot = SnapshotRecord(
             id=published.id,
             campaign_id=self.id,
@@ -737,10 +668,10 @@ class Campaign:
             self._tell(news=note)
             self.store.campaigns.log_event(self.id, "published", {"message": note})
         try:
-            call = self._learner.promote(self.snapshots, snapshot.id)
-            while not call.wait(TICK_S):  # the campaign is finished: no order stops it now
+            self.learner.begin("promote", self.snapshots, snapshot.id)
+            while not self.learner.wait(TICK_S):  # no order stops a finished campaign
                 pass
-            remark = call.result()
+            remark = self.learner.result
         except TrappmError as error:
             remark = (
                 f"snapshot {snapshot.id} is published, but not the latest ({error}); "
@@ -772,7 +703,7 @@ class Campaign:
             if stage is not None and stage != before.stage:
                 values = {"done": 0, "total": 0, "current": ()} | values
             self.progress = replace(before, stage=stage or before.stage, **values)
-            self._watch(self.progress)
+            self.watch(self.progress)
 
     def _write_notes(self) -> None:
         while self._notes:
@@ -789,7 +720,7 @@ class Campaign:
             f"measuring, round {number} of {1 + self.spec.rounds.count}",
             done=self.ended.total(),
             total=self.spec.total,
-            eta_s=self._pace.eta_s(self.ended, number, self._worker_counts),
+            eta_s=seconds_to_go(self.spec, self._machine, self.ended, self._worker_counts),
             current=(*shown, *more),
         )
 

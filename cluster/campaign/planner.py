@@ -70,12 +70,9 @@ def groups_of(pool: Sequence[Configuration], store: Store) -> list[str]:
 def check_budget(
     spec: CampaignSpec, pool: Sequence[Configuration], groups: Sequence[str] | None = None
 ) -> set[str]:
-    """Return the architectures to hold out of a pool.
+    """Return the architectures to hold out of a pool of n configurations.
 
-    Args:
-        spec: The campaign file.
-        pool: Configurations (n).
-        groups: Group that each is held out with (n); by default its model, however trained.
+    Each is held out with its group (n): by default its model, however trained.
 
     Raises:
         InputError: The pool is too small for the budget.
@@ -101,9 +98,7 @@ class Planner:
     """Plans the parts of a campaign's rounds from its pool."""
 
     def __init__(self, store: Store, campaign_id: str, spec: CampaignSpec) -> None:
-        self._store = store
-        self._id = campaign_id
-        self._spec = spec
+        self._store, self._id, self._spec = store, campaign_id, spec
         self._pool: list[tuple[Configuration, bool]] = []
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from trappm.cluster.scheduler.messages import AwaitQuiet
+from trappm.cluster.scheduler.state_machine import Machine
 from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.cluster.spec import CampaignSpec
 from trappm.cluster.tasks import KernelRun, Task
@@ -38,41 +39,26 @@ class Progress:
         return self.lines[max(0, len(self.lines) - unseen) :]
 
 
-class Pace:
-    """Durations of measurements and trainings so far, which give the time to go."""
+def seconds_to_go(
+    spec: CampaignSpec, machine: Machine, ended: Counter[str], workers: Counter[str]
+) -> float | None:
+    """Return the expected seconds to the end of a campaign; None while unknown.
 
-    def __init__(self, spec: CampaignSpec) -> None:
-        self._spec = spec
-        self._seconds = dict.fromkeys(spec.devices.keys, 0.0)
-        self._counts: Counter[str] = Counter()
-        self._trainings_s: list[float] = []
-
-    def measured(self, device: str, seconds: float) -> None:
-        self._seconds[device] += seconds
-        self._counts[device] += 1
-
-    def learned(self, seconds: float) -> None:
-        self._trainings_s.append(seconds)
-
-    def eta_s(self, ended: Counter[str], number: int, workers: Counter[str]) -> float | None:
-        """Return seconds to the end of the campaign; None while unknown.
-
-        Args:
-            ended: Number of assignments that have ended by device.
-            number: Earliest round that is not closed.
-            workers: Number of workers by device.
-        """
-        if not self._counts:
-            return None
-        mean_s = sum(self._seconds.values()) / self._counts.total()
-        total = 0.0
-        for device in self._spec.devices.keys:
-            count = self._counts[device]
-            each = self._seconds[device] / count if count else mean_s
-            to_come = self._spec.budget(device) - ended[device]
-            total += each * to_come / max(1, workers[device])
-        rounds_to_come = 2 + self._spec.rounds.count - max(number, 1)
-        return total + rounds_to_come * fmean(self._trainings_s or [0.0])
+    Args:
+        spec: The campaign file.
+        machine: State of the campaign, with the durations of measurements and trainings.
+        ended: Number of assignments that have ended by device.
+        workers: Number of workers by device.
+    """
+    mean_s = machine.spend.mean_s
+    if not mean_s:
+        return None
+    total_s = 0.0
+    for device in spec.devices.keys:
+        each_s = mean_s.get(device, fmean(mean_s.values()))
+        total_s += each_s * (spec.budget(device) - ended[device]) / max(1, workers[device])
+    rounds_to_come = 2 + spec.rounds.count - max(machine.round_number, 1)
+    return total_s + rounds_to_come * (machine.training_s or 0.0)
 
 
 def measurement_line(measurement: Measurement) -> str:

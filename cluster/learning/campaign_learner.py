@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ from trappm.learner.acquisition.strategies import NEED_GRADIENTS
 from trappm.learner.heads.device_heads import Heads, train_heads
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, StepSettings, TrainedHeads
 from trappm.learner.paper.encoder import Encoder, make_encoder
-from trappm.learner.paper.presets import EncoderPreset, preset_named
+from trappm.learner.paper.presets import preset_named
 from trappm.learner.physics.device_specs import CPU, has_kernels, known_spec
 from trappm.learner.physics.devices.joint_fit import Distribution, Evidence
 from trappm.learner.physics.devices.known_devices import known_devices, measured_evidence
@@ -70,64 +70,48 @@ LEAST_TRAINING_LABELS = 4
 """A device with fewer training labels gets no heads."""
 
 
-@dataclass(frozen=True, eq=False)
 class EncodedPool:
-    """A pool of n configurations with their workloads and embeddings, in one order."""
+    """A pool of n configurations with their workloads and embeddings, in one order.
 
-    configurations: Sequence[Configuration]
-    encoder: Encoder
-    embeddings: npt.NDArray[np.float32]
-    """Shape (n, width)."""
-    _workloads: Sequence[Workload]
+    Args:
+        pool: Configurations with their graph templates.
+        steps: Step profiles by architecture and input size.
+        traced: Step profiles in other precisions and memory formats.
+        encode: Returns an encoder for graphs of these architectures.
+    """
 
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         pool: Sequence[tuple[Configuration, bytes]],
         steps: Mapping[Pair, bytes],
         traced: Mapping[StepKey, bytes],
-        *,
-        preset: EncoderPreset,
-        seed: int,
-        cache: Path,
-        on_progress: OnProgress,
-    ) -> Self:
-        """Pre-train the encoder on the pool or load it; arguments as in `CampaignLearner`."""
-        configurations = [configuration for configuration, _ in pool]
+        encode: Callable[[Sequence[Graph], Sequence[str]], Encoder],
+    ) -> None:
+        self.configurations = [configuration for configuration, _ in pool]
+        self.index = {c.id: i for i, c in enumerate(self.configurations)}
+        """Index of each configuration by its id."""
+        self._architectures = [c.architecture for c in self.configurations]
         graphs = _graphs(pool)
-        encoder = make_encoder(
-            graphs,
-            [c.architecture for c in configurations],
-            preset,
-            pretrained=True,
-            seed=seed,
-            cache=cache,
-            on_progress=on_progress,
-        )
-        embeddings = encoder.embed(graphs)
-        stepped = {pair: StepProfile.from_bytes(data) for pair, data in steps.items()}
+        self.encoder = encode(graphs, self._architectures)
+        self.embeddings = self.encoder.embed(graphs)
+        """Shape (n, width)."""
+        plain = {pair: StepProfile.from_bytes(data) for pair, data in steps.items()}
         own = {key: StepProfile.from_bytes(data) for key, data in traced.items()}
-
-        def step_of(c: Configuration) -> StepProfile | None:
-            return own.get(StepKey.of(c)) or stepped.get((c.architecture, c.input_size))
-
-        workloads = [
-            Workload(
-                graph=graph,
-                precision=c.precision,
-                memory_format=c.memory_format,
-                optimizer=c.optimizer,
-                phase=c.phase,
-                step=(step := step_of(c)),
-                kernels=None if step is None else step.kernels_in(c.precision, c.memory_format),
-                embedding=embedding,
+        self._workloads = []
+        for c, graph, embedding in zip(self.configurations, graphs, self.embeddings, strict=True):
+            step = own.get(StepKey.of(c)) or plain.get((c.architecture, c.input_size))
+            self._workloads.append(
+                Workload(
+                    graph=graph,
+                    precision=c.precision,
+                    memory_format=c.memory_format,
+                    optimizer=c.optimizer,
+                    phase=c.phase,
+                    step=step,
+                    kernels=None if step is None else step.kernels_in(c.precision, c.memory_format),
+                    embedding=embedding,
+                )
             )
-            for c, graph, embedding in zip(configurations, graphs, embeddings, strict=True)
-        ]
-        return cls(configurations, encoder, embeddings, workloads)
-
-    def __len__(self) -> int:
-        return len(self.configurations)
 
     def workloads(self, card: str) -> Sequence[Workload]:
         """Return workloads for heads of a card (n); without kernels if the card is unknown."""
@@ -144,22 +128,20 @@ class EncodedPool:
 
     @cached_property
     def families(self) -> list[str]:
-        return [family_of(c.architecture) for c in self.configurations]
+        return [family_of(name) for name in self._architectures]
 
     @cached_property
     def groups(self) -> list[str]:
         """Group that each configuration is held out with (n); identical models are one group."""
-        names = [c.architecture for c in self.configurations]
-        return content_groups(names, self._workloads)
+        return content_groups(self._architectures, self._workloads)
 
-    @cached_property
-    def index(self) -> Mapping[str, int]:
-        """Index of each configuration by its id."""
-        return {c.id: i for i, c in enumerate(self.configurations)}
-
-    def indices(self, names: Sequence[str]) -> npt.NDArray[np.int64]:
+    def indices(self, names: Iterable[str]) -> IntArray:
         """Return the indices of configurations by their ids."""
         return np.array([self.index[name] for name in names], dtype=np.int64)
+
+    def rows_of(self, labels: Sequence[TrainingLabel]) -> list[int]:
+        """Return the indices of the labels' configurations."""
+        return [self.index[label.configuration_id] for label in labels]
 
 
 class CampaignLearner:
@@ -199,22 +181,16 @@ class CampaignLearner:
         steps: Mapping[Pair, bytes] | None = None,
         traced: Mapping[StepKey, bytes] | None = None,
     ) -> None:
-        """Pre-train the encoder on the whole pool, or load the one trained on it before.
-
-        Args:
-            pool: Configurations with their graph templates.
-            steps: Step profiles by architecture and input size.
-            traced: Step profiles in other precisions and memory formats.
-        """
-        self._pool = EncodedPool.of(
-            pool,
-            steps or {},
-            traced or {},
+        """Pre-train the encoder on the pool or load it; arguments as of `EncodedPool`."""
+        encode = partial(
+            make_encoder,
             preset=self._preset.encoder,
+            pretrained=True,
             seed=self._seed,
             cache=self._cache,
             on_progress=self._note,
         )
+        self._pool = EncodedPool(pool, steps or {}, traced or {}, encode)
 
     @property
     def embeddings(self) -> npt.NDArray[np.float32]:
@@ -292,7 +268,7 @@ class CampaignLearner:
         knowledge = self._knowledge(card, others).of_rows(rows)
 
         def at(names: Iterable[str]) -> IntArray:
-            return np.searchsorted(rows, pool.indices(list(names)))
+            return np.searchsorted(rows, pool.indices(names))
 
         noise_factor = np.ones(len(rows))
         noise_factor[at(request.unsteady)] = (1.0 + np.array([*request.unsteady.values()])) ** 2
@@ -385,7 +361,6 @@ class CampaignLearner:
         """Save encoder and heads as a snapshot; its `parent` is the latest in the registry."""
         before = Registry(registry).history(LATEST)
         notes, errors = self._leave_lost_transfer({**(fields.get("errors") or {})})
-        fields = {**fields, "errors": errors}
         info = save_snapshot(
             registry,
             encoder=self._pool.encoder,
@@ -395,6 +370,7 @@ class CampaignLearner:
             labels=self._training_labels,
             fields={
                 **fields,
+                "errors": errors,
                 "cards": {device: self._cards.get(device, device) for device in self._heads},
                 "families": sorted(set(self._pool.families)),
                 "parent": before[-1].snapshot if before else None,
@@ -409,13 +385,11 @@ class CampaignLearner:
             A line per device whose heads were replaced, and the errors of the present heads.
         """
         notes = []
-        source = self._heads.get(self._source)
-        for device in [d for d in self._scratch if source is not None and d != self._source]:
+        for device in self._scratch:
             training = [x for x in self._training_labels if x.device == device]
-            at = self._pool.indices([label.configuration_id for label in training]).tolist()
             judged = cross_validated(
                 training,
-                [self._pool.groups[i] for i in at],
+                [self._pool.groups[i] for i in self._pool.rows_of(training)],
                 self._heads[self._source],
                 lambda labels, init: self._train(labels, init, lambda done, total: None),
                 lambda heads, labels: self._judge(heads, labels)[0],
@@ -451,7 +425,7 @@ class CampaignLearner:
     def _train(
         self, labels: Sequence[TrainingLabel], init: DeviceHeads | None, on_progress: OnProgress
     ) -> DeviceHeads:
-        at = self._pool.indices([label.configuration_id for label in labels]).tolist()
+        at = self._pool.rows_of(labels)
         card = self._cards[labels[0].device]
         workloads, spec = self._pool.workloads(card), known_spec(card)
         evidence: list[Evidence] = []
@@ -476,7 +450,7 @@ class CampaignLearner:
         """Return errors by metric, and each prediction with the measured value."""
         if not labels:
             return {}, []
-        at = self._pool.indices([label.configuration_id for label in labels]).tolist()
+        at = self._pool.rows_of(labels)
         workloads = self._pool.workloads(self._cards[labels[0].device])
         predictions = heads.predict([workloads[i] for i in at])
         targets = targets_of(labels)
@@ -487,11 +461,10 @@ class CampaignLearner:
             known = np.flatnonzero(~np.isnan(measured)).tolist()
             if not known:
                 continue
-            predicted, low, high = (
-                values[:, column]
-                for values in (predictions.median, predictions.low, predictions.high)
+            predicted = predictions.median[:, column]
+            errors[metric] = accuracy(
+                measured, predicted, predictions.low[:, column], predictions.high[:, column]
             )
-            errors[metric] = accuracy(measured, predicted, low, high)
             judgements += [
                 Judgement(
                     device=labels[i].device,
@@ -500,8 +473,6 @@ class CampaignLearner:
                     metric=metric,
                     measured=float(measured[i]),
                     predicted=float(predicted[i]),
-                    low=float(low[i]),
-                    high=float(high[i]),
                 )
                 for i in known
             ]
@@ -523,18 +494,12 @@ def cross_validated(
 ) -> dict[str, TransferErrors]:
     """Return the mean errors of transferred heads and of heads from scratch, by metric.
 
-    Folds hold whole architectures out, and the evaluation set has no part. The source's heads have
-    seen the architectures of a fold, which favors transfer.
-
-    Args:
-        labels: Training labels of the target (n).
-        groups: Architecture group of each label (n).
-        source: Heads that transfer starts from.
-        train: Trains heads.
-        judge: Returns errors of heads on labels.
+    Folds of the target's training labels (n) hold whole groups of architectures (n) out, and the
+    evaluation set has no part. The source's heads, from which transfer starts, have seen the
+    architectures of a fold, which favors transfer.
     """
     names = sorted(set(groups))
-    sums: dict[str, tuple[float, float, int]] = {}
+    folds: dict[str, list[tuple[int, float, float]]] = {}
     for fold in range(FOLDS):
         out = set(names[fold::FOLDS])
         held_out = [label for label, group in zip(labels, groups, strict=True) if group in out]
@@ -543,13 +508,13 @@ def cross_validated(
             continue
         transferred, scratch = (judge(train(rest, init), held_out) for init in (source, None))
         for metric in transferred.keys() & scratch.keys():
-            count, before = transferred[metric]["count"], sums.get(metric, (0.0, 0.0, 0))
-            sums[metric] = (
-                before[0] + count * transferred[metric]["mape"],
-                before[1] + count * scratch[metric]["mape"],
-                before[2] + count,
-            )
-    return {metric: TransferErrors(t / n, s / n) for metric, (t, s, n) in sums.items()}
+            errors = transferred[metric]["mape"], scratch[metric]["mape"]
+            folds.setdefault(metric, []).append((transferred[metric]["count"], *errors))
+    means = {}
+    for metric, parts in folds.items():
+        counts, *errors_of = zip(*parts, strict=True)
+        means[metric] = TransferErrors(*(float(np.average(e, weights=counts)) for e in errors_of))
+    return means
 
 
 def better_heads(

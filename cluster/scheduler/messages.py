@@ -22,11 +22,7 @@ class Worker:
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """Assignments of a campaign by device and round.
-
-    Raises:
-        ValueError: The devices have different numbers of rounds.
-    """
+    """Assignments of a campaign by device and round; each device has a share of every round."""
 
     devices: tuple[str, ...]
     """Device keys, the source first."""
@@ -35,10 +31,6 @@ class Course:
     max_attempts: int
     keeps_host_quiet: bool
     """True if measurements and the learner use the host one at a time, as they share its cores."""
-
-    def __post_init__(self) -> None:
-        if len({len(self.shares[device]) for device in self.devices}) != 1:
-            raise ValueError(f"every device needs a share of every round: {self.shares}")
 
     @property
     def rounds(self) -> int:
@@ -160,8 +152,7 @@ class GiveUp:
 class Quarantine:
     """Stop measuring an assignment that has failed for the last time."""
 
-    assignment_id: str
-    device: str
+    assignment: Assignment
     failures: int
     hosts: tuple[str, ...]
     outcome: Outcome | None = None

@@ -1,6 +1,6 @@
 """Assignments that wait, workers that take them, and hosts that pause.
 
-Each operation costs O(log n) of the assignments or workers at most.
+Each operation costs O(log n) of the assignments, and O(n) of the workers at most.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ RESTART_S = 60.0
 
 LATEST = 20
 """Number of recent attempts on a host that decide about a pause."""
+_PAUSES_S = (20.0, 40.0, 80.0, 120.0)
+"""Lengths of the first pause, the second, ...; the last one is repeated."""
 _BETWEEN_PAUSES = 6
 """Attempts on a host before its first pause, and between two pauses."""
 
@@ -71,14 +73,12 @@ class RankedQueue:
         return number
 
     def pop_for(
-        self, host: str, hosts: Counter[str], failed_on: Mapping[str, Sequence[str]]
+        self, host: str, hosts: set[str], failed_on: Mapping[str, Sequence[str]]
     ) -> Assignment | None:
-        """Return the next assignment that a worker may measure; None if there is none.
+        """Return the next assignment that a worker on a host may measure; None if there is none.
 
-        Args:
-            host: Host of the worker.
-            hosts: Number of workers of this device by host.
-            failed_on: Hosts on which assignments failed, by their ids.
+        An assignment is for the device's other hosts first if it is in `failed_on`, where the hosts
+        are on which assignments failed, by their ids.
         """
         passed_over = []
         taken = None
@@ -88,7 +88,7 @@ class RankedQueue:
                 break
             entry = heapq.heappop(self._heap)
             tried = failed_on.get(entry[3], ())
-            if host not in tried or all(hosts[other] == 0 or other in tried for other in hosts):
+            if host not in tried or hosts.issubset(tried):
                 taken = entry[-1]
                 self.remove(taken.id)
             else:
@@ -105,16 +105,7 @@ class RankedQueue:
 class WorkerTable:
     """Workers that have joined, and what each of them does."""
 
-    def __init__(self, devices: Sequence[str]) -> None:
-        self.idle: dict[str, dict[str, Worker]] = {device: {} for device in devices}
-        """Idle workers that may measure, by device and name."""
-        self.hosts: dict[str, Counter[str]] = {device: Counter() for device in devices}
-        """Number of workers that may measure, by device and host. A host that has just lost its
-        last worker counts as 1, since another one starts there."""
-        self.busy: Counter[str] = Counter()
-        """Number of busy workers by host."""
-        self.able: Counter[str] = Counter()
-        """Number of workers that may measure by device, busy or not."""
+    def __init__(self) -> None:
         self._joined: dict[str, Worker] = {}
         self._running: dict[str, Assignment | None] = {}
         """Assignments of busy workers by name; None during a check."""
@@ -127,52 +118,49 @@ class WorkerTable:
         """Number of busy workers."""
         return len(self._running)
 
+    def able(self, device: str) -> list[Worker]:
+        """Return the workers of a device that may measure, busy or not."""
+        return [w for w in self._joined.values() if w.device == device and w not in self._stopped]
+
+    def idle(self, device: str) -> list[Worker]:
+        return [worker for worker in self.able(device) if worker.name not in self._running]
+
+    def hosts(self, device: str) -> set[str]:
+        """Return the hosts of these workers, and those that have just lost their last worker."""
+        restarting = {host for known, host in self._away if known == device}
+        return restarting | {worker.host for worker in self.able(device)}
+
+    def is_busy(self, host: str) -> bool:
+        return any(self._joined[name].host == host for name in self._running)
+
     def join(self, worker: Worker) -> None:
         """Add a worker, which must have left before if it is already known."""
-        if self._away.pop((worker.device, worker.host), None) is not None:
-            self.hosts[worker.device][worker.host] -= 1
+        self._away.pop((worker.device, worker.host), None)
         self._joined[worker.name] = worker
-        self._count(worker, 1)
 
     def leave(self, worker: Worker, time: float) -> Assignment | None:
         """Remove a worker, and return the assignment that it was measuring."""
-        if worker.name not in self._joined:
+        if self._joined.pop(worker.name, None) is None:
             return None
-        running = self.running(worker)
-        self.free(worker)
-        self._count(worker, -1)
-        del self._joined[worker.name]
-        hosts = self.hosts[worker.device]
-        if worker not in self._stopped and not hosts[worker.host]:
-            hosts[worker.host] = 1
+        if worker not in self._stopped and worker.host not in self.hosts(worker.device):
             self._away[worker.device, worker.host] = time
-        return running
+        return self._running.pop(worker.name, None)
 
     def forget_hosts(self, time: float) -> None:
         """Remove hosts on which no other worker has started in time."""
-        for (device, host), since in list(self._away.items()):
-            if time - since >= RESTART_S:
-                del self._away[device, host]
-                self.hosts[device][host] -= 1
+        self._away = {key: since for key, since in self._away.items() if time - since < RESTART_S}
 
     def stop(self, worker: Worker) -> None:
         """Bar a worker from measuring, now and when it comes back."""
-        self._count(worker, -1)
         self._stopped.add(worker)
 
     def begin(self, worker: Worker, assignment: Assignment | None) -> None:
         """Note that an idle worker measures an assignment, or a check if there is none."""
-        del self.idle[worker.device][worker.name]
         self._running[worker.name] = assignment
-        self.busy[worker.host] += 1
 
     def free(self, worker: Worker) -> None:
         """Note that a worker has ended what it was doing."""
-        if worker.name in self._running:
-            del self._running[worker.name]
-            self.busy[worker.host] -= 1
-            if worker not in self._stopped:
-                self.idle[worker.device][worker.name] = worker
+        self._running.pop(worker.name, None)
 
     def running(self, worker: Worker) -> Assignment | None:
         return self._running.get(worker.name)
@@ -182,17 +170,6 @@ class WorkerTable:
         for name, assignment in self._running.items():
             if assignment is not None:
                 yield self._joined[name], assignment
-
-    def _count(self, worker: Worker, change: int) -> None:
-        """Add a worker to those that may measure, or remove it."""
-        if worker.name not in self._joined or worker in self._stopped:
-            return
-        self.able[worker.device] += change
-        self.hosts[worker.device][worker.host] += change
-        if change > 0:
-            self.idle[worker.device][worker.name] = worker
-        else:
-            self.idle[worker.device].pop(worker.name, None)
 
 
 @dataclass
@@ -206,24 +183,16 @@ class _Host:
 
 
 class QuietWatch:
-    """Pauses for hosts whose cores other programs use; they grow while half the runs are unstable.
+    """Pauses for hosts that other programs use; they grow while half the runs are unstable."""
 
-    Args:
-        pauses_s: Lengths of the first pause, the second, ...; the last one is repeated.
-    """
-
-    def __init__(self, pauses_s: Sequence[float] = (20.0, 40.0, 80.0, 120.0)) -> None:
-        self._pauses_s = pauses_s
+    def __init__(self) -> None:
         self._hosts: dict[str, _Host] = defaultdict(_Host)
 
     def note(self, worker: Worker, others_share: float | None, time: float) -> AwaitQuiet | None:
-        """Note how an attempt ended, and return a pause that is due.
+        """Note how a worker's attempt ended, and return a pause that is due.
 
-        Args:
-            worker: Worker that measured.
-            others_share: Share of the cores that other programs used if the attempt was unstable
-                for that reason; None if not.
-            time: Current time in seconds.
+        `others_share` is the share of the cores that other programs used if the attempt was
+        unstable for that reason.
         """
         host = self._hosts[worker.host]
         host.attempts.append(others_share)
@@ -234,7 +203,7 @@ class QuietWatch:
             return None
         if others_share is None or host.since_pause < _BETWEEN_PAUSES:
             return None
-        seconds = self._pauses_s[min(host.pauses, len(self._pauses_s) - 1)]
+        seconds = _PAUSES_S[min(host.pauses, len(_PAUSES_S) - 1)]
         host.pauses += 1
         host.since_pause = 0
         host.paused_until = time + seconds

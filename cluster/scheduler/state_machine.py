@@ -18,32 +18,11 @@ out that would exceed a budget.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from trappm.cluster.scheduler.messages import (
-    BudgetSpent,
-    CheckDevice,
-    Close,
-    Command,
-    Course,
-    DeviceChecked,
-    Enough,
-    Event,
-    GiveUp,
-    Joined,
-    Learn,
-    Learned,
-    Lost,
-    Measure,
-    Measured,
-    Plan,
-    Planned,
-    Quarantine,
-    Settled,
-    Stopped,
-    Worker,
-)
+from trappm.cluster.scheduler import messages
+from trappm.cluster.scheduler.messages import Command, Course, Event, Learn, Plan, Worker
 from trappm.cluster.scheduler.queues import QuietWatch, RankedQueue, WorkerTable
 from trappm.cluster.scheduler.stop_rules import Spend
 from trappm.profiler.records import Outcome
@@ -59,19 +38,15 @@ _MARGIN = 2.0
 class Rounds:
     """Parts of rounds by device: planned, ended, closed. A round has ended when all parts have.
 
-    Args:
-        course: Course of the campaign.
-        next_rounds: First round that is not planned, by device; 0 by default.
-        closed: Rounds that are closed.
+    Arguments as in `Machine`.
     """
 
     def __init__(
-        self, course: Course, next_rounds: Mapping[str, int] | None, closed: Iterable[int]
+        self, course: Course, next_rounds: Mapping[str, int], closed: Collection[int]
     ) -> None:
-        self.next = dict.fromkeys(course.devices, 0) | dict(next_rounds or {})
+        self.next = dict.fromkeys(course.devices, 0) | dict(next_rounds)
         """First round that is not planned, by device."""
-        was_closed = frozenset(closed)
-        self.open = [n for n in range(course.rounds) if n not in was_closed]
+        self.open = [n for n in range(course.rounds) if n not in closed]
         """Rounds that are not closed, the earliest first."""
         self.unended: Counter[tuple[int, str]] = Counter()
         """Number of planned assignments that have not ended, by round and device."""
@@ -104,15 +79,15 @@ class Rounds:
     def draws(self) -> list[Plan]:
         """Return plans that need no training and have not been carried out."""
         return [
-            self._plan(device, number)
+            self.plan(device, number)
             for number in range(UNLEARNED_ROUNDS)
             for device in self._course.devices
             if self.next[device] <= number
         ]
 
-    def plan(self, device: str) -> Plan:
-        """Return the plan of the device's part of its next round."""
-        return self._plan(device, self.next[device])
+    def plan(self, device: str, number: int) -> Plan:
+        """Return the plan of the device's part of a round."""
+        return Plan(device, number, self._course.shares[device][number])
 
     def end_early(self, running: Iterable[Assignment]) -> None:
         """Plan no more rounds; only these running assignments are still to end."""
@@ -120,9 +95,6 @@ class Rounds:
         self.open = [number for number in self.open if number < planned]
         self.next = dict.fromkeys(self._course.devices, self._course.rounds)
         self.unended = Counter((a.round_number, a.device) for a in running)
-
-    def _plan(self, device: str, number: int) -> Plan:
-        return Plan(device, number, self._course.shares[device][number])
 
 
 class LearnerJobs:
@@ -140,10 +112,6 @@ class LearnerJobs:
         self.waiting: deque[Plan | Learn] = deque()
         self._since = 0.0
         self._includes_training = False
-
-    @property
-    def is_idle(self) -> bool:
-        return self.current is None and not self.waiting
 
     def begin(self, jobs: Iterable[Plan | Learn], time: float) -> None:
         """Add jobs after all earlier ones have ended."""
@@ -167,16 +135,13 @@ class LearnerJobs:
             self.training_s = time - self._since
             self._includes_training = False
 
-    def drop_plans(self) -> None:
-        self.waiting = deque(job for job in self.waiting if isinstance(job, Learn))
-
 
 class Machine:
     """State of one campaign: takes events, and returns the commands that follow from them.
 
     Args:
-        course: What the campaign measures.
-        check_is_due: Whether a worker must do a canary or kernels before anything else.
+        course: Assignments of the campaign by device and round.
+        check_is_due: Whether a worker must do a check before anything else.
         waiting: Assignments that were planned before and have not ended.
         next_rounds: First round that is not planned, by device; 0 by default.
         closed: Rounds that were closed before.
@@ -191,7 +156,7 @@ class Machine:
         check_is_due: Callable[[Worker], bool] = lambda worker: False,
         waiting: Iterable[Assignment] = (),
         next_rounds: Mapping[str, int] | None = None,
-        closed: Iterable[int] = (),
+        closed: Collection[int] = (),
         enough: bool = False,
         spend: Spend | None = None,
     ) -> None:
@@ -199,8 +164,8 @@ class Machine:
         self.spend = spend or Spend()
         self.is_over = False
         self._check_is_due = check_is_due
-        self._workers = WorkerTable(course.devices)
-        self._rounds = Rounds(course, next_rounds, closed)
+        self._workers = WorkerTable()
+        self._rounds = Rounds(course, next_rounds or {}, closed)
         self._queues = {d: RankedQueue(self._rounds.next[d]) for d in course.devices}
         self._failed_on: dict[str, tuple[str, ...]] = {}
         """Hosts on which assignments failed, by their ids."""
@@ -236,6 +201,11 @@ class Machine:
         """The earliest round that is not closed, or the last one."""
         return self._rounds.current
 
+    @property
+    def training_s(self) -> float | None:
+        """Duration of the last training with the choices that followed it."""
+        return self._learner.training_s
+
     def leases(self) -> Iterator[tuple[Worker, Assignment]]:
         """Yield workers with the assignments that they measure."""
         return self._workers.leases()
@@ -244,8 +214,7 @@ class Machine:
         """Return devices that have work and no worker, if nothing else goes on."""
         if self._learner.current or self.measuring or self.is_over:
             return set()
-        able = self._workers.able
-        return {device for device, queue in self._queues.items() if queue and not able[device]}
+        return {d for d, queue in self._queues.items() if queue and not self._workers.able(d)}
 
     def handle(self, event: Event, now: float) -> Sequence[Command]:
         """Take an event, and return the commands to carry out now, in this order.
@@ -268,19 +237,19 @@ class Machine:
 
     def _take(self, event: Event) -> None:  # noqa: PLR0912  (one branch per event)
         match event:
-            case Joined(worker):
+            case messages.Joined(worker):
                 if worker.device in self._queues:
                     self._lose(worker, "it was restarted")
                     self._workers.join(worker)
-            case Lost(worker, why):
+            case messages.Lost(worker, why):
                 self._lose(worker, why)
-            case Stopped(worker):
+            case messages.Stopped(worker):
                 self._workers.stop(worker)
-            case Measured():
+            case messages.Measured():
                 self._end(event)
-            case DeviceChecked(worker):
+            case messages.DeviceChecked(worker):
                 self._workers.free(worker)
-            case Planned(device, number, assignments):
+            case messages.Planned(device, number, assignments):
                 if not self._is_ending:
                     self._rounds.next[device] = number + 1
                     self._queues[device].end = max(self._queues[device].end, number + 1)
@@ -290,10 +259,10 @@ class Machine:
                     # If rounds are short compared to a training, plan several before the next one.
                     self._learner.waiting.extend(self._plans([device]))
                 self._learner.end(self._time)
-            case Settled(assignment_ids):
+            case messages.Settled(assignment_ids):
                 self.spend.labels += len(assignment_ids)
                 self._settle(assignment_ids)
-            case Learned(has_heads):
+            case messages.Learned(has_heads):
                 self._learner.has_heads = has_heads
                 if not has_heads:  # it needs the labels of what was deferred
                     for queue in self._queues.values():
@@ -301,7 +270,7 @@ class Machine:
                 for number in self._to_close if has_heads or self._is_ending else ():
                     self._close(number)
                 self._learner.end(self._time)
-            case Enough():
+            case messages.Enough():
                 self._begin_no_more()
             case _:
                 self._workers.forget_hosts(self._time)
@@ -312,7 +281,7 @@ class Machine:
         self._rounds.unended[assignment.round_number, assignment.device] += 1
         self._queues[assignment.device].push(assignment)
 
-    def _end(self, event: Measured) -> None:
+    def _end(self, event: messages.Measured) -> None:
         worker, running = event.worker, self._workers.running(event.worker)
         self.spend.spend(worker.device, event.seconds)
         if running is None or running.id != event.assignment_id:
@@ -333,16 +302,14 @@ class Machine:
         running = self._workers.leave(worker, self._time)
         if running is not None:
             self.spend.end(worker.device)
-            self._commands.append(GiveUp(running.id, why))
+            self._commands.append(messages.GiveUp(running.id, why))
             self._fail(running, worker, None)
 
     def _fail(self, assignment: Assignment, worker: Worker, outcome: Outcome | None) -> None:
         failures = assignment.failures + 1
         hosts = (*self._failed_on.pop(assignment.id, ()), worker.host)
         if failures >= attempts_allowed(outcome, self.course.max_attempts):
-            self._commands.append(
-                Quarantine(assignment.id, assignment.device, failures, hosts, outcome)
-            )
+            self._commands.append(messages.Quarantine(assignment, failures, hosts, outcome))
             self._ended(assignment.round_number, assignment.device)
         elif self._is_ending:
             self._ended(assignment.round_number, assignment.device)
@@ -381,26 +348,26 @@ class Machine:
             with_work = [device for device in devices if self._queues[device]]
             devices = sorted(with_work, key=lambda device: self._queues[device].first_round)
         for device in devices:
-            for worker in list(self._workers.idle[device].values()):
+            for worker in self._workers.idle(device):
                 if not self._queues[device] or not self._may_begin or self.spend.awaits_first:
                     break
                 self._give_work(worker)
 
     def _give_work(self, worker: Worker) -> None:
         if self.course.keeps_host_quiet and (
-            self._workers.busy[worker.host] or self._quiet.is_paused(worker.host, self._time)
+            self._workers.is_busy(worker.host) or self._quiet.is_paused(worker.host, self._time)
         ):
             return
         assignment = None
         if self._check_is_due(worker):
-            self._commands.append(CheckDevice(worker))
+            self._commands.append(messages.CheckDevice(worker))
         else:
-            hosts = self._workers.hosts[worker.device]
+            hosts = self._workers.hosts(worker.device)
             queue = self._queues[worker.device]
             assignment = queue.pop_for(worker.host, hosts, self._failed_on)
             if assignment is None:
                 return
-            self._commands.append(Measure(worker, assignment.id))
+            self._commands.append(messages.Measure(worker, assignment.id))
             self.spend.begin(worker.device)
         self._workers.begin(worker, assignment)
 
@@ -416,8 +383,8 @@ class Machine:
             for number in self._rounds.ended:
                 self._close(number)
         if not self._may_begin:
-            self._learner.drop_plans()
-        if self._learner.is_idle:
+            self._learner.waiting = deque(x for x in self._learner.waiting if isinstance(x, Learn))
+        if not self._learner.waiting:
             self._learner.begin(self._next_jobs(), self._time)
         job = self._learner.next()
         if job is not None:
@@ -447,7 +414,7 @@ class Machine:
 
     def _plans(self, devices: Iterable[str]) -> list[Plan | Learn]:
         """Return plans for those of these devices that need more work."""
-        return [self._rounds.plan(device) for device in devices if self._needs_work(device)]
+        return [self._rounds.plan(d, self._rounds.next[d]) for d in devices if self._needs_work(d)]
 
     def _needs_work(self, device: str) -> bool:
         """Return whether the device's part of its next round should be planned now."""
@@ -456,7 +423,7 @@ class Machine:
         waiting = len(self._queues[device])
         if not waiting or self.course.keeps_host_quiet:
             return not waiting
-        workers = max(1, self._workers.able[device])
+        workers = max(1, len(self._workers.able(device)))
         mean_s = self.spend.mean_s.get(device)
         training_s = self._learner.training_s
         if training_s is None or mean_s is None:
@@ -480,7 +447,7 @@ class Machine:
             return
         if any(queue or not self._rounds.is_planned(d) for d, queue in self._queues.items()):
             self._begin_no_more()
-            self._commands.append(BudgetSpent(stop))
+            self._commands.append(messages.BudgetSpent(stop))
 
     def _begin_no_more(self) -> None:
         """Let only running assignments end; drop what waits and what is not planned."""
@@ -491,4 +458,4 @@ class Machine:
 
     def _close(self, number: int) -> None:
         self._rounds.open.remove(number)
-        self._commands.append(Close(number))
+        self._commands.append(messages.Close(number))

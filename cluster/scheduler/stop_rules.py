@@ -6,11 +6,10 @@ second. Once a rule holds, nothing more begins.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 
 import numpy as np
@@ -85,12 +84,9 @@ class Stop:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CampaignEnd:
+class CampaignEnd(Stop):
     """Stop rule that ended a campaign, or that will end it first at the present rate."""
 
-    rule: str
-    reason: str
-    """One line for people."""
     holds: bool
     """True if it has ended the campaign."""
     unmeasured: int | None = None
@@ -147,53 +143,25 @@ def deadline_passed(rules: StopRules, now: datetime.datetime) -> Stop | None:
     return Stop("clock", f"it is past {_time_text(rules.ends_at)}")
 
 
-def overspent(
-    rules: StopRules, labels: int, gpu_seconds: float, more_labels: int, more_seconds: float
-) -> Stop | None:
-    """Return the first budget that would be exceeded by spending more; None if none would."""
-    now = rules.budgets(labels, gpu_seconds)
-    then = rules.budgets(labels + more_labels, gpu_seconds + more_seconds)
-    for (rule, limit, spent), (_, _, expected) in zip(now, then, strict=True):
-        if expected > limit * (1.0 + 1e-9):  # sums of seconds are not exact
-            reason = f"{number_text(spent)} of {number_text(limit)} {rule} are spent"
-            if spent < limit:
-                reason += (
-                    f", and one more measurement takes about {number_text(expected - spent, 2)}"
-                )
-            return Stop(rule, reason)
-    return None
-
-
+@dataclass(kw_only=True)
 class Spend:
     """Amounts spent of a campaign's budgets, counted as it goes.
 
     What is being measured counts as if it had ended: it is expected to give a label and to take the
     device's mean time. Before the first measurement has ended, each is expected to take as long as
     its protocol allows. So a budget is exceeded only by runs that take longer than expected.
-
-    Args:
-        rules: Stop rules of the campaign; None if there are no budgets.
-        labels: Number of labels on all devices so far.
-        seconds: Seconds of measuring so far, failed attempts included.
-        mean_s: Mean duration of measurements by device.
-        limit_s: Longest time that one measurement may take.
     """
 
-    def __init__(
-        self,
-        rules: StopRules | None = None,
-        *,
-        labels: int = 0,
-        seconds: float = 0.0,
-        mean_s: Mapping[str, float] | None = None,
-        limit_s: float = 0.0,
-    ) -> None:
-        self.labels = labels
-        self.seconds = seconds
-        self.mean_s = dict(mean_s or {})
-        self._rules = rules
-        self._limit_s = limit_s
-        self._running: Counter[str] = Counter()
+    rules: StopRules = field(default_factory=StopRules)
+    labels: int = 0
+    """Number of labels on all devices so far."""
+    seconds: float = 0.0
+    """Seconds of measuring so far, failed attempts included."""
+    mean_s: dict[str, float] = field(default_factory=dict)
+    """Mean duration of measurements by device."""
+    limit_s: float = 0.0
+    """Longest time that one measurement may take."""
+    _running: Counter[str] = field(default_factory=Counter)
 
     @property
     def has_room(self) -> bool:
@@ -207,7 +175,7 @@ class Spend:
         False while nothing runs: a budget below one measurement's limit is used, too.
         """
         is_unknown = bool(self._running.total()) and not self.mean_s
-        return is_unknown and self._exceeded(self._limit_s) is not None
+        return is_unknown and self._exceeded(self.limit_s) is not None
 
     @property
     def spent(self) -> Stop | None:
@@ -234,55 +202,45 @@ class Spend:
         Args:
             unknown_s: Duration of a measurement as long as none has ended.
         """
-        if self._rules is None:
-            return None
         longest_s = max(self.mean_s.values(), default=unknown_s)
         to_come_s = sum(n * self.mean_s.get(d, longest_s) for d, n in self._running.items())
-        return overspent(
-            self._rules, self.labels, self.seconds, self._running.total() + 1, to_come_s + longest_s
+        now = self.rules.budgets(self.labels, self.seconds)
+        then = self.rules.budgets(
+            self.labels + self._running.total() + 1, self.seconds + to_come_s + longest_s
         )
+        for (rule, limit, spent), (_, _, expected) in zip(now, then, strict=True):
+            if expected > limit * (1.0 + 1e-9):  # sums of seconds are not exact
+                reason = f"{number_text(spent)} of {number_text(limit)} {rule} are spent"
+                if spent < limit:
+                    one_more = number_text(expected - spent, 2)
+                    reason += f", and one more measurement takes about {one_more}"
+                return Stop(rule, reason)
+        return None
 
 
 def forecast(rules: StopRules, begin: Spent, now: Spent, planned: int) -> CampaignEnd | None:
     """Return what will end a campaign first at the pace so far; None if there is no pace yet.
 
-    Targets are not forecast: errors do not fall at a rate.
-
-    Args:
-        rules: Stop rules of the campaign.
-        begin: Amounts spent when the pace began, such as zero at the launch.
-        now: Amounts spent by now.
-        planned: Number of labels of all rounds, which end the campaign in any case.
+    The pace is that since `begin`, such as the launch, and the `planned` labels of all rounds end
+    the campaign in any case. Targets are not forecast: errors do not fall at a rate.
     """
-    labels = now.labels - begin.labels
-    if labels <= 0:
+    labels, pace_s = now.labels - begin.labels, (now.at - begin.at).total_seconds()
+    if labels <= 0 or pace_s <= 0:
         return None
-    label_s = (now.at - begin.at).total_seconds() / labels
-    limits = [("rounds", float(planned), f"the {planned} labels of all rounds will be there")]
-    limits += [
-        (rule, now.labels * limit / spent, f"{number_text(limit)} {rule} will be spent")
+    label_s = pace_s / labels
+    ends = [(float(planned), "rounds", f"the {planned} labels of all rounds will be there")]
+    ends += [
+        (now.labels * limit / spent, rule, f"{number_text(limit)} {rule} will be spent")
         for rule, limit, spent in rules.budgets(now.labels, now.gpu_seconds)
         if spent > 0
     ]
-    ends = []
-    for rule, at_labels, reason in limits:
-        wait_s = max(at_labels - now.labels, 0.0) * label_s
-        with contextlib.suppress(OverflowError):  # a limit that no calendar reaches
-            ends.append((now.at + datetime.timedelta(seconds=wait_s), rule, reason, at_labels))
     if rules.ends_at is not None:
-        wait_s = max((rules.ends_at - now.at).total_seconds(), 0.0)
-        at_labels = now.labels + (wait_s / label_s if label_s > 0 else 0.0)
-        ends.append((rules.ends_at, "clock", f"it will be {_time_text(rules.ends_at)}", at_labels))
-    if not ends:
-        return None
-    at, rule, reason, at_labels = min(ends, key=lambda end: end[0])
-    return CampaignEnd(
-        rule=rule,
-        reason=reason,
-        holds=False,
-        labels=round(at_labels),
-        at=at.astimezone(datetime.UTC),
-    )
+        at_labels = now.labels + (rules.ends_at - now.at).total_seconds() / label_s
+        ends.append((at_labels, "clock", f"it will be {_time_text(rules.ends_at)}"))
+    at_labels, rule, reason = min(ends, key=lambda end: end[0])
+    at_labels = max(at_labels, now.labels)
+    wait = datetime.timedelta(seconds=(at_labels - now.labels) * label_s)
+    return CampaignEnd(rule, reason, holds=False, labels=round(at_labels), at=now.at + wait)
 
 
 def _time_text(at: datetime.datetime) -> str:

@@ -28,10 +28,6 @@ class Judgement:
     predicted: float
     architecture: str | None = None
     configuration_id: str | None = None
-    low: float | None = None
-    """Lower end of the predicted interval."""
-    high: float | None = None
-    """Upper end of the predicted interval."""
 
     @property
     def error_percent(self) -> float:

@@ -3,8 +3,9 @@
 The rules are those of PyTorch's caching allocator (c10/cuda/CUDACachingAllocator.cpp): sizes are
 rounded up to 512 bytes; requests up to 1 MiB come from segments of 2 MiB, those under 10 MiB from
 segments of 20 MiB, larger ones from segments of their own rounded up to 2 MiB; the best fitting
-free block is taken and split, neighbors merge when freed, and segments are returned only after
-cuDNN's search for the fastest algorithm. So reserved memory includes rounding and fragmentation.
+free block is taken and split, neighbors merge when freed, and unused segments are returned only
+after cuDNN's search for the fastest algorithm and before an allocation fails. So reserved memory
+includes rounding and fragmentation, and a step runs on less than it reserves.
 
 The step is in fp32 on contiguous tensors, without AMP or compilation. For other configurations the
 result is still that of fp32 and contiguous.
@@ -32,8 +33,8 @@ _ADDRESS = (1 << _ADDRESS_BITS) - 1
 
 STEPS = 2
 """The second step differs from the first: optimizer states exist before it."""
-
-
+LEAST_TOLERANCE = 0.001
+"""Relative tolerance of the least memory of a step."""
 MICRO_STEPS = 2
 """The second micro-step differs from the first: gradients exist before it."""
 
@@ -65,14 +66,19 @@ def simulate_memory(
     batch_size: int,
     loop: TrainingLoop = DEFAULT_LOOP,
     workspace_share: Mapping[int, float] = WORKSPACE_SHARE,
+    limit_mib: float | None = None,
 ) -> SimulatedMemory:
     """Replay two training steps at this batch size.
+
+    On a device that is full, the allocator returns unused segments and tries again. So a step that
+    would reserve more than the limit runs on less, and the least memory that it needs is returned.
 
     Args:
         trace: Trace of a step in fp32.
         batch_size: Any batch size.
         loop: Training loop around the steps.
         workspace_share: See `WORKSPACE_SHARE`; other values are for fitting.
+        limit_mib: Memory of the device that the step can use; None for one that is never full.
 
     Raises:
         InputError: The batch size is below 1.
@@ -83,17 +89,48 @@ def simulate_memory(
     scratch = plain
     if workspace_share:
         scratch = _replay(trace, batch_size, loop, workspace_share)
+    reserved, with_workspace = plain.peak_reserved, scratch.peak_reserved
+    if limit_mib is not None and with_workspace > limit_mib * _MIB_UNITS:
+        with_workspace = _least_reserved(trace, batch_size, loop, workspace_share, scratch)
+        reserved = min(reserved, with_workspace)
     return SimulatedMemory(
         live_mib=plain.peak_live / _MIB_UNITS,
-        reserved_mib=plain.peak_reserved / _MIB_UNITS,
-        reserved_with_workspace_mib=scratch.peak_reserved / _MIB_UNITS,
+        reserved_mib=reserved / _MIB_UNITS,
+        reserved_with_workspace_mib=with_workspace / _MIB_UNITS,
     )
 
 
+def _least_reserved(
+    trace: StepTrace,
+    batch_size: int,
+    loop: TrainingLoop,
+    shares: Mapping[int, float],
+    free: Allocator,
+) -> int:
+    """Return the least memory with which the replay runs, exact to `LEAST_TOLERANCE`.
+
+    Args:
+        trace, batch_size, loop, shares: See `_replay`.
+        free: Result of a replay on a device that is never full.
+    """
+    too_little, enough = free.peak_live - 1, free.peak_reserved
+    while enough > (1 + LEAST_TOLERANCE) * too_little:
+        middle = (too_little + enough) // 2
+        try:
+            enough = _replay(trace, batch_size, loop, shares, middle).peak_reserved
+        except _DeviceIsFullError:
+            too_little = middle
+    return enough
+
+
 def _replay(
-    trace: StepTrace, batch_size: int, loop: TrainingLoop, shares: Mapping[int, float]
+    trace: StepTrace,
+    batch_size: int,
+    loop: TrainingLoop,
+    shares: Mapping[int, float],
+    capacity: int | None = None,
 ) -> Allocator:
-    allocator = Allocator()
+    allocator = Allocator(capacity)
     parameters, buffers = (
         [size for size in _units(sizes).tolist() if size]  # an empty tensor takes no memory
         for sizes in (trace.parameter_bytes, trace.buffer_bytes)
@@ -183,6 +220,10 @@ def _replay_step(
 _SCRATCH, _SEARCHED = -1, -2
 
 
+class _DeviceIsFullError(Exception):
+    """An allocation failed although all unused segments had been returned."""
+
+
 class Allocator:
     """PyTorch's caching allocator on one stream; sizes and addresses in units of 512 bytes.
 
@@ -190,7 +231,9 @@ class Allocator:
     neighbors. Gaps between segments keep their blocks from merging.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, capacity: int | None = None) -> None:
+        self._capacity = capacity
+        """Memory of the device; None for one that is never full."""
         self.live = 0
         self.peak_live = 0
         self.reserved = 0
@@ -215,6 +258,10 @@ class Allocator:
             del self._borders[address], self._borders[address + have]
         else:
             have = _segment(size)
+            if self._capacity is not None and self.reserved + have > self._capacity:
+                self.give_back()
+                if self.reserved + have > self._capacity:
+                    raise _DeviceIsFullError
             address = self._next
             self._next += have + 1
             self._segments[address] = have

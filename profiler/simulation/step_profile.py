@@ -67,7 +67,11 @@ class StepProfile:
         return self.memory_in(loop.with_optimizer(optimizer), batch_size, phase)
 
     def memory_in(
-        self, loop: TrainingLoop, batch_size: int, phase: Phase = Phase.TRAIN
+        self,
+        loop: TrainingLoop,
+        batch_size: int,
+        phase: Phase = Phase.TRAIN,
+        limit_mib: float | None = None,
     ) -> SimulatedMemory:
         """Return the GPU memory of a step in this loop; see `simulate_memory`.
 
@@ -75,10 +79,10 @@ class StepProfile:
             InputError: The batch size is below 1.
             TrappmError: A profile of an earlier version has no inference step.
         """
-        key = loop, batch_size, phase
+        key = loop, batch_size, phase, limit_mib
         memory = self._known.get(key)
         if memory is None:
-            memory = simulate_memory(self.trace_of(phase), batch_size, loop)
+            memory = simulate_memory(self.trace_of(phase), batch_size, loop, limit_mib=limit_mib)
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
             self._known[key] = memory
@@ -112,7 +116,7 @@ class StepProfile:
         return Precision.FP32 if self.kernels is None else self.kernels.precision
 
     @cached_property
-    def _known(self) -> dict[tuple[TrainingLoop, int, Phase], SimulatedMemory]:
+    def _known(self) -> dict[tuple[TrainingLoop, int, Phase, float | None], SimulatedMemory]:
         return {}
 
     def to_bytes(self) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_leaves
 
@@ -45,10 +45,10 @@ _WIDEST = {
 
 
 class Autocast:
-    """Casts the arguments of functions, and every parameter once."""
+    """Casts the arguments of functions within `torch.autocast("cuda")`, every parameter once."""
 
-    def __init__(self, half: torch.dtype) -> None:
-        self._half = half
+    def __init__(self) -> None:
+        self._half = torch.float16
         self._keeps = True
         self._weights: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -56,6 +56,11 @@ class Autocast:
         self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Return the arguments that the function of this name gets."""
+        if not torch.is_autocast_enabled("cuda"):
+            return args, kwargs
+        if (half := torch.get_autocast_dtype("cuda")) != self._half:
+            self._half = half
+            self._weights.clear()
         if name in _HALF:
             return self._cast(args, self._half), self._cast(kwargs, self._half)
         if name in _FULL:
@@ -224,29 +229,58 @@ _BODIES = {
 """Functions within which others are replaced; PyTorch runs them with all modes switched off."""
 
 
-class GpuFunctions(TorchFunctionMode):
-    """Within, functions of tensors on the meta device run as on a GPU, and make tensors there.
+_construct_autocast = torch.autocast.__init__
 
-    A mode holds for its own thread only.
+
+def _autocast_while_tracing(
+    self: torch.autocast,
+    device_type: str,
+    dtype: torch.dtype | None = None,
+    enabled: bool = True,
+    cache_enabled: bool | None = None,
+) -> None:
+    """Construct `torch.autocast`; within `GpuFunctions` for a GPU that has every type.
+
+    PyTorch disables it on machines without a GPU, and refuses the meta device.
+    """
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    traced = device_type in ("cuda", "meta") and any(isinstance(m, GpuFunctions) for m in modes)
+    if not traced:
+        _construct_autocast(self, device_type, dtype, enabled, cache_enabled)
+        return
+    _construct_autocast(self, "cuda", dtype, False, cache_enabled)
+    self._enabled = enabled
+
+
+torch.autocast.__init__ = _autocast_while_tracing  # type: ignore[method-assign]
+
+
+def _on_meta(value: Any) -> Any:
+    """Return the meta device for the name or index of a GPU, and other values as they are."""
+    is_gpu = isinstance(value, str | torch.device) and str(value).startswith("cuda")
+    return "meta" if is_gpu or type(value) is int else value
+
+
+class GpuFunctions(TorchFunctionMode):
+    """Mode in which functions of tensors on the meta device run as on a GPU.
+
+    New tensors, and those of a model that names the GPU, are on the meta device. The mode applies
+    to its own thread only.
 
     Args:
-        kernels: told of the kernels that no operator stands for.
-        half: the type that autocast casts to; None without autocast.
-        fused_attention: whether the software stack has a kernel for attention.
+        kernels: Log for the kernels that no operator represents.
+        fused_attention: True if the software stack has a kernel for attention.
     """
 
-    def __init__(
-        self, kernels: KernelLog, half: torch.dtype | None = None, fused_attention: bool = True
-    ) -> None:
+    def __init__(self, kernels: KernelLog, fused_attention: bool = True) -> None:
         super().__init__()
         self._kernels = kernels
         self._fused = fused_attention
-        self._autocast = None if half is None else Autocast(half)
+        self._autocast = Autocast()
 
     def end_forward(self) -> None:
-        """Autocast ends: what it cast the weights to is no longer its own."""
-        if self._autocast is not None:
-            self._autocast.forget()
+        """Release the cast weights, as autocast does at its end."""
+        self._autocast.forget()
 
     def __torch_function__(
         self,
@@ -256,11 +290,17 @@ class GpuFunctions(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _CONSTRUCTORS and kwargs.get("device") is None:
+        if func is Tensor.cuda:
+            func, args, kwargs = Tensor.to, args[:1], {**kwargs, "device": "meta"}
+        elif func is Tensor.to:
+            args = args[0], *map(_on_meta, args[1:])
+        device = kwargs.get("device")
+        if device is not None:
+            kwargs = {**kwargs, "device": _on_meta(device)}
+        elif func in _CONSTRUCTORS:
             kwargs = {**kwargs, "device": "meta"}
         name = getattr(func, "__name__", "")
-        if self._autocast is not None:
-            args, kwargs = self._autocast.arguments(name, args, kwargs)
+        args, kwargs = self._autocast.arguments(name, args, kwargs)
         # In inference mode operators reach the recorder whole.
         if torch.is_inference_mode_enabled():
             return func(*args, **kwargs)

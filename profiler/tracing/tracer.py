@@ -388,7 +388,8 @@ def _record(
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     allocations = AllocationLog((*parameters, *model.buffers()), origin_log)
     kernels = KernelLog()
-    functions = GpuFunctions(kernels, _HALF.get(options.precision), options.fused_attention)
+    functions = GpuFunctions(kernels, options.fused_attention)
+    half = _HALF.get(options.precision)
     grad: Any = torch.enable_grad() if training else torch.inference_mode()
     keeping = torch.autograd.graph.saved_tensors_hooks(allocations.keep, lambda tensor: tensor)
     hooks = [
@@ -408,7 +409,7 @@ def _record(
             warnings.simplefilter("ignore")  # of sizes read while tracing, for instance
             for tensor in tensors:
                 allocations.see(tensor)
-            with recorder, functions:
+            with recorder, functions, torch.autocast("cuda", half, enabled=half is not None):
                 with keeping if training else contextlib.nullcontext():
                     output = model(*args, **{k: v for k, v in kwargs.items() if k != TARGETS})
                 made = None if graph is None else graph.graph(output, batch_size)

@@ -53,6 +53,12 @@ SPEC = {
         ]
     },
 }
+ONE_DEVICE = {
+    "devices": {"source": "cpu-2t"},
+    "evaluation": {"source": 3, "architecture_share": 0.3},
+    "initial": {"source": 4},
+    "rounds": {"count": 2, "source": 2},
+}
 BUDGET = {"cpu-2t": 3 + 4 + 2 * 2, "cpu-1t": 2 + 2 + 2 * 1}
 
 
@@ -74,23 +80,32 @@ def template(name: str) -> bytes:
 
 
 class FakeWorkers:
-    """A worker for each device, on one host; `faults` maps the n-th start to what then happens, and
-    `poison` happens whenever the first configuration is measured. `canary` maps a worker to what
-    its canary takes, time after time: milliseconds, an outcome, or "lost"; `kernels` maps a device
-    to what comes of its kernels, each time: their measurements, or "lost". `twins` maps names to
-    others of the same layers."""
+    """Workers of each device, on one host.
+
+    Args:
+        faults: Faults by the number of the start whose measurement fails.
+        stop_after: Number of starts after which the campaign is asked to stop.
+        at: Number of a start, and a function that is called then.
+        poison: Fault of each measurement of the configuration that is started first.
+        canary: Results of a worker's canaries: milliseconds, an outcome, or "lost".
+        workers: Names and devices.
+        kernels: Results of a device's kernel runs: their measurements, or "lost".
+        duplicates: Architectures by the names of others with the same layers.
+    """
 
     def __init__(
         self,
         faults=None,
         stop_after=None,
+        at=(0, None),
         poison=None,
         canary=None,
         workers=(),
         kernels=None,
-        twins=None,
+        duplicates=None,
     ):
-        self.twins = twins or {}
+        self.at = at
+        self.duplicates = duplicates or {}
         self.timed_kernels = {device: list(runs) for device, runs in (kernels or {}).items()}
         self.faults = dict(faults or {})
         self.poison = poison
@@ -110,7 +125,7 @@ class FakeWorkers:
             if architecture == "vgg11":
                 yield ProfiledGraph(architecture, size, None, "too small an input")
             else:
-                layers = template(self.twins.get(architecture, architecture))
+                layers = template(self.duplicates.get(architecture, architecture))
                 yield ProfiledGraph(architecture, size, layers, None)
 
     def trace(self, keys):
@@ -139,6 +154,8 @@ class FakeWorkers:
         if what != "label":
             return
         self.starts.append((worker.device, task.configuration.id))
+        if len(self.starts) == self.at[0]:
+            self.at[1]()
         if self.stop_after is not None and len(self.starts) >= self.stop_after:
             self.campaign.stop()
 
@@ -210,37 +227,18 @@ class Inline:
     def __init__(self, learner):
         self.learner = learner
 
-    def set_pool(self, pool, steps, traced):
-        return InlineCall(lambda: self.learner.set_pool(pool, steps, traced))
+    def begin(self, method, *arguments):
+        self._work = lambda: getattr(self.learner, method)(*arguments)
 
-    def fit(self, labels, kernels):
-        return InlineCall(lambda: self.learner.fit(labels, kernels))
-
-    def choose(self, request):
-        return InlineCall(lambda: self.learner.choose(request))
-
-    def publish(self, registry, fields):
-        return InlineCall(lambda: self.learner.publish(registry, fields))
-
-    def promote(self, registry, snapshot_id):
-        return InlineCall(lambda: self.learner.promote(registry, snapshot_id))
-
-
-class InlineCall:
-    progress = (0, 0)
-
-    def __init__(self, work):
-        self._work = work
+    def progress(self):
+        return (0, 0)
 
     def wait(self, timeout_s):
         try:
-            self._result = self._work()
+            self.result = self._work()
         except UnfinishedError:
             return False
         return True
-
-    def result(self):
-        return self._result
 
 
 class UnfinishedError(Exception):
@@ -297,7 +295,7 @@ def campaign(store, workers, learner=None, campaign_id=None, **changes):
         campaign_id = record.id
     workers.campaign = Campaign(
         store=owned(store, campaign_id),
-        campaign_id=campaign_id,
+        id=campaign_id,
         spec=spec_of(store.campaigns.get(campaign_id)),
         workers=workers,
         learner=Inline(learner or FakeLearner()),

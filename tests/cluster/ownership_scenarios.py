@@ -1,4 +1,4 @@
-"""Scenarios about who runs a campaign and what it keeps: outages, two hosts, stacks, late orders.
+"""Scenarios with one database: outages, and two hosts that want to run one campaign.
 
 Part of `cluster_scenarios`, which plays them.
 """
@@ -12,8 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from pathlib import Path
 
 import ray
 from emulated_cluster import (
@@ -22,7 +20,6 @@ from emulated_cluster import (
     emulated,
     held,
     launch,
-    mark,
     play,
     processes,
     spec,
@@ -31,11 +28,8 @@ from emulated_cluster import (
     wait_until,
 )
 
-from trappm.cluster.campaign.history import training_labels
-from trappm.cluster.campaign.ownership import runs
-from trappm.cluster.launch import order_stop
 from trappm.cluster.ray_runtime import CAMPAIGN_ACTOR
-from trappm.store import CampaignState, Store
+from trappm.store import Store
 
 
 @contextlib.contextmanager
@@ -167,39 +161,3 @@ with Store.open(sys.argv[1]) as store:
     ) as process:  # fmt: skip
         assert process.stdout.readline() == "runs\n"
         yield process
-
-
-def profilers_that_cannot_start(url):
-    """On one of the nodes something is not installed."""
-    with emulated(NODES) as made:
-        mark(made.measuring[1], "fails to start")
-        return play(url, spec(60))
-
-
-def mixed_stacks(url):
-    """One of the nodes has another PyTorch."""
-    with emulated(NODES) as made, Store.open(url) as store:
-        mark(made.measuring[1], "another stack")
-        outcome = play(url, spec(60))
-        known = training_labels(store, store.campaigns.get().id)
-        report = store.rounds.all(store.campaigns.get().id)[-1].report
-        stacks = Counter((x.device, x.fingerprint) for x in store.labels.matching())
-        return outcome | {
-            "learned_from": len(known.labels),
-            "left_out": report["left_out"],
-            "stacks": {f"{device} {stack}": n for (device, stack), n in stacks.items()},
-        }
-
-
-def cancelled_while_publishing(url):
-    os.environ["PUBLISH_S"] = "10"
-    plan = spec(30, devices=("a100", "v100"))
-    with emulated(NODES), Store.open(url) as store:
-        record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
-        launch(url, record.id, plan)
-        wait_until(Path(os.environ["TRAPPM_HOME"], "publishing").exists)
-        assert store.campaigns.state(record.id) == "running"
-        order_stop(store, record.id, CampaignState.CANCELLED)
-        wait_until(lambda: not runs(store.campaigns.get(record.id)))
-        published = {"snapshots": [x.id for x in store.snapshots.all()]}
-        return summary(store, record.id, plan) | published

@@ -1,4 +1,4 @@
-"""Static profiles and what goes wrong in one; steps are traced once, and damage is traced again."""
+"""Static profiles, their faults, and the cache of traced steps."""
 
 import itertools
 import signal
@@ -12,7 +12,7 @@ from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.profiler.tracing.tracer import Tracer
 
 
-def test_a_pair_has_a_profile_or_a_reason():
+def test_an_architecture_has_a_profile_or_a_refusal():
     made, refused = profile_graph("test_resnet", 64), profile_graph("test_vit", 67)
     assert GraphTemplate.from_bytes(made.template).content_hash
     assert StepProfile.from_bytes(made.step).trainable_parameters > 0
@@ -33,7 +33,7 @@ def fail(*_):
     ("fault", "message"),
     [(work_for_ever, "s of CPU time"), (fail, "KeyError: 'aten.new_operator'")],
 )
-def test_a_fault_of_the_step_leaves_the_graph_and_one_of_the_graph_is_told(
+def test_a_failing_step_leaves_the_graph_and_a_failing_graph_is_refused(
     monkeypatch, fault, message
 ):
     monkeypatch.setattr(profiles, "CPU_LIMIT_S", 2.0)
@@ -60,7 +60,7 @@ def key(architecture="test_resnet", **changes):
     return StepKey(architecture, **{**fields, **changes})
 
 
-def test_what_was_traced_or_refused_is_not_made_again(tmp_path):
+def test_traced_and_refused_steps_are_not_made_again(tmp_path):
     cache, keys = StepCache(tmp_path / "steps"), [key(), key("no_such_model")]
     assert cache.missing(keys) == keys
     made = {traced.key: traced.refusal for traced in trace_steps(keys)}
@@ -89,5 +89,5 @@ def test_what_was_traced_or_refused_is_not_made_again(tmp_path):
         {"fused_attention": False},
     ],
 )
-def test_a_name_tells_everything_that_a_profile_depends_on(changes):
+def test_the_file_name_depends_on_every_setting(changes):
     assert key(**changes).file_name != key().file_name

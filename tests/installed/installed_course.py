@@ -67,7 +67,7 @@ def main():
             seed=spec.seed, cache=home.campaigns / record.id,
         )  # fmt: skip
         Campaign(
-            store=campaign_crew.owned(store, record.id), campaign_id=record.id, spec=spec,
+            store=campaign_crew.owned(store, record.id), id=record.id, spec=spec,
             workers=Workers(), learner=campaign_crew.Inline(learner),
             snapshots=home.snapshots, steps=StepCache(home.step_profiles),
         ).run()  # fmt: skip

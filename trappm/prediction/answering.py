@@ -20,6 +20,7 @@ from trappm.prediction.fitting import (
     MemoryInterval,
     beside_step_mib,
     largest_batch,
+    limit_of_step_mib,
     simulated_interval,
 )
 from trappm.prediction.models.subjects import Module, input_size_of, size_kind
@@ -32,6 +33,7 @@ from trappm.profiler.models.known_names import is_prefixed
 from trappm.profiler.records import METRICS, Optimizer, Phase, is_cpu_device
 from trappm.profiler.simulation.memory_simulation import SimulatedMemory, simulate_memory
 from trappm.profiler.simulation.step_profile import StepSource
+from trappm.profiler.simulation.training_loop import Loop
 
 if TYPE_CHECKING:
     from trappm.learner.physics.power.step_power import Interval
@@ -127,9 +129,13 @@ def simulated_answer(question: Question, subject: Subject, device: str, why: str
     loop = question.loop or loop_of(settings.optimizer, settings.precision)
     beside_mib = 0.0 if is_cpu_device(device) else beside_step_mib(device, phase)
 
+    limit_mib = limit_of_step_mib(device, phase, SIMULATED_ERROR)
+
+    def simulated(size: int) -> SimulatedMemory:
+        return simulate_memory(traced.trace, size, loop, limit_mib=limit_mib)
+
     def memory(size: int) -> MemoryInterval:
-        simulated = simulate_memory(traced.trace, size, loop)
-        return simulated_interval(simulated.reserved_with_workspace_mib + beside_mib)
+        return simulated_interval(simulated(size).reserved_with_workspace_mib + beside_mib)
 
     interval, capacity = memory(batch_size), memory_mib(device)
     missing = {name: why for name in (*METRIC_NAMES, "out_of_memory") if name != "memory_mib"}
@@ -156,7 +162,7 @@ def simulated_answer(question: Question, subject: Subject, device: str, why: str
         largest_batch=largest,
         intervals={"memory_mib": (interval.low_mib, interval.high_mib)},
         missing=missing,
-        simulated_memory=simulate_memory(traced.trace, batch_size, loop),
+        simulated_memory=simulated(batch_size),
         memory_source=StepSource.TRACED,
         memory_remark=remark,
         remarks=() if remark is None else (remark,),
@@ -250,8 +256,11 @@ class _Inquiry:
     def _of_usual_loop(self, workloads: Sequence[Workload]) -> Predictions:
         heads = self._trained.heads
         output = self._snapshot.predict(workloads, self.device, self._phase, heads)
+        limit_mib = limit_of_step_mib(self.card, self._phase, SIMULATED_ERROR)
         memories = [
-            w.step.memory(w.batch_size, w.optimizer, phase=w.phase).reserved_with_workspace_mib
+            w.step.memory_in(
+                Loop.PLAIN.with_optimizer(w.optimizer), w.batch_size, w.phase, limit_mib
+            ).reserved_with_workspace_mib
             for w in workloads
             if self._is_transformer and w.step is not None
         ]
@@ -477,9 +486,11 @@ class _Inquiry:
         step = self.workload.step
         if step is None or self._untraced is not None:
             return None
-        if self._question.loop is not None:
-            return step.memory_in(self._question.loop, self._batch_size, self._phase)
-        return step.memory(self._batch_size, self._settings.optimizer, phase=self._phase)
+        loop = self._question.loop or Loop.PLAIN.with_optimizer(self._settings.optimizer)
+        limit_mib = None
+        if self._is_transformer:
+            limit_mib = limit_of_step_mib(self.card, self._phase, SIMULATED_ERROR)
+        return step.memory_in(loop, self._batch_size, self._phase, limit_mib)
 
     def _largest(self, capacity_mib: float) -> int:
         known = _LARGEST.setdefault(self._subject, {})

@@ -16,6 +16,7 @@ from functools import cache
 from math import exp
 from typing import NamedTuple
 
+from trappm.learner.heads.predictions import Z90
 from trappm.prediction.device_names import refuse_unnamed, unknown_device
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, USABLE_SHARE, card_of, memory_mib
 from trappm.profiler.errors import InputError
@@ -105,9 +106,10 @@ def largest_batch(memory: Callable[[int], MemoryInterval], capacity_mib: float) 
     def fits(size: int) -> bool:
         return memory(size).verdict(capacity_mib) is Verdict.FITS
 
+    # Rounded segments can take more at a smaller batch, so one that may not fit is no end yet.
     fitting, beyond = 0, 1
-    while beyond <= LARGEST_BATCH and fits(beyond):
-        fitting, beyond = beyond, 2 * beyond
+    while beyond <= LARGEST_BATCH and memory(beyond).low_mib <= USABLE_SHARE * capacity_mib:
+        fitting, beyond = (beyond if fits(beyond) else fitting), 2 * beyond
     while fitting and beyond - fitting > 1:
         middle = (fitting + beyond) // 2
         fitting, beyond = (middle, beyond) if fits(middle) else (fitting, middle)
@@ -126,6 +128,24 @@ def _errors_of_simulation() -> tuple[float, float]:
     from trappm.learner.heads.other_devices import known_of_others
 
     return known_of_others()[0].memory.interval()
+
+
+def limit_of_step_mib(device: str, phase: Phase, deviation: float) -> float | None:
+    """Return the memory beyond which a simulated step may not fit; None without a capacity.
+
+    PyTorch's allocator returns unused segments before it runs out of memory, so a step that would
+    reserve more than this may still run (`simulate_memory`).
+
+    Args:
+        device: Any name of the device.
+        phase: Phase of the step.
+        deviation: Deviation of the logarithm of the simulated memory.
+    """
+    capacity_mib = None if is_cpu_device(device) else memory_mib(device)
+    if capacity_mib is None:
+        return None
+    most_mib = USABLE_SHARE * capacity_mib / exp(Z90 * deviation)
+    return most_mib - beside_step_mib(device, phase)
 
 
 def room_text(verdict: Verdict, device: str, memory: MemoryInterval, capacity_mib: float) -> str:

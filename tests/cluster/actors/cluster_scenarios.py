@@ -43,11 +43,8 @@ from emulated_cluster import (
     wait_until,
 )  # fmt: skip
 from ownership_scenarios import (
-    cancelled_while_publishing,
     database_away,
-    mixed_stacks,
     postgresql,
-    profilers_that_cannot_start,
     restarted_during_an_outage,
     two_hosts,
 )
@@ -58,7 +55,6 @@ from trappm.cluster import ray_runtime
 from trappm.cluster.actors.learner import LearnerHandle
 from trappm.cluster.campaign.ownership import runs
 from trappm.cluster.launch import _follow, order_stop
-from trappm.cluster.scheduler.stop_rules import StopRules
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.records import QUICK
 from trappm.reports.campaign_facts import live_state
@@ -68,12 +64,6 @@ from trappm.store import CampaignState, Store
 def calm(url):
     with emulated(NODES):
         return play(url, spec(60))
-
-
-def budget(url):
-    rules = StopRules(labels=37)
-    with emulated(NODES):
-        return play(url, spec(60).model_copy(update={"stop": rules}))
 
 
 def profiles_made(url):
@@ -294,12 +284,11 @@ def poisoned(url):
 
 
 SCENARIOS = {f.__name__: f for f in (
-    calm, budget, profiles_made, node_comes_late, autoscaled_from_nothing,
-    node_out_of_order, node_lost,
+    calm, profiles_made, node_comes_late, autoscaled_from_nothing, node_out_of_order, node_lost,
     node_frozen, worker_killed, worker_frozen, poisoned, learner_killed, campaign_killed,
     campaign_node_lost, campaign_node_lost_with_postgresql, gpus_while_profiling,
     paused_and_resumed_at_once, head_restarted, database_away, restarted_during_an_outage,
-    two_hosts, profilers_that_cannot_start, mixed_stacks, cancelled_while_publishing,
+    two_hosts,
 )}  # fmt: skip
 
 

@@ -16,7 +16,6 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -99,7 +98,6 @@ class MadeUpProfiler:
         if marked("fails to start"):
             raise ModuleNotFoundError("No module named 'timm'")
         self._device = device
-        self._fingerprint = "another stack" if marked("another stack") else "stack"
 
     def stay(self):
         threading.Event().wait()
@@ -110,7 +108,7 @@ class MadeUpProfiler:
             raise DeviceError(f"host {host}: its driver is out of order")
         gpus = [str(gpu) for gpu in ray.get_gpu_ids()]
         return {
-            "host": host, "gpus": gpus, "fingerprint": self._fingerprint, "process": this_process(),
+            "host": host, "gpus": gpus, "fingerprint": "stack", "process": this_process(),
         }  # fmt: skip
 
     def characterise(self, seconds):
@@ -123,43 +121,26 @@ class MadeUpProfiler:
         if configuration.architecture == POISON:
             os.kill(os.getpid(), signal.SIGKILL)
         host = ray.get_runtime_context().get_node_id()
-        made = made_up(
+        return made_up(
             configuration, self._device, protocol, attempt_key, host=f"{host} {os.getpid()}"
         )
-        stack = {"stack_fingerprint": self._fingerprint, "torch": f"of {self._fingerprint}"}
-        return replace(made, environment={**made.environment, **stack})
 
 
-class MadeUpLearner:
-    """Learns nothing; dies of its first choice, if there is a path to note that at."""
+class MadeUpLearner(FakeLearner):
+    """Learns nothing; is killed in its first choice if there is a path to note that at."""
 
     def __init__(self, dies_once):
-        self._learner = FakeLearner()
-        self._slow_s = float(os.environ.get("PUBLISH_S", "0"))
+        super().__init__()
         self._dies_once = dies_once and Path(dies_once)
 
     def progress(self):
         return 0, 0
 
-    def set_pool(self, pool, steps, traced):
-        self._learner.set_pool(pool, steps, traced)
-
-    def fit(self, labels, kernels):
-        return self._learner.fit(labels, kernels)
-
     def choose(self, request):
         if self._dies_once and not self._dies_once.exists():
             self._dies_once.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return self._learner.choose(request)
-
-    def publish(self, registry, fields):
-        Path(os.environ["TRAPPM_HOME"], "publishing").touch()
-        time.sleep(self._slow_s)
-        return self._learner.publish(registry, fields)
-
-    def promote(self, registry, snapshot_id):
-        return self._learner.promote(registry, snapshot_id)
+        return super().choose(request)
 
 
 class MadeUpCampaignActor(CampaignActor):
@@ -179,7 +160,7 @@ class MadeUpCampaignActor(CampaignActor):
     def _workers(self):
         silent_s = float(os.environ.get("SILENT_S", "180"))
         trappm.cluster.actors.profiler_pool.SILENT_S = silent_s
-        devices = self._spec.devices.keys
+        devices = self.spec.devices.keys
         return MadeUpPool(
             devices,
             may_grow=True,
@@ -190,7 +171,7 @@ class MadeUpCampaignActor(CampaignActor):
     def _learner(self):
         return LearnerHandle(
             tell=partial(self._note, "learner"),
-            labels=self._spec.total,
+            labels=self.spec.total,
             learner=MadeUpLearner,
             dies_once=None,
         )
@@ -306,7 +287,7 @@ def play(url, plan, faults=lambda recorded: None, learner=None):
 
         Campaign._recorded = note
         campaign = Campaign(
-            store=owned(store, record.id), campaign_id=record.id, spec=plan, workers=workers,
+            store=owned(store, record.id), id=record.id, spec=plan, workers=workers,
             snapshots=Path("unused"), learner=learner or Inline(FakeLearner()),
             steps=StepCache(Home.find().step_profiles),
         )  # fmt: skip

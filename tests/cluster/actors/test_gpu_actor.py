@@ -79,7 +79,7 @@ def answers(program: str, machine: Machine) -> Any:
 
 
 @pytest.mark.extension("parallel")
-def test_ranks_get_their_gpus_of_one_node() -> None:
+def test_ranks_get_the_gpus_of_one_node() -> None:
     names = "aaaa", "bbbb", "cccc"
     machine = Machine(*(Board(f"GPU-{name}", "NVIDIA H200") for name in names))
     answer = answers(RANKS, machine)
@@ -92,7 +92,7 @@ def test_ranks_get_their_gpus_of_one_node() -> None:
     assert "cannot use CUDA on NVIDIA H200" in message
 
 
-def test_each_actor_describes_the_gpu_that_ray_gave_to_it() -> None:
+def test_each_actor_describes_the_gpu_that_ray_assigned() -> None:
     machine = Machine(
         Board("GPU-aaaa", "NVIDIA H200"),
         Board("GPU-bbbb", handle=error("GPU_IS_LOST")),

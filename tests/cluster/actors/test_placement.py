@@ -25,14 +25,14 @@ from trappm.profiler.errors import DeviceError
      "NVIDIA GeForce GTX 1660 Ti", "NVIDIA TITAN V", "NVIDIA RTX A6000", "NVIDIA GH200 480GB",
      "NVIDIA RTX 6000 Ada Generation", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"],
 )  # fmt: skip
-def test_nodes_that_ray_labels_by_itself_are_found_by_the_key_that_we_measure_under(name):
+def test_labels_that_ray_sets_match_our_device_keys(name):
     label = NvidiaGPUAcceleratorManager._gpu_name_to_accelerator_type(name)
     node = {"Labels": {ACCELERATOR_LABEL: label}}
     assert placement(read_name(name).key).suits(node)
     assert not placement("l4").suits(node)
 
 
-def test_a_selector_of_ray_takes_any_of_the_labels():
+def test_the_label_selector_accepts_every_label_of_a_device():
     assert placement("a100").options["label_selector"] == {ACCELERATOR_LABEL: "A100"}
     selector = placement("rtx3090").options["label_selector"][ACCELERATOR_LABEL]
     assert selector == "in(RTX3090,RTX-3090,GeForce-RTX-3090)"
@@ -52,19 +52,19 @@ def nodes(*gpus):
     [((4, 4), 1, 4), ((8,), 1, 4), ((4,), 1, 0), ((2,), 0, 2), ((4, 1), 1, 1), ((4,) * 8, 6, 8),
      ((), 0, 0)],
 )  # fmt: skip
-def test_ranks_and_single_gpus_of_the_same_nodes_all_have_room(gpus, ranks, singles):
+def test_ranks_and_single_gpus_share_nodes(gpus, ranks, singles):
     places = {device: placement(device) for device in ("a100", "a100x4")}
     assert room_for(places, nodes(*gpus)) == {"a100": singles, "a100x4": ranks}
 
 
-def test_cards_of_different_nodes_do_not_take_each_others_room():
+def test_devices_on_different_nodes_do_not_share_gpus():
     v100 = {"Labels": {ACCELERATOR_LABEL: "V100"}, "Resources": {"GPU": 3.0}}
     places = {device: placement(device) for device in ("a100", "v100", "cpu-2t")}
     assert room_for(places, [*nodes(4, 2), v100]) == {"a100": 6, "v100": 3}
 
 
 @pytest.mark.extension("parallel")
-def test_a_node_that_cannot_hold_both_devices_is_refused_in_a_line(monkeypatch):
+def test_a_node_without_room_for_both_devices_is_refused_in_one_line(monkeypatch):
     monkeypatch.setattr(ray_runtime, "_nodes", lambda: nodes(4))
     ray_runtime.require_nodes(("a100", "a100x2"))
     with pytest.raises(DeviceError, match=r"room for a100 .* in addition to a100x4: .* have 4;"):
@@ -93,7 +93,7 @@ CORES = {"NodeID": "cores", "Resources": {"CPU": 8.0}, "Labels": {CPU_LABEL: "tr
         ([CORES], None),
     ],
 )
-def test_profiles_stay_off_nodes_that_measure_where_there_are_others(monkeypatch, nodes, chosen):
+def test_profiles_avoid_measuring_nodes_if_there_are_others(monkeypatch, nodes, chosen):
     monkeypatch.setattr(ray_runtime, "_nodes", lambda: nodes)
     expected = {} if chosen is None else {"label_selector": {NODE_LABEL: chosen}}
     assert off_measuring_nodes() == expected

@@ -1,4 +1,4 @@
-"""What others on this host, or on its network, can reach of the private Ray: nothing."""
+"""Isolation and cleanup of the private Ray of one machine."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _is_loopback(address):
 
 
 @pytest.mark.slow
-def test_it_listens_on_loopback_only_and_nobody_else_gets_into_its_folder():
+def test_the_private_ray_listens_on_loopback_and_its_folder_is_private():
     def closed(listen, folder):
         assert listen
         assert [address for address in listen if not _is_loopback(address)] == []
@@ -66,7 +66,7 @@ def test_it_listens_on_loopback_only_and_nobody_else_gets_into_its_folder():
 
 
 @pytest.mark.slow
-def test_it_starts_where_the_folder_for_temporary_files_has_a_long_path(tmp_path):
+def test_the_private_ray_starts_with_a_long_temporary_path(tmp_path):
     long = tmp_path / ("x" * 60)
     long.mkdir()
     folder = _looked(lambda _, folder: folder, TMPDIR=str(long))
@@ -105,7 +105,7 @@ except Exception as error:
 
 
 @pytest.mark.slow
-def test_a_crash_of_the_private_ray_ends_no_other_child_of_its_caller():
+def test_a_crash_of_the_private_ray_kills_no_other_child_process():
     result = subprocess.run(
         [sys.executable, "-c", CRASH], capture_output=True, text=True, check=True, timeout=200
     )
@@ -115,7 +115,7 @@ def test_a_crash_of_the_private_ray_ends_no_other_child_of_its_caller():
     assert left == []
 
 
-def test_only_own_leftovers_are_cleared(tmp_path, monkeypatch):
+def test_only_leftovers_of_ended_own_processes_are_removed(tmp_path, monkeypatch):
     gone = subprocess.Popen(["true"])
     gone.wait()
     monkeypatch.setattr(ray_runtime, "_temporary", lambda: tmp_path)

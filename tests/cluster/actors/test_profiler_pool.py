@@ -16,7 +16,7 @@ import pytest
 from trappm.cluster.actors.profiler_pool import RECRUIT_S, REFUSED_S, pause_after
 
 
-def test_a_profiler_that_cannot_be_started_is_tried_more_and_more_seldom():
+def test_the_pause_between_failed_starts_grows_to_a_limit():
     assert [pause_after(n) for n in (1, 2, 3)] == [2 * RECRUIT_S, 4 * RECRUIT_S, 8 * RECRUIT_S]
     assert pause_after(7) == pause_after(5_000) == REFUSED_S  # as it is after some days
 
@@ -36,7 +36,7 @@ def play(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_given_to_a_worker_that_has_just_gone_comes_back_as_lost(play):
+def test_a_task_for_a_worker_that_has_just_ended_is_lost(play):
     """Between two looks at the workers the machine may still think that it is there."""
     assert play("gone_already") == {"losses": ["the profiler was gone already"], "again": []}
 
@@ -47,12 +47,12 @@ def test_dismissing_a_worker_of_a_lost_node_leaves_no_demand_behind(play):
 
 
 @pytest.mark.slow
-def test_a_gpu_is_given_back_once_nothing_has_been_left_for_it_for_a_while(play):
+def test_a_gpu_without_work_is_released_after_a_while(play):
     assert play("given_back") == {"while_work_waits": 2, "free_then": 0, "free_at_last": 2}
 
 
 @pytest.mark.slow
-def test_a_profiler_that_cannot_be_started_is_told_of_and_joins_once_it_is_mended(play):
+def test_a_profiler_that_cannot_start_is_reported_and_joins_once_it_can(play):
     result = play("mended")
     first, second, *_ = result["messages"]
     assert "No module named 'timm'" in first
@@ -63,7 +63,7 @@ def test_a_profiler_that_cannot_be_started_is_told_of_and_joins_once_it_is_mende
 
 
 @pytest.mark.slow
-def test_on_this_machine_alone_a_profiler_that_cannot_be_started_ends_the_campaign(play):
+def test_a_profiler_that_cannot_start_ends_a_campaign_on_a_single_machine(play):
     result = play("broken_here")
     assert result["error"].startswith("the profiler of simulated:a100 cannot be started: ")
     assert "No module named 'timm'" in result["error"]
@@ -71,13 +71,13 @@ def test_on_this_machine_alone_a_profiler_that_cannot_be_started_ends_the_campai
 
 @pytest.mark.extension("parallel")
 @pytest.mark.slow
-def test_ranks_are_placed_before_single_gpus_break_their_nodes_up(play):
+def test_ranks_are_placed_before_single_gpus(play):
     assert play("ranks_first") == {"joined": {"a100x4": 1, "a100": 4}, "messages": []}
 
 
 @pytest.mark.extension("parallel")
 @pytest.mark.slow
-def test_what_has_no_room_beside_the_ranks_is_told_of_once(play):
+def test_a_device_without_room_in_addition_to_ranks_is_reported_once(play):
     result = play("ranks_alone")
     assert result["joined"] == {"a100x4": 1}
     (message,) = result["messages"]

@@ -1,4 +1,4 @@
-"""What a real Ray cluster that somebody else started does at `--address`, but for campaigns."""
+"""Pools and profiles on a running Ray cluster at `--address`."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def told_by(address, environment):
     return run
 
 
-def test_a_model_that_ends_its_worker_costs_no_other(told_by):
+def test_a_model_that_kills_its_worker_affects_no_other_model(told_by):
     report = told_by(CRASHES)
     ended = "the static profile ended its process"
     assert report == {
@@ -166,7 +166,7 @@ def test_a_model_that_ends_its_worker_costs_no_other(told_by):
     }
 
 
-def test_kernels_that_end_their_worker_cost_their_own_precision_only(told_by):
+def test_a_trace_that_kills_its_worker_affects_its_own_precision_only(told_by):
     report = told_by(TRACES)
     assert report["test_resnet fp32"] == [True, ""]
     assert report["test_resnet amp-fp16"] == [False, "tracing its steps ended the process"]
@@ -174,14 +174,14 @@ def test_kernels_that_end_their_worker_cost_their_own_precision_only(told_by):
     assert "test_no_such" in report["test_no_such fp32"][1]
 
 
-def test_models_profiled_on_a_cluster_see_no_secrets_in_their_environment(told_by, environment):
+def test_profile_tasks_have_no_secrets_in_their_environment(told_by, environment):
     seen = told_by(ENVIRONMENT)
     assert len(seen) == 8
     assert not any("RAY_AUTH_TOKEN" in each for each in seen)
     assert all(environment["RAY_AUTH_TOKEN"] not in each.values() for each in seen)
 
 
-def test_a_cluster_tells_which_gpus_its_nodes_have(told_by):
+def test_a_cluster_lists_the_gpus_of_its_nodes(told_by):
     code = (
         "import json, sys; from trappm.cluster.ray_runtime import gpus_known_to;"
         "print(json.dumps(sorted(gpus_known_to(sys.argv[1]))))"

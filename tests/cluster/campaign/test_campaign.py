@@ -32,7 +32,7 @@ from trappm.profiler.models.pool import build_pool
 from trappm.store import CampaignState, Store
 
 
-def test_a_campaign_spends_its_budget_once_and_publishes(store):
+def test_a_campaign_measures_its_budget_once_and_publishes(store):
     workers, learner = FakeWorkers(), FakeLearner()
     run = campaign(store, workers, learner)
     assert run.run() == "snap1"
@@ -45,25 +45,22 @@ def test_a_campaign_spends_its_budget_once_and_publishes(store):
         "evaluation", "initial", "acquired", "acquired",
     ]  # fmt: skip
     assert len(learner.fits) == 3
-
-
-def test_architectures_of_the_evaluation_set_are_never_trained_on(store):
-    learner = FakeLearner()
-    campaign(store, FakeWorkers(), learner).run()
     assert learner.train
     assert learner.evaluate
     assert not learner.train & learner.evaluate
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
-def test_a_twin_of_what_is_held_out_is_held_out_with_it(store, seed):
+def test_architectures_with_the_same_layers_are_held_out_together(store, seed):
     names = ["resnet10t", "resnet14t", "resnet18", "convnext_atto"]
     group = {"architectures": names, "batch_sizes": [1, 2, 4], "input_sizes": [64]}
     budget = {"evaluation": {"source": 3, "target": 2, "architecture_share": 0.5},
               "initial": {"source": 4, "target": 2},
               "rounds": {"count": 1, "source": 1, "target": 1}}  # fmt: skip
     changes = {"seed": seed, "pool": {"groups": [group]}, **budget}
-    tiny = campaign(store, FakeWorkers(twins={"resnet14t": "resnet10t"}), FakeLearner(), **changes)
+    tiny = campaign(
+        store, FakeWorkers(duplicates={"resnet14t": "resnet10t"}), FakeLearner(), **changes
+    )
     tiny.run()
     (record,) = store.campaigns.all()
     held_out = {c.architecture for c, is_out in store.campaigns.pool(record.id) if is_out}
@@ -93,7 +90,7 @@ def test_a_campaign_chooses_from_a_pool_that_was_built_before(store):
     assert {c for c, _ in store.campaigns.pool(run.id)} == chosen_from
 
 
-def test_a_pool_that_was_not_built_or_is_too_small_is_told_before_anything_starts(store):
+def test_a_missing_or_too_small_pool_is_refused_before_the_campaign_starts(store):
     with pytest.raises(InputError, match="trappm pool build"):
         check_spec(store, spec(pool="bilt"), "auto")
     store.pools.save("built", {}, build_pool(spec().pool))
@@ -106,7 +103,7 @@ def test_a_pool_that_was_not_built_or_is_too_small_is_told_before_anything_start
         check_spec(store, spec(pool="built"), "auto")
 
 
-def test_a_misspelt_device_of_a_cluster_is_told_before_its_budget(store, monkeypatch):
+def test_a_misspelt_device_of_a_cluster_is_reported_before_its_budget(store, monkeypatch):
     monkeypatch.setattr(trappm.cluster.launch, "gpus_known_to", lambda address: {"h1000", "gb200"})
     too_much = {"initial": {"source": 9_999}}
 
@@ -123,7 +120,7 @@ def test_a_misspelt_device_of_a_cluster_is_told_before_its_budget(store, monkeyp
             launched_on(device)
 
 
-def test_a_campaign_that_would_end_at_once_by_the_clock_is_not_begun(store):
+def test_a_campaign_whose_deadline_has_passed_is_not_created(store):
     over = spec(stop={"ends_at": "2020-01-01T00:00+00:00"})
     with pytest.raises(
         InputError, match=r"stop\.ends_at must be in the future: it is past 2020-01-01"
@@ -136,7 +133,7 @@ def test_a_campaign_that_would_end_at_once_by_the_clock_is_not_begun(store):
     assert start_or_continue(store, later)[0].id != begun.id
 
 
-def test_a_budget_of_labels_that_leaves_nothing_to_learn_is_told_before_anything_starts(store):
+def test_a_label_budget_below_the_first_training_set_is_refused(store):
     first = sum(SPEC[part][device] for part in ("evaluation", "initial")
                 for device in ("source", "target"))  # fmt: skip
     with pytest.raises(InputError, match=f"alone ask for {first}"):
@@ -159,7 +156,7 @@ def test_a_stopped_campaign_resumes_without_losing_or_repeating_a_label(store, s
 
 
 @pytest.mark.parametrize("fault", ["lost", "unstable", "error"])
-def test_a_passing_fault_is_tried_again(store, fault):
+def test_a_transient_fault_is_retried(store, fault):
     workers = FakeWorkers(faults={2: fault, 7: fault})
     run = campaign(store, workers)
     run.run()
@@ -167,16 +164,24 @@ def test_a_passing_fault_is_tried_again(store, fault):
     assert len(workers.starts) == sum(BUDGET.values()) + 2
 
 
-@pytest.mark.parametrize("fault", ["lost", "unstable", "error"])
-def test_a_configuration_that_always_fails_is_given_up_after_bounded_attempts(store, fault):
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [("lost", "its worker was lost"), ("unstable", "steps not steady"), ("error", "error")],
+)
+def test_a_configuration_that_always_fails_is_quarantined_after_three_attempts(
+    store, fault, reason
+):
     workers = FakeWorkers(poison=fault)
     run = campaign(store, workers)
     run.run()
     assert labels_by_device(store, run.id).total() == sum(BUDGET.values()) - 1
     assert Counter(a.state for a in store.assignments.of_campaign(run.id))["failed"] == 1
+    (event,) = store.campaigns.events(run.id, kind="quarantined")
+    assert f"no label after 3 attempts on 1 host ({reason})" in event.message["message"]
+    assert event.message["message"] in workers.lines
 
 
-def test_an_initial_draw_without_labels_fails_the_campaign_and_resume_measures_it_again(store):
+def test_an_initial_round_without_labels_fails_the_campaign_until_it_is_resumed(store):
     workers = FakeWorkers(faults=dict.fromkeys(range(1, 1000), "unstable"))
     run = campaign(store, workers)
     with pytest.raises(
@@ -186,24 +191,6 @@ def test_an_initial_draw_without_labels_fails_the_campaign_and_resume_measures_i
     assert labels_by_device(store, run.id).total() == 0
     campaign(store, FakeWorkers(), campaign_id=run.id).run()
     assert labels_by_device(store, run.id)["cpu-2t"] >= BUDGET["cpu-2t"] - 3
-
-
-def test_out_of_memory_is_kept_as_an_outcome_and_not_tried_again(store):
-    workers = FakeWorkers(faults={2: "oom"})
-    run = campaign(store, workers)
-    run.run()
-    assert len(workers.starts) == sum(BUDGET.values())
-    outcomes = store.campaigns.outcome_counts(run.id)
-    assert sum(c.get("oom", 0) for c in outcomes.values()) == 1
-
-
-def test_a_budget_that_the_pool_cannot_meet_is_told_before_anything_is_measured(store):
-    workers = FakeWorkers()
-    run = campaign(store, workers, initial={"source": 500, "target": 2})
-    with pytest.raises(InputError, match="budget for cpu-2t cannot be met"):
-        run.run()
-    assert workers.starts == []
-    assert store.campaigns.get(run.id).state == "failed"
 
 
 def test_a_failure_of_the_learner_fails_the_campaign_and_resume_completes_it(store):
@@ -232,24 +219,10 @@ def test_the_same_seed_draws_the_same_configurations(new_store):
     assert drawn[0] == drawn[1]
 
 
-class OrderedAbout(FakeWorkers):
-    """Somebody in another shell gives an order while the n-th measurement runs."""
-
-    def __init__(self, after, order):
-        super().__init__()
-        self._after, self._order = after, order
-
-    def start(self, worker, task, protocol):
-        super().start(worker, task, protocol)
-        if len(self.starts) == self._after:
-            self._order()
-
-
 @pytest.mark.parametrize("state", [CampaignState.PAUSED, CampaignState.CANCELLED])
 def test_an_order_from_another_shell_stops_a_campaign(store, monkeypatch, state):
     monkeypatch.setattr(trappm.cluster.campaign.loop, "LOOK_S", 0.0)
-    workers = OrderedAbout(5, lambda: order_stop(store, None, state))
-    run = campaign(store, workers)
+    run = campaign(store, FakeWorkers(at=(5, lambda: order_stop(store, None, state))))
     with pytest.raises(CampaignStopped):
         run.run()
     assert store.campaigns.get(run.id).state == state
@@ -268,7 +241,7 @@ def test_an_order_from_another_shell_stops_a_campaign(store, monkeypatch, state)
 
 
 @pytest.mark.parametrize("state", [CampaignState.PAUSED, CampaignState.CANCELLED])
-def test_an_order_from_another_shell_holds_while_graphs_are_made(store, monkeypatch, state):
+def test_an_order_from_another_shell_stops_the_profiling_of_graphs(store, monkeypatch, state):
     class OrderedAboutGraphs(FakeWorkers):
         def profile(self, pairs):
             for graph in super().profile(pairs):
@@ -291,7 +264,7 @@ def test_an_order_from_another_shell_holds_while_graphs_are_made(store, monkeypa
     ("devices", "formats"),
     [(("a100", "v100"), 2), (("cpu-2t", "cpu-1t"), 2), (("nobodys", "others"), 0)],
 )
-def test_kernels_are_traced_once_for_each_format_where_a_device_is_known(store, devices, formats):
+def test_kernels_are_traced_once_per_memory_format_of_a_known_device(store, devices, formats):
     groups = [{**SPEC["pool"]["groups"][0], "memory_formats": ["contiguous", "channels-last"]}]
     workers = FakeWorkers(workers=[(f"w-{name}", name) for name in devices], stop_after=3)
     options = {"devices": dict(zip(("source", "target"), devices, strict=True))}
@@ -309,7 +282,7 @@ def test_kernels_are_traced_once_for_each_format_where_a_device_is_known(store, 
     assert not again.traced
 
 
-def test_kernels_that_cost_a_worker_and_damaged_ones_are_traced_again(store):
+def test_lost_and_damaged_traces_are_made_again(store):
     class Unlucky(FakeWorkers):
         def trace(self, keys):
             for key in super().trace(keys):
@@ -331,7 +304,7 @@ def test_kernels_that_cost_a_worker_and_damaged_ones_are_traced_again(store):
     assert again.traced == workers.traced[:2]
 
 
-def test_an_order_from_another_shell_holds_while_the_encoder_is_trained(store, monkeypatch):
+def test_an_order_from_another_shell_stops_a_campaign_that_trains_its_encoder(store, monkeypatch):
     class OrderedAboutEncoder(FakeLearner):
         def set_pool(self, pool, steps=None, traced=None):
             order_stop(store, None, CampaignState.PAUSED)
@@ -346,7 +319,7 @@ def test_an_order_from_another_shell_holds_while_the_encoder_is_trained(store, m
     assert labels_by_device(store, run.id) == BUDGET
 
 
-def test_an_order_without_an_id_is_for_the_one_that_runs_and_asks_where_several_do(store):
+def test_an_order_without_an_id_needs_a_single_running_campaign(store):
     file = spec().model_dump(mode="json")
     first, second, third = (store.campaigns.create(str(n), file, n).id for n in range(3))
     store.owners.begin_campaign(first)
@@ -363,7 +336,7 @@ def test_an_order_without_an_id_is_for_the_one_that_runs_and_asks_where_several_
 
 
 @pytest.mark.parametrize("fault", ["error", "lost", "unsupported"])
-def test_what_was_given_up_can_be_tried_again_after_the_end(store, fault):
+def test_quarantined_configurations_can_be_retried_after_the_end(store, fault):
     workers = FakeWorkers(poison=fault)
     run = campaign(store, workers)
     run.run()
@@ -385,7 +358,7 @@ def test_what_was_given_up_can_be_tried_again_after_the_end(store, fault):
     assert {r.number for r in store.rounds.all(run.id)} == set(reports)
 
 
-def test_what_another_campaign_measured_meanwhile_is_not_measured_again(store):
+def test_labels_that_another_campaign_measures_in_the_same_time_are_adopted(store):
     """What waits in an earlier round gets its label elsewhere, while the next round is chosen."""
     run = None
 
@@ -421,7 +394,7 @@ def test_what_another_campaign_measured_meanwhile_is_not_measured_again(store):
     assert len(workers.starts) == 3 + 5 + 2 * 2 - len(elsewhere)
 
 
-def test_labels_count_for_a_worker_that_cannot_know_yet_how_memory_is_counted(store):
+def test_labels_are_adopted_before_the_memory_method_is_known(store):
     """In a container NVML may hide our process, which shows only once something is measured."""
     facts = {"device": "a100", "measuring_version": 2}
 
@@ -443,18 +416,7 @@ def test_labels_count_for_a_worker_that_cannot_know_yet_how_memory_is_counted(st
         assert labels_by_device(store, run.id).total() == 3 + 5 + 2
 
 
-def test_what_is_given_up_is_told(store):
-    workers = FakeWorkers(poison="lost")
-    run = campaign(store, workers)
-    run.run()
-    (message,) = [
-        e.message["message"] for e in store.campaigns.events(run.id) if e.kind == "quarantined"
-    ]
-    assert "no label after 3 attempts on 1 host (its worker was lost)" in message
-    assert message in workers.lines
-
-
-def test_why_a_campaigns_process_died_is_told():
+def test_the_error_names_the_reason_why_the_campaign_process_ended():
     from ray.exceptions import ActorDiedError
 
     def die(life, seen):

@@ -65,7 +65,7 @@ class Hearing(FakeLearner):
         return super().fit(labels, kernels)
 
 
-def test_the_learner_hears_of_the_kernels_of_the_stack_of_its_labels(store):
+def test_the_learner_gets_the_kernels_of_the_stack_of_its_labels(store):
     other = {"device": "cpu-1t", "stack_fingerprint": "another"}
     workers, learner = crew(), Hearing()
     workers.timed_kernels["cpu-1t"] = [kernels("cpu-1t", environment=other)]
@@ -73,7 +73,7 @@ def test_the_learner_hears_of_the_kernels_of_the_stack_of_its_labels(store):
     assert learner.heard == {"cpu-2t": 3, "cpu-1t": 0}
 
 
-def test_a_second_campaign_takes_what_the_store_has(store):
+def test_a_second_campaign_uses_stored_kernels(store):
     campaign(store, crew(), **CPUS).run()
     workers = crew()
     campaign(store, workers, FakeLearner("snap2"), **CPUS | {"seed": 8}).run()
@@ -81,35 +81,35 @@ def test_a_second_campaign_takes_what_the_store_has(store):
 
 
 @pytest.mark.parametrize("off", [{}, {"characterise": False}, {"characterise": None}])
-def test_cpus_are_left_alone_unless_the_file_says_so(store, off):
+def test_kernels_of_cpus_are_timed_only_on_request(store, off):
     workers = crew()
     campaign(store, workers, canary=False, **off).run()
     assert {what for _, what in workers.done} == {"label"}
 
 
-def test_the_laptop_is_not_a_second_slower(store):
+def test_the_laptop_preset_times_no_kernels(store):
     laptop = load_preset("laptop")
-    gate = HostChecks(store, "", None, laptop.characterise)
-    assert not any(gate.is_due(Worker("w", d, "host", "stack")) for d in laptop.devices.keys)
+    checks = HostChecks(store, "", None, laptop.characterise)
+    assert not any(checks.is_due(Worker("w", d, "host", "stack")) for d in laptop.devices.keys)
 
 
-def test_gpus_are_known_by_default_and_what_runs_nothing_never(store):
-    gate = HostChecks(store, "", None, spec().characterise)
-    assert gate.is_due(GPU)
-    assert gate.begin(GPU).seconds == 60
+def test_kernels_are_timed_by_default_on_gpus_but_not_on_simulated_devices(store):
+    checks = HostChecks(store, "", None, spec().characterise)
+    assert checks.is_due(GPU)
+    assert checks.begin(GPU).seconds == 60
     for device in ("simulated:a100", "replay:labels.csv"):
-        assert not gate.is_due(Worker("w", device, "host", "stack"))
+        assert not checks.is_due(Worker("w", device, "host", "stack"))
 
 
-def test_one_worker_of_many_times_them(store):
-    gate, other = (
+def test_one_worker_times_the_kernels_of_its_device(store):
+    checks, other = (
         HostChecks(store, "", None, Characterisation()),
         Worker("two", "a100", "host", "stack"),
     )
-    gate.begin(GPU)
-    assert not gate.is_due(other)
-    gate.forget(GPU)  # it was lost
-    assert gate.is_due(other)
+    checks.begin(GPU)
+    assert not checks.is_due(other)
+    checks.forget(GPU)  # it was lost
+    assert checks.is_due(other)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,9 @@ def test_one_worker_of_many_times_them(store):
         ("v100", "stack", 1 * DAYS, "ok", True),
     ],
 )
-def test_recent_kernels_of_the_same_device_and_stack_do(store, device, stack, age, outcome, is_due):
+def test_recent_kernels_of_the_same_device_and_stack_are_enough(
+    store, device, stack, age, outcome, is_due
+):
     at = (datetime.now(UTC) - age).isoformat()
     environment = {"device": device, "stack_fingerprint": stack}
     time_ms = 0.5 if outcome == "ok" else None
@@ -133,13 +135,15 @@ def test_recent_kernels_of_the_same_device_and_stack_do(store, device, stack, ag
     assert HostChecks(store, "", None, Characterisation()).is_due(GPU) == is_due
 
 
-def test_a_device_that_drifts_is_timed_once_more(store):
-    drift = {
-        "configuration": {"architecture": "resnet10t", "batch_size": 1, "input_size": 64},
-        "every_measurements": 3, "reference_readings": 1,
-    }  # fmt: skip
+DRIFT = {
+    "configuration": {"architecture": "resnet10t", "batch_size": 1, "input_size": 64},
+    "every_measurements": 3, "reference_readings": 1,
+}  # fmt: skip
+
+
+def test_the_kernels_of_a_drifting_device_are_timed_once_more(store):
     workers = crew(canary={"w-cpu-2t": [10.0, 11.2, 11.2, 11.2, 10.0, 11.2, 11.2]})
-    campaign(store, workers, **CPUS | {"canary": drift}).run()
+    campaign(store, workers, **CPUS | {"canary": DRIFT}).run()
     done = done_by(workers, "w-cpu-2t")
     assert done[:2] == ["canary", "kernels"]
     assert done[5:8] == ["canary", "canary", "kernels"]  # confirmed first
@@ -147,20 +151,16 @@ def test_a_device_that_drifts_is_timed_once_more(store):
     assert store.kernels.devices()["cpu-2t"] == 6
 
 
-def test_a_worker_that_drifts_and_dies_of_the_run_is_not_given_it_without_end(store):
-    drift = {
-        "configuration": {"architecture": "resnet10t", "batch_size": 1, "input_size": 64},
-        "every_measurements": 3, "reference_readings": 1,
-    }  # fmt: skip
+def test_a_drifting_worker_that_is_lost_in_its_kernels_does_not_time_them_again(store):
     workers = crew(
         canary={"w-cpu-2t": [10.0, *[11.2] * 9]},
         kernels={"cpu-2t": [kernels("cpu-2t"), "lost", "lost"], "cpu-1t": [kernels("cpu-1t")]},
     )
-    campaign(store, workers, **CPUS | {"canary": drift}).run()
+    campaign(store, workers, **CPUS | {"canary": DRIFT}).run()
     assert done_by(workers, "w-cpu-2t").count("kernels") == 2
 
 
-def test_a_kernel_that_cannot_be_kept_costs_itself(store):
+def test_a_kernel_that_cannot_be_recorded_does_not_affect_the_others(store):
     bad = kernels("cpu-2t", 1, message="a \x00 b", batch=77)
     some = [*kernels("cpu-2t"), *bad]
     workers = crew(kernels={"cpu-2t": [some], "cpu-1t": [kernels("cpu-1t")]})
@@ -172,7 +172,7 @@ def test_a_kernel_that_cannot_be_kept_costs_itself(store):
 
 
 @pytest.mark.parametrize("bad", [[[]], ["lost", "lost"]])
-def test_a_device_whose_kernels_cannot_be_timed_is_measured_without(store, bad):
+def test_a_device_whose_kernels_cannot_be_timed_is_still_measured(store, bad):
     workers = crew(kernels={"cpu-2t": bad, "cpu-1t": [kernels("cpu-1t")]})
     run = campaign(store, workers, **CPUS)
     assert run.run() == "snap1"
@@ -185,6 +185,6 @@ def test_a_device_whose_kernels_cannot_be_timed_is_measured_without(store, bad):
 @pytest.mark.parametrize(
     "bad", [{"seconds": 0}, {"seconds": "long"}, {"minutes": 1}, {"again_after_days": -1}, True]
 )
-def test_settings_that_cannot_be_are_refused(bad):
+def test_invalid_settings_are_refused(bad):
     with pytest.raises(InputError, match="characterise"):
         spec(characterise=bad)

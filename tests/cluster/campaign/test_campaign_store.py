@@ -12,7 +12,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_device
+from campaign_crew import (
+    BUDGET,
+    ONE_DEVICE,
+    FakeLearner,
+    FakeWorkers,
+    campaign,
+    labels_by_device,
+)
 from store_samples import lost_reply
 
 import trappm.cluster.campaign.loop
@@ -26,19 +33,6 @@ from trappm.store import Assignment, Patience, Store
 from trappm.store.labels import Labels
 
 AWAY_S = 1.0
-
-
-class FaultyAfter(FakeWorkers):
-    """Something happens when the n-th measurement is started."""
-
-    def __init__(self, count, happens):
-        super().__init__()
-        self._count, self._happens = count, happens
-
-    def start(self, worker, task, protocol):
-        super().start(worker, task, protocol)
-        if len(self.starts) == self._count:
-            self._happens()
 
 
 def lock(opened):
@@ -68,11 +62,11 @@ def fill_the_disk(opened):
 
 
 @pytest.mark.parametrize("fault", [lock, fill_the_disk])
-def test_a_store_that_is_away_for_a_while_costs_no_label_and_is_told(new_store, monkeypatch, fault):
+def test_no_label_is_lost_while_the_store_is_unavailable(new_store, monkeypatch, fault):
     monkeypatch.setattr(trappm.store.engine, "BUSY_TIMEOUT_S", 0.05)
     url = new_store()
     mends = []
-    workers = FaultyAfter(4, lambda: mends.append(fault(opened)))
+    workers = FakeWorkers(at=(4, lambda: mends.append(fault(opened))))
 
     def tell(message):
         workers.campaign.note("store", message)
@@ -92,7 +86,7 @@ def test_a_store_that_is_away_for_a_while_costs_no_label_and_is_told(new_store, 
     assert "answers again" in back
 
 
-def test_clocks_that_jump_cost_no_label(new_store, monkeypatch):
+def test_no_label_is_lost_when_clocks_jump(new_store, monkeypatch):
     jumps = itertools.cycle([0.0, 3600.0, -7200.0, 1e6])
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + next(jumps))
     monkeypatch.setattr(trappm.cluster.campaign.loop, "time", clock)
@@ -111,7 +105,7 @@ def test_clocks_that_jump_cost_no_label(new_store, monkeypatch):
     assert len(workers.starts) == sum(BUDGET.values())
 
 
-def test_what_came_back_is_recorded_though_the_loop_fails_over_it(store, monkeypatch):
+def test_finished_measurements_are_recorded_although_the_loop_fails(store, monkeypatch):
     listen = trappm.cluster.campaign.loop.Campaign._result_events
 
     def fail(results, finished):
@@ -148,9 +142,7 @@ IMPOSSIBLE = {
 
 
 @pytest.mark.parametrize("changes", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
-def test_what_cannot_be_recorded_is_an_error_with_its_reason_and_takes_nothing_along(
-    store, changes
-):
+def test_a_measurement_that_cannot_be_recorded_becomes_an_error_with_the_reason(store, changes):
     class Odd(FakeWorkers):
         """What was started first is answered like that, again and again."""
 
@@ -159,14 +151,10 @@ def test_what_cannot_be_recorded_is_an_error_with_its_reason_and_takes_nothing_a
             is_odd = self.starts and task.configuration.id == self.starts[0][1]
             return replace(made, **changes) if is_odd else made
 
-    workers = Odd(workers=[("a", "cpu-2t")])
-    small = {"devices": {"source": "cpu-2t"}, "initial": {"source": 4},
-             "evaluation": {"source": 3, "architecture_share": 0.3},
-             "rounds": {"count": 1, "source": 2}}  # fmt: skip
-    run = campaign(store, workers, **small)
+    run = campaign(store, Odd(workers=[("a", "cpu-2t")]), **ONE_DEVICE)
     run.run()
     outcomes = store.campaigns.outcome_counts(run.id)["cpu-2t"]
-    assert outcomes == {"ok": 3 + 4 + 2 - 1, "error": 3}
+    assert outcomes == {"ok": BUDGET["cpu-2t"] - 1, "error": 3}
     messages, _ = store.query_sql("SELECT message FROM measurements WHERE outcome = 'error'")
     assert all("cannot be recorded: " in message for message in messages.message)
     assert store.campaigns.state(run.id) == "finished"
@@ -192,7 +180,7 @@ class Refused(FakeWorkers):
         return replace(made, memory_mib=666.0) if task.configuration.id == self.first else made
 
 
-def test_a_result_that_a_constraint_refuses_is_an_error_and_the_others_are_kept(store):
+def test_a_result_that_a_constraint_refuses_is_recorded_as_an_error(store):
     """Also by a process that goes on, and meets it again."""
     with store.database.writing() as session:
         session.connection().exec_driver_sql(
@@ -221,7 +209,7 @@ def test_a_result_that_a_constraint_refuses_is_an_error_and_the_others_are_kept(
     assert store.check() == []
 
 
-def test_a_lost_reply_while_labels_are_adopted_costs_nothing(new_store):
+def test_labels_are_adopted_although_a_reply_of_the_store_is_lost(new_store):
     patience = Patience(tell=lambda line: None, sleep=lambda seconds: None)
     with Store.open(new_store(), patience) as store:
         campaign(store, FakeWorkers()).run()
@@ -243,7 +231,7 @@ def labels_are_not_loaded(*_, **__):
     raise AssertionError("every label is loaded")
 
 
-def test_who_only_counts_loads_no_label(store, monkeypatch):
+def test_counting_labels_does_not_load_them(store, monkeypatch):
     run = campaign(store, FakeWorkers(), stop={"labels": 9})
     run.run()
     counted = labels_by_device(store, run.id).total()

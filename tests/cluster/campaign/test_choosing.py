@@ -1,4 +1,4 @@
-"""What a campaign's learner chooses without labels, and what its planner tells it."""
+"""Choices of a campaign's learner, and the requests of its planner."""
 
 from __future__ import annotations
 
@@ -64,22 +64,26 @@ POOL = [
 IDS = [c.id for c, _ in POOL]
 
 
+def new_learner(cache, pool=POOL, *further, preset="laptop", strategy="ours") -> CampaignLearner:
+    learner = CampaignLearner(preset=preset, strategy=strategy, source="a100", seed=7, cache=cache)
+    learner.set_pool(pool, *further)
+    return learner
+
+
+@pytest.fixture(scope="module", autouse=True)
+def encoders_that_hardly_learn():
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("laptop", "paper"):
+            encoder = replace(LAPTOP.encoder, steps=1)
+            patch.setitem(PRESETS, name, replace(PRESETS[name], encoder=encoder))
+        yield
+
+
 @pytest.fixture(scope="module")
 def learner(tmp_path_factory):
-    """By strategy; the encoder hardly learns, and is trained once."""
+    """Learners by strategy, with one encoder."""
     cache = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        encoder = replace(LAPTOP.encoder, steps=1, one_batch_size=False)
-        patch.setitem(PRESETS, "laptop", replace(LAPTOP, encoder=encoder))
-
-        def made(strategy: str) -> CampaignLearner:
-            campaign_learner = CampaignLearner(
-                preset="laptop", strategy=strategy, source="a100", seed=7, cache=cache
-            )
-            campaign_learner.set_pool(POOL)
-            return campaign_learner
-
-        yield made
+    return lambda strategy: new_learner(cache, strategy=strategy)
 
 
 def query(count=4, seed=(7, 1, 0), **changes):
@@ -92,23 +96,18 @@ def picks(learner, request):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_strategy_begins_without_a_label_and_alike_with_the_same_seed(learner, strategy):
+def test_every_strategy_chooses_without_labels_and_by_the_seed_alone(learner, strategy):
     chosen = picks(learner(strategy), query())
     assert len(set(chosen)) == 4
     assert picks(learner(strategy), query()) == chosen
 
 
-def test_runs_that_surely_die_of_the_memory_are_not_bought_even_before_one_has(
-    tmp_path, monkeypatch
-):
-    encoder = replace(LAPTOP.encoder, steps=1)
-    monkeypatch.setitem(PRESETS, "laptop", replace(LAPTOP, encoder=encoder))
-    ours = CampaignLearner(preset="laptop", strategy="ours", source="a100", seed=7, cache=tmp_path)
+def test_runs_that_exceed_the_memory_for_sure_are_chosen_last(tmp_path):
     huge = [
         (Configuration(architecture=name, batch_size=1 << 17, input_size=32), template(number + 3))
         for number, name in enumerate(ARCHITECTURES)
     ]
-    ours.set_pool([*POOL, *huge])
+    ours = new_learner(tmp_path, [*POOL, *huge])
     dying = {c.id for c, _ in huge}
     candidates = [*IDS, *dying]
     assert dying & set(picks(ours, query(count=8, candidates=candidates)))
@@ -119,7 +118,7 @@ def test_runs_that_surely_die_of_the_memory_are_not_bought_even_before_one_has(
     assert min(c.reason["probability_of_failure"] for c in every[-len(dying) :]) > 0.99
 
 
-def test_what_was_unstable_waits_for_what_teaches_more(learner):
+def test_an_unstable_configuration_is_chosen_later(learner):
     ours = learner("ours")
     first = picks(ours, query(count=1))[0]
     assert first not in picks(ours, query(count=4, unsteady={first: 3}))
@@ -134,7 +133,7 @@ def requests_of(learner):
         yield requests
 
 
-def test_nothing_is_chosen_for_what_is_held_out(learner):
+def test_no_choice_depends_on_held_out_configurations(learner):
     ours, candidates, known = learner("ours"), IDS[8:16], IDS[2:4]
     with requests_of(ours) as requests:
         chosen = picks(ours, query(candidates=candidates, known=known, unsteady={IDS[9]: 1}))
@@ -146,13 +145,8 @@ def test_nothing_is_chosen_for_what_is_held_out(learner):
 
 
 @pytest.mark.parametrize(("preset", "covariances"), [("paper", 0), ("laptop", 2)])
-def test_purely_learned_heads_are_chosen_for_without_physics(
-    tmp_path, monkeypatch, preset, covariances
-):
-    encoder = replace(LAPTOP.encoder, steps=1)
-    monkeypatch.setitem(PRESETS, preset, replace(PRESETS[preset], encoder=encoder))
-    learner = CampaignLearner(preset=preset, strategy="ours", source="a100", seed=7, cache=tmp_path)
-    learner.set_pool(POOL)
+def test_choices_for_purely_learned_heads_use_no_physics(tmp_path, preset, covariances):
+    learner = new_learner(tmp_path, preset=preset)
     with requests_of(learner) as requests:
         picks(learner, query())
     assert len(requests[0].covariances) == covariances
@@ -162,11 +156,8 @@ SETTINGS = {"architecture": "test_resnet", "input_size": 64}
 
 
 @pytest.fixture
-def traced(tmp_path, monkeypatch):
+def traced(tmp_path):
     """A learner of a pool in two precisions, and the pool."""
-    monkeypatch.setitem(
-        PRESETS, "laptop", replace(LAPTOP, encoder=replace(LAPTOP.encoder, steps=1))
-    )
     profile = static_profile("test_resnet", 64)
     configurations = [
         Configuration(**SETTINGS, batch_size=batch, precision=precision)
@@ -174,10 +165,8 @@ def traced(tmp_path, monkeypatch):
         for batch in (1, 4, 16, 64)
     ]
     steps = trace_steps([StepKey.of(configurations[4])])
-    learner = CampaignLearner(
-        preset="laptop", strategy="ours", source="a100", seed=7, cache=tmp_path
-    )
-    learner.set_pool(
+    learner = new_learner(
+        tmp_path,
         [(c, profile.graph.to_bytes()) for c in configurations],
         {("test_resnet", 64): profile.step.to_bytes()},
         {step.key: step.profile for step in steps},
@@ -193,7 +182,7 @@ def labels_of(configurations, device, card=None):
     ]
 
 
-def test_kernels_are_for_devices_that_are_known(traced):
+def test_only_known_devices_use_kernels(traced):
     learner, configurations = traced
     for device, expected in (("a100", 8), ("simulated:a100", 8), ("cpu-2t", 8), ("nobodys", 0)):
         workloads = learner._pool.workloads(device)
@@ -211,7 +200,7 @@ A100_80GB = "a100 sxm4 80gb"
     ("card", "sheet"),
     [(None, "a100-40gb"), ("a100 sxm4 40gb", "a100-40gb"), (A100_80GB, "a100-80gb")],
 )
-def test_heads_begin_with_the_data_sheet_of_the_card_and_their_snapshot_names_it(
+def test_heads_start_from_the_data_sheet_of_the_card_in_their_snapshot(
     traced, tmp_path, card, sheet
 ):
     learner, configurations = traced
@@ -223,7 +212,7 @@ def test_heads_begin_with_the_data_sheet_of_the_card_and_their_snapshot_names_it
     assert snapshot.manifest.families == sorted({family_of(c.architecture) for c in configurations})
 
 
-def test_kernels_of_a_device_say_where_its_step_times_begin(traced):
+def test_step_time_priors_start_from_the_kernels_of_the_device(traced):
     """Ten times as slow as the data sheet: so are steps that no label tells of."""
     learner, configurations = traced
     device = {"device": "a100", "device_name": "NVIDIA A100-SXM4-40GB"}
@@ -249,7 +238,7 @@ def test_kernels_of_a_device_say_where_its_step_times_begin(traced):
     assert not torch.equal(predicted({"a100": products}), plain)
 
 
-def test_what_is_chosen_first_and_later_goes_by_the_data_sheet_of_the_card(traced):
+def test_choices_depend_on_the_data_sheet_of_the_card(traced):
     learner, configurations = traced
 
     def costs(**changes):
@@ -265,7 +254,7 @@ def test_what_is_chosen_first_and_later_goes_by_the_data_sheet_of_the_card(trace
 
 
 @pytest.mark.parametrize(("device", "taught"), [("a100", False), ("v100", True), ("cpu-2t", False)])
-def test_on_the_target_is_chosen_what_tells_how_gpus_differ(traced, device, taught):
+def test_choices_on_a_target_gpu_use_the_constants_of_other_gpus(traced, device, taught):
     """Before any label as well, and then from where labels of the source have its constants; what
     CPUs differ by nobody has learned."""
     learner, configurations = traced
@@ -289,7 +278,7 @@ def test_on_the_target_is_chosen_what_tells_how_gpus_differ(traced, device, taug
 
 
 @pytest.mark.parametrize("source", ["cpu-2t", "nobodys"])
-def test_a_source_that_is_no_known_gpu_has_taught_a_gpu_nothing(traced, source):
+def test_a_source_that_is_not_a_known_gpu_does_not_inform_a_gpu(traced, source):
     learner, configurations = traced
     learner._source = source
     for labels in ([], labels_of(configurations[:5], source)):
@@ -329,9 +318,7 @@ def test_the_initial_round_is_chosen_and_the_evaluation_set_is_drawn(store):
         ("cpu-2t", "cpu-1t", dict.fromkeys(["cpu-2t", "cpu-1t"], procfs.allowed_memory_mib())),
     ],
 )
-def test_the_first_choice_knows_the_memory_of_devices_that_are_known(
-    store, source, target, expected
-):
+def test_the_first_choice_uses_the_memory_of_known_devices(store, source, target, expected):
     learner = Listening()
     workers = FakeWorkers(workers=[("w1", source), ("w2", target)])
     campaign(store, workers, learner, devices={"source": source, "target": target}).run()
@@ -339,7 +326,7 @@ def test_the_first_choice_knows_the_memory_of_devices_that_are_known(
     assert {r.device: r.capacity_mib for r in learner.requests[:2]} == expected
 
 
-def test_what_a_measurement_tells_of_the_memory_counts_more_than_the_name(store):
+def test_measured_device_memory_overrides_the_catalogue(store):
     for mib in (38_000.0, 39_000.0):
         measurement = made_up(POOL[0][0], "a100", protocol_named("quick"), f"told {mib}")
         environment = {"stack_fingerprint": f"{mib}", "device_memory_mib": mib}
@@ -376,7 +363,7 @@ class Forgiving(Listening):
         return [Choice(c, {"rank": i}) for i, c in enumerate(first[: request.count])]
 
 
-def test_what_was_given_up_as_unstable_can_be_chosen_and_measured_again(store):
+def test_a_configuration_quarantined_as_unstable_can_be_chosen_again(store):
     workers, learner = Unlucky("unstable", failures=1), Forgiving()
     run = campaign(store, workers, learner, max_attempts=1)
     run.run()
@@ -388,7 +375,7 @@ def test_what_was_given_up_as_unstable_can_be_chosen_and_measured_again(store):
     assert labels_by_device(store, run.id).total() == sum(BUDGET.values()) - 1
 
 
-def test_what_crashed_is_not_chosen_again(store):
+def test_a_configuration_that_failed_with_an_error_is_not_chosen_again(store):
     workers, learner = Unlucky("error"), Forgiving()
     run = campaign(store, workers, learner)
     run.run()
@@ -398,21 +385,15 @@ def test_what_crashed_is_not_chosen_again(store):
     assert all(workers.victim not in r.known for r in learner.requests if r.device == failed.device)
 
 
-def test_the_same_graph_in_another_precision_is_not_a_copy(tmp_path, monkeypatch):
-    """Embeddings know graphs only; what a label stands for knows how the step is run, too."""
-    monkeypatch.setitem(
-        PRESETS, "laptop", replace(LAPTOP, encoder=replace(LAPTOP.encoder, steps=1))
-    )
-    learner = CampaignLearner(
-        preset="laptop", strategy="facility", source="a100", seed=7, cache=tmp_path
-    )
+def test_the_same_graph_in_another_precision_is_not_a_copy(tmp_path):
+    """Embeddings depend on graphs only, but the points of a strategy on all settings."""
     pool = [
         (replace(c, precision=precision, phase=phase), graph)
         for c, graph in POOL[:3]
         for precision in Precision
         for phase in Phase
     ]
-    learner.set_pool(pool)
+    learner = new_learner(tmp_path, pool, strategy="facility")
     names = [c.id for c, _ in pool]
     with requests_of(learner) as requests:
         picks(learner, query(candidates=names, count=2))
@@ -420,17 +401,13 @@ def test_the_same_graph_in_another_precision_is_not_a_copy(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("strategy", ["ours", "lcmd-gradients"])
-def test_purely_learned_heads_choose_before_labels_with_them_and_for_the_target(
+def test_purely_learned_heads_choose_without_labels_with_them_and_for_the_target(
     tmp_path, monkeypatch, strategy
 ):
     paper = PRESETS["paper"]
     head = replace(paper.head, widths=(8, 8), hidden=(8, 8), members=2, steps=3)
-    encoder = replace(LAPTOP.encoder, steps=1)
-    monkeypatch.setitem(PRESETS, "paper", replace(paper, encoder=encoder, head=head))
-    learner = CampaignLearner(
-        preset="paper", strategy=strategy, source="a100", seed=7, cache=tmp_path
-    )
-    learner.set_pool(POOL)
+    monkeypatch.setitem(PRESETS, "paper", replace(paper, head=head))
+    learner = new_learner(tmp_path, preset="paper", strategy=strategy)
     assert len(set(picks(learner, query()))) == 4
 
     known, rest = IDS[:8], IDS[8:]

@@ -58,7 +58,7 @@ def after_initial(labels):
         ({"gpu_hours": 11 / 3600}, [9.0], "GPU-hours", 0),
     ],
 )
-def test_the_rule_that_holds_ends_a_campaign_and_is_told(store, rules, errors, rule, rounds):
+def test_the_first_rule_that_holds_ends_a_campaign(store, rules, errors, rule, rounds):
     workers = FakeWorkers()
     run = campaign(store, workers, Judging(errors), stop=rules)
     assert run.run() == "snap1"
@@ -81,17 +81,6 @@ def test_rules_that_never_hold_change_nothing(store):
     assert (end.rule, end.labels, end.holds) == ("rounds", ALL, False)
 
 
-@pytest.mark.parametrize("stop_after", [5, 12, 13])
-def test_a_stop_rule_says_the_same_after_a_restart(store, stop_after):
-    run = campaign(store, FakeWorkers(stop_after=stop_after), Judging([9.0]), stop={"labels": 14})
-    with pytest.raises(CampaignStopped):
-        run.run()
-    again = campaign(store, FakeWorkers(), Judging([9.0]), campaign_id=run.id)
-    again.run()
-    assert labels_by_device(store, run.id).total() == 14
-    assert [e.kind for e in store.campaigns.events(run.id)].count("enough") == 1
-
-
 GPUS = {"source": "a100", "target": "v100"}
 WORKERS = [("a1", "a100"), ("a2", "a100"), ("a3", "a100"), ("v1", "v100")]
 
@@ -103,7 +92,7 @@ def gpu_campaign(store, workers=None, campaign_id=None, **stop):
 
 
 @pytest.mark.parametrize("labels", range(5, ALL))
-def test_a_budget_of_labels_is_met_exactly_and_what_is_left_is_told(
+def test_a_budget_of_labels_is_met_exactly_and_the_rest_is_reported(
     store, capsys, tmp_path, labels
 ):
     run = gpu_campaign(store, labels=labels)
@@ -139,24 +128,14 @@ class Clock(datetime.datetime):
         return cls(2020 + 20 * cls.is_late, 1, 1, tzinfo=tz)
 
 
-class LateAfter(FakeWorkers):
-    """The campaign's time is up while the n-th measurement runs."""
-
-    def __init__(self, count):
-        super().__init__(workers=WORKERS)
-        self._count = count
-
-    def start(self, worker, task, protocol):
-        super().start(worker, task, protocol)
-        Clock.is_late = Clock.is_late or len(self.starts) == self._count
-
-
 @pytest.mark.parametrize("count", [6, 9, 13])
-def test_when_the_time_is_up_what_runs_is_kept_and_nothing_more_begins(store, monkeypatch, count):
+def test_after_the_deadline_running_measurements_are_kept_and_no_more_begin(
+    store, monkeypatch, count
+):
     monkeypatch.setattr(trappm.cluster.campaign.loop, "TICK_S", 0.0)
     monkeypatch.setattr(trappm.cluster.campaign.loop, "datetime", Clock)
     monkeypatch.setattr(Clock, "is_late", False)
-    workers = LateAfter(count)
+    workers = FakeWorkers(workers=WORKERS, at=(count, lambda: setattr(Clock, "is_late", True)))
     run = gpu_campaign(store, workers, ends_at="2030-01-01T00:00:00+00:00")
     assert run.run() == "snap1"
     # The look comes once a turn, in which each of the four may have begun one more.
@@ -168,7 +147,7 @@ def test_when_the_time_is_up_what_runs_is_kept_and_nothing_more_begins(store, mo
     assert end.unmeasured == len(store.assignments.of_campaign(run.id)) - len(workers.starts)
 
 
-def test_a_campaign_that_is_over_before_it_has_begun_finishes_without_a_snapshot(store):
+def test_a_campaign_past_its_deadline_finishes_without_a_snapshot(store):
     workers = FakeWorkers()
     run = campaign(store, workers, stop={"ends_at": PAST})
     assert run.run() is None
@@ -177,14 +156,14 @@ def test_a_campaign_that_is_over_before_it_has_begun_finishes_without_a_snapshot
     assert workers.lines[-1] == "no snapshot is published: there are too few labels to learn from"
 
 
-def test_what_a_stop_rule_has_ended_is_not_tried_again(store):
+def test_a_campaign_that_a_stop_rule_ended_is_not_retried(store):
     run = campaign(store, FakeWorkers(poison="error"), stop={"labels": 9})
     run.run()
     with pytest.raises(InputError, match=r"ended by its stop rule \(labels: 9 of 9 labels"):
         order_retry(store, run.id, ["error"])
 
 
-def test_status_foretells_what_will_end_a_campaign_and_when(store, tmp_path, capsys):
+def test_status_predicts_which_rule_will_end_a_campaign_and_when(store, tmp_path, capsys):
     rules = {"labels": 900, "gpu_hours": 16 / 3600}
     run = campaign(store, FakeWorkers(stop_after=13), Judging([9.0]), stop=rules)
     with pytest.raises(CampaignStopped):

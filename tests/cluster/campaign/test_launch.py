@@ -1,4 +1,4 @@
-"""What stands between the command and the campaign: a database that goes away in between."""
+"""Commands that launch, resume and watch campaigns while databases and actors fail."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trappm.store import CampaignState, Home, Patience, Store, StoreNotUpError
 
 
 @pytest.mark.parametrize("address", [None, "127.0.0.1:1"])
-def test_a_store_that_is_away_while_ray_starts_is_waited_for(tmp_path, monkeypatch, address):
+def test_a_store_that_is_unavailable_while_ray_starts_is_waited_for(tmp_path, monkeypatch, address):
     """It was there when the command began, so it is no address that is wrong."""
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
     monkeypatch.delenv("TRAPPM_DATABASE", raising=False)
@@ -67,11 +67,10 @@ class NoAnswer:
 
 
 @pytest.mark.parametrize("is_bound", [False, True])
-def test_a_campaign_that_does_not_answer_ends_its_watcher_with_what_to_do(is_bound):
+def test_watching_a_silent_campaign_ends_with_the_command_to_resume_it(monkeypatch, is_bound):
+    monkeypatch.setattr(launch, "SILENT_S", 0.0)
     with pytest.raises(CampaignError) as caught:
-        launch._follow(
-            NoAnswer, "1a2b", print, is_detached=True, leave=False, is_bound=is_bound, silent_s=0.0
-        )
+        launch._follow(NoAnswer, "1a2b", print, is_detached=True, leave=False, is_bound=is_bound)
     message = str(caught.value)
     assert "has not answered for 0 s" in message
     assert message.endswith("nothing recorded is lost, go on with: trappm campaign resume 1a2b")
@@ -88,10 +87,11 @@ def begun_home(tmp_path, monkeypatch):
     with Store.open(home.database_url) as store:
         campaign, _ = launch.start_or_continue(store, load_preset("laptop"))
         store.owners.begin_campaign(campaign.id)
+    monkeypatch.setattr(launch, "SILENT_S", 0.5)
     return home, campaign.id
 
 
-def test_resuming_kills_an_earlier_process_that_does_not_answer(begun_home, monkeypatch):
+def test_resuming_kills_an_earlier_process_that_is_silent(begun_home, monkeypatch):
     there = [NoAnswer]
 
     def get_actor(_name):
@@ -101,7 +101,7 @@ def test_resuming_kills_an_earlier_process_that_does_not_answer(begun_home, monk
 
     monkeypatch.setattr(ray, "get_actor", get_actor)
     monkeypatch.setattr(ray, "kill", there.remove)
-    launch._wait_for_previous(*begun_home, print, silent_s=0.5)
+    launch._wait_for_previous(*begun_home, print)
     assert there == []
 
 
@@ -109,7 +109,7 @@ def test_resuming_ends_with_an_error_if_an_earlier_process_stays(begun_home, mon
     monkeypatch.setattr(ray, "get_actor", lambda _name: NoAnswer)
     monkeypatch.setattr(ray, "kill", lambda _actor: None)
     with pytest.raises(CampaignError, match=r"has not ended for 1 s; .* trappm campaign resume"):
-        launch._wait_for_previous(*begun_home, print, silent_s=0.5)
+        launch._wait_for_previous(*begun_home, print)
 
 
 PATIENCE_S = 120
@@ -150,9 +150,7 @@ def begun(tmp_path, url, *arguments):
     [(["resume"], "no campaign"), (["launch", "over.yaml"], "ends_at")],
     ids=["resume", "launch"],
 )
-def test_a_server_that_is_not_up_when_a_command_begins_is_waited_for(
-    own_server, tmp_path, command, end
-):
+def test_a_command_waits_for_a_server_that_is_not_up(own_server, tmp_path, command, end):
     server, url, _ = own_server
     preset = files("trappm.cluster").joinpath("presets/laptop.yaml").read_text()
     (tmp_path / "over.yaml").write_text(preset + OVER)
@@ -175,7 +173,7 @@ def test_a_server_that_is_not_up_when_a_command_begins_is_waited_for(
 
 
 @pytest.mark.parametrize("wrong", ["password", "host", "database"])
-def test_an_address_that_is_wrong_is_refused_at_once(own_server, tmp_path, wrong):
+def test_a_wrong_address_is_refused_at_once(own_server, tmp_path, wrong):
     _, url, guarded = own_server
     url = {
         "password": guarded.set(password="a wrong one"),  # noqa: S106

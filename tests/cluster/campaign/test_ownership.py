@@ -11,14 +11,14 @@ import time
 from dataclasses import replace
 
 import pytest
-from campaign_crew import BUDGET, FakeWorkers, campaign, labels_by_device, spec
+from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_device, spec
 
 import trappm.cluster.campaign.loop
 import trappm.store.owners
 from trappm.cluster.campaign import ownership
 from trappm.cluster.campaign.loop import CampaignStopped
 from trappm.cluster.campaign.ownership import begin, machine, runs, this_process
-from trappm.store import CampaignState, NotOwnerError, OwnerProcess, Store
+from trappm.store import CampaignState, NotOwnerError, OwnerProcess
 from trappm.store.owners import OwnedError
 
 RUN = """
@@ -52,7 +52,9 @@ def runner(store, campaign_id):
         process.kill()
 
 
-def test_a_campaign_that_runs_here_is_run_by_nobody_else(store, campaign_id, runner, monkeypatch):
+def test_a_running_campaign_is_refused_to_a_second_process_of_its_machine(
+    store, campaign_id, runner, monkeypatch
+):
     monkeypatch.setattr(ownership, "WAIT_S", 0.5)
     assert runs(store.campaigns.get(campaign_id))
     assert store.campaigns.get(campaign_id).owner.process.pid == runner.pid
@@ -63,7 +65,7 @@ def test_a_campaign_that_runs_here_is_run_by_nobody_else(store, campaign_id, run
 
 
 @pytest.mark.parametrize("is_reaped", [False, True])
-def test_a_campaign_whose_process_was_killed_here_goes_on_at_once(
+def test_a_campaign_whose_process_was_killed_on_this_machine_resumes_at_once(
     store, campaign_id, runner, monkeypatch, is_reaped
 ):
     monkeypatch.setattr(trappm.store.owners, "SILENT_S", 1e9)  # no heartbeat is waited for
@@ -80,13 +82,13 @@ def test_a_campaign_whose_process_was_killed_here_goes_on_at_once(
     assert store.campaigns.get(campaign_id).owner is None
 
 
-def test_one_that_is_about_to_end_is_waited_for(store, campaign_id, runner):
+def test_a_process_that_is_about_to_end_is_waited_for(store, campaign_id, runner):
     threading.Timer(0.5, runner.stdin.close).start()
     begin(store, campaign_id)
     assert runner.wait() == 0
 
 
-def test_a_process_id_that_is_anothers_by_now_is_nobody(store, campaign_id):
+def test_a_reused_process_id_does_not_own_the_campaign(store, campaign_id):
     earlier = replace(this_process(), began=this_process().began - 1)
     store.owners.begin_campaign(campaign_id)
     assert store.owners.claim_campaign(campaign_id, "earlier", earlier)
@@ -94,7 +96,7 @@ def test_a_process_id_that_is_anothers_by_now_is_nobody(store, campaign_id):
     begin(store, campaign_id)
 
 
-def test_of_another_machine_the_heartbeat_decides(store, campaign_id, monkeypatch):
+def test_the_heartbeat_decides_about_an_owner_on_another_machine(store, campaign_id, monkeypatch):
     """A process id says nothing there: this one's own, and one that does not exist, are alike."""
     for pid in (os.getpid(), 1 << 30):
         elsewhere = OwnerProcess(host="far", machine=f"not {machine()}", pid=pid, began=0)
@@ -127,7 +129,7 @@ def test_a_restarted_process_waits_until_its_predecessor_on_a_lost_machine_is_si
         assert store.campaigns.get(campaign_id).owner.process == this_process()
 
 
-def test_an_owner_that_lives_is_heard_of(store, campaign_id, monkeypatch):
+def test_an_owner_renews_its_heartbeat(store, campaign_id, monkeypatch):
     monkeypatch.setattr(trappm.store.owners, "BEAT_S", 0.05)
     begin(store, campaign_id)
     with ownership.ownership(store, campaign_id):
@@ -141,7 +143,7 @@ def test_an_owner_that_lives_is_heard_of(store, campaign_id, monkeypatch):
         assert store.campaigns.get(campaign_id).owner.since == first.since
 
 
-def test_what_was_stopped_before_it_was_claimed_is_not_run(store, campaign_id):
+def test_a_campaign_that_was_stopped_before_it_was_claimed_does_not_run(store, campaign_id):
     begin(store, campaign_id)
     store.owners.stop_campaign(campaign_id, CampaignState.CANCELLED)
     with ownership.ownership(store, campaign_id) as mine:
@@ -149,33 +151,18 @@ def test_what_was_stopped_before_it_was_claimed_is_not_run(store, campaign_id):
     assert store.campaigns.get(campaign_id).owner is None
 
 
-class TakenOver(FakeWorkers):
-    """While the n-th measurement runs, another host finds the campaign's owner silent."""
-
-    def __init__(self, store, after):
-        super().__init__()
-        self._store, self._after = store, after
-
-    def start(self, worker, task, protocol):
-        super().start(worker, task, protocol)
-        if len(self.starts) == self._after:
-            self.other = FakeWorkers()
-            campaign(self._store, self.other, campaign_id=self.campaign.id)
-
-
 @pytest.mark.parametrize("after", [1, 5, 9])
-def test_a_campaign_that_was_taken_over_stops_without_a_word(store, after, monkeypatch):
-    monkeypatch.setattr(
-        trappm.cluster.campaign.loop, "LOOK_S", 1e9
-    )  # so only its writes are refused
-    workers = TakenOver(store, after)
+def test_a_campaign_that_was_taken_over_writes_nothing_more(store, after, monkeypatch):
+    monkeypatch.setattr(trappm.cluster.campaign.loop, "LOOK_S", 1e9)  # only writes are refused
+    other = FakeWorkers()
+    workers = FakeWorkers(at=(after, lambda: campaign(store, other, campaign_id=run.id)))
     run = campaign(store, workers)
     with pytest.raises(NotOwnerError, match="was taken over by host"):
         run.run()
     assert len(workers.starts) == after
     assert store.campaigns.get(run.id).state == "running"  # as the other has it
     assert labels_by_device(store, run.id).total() == after - 1
-    workers.other.campaign.run()
+    other.campaign.run()
     assert labels_by_device(store, run.id) == BUDGET
     outcomes = store.campaigns.outcome_counts(run.id)
     assert {d: n["ok"] for d, n in outcomes.items()} == BUDGET  # nothing was recorded twice
@@ -199,9 +186,7 @@ def test_a_campaign_that_was_taken_over_while_it_waits_stops_itself(store, monke
 
 
 @pytest.mark.parametrize("order", [CampaignState.CANCELLED, CampaignState.PAUSED])
-def test_an_order_that_comes_while_it_publishes_is_obeyed(store, order):
-    from campaign_crew import FakeLearner
-
+def test_an_order_during_publishing_is_obeyed(store, order):
     class Slow(FakeLearner):
         def publish(self, registry, fields):
             store.owners.stop_campaign(fields["campaign"], order)
@@ -216,28 +201,3 @@ def test_an_order_that_comes_while_it_publishes_is_obeyed(store, order):
     assert store.snapshots.all() == []
     if order is CampaignState.PAUSED:
         assert campaign(store, FakeWorkers(), campaign_id=run.id).run() == "snap1"
-
-
-def test_a_store_that_is_opened_while_it_is_away_is_waited_for(new_store, tmp_path):
-    """What a campaign's process does that starts anew during an outage."""
-    from functools import partial
-
-    from trappm.store import Patience
-
-    url = new_store()
-    folder = tmp_path / "mounted"
-    folder.mkdir()
-    path = url.removeprefix("sqlite:///")
-    away = f"sqlite:///{folder / 'share' / 'labels.db'}"
-    messages = []
-
-    def come_back(message):
-        messages.append(message)
-        if "trying again" in message:
-            (folder / "share").mkdir()
-            os.rename(path, folder / "share" / "labels.db")
-
-    with Patience(tell=come_back)(partial(Store.open, away, Patience())) as opened:
-        assert opened.campaigns.all() == []
-    assert "trying again" in messages[0]
-    assert "answers again" in messages[1]

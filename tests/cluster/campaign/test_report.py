@@ -45,7 +45,7 @@ def test_the_canary_of_each_worker_is_one_row(store, finished, tmp_path):
 
 
 @pytest.mark.parametrize("show", [print_status, print_report])
-def test_people_see_its_last_drift_and_how_it_went(store, finished, tmp_path, capsys, show):
+def test_status_and_report_show_the_last_drift(store, finished, tmp_path, capsys, show):
     show(campaign_facts(store, finished.id))
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "▁██▂" in line]
     assert row.split()[0] == "cpu-2t"
@@ -84,7 +84,9 @@ def test_other_programs_are_blamed_only_if_they_used_the_cores(store, message, s
     assert f"could not be measured: {reason}" in campaign_facts(store, run.id).missing.text
 
 
-def test_the_end_says_what_is_missing_and_what_helps(store, capsys, monkeypatch):
+def test_the_end_reports_missing_configurations_and_the_command_to_retry_them(
+    store, capsys, monkeypatch
+):
     monkeypatch.setenv("COLUMNS", "300")
     run = campaign(store, BusyWorkers("contention: others had its cores for 26% of the time"))
     run.run()
@@ -110,7 +112,7 @@ def test_the_end_says_what_is_missing_and_what_helps(store, capsys, monkeypatch)
     assert "missing" not in capsys.readouterr().out
 
 
-def test_what_failed_otherwise_is_counted_by_outcome(store):
+def test_other_failures_are_counted_by_outcome(store):
     run = campaign(store, FakeWorkers(poison="error"))
     run.run()
     text = campaign_facts(store, run.id).missing.text
@@ -162,13 +164,7 @@ def test_failed_readings_of_a_canary_do_not_hide_its_decision(store, readings, d
     assert series.message.endswith(count)
 
 
-def test_campaigns_are_listed_with_their_labels(store, finished, tmp_path):
-    (row,) = campaign_rows(store)
-    assert (row.id, row.state) == (finished.id, "finished")
-    assert row.labels == sum(BUDGET.values())
-
-
-def test_a_campaign_whose_process_is_gone_says_how_to_go_on(store, capsys, monkeypatch):
+def test_an_interrupted_campaign_is_shown_with_the_command_to_resume_it(store, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     run = campaign(store, FakeWorkers())  # begun, with this process for its owner
     assert campaign_rows(store)[0].state == "running"
@@ -196,6 +192,8 @@ def test_a_sparkline_scales_what_is_known(values, bars):
 
 
 def test_a_campaign_is_watched_by_its_store_alone(store, finished, tmp_path, capsys):
+    (row,) = campaign_rows(store)
+    assert (row.id, row.state, row.labels) == (finished.id, "finished", sum(BUDGET.values()))
     facts = campaign_facts(store, finished.id)
     assert {name: device.done for name, device in facts.devices.items()} == BUDGET
     assert facts.minutes_to_go == 0.0
@@ -208,7 +206,7 @@ def test_a_campaign_is_watched_by_its_store_alone(store, finished, tmp_path, cap
     assert "to go" not in shown
 
 
-def test_what_a_campaign_spends_is_told_by_watch_and_status(store, tmp_path, capsys):
+def test_status_reports_what_a_campaign_has_spent(store, tmp_path, capsys):
     workers = FakeWorkers(stop_after=7)
     run = campaign(store, workers, stop={"price_per_gpu_hour": 3600.0})
     with pytest.raises(CampaignStopped):
@@ -237,7 +235,7 @@ def test_a_campaign_that_has_just_begun_can_be_watched(store, tmp_path, capsys):
     assert "workers" in shown
 
 
-def test_a_report_that_cannot_be_read_is_one_line():
+def test_an_unreadable_report_is_an_error_of_one_line():
     with pytest.raises(CampaignError, match="report of a round cannot be read") as caught:
         TrainingReport.of({"labels": []})
     assert "\n" not in str(caught.value)

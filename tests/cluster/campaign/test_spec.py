@@ -1,4 +1,4 @@
-"""Campaign files: what is accepted, and what a user is told of a faulty one."""
+"""Campaign files: valid ones, and the errors of faulty ones."""
 
 from collections import Counter
 from pathlib import Path
@@ -79,7 +79,7 @@ def test_a_protocol_of_a_file_sets_the_power_window():
     assert parse({**small(), "protocol": {"name": "mine"}}).protocol.power_window_s == 2
 
 
-def test_the_laptop_pool_has_all_eleven_families_and_enough_configurations():
+def test_the_laptop_pool_covers_all_families():
     pool = build_pool(load_preset("laptop").pool)
     assert {family_of(c.architecture) for c in pool} == set(FAMILIES)
     assert len({c.architecture for c in pool}) >= 40
@@ -89,7 +89,7 @@ def test_the_laptop_pool_has_all_eleven_families_and_enough_configurations():
 
 
 @pytest.mark.extension("transformers")
-def test_the_pool_of_transformers_has_every_way_to_train_and_several_models_of_each_kind():
+def test_the_transformers_pool_covers_all_options_and_several_models_per_family():
     pytest.importorskip("transformers")
     spec = load_preset("transformers")
     pool = build_pool(spec.pool)
@@ -145,7 +145,7 @@ def test_the_budget_is_the_sum_of_evaluation_initial_and_rounds():
          "batch_sizes"),
     ],
 )  # fmt: skip
-def test_a_faulty_file_is_told_with_its_name_and_fault(change, message):
+def test_a_faulty_file_is_reported_with_its_name_and_fault(change, message):
     with pytest.raises(InputError) as caught:
         parse(small() | change)
     assert "my.yaml" in str(caught.value)
@@ -158,7 +158,7 @@ def test_what_is_not_a_mapping_in_yaml_is_refused(text):
         parse_spec(text, origin="my.yaml")
 
 
-def test_a_missing_file_and_a_missing_preset_are_told(tmp_path):
+def test_a_missing_file_and_an_unknown_preset_are_reported(tmp_path):
     with pytest.raises(InputError, match="cannot read"):
         load_spec(tmp_path / "none.yaml")
     with pytest.raises(InputError, match="laptop"):

@@ -6,17 +6,13 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from campaign_crew import FakeLearner, FakeWorkers, campaign, labels_by_device
+from campaign_crew import BUDGET, ONE_DEVICE, FakeLearner, FakeWorkers, campaign, labels_by_device
 
 from trappm.cluster.campaign.history import training_labels
 from trappm.reports.campaign_facts import campaign_facts
 from trappm.reports.campaign_report import print_report
 
-ONE_DEVICE = {
-    "devices": {"source": "cpu-2t"}, "initial": {"source": 4},
-    "evaluation": {"source": 3, "architecture_share": 0.3}, "rounds": {"count": 2, "source": 2},
-}  # fmt: skip
-LABELS = 3 + 4 + 2 * 2
+LABELS = BUDGET["cpu-2t"]
 
 
 class Mixed(FakeWorkers):
@@ -45,7 +41,7 @@ class Seeing(FakeLearner):
 
 
 @pytest.mark.parametrize("every", [3, 4])
-def test_heads_learn_from_one_stack_and_what_is_left_out_is_told(store, capsys, every):
+def test_heads_learn_from_one_stack_and_other_labels_are_reported(store, capsys, every):
     learner = Seeing()
     workers = Mixed(every)
     run = campaign(store, workers, learner, **ONE_DEVICE)
@@ -68,7 +64,7 @@ def test_heads_learn_from_one_stack_and_what_is_left_out_is_told(store, capsys, 
     assert str(left_out) in capsys.readouterr().out
 
 
-def test_labels_of_one_stack_are_all_learned_from(store):
+def test_heads_learn_from_all_labels_of_one_stack(store):
     run = campaign(store, FakeWorkers())
     run.run()
     known = training_labels(store, run.id)
@@ -112,7 +108,7 @@ class Asked(FakeLearner):
         ([(None, None)], "a100", "a100"),
     ],
 )  # fmt: skip
-def test_the_learner_hears_which_card_is_behind_a_key(store, cards, learned, last_card):
+def test_the_learner_gets_the_card_of_a_device_key(store, cards, learned, last_card):
     learner = Asked()
     run = campaign(store, Nodes(*cards), learner, **(ONE_DEVICE | {"devices": {"source": "a100"}}))
     run.run()

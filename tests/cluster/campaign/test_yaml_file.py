@@ -1,4 +1,4 @@
-"""Files that users write: what is told of a faulty one, in one line."""
+"""YAML files of users: errors of one line."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from trappm.cluster.pool_file import PoolFile
-from trappm.cluster.yaml_file import MAX_FILE_BYTES, parse, read_text
+from trappm.cluster.yaml_file import MAX_FILE_BYTES, load, parse
 from trappm.prediction.costs import prices_of
 from trappm.profiler.errors import InputError
 from trappm.profiler.measuring.sweep import read_configurations
@@ -34,7 +34,7 @@ GROUP = "architectures: [resnet18], batch_sizes: [1], input_sizes: [32]"
         ),
     ],
 )
-def test_a_misspelt_key_explains_the_one_that_is_missing(text, message):
+def test_a_misspelt_key_explains_a_missing_key(text, message):
     with pytest.raises(InputError) as caught:
         parse(text, PoolFile, origin="my.yaml", kind="pool")
     assert str(caught.value) == f"my.yaml: {message}"
@@ -46,25 +46,25 @@ class Two(BaseModel):
     height: int
 
 
-def test_another_key_that_is_missing_still_counts():
+def test_another_missing_key_is_still_counted():
     with pytest.raises(InputError, match=r"did you mean 'weight'\? \(and 1 more\)$"):
         parse("{weigth: 1}", Two, origin="f", kind="test")
 
 
-def test_a_pipe_a_device_and_a_giant_are_not_read(tmp_path):
+def test_pipes_devices_and_huge_files_are_not_read(tmp_path):
     os.mkfifo(tmp_path / "pipe.yaml")
     for path in (tmp_path / "pipe.yaml", Path("/dev/zero")):
         with pytest.raises(
             InputError, match=f"pool file: cannot read {path}: it is not a plain file"
         ):
-            read_text(path, kind="pool")
+            load(path, PoolFile, kind="pool")
     with (tmp_path / "giant.yaml").open("wb") as file:
         file.truncate(MAX_FILE_BYTES + 1)
     with pytest.raises(InputError, match="at most 1,048,576"):
-        read_text(tmp_path / "giant.yaml", kind="pool")
+        load(tmp_path / "giant.yaml", PoolFile, kind="pool")
     (tmp_path / "latin.yaml").write_bytes(b"name: \xe9")
     with pytest.raises(InputError, match="pool file"):
-        read_text(tmp_path / "latin.yaml", kind="pool")
+        load(tmp_path / "latin.yaml", PoolFile, kind="pool")
 
 
 NINE = ["a0: &a0 {k: 1}"]
@@ -85,8 +85,9 @@ BOMB = "\n".join(NINE)
     ],
     ids=["digits", "month", "hour", "twice", "list", "bomb", "merge"],
 )
-def test_what_python_refuses_of_a_value_is_told_in_one_line(text, message, tmp_path, monkeypatch):
-    """By every reader of YAML alike."""
+def test_every_reader_of_yaml_reports_an_invalid_value_in_one_line(
+    text, message, tmp_path, monkeypatch
+):
     path = tmp_path / "bad.yaml"
     path.write_text(text)
     (tmp_path / "prices.yaml").write_text(text)

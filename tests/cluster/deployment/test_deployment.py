@@ -30,7 +30,7 @@ FILES = (
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_no_secret_stands_in_a_file(name):
+def test_no_file_contains_a_secret(name):
     assert not CHARACTERS_OF_A_SECRET.search((ROOT / name).read_text())
 
 
@@ -43,13 +43,13 @@ def test_nodes_authenticate_and_send_no_reports(name):
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name != "deploy/raycluster.yaml"])
-def test_ray_does_not_slow_measurements_down(name):
+def test_ray_does_not_lower_the_priority_of_measurements(name):
     """As `cluster.ray_runtime` has it here; Kubernetes has it from the image."""
     assert "RAY_worker_niceness=0" in (ROOT / name).read_text()
 
 
 @pytest.mark.parametrize("name", ["ray_config.yaml", "ray_config_on_premises.yaml"])
-def test_rays_memory_monitor_is_off_where_it_would_kill_measurements_and_on_at_the_head(name):
+def test_the_memory_monitor_of_ray_is_off_on_workers_only(name):
     config = yaml.safe_load((ROOT / name).read_text())
     (worker,) = [c for c in config["worker_start_ray_commands"] if "ray start" in c]
     assert "RAY_memory_monitor_refresh_ms=0 ray start" in worker
@@ -57,7 +57,7 @@ def test_rays_memory_monitor_is_off_where_it_would_kill_measurements_and_on_at_t
     assert "memory_monitor" not in str(config)
 
 
-def test_an_image_for_all_nodes_leaves_rays_memory_monitor_to_each(ray_cluster):
+def test_the_image_leaves_the_memory_monitor_to_the_node_groups(ray_cluster):
     off = {"name": "RAY_memory_monitor_refresh_ms", "value": "0"}
     assert "memory_monitor" not in (ROOT / "Dockerfile").read_text()
     assert "memory_monitor" not in str(ray_cluster["spec"]["headGroupSpec"])
@@ -67,7 +67,7 @@ def test_an_image_for_all_nodes_leaves_rays_memory_monitor_to_each(ray_cluster):
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("deploy/")])
-def test_every_node_can_use_postgresql_and_what_torch_needs_is_found(name):
+def test_every_node_installs_postgresql_support_and_the_dependencies_of_torch(name):
     """PyTorch's index has its builds, and not always the pinned versions of what they need."""
     text = re.sub(r"\s*(\\\n\s*|\n\s*)", " ", (ROOT / name).read_text())
     assert "[postgresql" in text
@@ -81,7 +81,7 @@ def on_premises():
     return yaml.safe_load((ROOT / "ray_config_on_premises.yaml").read_text())
 
 
-def test_ray_accepts_the_file_for_hosts_of_ones_own(on_premises):
+def test_ray_accepts_the_on_premises_file(on_premises):
     prepared = prepare_config(copy.deepcopy(on_premises))
     validate_config(prepared)
     assert on_premises["max_workers"] == len(on_premises["provider"]["worker_ips"])
@@ -90,7 +90,7 @@ def test_ray_accepts_the_file_for_hosts_of_ones_own(on_premises):
         validate_config(prepare_config(on_premises))
 
 
-def test_its_head_offers_no_gpu_and_every_ray_starts_in_the_environment(on_premises):
+def test_the_on_premises_head_offers_no_gpu(on_premises):
     starts = on_premises["head_start_ray_commands"] + on_premises["worker_start_ray_commands"]
     assert all(". /home/trappm/trappm/environment;" in command for command in starts)
     (head,) = [c for c in on_premises["head_start_ray_commands"] if "--head" in c]
@@ -101,7 +101,7 @@ def test_its_head_offers_no_gpu_and_every_ray_starts_in_the_environment(on_premi
     assert all("constraints.txt" in command for command in installs)
 
 
-def test_the_slurm_script_is_a_script_that_slurm_reads():
+def test_the_slurm_script_has_its_directives_before_the_first_command():
     text = (ROOT / "deploy" / "slurm.sh").read_text()
     subprocess.run(["bash", "-n", ROOT / "deploy" / "slurm.sh"], check=True)
     assert text.startswith("#!/bin/bash\n")
@@ -222,7 +222,7 @@ SPEC = {
 }  # fmt: skip
 
 
-def test_kuberay_gets_fields_that_it_knows(ray_cluster):
+def test_the_kuberay_file_has_known_fields_only(ray_cluster):
     assert ray_cluster["apiVersion"] == "ray.io/v1"
     spec = ray_cluster["spec"]
     assert set(spec) == SPEC
@@ -238,7 +238,7 @@ def test_kuberay_gets_fields_that_it_knows(ray_cluster):
 
 
 @pytest.mark.parametrize("device", ["a100", "v100"])
-def test_kuberay_workers_offer_what_the_device_asks_for_and_scale_to_zero(ray_cluster, device):
+def test_kuberay_workers_match_the_placement_and_scale_to_zero(ray_cluster, device):
     groups = {group["groupName"]: group for group in ray_cluster["spec"]["workerGroupSpecs"]}
     group, wanted = groups[device], placement(device)
     assert wanted.suits({"Labels": group["labels"]})
@@ -248,7 +248,7 @@ def test_kuberay_workers_offer_what_the_device_asks_for_and_scale_to_zero(ray_cl
     assert "nvidia.com/gpu" not in str(ray_cluster["spec"]["headGroupSpec"]["template"])
 
 
-def test_versions_are_those_of_the_constraints(ray_cluster):
+def test_versions_match_the_constraints(ray_cluster):
     pinned = dict(
         line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line
     )
@@ -260,7 +260,7 @@ def test_versions_are_those_of_the_constraints(ray_cluster):
     assert image == f"REGISTRY/trappm:{project['version']}"
 
 
-def test_the_image_is_made_of_what_is_there_and_lets_it_in():
+def test_the_image_copies_existing_files_that_dockerignore_admits():
     instructions = (ROOT / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
     copied = {
         word for line in instructions if line.startswith("COPY ") for word in line.split()[1:-1]
@@ -291,14 +291,14 @@ def _validate(config):
     return prepared
 
 
-def test_ray_accepts_the_file(config):
+def test_ray_accepts_the_cloud_file(config):
     prepared = _validate(config)
     assert prepared["head_node_type"] == "head"
     assert prepared["available_node_types"]["head"]["max_workers"] == 0
 
 
 @pytest.mark.parametrize("device", ["a100", "v100"])
-def test_a_worker_group_offers_what_the_device_asks_for(config, device):
+def test_a_worker_group_matches_the_placement_of_its_device(config, device):
     wanted = placement(device)
     group = _validate(config)["available_node_types"][device]
     assert wanted.suits({"Labels": group["labels"]})
@@ -328,7 +328,7 @@ def test_every_node_authenticates_and_reports_nothing(config):
     assert all(". /home/ubuntu/trappm/environment;" in command for command in starts)
 
 
-def test_all_gpus_have_one_software_stack_that_the_v100_is_in(config):
+def test_all_gpus_have_one_software_stack_that_supports_the_v100(config):
     prepared = _validate(config)
     types = prepared["available_node_types"].values()
     assert not any("worker_setup_commands" in node_type for node_type in types)
@@ -336,7 +336,7 @@ def test_all_gpus_have_one_software_stack_that_the_v100_is_in(config):
     assert "--index-url https://download.pytorch.org/whl/cu126 " in torch
 
 
-def test_the_environment_command_can_run_twice_and_is_what_a_login_shell_gets(config, tmp_path):
+def test_the_environment_command_is_idempotent_and_used_by_login_shells(config, tmp_path):
     (command,) = [c for c in config["setup_commands"] if "RAY_AUTH_MODE" in c]
     (tmp_path / "trappm").mkdir()
     shell_env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
@@ -357,6 +357,6 @@ def test_the_environment_command_can_run_twice_and_is_what_a_login_shell_gets(co
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_campaign_keeps_the_password_when_its_shell_is_gone_and_it_is_started_again(tmp_path):
+def test_a_restarted_campaign_keeps_the_database_password_of_its_shell(tmp_path):
     report = launched_and_left(sys.executable, tmp_path)
     assert {Path(path).parent for path in report["trappm"]} == {ROOT / "trappm"}

@@ -1,4 +1,4 @@
-"""The campaign's state machine, played by a virtual cluster: whatever happens, it ends rightly."""
+"""The campaign's state machine on a virtual cluster with faults, and single events by hand."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_campaign_killed_at_any_moment_goes_on_from_its_ledger(
     assert is_well(plan, played.run())
 
 
-def test_what_was_only_planned_when_a_stop_rule_held_is_not_measured_after_a_restart():
+def test_after_a_stop_rule_and_a_restart_planned_assignments_are_not_measured():
     held = {"waiting": [waiting("a100/2/0", "a100", 2, 0)], "next_rounds": {"a100": 3},
             "closed": [0, 1], "enough": True}  # fmt: skip
     desk = Desk(only([1, 4, 1, 4, 4]), [worker("one")], **held)
@@ -160,7 +160,7 @@ def test_what_was_only_planned_when_a_stop_rule_held_is_not_measured_after_a_res
     assert [type(c) for c in desk.commands] == [Learn, Close]
 
 
-def test_once_a_stop_rule_holds_what_runs_is_kept_and_learned_and_nothing_else_begins():
+def test_after_a_stop_rule_running_measurements_are_learned_and_no_more_begin():
     desk = Desk(only([1, 4, 4]), [worker("one"), worker("two")])
     assert desk.doing() == {"one": "a100/0/0", "two": "a100/1/0"}
     assert not desk.tell(Enough())
@@ -172,7 +172,7 @@ def test_once_a_stop_rule_holds_what_runs_is_kept_and_learned_and_nothing_else_b
     assert of(desk.commands, Close) == [Close(0), Close(1)]
 
 
-def test_a_round_that_is_being_chosen_when_a_stop_rule_holds_is_dropped():
+def test_a_round_that_is_chosen_after_a_stop_rule_held_is_dropped():
     machine = Machine(only([0, 1, 5], quiet=True))
     sole_worker, now = worker("one"), 0.0
     orders = machine.handle(Joined(sole_worker), now)
@@ -188,7 +188,7 @@ def test_a_round_that_is_being_chosen_when_a_stop_rule_holds_is_dropped():
     assert machine.is_over
 
 
-def test_a_stop_rule_that_holds_before_there_are_heads_ends_a_campaign_without():
+def test_a_stop_rule_ends_a_campaign_that_has_no_heads_yet():
     machine = Machine(only([1, 4, 4]))
     orders = machine.handle(Tick(), 0.0)
     orders = machine.handle(Planned("a100", 0, [waiting("x", "a100", 0, 0)]), 0.0)
@@ -200,8 +200,8 @@ def test_a_stop_rule_that_holds_before_there_are_heads_ends_a_campaign_without()
     assert machine.is_over
 
 
-def test_a_budget_counts_what_runs_and_gives_what_failed_another_chance():
-    limited = Spend(StopRules(labels=4))
+def test_a_budget_counts_running_measurements_and_leaves_room_for_retries():
+    limited = Spend(rules=StopRules(labels=4))
     desk = Desk(only([2, 9]), [worker("one"), worker("two"), worker("three")], spend=limited)
     desk.measured("one")
     assert set(desk.doing()) == {"one", "two", "three"}
@@ -217,9 +217,9 @@ def test_a_budget_counts_what_runs_and_gives_what_failed_another_chance():
     assert desk.machine.is_over
 
 
-def test_a_budget_of_time_expects_what_runs_to_take_as_long_as_others_took():
+def test_a_time_budget_expects_running_measurements_to_take_the_mean_time():
     """Six measurements of a second fit; the two at the end of the fifth leave room for one."""
-    limited = Spend(StopRules(gpu_hours=6.5 / 3600))
+    limited = Spend(rules=StopRules(gpu_hours=6.5 / 3600))
     desk = Desk(only([1, 20]), [worker("one"), worker("two")], spend=limited)
     while desk.doing():
         desk.measured(next(iter(desk.doing())))
@@ -228,9 +228,9 @@ def test_a_budget_of_time_expects_what_runs_to_take_as_long_as_others_took():
     assert spent.stop.rule == "GPU-hours"
 
 
-def test_before_the_first_measurement_has_ended_no_more_run_than_fit_in_at_worst():
+def test_first_measurements_are_expected_to_take_their_time_limit():
     workers = [worker(str(i)) for i in range(9)]
-    limited = Spend(StopRules(gpu_hours=100 / 3600), limit_s=40.0)
+    limited = Spend(rules=StopRules(gpu_hours=100 / 3600), limit_s=40.0)
     desk = Desk(only([1, 50]), workers, spend=limited)
     assert set(desk.doing()) == {"0", "1"}
     assert desk.machine.to_come["a100"]  # the others stay
@@ -241,7 +241,7 @@ def test_before_the_first_measurement_has_ended_no_more_run_than_fit_in_at_worst
 
 
 def test_a_budget_below_the_limit_of_one_measurement_is_used():
-    limited = Spend(StopRules(gpu_hours=3 / 3600), limit_s=40.0)
+    limited = Spend(rules=StopRules(gpu_hours=3 / 3600), limit_s=40.0)
     desk = Desk(only([1, 50]), [worker("one"), worker("two")], spend=limited)
     assert set(desk.doing()) == {"one"}
     while desk.doing():
@@ -250,8 +250,8 @@ def test_a_budget_below_the_limit_of_one_measurement_is_used():
     assert desk.machine.is_over
 
 
-def test_labels_that_need_no_measurement_count_in_a_budget():
-    limited = Spend(StopRules(labels=3))
+def test_settled_labels_count_in_a_budget():
+    limited = Spend(rules=StopRules(labels=3))
     desk = Desk(only([2, 9]), [], spend=limited)
     desk.tell(Tick())
     desk.tell(Settled(["a100/0/0", "was settled as it was planned"]))
@@ -271,7 +271,7 @@ def test_gpus_do_not_wait_for_the_learner():
     assert is_well(plan, played)
 
 
-def test_a_slow_node_costs_no_more_than_its_own_measurements():
+def test_a_slow_node_delays_only_its_own_measurements():
     plan = course({"a100": [40, 40] + [80] * 4}, devices=["a100"])
     slow = play(plan, {"a100": (4, 1)}, Weather(slow_host="a100-0"))
     alone = play(plan, {"a100": (3, 1)})  # the three that are as they should be
@@ -279,7 +279,7 @@ def test_a_slow_node_costs_no_more_than_its_own_measurements():
     assert slow.time_s < 1.1 * alone.time_s  # in equal parts it would be three times as much
 
 
-def test_rounds_that_are_short_beside_a_training_are_planned_ahead():
+def test_rounds_shorter_than_a_training_are_planned_ahead():
     plan = course({"a100": [20, 100] + [20] * 100}, devices=["a100"])
     played = play(plan, {"a100": (4, 4)}, Weather(measuring_s=10.0, learning_s=100.0))
     assert played.idle_s["a100"] / played.busy_s["a100"] < 0.2
@@ -339,7 +339,7 @@ def of(commands, kind):
     return [command for command in commands if isinstance(command, kind)]
 
 
-def test_what_failed_goes_to_another_host_and_waits_for_the_rest_of_its_round():
+def test_a_failed_assignment_goes_to_another_host_after_the_rest_of_its_round():
     desk = Desk(only([2, 4]), [worker("one"), worker("two")])
     assert desk.doing() == {"one": "a100/0/0", "two": "a100/0/1"}
     desk.measured("one", "error")
@@ -348,13 +348,13 @@ def test_what_failed_goes_to_another_host_and_waits_for_the_rest_of_its_round():
     assert desk.doing()["two"] == "a100/0/0"
 
 
-def test_a_worker_alone_tries_again_what_it_failed():
+def test_a_single_worker_retries_its_own_failures():
     desk = Desk(only([1, 4]), [worker("one")])
     desk.measured("one", "unstable")
     assert desk.doing() == {"one": "a100/0/0"}
 
 
-def test_a_poisoned_assignment_is_given_up_after_as_many_hosts_as_attempts():
+def test_an_assignment_that_kills_workers_is_quarantined_after_three_hosts():
     workers = [worker(str(i), host=f"host{i // 2}") for i in range(8)]
     desk = Desk(only([1, 50]), workers)
     died_on = []
@@ -367,10 +367,12 @@ def test_a_poisoned_assignment_is_given_up_after_as_many_hosts_as_attempts():
             if "a100/0/0" not in desk.doing().values():
                 desk.measured(other)
     assert len(set(died_on)) == 3
-    assert of(desk.commands, Quarantine) == [Quarantine("a100/0/0", "a100", 3, tuple(died_on))]
+    (abandoned,) = of(desk.commands, Quarantine)
+    assert (abandoned.assignment.id, abandoned.failures) == ("a100/0/0", 3)
+    assert abandoned.hosts == tuple(died_on)
 
 
-def test_what_runs_into_its_time_limit_is_tried_twice_only():
+def test_a_timeout_is_retried_once():
     desk = Desk(only([1, 9]), [worker("one"), worker("two")])
     desk.measured("one", "timeout")
     assert not of(desk.commands, Quarantine)
@@ -381,19 +383,19 @@ def test_what_runs_into_its_time_limit_is_tried_twice_only():
 
 
 @pytest.mark.parametrize("outcome", ["oom", "unsupported"])
-def test_what_would_end_the_same_way_is_not_tried_again(outcome):
+def test_a_final_outcome_is_not_retried(outcome):
     desk = Desk(only([1, 9]), [worker("one")])
     desk.measured("one", outcome)
     assert desk.doing() == {"one": "a100/1/0"}
 
 
-def test_a_worker_that_joins_gets_work_at_once():
+def test_a_joining_worker_gets_work_at_once():
     desk = Desk(only([1, 9]), [worker("one")])
     late = worker("late")
     assert of(desk.tell(Joined(late), 1.0), Measure) == [Measure(late, "a100/1/0")]
 
 
-def test_what_failed_waits_for_a_host_whose_worker_is_starting_again_but_not_for_ever():
+def test_a_failed_assignment_waits_a_limited_time_for_a_restarting_host():
     desk = Desk(only([2, 9]), [worker("one"), worker("two")])
     desk.tell(Lost(desk.workers["two"], "killed"))
     desk.measured("one", "error")
@@ -409,14 +411,14 @@ def test_what_failed_waits_for_a_host_whose_worker_is_starting_again_but_not_for
     assert desk.doing()["one"] == "a100/0/0"  # nobody has come
 
 
-def test_a_worker_that_starts_anew_loses_what_it_was_measuring():
+def test_a_restarted_worker_loses_its_measurement():
     desk = Desk(only([1, 9]), [worker("one")])
     orders = desk.tell(Joined(desk.workers["one"]))
     assert of(orders, GiveUp) == [GiveUp("a100/0/0", "it was restarted")]
     assert desk.doing() == {"one": "a100/0/0"}
 
 
-def test_labels_of_before_need_no_measurement():
+def test_settled_assignments_are_not_measured():
     desk = Desk(only([2, 2]), [])
     desk.tell(Tick())
     desk.tell(Settled(["a100/0/0", "a100/0/1", "a100/1/0", "unknown"]))
@@ -424,7 +426,7 @@ def test_labels_of_before_need_no_measurement():
     assert desk.doing() == {"one": "a100/1/1"}
 
 
-def test_a_canary_comes_first_and_who_is_stopped_measures_no_more():
+def test_canaries_come_first_and_a_stopped_worker_measures_no_more():
     due = {"one", "two"}
     workers = [worker("one"), worker("two")]
     desk = Desk(only([1, 9]), workers, check_is_due=lambda w: w.name in due)
@@ -439,7 +441,7 @@ def test_a_canary_comes_first_and_who_is_stopped_measures_no_more():
     assert set(desk.doing()) == {"one"}
 
 
-def test_work_without_a_worker_is_told_once_nothing_else_goes_on():
+def test_devices_without_workers_are_reported_when_nothing_else_runs():
     plan = course({"a100": [1, 4], "v100": [1, 4]})
     desk = Desk(plan, [worker("one")])
     assert desk.machine.stalled() == set()
@@ -450,7 +452,7 @@ def test_work_without_a_worker_is_told_once_nothing_else_goes_on():
     assert desk.machine.stalled() == set()
 
 
-def test_without_heads_the_learner_waits_for_all_of_the_initial_draw():
+def test_without_heads_the_learner_waits_for_the_whole_initial_round():
     machine = Machine(only([1, 4, 4]))
     now, orders = 0.0, []
 

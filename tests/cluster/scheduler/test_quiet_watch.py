@@ -14,13 +14,16 @@ from trappm.cluster.campaign.loop import others_share
 from trappm.cluster.campaign.progress import quiet_line
 from trappm.cluster.scheduler.messages import (
     AwaitQuiet,
+    Close,
     Course,
     Joined,
+    Learn,
     Learned,
     Measure,
     Measured,
     Plan,
     Planned,
+    Quarantine,
     Tick,
     Worker,
 )
@@ -43,19 +46,19 @@ def pauses_of(attempts: list[float | None], *, each_s: float = 5.0) -> list[Awai
     return [watch.note(WORKER, share, number * each_s) for number, share in enumerate(attempts)]
 
 
-def test_a_busy_host_is_left_alone_for_longer_and_longer() -> None:
+def test_pauses_of_a_busy_host_grow() -> None:
     pauses = [pause for pause in pauses_of([0.48] * 60) if pause]
     assert [pause.seconds for pause in pauses[:5]] == [20, 40, 80, 120, 120]
     assert (pauses[1].unstable, pauses[1].attempts) == (12, 12)
     assert pauses[-1].attempts == 20
 
 
-def test_a_few_unstable_attempts_are_no_reason_to_wait() -> None:
+def test_few_unstable_attempts_cause_no_pause() -> None:
     assert not any(pauses_of([0.4] * 5))
     assert not any(pauses_of([None, None, 0.4] * 20))
 
 
-def test_pauses_begin_anew_once_the_host_was_quiet() -> None:
+def test_pauses_are_short_again_after_a_quiet_time() -> None:
     found = [pause for pause in pauses_of([0.4] * 12 + [None] * 20 + [0.4] * 20) if pause]
     assert [pause.seconds for pause in found[:3]] == [20, 40, 20]
 
@@ -138,15 +141,15 @@ class Played:
                         pending.append(Planned(device, number, planned))  # type: ignore[arg-type]
                     case AwaitQuiet():
                         self.pauses += 1
-                    case _ if type(command).__name__ == "Learn":
+                    case Learn():
                         pending.append(Learned(True))  # type: ignore[arg-type]
-                    case _ if type(command).__name__ == "Close":
-                        self.closed.append(command.round_number)  # type: ignore[union-attr]
-                    case _ if type(command).__name__ == "Quarantine":
-                        self.failed.append(command.assignment_id)  # type: ignore[union-attr]
+                    case Close(number):
+                        self.closed.append(number)
+                    case Quarantine(assignment):
+                        self.failed.append(assignment.id)
 
 
-def test_attempts_at_one_configuration_are_spread_over_the_campaign() -> None:
+def test_attempts_at_a_configuration_are_spread_over_rounds() -> None:
     played = Played({"1/0": 2})
     at = [i for i, start in enumerate(played.starts) if start == "1/0"]
     rounds = [played.starts[i - 1].partition("/")[0] for i in at[1:]]
@@ -157,13 +160,13 @@ def test_attempts_at_one_configuration_are_spread_over_the_campaign() -> None:
     assert not played.failed
 
 
-def test_what_is_always_unstable_is_tried_as_often_as_allowed() -> None:
+def test_an_unstable_configuration_has_all_its_attempts() -> None:
     played = Played({"0/1": 99, "3/0": 99})
     assert played.starts.count("0/1") == played.starts.count("3/0") == COURSE.max_attempts
     assert sorted(played.failed) == ["0/1", "3/0"]
 
 
-def test_a_resumed_campaign_measures_what_was_put_off() -> None:
+def test_a_resumed_campaign_measures_deferred_assignments() -> None:
     """Its own round is closed in the store; the next one is not planned yet."""
     played = Played(
         {},
@@ -176,7 +179,7 @@ def test_a_resumed_campaign_measures_what_was_put_off() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_campaign_beside_a_busy_program_ends_within_its_budget(seed: int) -> None:
+def test_a_campaign_on_a_busy_host_ends_within_its_budget(seed: int) -> None:
     weather = Weather(measuring_s=5.0, learning_s=5.0, failing=0.6)
     generator = np.random.default_rng(seed)
     played = VirtualCluster(COURSE, {"cpu-2t": (1, 1)}, weather, generator, ledger=Ledger()).run()

@@ -1,4 +1,4 @@
-"""Stop rules: a target needs its confidence, near is not there, the first to come is forecast."""
+"""Stop rules: targets with confidence, budgets, deadlines and their forecast."""
 
 import datetime
 
@@ -7,10 +7,10 @@ import pytest
 from pydantic import ValidationError
 
 from trappm.cluster.scheduler.stop_rules import (
+    Spend,
     StopRules,
     deadline_passed,
     forecast,
-    overspent,
     target_reached,
     upper_bound,
 )
@@ -42,7 +42,7 @@ def target(mape):
     return {"target_mape": {"step_time_ms": mape}}
 
 
-def test_a_target_is_reached_only_with_its_confidence_on_every_device():
+def test_a_target_must_be_reached_with_confidence_on_every_device():
     rules = StopRules(**target(5.0), confidence=0.95)
     assert target_reached(rules, result(4.9, spread=0.1), ["a100"]).rule == "target"
     assert target_reached(rules, result(4.9, spread=4.0), ["a100"]) is None
@@ -53,7 +53,7 @@ def test_a_target_is_reached_only_with_its_confidence_on_every_device():
 
 
 @pytest.mark.parametrize("count", [3, 8])
-def test_the_bound_holds_as_often_as_it_says_even_from_few_architectures(count):
+def test_the_upper_bound_has_its_coverage_with_few_architectures(count):
     draw = np.random.default_rng(3)
     held = 0
     for _ in range(200):
@@ -63,12 +63,12 @@ def test_the_bound_holds_as_often_as_it_says_even_from_few_architectures(count):
     assert 0.8 <= held / 200 <= 0.99
 
 
-def test_one_architecture_does_not_tell_that_a_target_is_reached():
+def test_one_architecture_cannot_reach_a_target():
     assert upper_bound(judged([1.0, 1.1], ["resnet18"] * 2), 0.9) == np.inf
 
 
-def test_the_bound_is_over_architectures_not_over_their_near_copies():
-    """Ten labels of each architecture that err alike tell no more than one."""
+def test_the_upper_bound_is_over_architectures_not_over_batch_sizes():
+    """Ten labels of an architecture with equal errors count as one."""
     few = judged([3.0, 5.0, 7.0, 9.0], list("abcd"))
     copies = judged([3.0, 5.0, 7.0, 9.0] * 10, list("abcd") * 10)
     assert upper_bound(few, 0.9) == pytest.approx(upper_bound(copies, 0.9))
@@ -96,25 +96,26 @@ def test_the_end_of_a_budget_is_forecast(rules, rule):
         ({"gpu_hours": 1.0}, "1 of 1 GPU-hours are spent"),
     ],
 )
-def test_a_budget_is_spent_to_its_last_part_and_no_further(rules, reason):
-    rules = StopRules(**rules)
-    assert overspent(rules, 59, 3540.0, 1, 60.0) is None
-    assert overspent(rules, 60, 3600.0, 1, 60.0).reason == reason
+def test_a_budget_is_spent_exactly(rules, reason):
+    rules, mean_s = StopRules(**rules), {"a100": 60.0}
+    assert Spend(rules=rules, labels=59, seconds=3540.0, mean_s=mean_s).spent is None
+    assert Spend(rules=rules, labels=60, seconds=3600.0, mean_s=mean_s).spent.reason == reason
 
 
-def test_time_that_is_left_but_too_short_for_one_more_is_told():
-    stop = overspent(StopRules(gpu_hours=10.0), 50, 9.5 * 3600, 1, 0.75 * 3600)
+def test_the_reason_names_remaining_time_that_is_too_short():
+    rules, mean_s = StopRules(gpu_hours=10.0), {"a100": 0.75 * 3600}
+    stop = Spend(rules=rules, labels=50, seconds=9.5 * 3600, mean_s=mean_s).spent
     assert stop.reason == "9.5 of 10 GPU-hours are spent, and one more measurement takes about 0.75"
 
 
-def test_the_clock_is_a_rule():
+def test_a_deadline_ends_a_campaign():
     rules = StopRules(ends_at=START)
     assert deadline_passed(rules, START - datetime.timedelta(seconds=1)) is None
     assert deadline_passed(rules, START).rule == "clock"
     assert deadline_passed(StopRules(labels=1), START) is None
 
 
-def test_the_first_rule_to_come_is_forecast_at_the_pace_so_far():
+def test_the_first_rule_to_hold_is_forecast_at_the_present_rate():
     both = StopRules(labels=200, gpu_hours=3.0)
     assert forecast(both, spent(0), spent(100), 900).rule == "GPU-hours"
     assert forecast(both, spent(0), spent(100), 150).rule == "rounds"
@@ -122,7 +123,7 @@ def test_the_first_rule_to_come_is_forecast_at_the_pace_so_far():
 
 
 @pytest.mark.parametrize("rules", [{"gpu_hours": 1e9}, {"labels": 10**13}])
-def test_a_limit_beyond_any_calendar_is_not_what_comes_first(rules):
+def test_a_limit_beyond_the_calendar_is_not_forecast(rules):
     assert forecast(StopRules(**rules), spent(25), spent(50), 400).rule == "rounds"
 
 
@@ -142,6 +143,6 @@ def test_without_rules_the_last_round_ends_a_campaign():
         ({"ends_at": datetime.datetime(2026, 1, 1)}, "timezone"),
     ],
 )
-def test_rules_that_cannot_be_are_refused(rules, fault):
+def test_invalid_rules_are_refused(rules, fault):
     with pytest.raises(ValidationError, match=fault):
         StopRules(**rules)

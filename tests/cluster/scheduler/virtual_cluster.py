@@ -119,9 +119,8 @@ class Ledger:
         return sum(state == "done" for state in self.state.values())
 
     def machine(self, course: Course, **so_far) -> Machine:
-        spend = Spend(
-            self.rules, labels=self.labels, seconds=self.seconds, limit_s=LIMIT_S
-        )  # fmt: skip
+        rules = self.rules or StopRules()
+        spend = Spend(rules=rules, labels=self.labels, seconds=self.seconds, limit_s=LIMIT_S)
         return Machine(course, spend=spend, **so_far)
 
     def resumed(self, course: Course) -> Machine:
@@ -282,9 +281,9 @@ class VirtualCluster:
             self.ledger.end(command.assignment_id, "open")
             self._left[command.assignment_id.partition("/")[0]] += 1
         elif kind is Quarantine:
-            self.ledger.end(command.assignment_id, "failed")
-            self.ledger.quarantined[command.assignment_id] = command.hosts
-            self._left[command.assignment_id.partition("/")[0]] -= 1
+            self.ledger.end(command.assignment.id, "failed")
+            self.ledger.quarantined[command.assignment.id] = command.hosts
+            self._left[command.assignment.device] -= 1
         elif kind is Plan:
             ids = [f"{command.device}/{command.round_number}/{i}" for i in range(command.count)]
             planned = [

@@ -18,6 +18,65 @@ MIB_UNITS = MIB // 512
 """The allocator counts in units of 512 bytes."""
 
 
+def test_small_requests_share_segments_of_two_mib():
+    allocator = Allocator()
+    for _ in range(4096):
+        allocator.allocate(1)
+    assert allocator.live == allocator.reserved == 2 * MIB_UNITS
+    allocator.allocate(1)
+    assert allocator.reserved == 4 * MIB_UNITS
+
+
+@pytest.mark.parametrize(
+    ("units", "reserved_mib"),
+    [
+        (MIB_UNITS, 2),
+        (MIB_UNITS + 1, 20),
+        (10 * MIB_UNITS - 1, 20),
+        (10 * MIB_UNITS, 10),
+        (11 * MIB_UNITS, 12),
+    ],
+)
+def test_segments_have_the_sizes_of_pytorchs_allocator(units, reserved_mib):
+    allocator = Allocator()
+    allocator.allocate(units)
+    assert allocator.reserved == reserved_mib * MIB_UNITS
+
+
+def test_freed_neighbours_merge_and_are_used_again():
+    allocator = Allocator()
+    blocks = [allocator.allocate(4 * MIB_UNITS) for _ in range(5)]
+    assert allocator.reserved == 20 * MIB_UNITS
+    for which in (1, 3, 2):
+        allocator.free(blocks[which])
+    allocator.allocate(12 * MIB_UNITS)
+    assert allocator.reserved == 20 * MIB_UNITS
+
+
+def test_the_rest_of_a_large_block_is_only_split_off_if_it_is_worth_it():
+    allocator = Allocator()
+    allocator.free(allocator.allocate(12 * MIB_UNITS))
+    allocator.allocate(11 * MIB_UNITS)  # the rest is one MiB: not split
+    assert allocator.live == 12 * MIB_UNITS
+
+
+def test_a_full_device_gets_unused_segments_back_before_it_is_out_of_memory():
+    allocator = Allocator(20 * MIB_UNITS)
+    allocator.free(allocator.allocate(12 * MIB_UNITS))
+    allocator.allocate(16 * MIB_UNITS)  # beside the 12, it would be beyond 20
+    assert allocator.reserved == 16 * MIB_UNITS
+
+
+def test_a_step_runs_on_less_than_it_would_reserve():
+    trace, _ = trace_step(meta("resnet18"), 64)
+    free = simulate_memory(trace, 256)
+    assert simulate_memory(trace, 256, limit_mib=free.reserved_with_workspace_mib) == free
+    least = simulate_memory(trace, 256, limit_mib=free.reserved_with_workspace_mib - 1)
+    assert least.live_mib == free.live_mib
+    assert free.live_mib <= least.reserved_mib < free.reserved_mib
+    assert simulate_memory(trace, 256, limit_mib=1.0) == least, "the least is of the step alone"
+
+
 sizes_asked = st.one_of(st.integers(1, 4 * MIB_UNITS), st.integers(1, 40 * MIB_UNITS))
 
 

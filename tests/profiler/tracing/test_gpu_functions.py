@@ -1,12 +1,20 @@
-"""What stands in for a GPU's attention and dropout holds within, and for one thread only."""
+"""Functions of a GPU on the meta device: attention, dropout, autocast, and names of the GPU."""
 
 import threading
 
+import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch import nn
 
+from trappm.profiler.models.model_input import Sample
+from trappm.profiler.models.on_meta import on_meta
+from trappm.profiler.records import Phase, Precision
+from trappm.profiler.simulation.kernel_profile import KernelKind
 from trappm.profiler.tracing.gpu_functions import GpuFunctions
 from trappm.profiler.tracing.kernel_log import KernelLog
+from trappm.profiler.tracing.tracer import StepOptions, Tracer
 
 TOKENS = torch.empty(2, 4, 6, 8, device="meta", requires_grad=True)
 FUSED = "_FusedAttentionBackward"
@@ -55,3 +63,87 @@ def test_two_threads_that_overlap_leave_nothing_behind_and_do_not_see_each_other
     assert seen == {"first": FUSED, "second": FUSED, "outside": plain}
     assert before == (F.scaled_dot_product_attention, F.dropout)
     assert attention() == plain
+
+
+class Naming(nn.Module):
+    """A classifier that runs a function of its features in its forward pass."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+        self.function = function
+
+    def forward(self, x):
+        return self.head(self.function(self, x.mean((2, 3))))
+
+
+def table_of(function, phase=Phase.TRAIN, **options):
+    model = on_meta(Naming(function), 8)
+    return Tracer(model, Sample.of(8), StepOptions(**options)).phase(phase)[1]
+
+
+@pytest.mark.parametrize(
+    ("naming", "plain"),
+    [
+        (lambda self, x: x.cuda(), lambda self, x: x),
+        (lambda self, x: x.cuda(0, non_blocking=True), lambda self, x: x),
+        (lambda self, x: x.to("cuda"), lambda self, x: x),
+        (lambda self, x: x.to(torch.device("cuda:0"), torch.float32), lambda self, x: x),
+        (lambda self, x: self.cuda() and x, lambda self, x: x),
+        (lambda self, x: self.to(device="cuda") and x, lambda self, x: x),
+        (lambda self, x: x + torch.zeros(3, device="cuda"), lambda self, x: x + torch.zeros(3)),
+        (lambda self, x: x + torch.ones(3).cuda(), lambda self, x: x + torch.ones(3)),
+        (lambda self, x: x + x.new_ones(3, device=0), lambda self, x: x + x.new_ones(3)),
+        (lambda self, x: nn.Linear(3, 3, device="cuda")(x), lambda self, x: nn.Linear(3, 3)(x)),
+        (lambda self, x: nn.Linear(3, 3).cuda()(x), lambda self, x: nn.Linear(3, 3)(x)),
+        (lambda self, x: x * torch.cuda.is_available(), lambda self, x: x * False),
+    ],
+)
+def test_a_model_that_names_the_gpu_runs_the_kernels_of_one_that_does_not(naming, plain):
+    named, unnamed = table_of(naming), table_of(plain)
+    np.testing.assert_array_equal(named.sizes, unnamed.sizes)
+    np.testing.assert_array_equal(named.counts, unnamed.counts)
+
+
+def product(self, x):
+    return x @ self.head.weight.t() @ self.head.weight
+
+
+def half_products(table):
+    return int(table.counts[(table.kinds == KernelKind.LINEAR) & table.half].sum())
+
+
+@pytest.mark.parametrize(
+    "region",
+    [
+        lambda: torch.autocast("cuda"),
+        lambda: torch.autocast("cuda", torch.bfloat16),
+        lambda: torch.amp.autocast(device_type="meta", dtype=torch.float16),
+        torch.cuda.amp.autocast,
+    ],
+)
+def test_autocast_in_the_forward_pass_multiplies_in_16_bits(region):
+    def inside(self, x):
+        with region():
+            return product(self, x).float()
+
+    assert half_products(table_of(inside, Phase.INFER)) == 2
+    assert half_products(table_of(product, Phase.INFER)) == 0
+
+
+def test_disabled_autocast_in_the_forward_pass_multiplies_in_32_bits():
+    def inside(self, x):
+        with torch.autocast("cuda", enabled=False):
+            return product(self, x.float())
+
+    half = {"precision": Precision.AMP_BF16}
+    assert half_products(table_of(product, Phase.INFER, **half)) == 3
+    assert half_products(table_of(inside, Phase.INFER, **half)) == 1
+
+
+def test_autocast_outside_of_a_trace_is_that_of_pytorch():
+    with pytest.raises(RuntimeError, match="unsupported"):
+        torch.autocast("meta")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+        assert half_products(table_of(product, Phase.INFER)) == 0
