@@ -51,9 +51,9 @@ def home(tmp_path):
     return tmp_path / "home"
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_command_has_help_with_an_example(trappm, home, command):
-    result = trappm(*command, "--help", home=home)
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_has_help_with_an_example(trappm, home, words):
+    result = trappm(*words, "--help", home=home)
     assert result.returncode == 0
     assert "Example: trappm" in result.stdout
 
