@@ -4,6 +4,8 @@ Some name a folder of secrets, whose file `secret` holds SECRET; beside the mode
 """
 
 import itertools
+from collections.abc import Iterator
+from pathlib import Path
 
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
@@ -18,20 +20,20 @@ _OPSETS = [helper.make_opsetid("", 17)]
 node = helper.make_node
 
 
-def model(*nodes, initializers=(), functions=(), domains=(), inputs=(), **rest):
+def model(*nodes, initializers=(), functions=(), domains=(), inputs=(), **rest) -> onnx.ModelProto:
     graph = helper.make_graph(nodes, "g", [_IMAGE, *inputs], [_RESULT], list(initializers), **rest)
     opsets = [*_OPSETS, *(helper.make_opsetid(domain, 1) for domain in domains)]
     return helper.make_model(graph, opset_imports=opsets, functions=list(functions), ir_version=10)
 
 
-def hostile_files(secrets):
-    """Names and contents of some four hundred files."""
+def hostile_files(secrets: Path) -> Iterator[tuple[str, bytes]]:
+    """Names and contents of some five hundred files."""
     above, absolute = f"../{secrets.name}/secret", str(secrets / "secret")
     for location in (absolute, above, "linked/secret", "link", "secret", "", "x.onnx"):
         shown = location.replace(str(secrets), "S")
         for name, content in tensors_at(location):
             yield f"{name} at {shown!r}", content
-    for kind in (_types(), _text(), _giants(), _functions(), _chains()):
+    for kind in (_types(), _text(), _domains(), _giants(), _functions(), _chains()):
         for name, content in kind:
             yield name, content.SerializeToString()
     yield from _amplified()
@@ -40,19 +42,19 @@ def hostile_files(secrets):
         yield f"cut at {length}", whole[:length]
 
 
-def outside(location, kind=TensorProto.INT64, dims=(4,)):
+def outside(location: str, kind: int = TensorProto.INT64, dims=(4,)) -> TensorProto:
     tensor = TensorProto(name="w", data_type=kind, dims=dims, data_location=TensorProto.EXTERNAL)
     tensor.external_data.add(key="location", value=location)
     return tensor
 
 
-def tensors_at(location):
+def tensors_at(location: str) -> Iterator[tuple[str, bytes]]:
     """Files with a tensor that lies outside them, in every place where one can stand."""
     for name, made in _places(location):
         yield name, made.SerializeToString()
 
 
-def _places(location):
+def _places(location: str) -> Iterator[tuple[str, onnx.ModelProto]]:
     reshape = node("Reshape", ["x", "w"], ["y"])
     tensor = outside(location)
     yield "an initializer", model(reshape, initializers=[tensor])
@@ -113,7 +115,7 @@ def _places(location):
     yield "what is for training", made
 
 
-def _types():
+def _types() -> Iterator[tuple[str, onnx.ModelProto]]:
     """Element types that there are not, or that nobody expects there."""
     for kind in (-1, 0, 8, 16, 23, 99, 2**31 - 1):
         image = helper.make_tensor_value_info("x", kind, _SHAPE)
@@ -141,7 +143,7 @@ def _types():
             yield f"{operator} of type {kind}", model(like, node("Add", ["x", "c"], ["y"]))
 
 
-def _text():
+def _text() -> Iterator[tuple[str, bytes]]:
     """Text that is not UTF-8, in every field of text that there is in a model of everything."""
     full = model(node("Mul", ["x", "w"], ["t"], name="n", doc_string="d"),
                  node("F", ["t"], ["y"], domain="f"), domains=["f"],
@@ -172,7 +174,7 @@ def _text():
 
 
 class _Raw(bytes):
-    def SerializeToString(self):  # noqa: N802  (as protobuf has it)
+    def SerializeToString(self) -> bytes:  # noqa: N802  (as protobuf has it)
         return self
 
 
@@ -189,7 +191,17 @@ def _strings(message, path=()):
                 yield from _strings(inner, (*path, (field.name, None)))
 
 
-def _giants():
+def _domains() -> Iterator[tuple[str, onnx.ModelProto]]:
+    """ONNX's operators under another's name."""
+    for operator in ("Shape", "Size", "Constant", "Identity", "Cast", "ConstantOfShape", "Reshape"):
+        for domain in ("d", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "com.microsoft"):
+            odd = node(operator, ["x"], ["s"], domain=domain)
+            for after in (node("Reshape", ["x", "s"], ["y"]), node("Relu", ["s"], ["y"])):
+                made = model(odd, after, domains=[domain])
+                yield f"{domain}.{operator} before {after.op_type}", made
+
+
+def _giants() -> Iterator[tuple[str, onnx.ModelProto]]:
     numbers = ([2**62] * 5, [-(2**63)] * 4, [2**40, 2**40], [1] * 1000, [0] * 4, [2**31] * 3)
     makers = ("ConstantOfShape", "Expand", "Tile", "Range", "Pad", "Resize", "Reshape", "OneHot")
     for sizes, operator in itertools.product(numbers, makers):
@@ -212,7 +224,7 @@ def _giants():
     yield "an einsum of a megabyte", model(node("Einsum", ["x"], ["y"], equation="a" * 1_000_000))
 
 
-def _functions():
+def _functions() -> Iterator[tuple[str, onnx.ModelProto]]:
     """Functions that grow when they are put in place of their calls."""
     call = node("F9", ["x"], ["y"], domain="f")
     for alias, overload in itertools.product(("f", "", "ai.onnx"), ("", "o")):
@@ -265,7 +277,7 @@ def _functions():
     yield "sixty deep, fifteen thousand times", model(*calls, functions=functions, domains=["f"])
 
 
-def _chains():
+def _chains() -> Iterator[tuple[str, onnx.ModelProto]]:
     weight = helper.make_tensor("w", TensorProto.FLOAT, [3, 3, 1, 1], [0] * 9)
     for operator, length in itertools.product(("Relu", "Conv", "Identity", "Add"), (5_900, 20_000)):
         names = ["x", *(f"t{i}" for i in range(length - 1)), "y"]
@@ -283,7 +295,7 @@ def _chains():
     yield "a split into 190,000", model(node("Split", ["x"], [*outputs, "y"], axis=1))
 
 
-def _varint(number):
+def _varint(number: int) -> bytes:
     data = b""
     while number > 127:
         data += bytes([number & 127 | 128])
@@ -291,11 +303,11 @@ def _varint(number):
     return data + bytes([number])
 
 
-def _field(number, content):
+def _field(number: int, content: bytes) -> bytes:
     return _varint(number << 3 | 2) + _varint(len(content)) + content
 
 
-def _amplified(times=10_000_000):
+def _amplified(times: int = 10_000_000) -> Iterator[tuple[str, bytes]]:
     """Few bytes that protobuf unpacks to many: records of nothing."""
     plain = model(_RELU)
     graph = plain.graph.SerializeToString()

@@ -1,9 +1,11 @@
 """Small networks that together have every kind of kernel, convolution and operator."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from trappm.learner.workload import Workload
@@ -24,9 +26,9 @@ GROUPS = ((8, 32), (16, 32), (8, 2), (16, 2), (32, 2), (64, 2), (96, 2))
 class Convolutions(nn.Module):
     """Convolutions of all windows, strides and groups, one after the other."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        layers = [nn.Conv2d(3, WIDTH, 3, padding=1)]
+        layers: list[nn.Module] = [nn.Conv2d(3, WIDTH, 3, padding=1)]
         for groups, windows in ((1, WINDOWS), (WIDTH, DEPTHWISE_WINDOWS)):
             for window, stride in windows:
                 layers.append(nn.Conv2d(WIDTH, WIDTH, window, stride, window // 2, groups=groups))
@@ -39,14 +41,14 @@ class Convolutions(nn.Module):
         self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.head = nn.Linear(width, 10)
 
-    def forward(self, images):
+    def forward(self, images: Tensor) -> Tensor:
         return self.head(self.layers(images))
 
 
 class OtherOperators(nn.Module):
     """What networks compute beside convolutions, with a layer of large weights."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, WIDTH, 3, padding=1)
         self.batch_norm, self.group_norm = nn.BatchNorm2d(WIDTH), nn.GroupNorm(4, WIDTH)
@@ -57,7 +59,7 @@ class OtherOperators(nn.Module):
         self.large = nn.Linear(4096, 4096)
         self.head = nn.Linear(4096, 10)
 
-    def forward(self, images):
+    def forward(self, images: Tensor) -> Tensor:
         x = functional.relu(self.group_norm(self.batch_norm(self.stem(images))))
         x = functional.hardswish(functional.relu6(x)) + functional.hardsigmoid(x)
         x = functional.max_pool2d(x, 2) + functional.avg_pool2d(x, 2)
@@ -81,7 +83,7 @@ class OtherOperators(nn.Module):
 class OneConvolution(nn.Module):
     """A stem, and one convolution of one kind."""
 
-    def __init__(self, kind):
+    def __init__(self, kind: ConvolutionKind) -> None:
         super().__init__()
         window = 1 if kind is ConvolutionKind.POINTWISE else 3
         groups = {ConvolutionKind.GROUPED: 2, ConvolutionKind.DEPTHWISE: WIDTH}.get(kind, 1)
@@ -89,11 +91,11 @@ class OneConvolution(nn.Module):
         self.layer = nn.Conv2d(WIDTH, WIDTH, window, padding=window // 2, groups=groups)
         self.head = nn.Linear(WIDTH, 10)
 
-    def forward(self, images):
+    def forward(self, images: Tensor) -> Tensor:
         return self.head(self.layer(self.stem(images)).mean((2, 3)))
 
 
-def in_all_settings(module):
+def in_all_settings(module: nn.Module) -> list[Workload]:
     """Return training and inference in fp32, and training in mixed precision and channels-last."""
     profile = static_profile(module, INPUT_SIZE)
     assert profile.step is not None

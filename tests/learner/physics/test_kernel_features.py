@@ -1,6 +1,9 @@
 """Every feature can differ from 0, no two kinds share one, and what they mean has a version."""
 
+from __future__ import annotations
+
 import json
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +22,7 @@ from trappm.learner.physics.step_memory import SCRATCH_KINDS, step_memory
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.snapshots.snapshot import FEATURE_VERSIONS as VERSIONS
 from trappm.learner.workload import Workload
-from trappm.profiler.records import MemoryFormat, Precision
+from trappm.profiler.records import Graph, MemoryFormat, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import (
     KernelKind,
     KernelProfile,
@@ -58,7 +61,7 @@ def zoo():
     return [workload for module in modules for workload in in_all_settings(module)]
 
 
-def silent_features(prior):
+def silent_features(prior) -> set[int]:
     """Features that are 0 for every network, with the reason above."""
     if isinstance(prior, StepTimePrior):
         return WITHOUT_WEIGHTS
@@ -76,6 +79,52 @@ def test_every_feature_is_non_zero_for_some_network(zoo, prior):
     assert features.shape[1] == sum(prior.feature_groups)
     zero = np.flatnonzero((features == 0).all(axis=0))
     assert set(zero.tolist()) == silent_features(prior)
+
+
+def single_kernels(zoo):
+    """Workloads of a single kernel, with the kind and pass of it."""
+    steps = {id(w.kernels): w for w in zoo if w.phase is Phase.TRAIN}
+    for workload in steps.values():
+        table = workload.kernels.table(workload.phase)
+        for row in range(len(table)):
+            columns = {name: getattr(table, name)[row : row + 1] for name in vars(table)}
+            alone = replace(
+                workload.kernels,
+                train=KernelTable(**columns),
+                infer=KernelTable(**columns),
+                parameters=0,
+                parameter_tensors=0,
+            )
+            kind, which = KernelKind(table.kinds[row]), Pass(table.passes[row])
+            yield replace(workload, kernels=alone), kind, which
+
+
+def test_no_two_kinds_of_kernels_share_a_feature(zoo):
+    """A kernel alone fills the feature of its kind and pass, and that of its class of shapes."""
+    alone = list(single_kernels(zoo))
+    features = STEP_TIMES.features([workload for workload, *_ in alone])
+    products, streams, optimizer, classes, _ = np.split(features, np.cumsum(SHARE_GROUPS)[:-1], 1)
+    assert not optimizer.any()
+    owners: dict[tuple[str, int], set[tuple[KernelKind, bool | Pass]]] = defaultdict(set)
+    for (_, kind, which), *parts in zip(alone, products, streams, classes, strict=True):
+        filled = {
+            (name, int(column))
+            for name, part in zip(("products", "streams", "classes"), parts, strict=True)
+            for column in np.flatnonzero(part)
+        }
+        names = {name for name, _ in filled}
+        multiplies = kind <= KernelKind.ATTENTION
+        assert names == ({"products", "classes"} if multiplies else {"streams"})
+        assert len(filled) == len(names)
+        for name, column in filled:
+            owner = {
+                "products": (kind, which),
+                "streams": (kind, which is not Pass.FORWARD),
+                "classes": (kind, True),
+            }[name]
+            owners[name, column].add(owner)
+    assert all(len(of_column) == 1 for of_column in owners.values())
+    assert len({column for name, column in owners if name == "classes"}) == SHARE_GROUPS[3]
 
 
 def test_no_two_kinds_of_convolutions_share_a_feature_of_memory():
@@ -100,7 +149,7 @@ def test_no_two_operators_share_a_feature(build_network):
         assert np.flatnonzero(operator_shares(graph)).tolist() == [place]
 
 
-def made_up_workload(graph):
+def made_up_workload(graph: Graph) -> Workload:
     """Kernels of all kinds, passes and shapes, and allocations with all kinds of scratch memory.
 
     It depends on no traced model, so its features change only with the code that computes them.

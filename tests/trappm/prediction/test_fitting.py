@@ -1,16 +1,35 @@
 """One rule for what fits on every surface, and which devices are covered by which evidence."""
 
 import json
+import subprocess
+import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import trappm
 from trappm import cli
+from trappm.learner.heads.device_heads import train_heads
+from trappm.learner.heads.predictions import TrainedHeads
+from trappm.learner.paper.encoder import train_encoder
+from trappm.learner.paper.presets import LAPTOP
+from trappm.learner.snapshots.snapshot import save_snapshot
+from trappm.learner.workload import Workload
 from trappm.prediction.device_names import OWN
 from trappm.prediction.fitting import LARGEST_BATCH, MemoryInterval, Verdict, largest_batch
 from trappm.profiler.devices.catalogue import USABLE_SHARE
+from trappm.profiler.records import Phase
+from trappm.profiler.static_profile import graph_template
+
+
+@pytest.fixture(autouse=True, scope="module")
+def home(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAPPM_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
 
 
 @given(
@@ -52,7 +71,8 @@ def from_json(capsys, *command):
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(("device", "size"), [("a100", 4), ("v100", 4096), ("t4", 4096)])
+@pytest.mark.parametrize("device", ["a100", "v100", "t4"])
+@pytest.mark.parametrize("size", [4, 4096])
 def test_python_and_commands_agree_on_what_fits(capsys, device, size):
     settings = {"precision": "amp-fp16", "optimizer": "momentum", "memory_format": "contiguous"}
     asked = {"input_size": 160, "batch_size": size, **settings}
@@ -90,7 +110,49 @@ def test_a_model_larger_than_the_gpu_does_not_fit(capsys):
     assert "Not even batch 1 fits GTX 1650 4 GB." in lines
 
 
-def test_devices_are_listed_with_their_evidence(capsys):
+def test_invalid_questions_are_refused_in_one_line(capsys):
+    for arguments, words in (
+        (["--device", "cuda:0"], "does not say which model it is"),
+        (["--device", "mi300x"], "TraPPM covers NVIDIA cards"),
+        (["--device", "a100", "--phase", "eval"], "phase"),
+        (["--device", "a100", "--optimizer", "lion"], "optimizer"),
+    ):
+        assert cli.run(["predict", "test_resnet", *arguments]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert words in line
+        assert "did you mean" not in line
+
+
+def test_network_heads_predict_the_risk_of_running_out_of_memory(tmp_path):
+    preset = replace(
+        LAPTOP,
+        encoder=replace(LAPTOP.encoder, widths=(8, 8), steps=2),
+        head=replace(
+            LAPTOP.head, physical_prior=False, widths=(8,), hidden=(8,), steps=2, members=2
+        ),
+    )
+    graphs = [graph_template(n, 64).at(2) for n in ("test_resnet", "test_vit", "test_convnext")]
+    encoder = train_encoder(graphs, preset.encoder, np.random.default_rng(0))
+    embedded = zip(graphs, encoder.embed(graphs), strict=True)
+    heads = train_heads(
+        [Workload(graph=graph, embedding=row) for graph, row in embedded],
+        np.full((3, 3), 15_000.0),
+        groups=["a", "b", "c"],
+        preset=preset.head,
+        generator=np.random.default_rng(0),
+    )
+    snapshot = save_snapshot(
+        tmp_path, encoder=encoder, heads={"v100": {Phase.TRAIN: TrainedHeads(heads, ())}},
+        source_device="v100", preset=preset, labels=[], fields={"cards": {"v100": "v100 16gb"}},
+    ).folder  # fmt: skip
+    prediction = trappm.predict("test_resnet", input_size=64, snapshot=snapshot, device="v100")
+    limit = USABLE_SHARE * prediction.capacity_mib
+    assert 0 <= prediction.out_of_memory <= 1
+    assert (prediction.out_of_memory > 0.5) == (prediction.memory_mib > limit)
+    assert "out_of_memory" not in prediction.missing
+
+
+def test_devices_come_with_their_evidence(capsys):
     rows = {row.device: row for row in trappm.devices("default")}
     assert rows["h100"].evidence["train"] == {"step_time_ms": OWN, "memory_mib": OWN}
     assert "data sheet" in rows["rtx-5090-32gb"].evidence["train"]["step_time_ms"]
@@ -107,3 +169,24 @@ def test_devices_are_listed_with_their_evidence(capsys):
     assert all(device in shown for device in rows)
     assert cli.run(["devices", "--json"]) == 0
     assert {row["device"] for row in json.loads(capsys.readouterr().out)} == set(rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["resnet5x"], "did you mean 'resnet50'"),
+        (["resnet50", "--batch-size", "0"], "batch size is 0"),
+        (["resnet50", "--input-size", "0"], "input size is 0"),
+        (["resnet50", "--optimizer", "lion"], "optimizer"),
+    ],
+)
+def test_what_is_wrong_with_a_question_is_reported_without_torch(arguments, words):
+    program = (
+        "import sys; from trappm import cli; "
+        f"status = cli.run(['predict', *{arguments!r}]); print(status, 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["2", "False"]
+    assert words in done.stderr
