@@ -45,8 +45,7 @@ from trappm.learner.workload import TrainingLabel, Workload, bounds_of, targets_
 from trappm.profiler.devices.catalogue import USABLE_SHARE
 from trappm.profiler.kernels.kernel_call import KernelMeasurement
 from trappm.profiler.models.families import family_of
-from trappm.profiler.progress import OnProgress
-from trappm.profiler.records import METRICS, Configuration, GraphTemplate, Pair, Phase
+from trappm.profiler.records import METRICS, Configuration, GraphTemplate, OnProgress, Pair, Phase
 from trappm.profiler.records.graph import Graph
 from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.store.records import Role

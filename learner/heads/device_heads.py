@@ -44,8 +44,7 @@ from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import USABLE_SHARE
 from trappm.profiler.errors import InputError
-from trappm.profiler.progress import OnProgress
-from trappm.profiler.records import METRICS
+from trappm.profiler.records import METRICS, OnProgress
 
 if TYPE_CHECKING:
     from trappm.learner.physics.device_specs import DeviceSpec

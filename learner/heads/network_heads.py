@@ -25,8 +25,7 @@ from trappm.learner.paper.presets import HeadPreset
 from trappm.learner.paper.regressor import HeadNetwork, NetworkModel
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
-from trappm.profiler.progress import OnProgress
-from trappm.profiler.records import METRICS
+from trappm.profiler.records import METRICS, OnProgress
 
 Array = npt.NDArray[np.float64]
 

@@ -36,8 +36,7 @@ from trappm.learner.paper.training import torch_seeded, train
 from trappm.learner.stats.folds import grouped_folds, layers_hash
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.features import NODE_FEATURES
-from trappm.profiler.progress import OnProgress
-from trappm.profiler.records import Graph
+from trappm.profiler.records import Graph, OnProgress
 
 FORMAT = 4
 """Version of the training, so that cached encoders of older versions are not used."""

@@ -17,8 +17,7 @@ from trappm.learner.paper.presets import HeadPreset
 from trappm.learner.paper.regressor import LEAST_LABELS, HeadNetwork, NetworkModel, Regressor
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
-from trappm.profiler.progress import OnProgress
-from trappm.profiler.records import Graph
+from trappm.profiler.records import Graph, OnProgress
 
 
 @dataclass(frozen=True, eq=False)

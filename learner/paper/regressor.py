@@ -37,7 +37,7 @@ from trappm.learner.stats.student_t import robust_deviation
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.features import NODE_FEATURES
-from trappm.profiler.progress import OnProgress
+from trappm.profiler.records import OnProgress
 
 Array = npt.NDArray[np.float64]
 Vector = Callable[[Sequence[Workload]], FloatArray]

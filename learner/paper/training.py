@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from trappm.learner.paper.graphs import batches
-from trappm.profiler.progress import OnProgress
+from trappm.profiler.records import OnProgress
 
 # Round numbers, all four.
 CHECK_EVERY = 20

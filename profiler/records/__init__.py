@@ -10,13 +10,20 @@ import enum
 import hashlib
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Self, TypeVar
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.records.graph import SHAPE_LENGTH, Graph, GraphTemplate, IntArray
+
+OnProgress = Callable[[int, int], None]
+"""Called with the number of finished steps and of all steps."""
+
+Watch = Callable[[int, int, str], None]
+"""Called with the number of finished items, the number of all items, and the current item."""
+
 
 __all__ = [
     "ADAPTIVE",

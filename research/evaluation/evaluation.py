@@ -26,8 +26,7 @@ from research.evaluation.workbench import Prepared, Workbench, opened_workbench
 from research.peers.predictors import ESTIMATORS
 from trappm.learner.estimator import Estimate, Estimator, Model
 from trappm.profiler.errors import InputError
-from trappm.profiler.progress import Watch
-from trappm.profiler.records import Measurement
+from trappm.profiler.records import Measurement, Watch
 from trappm.profiler.records.step_scope import IN_TRAINING
 from trappm.store import LabelFilter, Store
 

@@ -23,8 +23,7 @@ from trappm.learner.paper.presets import EncoderPreset
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import USABLE_SHARE, card_name
 from trappm.profiler.errors import InputError
-from trappm.profiler.progress import Watch
-from trappm.profiler.records import GraphTemplate, Measurement, Pair
+from trappm.profiler.records import GraphTemplate, Measurement, Pair, Watch
 from trappm.profiler.records.graph import Graph
 from trappm.profiler.records.step_scope import StepScope
 from trappm.profiler.simulation.step_profile import StepProfile

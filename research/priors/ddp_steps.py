@@ -23,9 +23,8 @@ from research.data import data_folder
 from research.held_out import Array
 from trappm.extensions.parallel import schedules
 from trappm.extensions.parallel.links import Node, node_of
-from trappm.extensions.parallel.schedules import schedule
+from trappm.extensions.parallel.schedules import Parallelism, schedule
 from trappm.extensions.parallel.step_work import even_work
-from trappm.extensions.parallel.strategy import Parallelism
 
 FITTED = ("latency_us", "hop_us", "efficiency", "pair_share")
 STIFFNESS = 0.2

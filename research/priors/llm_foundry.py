@@ -26,10 +26,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trappm.extensions.parallel.links import Node, node_of
-from trappm.extensions.parallel.schedules import schedule
+from trappm.extensions.parallel.schedules import Parallelism, Strategy, schedule
 from trappm.extensions.parallel.shared_step import predict_parallel
 from trappm.extensions.parallel.step_work import traced_work
-from trappm.extensions.parallel.strategy import Parallelism, Strategy
 from trappm.extensions.transformers.model_heads import KNOWN, TransformerTimes
 from trappm.learner.heads.other_devices import known_of_others
 from trappm.learner.physics.device_specs import DeviceSpec, spec_of

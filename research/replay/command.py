@@ -30,7 +30,7 @@ from trappm.learner.acquisition import STRATEGIES
 from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.physics.device_specs import known_spec
 from trappm.profiler.errors import InputError, TrappmError
-from trappm.profiler.progress import Watch
+from trappm.profiler.records import Watch
 from trappm.terminal.tables import console, print_table
 
 Array = npt.NDArray[np.float64]

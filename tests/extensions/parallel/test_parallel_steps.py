@@ -14,12 +14,13 @@ from trappm.extensions.parallel.links import Group, LinkKind, Node, link, node_o
 from trappm.extensions.parallel.schedules import (
     MIB,
     SCATTER,
+    Parallelism,
+    Strategy,
     buckets,
     expected_most,
     schedule,
 )
 from trappm.extensions.parallel.step_work import blocks_of, even_work
-from trappm.extensions.parallel.strategy import Parallelism, Strategy
 from trappm.profiler.errors import InputError
 
 SIZES = {"boundary_bytes": 512 * 768 * 4.0, "divisible": 0.9, "root_bytes": 1.5e8}

@@ -3,7 +3,7 @@
 import pytest
 
 from trappm.extensions.parallel.rank_memory import rank_memory, traced_needs
-from trappm.extensions.parallel.strategy import Parallelism, Strategy
+from trappm.extensions.parallel.schedules import Parallelism, Strategy
 from trappm.profiler.records import Optimizer
 from trappm.profiler.simulation.training_loop import TrainingLoop
 from trappm.profiler.static_profile import step_profile

@@ -184,7 +184,7 @@ def served(**settings):
     import uvicorn
 
     from trappm.extensions.web.app import create_app
-    from trappm.extensions.web.settings import ServingSettings
+    from trappm.extensions.web.gate import ServingSettings
 
     place = socket.create_server(("127.0.0.1", 0))
     app = create_app(replace(ServingSettings(hosts=("127.0.0.1",)), **settings))

@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass
 
 from trappm.extensions.web.app import create_app
-from trappm.extensions.web.settings import ServingSettings
+from trappm.extensions.web.gate import ServingSettings
 from trappm.learner.snapshots.manifest import (
     MANIFEST,
     manifest_bytes,

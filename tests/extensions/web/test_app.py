@@ -11,8 +11,8 @@ from serving_samples import QUESTION, Asker, other_snapshot
 
 import trappm
 from trappm.extensions.web import answerer
+from trappm.extensions.web.gate import ServingSettings
 from trappm.extensions.web.running import address_of, hosts_for, token_for
-from trappm.extensions.web.settings import ServingSettings
 from trappm.learner.snapshots.registry import Registry
 from trappm.prediction.answering import answers
 from trappm.profiler.errors import InputError

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from trappm.extensions.parallel.schedules import Parallelism, Strategy
 from trappm.extensions.parallel.step_work import blocks_of
-from trappm.extensions.parallel.strategy import Parallelism, Strategy
 from trappm.profiler.simulation.step_trace import Event, StepTrace
 from trappm.profiler.simulation.training_loop import TrainingLoop
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from trappm.extensions.parallel.schedules import Parallelism, Strategy
 from trappm.extensions.parallel.shared_step import ParallelPrediction, SharedStep
-from trappm.extensions.parallel.strategy import Parallelism, Strategy
 from trappm.prediction.fitting import VERDICTS, Verdict
 from trappm.prediction.question import Question
 from trappm.profiler.devices.base import rank_key

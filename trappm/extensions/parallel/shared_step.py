@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.extensions.parallel.link_fit import known_node
 from trappm.extensions.parallel.links import Group, Node
-from trappm.extensions.parallel.strategy import Parallelism, Strategy
+from trappm.extensions.parallel.schedules import Parallelism, Strategy
 from trappm.prediction.costs import prices_of
 from trappm.prediction.fitting import MemoryAnswer, Verdict, room_text
 from trappm.prediction.question import Question

@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from trappm.extensions.web.gate import ServingSettings
 from trappm.extensions.web.loaded_snapshots import LoadedSnapshots
 from trappm.extensions.web.metrics import Metrics
 from trappm.extensions.web.schemas import RooflineQuestion, ScalingQuestion, Settings
-from trappm.extensions.web.settings import ServingSettings
 from trappm.extensions.web.uploads import Model, ModelTracer, Shared
 from trappm.label_store import store_or_none_yet
 from trappm.prediction.answering import answers

@@ -16,12 +16,11 @@ from starlette.types import Scope
 
 from trappm import __version__
 from trappm.extensions.web.answerer import Answerer
-from trappm.extensions.web.gate import Gate
+from trappm.extensions.web.gate import Gate, ServingSettings
 from trappm.extensions.web.metrics import Metrics
 from trappm.extensions.web.page.api import router as page_router
 from trappm.extensions.web.problems import problem, refusal
 from trappm.extensions.web.routes import router
-from trappm.extensions.web.settings import ServingSettings
 from trappm.profiler.errors import InputError, TrappmError
 
 _DESCRIPTION = """Time, memory and power of a deep-learning training step.

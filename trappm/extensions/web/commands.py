@@ -40,9 +40,9 @@ def serve(
 
     Example: trappm serve --open
     """
+    from trappm.extensions.web.gate import ServingSettings
     from trappm.extensions.web.running import hosts_for, token_for
     from trappm.extensions.web.running import serve as run
-    from trappm.extensions.web.settings import ServingSettings
 
     token = token_for(host, token_file)
     settings = ServingSettings(

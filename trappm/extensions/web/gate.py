@@ -11,6 +11,7 @@ import hmac
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
@@ -18,8 +19,36 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trappm.extensions.web.metrics import Metrics
 from trappm.extensions.web.problems import ServingError, problem, refusal
-from trappm.extensions.web.settings import ServingSettings
 from trappm.profiler.errors import TrappmError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingSettings:
+    """Settings of one server: its snapshot, its callers, and its limits."""
+
+    snapshot: str | None = None
+    """Id, alias or folder; None for `latest` and then `default`, as in `predict`."""
+    token: str | None = None
+    """Token for everything except health and the page's files; None only on loopback."""
+    hosts: tuple[str, ...] | None = None
+    """Allowed Host headers; None for any."""
+    max_upload_bytes: int = 200 << 20
+    max_body_bytes: int = 1 << 20
+    """Limit of a body without a file."""
+    max_requests: int = 64
+    """Limit of requests in flight; more get status 503."""
+    timeout_s: float = 120.0
+    """Time limit per request, including its body; exceeding it gives status 504."""
+    trace_memory_mib: int = 8192
+    """Memory limit of the tracing process."""
+    max_waiting: int = 32
+    """Limit of models that wait for a trace; more get status 503."""
+    poll_s: float = 2.0
+    """Interval between checks of the aliases in seconds."""
+
+    def __repr__(self) -> str:
+        return f"ServingSettings(snapshot={self.snapshot!r}, ...)"  # never the token
+
 
 HEALTH = frozenset({"/healthz", "/readyz"})
 """Paths that need no token and are exempt from the limit of requests."""

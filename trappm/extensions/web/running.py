@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from trappm.extensions.web.settings import ServingSettings
+from trappm.extensions.web.gate import ServingSettings
 from trappm.profiler.errors import InputError
 from trappm.profiler.files.untrusted import read_plain
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
+from trappm.extensions.web.gate import ServingSettings
 from trappm.extensions.web.problems import ServingError
-from trappm.extensions.web.settings import ServingSettings
 from trappm.learner.heads.predictions import StepSettings
 from trappm.prediction.models.subjects import file_key, traced
 from trappm.prediction.models.tracers import (
