@@ -83,6 +83,11 @@ def _made(model: str | nn.Module, input_size: object) -> nn.Module:
             f"{type(model).__name__} has lazy layers, which do not know their sizes yet; run the "
             "module once, on an input as it will get, and try again"
         )
+    if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has code of torch.jit, which cannot be traced; give the "
+            "module that torch.jit.script or torch.jit.trace was called with"
+        )
     weights: dict[int, Any] = {
         id(tensor): tensor.detach().to("meta")
         for part in model.modules()

@@ -140,6 +140,18 @@ class KernelProfile:
     def table(self, phase: Phase) -> KernelTable:
         return self.train if phase is Phase.TRAIN else self.infer
 
+    @property
+    def needs_two_samples(self) -> bool:
+        """True if a batch norm has one value per channel at batch 1, which PyTorch does not train.
+
+        A batch norm in training mode reads its input twice; in evaluation mode it takes any batch.
+        """
+        table = self.train
+        slopes = table.sizes[..., 1]
+        trains = slopes[:, Size.READ_BYTES] >= 2 * slopes[:, Size.WRITTEN_BYTES]
+        norms = (table.kinds == KernelKind.BATCH_NORM) & (table.passes == Pass.FORWARD) & trains
+        return bool((norms & (table.sizes_at(1)[:, Size.DEPTH] <= 1)).any())
+
     def at(self, batch_size: int, phase: Phase = Phase.TRAIN) -> Kernels:
         """Return the kernels of a step at this batch size.
 

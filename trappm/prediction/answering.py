@@ -28,7 +28,7 @@ from trappm.prediction.prediction import METRIC_NAMES, NEEDS, Prediction, quanti
 from trappm.prediction.question import Question, loop_of
 from trappm.profiler.devices.base import rank_key
 from trappm.profiler.devices.catalogue import USABLE_SHARE, card_of, memory_mib
-from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.models.known_names import is_prefixed
 from trappm.profiler.records import METRICS, Optimizer, Phase, is_cpu_device
 from trappm.profiler.simulation.memory_simulation import SimulatedMemory, simulate_memory
@@ -193,6 +193,18 @@ class _Inquiry:
         self._ranks = rank_key(device).ranks
         self._untraced: str | None = None
         self.workload = self._workload(self._batch_size)
+        self._refuse_single_sample()
+
+    def _refuse_single_sample(self) -> None:
+        """Raise InputError for a training step of one sample that PyTorch refuses to run."""
+        kernels = self.workload.kernels
+        if self._phase is Phase.INFER or self._batch_size > 1 or kernels is None:
+            return
+        if kernels.needs_two_samples:
+            raise InputError(
+                f"{self._subject.name} cannot be trained at batch size 1: a batch norm would have "
+                "one value per channel; give a batch size of 2 or more"
+            )
 
     @property
     def card(self) -> str:

@@ -316,6 +316,25 @@ def test_data_dependent_steps_are_refused():
         ask(Choosy(), images(2), loss=torch.sum)
 
 
+def test_scripted_modules_are_refused_with_a_remedy():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = nn.Sequential(torch.jit.script(nn.Linear(8, 4)))
+    with pytest.raises(UnsupportedModelError, match="of torch.jit, which cannot be traced; give"):
+        ask(scripted, torch.empty(2, 8))
+
+
+def test_a_batch_norm_needs_two_values_per_channel_in_training():
+    pooled = nn.Sequential(nn.Conv2d(3, 4, 8), nn.BatchNorm2d(4), nn.Flatten())
+    one, two = torch.empty(1, 3, 8, 8), torch.empty(2, 3, 8, 8)
+    with pytest.raises(InputError, match="batch size of 2 or more"):
+        ask(pooled, one)
+    assert ask(pooled, two).memory_mib > 0
+    assert ask(pooled, one, phase="infer").memory_mib > 0
+    larger = nn.Sequential(nn.Conv2d(3, 4, 7), nn.BatchNorm2d(4), nn.Flatten())
+    assert ask(larger, one).memory_mib > 0, "four values per channel"
+
+
 def test_the_printed_breakdown_fits_a_terminal(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     words = ("predict", "resnet10t", "--batch-size", "16", "--input-size", "64", "--breakdown")
