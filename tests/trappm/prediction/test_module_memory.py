@@ -320,7 +320,7 @@ def test_scripted_modules_are_refused_with_a_remedy():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         scripted = nn.Sequential(torch.jit.script(nn.Linear(8, 4)))
-    with pytest.raises(UnsupportedModelError, match="of torch.jit, which cannot be traced; give"):
+    with pytest.raises(UnsupportedModelError, match="which cannot be traced; give the module"):
         ask(scripted, torch.empty(2, 8))
 
 
