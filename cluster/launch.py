@@ -70,7 +70,7 @@ class End(enum.Enum):
     STOPPED = enum.auto()
     """The campaign is paused or cancelled."""
     LEFT = enum.auto()
-    """The campaign goes on without this process."""
+    """The campaign continues without this process."""
 
 
 def start_or_continue(store: Store, spec: CampaignSpec) -> tuple[CampaignRecord, CampaignSpec]:
@@ -244,7 +244,7 @@ def run_campaign(
     On a cluster the campaign does not depend on this process; one that runs already is watched.
 
     Raises:
-        CampaignError: It runs elsewhere, or cannot go on; nothing recorded is lost.
+        CampaignError: It runs elsewhere, or cannot continue; nothing recorded is lost.
     """
     if address is None:
         with opened_first(home) as store:
@@ -296,7 +296,7 @@ def _run(
         require_nodes(spec.devices.keys)  # a cluster may still scale up; this machine will not
     else:
         if is_bound:
-            line = f"{ENDS_WITH_NODE}; with PostgreSQL it goes on on another"
+            line = f"{ENDS_WITH_NODE}; with PostgreSQL it continues on another"
             watch(Progress(lines=(line,), line_count=1))
         _wait_for_previous(home, campaign_id, watch)
         options |= {
@@ -381,7 +381,7 @@ def _follow(
 ) -> End:
     """Watch a campaign until it ends, or until Ctrl-C; `leave`: until it has begun.
 
-    It goes on without this process if it `is_detached`, but ends with the node of its label store
+    It continues without this process if it `is_detached`, but ends with the node of its label store
     if it `is_bound` to that.
 
     Raises:
@@ -390,7 +390,7 @@ def _follow(
     from ray.exceptions import ActorUnschedulableError, RayError, RayTaskError
 
     node = f"{ENDS_WITH_NODE}; " if is_bound else ""
-    advice = f"nothing recorded is lost, go on with: trappm campaign resume {campaign_id}"
+    advice = f"nothing recorded is lost, continue with: trappm campaign resume {campaign_id}"
     life, seen = "", 0
     stopping = False
     heard_at = time.monotonic()
@@ -430,7 +430,9 @@ def _follow(
         except (RayError, RayLostError) as error:
             is_node_gone = isinstance(error, ActorUnschedulableError)
             why = "its node is gone" if is_node_gone else last_line(error)
-            raise CampaignError(f"the campaign's process died ({why}); {node}{advice}") from error
+            raise CampaignError(
+                f"the campaign's process crashed ({why}); {node}{advice}"
+            ) from error
 
 
 def _same_work(first: CampaignSpec, second: CampaignSpec) -> bool:

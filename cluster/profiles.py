@@ -308,5 +308,5 @@ def _each(
             except RayError as error:
                 raise CampaignError(
                     f"the cluster makes no profiles ({first_line(error)}); nothing made is lost, "
-                    "and the same command goes on"
+                    "and the same command continues"
                 ) from error

@@ -260,7 +260,7 @@ def _stored(campaign: CampaignRecord, model: type[_Model]) -> _Model:
     except (ValidationError, TrappmError) as error:
         raise CampaignError(
             f"campaign {campaign.id} was launched by another version, whose file this one cannot "
-            "read; go on with that version, or launch the campaign under another name"
+            "read; continue with that version, or launch the campaign under another name"
         ) from error
 
 

@@ -70,8 +70,8 @@ class Patience:
                 if waited_s + pause_s >= self.wait_s:
                     raise StoreError(
                         f"{error}; waited {waited_s:.0f} s for it in vain. What was recorded is "
-                        "safe: see that the database runs, can be reached and has room, then go on "
-                        "(a campaign with: trappm campaign resume)"
+                        "safe. Check that the database runs, can be reached and has free space; "
+                        "continue a campaign with: trappm campaign resume"
                     ) from error
                 if not is_waiting:
                     self.tell(f"{error}; trying again for up to {self.wait_s:.0f} s")

@@ -65,7 +65,7 @@ class Campaign:
         address: str | None = None,
         watch: Callable[[Progress], None] = lambda progress: None,
     ) -> CampaignResult:
-        """Run the campaign to its end; an unfinished campaign of the same file goes on.
+        """Run the campaign to its end; an unfinished campaign of the same file continues.
 
         Args:
             address: Address of a running Ray cluster, such as "auto"; None starts Ray here.
@@ -73,7 +73,7 @@ class Campaign:
 
         Raises:
             InputError: The campaign cannot be run, such as on a device that is not here.
-            CampaignError: The campaign failed; nothing recorded is lost, and `run` goes on.
+            CampaignError: The campaign failed; nothing recorded is lost, and `run` continues.
         """
         from trappm.cluster.launch import check_spec, opened_first, run_campaign, start_or_continue
         from trappm.store import Home

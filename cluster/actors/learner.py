@@ -151,11 +151,11 @@ class LearnerHandle:
         self._failures += 1
         if self._failures == MAX_FAILURES:
             raise CampaignError(
-                f"the learner died {MAX_FAILURES} times, the last time in {method} ({why}); "
+                f"the learner crashed {MAX_FAILURES} times, the last time in {method} ({why}); "
                 "nothing recorded is lost. See that its node has memory to spare, then go "
                 "on with: trappm campaign resume"
             ) from error
-        self.tell(f"the learner died in {method} ({why}); it is started again")
+        self.tell(f"the learner crashed in {method} ({why}); it is restarted")
         ray.kill(self._actor)  # in case it only ran out of memory
         self._start()
         self._submit()

@@ -422,7 +422,7 @@ class ProfilerPool:
             profiler = self._profilers.pop(worker.name, None)
             if profiler is not None:
                 ray.kill(profiler.actor)  # if only its reply was lost
-            return Finished(worker, task, None, f"the profiler died: {first_line(error)}")
+            return Finished(worker, task, None, f"the profiler crashed: {first_line(error)}")
 
 
 def pause_after(failures: int) -> float:

@@ -34,7 +34,7 @@ LINGER_S = 60.0
 class CampaignActor:
     """Runs a campaign in a thread of its own from its start.
 
-    A detached campaign depends on no other process: when Ray restarts it, it goes on, on another
+    A detached campaign depends on no other process: when Ray restarts it, it continues on another
     node if its own is gone.
     """
 
@@ -118,8 +118,8 @@ class CampaignActor:
             if is_elsewhere:
                 self._campaign.note(
                     "resumed",
-                    f"its node is gone, and it goes on on host {platform.node()}: encoder and step "
-                    "profiles are made again, and its snapshot will be in that host's folder "
+                    f"its node is gone, and it continues on host {platform.node()}: encoder and "
+                    "step profiles are made again, and its snapshot will be in that host's folder "
                     f"{self._home.snapshots}",
                 )
             if self._stop.is_set():

@@ -1,6 +1,6 @@
 """State of a campaign in the label store: its course so far, its labels, and what ends it.
 
-A campaign goes on from here after a restart, and reports use the same functions.
+A campaign continues from here after a restart, and reports use the same functions.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def machine_so_far(
     spec: CampaignSpec,
     check_is_due: Callable[[Worker], bool] = lambda worker: False,
 ) -> Machine:
-    """Return the scheduler of a campaign without leases, which goes on from its state in the store.
+    """Return the scheduler of a campaign without leases, in the state that the store has.
 
     `check_is_due` returns whether a worker must do a check before anything else.
     """

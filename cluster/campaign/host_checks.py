@@ -1,8 +1,8 @@
 """Checks of workers before they measure assignments: the canary, and the kernels of the device.
 
-    a worker joins --> canary --> reading, stored --> ok, drifting   goes on
+    a worker joins --> canary --> reading, stored --> ok, drifting   continues
                                                   --> stop           measures no more
-                   --> recent kernels of its device and software stack in the store?  goes on
+                   --> recent kernels of its device and software stack in the store?  continues
                        else it times them, once for all workers of that device
     its canary drifts --> its kernels are timed again
 

@@ -8,7 +8,7 @@
 
 `scheduler.state_machine` decides what happens next; the campaign carries its commands out and
 reports the results as events. Everything that must survive is in the label store, so that a
-campaign killed at any moment goes on from the last recorded measurement. `actors.profiler_pool`
+campaign killed at any moment continues from the last recorded measurement. `actors.profiler_pool`
 measures and `actors.learner` learns; the campaign itself imports no Ray.
 """
 
@@ -94,12 +94,12 @@ class CanaryStopError(CampaignError):
 
 @dataclass(frozen=True)
 class _LearnerJob:
-    """Work of the learner, done while measurements go on."""
+    """Work of the learner, done while measurements run."""
 
     then: Callable[[Any], None]
     """Called with the result."""
     stage: str | None = None
-    """Stage under which its progress is shown, if nothing else goes on."""
+    """Stage under which its progress is shown, if nothing else runs."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -161,7 +161,7 @@ class Campaign:
                 is then paused or cancelled.
             CanaryStopError: No worker is left that may measure; the campaign is paused.
             NotOwnerError: Another process has taken the campaign over; nothing more is written.
-            TrappmError: The campaign cannot go on; its state is failed, and it can be resumed.
+            TrappmError: The campaign cannot continue; its state is failed, and it can be resumed.
         """
         if rehearsed := ", ".join(filter(runs_nothing, self.spec.devices.keys)):
             self._tell(
@@ -202,7 +202,7 @@ class Campaign:
         self.store.assignments.reopen_failed(self.id)
         if self.store.rounds.all(self.id):
             repeated = f"; {len(leased)} measurements were interrupted, and are repeated"
-            self.note("resumed", f"it goes on{repeated if leased else ''}")
+            self.note("resumed", f"it continues{repeated if leased else ''}")
 
     def _make_pool(self) -> None:
         """Store the pool and the static profiles that are missing.
@@ -396,7 +396,7 @@ class Campaign:
         return adopted
 
     def _require_workers(self, missing: set[str]) -> None:
-        """Check that workers may still come for devices that have none while nothing goes on.
+        """Check that workers may still come for devices that have none while nothing else runs.
 
         Raises:
             CanaryStopError: The canary stopped the last one.
@@ -409,13 +409,13 @@ class Campaign:
         if stopped_here:
             raise CanaryStopError(
                 f"the canary stopped the last worker of {'; '.join(stopped_here)}; see what became "
-                "of its host (other programs, clocks, cooling); go on, beginning with a fresh "
+                "of its host (other programs, clocks, cooling); continue with a fresh "
                 f"canary, with: trappm campaign resume {self.id}"
             )
         if lost:
             raise CampaignError(
                 f"no worker is left for device {', '.join(lost)}; start a node with it "
-                f"and go on with: trappm campaign resume {self.id}"
+                f"and continue with: trappm campaign resume {self.id}"
             )
 
     # Measurements: started on workers, recorded as they come back.
@@ -594,7 +594,7 @@ class Campaign:
         self._handle(messages.Learned(has_heads))
 
     def _stop_by(self, stop: Stop | None) -> None:
-        """Begin nothing more because of a stop rule, also after a restart; None: go on."""
+        """Begin nothing more because of a stop rule, also after a restart; None: continue."""
         if stop is None or self._rule_holds:
             return
         line = f"enough ({stop.rule}): {stop.reason}"

@@ -1,7 +1,7 @@
 """Ownership of campaigns: one process at a time runs a campaign.
 
 The label store records the owner with a heartbeat (`store.owners`). On the owner's own machine its
-process is checked instead, so that a campaign whose process was killed goes on at once; on any
+process is checked instead, so that a campaign whose process was killed continues at once; on any
 other machine the heartbeat decides.
 """
 

@@ -211,7 +211,7 @@ class Machine:
         return self._workers.leases()
 
     def stalled(self) -> set[str]:
-        """Return devices that have work and no worker, if nothing else goes on."""
+        """Return devices that have work and no worker, if nothing else runs."""
         if self._learner.current or self.measuring or self.is_over:
             return set()
         return {d for d, queue in self._queues.items() if queue and not self._workers.able(d)}

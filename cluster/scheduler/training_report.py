@@ -138,8 +138,8 @@ class TrainingReport:
             return _adapter().validate_python(stored)
         except ValidationError as error:
             raise CampaignError(
-                f"the report of a round cannot be read ({one_line(error)}); go on with the version "
-                "that wrote it"
+                f"the report of a round cannot be read ({one_line(error)}); continue with the "
+                "version that wrote it"
             ) from error
 
     def to_json(self) -> dict[str, Any]:

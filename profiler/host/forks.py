@@ -315,7 +315,7 @@ class ForkServer:
         except (OSError, ForkServerError) as error:
             os.close(read_end)
             self.stop()
-            raise ForkServerError(f"the measuring process died: {error}") from error
+            raise ForkServerError(f"the measuring process ended unexpectedly: {error}") from error
         finally:
             os.close(write_end)
         return Child(self, read_end)
@@ -452,7 +452,7 @@ class Child:
             if "message" in ready:
                 data = os.read(self._pipe, _CHUNK_BYTES)
                 if not data:
-                    pipe = None  # it has closed its end, and may go on without
+                    pipe = None  # it has closed its end, and may continue without
                 yield from self._lines(data)
             if "packet" in ready:
                 self._ended(int(self._server.packet()))

@@ -176,7 +176,7 @@ class FakeWorkers:
                     fault = self.poison
             lost = fault == "lost"
             measurement = None if lost else self._measure(worker, task, cost, fault)
-            finished.append(Finished(worker, task, measurement, "the profiler died"))
+            finished.append(Finished(worker, task, measurement, "the profiler crashed"))
         self._running = []
         return finished
 
@@ -184,7 +184,7 @@ class FakeWorkers:
         runs = self.timed_kernels.get(worker.device)
         results = runs.pop(0) if runs else []
         if results == "lost":
-            return Finished(worker, task, None, "the profiler died")
+            return Finished(worker, task, None, "the profiler crashed")
         return Finished(worker, task, None, None if results else "its GPU is gone", results)
 
     def _measure(self, worker, task, cost, fault):

@@ -182,7 +182,7 @@ def noted(text):
         rest += line + " "
         try:
             words = shlex.split(re.sub(r"\[[^]]*\]", "", rest), comments=True)
-        except ValueError:  # a quotation goes on in the next line
+        except ValueError:  # a quotation continues in the next line
             continue
         ends = [words.index(mark) for mark in ("&&", "|", ">", "&") if mark in words]
         result.append(words[1 : min(ends, default=None)])

@@ -149,7 +149,7 @@ class Run:
         self.terminal = None
 
     def watch_and_go_on(self, _terminal):
-        """Somebody looks from another terminal, and leaves by Ctrl-C; the campaign goes on."""
+        """Somebody looks from another terminal, and leaves by Ctrl-C; the campaign continues."""
         other = Terminal(
             [Path(sys.executable).with_name("trappm"), "campaign", "status", "--follow"],
             env=self.environment, cwd=self.folder,

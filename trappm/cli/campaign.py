@@ -186,7 +186,7 @@ def pause(
     ] = None,
 ) -> None:
     """Stop a campaign, wherever it runs; `resume` continues it."""
-    _stop(campaign_id, "paused", "it stops within seconds; go on with: trappm campaign resume")
+    _stop(campaign_id, "paused", "it stops within seconds; continue with: trappm campaign resume")
 
 
 @app.command(epilog="Example: trappm campaign resume --retry-failed")
@@ -314,7 +314,7 @@ def _run(
         )
         return
     if end is End.STOPPED:
-        typer.echo(f"\nStopped; go on with: trappm campaign resume {campaign_id}")
+        typer.echo(f"\nStopped; continue with: trappm campaign resume {campaign_id}")
         raise typer.Exit(130)
     with store_to_read(home) as store:
         print_report(campaign_facts(store, campaign_id))

@@ -30,7 +30,7 @@ def build(
 ) -> None:
     """Make all configurations of a pool file, and the static profile of every architecture in it.
 
-    Stopped or killed, the same command goes on where it was: no profile is made twice.
+    Stopped or killed, the same command continues where it stopped: no profile is made twice.
     """
     from rich.console import Console
 
@@ -54,7 +54,9 @@ def build(
                     watch=display.show,
                 )
         except KeyboardInterrupt as interrupt:
-            typer.echo(f"trappm: interrupted{display.how_far}; the same command goes on", err=True)
+            typer.echo(
+                f"trappm: interrupted{display.how_far}; the same command continues", err=True
+            )
             raise typer.Exit(130) from interrupt
         facts = pool_facts(store, file.name)
     if as_json:

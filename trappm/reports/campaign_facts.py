@@ -224,7 +224,7 @@ class CampaignFacts:
         """The state, with the command that continues the campaign."""
         text = self.state
         if self.next_command is not None:
-            text += f"; go on with: {self.next_command}"
+            text += f"; continue with: {self.next_command}"
         if self.missing is not None and self.state == CampaignState.FINISHED:
             text += f", {self.missing.count} of {self.missing.planned} configurations are missing"
         return text

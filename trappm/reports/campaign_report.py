@@ -48,7 +48,7 @@ def print_campaigns(rows: Sequence[CampaignRow]) -> None:
     print_table("campaigns", columns, cells)
     for row in rows:
         if row.next_command is not None:
-            print_line(f"{row.id} is {row.state}; go on with: {row.next_command}")
+            print_line(f"{row.id} is {row.state}; continue with: {row.next_command}")
 
 
 def print_status(facts: CampaignFacts) -> None:

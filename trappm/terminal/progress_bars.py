@@ -77,7 +77,7 @@ class LiveBar:
                 with contextlib.suppress(OSError):
                     typer.echo(
                         f"trappm: the display failed ({type(error).__name__}: {error}); "
-                        "the work goes on",
+                        "the work continues",
                         err=True,
                     )
 

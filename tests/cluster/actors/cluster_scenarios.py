@@ -150,7 +150,7 @@ def worker_frozen(url):
 
 
 def node_frozen(url):
-    """Everything on a node stands still, as when its machine sleeps, and later goes on."""
+    """Everything on a node stands still, as when its machine sleeps, and later continues."""
     with emulated([*NODES, ("V100", 1)]) as made, Store.open(url) as store:
 
         def faults(recorded):

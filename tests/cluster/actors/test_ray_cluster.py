@@ -106,7 +106,7 @@ def test_a_killed_learner_is_restarted_with_its_state(play):
     assert is_whole(report)
     assert report["died"]
     assert any(
-        "died in choose" in message for kind, message in report["events"] if kind == "learner"
+        "crashed in choose" in message for kind, message in report["events"] if kind == "learner"
     )
 
 

@@ -128,7 +128,7 @@ def test_a_campaign_whose_deadline_has_passed_is_not_created(store):
         start_or_continue(store, over)
     assert store.campaigns.all() == []
     begun = store.campaigns.create(over.name, over.model_dump(mode="json"), over.seed)
-    assert start_or_continue(store, over)[0].id == begun.id  # it goes on, and ends by its rule
+    assert start_or_continue(store, over)[0].id == begun.id  # it continues, and ends by its rule
     later = spec(stop={"ends_at": "2999-01-01T00:00+00:00"})
     assert start_or_continue(store, later)[0].id != begun.id
 
@@ -196,11 +196,11 @@ def test_an_initial_round_without_labels_fails_the_campaign_until_it_is_resumed(
 def test_a_failure_of_the_learner_fails_the_campaign_and_resume_completes_it(store):
     class Broken(FakeLearner):
         def fit(self, labels, kernels):
-            raise CampaignError("the learner died")
+            raise CampaignError("the learner crashed")
 
     workers = FakeWorkers()
     run = campaign(store, workers, Broken())
-    with pytest.raises(CampaignError, match="learner died"):
+    with pytest.raises(CampaignError, match="learner crashed"):
         run.run()
     assert store.campaigns.get(run.id).state == "failed"
     measured = len(workers.starts)
@@ -425,6 +425,6 @@ def test_the_error_names_the_reason_why_the_campaign_process_ended():
         raise error
 
     actor = SimpleNamespace(progress=SimpleNamespace(remote=die))
-    message = r"died \(Its node ran out of memory\); nothing .* trappm campaign resume 1a2b"
+    message = r"crashed \(Its node ran out of memory\); nothing .* trappm campaign resume 1a2b"
     with pytest.raises(CampaignError, match=message):
         trappm.cluster.launch._follow(actor, "1a2b", print, is_detached=True, leave=False)

@@ -181,7 +181,7 @@ class Refused(FakeWorkers):
 
 
 def test_a_result_that_a_constraint_refuses_is_recorded_as_an_error(store):
-    """Also by a process that goes on, and meets it again."""
+    """Also by a process that continues, and meets it again."""
     with store.database.writing() as session:
         session.connection().exec_driver_sql(
             "CREATE TRIGGER refuse BEFORE INSERT ON measurements WHEN NEW.memory_mib = 666.0"

@@ -73,7 +73,7 @@ def test_watching_a_silent_campaign_ends_with_the_command_to_resume_it(monkeypat
         launch._follow(NoAnswer, "1a2b", print, is_detached=True, leave=False, is_bound=is_bound)
     message = str(caught.value)
     assert "has not answered for 0 s" in message
-    assert message.endswith("nothing recorded is lost, go on with: trappm campaign resume 1a2b")
+    assert message.endswith("nothing recorded is lost, continue with: trappm campaign resume 1a2b")
     assert ("SQLite ends with its node" in message) == is_bound
     assert "\n" not in message
 

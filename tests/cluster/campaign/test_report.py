@@ -180,7 +180,7 @@ def test_an_interrupted_campaign_is_shown_with_the_command_to_resume_it(store, c
     ):
         show()
         shown = " ".join(capsys.readouterr().out.split())
-        assert f"interrupted; go on with: trappm campaign resume {run.id}" in shown
+        assert f"interrupted; continue with: trappm campaign resume {run.id}" in shown
 
 
 @pytest.mark.parametrize(

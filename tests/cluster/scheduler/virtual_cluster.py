@@ -83,7 +83,7 @@ class Weather:
     enough_after: float = np.inf
     """With the training of this number a stop rule holds."""
     time_is_up_s: float = np.inf
-    """Then a stop rule holds, whatever goes on."""
+    """Then a stop rule holds, whatever happens."""
     slow_host: str = ""
     """Where everything takes ten times as long."""
 
@@ -124,7 +124,7 @@ class Ledger:
         return Machine(course, spend=spend, **so_far)
 
     def resumed(self, course: Course) -> Machine:
-        """A machine that goes on after everything but the ledger was lost."""
+        """A machine that continues after everything but the ledger was lost."""
         for id_ in list(self.holder):
             self.end(id_, "open")
         left = [
@@ -212,7 +212,7 @@ class VirtualCluster:
     def run(self, until_s: float = np.inf) -> VirtualCluster:
         while not self.machine.is_over and self._agenda and self._agenda[0][0] <= until_s:
             time_s, _, event = heapq.heappop(self._agenda)
-            assert time_s < LONGEST_S, "it goes on for ever"
+            assert time_s < LONGEST_S, "it continues for ever"
             self._pass(time_s - self.time_s)
             self.time_s = time_s
             if (news := self._happen(event)) is not None:

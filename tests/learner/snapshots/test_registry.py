@@ -171,7 +171,7 @@ def test_a_killed_push_or_pull_leaves_only_complete_snapshots(tmp_path, work):
             seen.contents(snapshot_id)
         if pipe.poll():
             break
-    work(registry, place, theirs)  # and goes on
+    work(registry, place, theirs)  # and continues
     assert Registry(target).ids() == [name]
     Registry(target).contents(name)
 

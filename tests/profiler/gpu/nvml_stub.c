@@ -57,7 +57,7 @@ static void read_file(void)
                      fresh[count].answers) == 3) {
         Line *old = line_of(lines, line_count, fresh[count].device, fresh[count].attribute);
         if (old && same_file && !strcmp(old->answers, fresh[count].answers))
-            fresh[count].next = old->next; /* what has not changed goes on */
+            fresh[count].next = old->next; /* what has not changed continues */
         count++;
     }
     if (file)

@@ -27,7 +27,7 @@ def campaign_id(store):
 
 
 def be_silent(store, monkeypatch, seconds):
-    """The clock of the database goes on by so much, and nothing is heard."""
+    """The clock of the database continues by so much, and nothing is heard."""
 
     def later(connection):
         return database_time(connection) + timedelta(seconds=seconds)

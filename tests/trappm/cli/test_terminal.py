@@ -33,7 +33,7 @@ def test_ctrl_c_ends_a_build_and_explains_how_to_continue(tmp_path):
     terminal.wait_for("static profiles")
     terminal.type("\x03")
     assert terminal.wait(120) == 130, terminal.raw
-    assert "the same command goes on" in terminal.screen
+    assert "the same command continues" in terminal.screen
     assert "display failed" not in terminal.raw
     assert "Traceback" not in terminal.raw
 
@@ -54,7 +54,7 @@ def test_a_failing_display_does_not_stop_the_work(screen, capsys):
     assert "news" in screen.getvalue()
     message = capsys.readouterr().err
     assert message.count("the display failed") == 1
-    assert "the work goes on" in message
+    assert "the work continues" in message
 
 
 CAMPAIGN = """

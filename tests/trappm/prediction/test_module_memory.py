@@ -344,7 +344,7 @@ def test_the_printed_breakdown_fits_a_terminal(command, monkeypatch):
     _, tables = out.split("Memory at its peak, in ")
     assert max(map(len, tables.splitlines())) <= 80
     _, tensors = out.split("Largest tensors\n")
-    for row in tensors.splitlines()[2:]:  # no name is cut, nor goes on below
+    for row in tensors.splitlines()[2:]:  # no name is cut, nor continues below
         assert re.fullmatch(r" *\d+  \S* +[a-z]\w+ *(resnet\.py:\d+ *)?", row), row
     answer = json.loads(command(*words, "--json", "--depth", "2")[1])
     parts = answer["memory_breakdown"]["parts_mib"]
