@@ -30,7 +30,7 @@ LINGER_S = 60.0
 """Time for which a detached campaign that has ended replies to watchers."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class CampaignActor:
     """Runs a campaign in a thread of its own from its start.
 

@@ -148,7 +148,8 @@ class KernelProfile:
         """
         table = self.train
         slopes = table.sizes[..., 1]
-        trains = slopes[:, Size.READ_BYTES] >= 2 * slopes[:, Size.WRITTEN_BYTES]
+        written = slopes[:, Size.WRITTEN_BYTES]
+        trains = (written > 0) & (slopes[:, Size.READ_BYTES] >= 2 * written)
         norms = (table.kinds == KernelKind.BATCH_NORM) & (table.passes == Pass.FORWARD) & trains
         return bool((norms & (table.sizes_at(1)[:, Size.DEPTH] <= 1)).any())
 

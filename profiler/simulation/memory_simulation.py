@@ -71,7 +71,8 @@ def simulate_memory(
     """Replay two training steps at this batch size.
 
     On a device that is full, the allocator returns unused segments and tries again. So a step that
-    would reserve more than the limit runs on less, and the least memory that it needs is returned.
+    would reserve more than the limit may run within it. Then its reserved memory is the limit, and
+    otherwise the least memory that it needs.
 
     Args:
         trace: Trace of a step in fp32.
@@ -91,7 +92,8 @@ def simulate_memory(
         scratch = _replay(trace, batch_size, loop, workspace_share)
     reserved, with_workspace = plain.peak_reserved, scratch.peak_reserved
     if limit_mib is not None and with_workspace > limit_mib * _MIB_UNITS:
-        with_workspace = _least_reserved(trace, batch_size, loop, workspace_share, scratch)
+        least = _least_reserved(trace, batch_size, loop, workspace_share, scratch)
+        with_workspace = max(least, int(limit_mib * _MIB_UNITS))
         reserved = min(reserved, with_workspace)
     return SimulatedMemory(
         live_mib=plain.peak_live / _MIB_UNITS,

@@ -8,6 +8,7 @@ autocast casts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import wraps
 from types import FunctionType
 from typing import Any, cast
 
@@ -229,30 +230,52 @@ _BODIES = {
 """Functions within which others are replaced; PyTorch runs them with all modes switched off."""
 
 
-_construct_autocast = torch.autocast.__init__
+_construct_autocast, _enter_autocast = torch.autocast.__init__, torch.autocast.__enter__
 
 
-def _autocast_while_tracing(
+def _is_tracing() -> bool:
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return any(isinstance(mode, GpuFunctions) for mode in modes)
+
+
+# `wraps` lets torch.jit.script find PyTorch's own source.
+@wraps(_construct_autocast)
+def _construct(
     self: torch.autocast,
     device_type: str,
     dtype: torch.dtype | None = None,
     enabled: bool = True,
     cache_enabled: bool | None = None,
 ) -> None:
-    """Construct `torch.autocast`; within `GpuFunctions` for a GPU that has every type.
+    """Construct `torch.autocast`; while a step is traced, for a GPU that has every type.
 
     PyTorch disables it on machines without a GPU, and refuses the meta device.
     """
-    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    traced = device_type in ("cuda", "meta") and any(isinstance(m, GpuFunctions) for m in modes)
-    if not traced:
+    if device_type in ("cuda", "meta") and _is_tracing():
+        _construct_autocast(self, "cuda", dtype, False, cache_enabled)
+    else:
         _construct_autocast(self, device_type, dtype, enabled, cache_enabled)
-        return
-    _construct_autocast(self, "cuda", dtype, False, cache_enabled)
-    self._enabled = enabled
+    vars(self)["_asked_enabled"] = enabled
 
 
-torch.autocast.__init__ = _autocast_while_tracing  # type: ignore[method-assign]
+@wraps(_enter_autocast)
+def _enter(self: torch.autocast) -> Any:
+    """Enter `torch.autocast`; while a step is traced, as on a machine with a GPU.
+
+    One that was constructed before this module was imported leaves autocast as it is.
+    """
+    if self.device != "cuda" or not _is_tracing():
+        return _enter_autocast(self)  # type: ignore[no-untyped-call]
+    before = self._enabled
+    self._enabled = vars(self).get("_asked_enabled", torch.is_autocast_enabled("cuda"))
+    try:
+        return _enter_autocast(self)  # type: ignore[no-untyped-call]
+    finally:
+        self._enabled = before
+
+
+torch.autocast.__init__ = _construct  # type: ignore[method-assign]
+torch.autocast.__enter__ = _enter  # type: ignore[method-assign]
 
 
 def _on_meta(value: Any) -> Any:

@@ -90,7 +90,9 @@ EXTRAS = {
     ),
     "evaluate": ("matplotlib", "optuna", "sklearn"),
     "postgresql": ("psycopg",),
-    "serve": ("fastapi", "multipart", "prometheus_client", "python_multipart", "uvicorn"),
+    "serve": (
+        "fastapi", "multipart", "prometheus_client", "python_multipart", "starlette", "uvicorn",
+    ),
     "integrations": ("kubernetes", "lightning", "sky"),
     "transformers": ("accelerate", "peft", "transformers"),
 }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from scipy.special import ndtr  # type: ignore[import-untyped]
 
 from trappm.learner.heads.device_heads import Heads
-from trappm.learner.heads.predictions import Predictions, StepSettings
+from trappm.learner.heads.predictions import Z90, Predictions, StepSettings
 from trappm.learner.workload import Workload
 from trappm.prediction import costs
 from trappm.prediction.device_names import device_title
@@ -129,8 +130,9 @@ def simulated_answer(question: Question, subject: Subject, device: str, why: str
     loop = question.loop or loop_of(settings.optimizer, settings.precision)
     beside_mib = 0.0 if is_cpu_device(device) else beside_step_mib(device, phase)
 
-    limit_mib = limit_of_step_mib(device, phase, SIMULATED_ERROR)
+    limit_mib = limit_of_step_mib(device, phase)
 
+    @cache
     def simulated(size: int) -> SimulatedMemory:
         return simulate_memory(traced.trace, size, loop, limit_mib=limit_mib)
 
@@ -236,8 +238,10 @@ class _Inquiry:
         factors = self._loop_factors(workloads)
         if factors is None or "memory_mib" not in output.metrics:
             return output
+        at = output.metrics.index("memory_mib")
         by_metric = np.ones((len(workloads), len(output.metrics)))
-        by_metric[:, output.metrics.index("memory_mib")] = factors
+        is_simulated = output.outside[:, at] & self._is_transformer  # in the question's loop
+        by_metric[:, at] = np.where(is_simulated, 1.0, factors)
         return replace(
             output,
             median=output.median * by_metric,
@@ -266,12 +270,16 @@ class _Inquiry:
         return np.asarray(this / that)
 
     def _of_usual_loop(self, workloads: Sequence[Workload]) -> Predictions:
+        """Predict in the usual loop; simulated memory is that of the question's loop."""
         heads = self._trained.heads
         output = self._snapshot.predict(workloads, self.device, self._phase, heads)
-        limit_mib = limit_of_step_mib(self.card, self._phase, SIMULATED_ERROR)
+        limit_mib = limit_of_step_mib(self.card, self._phase, Z90 * SIMULATED_ERROR)
         memories = [
             w.step.memory_in(
-                Loop.PLAIN.with_optimizer(w.optimizer), w.batch_size, w.phase, limit_mib
+                self._question.loop or Loop.PLAIN.with_optimizer(w.optimizer),
+                w.batch_size,
+                w.phase,
+                limit_mib,
             ).reserved_with_workspace_mib
             for w in workloads
             if self._is_transformer and w.step is not None
@@ -501,7 +509,7 @@ class _Inquiry:
         loop = self._question.loop or Loop.PLAIN.with_optimizer(self._settings.optimizer)
         limit_mib = None
         if self._is_transformer:
-            limit_mib = limit_of_step_mib(self.card, self._phase, SIMULATED_ERROR)
+            limit_mib = limit_of_step_mib(self.card, self._phase, Z90 * SIMULATED_ERROR)
         return step.memory_in(loop, self._batch_size, self._phase, limit_mib)
 
     def _largest(self, capacity_mib: float) -> int:

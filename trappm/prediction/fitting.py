@@ -16,7 +16,6 @@ from functools import cache
 from math import exp
 from typing import NamedTuple
 
-from trappm.learner.heads.predictions import Z90
 from trappm.prediction.device_names import refuse_unnamed, unknown_device
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, USABLE_SHARE, card_of, memory_mib
 from trappm.profiler.errors import InputError
@@ -106,6 +105,7 @@ def largest_batch(memory: Callable[[int], MemoryInterval], capacity_mib: float) 
     def fits(size: int) -> bool:
         return memory(size).verdict(capacity_mib) is Verdict.FITS
 
+    memory = cache(memory)
     # Rounded segments can take more at a smaller batch, so one that may not fit is no end yet.
     fitting, beyond = 0, 1
     while beyond <= LARGEST_BATCH and memory(beyond).low_mib <= USABLE_SHARE * capacity_mib:
@@ -130,7 +130,7 @@ def _errors_of_simulation() -> tuple[float, float]:
     return known_of_others()[0].memory.interval()
 
 
-def limit_of_step_mib(device: str, phase: Phase, deviation: float) -> float | None:
+def limit_of_step_mib(device: str, phase: Phase, log_error: float | None = None) -> float | None:
     """Return the memory beyond which a simulated step may not fit; None without a capacity.
 
     PyTorch's allocator returns unused segments before it runs out of memory, so a step that would
@@ -139,12 +139,14 @@ def limit_of_step_mib(device: str, phase: Phase, deviation: float) -> float | No
     Args:
         device: Any name of the device.
         phase: Phase of the step.
-        deviation: Deviation of the logarithm of the simulated memory.
+        log_error: Logarithm of the upper bound over the simulated memory (default: that of
+            `simulated_interval`).
     """
     capacity_mib = None if is_cpu_device(device) else memory_mib(device)
     if capacity_mib is None:
         return None
-    most_mib = USABLE_SHARE * capacity_mib / exp(Z90 * deviation)
+    high = _errors_of_simulation()[1] if log_error is None else log_error
+    most_mib = USABLE_SHARE * capacity_mib / exp(high)
     return most_mib - beside_step_mib(device, phase)
 
 

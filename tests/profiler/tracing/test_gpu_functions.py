@@ -1,6 +1,7 @@
 """Functions of a GPU on the meta device: attention, dropout, autocast, and names of the GPU."""
 
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -147,3 +148,22 @@ def test_autocast_outside_of_a_trace_is_that_of_pytorch():
     with torch.autocast("cpu", torch.bfloat16):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
         assert half_products(table_of(product, Phase.INFER)) == 0
+
+
+def test_code_with_autocast_can_still_be_scripted():
+    class Cast(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return x * 2
+
+    assert torch.jit.script(Cast())(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_autocast_made_before_a_trace_applies_within_it(enabled):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        made = torch.autocast("cuda", dtype=torch.float16, enabled=enabled)
+    with GpuFunctions(KernelLog()), made:
+        assert torch.is_autocast_enabled("cuda") is enabled
+    assert not torch.is_autocast_enabled("cuda")

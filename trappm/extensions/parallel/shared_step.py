@@ -17,10 +17,11 @@ from trappm.extensions.parallel.link_fit import known_node
 from trappm.extensions.parallel.links import Group, Node
 from trappm.extensions.parallel.schedules import Parallelism, Strategy
 from trappm.prediction.costs import prices_of
-from trappm.prediction.fitting import MemoryAnswer, Verdict, room_text
+from trappm.prediction.fitting import MemoryAnswer, Verdict, beside_step_mib, room_text
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.extensions import extension_modules
+from trappm.profiler.models.known_names import is_prefixed
 from trappm.profiler.records import Phase, member
 from trappm.profiler.text import number_text
 
@@ -257,7 +258,10 @@ class SharedStep:
         memory_mib, intervals = None, {}
         if single.memory_mib is not None:
             plain = rank_memory(self.needs, Parallelism())
-            parts[BESIDE] = single.memory_mib - plain.total / MIB
+            beside_mib = single.memory_mib - plain.total / MIB
+            if is_prefixed(single.model):  # of a full card, it is the least memory of the step
+                beside_mib = max(beside_mib, beside_step_mib(single.device, Phase.TRAIN))
+            parts[BESIDE] = beside_mib
             memory_mib = sum(parts.values())
             share = memory_mib / single.memory_mib
             low_mib, high_mib = single.intervals["memory_mib"]
