@@ -123,6 +123,7 @@ class WorkerTable:
         return [w for w in self._joined.values() if w.device == device and w not in self._stopped]
 
     def idle(self, device: str) -> list[Worker]:
+        """Return the workers that wait for work, the longest waiting first."""
         return [worker for worker in self.able(device) if worker.name not in self._running]
 
     def hosts(self, device: str) -> set[str]:
@@ -159,8 +160,10 @@ class WorkerTable:
         self._running[worker.name] = assignment
 
     def free(self, worker: Worker) -> None:
-        """Note that a worker has ended what it was doing."""
+        """Note that a worker has ended what it was doing; it is the last in turn."""
         self._running.pop(worker.name, None)
+        if (joined := self._joined.pop(worker.name, None)) is not None:
+            self._joined[worker.name] = joined
 
     def running(self, worker: Worker) -> Assignment | None:
         return self._running.get(worker.name)

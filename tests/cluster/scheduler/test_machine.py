@@ -32,7 +32,7 @@ from trappm.cluster.scheduler.messages import (
     Tick,
     Worker,
 )
-from trappm.cluster.scheduler.queues import RESTART_S
+from trappm.cluster.scheduler.queues import RESTART_S, WorkerTable
 from trappm.cluster.scheduler.state_machine import Machine
 from trappm.cluster.scheduler.stop_rules import Spend, Stop, StopRules
 from trappm.profiler.records import Outcome
@@ -476,3 +476,13 @@ def test_without_heads_the_learner_waits_for_the_whole_initial_round():
             if learned[-1]:
                 break
     assert learned == [False, True]
+
+
+def test_the_worker_that_waits_longest_is_next():
+    first, second = worker("first"), worker("second")
+    table = WorkerTable()
+    table.join(first)
+    table.join(second)
+    table.begin(first, None)
+    table.free(first)
+    assert table.idle("a100") == [second, first]
