@@ -33,8 +33,8 @@ _ADDRESS = (1 << _ADDRESS_BITS) - 1
 
 STEPS = 2
 """The second step differs from the first: optimizer states exist before it."""
-LEAST_TOLERANCE = 0.001
-"""Relative tolerance of the least memory of a step."""
+CAPACITY_TOLERANCE = 0.001
+"""Relative tolerance of the smallest device on which a step runs."""
 MICRO_STEPS = 2
 """The second micro-step differs from the first: gradients exist before it."""
 
@@ -90,33 +90,34 @@ def simulate_memory(
     scratch = plain
     if workspace_share:
         scratch = _replay(trace, batch_size, loop, workspace_share)
-    reserved, with_workspace = plain.peak_reserved, scratch.peak_reserved
-    if limit_mib is not None and with_workspace > limit_mib * _MIB_UNITS:
-        least = _least_reserved(trace, batch_size, loop, workspace_share, scratch)
-        with_workspace = max(least, int(limit_mib * _MIB_UNITS))
-        reserved = min(reserved, with_workspace)
+    reserved, reserved_with_workspace = plain.peak_reserved, scratch.peak_reserved
+    limit = None if limit_mib is None else int(limit_mib * _MIB_UNITS)
+    if limit is not None and reserved_with_workspace > limit:
+        smallest_capacity = _smallest_capacity(trace, batch_size, loop, workspace_share, scratch)
+        reserved_with_workspace = max(smallest_capacity, limit)
+        reserved = min(reserved, reserved_with_workspace)
     return SimulatedMemory(
         live_mib=plain.peak_live / _MIB_UNITS,
         reserved_mib=reserved / _MIB_UNITS,
-        reserved_with_workspace_mib=with_workspace / _MIB_UNITS,
+        reserved_with_workspace_mib=reserved_with_workspace / _MIB_UNITS,
     )
 
 
-def _least_reserved(
+def _smallest_capacity(
     trace: StepTrace,
     batch_size: int,
     loop: TrainingLoop,
     shares: Mapping[int, float],
-    free: Allocator,
+    unlimited: Allocator,
 ) -> int:
-    """Return the least memory with which the replay runs, exact to `LEAST_TOLERANCE`.
+    """Return the smallest device, in units, on which the replay runs (to `CAPACITY_TOLERANCE`).
 
     Args:
         trace, batch_size, loop, shares: See `_replay`.
-        free: Result of a replay on a device that is never full.
+        unlimited: Result of a replay on a device that is never full.
     """
-    too_little, enough = free.peak_live - 1, free.peak_reserved
-    while enough > (1 + LEAST_TOLERANCE) * too_little:
+    too_little, enough = unlimited.peak_live - 1, unlimited.peak_reserved
+    while enough > (1 + CAPACITY_TOLERANCE) * too_little:
         middle = (too_little + enough) // 2
         try:
             enough = _replay(trace, batch_size, loop, shares, middle).peak_reserved

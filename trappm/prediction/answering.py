@@ -19,9 +19,9 @@ from trappm.prediction import costs
 from trappm.prediction.device_names import device_title
 from trappm.prediction.fitting import (
     MemoryInterval,
-    beside_step_mib,
     largest_batch,
     limit_of_step_mib,
+    process_memory_mib,
     simulated_interval,
 )
 from trappm.prediction.models.subjects import Module, input_size_of, size_kind
@@ -128,7 +128,7 @@ def simulated_answer(question: Question, subject: Subject, device: str, why: str
     batch_size = question.batch_size or subject.batch_size or 1
     traced = subject.traced_step(settings, phase, batch_size)
     loop = question.loop or loop_of(settings.optimizer, settings.precision)
-    beside_mib = 0.0 if is_cpu_device(device) else beside_step_mib(device, phase)
+    process_mib = 0.0 if is_cpu_device(device) else process_memory_mib(device, phase)
 
     limit_mib = limit_of_step_mib(device, phase)
 
@@ -137,7 +137,7 @@ def simulated_answer(question: Question, subject: Subject, device: str, why: str
         return simulate_memory(traced.trace, size, loop, limit_mib=limit_mib)
 
     def memory(size: int) -> MemoryInterval:
-        return simulated_interval(simulated(size).reserved_with_workspace_mib + beside_mib)
+        return simulated_interval(simulated(size).reserved_with_workspace_mib + process_mib)
 
     interval, capacity = memory(batch_size), memory_mib(device)
     missing = {name: why for name in (*METRIC_NAMES, "out_of_memory") if name != "memory_mib"}
@@ -261,9 +261,9 @@ class _Inquiry:
         steps = [(w.step, w.batch_size) for w in workloads if w.step is not None]
         if loop == usual or len(steps) < len(workloads):
             return None
-        beside_mib = beside_step_mib(self.card, self._phase)
+        process_mib = process_memory_mib(self.card, self._phase)
         this, that = (
-            beside_mib
+            process_mib
             + np.array([step.memory_in(x, n).reserved_with_workspace_mib for step, n in steps])
             for x in (loop, usual)
         )
@@ -286,7 +286,7 @@ class _Inquiry:
         ]
         if len(memories) < len(workloads) or not card_of(self.card):
             return output
-        memory_mib = beside_step_mib(self.card, self._phase) + np.array(memories)
+        memory_mib = process_memory_mib(self.card, self._phase) + np.array(memories)
         return output.where_outside("memory_mib", memory_mib, SIMULATED_ERROR)
 
     def out_of_memory(

@@ -147,7 +147,7 @@ def limit_of_step_mib(device: str, phase: Phase, log_error: float | None = None)
         return None
     high = _errors_of_simulation()[1] if log_error is None else log_error
     most_mib = USABLE_SHARE * capacity_mib / exp(high)
-    return most_mib - beside_step_mib(device, phase)
+    return most_mib - process_memory_mib(device, phase)
 
 
 def room_text(verdict: Verdict, device: str, memory: MemoryInterval, capacity_mib: float) -> str:
@@ -175,7 +175,7 @@ def capacity_of(device: str) -> float:
     return capacity
 
 
-def beside_step_mib(device: str, phase: Phase) -> float:
+def process_memory_mib(device: str, phase: Phase) -> float:
     """Return the memory of a process besides its step: CUDA's context, cuBLAS's workspaces."""
     card = card_of(device)
     return CONTEXT_MIB[phase] + (0.0 if card is None else card.library_workspace_mib(phase))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from trappm.learner.heads.predictions import StepSettings
 from trappm.learner.physics.power import Thrift
 from trappm.prediction.costs import Offer, Run
-from trappm.prediction.fitting import MemoryAnswer, Verdict, beside_step_mib, room_text
+from trappm.prediction.fitting import MemoryAnswer, Verdict, process_memory_mib, room_text
 from trappm.prediction.question import loop_of
 from trappm.profiler.devices.catalogue import CONTEXT_MIB
 from trappm.profiler.errors import UnsupportedModelError
@@ -179,7 +179,7 @@ class Prediction(MemoryAnswer):
         loop = self.loop or loop_of(self.optimizer, Precision(self.precision))
         memory, fixed = simulate_memory(traced.trace, self.batch_size, loop), {}
         if self.memory_mib is not None and not is_cpu_device(self.device):
-            workspace_mib = beside_step_mib(self.device, phase) - CONTEXT_MIB[phase]
+            workspace_mib = process_memory_mib(self.device, phase) - CONTEXT_MIB[phase]
             rest_mib = self.memory_mib - memory.reserved_with_workspace_mib
             fixed = {Part.CONTEXT: rest_mib - workspace_mib, Part.WORKSPACES: workspace_mib}
         return break_down(

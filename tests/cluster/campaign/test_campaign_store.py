@@ -65,13 +65,13 @@ def fill_the_disk(opened):
 def test_no_label_is_lost_while_the_store_is_unavailable(new_store, monkeypatch, fault):
     monkeypatch.setattr(trappm.store.engine, "BUSY_TIMEOUT_S", 0.05)
     url = new_store()
-    mends = []
-    workers = FakeWorkers(at=(4, lambda: mends.append(fault(opened))))
+    repairs = []
+    workers = FakeWorkers(at=(4, lambda: repairs.append(fault(opened))))
 
     def tell(message):
         workers.campaign.note("store", message)
         if "trying again" in message:
-            threading.Timer(AWAY_S, mends[0]).start()
+            threading.Timer(AWAY_S, repairs[0]).start()
 
     with Store.open(url, Patience(tell=tell)) as opened:
         run = campaign(opened, workers)

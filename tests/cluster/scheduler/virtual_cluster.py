@@ -83,7 +83,7 @@ class Weather:
     enough_after: float = np.inf
     """With the training of this number a stop rule holds."""
     time_is_up_s: float = np.inf
-    """Then a stop rule holds, whatever happens."""
+    """Time at which a stop rule holds in any case."""
     slow_host: str = ""
     """Where everything takes ten times as long."""
 

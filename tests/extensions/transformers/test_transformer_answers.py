@@ -18,7 +18,7 @@ from trappm.learner.heads.predictions import StepSettings
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
-from trappm.prediction.fitting import beside_step_mib
+from trappm.prediction.fitting import process_memory_mib
 from trappm.prediction.models.subjects import subject_of
 from trappm.prediction.question import Question
 from trappm.prediction.snapshot_choice import snapshots_that_answer
@@ -35,8 +35,8 @@ def _home(tmp_path, monkeypatch):
 def test_memory_is_simulated_and_marked_as_such():
     question = {"batch_size": 4, "sequence_length": 64, "optimizer": "sgd"}
     answer = trappm.predict("hf:gpt2-tiny", device="a100", **question)
-    beside_mib = beside_step_mib("a100", Phase.TRAIN)
-    simulated_mib = answer.simulated_memory.reserved_with_workspace_mib + beside_mib
+    process_mib = process_memory_mib("a100", Phase.TRAIN)
+    simulated_mib = answer.simulated_memory.reserved_with_workspace_mib + process_mib
     assert answer.memory_mib == pytest.approx(simulated_mib)
     low, high = answer.intervals["memory_mib"]
     assert low < simulated_mib < high

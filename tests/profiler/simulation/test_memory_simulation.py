@@ -63,7 +63,7 @@ def test_the_rest_of_a_large_block_is_only_split_off_if_it_is_worth_it():
 def test_a_full_device_gets_unused_segments_back_before_it_is_out_of_memory():
     allocator = Allocator(20 * MIB_UNITS)
     allocator.free(allocator.allocate(12 * MIB_UNITS))
-    allocator.allocate(16 * MIB_UNITS)  # beside the 12, it would be beyond 20
+    allocator.allocate(16 * MIB_UNITS)  # 12 and 16 exceed 20
     assert allocator.reserved == 16 * MIB_UNITS
 
 

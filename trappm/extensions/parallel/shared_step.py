@@ -17,7 +17,7 @@ from trappm.extensions.parallel.link_fit import known_node
 from trappm.extensions.parallel.links import Group, Node
 from trappm.extensions.parallel.schedules import Parallelism, Strategy
 from trappm.prediction.costs import prices_of
-from trappm.prediction.fitting import MemoryAnswer, Verdict, beside_step_mib, room_text
+from trappm.prediction.fitting import MemoryAnswer, Verdict, process_memory_mib, room_text
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.extensions import extension_modules
@@ -41,7 +41,7 @@ _OF_ONE_GPU = (
     "precision", "optimizer", "capacity_mib",
 )  # fmt: skip
 """Fields copied from the prediction for one GPU."""
-BESIDE = "allocator_and_libraries"
+PROCESS = "allocator_and_libraries"
 """Key of the GPU memory that the step's tensors do not use."""
 
 
@@ -258,10 +258,10 @@ class SharedStep:
         memory_mib, intervals = None, {}
         if single.memory_mib is not None:
             plain = rank_memory(self.needs, Parallelism())
-            beside_mib = single.memory_mib - plain.total / MIB
+            process_mib = single.memory_mib - plain.total / MIB
             if is_prefixed(single.model):  # of a full card, it is the least memory of the step
-                beside_mib = max(beside_mib, beside_step_mib(single.device, Phase.TRAIN))
-            parts[BESIDE] = beside_mib
+                process_mib = max(process_mib, process_memory_mib(single.device, Phase.TRAIN))
+            parts[PROCESS] = process_mib
             memory_mib = sum(parts.values())
             share = memory_mib / single.memory_mib
             low_mib, high_mib = single.intervals["memory_mib"]

@@ -20,8 +20,8 @@ from trappm.prediction.device_names import DEFAULT_DEVICE, device_title, precisi
 from trappm.prediction.fitting import (
     MemoryInterval,
     Verdict,
-    beside_step_mib,
     capacity_of,
+    process_memory_mib,
     room_text,
     simulated_interval,
 )
@@ -172,7 +172,7 @@ def generate(
         weights_mib=weights_mib,
         cache_mib=cache_mib,
         activations_mib=max(peak_mib - weights_mib - cache_mib, 0.0),
-        context_mib=beside_step_mib(device, Phase.INFER),
+        context_mib=process_memory_mib(device, Phase.INFER),
         capacity_mib=capacity_mib,
         remarks=(UNLABELLED,),
     )
