@@ -338,7 +338,7 @@ class _Inquiry:
             beyond_labels=beyond,
             missing=missing,
             remarks=tuple(self._remarks(figures, outside, beyond)),
-            simulated_memory=self._simulated_memory(),
+            simulated_memory=self._simulated_memory(is_answer="memory_mib" in outside),
             memory_source=self._profile.step_source,
             memory_remark=self._memory_remark,
             subject=self._subject,
@@ -501,14 +501,18 @@ class _Inquiry:
             return None
         return input_size_of(self._subject.name, self._subject.input_size)
 
-    def _simulated_memory(self) -> SimulatedMemory | None:
-        """Return the simulated memory of the step; None if it cannot be traced."""
+    def _simulated_memory(self, *, is_answer: bool) -> SimulatedMemory | None:
+        """Return the simulated memory of the step; None if it cannot be traced.
+
+        Args:
+            is_answer: True if a transformer's memory is not from labels (`_of_usual_loop`).
+        """
         step = self.workload.step
         if step is None or self._untraced is not None:
             return None
         loop = self._question.loop or Loop.PLAIN.with_optimizer(self._settings.optimizer)
         limit_mib = None
-        if self._is_transformer:
+        if is_answer and self._is_transformer:
             limit_mib = limit_of_step_mib(self.card, self._phase, Z90 * SIMULATED_ERROR)
         return step.memory_in(loop, self._batch_size, self._phase, limit_mib)
 
