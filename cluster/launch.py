@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from trappm.cluster.campaign.history import rule_held
-from trappm.cluster.campaign.ownership import ENDED, begin
+from trappm.cluster.campaign.ownership import begin
 from trappm.cluster.campaign.planner import check_budget, check_stop, pool_of, without_refused
 from trappm.cluster.campaign.progress import Progress
 from trappm.cluster.ray_runtime import (
@@ -27,7 +27,7 @@ from trappm.cluster.ray_runtime import (
     require_nodes,
 )
 from trappm.cluster.scheduler.stop_rules import deadline_passed
-from trappm.cluster.spec import CampaignSpec, runs_nothing, spec_of
+from trappm.cluster.spec import CampaignSpec, runs_nothing
 from trappm.profiler.devices import meant_device, open_device
 from trappm.profiler.errors import CampaignError, InputError, TrappmError
 from trappm.profiler.records import Outcome
@@ -39,6 +39,7 @@ from trappm.store import (
     Store,
     StoreAccess,
 )
+from trappm.store.campaigns import ENDED
 
 POLL_S = 0.3
 
@@ -84,7 +85,7 @@ def start_or_continue(store: Store, spec: CampaignSpec) -> tuple[CampaignRecord,
     earlier = [c for c in store.campaigns.all() if c.name == spec.name]
     for campaign in earlier:
         if campaign.state not in ENDED:
-            old = spec_of(campaign)
+            old = CampaignSpec.of(campaign)
             if _same_work(old, spec):
                 return campaign, old
     over = spec.stop and deadline_passed(spec.stop, datetime.datetime.now(datetime.UTC))
@@ -159,7 +160,7 @@ def plan_lines(spec: CampaignSpec, store: Store) -> list[str]:
     if spec.stop is not None:
         given = {k: v for k, v in spec.stop.__dict__.items() if v is not None}
         lines.append(f"stop: {', '.join(f'{key} {value}' for key, value in given.items())}")
-    return lines
+    return lines + spec.remarks
 
 
 def to_resume(store: Store, campaign_id: str | None) -> CampaignRecord:

@@ -47,7 +47,7 @@ def store_pool(store: Store, file: PoolFile) -> list[Pair]:
         InputError: An architecture or family that does not exist, or a pool that is too large.
     """
     configurations = build_pool(file.spec)
-    store.pools.save(file.name, file.model_dump(mode="json"), configurations)
+    store.pools.save(file.name, configurations)
     return sorted({(c.architecture, c.input_size) for c in configurations})
 
 

@@ -58,6 +58,8 @@ class Placement:
     """Accepted values of node labels by name, the usual one first."""
     gpus: int
     """Number of a node's GPUs that a profiler uses."""
+    avoided: frozenset[str] = frozenset()
+    """Ids of nodes that are excluded."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -67,12 +69,16 @@ class Placement:
             name: values[0] if len(values) == 1 else f"in({','.join(values)})"
             for name, values in self.labels.items()
         }
+        if self.avoided:
+            selector[NODE_LABEL] = f"!in({','.join(sorted(self.avoided))})"
         return {**gpu, "num_cpus": 0, "label_selector": selector}
 
     def suits(self, node: Mapping[str, Any]) -> bool:
-        """Return whether a node of `ray.nodes` has the device."""
+        """Return whether a node of `ray.nodes` has the device, and is not excluded."""
         labels = node.get("Labels", {})
-        return all(labels.get(name) in values for name, values in self.labels.items())
+        return node.get("NodeID") not in self.avoided and all(
+            labels.get(name) in values for name, values in self.labels.items()
+        )
 
 
 def no_room(

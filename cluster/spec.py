@@ -11,7 +11,7 @@ import hashlib
 import json
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import (
     BaseModel,
@@ -27,16 +27,16 @@ from pydantic import (
 from trappm.cluster.scheduler.stop_rules import StopRules
 from trappm.cluster.yaml_file import load, parse
 from trappm.profiler.errors import CampaignError, InputError, TrappmError
-from trappm.profiler.measuring.canary import CanaryPlan
+from trappm.profiler.measuring.canary import LARGE, CanaryPlan
 from trappm.profiler.models.pool import PoolSpec
-from trappm.profiler.records import PROTOCOLS, protocol_named
+from trappm.profiler.records import PROTOCOLS, Configuration, is_cpu_device, protocol_named
 from trappm.profiler.records import Protocol as MeasuringProtocol
 
 if TYPE_CHECKING:
     from trappm.store import CampaignRecord
 
-_Model = TypeVar("_Model", bound=BaseModel)
-
+LEAST_TRAINING_LABELS = 4
+"""A device with fewer training labels gets no heads."""
 _PRESETS = resources.files("trappm.cluster") / "presets"
 
 
@@ -132,6 +132,21 @@ class CampaignBudget(BaseModel):
     stop: StopRules | None = None
     """Rules that end the campaign before its last round."""
 
+    @classmethod
+    def of(cls, campaign: CampaignRecord) -> Self:
+        """Return what the file that a campaign was launched from says about this.
+
+        Raises:
+            CampaignError: Another version launched it, and this one cannot read its file.
+        """
+        try:
+            return cls.model_validate(campaign.spec)
+        except (ValidationError, TrappmError) as error:
+            raise CampaignError(
+                f"campaign {campaign.id} was launched by another version, whose file this one "
+                "cannot read; continue with that version, or launch the campaign under another name"
+            ) from error
+
     def shares(self, device: str) -> list[int]:
         """Return the number of configurations per round on a device: evaluation, initial, ..."""
         rounds = (self.evaluation, self.initial, *[self.rounds] * self.rounds.count)
@@ -206,8 +221,11 @@ class CampaignSpec(CampaignBudget):
             )
         if self.devices.target == self.devices.source:
             raise ValueError("devices: source and target are the same; leave target out")
-        if self.initial.source < 4:
-            raise ValueError(f"initial: source is {self.initial.source}; heads need 4 or more")
+        if self.initial.source < LEAST_TRAINING_LABELS:
+            raise ValueError(
+                f"initial: source is {self.initial.source}; heads need {LEAST_TRAINING_LABELS} or "
+                "more"
+            )
         shares = (self.evaluation.target, self.initial.target, self.rounds.target)
         if self.devices.target is None and any(shares):
             raise ValueError("a budget is given for a target, but devices names no target")
@@ -216,12 +234,38 @@ class CampaignSpec(CampaignBudget):
         return self
 
     @property
+    def remarks(self) -> list[str]:
+        """Remarks on what suits CPUs and is measured on GPUs, a line each."""
+        gpus = [d for d in self.devices.keys if not (is_cpu_device(d) or runs_nothing(d))]
+        canary = self.canary and self.canary.configuration
+        remarks = []
+        if gpus and self.protocol == "quick":
+            remarks.append(
+                f"protocol quick is for CPUs; on {' and '.join(gpus)}, protocol adaptive finds the "
+                "median to 0.2 % instead of 1 %"
+            )
+        if gpus and canary and _samples(canary) < _samples(LARGE) / 4:
+            remarks.append(
+                f"the canary {canary} is small for {' and '.join(gpus)}: it hardly shows a slower "
+                f"clock; without canary.configuration it is {LARGE}"
+            )
+        return remarks
+
+    @property
     def measuring_protocol(self) -> MeasuringProtocol:
         if isinstance(self.protocol, str):
             return protocol_named(self.protocol)
         # Labels of one protocol name may be mixed, so the name depends on what the protocol says.
-        digest = hashlib.sha256(json.dumps(self.protocol.to_dict()).encode()).hexdigest()[:8]
+        rules = self.protocol.to_dict()
+        if self.protocol.power_share == 1:  # so that earlier names stay valid
+            del rules["power_share"]
+        digest = hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:8]
         return dataclasses.replace(self.protocol, name=f"{self.protocol.name}-{digest}")
+
+
+def _samples(configuration: Configuration) -> int:
+    """Return the pixels of a batch of images, as a measure of its work."""
+    return configuration.batch_size * configuration.input_size**2
 
 
 def presets() -> list[str]:
@@ -242,26 +286,6 @@ def load_preset(name: str) -> CampaignSpec:
 def load_spec(path: Path) -> CampaignSpec:
     """Load a file; raise InputError if it cannot be read or is not a valid campaign file."""
     return load(path, CampaignSpec, kind="campaign")
-
-
-def spec_of(campaign: CampaignRecord) -> CampaignSpec:
-    """Return a campaign's spec; raise CampaignError if this version cannot read it."""
-    return _stored(campaign, CampaignSpec)
-
-
-def budget_of(campaign: CampaignRecord) -> CampaignBudget:
-    """Return a campaign's budget; raise CampaignError if this version cannot read it."""
-    return _stored(campaign, CampaignBudget)
-
-
-def _stored(campaign: CampaignRecord, model: type[_Model]) -> _Model:
-    try:
-        return model.model_validate(campaign.spec)
-    except (ValidationError, TrappmError) as error:
-        raise CampaignError(
-            f"campaign {campaign.id} was launched by another version, whose file this one cannot "
-            "read; continue with that version, or launch the campaign under another name"
-        ) from error
 
 
 def parse_spec(text: str, *, origin: str) -> CampaignSpec:

@@ -1,7 +1,11 @@
 #!/bin/bash
 # A labelling campaign inside a Slurm allocation: one Ray node on each of its hosts, all GPUs of each.
-#   sbatch deploy/slurm.sh campaign.yaml
-# Run out of time it is paused, and the next `sbatch` of the same line goes on. TraPPM stands in a
+#   sbatch --gpus-per-node=8 deploy/slurm.sh campaign.yaml
+# A100s and V100s in different partitions are one campaign as a heterogeneous job; what stands below
+# counts for its first part only:
+#   sbatch --partition=a100 --nodes=2 --gpus-per-node=8 : --partition=v100 --nodes=2 --gpus-per-node=4 \
+#     --ntasks-per-node=1 --exclusive --time=24:00:00 deploy/slurm.sh campaign.yaml
+# Give --gpus-per-node all GPUs of a host: the others would be idle, as the host is yours alone. Run out of time it is paused, and the next `sbatch` of the same line goes on. TraPPM stands in a
 # virtual environment on a file system that all hosts see, and so does the data folder.
 #
 # On several hosts the label store is PostgreSQL, named by TRAPPM_DATABASE or by the data folder's file
@@ -33,7 +37,23 @@ export RAY_memory_monitor_refresh_ms=0
 RAY_AUTH_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(32))')
 export RAY_AUTH_TOKEN
 
-mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+# Hosts of each part of the job; other jobs have one part.
+lists=("$SLURM_JOB_NODELIST")
+for part in $(seq 1 $((${SLURM_HET_SIZE:-1} - 1))); do
+  list=SLURM_JOB_NODELIST_HET_GROUP_$part
+  lists+=("${!list}")
+done
+lists[0]=${SLURM_JOB_NODELIST_HET_GROUP_0:-${lists[0]}}
+hosts=() part_of=()
+for part in "${!lists[@]}"; do
+  while read -r host; do
+    hosts+=("$host") part_of+=("$part")
+    read -r has gets < <(scontrol show node --oneliner "$host" | sed -nE \
+      's/.*CfgTRES=[^ ]*gres\/gpu=([0-9]+).* AllocTRES=[^ ]*gres\/gpu=([0-9]+).*/\1 \2/p') || continue
+    [ "$gets" -ge "$has" ] || echo "slurm.sh: $host has $has GPUs and the job gets $gets;" \
+      "give sbatch --gpus-per-node=$has" >&2
+  done < <(scontrol show hostnames "${lists[$part]}")
+done
 database=${TRAPPM_DATABASE:-$(cat "$TRAPPM_HOME/database_url" 2>/dev/null || true)}
 if [ "${#hosts[@]}" -gt 1 ] && [[ $database != postgresql* ]]; then
   echo "slurm.sh: on ${#hosts[@]} hosts the label store must be PostgreSQL, since SQLite's log does not" \
@@ -44,17 +64,21 @@ fi
 head=${hosts[0]}
 port=$((20000 + SLURM_JOB_ID % 20000))
 
-srun --nodes=1 --ntasks=1 --nodelist="$head" --overlap \
+srun ${SLURM_HET_SIZE:+--het-group=0} --nodes=1 --ntasks=1 --nodelist="$head" --overlap \
   ray start --head --node-ip-address="$head" --port="$port" --include-dashboard=false --block &
 for _ in $(seq 60); do
   ray health-check --address "$head:$port" >/dev/null 2>&1 && break
   sleep 2
 done
-if [ "${#hosts[@]}" -gt 1 ]; then
-  workers=$(IFS=,; echo "${hosts[*]:1}")
-  srun --nodes=$((${#hosts[@]} - 1)) --ntasks=$((${#hosts[@]} - 1)) --nodelist="$workers" \
-    --overlap ray start --address="$head:$port" --block &
-fi
+for part in "${!lists[@]}"; do
+  workers=()
+  for i in "${!hosts[@]}"; do
+    [ "$i" = 0 ] || [ "${part_of[$i]}" != "$part" ] || workers+=("${hosts[$i]}")
+  done
+  [ "${#workers[@]}" -gt 0 ] || continue
+  srun ${SLURM_HET_SIZE:+--het-group="$part"} --nodes="${#workers[@]}" --ntasks="${#workers[@]}" \
+    --nodelist="$(IFS=,; echo "${workers[*]}")" --overlap ray start --address="$head:$port" --block &
+done
 
 # Slurm's warning, five minutes before the end, pauses the campaign; nothing recorded is lost.
 # Where several run with one TRAPPM_HOME none is paused: each ends with its job, and its next job goes on.

@@ -10,14 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from trappm.learner.workload import Workload
+from trappm.learner.workload import Array, BoolArray, Workload
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +27,8 @@ class Targets:
     """Lower bounds in the same unit (n); NaN where the value was measured."""
     groups: Sequence[str]
     """Architecture of each workload (n); a fold never splits one."""
+    errors: Array | None = None
+    """Relative standard errors of the values (n); None without any."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +45,7 @@ class Estimate:
     """Standard deviation of log(value)."""
     log_std_of_mean: Array | None = None
     """Part of `log_std` that more labels can remove."""
-    outside: npt.NDArray[np.bool_] | None = None
+    outside: BoolArray | None = None
     """True if the workload lies outside the training distribution."""
     labels_end: Array | None = None
     """Smallest or largest label if the median lies far beyond it, else NaN."""
@@ -82,3 +81,17 @@ class Estimator(Protocol):
 def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Return the tensors with a name prefix, without that prefix."""
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+class _HasTensors(Protocol):
+    def tensors(self) -> dict[str, Tensor]: ...
+
+
+def joined_tensors(parts: Mapping[str, _HasTensors | None]) -> dict[str, Tensor]:
+    """Return the tensors of all parts by `part.name`."""
+    return {
+        f"{part}.{name}": tensor
+        for part, own in parts.items()
+        if own is not None
+        for name, tensor in own.tensors().items()
+    }

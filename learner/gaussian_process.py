@@ -37,9 +37,8 @@ from trappm.learner.stats.student_t import (
     precisions,
     robust_deviation,
 )
+from trappm.learner.workload import Array, FloatArray, IntArray
 
-Array = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 Float = TypeVar("Float", np.float32, np.float64)
 
 CLIP = 5.0
@@ -156,11 +155,11 @@ class GaussianProcess:
     covariance: Covariance
     unit: float
     """Robust deviation of the labels, which they were divided by."""
-    landmarks: npt.NDArray[np.float32]
+    landmarks: FloatArray
     """Z (m, c)."""
     mean: Array
     """Mean of w (m)."""
-    explained: npt.NDArray[np.float32]
+    explained: FloatArray
     """I - A^-1: the share of the variance of w that labels remove (m, m). Its eigenvalues lie
     between 0 and 1, so single precision is enough."""
     noise: float
@@ -247,6 +246,7 @@ def fit_process(
     folds: IntArray,
     generator: np.random.Generator,
     bounds: Array | None = None,
+    label_errors: Array | None = None,
 ) -> tuple[GaussianProcess, FoldPredictions]:
     """Fit a process to n labels, and once more without each fold.
 
@@ -257,6 +257,7 @@ def fit_process(
         folds: Fold of each label (n); the covariance is chosen by out-of-fold predictions.
         generator: Draws the landmarks, and the labels that the covariance is chosen on.
         bounds: Lower bounds of the values that are not known (n), NaN elsewhere.
+        label_errors: Standard errors of the values, in addition to the noise (n; default: 0).
 
     Returns:
         The process, and its out-of-fold predictions.
@@ -266,7 +267,8 @@ def fit_process(
     coordinates = Coordinates.fit(features, groups)
     points = coordinates.apply(features)
     bounds = np.full(len(values), np.nan) if bounds is None else bounds
-    labels = _Labels(values / unit, bounds / unit, LEAST_NOISE / unit)
+    errors = np.zeros(len(values)) if label_errors is None else label_errors / unit
+    labels = _Labels(values / unit, bounds / unit, errors, LEAST_NOISE / unit)
     rows = np.sort(generator.permutation(known)[:TUNING_ROWS])
     covariance = _choose(points[rows], labels.at(rows), folds[rows], coordinates.groups)
     chosen = np.sort(generator.permutation(len(values))[:LANDMARKS])
@@ -289,9 +291,7 @@ def fit_process(
     return process, FoldPredictions(unit * unseen.mean, unit * unseen.deviation)
 
 
-def _landmark_factor(
-    landmarks: npt.NDArray[np.float32], covariance: Covariance, groups: Sequence[int]
-) -> Array:
+def _landmark_factor(landmarks: FloatArray, covariance: Covariance, groups: Sequence[int]) -> Array:
     """Return L (m, m)."""
     wide = landmarks.astype(np.float64)
     return _factor(covariance.between(wide, wide, groups))
@@ -306,7 +306,7 @@ def _factor(matrix: Array) -> Array:
 
 def _features(
     points: Array,
-    landmarks: npt.NDArray[np.float32],
+    landmarks: FloatArray,
     factor: Array,
     covariance: Covariance,
     groups: Sequence[int],
@@ -325,10 +325,14 @@ class _Labels:
     """(n); NaN where only a bound is known."""
     bounds: Array
     """Lower bounds (n); NaN where the value is known."""
+    errors: Array
+    """Standard errors of the values (n)."""
     least_noise: float
 
     def at(self, rows: npt.NDArray[Any]) -> _Labels:
-        return replace(self, values=self.values[rows], bounds=self.bounds[rows])
+        return replace(
+            self, values=self.values[rows], bounds=self.bounds[rows], errors=self.errors[rows]
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -343,7 +347,10 @@ class _Posterior:
 
 
 def _posterior(phi: Array, labels: _Labels, noise: float, iterations: int) -> _Posterior:
-    """Return the posterior of w, with Student-t noise by reweighting from the scale `noise`."""
+    """Return the posterior of w, with Student-t noise by reweighting from the scale `noise`.
+
+    Not `map_fit`: expected squares have the posterior variance of w, which it does not compute.
+    """
     known = ~np.isnan(labels.values)
     fitted, squares = np.zeros(len(phi)), np.zeros(len(phi))
     precision = np.full(len(phi), 1.0 / noise**2)
@@ -351,7 +358,7 @@ def _posterior(phi: Array, labels: _Labels, noise: float, iterations: int) -> _P
     for _ in range(iterations):
         targets, pull = _tobit(labels.bounds, fitted, noise)
         targets = np.where(known, labels.values, targets)
-        weight = np.where(known, precision, pull)
+        weight = np.where(known, precision / (1.0 + precision * labels.errors**2), pull)
         a: Array = np.eye(phi.shape[1])
         for rows in chunks:
             weighted = phi[rows] * np.sqrt(weight[rows])[:, None]
@@ -363,6 +370,8 @@ def _posterior(phi: Array, labels: _Labels, noise: float, iterations: int) -> _P
         # The expected square of an error includes the variance of the fitted value.
         unsure = [((phi[rows] @ root.T) ** 2).sum(axis=1) for rows in chunks]
         squares = (targets - fitted) ** 2 + np.concatenate(unsure)
+        # A label's own error is no noise of the process.
+        squares = squares / (1.0 + precision * labels.errors**2)
         noise = _updated_scale(squares[known], noise, labels.least_noise)
         precision = precisions(squares, noise)
     return _Posterior(mean, root, noise)
@@ -413,7 +422,7 @@ def _choose(points: Array, labels: _Labels, folds: IntArray, groups: Sequence[in
         unseen, scale = _out_of_fold(
             phi, labels, folds, at.noise, np.zeros(len(phi)), TUNING_ITERATIONS
         )
-        deviation = np.hypot(unseen.deviation, scale)
+        deviation = np.hypot(np.hypot(unseen.deviation, scale), labels.errors)
         return float(losses(labels.values - unseen.mean, deviation).sum())
 
     best = Covariance(relevance=(FIRST_RELEVANCE,) * len(groups))

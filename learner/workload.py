@@ -6,23 +6,60 @@ head and baseline receives the same input.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
+from trappm.profiler.devices.catalogue import USABLE_SHARE
 from trappm.profiler.graphs.features import static_features
-from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
+from trappm.profiler.records import (
+    METRICS,
+    Graph,
+    MemoryFormat,
+    Optimizer,
+    Phase,
+    Precision,
+    StepSettings,
+)
 from trappm.profiler.records.step_scope import WHOLE_STEP, StepScope
 
 if TYPE_CHECKING:
     from trappm.profiler.simulation.kernel_profile import KernelProfile
     from trappm.profiler.simulation.step_profile import StaticProfile, StepProfile
-from collections.abc import Sequence
 
-from trappm.profiler.devices.catalogue import USABLE_SHARE
-from trappm.profiler.records import METRICS
+Array = npt.NDArray[np.float64]
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_MOST_RESULTS = 4096
+"""Largest number of cached results per object: a server runs for long."""
+
+
+def cached_with_first(
+    function: Callable[Concatenate[Any, _P], _T],
+) -> Callable[Concatenate[Any, _P], _T]:
+    """Cache results as long as the first argument lives: fits need the same ones many times."""
+    results: WeakKeyDictionary[Any, dict[Any, _T]] = WeakKeyDictionary()
+
+    @wraps(function)
+    def cached(first: Any, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        known, key = results.setdefault(first, {}), (args, *kwargs.items())
+        result = known.get(key)
+        if result is None:
+            if len(known) >= _MOST_RESULTS:
+                known.clear()
+            result = known[key] = function(first, *args, **kwargs)
+        return result
+
+    return cached
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,7 +80,7 @@ class Workload:
     """Timed parts of the step; like `host`, it concerns step time only."""
     host: str = ""
     """Host and software of the timing, if labels of a device come from several."""
-    embedding: npt.NDArray[np.float32] | None = None
+    embedding: FloatArray | None = None
     """Embedding of the graph by the frozen encoder (width)."""
 
     @classmethod
@@ -51,7 +88,7 @@ class Workload:
         cls,
         profile: StaticProfile,
         traced: StepProfile | str,
-        settings: tuple[Precision, MemoryFormat, Optimizer],
+        settings: StepSettings,
         *,
         phase: Phase,
         batch_size: int,
@@ -62,7 +99,7 @@ class Workload:
         Args:
             profile: Profile of the model, traced in fp32 and contiguous.
             traced: Step in the settings, or the reason why it cannot be traced.
-            settings: Precision, memory format and optimizer.
+            settings: Precision, memory format and optimizer; the execution is that of `traced`.
             phase: Training or inference.
             batch_size: Samples per step.
             with_kernels: Whether the workload comes with the kernels of the traced step.
@@ -70,7 +107,7 @@ class Workload:
         Raises:
             InputError: The model cannot have this batch size.
         """
-        precision, memory_format, optimizer = settings
+        precision, memory_format, optimizer, _ = settings
         step = None if isinstance(traced, str) else traced
         return cls(
             graph=profile.graph.at(batch_size),
@@ -87,7 +124,7 @@ class Workload:
         return self.graph.batch_size
 
     @property
-    def static_features(self) -> npt.NDArray[np.float64]:
+    def static_features(self) -> Array:
         """Those of the graph, not scaled, and then how its step is run (f)."""
         settings = (
             self.precision is not Precision.FP32,
@@ -117,15 +154,17 @@ class TrainingLabel:
     """Lower bound of the memory if the run was out of memory."""
     card: str | None = None
     """Card of the device, if measurements name it; selects the data sheet."""
+    step_time_error: float | None = None
+    """Relative standard error of the step time, if its measurement had one."""
 
 
-def targets_of(labels: Sequence[TrainingLabel]) -> npt.NDArray[np.float64]:
+def targets_of(labels: Sequence[TrainingLabel]) -> Array:
     """Return the labels' values, shape (n, metrics); NaN where missing."""
     rows = [[np.nan if v is None else v for v in label.values] for label in labels]
     return np.array(rows, dtype=np.float64).reshape(len(labels), len(METRICS))
 
 
-def bounds_of(labels: Sequence[TrainingLabel]) -> npt.NDArray[np.float64]:
+def bounds_of(labels: Sequence[TrainingLabel]) -> Array:
     """Return lower bounds of the values, shape (n, metrics), from runs that were out of memory.
 
     NaN where there is no bound.
@@ -137,3 +176,10 @@ def bounds_of(labels: Sequence[TrainingLabel]) -> npt.NDArray[np.float64]:
         for label in labels
     ]
     return bounds
+
+
+def errors_of(labels: Sequence[TrainingLabel]) -> Array:
+    """Return relative standard errors of the values, shape (n, metrics); 0 where unknown."""
+    errors = np.zeros((len(labels), len(METRICS)))
+    errors[:, list(METRICS).index("step_time_ms")] = [x.step_time_error or 0.0 for x in labels]
+    return errors

@@ -10,40 +10,41 @@ bytes and trained parameters.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from torch import nn
 
 from trappm.profiler.errors import TrappmError, UnsupportedModelError
-from trappm.profiler.models.model_input import Inputs, Sample
+from trappm.profiler.models.model_input import FileInputs, Inputs, Sample
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.models.sources import source_of
-from trappm.profiler.records import GraphTemplate, MemoryFormat, Precision
-from trappm.profiler.simulation.kernel_profile import KernelProfile
+from trappm.profiler.records import GraphTemplate, MemoryFormat, Phase, Precision
+from trappm.profiler.simulation.kernel_profile import KernelProfile, KernelTable
 from trappm.profiler.simulation.step_profile import StaticProfile, StepProfile, StepSource
 from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
+from trappm.profiler.tracing.fusion import prefers_channels_last
 from trappm.profiler.tracing.tracer import StepOptions, Tracer
 
 if TYPE_CHECKING:
     from trappm.profiler.onnx_files.module import RebuiltModule
 
 
-def static_profile(model: str | nn.Module, input_size: int | Inputs) -> StaticProfile:
+def static_profile(
+    model: str | nn.Module, input_size: int | Inputs, options: StepOptions | None = None
+) -> StaticProfile:
     """Return the static profile of a timm architecture (or a module) at one input size.
 
     If the step cannot be traced, the profile has the reason in place of the step.
 
+    Args:
+        model, input_size, options: As `step_profile`.
+
     Raises:
         UnknownArchitectureError, InputError, UnsupportedModelError: As `graph_template`.
     """
-    tracer = _tracer(model, input_size)
-    graph = _graph(tracer, model, input_size)
-    try:
-        step = tracer.step()
-    except TrappmError as error:
-        return _without_step(graph, error)
-    return StaticProfile(graph=graph, step=step, step_refusal=None, step_source=StepSource.TRACED)
+    return _profile(_tracer(model, input_size, options), model, input_size, StepSource.TRACED)
 
 
 def graph_template(
@@ -76,13 +77,22 @@ def step_profile(
     Args:
         model, input_size: As `graph_template`.
         options: How the steps are run; by default in fp32, contiguous, with cross-entropy.
+            Of a compiled step, the kernels are fused; the allocations are those of eager mode.
         batch_sizes: Two different ones, or twice the only one of the model.
 
     Raises:
         UnknownArchitectureError, InputError: As `profiler.models.zoo.create_model`.
         UnsupportedModelError: A step cannot be traced.
     """
-    return _tracer(model, input_size, options, batch_sizes).step()
+    options = options or StepOptions()
+    step = _tracer(model, input_size, replace(options, is_compiled=False), batch_sizes).step()
+    if not options.is_compiled or step.kernels is None:
+        return step
+    train, infer = (
+        compiled_kernels(model, input_size, phase, options, step.kernels.table(phase), batch_sizes)
+        for phase in (Phase.TRAIN, Phase.INFER)
+    )
+    return replace(step, kernels=replace(step.kernels, train=train, infer=infer))
 
 
 def kernel_profile(
@@ -102,6 +112,40 @@ def kernel_profile(
     return cast(KernelProfile, step.kernels)
 
 
+def phase_kernels(
+    model: str | nn.Module,
+    input_size: int | Inputs,
+    phase: Phase,
+    options: StepOptions,
+    batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES,
+) -> KernelTable:
+    """Return the kernels of one phase's eager step; arguments as `step_profile`."""
+    return _tracer(model, input_size, options, batch_sizes).phase(phase)[1]
+
+
+def compiled_kernels(
+    model: str | nn.Module,
+    input_size: int | Inputs,
+    phase: Phase,
+    options: StepOptions,
+    eager: KernelTable,
+    batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES,
+) -> KernelTable:
+    """Return the kernels of one phase's step under `torch.compile`, in inductor's layout.
+
+    Args:
+        model, input_size, batch_sizes: As `step_profile`.
+        phase: Training or inference.
+        options: How the eager step is run.
+        eager: Kernels of the eager step, which decide the layout.
+    """
+    layout = options.memory_format
+    if prefers_channels_last(eager, phase):
+        layout = MemoryFormat.CHANNELS_LAST
+    compiled = replace(options, memory_format=layout, is_compiled=True)
+    return phase_kernels(model, input_size, phase, compiled, batch_sizes)
+
+
 def _traced(batch_size: int | None) -> tuple[int, int]:
     """Return the batch sizes to trace at: twice the only one, if there is one."""
     return TRACED_BATCH_SIZES if batch_size is None else (batch_size, batch_size)
@@ -119,13 +163,20 @@ def _tracer(
 
 
 def _inputs(model: str | nn.Module, input_size: int | Inputs) -> Inputs:
-    if not isinstance(input_size, int):
-        return input_size
-    return (
-        source_of(model).inputs(model, input_size)
-        if isinstance(model, str)
-        else Sample.of(input_size)
-    )
+    if isinstance(model, str) and isinstance(input_size, int):
+        return source_of(model).inputs(model, input_size)
+    return Sample.of(input_size) if isinstance(input_size, int) else input_size
+
+
+def _profile(
+    tracer: Tracer, model: str | nn.Module, inputs: int | Inputs, source: StepSource
+) -> StaticProfile:
+    graph = _graph(tracer, model, inputs)
+    try:
+        step = tracer.step()
+    except TrappmError as error:
+        return StaticProfile(graph=graph, step=None, step_refusal=str(error), step_source=None)
+    return StaticProfile(graph=graph, step=step, step_refusal=None, step_source=source)
 
 
 def _graph(tracer: Tracer, model: str | nn.Module, inputs: int | Inputs) -> GraphTemplate:
@@ -137,7 +188,9 @@ def _graph(tracer: Tracer, model: str | nn.Module, inputs: int | Inputs) -> Grap
         raise UnsupportedModelError(f"{name} at {what}: {error}") from error
 
 
-def file_profile(path: Path, input_size: int | None = None) -> StaticProfile:
+def file_profile(
+    path: Path, input_size: int | None = None, *, is_tokens: bool = False
+) -> StaticProfile:
     """Return the static profile of an ONNX file: that of a module rebuilt from it.
 
     A file with a fixed batch size has a graph and a step for that one only.
@@ -145,43 +198,42 @@ def file_profile(path: Path, input_size: int | None = None) -> StaticProfile:
     Raises:
         ModelFileError, InputError, UnsupportedModelError: As `rebuilt`, and as `graph_template`.
     """
-    module, sample, batch_size = rebuilt(path, input_size)
+    module, sample, batch_size = rebuilt(path, input_size, is_tokens=is_tokens)
     tracer = _tracer(module, sample, batch_sizes=_traced(batch_size))
-    graph = _graph(tracer, module, sample)
-    try:
-        step = tracer.step()
-    except TrappmError as error:
-        return _without_step(graph, error)
-    return StaticProfile(
-        graph=graph,
-        step=step,
-        step_refusal=None,
-        step_source=StepSource.REBUILT,
-        step_remark=_remark(graph, module.restored_norms),
-    )
+    profile = _profile(tracer, module, sample, StepSource.REBUILT)
+    if profile.step is None:
+        return profile
+    return replace(profile, step_remark=_remark(profile.graph, module.restored_norms))
 
 
-def rebuilt(path: Path, input_size: int | None = None) -> tuple[RebuiltModule, Sample, int | None]:
-    """Return a module rebuilt from an ONNX file, one sample of its input, and its batch size.
+def rebuilt(
+    path: Path, input_size: int | None = None, *, is_tokens: bool = False
+) -> tuple[RebuiltModule, Inputs, int | None]:
+    """Return a module rebuilt from an ONNX file, its inputs, and its batch size.
 
     The batch size is None if the file leaves it open.
 
+    Args:
+        path: The file.
+        input_size: Size of its open axes except the batch, in pixels or tokens.
+        is_tokens: True if it is a number of tokens.
+
     Raises:
-        ModelFileError: As `load_checked`, or the image's size is open.
+        ModelFileError: As `load_checked`, or a size is open.
         InputError: `input_size` contradicts the file.
         UnsupportedModelError: No module can be made of it.
     """
     from trappm.profiler.onnx_files.folded_norms import with_norms
     from trappm.profiler.onnx_files.module import RebuiltModule
-    from trappm.profiler.onnx_files.opening import image_sizes, load_checked
+    from trappm.profiler.onnx_files.opening import input_shapes, load_checked
 
     model = with_norms(load_checked(path))
     try:
         module = RebuiltModule(model, str(path))
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{path}: {error}") from error
-    sizes = image_sizes(path, model, input_size)
-    return module, Sample(sizes, module.image_type), model.image_shape[0]
+    shapes, batch_size = input_shapes(path, model, input_size, is_tokens=is_tokens)
+    return module, FileInputs(tuple(shapes), module.input_types), batch_size
 
 
 def _remark(graph: GraphTemplate, restored_norms: int) -> str | None:
@@ -203,7 +255,3 @@ _NO_NORM = (
     "optimize=False), or by the older exporter with dynamo=False, do_constant_folding=False"
 )
 """Remark on files without batch norms, for the exporters of PyTorch 2.13."""
-
-
-def _without_step(graph: GraphTemplate, error: TrappmError) -> StaticProfile:
-    return StaticProfile(graph=graph, step=None, step_refusal=str(error), step_source=None)

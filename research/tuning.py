@@ -23,7 +23,7 @@ import typer
 from research.evaluation.benchmark import PAPER_SEEDS, Samples, SplitKind, splits_of
 from research.evaluation.command import GraphProcesses, MetricName
 from research.evaluation.label_files import metric_column, read_labels
-from research.evaluation.workbench import opened_workbench, show_progress
+from research.evaluation.workbench import Workbench, show_progress
 from research.peers.baselines import Boosting, xgboost
 from research.peers.graph_networks import LAPTOP_SIZE, dippm, nnlqp
 from trappm.cli.options import AsJson, print_json
@@ -74,11 +74,10 @@ def tune(
     """
     space_of(estimator)  # before anything expensive
     preset = PRESETS.get(estimator.removeprefix("trappm-"))
-    with opened_workbench(
-        metric_column(metric),
-        processes=processes or len(os.sched_getaffinity(0)),
-    ) as bench:
-        samples = bench.prepared(read_labels(labels)).samples
+    bench = Workbench(
+        metric=metric_column(metric), processes=processes or len(os.sched_getaffinity(0))
+    )
+    samples = bench.prepared(read_labels(labels)).samples
     encoder = None
     if preset is not None:
         encoder = bench.encoder(samples, preset.encoder, pretrained=True)
@@ -149,7 +148,8 @@ def run_trials(tuning: Tuning, total: int, watch: Watch) -> dict[str, Any]:
         n_startup_trials=STARTUP_TRIALS, seed=tuning.seed + len(study.trials)
     )
     study.enqueue_trial(dict(space.shipped), skip_if_exists=True)
-    rows = _training_rows(tuning.samples)
+    (split,) = splits_of(tuning.samples, SplitKind.ARCHITECTURES, PAPER_SEEDS[:1])
+    rows = np.flatnonzero(split.train)
     folds = grouped_folds(
         [tuning.samples.groups[i] for i in rows], FOLDS, np.random.default_rng(tuning.seed)
     )
@@ -187,11 +187,6 @@ def space_of(name: str) -> Space:
         )
         raise InputError(f"{name} {reason}; tunable estimators: {', '.join(spaces)}")
     return spaces[name]
-
-
-def _training_rows(samples: Samples) -> npt.NDArray[np.int64]:
-    (split,) = splits_of(samples, SplitKind.ARCHITECTURES, PAPER_SEEDS[:1])
-    return np.flatnonzero(split.train)
 
 
 def _error(

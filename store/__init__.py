@@ -10,61 +10,44 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from trappm.store.home import Home, StoreAccess
+from trappm.store.records import (
+    Assignment,
+    AssignmentState,
+    CampaignRecord,
+    CampaignState,
+    LabelRecord,
+    Owner,
+    OwnerProcess,
+    PoolPart,
+)
+
 if TYPE_CHECKING:
     from trappm.store.engine import NoLabelStoreError, RefusedRowError, StoreNotUpError
-    from trappm.store.home import Home, StoreAccess
     from trappm.store.labels import LabelFilter
     from trappm.store.owners import NotOwnerError
-    from trappm.store.records import (
-        Assignment,
-        AssignmentState,
-        CampaignRecord,
-        CampaignState,
-        LabelRecord,
-        Owner,
-        OwnerProcess,
-        PoolPart,
-        SnapshotRecord,
-    )
     from trappm.store.store import Store
     from trappm.store.transactions import Patience
 
 __all__ = [
-    "Assignment",
-    "AssignmentState",
-    "CampaignRecord",
-    "CampaignState",
-    "Home",
-    "LabelFilter",
-    "LabelRecord",
-    "NoLabelStoreError",
-    "NotOwnerError",
-    "Owner",
-    "OwnerProcess",
-    "Patience",
-    "PoolPart",
-    "RefusedRowError",
-    "SnapshotRecord",
-    "Store",
-    "StoreAccess",
-    "StoreNotUpError",
-]
+    "Assignment", "AssignmentState", "CampaignRecord", "CampaignState", "Home", "LabelFilter",
+    "LabelRecord", "NoLabelStoreError", "NotOwnerError", "Owner", "OwnerProcess", "Patience",
+    "PoolPart", "RefusedRowError", "Store", "StoreAccess", "StoreNotUpError",
+]  # fmt: skip
 
 _MODULES = {
-    "Home": "home",
     "LabelFilter": "labels",
     "NoLabelStoreError": "engine",
     "NotOwnerError": "owners",
     "Patience": "transactions",
     "RefusedRowError": "engine",
     "Store": "store",
-    "StoreAccess": "home",
     "StoreNotUpError": "engine",
 }
-"""Modules of the names in `__all__` that are not records."""
+"""Modules of the names that need SQLAlchemy."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(import_module(f"trappm.store.{_MODULES.get(name, 'records')}"), name)
+    if name in _MODULES:
+        return getattr(import_module(f"trappm.store.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'trappm.store' has no attribute {name!r}")

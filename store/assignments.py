@@ -10,8 +10,8 @@ A lease gives an assignment to one worker, so that no two measure the same:
       +--> failed          after `max_attempts` failures
 
 A lease does not expire. It lasts as long as its campaign has the same owner (`owners`), which alone
-leases assignments (`store.measurements.record_and_lease`) and takes them back from lost workers.
-The next owner releases all leases. A result that arrives after its lease was lost is recorded, too.
+leases assignments and takes them back from lost workers. The next owner releases all leases. A
+result that arrives after its lease was lost is recorded, too.
 
 Assignments are read as columns and written by one statement per transaction, because mapped objects
 take twice the time.
@@ -32,7 +32,6 @@ from trappm.store.records import (
     Assignment,
     AssignmentState,
     CampaignState,
-    RoundState,
     configuration_of,
     record_of,
 )
@@ -74,33 +73,6 @@ def locked(session: Session, assignment_ids: Iterable[str]) -> dict[str, Assignm
     query = _WHOLE.where(AssignmentRow.id.in_(ids)).order_by(AssignmentRow.id)
     rows = session.execute(query.with_for_update(of=AssignmentRow))
     return {row.id: _assignment_of(row) for row in rows}
-
-
-def lease_named(
-    wanted: Sequence[tuple[str, str]], known: Mapping[str, Assignment]
-) -> list[Assignment]:
-    """Return open assignments, wanted by id, leased to a worker each; all or none.
-
-    An assignment that its worker already has is returned as it is, so that a repeated call changes
-    nothing.
-
-    Raises:
-        StoreError: An assignment does not exist, or another worker has it.
-    """
-    leases = []
-    for assignment_id, worker in wanted:
-        assignment = known.get(assignment_id)
-        if assignment is None:
-            raise StoreError(f"there is no assignment {assignment_id!r} to lease")
-        if assignment.state is AssignmentState.OPEN:
-            assignment = assignment.leased(worker)
-        elif (assignment.state, assignment.worker) != (AssignmentState.LEASED, worker):
-            raise StoreError(
-                f"assignment {assignment_id} cannot be given to {worker}: it is {assignment.state}"
-                + (f" by {assignment.worker}" if assignment.worker else "")
-            )
-        leases.append(assignment)
-    return leases
 
 
 def write(session: Session, changed: Iterable[Assignment]) -> None:
@@ -152,6 +124,34 @@ class Assignments(Repository):
         return counts
 
     @writing
+    def lease(self, session: Session, wanted: Sequence[tuple[str, str]]) -> list[Assignment]:
+        """Lease open assignments, each an id with its worker, and return them; all or none.
+
+        An assignment that its worker already has is returned as it is, so that a repeated call
+        changes nothing.
+
+        Raises:
+            StoreError: An assignment does not exist, or another worker has it.
+        """
+        known = locked(session, (assignment_id for assignment_id, _ in wanted))
+        leases = []
+        for assignment_id, worker in wanted:
+            assignment = known.get(assignment_id)
+            if assignment is None:
+                raise StoreError(f"there is no assignment {assignment_id!r} to lease")
+            if assignment.state is AssignmentState.OPEN:
+                assignment = assignment.leased(worker)
+            elif (assignment.state, assignment.worker) != (AssignmentState.LEASED, worker):
+                raise StoreError(
+                    f"assignment {assignment_id} cannot be given to {worker}: it is "
+                    + str(assignment.state)
+                    + (f" by {assignment.worker}" if assignment.worker else "")
+                )
+            leases.append(assignment)
+        write(session, leases)
+        return leases
+
+    @writing
     def take_back(
         self, session: Session, assignment_id: str, reason: str, *, max_attempts: int = MAX_ATTEMPTS
     ) -> None:
@@ -172,7 +172,7 @@ class Assignments(Repository):
     def reopen_failed(self, session: Session, campaign_id: str) -> None:
         """Open abandoned assignments again if their round is open."""
         unfinished = select(RoundRow.number).where(
-            RoundRow.campaign_id == campaign_id, RoundRow.state == RoundState.OPEN
+            RoundRow.campaign_id == campaign_id, RoundRow.report.is_(None)
         )
         query = update(AssignmentRow).where(
             AssignmentRow.campaign_id == campaign_id,
@@ -229,7 +229,7 @@ class Assignments(Repository):
             update(RoundRow)
             .where(RoundRow.campaign_id == campaign_id)
             .where(RoundRow.number.in_({row.round_number for row in rows}))
-            .values(state=RoundState.OPEN, report=None)
+            .values(report=None)
         )
         return len(rows)
 

@@ -1,6 +1,7 @@
-"""Campaigns: spec, pool, rounds, events, and published snapshots.
+"""Campaigns: spec, pool, rounds and events.
 
-Aliases of snapshots, such as `latest`, belong to the registry (`learner.snapshots.registry`).
+Snapshots and their aliases, such as `latest`, belong to the registry
+(`learner.snapshots.registry`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
-from trappm.profiler.errors import CampaignError, InputError, SnapshotError
+from trappm.profiler.errors import CampaignError, InputError
 from trappm.profiler.records import Configuration
 from trappm.store.engine import database_time
 from trappm.store.records import (
@@ -25,8 +26,6 @@ from trappm.store.records import (
     OwnerProcess,
     Purpose,
     RoundRecord,
-    RoundState,
-    SnapshotRecord,
     configuration_of,
     record_of,
 )
@@ -41,7 +40,6 @@ from trappm.store.schema import (
     MeasurementRow,
     PoolRow,
     RoundRow,
-    SnapshotRow,
 )
 from trappm.store.transactions import Repository, call_of, reading, writing
 from trappm.store.workloads import insert_configurations
@@ -230,8 +228,7 @@ class Rounds(Repository):
         """
         existing(session, campaign_id)  # one planner at a time
         if session.get(RoundRow, (campaign_id, number)) is None:
-            new = {"campaign_id": campaign_id, "number": number, "state": RoundState.OPEN}
-            session.add(RoundRow(**new, purpose=Purpose(purpose)))
+            session.add(RoundRow(campaign_id=campaign_id, number=number, purpose=Purpose(purpose)))
             session.flush()
         query = select(AssignmentRow.device_key).distinct()
         query = query.filter_by(campaign_id=campaign_id, round_number=number)
@@ -276,35 +273,8 @@ class Rounds(Repository):
         row = session.get(RoundRow, (campaign_id, number), with_for_update=True)
         if row is None:
             raise CampaignError(f"campaign {campaign_id!r} has no round {number} to close")
-        if row.state is RoundState.OPEN:
-            row.state, row.report = RoundState.CLOSED, dict(report)
-
-
-class Snapshots(Repository):
-    """The list of published snapshots."""
-
-    @reading
-    def all(self, session: Session) -> list[SnapshotRecord]:
-        """Return all snapshots, the latest first."""
-        query = select(SnapshotRow).order_by(SnapshotRow.created_at.desc(), SnapshotRow.id)
-        return [record_of(SnapshotRecord, row) for row in session.scalars(query)]
-
-
-def register(session: Session, snapshot: SnapshotRecord) -> None:
-    """Add a published snapshot within a transaction; the same one again changes nothing.
-
-    Raises:
-        SnapshotError: Another snapshot has its id.
-    """
-    row = session.get(SnapshotRow, snapshot.id, with_for_update=True)
-    values = vars(snapshot) | {"manifest": dict(snapshot.manifest)}
-    if row is None:
-        session.add(SnapshotRow(**values))
-    elif (row.location, row.manifest) != (snapshot.location, values["manifest"]):
-        raise SnapshotError(
-            f"snapshot {snapshot.id!r} is published already and never changes; "
-            "publish under another id"
-        )
+        if row.report is None:
+            row.report = dict(report)
 
 
 def add_event(session: Session, campaign_id: str, kind: str, message: Mapping[str, Any]) -> None:

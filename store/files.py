@@ -38,7 +38,14 @@ from pydantic import (
 from trappm.profiler.errors import InputError, one_line
 from trappm.profiler.files.whole_file import made_whole
 from trappm.profiler.host.environment import stack_fingerprint
-from trappm.profiler.records import Measurement, Outcome, Protocol, Provenance, StepSummary
+from trappm.profiler.records import (
+    Execution,
+    Measurement,
+    Outcome,
+    Protocol,
+    Provenance,
+    StepSummary,
+)
 from trappm.store.records import configuration_of, record_of
 
 FORMAT: Final = 1
@@ -109,6 +116,7 @@ class FileRow(BaseModel):
     memory_format: Name
     optimizer: Name
     phase: Name
+    execution: Name = Execution.EAGER.value
     device: Name
     fingerprint: Annotated[str, Field(max_length=_LONGEST_NAME)] | None = None
     outcome: Outcome
@@ -324,10 +332,16 @@ _Function = TypeVar("_Function")
 class Verdict:
     """Result of reading a row of a file: a measurement, or the reason for its rejection."""
 
-    kind: str
-    """label, censored (out of memory, with the capacity as bound), failed or rejected."""
     reason: str
     measurement: Measurement | None = None
+
+    @property
+    def kind(self) -> str:
+        """label, censored (out of memory, with the capacity as bound), failed or rejected."""
+        if self.measurement is None:
+            return "rejected"
+        kinds = {Outcome.OK: "label", Outcome.OOM: "censored"}
+        return kinds.get(self.measurement.outcome, "failed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -385,10 +399,9 @@ def read_file(path: Path) -> Iterator[Verdict]:
     """
     read = _by_suffix(path, _READERS)
     for measurement in numbered(path, "row", read(checked_size(path)), measurement_of):
-        kind = {Outcome.OK: "label", Outcome.OOM: "censored"}.get(measurement.outcome, "failed")
         is_ok = measurement.outcome is Outcome.OK
         reason = f"{measurement.provenance}" if is_ok else f"outcome {measurement.outcome}"
-        yield Verdict(kind=kind, reason=reason, measurement=measurement)
+        yield Verdict(reason=reason, measurement=measurement)
 
 
 def numbered(

@@ -19,6 +19,7 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.records import (
     METRICS,
     Configuration,
+    Execution,
     MemoryFormat,
     Optimizer,
     Outcome,
@@ -121,6 +122,7 @@ class LabelFilter:
     memory_format: str | None = None
     optimizer: str | None = None
     phase: str | None = None
+    execution: str | None = None
     protocol: str | None = None
     metric: str | None = None
     """Only labels that have this metric."""
@@ -140,6 +142,7 @@ class LabelFilter:
             "memory_format": list(MemoryFormat),
             "optimizer": list(Optimizer),
             "phase": list(Phase),
+            "execution": list(Execution),
             "metric": [*METRICS, "energy_j"],
             "outcome": [*Outcome, ANY_OUTCOME],
             "provenance": list(Provenance),
@@ -168,7 +171,7 @@ def _columns(row: type[Base], *names: str) -> Columns:
 _WORKLOAD: Columns = {
     **_columns(
         ConfigurationRow, "architecture", "family", "batch_size", "input_size", "precision",
-        "memory_format", "optimizer", "phase",
+        "memory_format", "optimizer", "phase", "execution",
     ),
     "device": DeviceRow.key,
     "fingerprint": DeviceRow.fingerprint,
@@ -195,7 +198,7 @@ ATTEMPT_COLUMNS: Columns = {
 
 _EQUAL = (
     "family", "device", "batch_size", "input_size", "precision", "memory_format", "optimizer",
-    "phase", "protocol", "provenance",
+    "phase", "execution", "protocol", "provenance",
 )  # fmt: skip
 """Filters that restrict the column of their name to one value."""
 
@@ -284,7 +287,7 @@ def refuse_unknown_names(session: Session, wanted: LabelFilter) -> None:
             raise InputError(f"the label store knows no {what} {name!r}; {nearest(name, known)}")
 
 
-_NUMBERS = (*METRICS, "memory_above_mib", "energy_j", "duration_s")
+NUMBERS = (*METRICS, "memory_above_mib", "energy_j", "duration_s")
 _TIMES = ("created_at", "started_at")
 
 
@@ -299,7 +302,7 @@ def frame_of(rows: Sequence[Any], columns: list[str]) -> pd.DataFrame:
 
     frame = pd.DataFrame.from_records([tuple(row) for row in rows], columns=columns)
     for name in columns:
-        if name in _NUMBERS:
+        if name in NUMBERS:
             frame[name] = frame[name].astype("float64")
         elif name in _TIMES:
             frame[name] = pd.to_datetime(frame[name], utc=True, format="ISO8601")
@@ -337,6 +340,19 @@ class Labels(Repository):
         return _records(session, query.order_by(*AS_PLANNED))
 
     @reading
+    def step_time_errors(self, session: Session, campaign_id: str) -> dict[int, float]:
+        """Return the relative standard error of the step time by label, where it is known."""
+        error = MeasurementRow.environment["step_time_relative_error"].as_float().label("error")
+        query = (
+            select(LabelRow.id, error)
+            .join(AssignmentLabelRow, AssignmentLabelRow.label_id == LabelRow.id)
+            .join(AssignmentRow, AssignmentRow.id == AssignmentLabelRow.assignment_id)
+            .join(MeasurementRow, MeasurementRow.id == LabelRow.measurement_id)
+            .where(AssignmentRow.campaign_id == campaign_id, error.is_not(None))
+        )
+        return {row.id: row.error for row in session.execute(query)}
+
+    @reading
     def get(self, session: Session, label_id: int) -> LabelRecord:
         """Return the label with this id.
 
@@ -358,7 +374,7 @@ class Labels(Repository):
         in a training are left out.
         """
         wanted = set(pairs)
-        same = ("batch_size", "precision", "memory_format", "optimizer", "phase")
+        same = ("batch_size", "precision", "memory_format", "optimizer", "phase", "execution")
         query = joined(LabelRow, _RECORD).where(
             ConfigurationRow.architecture.in_(sorted({name for name, _ in wanted})),
             DeviceRow.key == device,

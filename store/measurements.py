@@ -28,14 +28,13 @@ from trappm.profiler.records import (
     Protocol,
     Provenance,
 )
-from trappm.store.assignments import MAX_ATTEMPTS, lease_named, locked, write, write_labels
+from trappm.store.assignments import MAX_ATTEMPTS, locked, write, write_labels
 from trappm.store.engine import Insert, StoreAwayError, insert, insert_new
 from trappm.store.files import COLUMNS, FileRow, fingerprint_of, first_fault, measurement_in, row_of
 from trappm.store.labels import LabelFilter, restricted
 from trappm.store.records import (
     Assignment,
     AssignmentState,
-    Recorded,
     attempts_allowed,
     configuration_of,
     is_final,
@@ -137,65 +136,69 @@ class Measurements(Repository):
 
     @writing
     def record(
-        self, session: Session, measurement: Measurement, *, assignment_id: str | None = None
-    ) -> Recorded:
-        """Record an attempt, make its label and settle its assignment, all or nothing.
+        self,
+        session: Session,
+        results: Sequence[tuple[Measurement, str]],
+        *,
+        max_attempts: int = MAX_ATTEMPTS,
+    ) -> None:
+        """Record results of leases with their labels, and settle their assignments; all or nothing.
 
         Recording an attempt key twice changes nothing. The first label of a configuration, device
         stack and protocol stays, with two exceptions: a measured label replaces one that is not,
         and a label with values replaces a censored one of the same provenance. An impossible metric
-        (0 or less, or not a number) is stored as missing, with the reason.
+        (0 or less, or not a number) is stored as missing, with the reason. A failure that arrives
+        after its lease was lost does not take the lease from another worker.
 
         Args:
-            measurement: Attempt, under the `Assignment.attempt_key` of its lease. A failure that
-                arrives after its lease was lost does not take the lease from another worker.
-            assignment_id: Assignment that it was measured for.
-
-        Raises:
-            StoreError: The store cannot be written, the assignment is of something else, or the
-                step times are impossible.
-        """
-        known = locked(session, [] if assignment_id is None else [assignment_id])
-        recorded, changed = _record(session, [(measurement, assignment_id)], MAX_ATTEMPTS, known)
-        write(session, changed.values())
-        return recorded[0]
-
-    @writing
-    def record_and_lease(
-        self,
-        session: Session,
-        results: Sequence[tuple[Measurement, str]],
-        wanted: Sequence[tuple[str, str]],
-        *,
-        max_attempts: int = MAX_ATTEMPTS,
-    ) -> list[Assignment]:
-        """Record results as `record` does, and lease assignments to workers, all or nothing.
-
-        One transaction for a turn of a campaign takes hardly longer than one for each measurement.
-
-        Args:
-            results: Attempts, each with the id of its assignment.
-            wanted: Ids of open assignments, each with its worker; they are returned leased.
+            results: Attempts, under the `Assignment.attempt_key` of their leases, each with the id
+                of its assignment.
             max_attempts: Failures after which an assignment is abandoned.
 
         Raises:
-            StoreError: As `record`; or an assignment does not exist, or another worker has it.
+            StoreError: The store cannot be written; step times are impossible; or an assignment
+                does not exist, or is of something else.
         """
-        known = locked(session, [a for _, a in results] + [a for a, _ in wanted])
-        _, changed = _record(session, results, max_attempts, known) if results else ([], {})
-        leases = lease_named(wanted, known | changed)
-        write(session, (changed | {lease.id: lease for lease in leases}).values())
-        return leases
+        known = locked(session, (name for _, name in results))
+        for measurement, name in results:
+            assignment = known.get(name)
+            if assignment is None:
+                raise StoreError(f"there is no assignment {name!r} to record a measurement for")
+            given = (measurement.configuration, measurement.device)
+            if (assignment.configuration, assignment.device) != given:
+                raise StoreError(
+                    f"a measurement of {given[0]} on {given[1]} was handed in for assignment "
+                    f"{name}, which is of something else"
+                )
+        attempts = _attempts(
+            session, [(with_possible_metrics(m), known[name]) for m, name in results]
+        )
+        new = _insert(session, attempts)
+        _refuse_other_results(
+            session, [a.measurement for a in attempts if a.measurement.attempt_key not in new]
+        )
+        changed: dict[str, Assignment] = {}
+        done: list[_Attempt] = []
+        for attempt in attempts:
+            if attempt.measurement.attempt_key in new and attempt.assignment is not None:
+                before = changed.get(attempt.assignment.id, attempt.assignment)
+                after = _settled(before, attempt.measurement, max_attempts)
+                if after is not before:
+                    changed[after.id] = after
+                    if after.state is AssignmentState.DONE:
+                        done.append(attempt)
+        write_labels(session, _labels_of(session, done))
+        write(session, changed.values())
 
     def record_many(self, measurements: Iterable[Measurement]) -> int:
-        """Record attempts of no campaign as `record` does, BATCH of them per transaction.
+        """Record attempts of no campaign and their labels, BATCH of them per transaction.
 
         Returns:
             The number of new attempts.
 
         Raises:
-            StoreError: As `record`. Earlier batches stay, and recording everything again completes
-                the rest.
+            StoreError: An attempt was recorded before with another result. Earlier batches stay,
+                and recording everything again completes the rest.
         """
         before = self._count()
         possible = map(with_possible_metrics, measurements)
@@ -293,64 +296,6 @@ def _measurement_of(row: Row[Any]) -> Measurement:
     )
 
 
-def _record(
-    session: Session,
-    results: Sequence[tuple[Measurement, str | None]],
-    max_attempts: int,
-    known: Mapping[str, Assignment],
-) -> tuple[list[Recorded], dict[str, Assignment]]:
-    """Record attempts, each with the id of its assignment, and their labels.
-
-    Returns:
-        The ids of each attempt, and those of the known, locked assignments that changed, by id.
-    """
-    for measurement, name in results:
-        _check_assignment(measurement, name, known)
-    attempts = _attempts(
-        session,
-        [(with_possible_metrics(m), None if name is None else known[name]) for m, name in results],
-    )
-    new = _insert(session, attempts)
-    earlier = [a.measurement for a in attempts if a.measurement.attempt_key not in new]
-    differing = [key for key, differs in _recorded_before(session, earlier).items() if differs]
-    if differing:
-        raise StoreError(
-            f"the attempt key {min(differing)!r} was recorded before, of another measurement; "
-            "give every attempt a key of its own"
-        )
-    ids = new | (_measurement_ids(session, [m.attempt_key for m in earlier]) if earlier else {})
-    labels = _label_ids(session, attempts)
-    recorded: list[Recorded] = []
-    changed: dict[str, Assignment] = {}
-    labelled: dict[str, int] = {}
-    for (measurement, _, assignment), label_id in zip(attempts, labels, strict=True):
-        if measurement.attempt_key in new and assignment is not None:
-            before = changed.get(assignment.id, assignment)
-            after = _settled(before, measurement, max_attempts)
-            if after is not before:
-                changed[after.id] = after
-                if after.state is AssignmentState.DONE and label_id is not None:
-                    labelled[after.id] = label_id
-        recorded.append(Recorded(measurement_id=ids[measurement.attempt_key], label_id=label_id))
-    write_labels(session, labelled)
-    return recorded, changed
-
-
-def _check_assignment(
-    measurement: Measurement, name: str | None, known: Mapping[str, Assignment]
-) -> None:
-    if name is None:
-        return
-    if name not in known:
-        raise StoreError(f"there is no assignment {name!r} to record a measurement for")
-    given = (measurement.configuration, measurement.device)
-    if (known[name].configuration, known[name].device) != given:
-        raise StoreError(
-            f"a measurement of {given[0]} on {given[1]} was handed in for assignment {name}, "
-            "which is of something else"
-        )
-
-
 def _settled(assignment: Assignment, measurement: Measurement, max_attempts: int) -> Assignment:
     """Return the assignment after an attempt; the same object if nothing changes."""
     if assignment.state is AssignmentState.DONE:
@@ -422,13 +367,18 @@ def _measurement_ids(session: Session, attempt_keys: Iterable[str]) -> dict[str,
     return {row.attempt_key: row.id for row in rows}
 
 
-def _recorded_before(session: Session, measurements: Sequence[Measurement]) -> dict[str, bool]:
+def _refuse_other_results(session: Session, measurements: Sequence[Measurement]) -> None:
+    """Refuse measurements whose attempt keys were recorded before with other results."""
     if not measurements:
-        return {}
+        return
     given = {m.attempt_key: _result_of(m) for m in measurements}
     query = _WHOLE.where(MeasurementRow.attempt_key.in_([*given]))
-    recorded = map(_measurement_of, session.execute(query))
-    return {m.attempt_key: _result_of(m) != given[m.attempt_key] for m in recorded}
+    for before in map(_measurement_of, session.execute(query)):
+        if _result_of(before) != given[before.attempt_key]:
+            raise StoreError(
+                f"the attempt key {before.attempt_key!r} was recorded before, of another "
+                "measurement; give every attempt a key of its own"
+            )
 
 
 _result_of = attrgetter(
@@ -479,17 +429,18 @@ def _label_upsert(session: Session) -> Insert:
     )
 
 
-def _label_ids(session: Session, attempts: Sequence[_Attempt]) -> list[int | None]:
-    """Return the label of each attempt; None where its outcome makes no label."""
-    keys = [
-        tuple(attempt.label_key.values()) if makes_label(attempt.measurement) else None
+def _labels_of(session: Session, attempts: Iterable[_Attempt]) -> dict[str, int]:
+    """Return the labels that attempts have made or found, by the id of their assignment."""
+    keys = {
+        attempt.assignment.id: tuple(attempt.label_key.values())
         for attempt in attempts
-    ]
-    row, names = LabelRow, sorted({key[0] for key in keys if key})
+        if attempt.assignment is not None and makes_label(attempt.measurement)
+    }
+    row, names = LabelRow, sorted({configuration for configuration, *_ in keys.values()})
     query = select(row.id, row.configuration_id, row.device_id, row.protocol_name)
     rows = session.execute(query.where(row.configuration_id.in_(names)))
     labels = {tuple(key): id_ for id_, *key in rows}
-    return [None if key is None else labels[key] for key in keys]
+    return {name: labels[key] for name, key in keys.items()}
 
 
 class Canaries(Repository):

@@ -20,9 +20,9 @@ from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import CampaignError, InputError
 from trappm.store.assignments import release
-from trappm.store.campaigns import ENDED, add_event, event_of_call, existing, owner_of, register
+from trappm.store.campaigns import ENDED, add_event, event_of_call, existing, owner_of
 from trappm.store.engine import database_time
-from trappm.store.records import CampaignState, Owner, OwnerProcess, SnapshotRecord
+from trappm.store.records import CampaignState, Owner, OwnerProcess
 from trappm.store.schema import CampaignRow
 from trappm.store.transactions import Repository, call_of, writing
 
@@ -159,23 +159,19 @@ class Owners(Repository):
 
     @writing
     def finish_campaign(
-        self, session: Session, campaign_id: str, message: str, snapshot: SnapshotRecord | None
+        self, session: Session, campaign_id: str, message: str, snapshot: str | None
     ) -> bool:
-        """Finish a running campaign and register its snapshot, all or nothing.
+        """Finish a running campaign and record the id of its snapshot, all or nothing.
 
         Returns:
             False if an order to stop came first; nothing is published then.
-
-        Raises:
-            SnapshotError: Another snapshot has its id.
         """
         row = existing(session, campaign_id)
         if row.state is CampaignState.FINISHED:
             return True  # by an attempt whose reply was lost
         if row.state is not CampaignState.RUNNING:
             return False
-        if snapshot is not None:
-            register(session, snapshot)
+        row.snapshot = snapshot
         _move(session, row, CampaignState.FINISHED)
         add_event(session, campaign_id, row.state, {"message": message})
         return True

@@ -32,13 +32,6 @@ class Purpose(enum.StrEnum):
     ACQUIRED = "acquired"
 
 
-class RoundState(enum.StrEnum):
-    """State of a round, which is open until its report is written."""
-
-    OPEN = "open"
-    CLOSED = "closed"
-
-
 class Role(enum.StrEnum):
     """Use of an assignment's label: to train heads, or to evaluate them."""
 
@@ -70,17 +63,6 @@ def attempts_allowed(outcome: Outcome | None, max_attempts: int) -> int:
     A run beyond its time limit may have met a busy machine once, but a third one costs too much.
     """
     return min(max_attempts, _MAX_TIMEOUTS) if outcome is Outcome.TIMEOUT else max_attempts
-
-
-@dataclass(frozen=True, kw_only=True)
-class PoolRecord:
-    """A named pool and the spec that it was built from."""
-
-    name: str
-    spec: Mapping[str, Any]
-    built_at: str
-    size: int
-    """Number of configurations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,18 +124,23 @@ class CampaignRecord:
     state: CampaignState
     created_at: str
     finished_at: str | None
+    snapshot: str | None
+    """Id of the snapshot that it published."""
     owner: Owner | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRecord:
-    """One acquisition and its measurements; the report is None while it is open."""
+    """One acquisition and its measurements, which is open until its report is written."""
 
     campaign_id: str
     number: int
     purpose: Purpose
-    state: RoundState
     report: Mapping[str, Any] | None
+
+    @property
+    def is_closed(self) -> bool:
+        return self.report is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,15 +189,6 @@ class Assignment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorded:
-    """Ids under which a measurement was recorded."""
-
-    measurement_id: int
-    label_id: int | None
-    """Label of its configuration, device and protocol; None if its outcome makes no label."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class LabelRecord:
     """Accepted result of a configuration on a device, for training."""
 
@@ -231,17 +209,6 @@ class LabelRecord:
     created_at: str
     role: Role | None = None
     """Its use in a campaign, for labels of a campaign."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SnapshotRecord:
-    """A published snapshot, whose files are at `location` in the folder of snapshots."""
-
-    id: str
-    campaign_id: str | None
-    location: str
-    manifest: Mapping[str, Any]
-    created_at: str
 
 
 @dataclass(frozen=True, kw_only=True)

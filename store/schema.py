@@ -2,13 +2,13 @@
 
     graphs <- static_profiles                            graph and step of each architecture
     configurations                                       workloads
-    pools <- pool_members                                named selections of configurations
+    pool_members                                         named selections of configurations
     devices                                              hardware under one software stack
     campaigns <- campaign_pool, rounds <- assignments    what to measure
     assignments <- measurements (every attempt)          results
     measurements <- labels <- assignment_labels          accepted results, for training
     canaries                                             repeated readings of one step
-    campaigns <- snapshots, events                       published snapshots, log
+    campaigns <- events                                  log
     devices <- kernel_measurements -> kernel_conditions  timed kernels
 
 Times, JSON, enumerations and large numbers are stored in the same way on both back ends. Names of
@@ -46,7 +46,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from trappm.profiler.measuring.canary import CanaryDecision
 from trappm.profiler.records import Outcome, Provenance
-from trappm.store.records import AssignmentState, CampaignState, Purpose, Role, RoundState
+from trappm.store.records import AssignmentState, CampaignState, Purpose, Role
 
 
 class UtcTime(TypeDecorator[str]):
@@ -85,7 +85,7 @@ JSON_ = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgres
 BIG = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows only by INTEGER
 
 _ENUMS = (
-    Outcome, Provenance, CampaignState, RoundState, Purpose, AssignmentState, Role, CanaryDecision,
+    Outcome, Provenance, CampaignState, Purpose, AssignmentState, Role, CanaryDecision,
 )  # fmt: skip
 
 
@@ -169,6 +169,7 @@ class ConfigurationRow(Base):
     memory_format: Mapped[str] = mapped_column(String(16))
     optimizer: Mapped[str] = mapped_column(String(16))
     phase: Mapped[str] = mapped_column(String(16))
+    execution: Mapped[str] = mapped_column(String(16))
 
     __table_args__ = (
         *positive("batch_size", "input_size"),
@@ -177,23 +178,12 @@ class ConfigurationRow(Base):
     )
 
 
-class NamedPoolRow(Base):
-    """A named pool and the spec that it was built from."""
-
-    __tablename__ = "pools"
-
-    id: Mapped[int] = mapped_column(primary_key=True)
-    name: Mapped[str] = mapped_column(String(64), unique=True)
-    spec: Mapped[dict[str, Any]]
-    built_at: Mapped[str] = mapped_column(UtcTime)
-
-
 class PoolMemberRow(Base):
     """A configuration in a named pool."""
 
     __tablename__ = "pool_members"
 
-    pool_id: Mapped[int] = mapped_column(ForeignKey("pools.id"), primary_key=True)
+    pool: Mapped[str] = mapped_column(String(64), primary_key=True)
     configuration_id: Mapped[str] = mapped_column(ForeignKey("configurations.id"), primary_key=True)
 
 
@@ -223,6 +213,8 @@ class CampaignRow(Base):
     state: Mapped[CampaignState]
     created_at: Mapped[str] = mapped_column(UtcTime)
     finished_at: Mapped[str | None] = mapped_column(UtcTime)
+    snapshot: Mapped[str | None] = mapped_column(String(64))
+    """Id of its published snapshot, whose files are in the registry."""
     owner_id: Mapped[str | None] = mapped_column(String(32))
     """Id of the process that runs it and alone may write for it; see `owners`."""
     owner_process: Mapped[dict[str, Any] | None] = mapped_column(JSON_)
@@ -258,13 +250,10 @@ class RoundRow(Base):
     campaign_id: Mapped[str] = mapped_column(ForeignKey("campaigns.id"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     purpose: Mapped[Purpose]
-    state: Mapped[RoundState]
     report: Mapped[dict[str, Any] | None] = mapped_column(JSON_)
+    """Report of its end; NULL while it is open."""
 
-    __table_args__ = (
-        CheckConstraint("number >= 0", name="number"),
-        CheckConstraint("(report IS NOT NULL) = (state = 'closed')", name="report"),
-    )
+    __table_args__ = (CheckConstraint("number >= 0", name="number"),)
 
 
 class AssignmentRow(Base):
@@ -428,18 +417,6 @@ class CanaryRow(Base):
     )
 
 
-class SnapshotRow(Base):
-    """A published snapshot; its files are in the data folder."""
-
-    __tablename__ = "snapshots"
-
-    id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    campaign_id: Mapped[str | None] = mapped_column(ForeignKey("campaigns.id"), index=True)
-    location: Mapped[str] = mapped_column(String(1000))
-    manifest: Mapped[dict[str, Any]]
-    created_at: Mapped[str] = mapped_column(UtcTime)
-
-
 class EventRow(Base):
     """An event of a campaign."""
 
@@ -502,7 +479,7 @@ class KernelMeasurementRow(Base):
 
 METADATA = Base.metadata
 
-SCHEMA = "0014"
+SCHEMA = "0016"
 """Version of this schema."""
 VERSION_TABLE = Table(
     "alembic_version", METADATA, Column("version_num", String(32), primary_key=True)

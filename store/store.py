@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from trappm.store import sql
 from trappm.store.assignments import Assignments
-from trappm.store.campaigns import Campaigns, Rounds, Snapshots
+from trappm.store.campaigns import Campaigns, Rounds
 from trappm.store.engine import (
     NoLabelStoreError,
     address,
@@ -50,7 +50,6 @@ class Store:
         self.labels = Labels(database)
         self.canaries = Canaries(database)
         self.kernels = Kernels(database)
-        self.snapshots = Snapshots(database)
 
     @classmethod
     def open(cls, url: str, patience: Patience | None = None) -> Self:

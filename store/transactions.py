@@ -63,11 +63,10 @@ class Patience:
             try:
                 result = attempt()
             except StoreAwayError as error:
-                pause_s = random.uniform(0.0, longest_s)  # noqa: S311
                 waited_s = self.clock() - began
                 if self.wait_s == 0.0:
                     raise
-                if waited_s + pause_s >= self.wait_s:
+                if waited_s >= self.wait_s:
                     raise StoreError(
                         f"{error}; waited {waited_s:.0f} s for it in vain. What was recorded is "
                         "safe. Check that the database runs, can be reached and has free space; "
@@ -81,7 +80,8 @@ class Patience:
                     waited_s = self.clock() - began
                     self.tell(f"the label store answers again, after {waited_s:.0f} s")
                 return result
-            self.sleep(pause_s)
+            pause_s = random.uniform(0.0, longest_s)  # noqa: S311
+            self.sleep(min(pause_s, self.wait_s - waited_s))
             longest_s = min(2 * longest_s, _LONGEST_PAUSE_S)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import Select, delete, func, select
@@ -14,16 +14,15 @@ from trappm.profiler.records import Configuration, GraphTemplate, Pair
 from trappm.profiler.simulation.step_profile import TRACE_VERSION, StepProfile
 from trappm.profiler.text import nearest
 from trappm.store.engine import insert_new
-from trappm.store.records import PoolPart, PoolRecord, configuration_of
+from trappm.store.records import PoolPart, configuration_of
 from trappm.store.schema import (
     CONFIGURATION,
     ConfigurationRow,
     GraphRow,
-    NamedPoolRow,
     PoolMemberRow,
     StaticProfileRow,
 )
-from trappm.store.transactions import Repository, call_of, reading, writing
+from trappm.store.transactions import Repository, reading, writing
 
 
 class Workloads(Repository):
@@ -167,41 +166,15 @@ class Pools(Repository):
     """Pools by name."""
 
     @writing
-    def save(
-        self,
-        session: Session,
-        name: str,
-        spec: Mapping[str, Any],
-        configurations: Collection[Configuration],
-    ) -> None:
+    def save(self, session: Session, name: str, configurations: Collection[Configuration]) -> None:
         """Make the pool of this name consist of exactly these configurations.
 
         Campaigns keep the configurations that they took from an earlier form of it.
         """
         members = insert_configurations(session, configurations)
-        row = session.scalar(select(NamedPoolRow).filter_by(name=name))
-        if row is None:
-            row = NamedPoolRow(name=name)
-            session.add(row)
-        row.spec, row.built_at = dict(spec), call_of(session).at
-        session.flush()
-        session.execute(delete(PoolMemberRow).filter_by(pool_id=row.id))
-        rows = [{"pool_id": row.id, "configuration_id": member} for member in members]
+        session.execute(delete(PoolMemberRow).filter_by(pool=name))
+        rows = [{"pool": name, "configuration_id": member} for member in members]
         insert_new(session, PoolMemberRow, rows)
-
-    @reading
-    def all(self, session: Session) -> list[PoolRecord]:
-        """Return all pools, the latest built first."""
-        query = (
-            select(NamedPoolRow, func.count(PoolMemberRow.configuration_id))
-            .outerjoin(PoolMemberRow, PoolMemberRow.pool_id == NamedPoolRow.id)
-            .group_by(NamedPoolRow.id)
-            .order_by(NamedPoolRow.built_at.desc(), NamedPoolRow.name)
-        )
-        return [
-            PoolRecord(name=row.name, spec=row.spec, built_at=row.built_at, size=size)
-            for row, size in session.execute(query)
-        ]
 
     @reading
     def get(self, session: Session, name: str) -> list[Configuration]:
@@ -213,7 +186,7 @@ class Pools(Repository):
         query = (
             select(*CONFIGURATION)
             .join(PoolMemberRow, PoolMemberRow.configuration_id == ConfigurationRow.id)
-            .where(PoolMemberRow.pool_id == _pool_id(session, name))
+            .where(PoolMemberRow.pool == _existing(session, name))
         )
         return sorted(map(configuration_of, session.execute(query)))
 
@@ -239,17 +212,16 @@ class Pools(Repository):
                 profile,
                 (profile.architecture == row.architecture) & (profile.input_size == row.input_size),
             )
-            .where(PoolMemberRow.pool_id == _pool_id(session, name))
+            .where(PoolMemberRow.pool == _existing(session, name))
             .group_by(*what, *state)
             .order_by(*what)
         )
         return [PoolPart(**found._mapping) for found in session.execute(query)]
 
 
-def _pool_id(session: Session, name: str) -> int:
-    rows = session.execute(select(NamedPoolRow.name, NamedPoolRow.id))
-    ids: dict[str, int] = {row.name: row.id for row in rows}
-    if name not in ids:
-        hint = nearest(name, sorted(ids)) if ids else "make one with: trappm pool build --spec FILE"
+def _existing(session: Session, name: str) -> str:
+    names = list(session.scalars(select(PoolMemberRow.pool).distinct()))
+    if name not in names:
+        hint = nearest(name, names) if names else "make one with: trappm pool build --spec FILE"
         raise InputError(f"no pool {name!r}; {hint}")
-    return ids[name]
+    return name

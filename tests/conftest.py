@@ -1,11 +1,15 @@
 """What every test starts from: no label store of the developer's own, every core, one thread."""
 
+import json
 import os
 import sys
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 import pytest
 from hypothesis import settings
+
+from trappm.profiler.errors import InputError
 
 settings.register_profile("shared cores", deadline=None)  # no test asserts a time
 settings.load_profile("shared cores")
@@ -27,15 +31,71 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def command(capsys):
-    """Run a command in this process; return its exit status, output and errors."""
+    """Run a command in this process; return its exit status, output and errors.
 
-    def command(*words):
+    The first argument may have several words.
+    """
+
+    def command(first, *words):
         from trappm.cli import run
 
         capsys.readouterr()
-        return run([*map(str, words)]), *capsys.readouterr()
+        return run([*first.split(), *map(str, words)]), *capsys.readouterr()
 
     return command
+
+
+@pytest.fixture
+def printed(command):
+    """Run a command that succeeds; return its output."""
+
+    def printed(*words):
+        status, out, err = command(*words)
+        assert status == 0, err
+        return out
+
+    return printed
+
+
+@pytest.fixture
+def as_json(printed):
+    """Run a command with --json; return what it prints."""
+    return lambda *words: json.loads(printed(*words, "--json"))
+
+
+@pytest.fixture
+def refusal(command):
+    """Run a command that is refused; return its error, which is one line."""
+
+    def refusal(*words):
+        status, out, err = command(*words)
+        assert (status, out) == (2, ""), err
+        (line,) = err.splitlines()
+        return line
+
+    return refusal
+
+
+@pytest.fixture
+def refused():
+    """Return a context in which an error of one line with these words is raised."""
+
+    @contextmanager
+    def refused(words, error=InputError):
+        with pytest.raises(error, match=words) as caught:
+            yield caught
+        assert "\n" not in str(caught.value)
+
+    return refused
+
+
+@pytest.fixture(scope="module")
+def module_home(tmp_path_factory):
+    """One data folder for the tests of a module, so that a model is traced once."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("home")
+        patch.setenv("TRAPPM_HOME", str(folder))
+        yield folder
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from torch.onnx import symbolic_helper
 from torch.onnx.utils import register_custom_op_symbolic, unregister_custom_op_symbolic
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError, one_line
+from trappm.profiler.errors import TrappmError
 from trappm.profiler.onnx_files.opening import BUFFERS_KEY
 from trappm.profiler.records import GraphTemplate
 from trappm.profiler.static_profile import graph_template, rebuilt
@@ -40,44 +40,32 @@ IMAGE = "image"
 def export_onnx(
     model: str | nn.Module, input_size: int, path: Path, *, batch_size: int | None = None
 ) -> None:
-    """Writes the forward pass of a model on square RGB images as ONNX, opset 17, without weights.
+    """Writes the forward pass of a model on square RGB images as ONNX, without weights.
 
     Args:
         model: a timm architecture, or a module that maps (B, 3, H, W) to one tensor.
         input_size: height and width of the images, in pixels.
         path: the file to write.
         batch_size: None for a dynamic batch axis, else the one batch size of the file.
-
-    Raises:
-        UnknownArchitectureError, InputError: as `profiler.models.zoo.create_model`.
-        UnsupportedModelError: the exporter cannot express the model at this input size.
     """
-    name = model if isinstance(model, str) else type(model).__name__
-    if input_size < 1 or (batch_size is not None and batch_size < 1):
-        raise InputError(f"cannot export at {input_size} px, batch {batch_size}: both start at 1")
     module = _uninitialised(model, input_size) if isinstance(model, str) else model
     axes = {IMAGE: {0: "batch"}, "logits": {0: "batch"}} if batch_size is None else None
     buffer = io.BytesIO()
-    try:
-        with _quiet(), _extra_symbolics():
-            torch.onnx.export(
-                module,
-                (torch.zeros(batch_size or 1, 3, input_size, input_size),),
-                buffer,  # type: ignore[arg-type]  # a buffer is accepted, if not declared
-                dynamo=False,
-                opset_version=OPSET,
-                input_names=[IMAGE],
-                output_names=["logits"],
-                dynamic_axes=axes,
-                export_params=False,
-                # Without this, weights of equal value would be merged into one.
-                keep_initializers_as_inputs=True,
-                do_constant_folding=False,
-            )
-    except Exception as error:
-        raise UnsupportedModelError(
-            f"{name} cannot be exported at {input_size} px: {one_line(error)}"
-        ) from error
+    with _quiet(), _extra_symbolics():
+        torch.onnx.export(
+            module,
+            (torch.zeros(batch_size or 1, 3, input_size, input_size),),
+            buffer,  # type: ignore[arg-type]  # a buffer is accepted, if not declared
+            dynamo=False,
+            opset_version=OPSET,
+            input_names=[IMAGE],
+            output_names=["logits"],
+            dynamic_axes=axes,
+            export_params=False,
+            # Without this, weights of equal value would be merged into one.
+            keep_initializers_as_inputs=True,
+            do_constant_folding=False,
+        )
     proto = onnx.load_from_string(buffer.getvalue())
     buffers = [buffer_name for buffer_name, _ in module.named_buffers()]
     onnx.helper.set_model_props(proto, {BUFFERS_KEY: json.dumps(buffers)})

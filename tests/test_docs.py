@@ -25,58 +25,37 @@ def _leaves(nav):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
+def test_links_and_paths_lead_somewhere(page):
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if not target.startswith(("http", "#", "mailto:")):
             assert (page.parent / target.partition("#")[0]).exists(), target
+    if page.name != "CHANGELOG.md":  # it tells what was
+        paths = [ROOT / path for path in PATH.findall(page.read_text())]
+        assert [p for p in paths if not p.exists() and not p.with_suffix(".py").exists()] == []
 
 
 PATH = re.compile(r"`((?:profiler|store|learner|cluster|trappm|tests|research)/[\w/.]*)`")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_paths_are_of_files_that_there_are(page):
-    if page.name == "CHANGELOG.md":  # it tells what was
-        return
-    paths = [ROOT / path for path in PATH.findall(page.read_text())]
-    assert [p for p in paths if not p.exists() and not p.with_suffix(".py").exists()] == []
-
-
-def test_the_site_has_every_page_once():
+def test_the_site_has_every_page_once_under_four_tabs():
     named = list(_leaves(SITE["nav"]))
     pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
     assert sorted(named) == sorted(pages)
+    assert [*itertools.chain(*SITE["nav"])] == ["Get started", "How-to", "Reference", "Research"]
 
 
 CONSOLE = re.compile(r"```console\n(.*?)```", re.DOTALL)
 GUIDES = [page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "research"]
-
-
-def test_the_site_has_four_tabs():
-    assert [*itertools.chain(*SITE["nav"])] == ["Get started", "How-to", "Reference", "Research"]
-
-
-@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
-def test_a_guide_has_at_most_1000_words_in_addition_to_its_examples(page):
-    if page.parent.name == "reference":
-        return
-    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    assert len(text.split()) <= 1000
-
-
 WRITTEN = [page for page in GUIDES if page.parent.name != "reference"]
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.stem)
-def test_lines_of_a_guide_have_at_most_100_columns(page):
+def test_a_guide_is_short_and_narrow_and_types_one_command_per_block(page):
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    assert len(text.split()) <= 1000
     lines = [line for line in text.splitlines() if not line.startswith(("|", "!["))]
     assert [line for line in lines if len(line) > 100 and not line.startswith("    ")] == []
-
-
-@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.stem)
-def test_a_console_block_has_one_command_without_comment(page):
     for block in CONSOLE.findall(page.read_text()):
         typed = [line for line in block.splitlines() if line.startswith("$ ")]
         assert len(typed) == 1
@@ -102,14 +81,11 @@ def test_the_page_of_commands_is_current():
     assert (ROOT / "docs/reference/cli.md").read_text() == cli_reference.page()
 
 
-def test_the_readme_is_short_and_narrow():
-    lines = (ROOT / "README.md").read_text().splitlines()
-    assert len(lines) < 100
-    assert [line for line in lines if len(line) > 100] == []
-
-
-def test_console_blocks_of_the_readme_fit_a_terminal_and_have_no_comments():
-    blocks = CONSOLE.findall((ROOT / "README.md").read_text())
+def test_the_readme_is_short_and_its_console_blocks_fit_a_terminal_without_comments():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) < 100
+    assert [line for line in text.splitlines() if len(line) > 100] == []
+    blocks = CONSOLE.findall(text)
     lines = [line for block in blocks for line in block.splitlines()]
     assert blocks
     assert [line for line in lines if len(line) > 80] == []

@@ -84,10 +84,10 @@ class Campaign:
             record, spec = start_or_continue(store, self.spec)
         run_campaign(home, record.id, spec, address=address, watch=watch)
         with opened_first(home) as store:
-            published = [s.id for s in store.snapshots.all() if s.campaign_id == record.id]
+            ended = store.campaigns.get(record.id)
             return CampaignResult(
-                id=record.id,
-                state=str(store.campaigns.state(record.id)),
-                labels=Counter(x.device for x in store.labels.of_campaign(record.id)),
-                snapshot=published[0] if published else None,
+                id=ended.id,
+                state=str(ended.state),
+                labels=Counter(x.device for x in store.labels.of_campaign(ended.id)),
+                snapshot=ended.snapshot,
             )

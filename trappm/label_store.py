@@ -43,6 +43,7 @@ class LabelStore:
         memory_format: str | None = None,
         optimizer: str | None = None,
         phase: str | None = None,
+        execution: str | None = None,
         protocol: str | None = None,
         metric: str | None = None,
         outcome: str | None = None,
@@ -66,6 +67,7 @@ class LabelStore:
             memory_format: contiguous or channels-last.
             optimizer: sgd, momentum, adam or adamw.
             phase: train or infer.
+            execution: eager or compile.
             protocol: Name of a measuring protocol.
             metric: Only labels with this metric, such as `power_w`.
             outcome: Attempts with this outcome, or `any`, instead of labels.
@@ -99,6 +101,7 @@ class LabelStore:
             memory_format=memory_format,
             optimizer=optimizer,
             phase=phase,
+            execution=execution,
             protocol=protocol,
             metric=metric,
             outcome=outcome,
@@ -141,6 +144,10 @@ def store_or_none_yet(home: Home) -> Store:
 def records(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """Return each row as a dictionary, in which missing values are None."""
     names = list(frame.columns)
-    clean = frame.astype(object).where(frame.notna(), None)
-    for row in clean.itertuples(index=False, name=None):
+    for row in without_nan(frame).itertuples(index=False, name=None):
         yield dict(zip(names, row, strict=True))
+
+
+def without_nan(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame of objects, in which missing values are None."""
+    return frame.astype(object).where(frame.notna(), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,10 +44,6 @@ class SnapshotListing:
             training_labels=labels_by_provenance(manifest),
             created_at=manifest.created_at,
         )
-
-    def to_json(self) -> dict[str, Any]:
-        values = asdict(self)
-        return values if self.damage else {k: v for k, v in values.items() if k != "damage"}
 
 
 def list(registry: str | None = None) -> Sequence[SnapshotListing]:  # noqa: A001  # snapshots.list

@@ -6,6 +6,7 @@ Import this module inside `with ray_runtime(...)` only (see there).
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.cluster.ray_runtime import first_line, here, memory_here
 from trappm.profiler.errors import CampaignError, TrappmError
+from trappm.profiler.host import procfs
 
 START_S = 60.0
 """Seconds after which a learner that has not started is waiting for memory."""
@@ -32,6 +34,11 @@ THREADS = {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": str(os.cpu_count() o
 """Networks and encoders use all cores for each product; Ray gives its workers one. OpenMP threads
 sleep while they wait for each other: fits are thousands of small operations, and threads that spin
 take ten times as long where others need the cores too."""
+
+LIMIT_SHARE = 0.8
+"""Share of the memory of its node or container that a learner may take.
+
+Beyond it allocations fail and it is started again; the kernel would end the whole container."""
 
 TORCH_OUT_OF_MEMORY = "can't allocate memory"
 
@@ -65,7 +72,7 @@ class LearnerHandle:
         self.tell = tell
         self.result: Any = None
         """Result of the last call that has ended."""
-        self._class = ray.remote(concurrency_groups={"progress": 1})(learner)
+        self._class = ray.remote(concurrency_groups={"progress": 1})(limited(learner))
         self._arguments = arguments
         self._memory_bytes = memory_here(BASE_BYTES + LABEL_BYTES * labels)
         self._is_new: bool
@@ -162,3 +169,15 @@ class LearnerHandle:
 
     def _ask_progress(self) -> None:
         self._asked = self._actor.progress.options(concurrency_group="progress").remote()
+
+
+def limited(learner: type[Any]) -> type[Any]:
+    """Return a class whose instances limit the memory of their process to `LIMIT_SHARE`."""
+
+    def begin(self: Any, **arguments: Any) -> None:
+        limit = int(LIMIT_SHARE * procfs.allowed_memory_mib() * 2**20)
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))
+        learner.__init__(self, **arguments)
+
+    return type(learner.__name__, (learner,), {"__init__": begin, "__module__": learner.__module__})

@@ -9,12 +9,13 @@ Import this module inside `with ray_runtime(...)` only (see there).
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psutil
@@ -33,15 +34,15 @@ from trappm.cluster.ray_runtime import (
     first_line,
     last_line,
     no_room,
+    off_measuring_nodes,
     on_node,
     placement,
     room_for,
 )
-from trappm.cluster.scheduler.messages import Worker
-from trappm.cluster.tasks import Finished, KernelRun, Task
-from trappm.profiler.errors import DeviceError, TrappmError
+from trappm.cluster.scheduler.messages import Finished, KernelRun, Task, Worker
+from trappm.profiler.errors import DeviceError, TrappmError, one_line
 from trappm.profiler.kernels.kernel_call import KernelMeasurement
-from trappm.profiler.records import Configuration, Measurement, Pair
+from trappm.profiler.records import Configuration, Measurement, Pair, is_cpu_device
 from trappm.profiler.records import Protocol as MeasuringProtocol
 
 POLL_S = 0.2
@@ -59,8 +60,26 @@ RELEASE_S = 10.0
 """Seconds without work after which idle GPUs of a kind are given back."""
 
 REFUSED_S = 60.0
-"""Pause before the next profiler of a kind after a faulty device; the longest one after failed
-starts."""
+"""Longest pause before the next profiler of a kind after failed starts."""
+
+EXCLUDED_S = 660.0
+"""Seconds for which no profiler of a kind is started on a node where its device is faulty: a minute
+more than an autoscaler with our files leaves a node idle."""
+
+SET_ASIDE_S = 3600.0
+"""Seconds after which a device that failed its checks is looked at again."""
+
+NODE_WORK_S = 600.0
+"""Work on each GPU from which on another one is asked for: its node takes minutes to start."""
+
+MOST_ASKED = 16
+"""Largest number of GPUs of a kind that are asked for at once."""
+
+MEAN_S = 6.0
+"""Duration of a measurement before one has ended; that of our H100."""
+
+LOCK_S = 60.0
+"""Longest wait for another measurement on a GPU; Ray gives each GPU to one profiler."""
 
 STARTS = 3
 """Number of failed starts in a row that end a campaign where no other node can join."""
@@ -75,7 +94,7 @@ class ProfilerActor:
         from trappm.profiler.measuring.isolation import Measurer
 
         self._device = device
-        self._measurer = Measurer()
+        self._measurer = Measurer() if is_cpu_device(device) else Measurer(lock_timeout_s=LOCK_S)
         self._measurer.__enter__()
 
     def stay(self) -> None:
@@ -83,20 +102,23 @@ class ProfilerActor:
         threading.Event().wait()
 
     def describe(self) -> dict[str, Any]:
-        """Return host, GPUs given by Ray, fingerprint of the software stack, and process."""
+        """Return host, process, GPUs given by Ray, and fingerprint of the software stack.
+
+        The `refusal` is the reason if it cannot measure here.
+        """
         from trappm.profiler.devices import open_device
         from trappm.profiler.host.environment import stack_fingerprint
 
+        facts = {
+            "host": ray.get_runtime_context().get_node_id(),
+            "process": this_process(),
+            "gpus": [str(gpu) for gpu in ray.get_gpu_ids()],
+        }
         try:
             environment = open_device(self._device).environment()
-        except DeviceError as error:
-            raise DeviceError(f"host {platform.node()}: {error}") from error
-        return {
-            "host": ray.get_runtime_context().get_node_id(),
-            "gpus": [str(gpu) for gpu in ray.get_gpu_ids()],
-            "fingerprint": stack_fingerprint(environment),
-            "process": this_process(),
-        }
+        except Exception as error:  # a library that is missing or broken there, too
+            return facts | {"refusal": f"host {platform.node()}: {one_line(error)}"}
+        return facts | {"fingerprint": stack_fingerprint(environment)}
 
     def characterise(self, seconds: float) -> tuple[list[KernelMeasurement], str | None]:
         """Time the device's kernels; return them, and the reason if there are none."""
@@ -147,12 +169,16 @@ class _Kind:
 
     to_come: int = MANY
     """Number of assignments that are still to begin."""
+    mean_s: float = MEAN_S
+    """Mean duration of a measurement."""
     needed_at: float = field(default_factory=time.monotonic)
     """Time at which there was work last."""
     refused_until: float = 0.0
     failed_starts: int = 0
+    excluded: dict[str, float] = field(default_factory=dict)
+    """Nodes where no profiler is started, and the times until which that holds."""
     room: int = 0
-    """Number of profilers that the cluster's GPUs have room for."""
+    """Number of profilers that the cluster's GPUs have room for, excluded nodes left out."""
     is_told: bool = False
     """True if it was reported that others have all GPUs of its kind."""
 
@@ -160,14 +186,22 @@ class _Kind:
     def is_refused(self) -> bool:
         return time.monotonic() < self.refused_until
 
+    @property
+    def avoided(self) -> frozenset[str]:
+        now = time.monotonic()
+        return frozenset(node_id for node_id, until in self.excluded.items() if now < until)
+
 
 @dataclass(eq=False)
 class ProfilerPool:
     """A profiler actor for each GPU of the campaign's kinds, and for each host of its CPU devices.
 
     The first call of `joined` recruits: idle GPUs cost money while the pool is profiled. From then
-    on, profilers start within a second or so on nodes that join. Where the cluster may grow, one
-    more profiler of each kind that has work waits for a GPU, which makes an autoscaler act.
+    on, profilers start within a second or so on nodes that join. Where the cluster may grow, as
+    many profilers wait for a GPU as a kind's work needs, which makes an autoscaler act.
+
+    A device that is faulty gives its GPU back, and its node gets no new profiler of that kind for
+    some time; profilers on the node's other GPUs continue.
     """
 
     devices: Sequence[str]
@@ -200,6 +234,11 @@ class ProfilerPool:
         """Yield traced steps in the order of completion."""
         return trace_on_ray(keys)
 
+    @property
+    def profiles_elsewhere(self) -> bool:
+        """Return whether profiles are made on nodes that do not measure."""
+        return self.may_grow and bool(off_measuring_nodes())
+
     # Workers.
 
     def joined(self) -> Sequence[Worker]:
@@ -214,10 +253,14 @@ class ProfilerPool:
         absent = [device for device in self._kinds if not self._count(device)]
         return joining + (absent if self.may_grow else [])
 
-    def want(self, to_come: Mapping[str, int]) -> None:
-        """Announce how much is to be measured by device; at 0, no worker need join."""
+    def want(self, to_come: Mapping[str, int], mean_s: Mapping[str, float]) -> None:
+        """Announce by device how many measurements are to begin, and how long each takes.
+
+        At 0, no worker need join.
+        """
         for device, kind in self._kinds.items():
             kind.to_come = to_come.get(device, 0)
+            kind.mean_s = mean_s.get(device, MEAN_S)
             if kind.to_come:
                 kind.needed_at = time.monotonic()
 
@@ -227,7 +270,10 @@ class ProfilerPool:
             return
         self._recruited_at = time.monotonic()
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        places = {device: placement(device) for device in self._kinds}
+        places = {
+            device: replace(placement(device), avoided=kind.avoided)
+            for device, kind in self._kinds.items()
+        }
         at_work = {d: place for d, place in places.items() if self._kinds[d].to_come}
         for device, room in room_for(at_work, nodes).items():
             self._kinds[device].room = room
@@ -245,12 +291,14 @@ class ProfilerPool:
         """Let as many profilers wait as there may be free GPUs for; Ray finds the GPUs."""
         kind = self._kinds[device]
         joining = [r for r, profiler in self._joining.items() if profiler.device == device]
-        wanted = kind.room - self._count(device)
+        wanted = kind.room - self._count(device, where.avoided)
         suited = [node for node in nodes if where.suits(node)]
         rivals = {d: place for d, place in at_work.items() if any(map(place.suits, suited))}
         waited_for = [d for d in rivals if d != device and self._is_to_come(d)]
         if not waited_for:
-            wanted = max(wanted, int(self.may_grow))
+            if self.may_grow:
+                needed = math.ceil(kind.to_come * kind.mean_s / NODE_WORK_S)
+                wanted = max(wanted, min(needed - self._count(device), MOST_ASKED))
         elif any(rivals[d].gpus > where.gpus for d in waited_for):
             wanted = 0  # single GPUs would be taken of every node that ranks need whole
         wanted = max(min(wanted, kind.to_come), 0)
@@ -264,8 +312,11 @@ class ProfilerPool:
         if self.may_grow and self._recruited_at - kind.needed_at > RELEASE_S:
             self._release_idle(device)
 
-    def _count(self, device: str) -> int:
-        return sum(profiler.device == device for profiler in self._profilers.values())
+    def _count(self, device: str, avoided: Collection[str] = ()) -> int:
+        """Return the number of profilers of a device, except those on some nodes."""
+        return sum(
+            p.device == device and p.node_id not in avoided for p in self._profilers.values()
+        )
 
     def _is_to_come(self, device: str) -> bool:
         """Return whether there is room for profilers of this device, but none yet."""
@@ -302,16 +353,15 @@ class ProfilerPool:
             del self._joining[reference]
             self._note_failed_start(profiler.device, error)
             return
-        except RayTaskError as error:
+        if refusal := facts.get("refusal"):
             if not self.may_grow:
-                if isinstance(error.cause, TrappmError):
-                    raise error.cause from error
-                raise
+                raise DeviceError(refusal)
             del self._joining[reference]
             ray.kill(profiler.actor)
-            self._kinds[profiler.device].refused_until = time.monotonic() + REFUSED_S
+            self._exclude(profiler.device, facts["host"], EXCLUDED_S)
             self.tell(
-                f"{profiler.device}: a node cannot measure; it is tried again later: {error.cause}"
+                f"{profiler.device}: a node cannot measure; it is tried again in "
+                f"{EXCLUDED_S / 60:.0f} minutes: {refusal}"
             )
             return
         name = "-".join([profiler.device, facts["host"][-8:], *facts["gpus"]])
@@ -343,6 +393,18 @@ class ProfilerPool:
             f"{device}: a profiler ended before it could measure ({why}); "
             f"the next one is started in {pause_s:.0f} s"
         )
+
+    def _exclude(self, device: str, node_id: str, seconds: float) -> None:
+        """Start no profiler of a device on a node for some time."""
+        self._kinds[device].excluded[node_id] = time.monotonic() + seconds
+        for reference, profiler in list(self._joining.items()):
+            if profiler.device == device:  # Ray might put it there; another one is started
+                ray.kill(self._joining.pop(reference).actor)
+
+    def set_aside(self, worker: Worker) -> None:
+        """End a worker whose device failed its checks; it may join again after `SET_ASIDE_S`."""
+        self._exclude(worker.device, worker.host, SET_ASIDE_S)
+        self.dismiss(worker)
 
     def dismiss(self, worker: Worker) -> None:
         """End a worker that does not respond, and its task; another may join in its place."""

@@ -5,26 +5,37 @@ A campaign continues from here after a restart, and reports use the same functio
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
-from trappm.cluster.scheduler.messages import Course, Worker
+import numpy as np
+
+from trappm.cluster.scheduler.messages import Course
 from trappm.cluster.scheduler.state_machine import Machine
 from trappm.cluster.scheduler.stop_rules import CampaignEnd, Spend, Stop, StopRules, forecast
 from trappm.cluster.scheduler.training_report import LeftOut, Spent, TrainingReport
 from trappm.cluster.spec import CampaignBudget, CampaignSpec, runs_nothing
+from trappm.learner.snapshots.manifest import CompiledRatio
 from trappm.learner.workload import TrainingLabel
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.host.environment import stack_difference
 from trappm.profiler.kernels.kernel_call import KernelMeasurement
-from trappm.profiler.records import METRICS, Provenance, is_cpu_device
+from trappm.profiler.records import METRICS, Execution, Phase, Provenance, is_cpu_device
 from trappm.store import AssignmentState, CampaignRecord, Store
-from trappm.store.records import RoundState
+from trappm.store.records import Role
+
+if TYPE_CHECKING:
+    from trappm.cluster.campaign.host_checks import HostChecks
 
 ENOUGH = "enough"
 """Kind of the event that records which stop rule held."""
+
+LEAST_PAIRS = 3
+"""Fewer pairs of a device and phase give no ratio of compiled to eager steps."""
 
 _ENDED = frozenset({AssignmentState.DONE, AssignmentState.FAILED})
 
@@ -36,18 +47,12 @@ def ended_by_device(store: Store, campaign_id: str) -> Counter[str]:
 
 
 def machine_so_far(
-    store: Store,
-    campaign_id: str,
-    spec: CampaignSpec,
-    check_is_due: Callable[[Worker], bool] = lambda worker: False,
+    store: Store, campaign_id: str, spec: CampaignSpec, checks: HostChecks
 ) -> Machine:
-    """Return the scheduler of a campaign without leases, in the state that the store has.
-
-    `check_is_due` returns whether a worker must do a check before anything else.
-    """
+    """Return the scheduler of a campaign without leases, in the state that the store has."""
     course = course_of(spec)
     assignments = store.assignments.of_campaign(campaign_id)
-    closed = [r.number for r in store.rounds.all(campaign_id) if r.state is RoundState.CLOSED]
+    closed = [r.number for r in store.rounds.all(campaign_id) if r.is_closed]
     planned = {(a.device, a.round_number) for a in assignments}
     planned |= {(device, number) for device in course.devices for number in closed}
     next_rounds = {
@@ -56,7 +61,8 @@ def machine_so_far(
     }
     return Machine(
         course,
-        check_is_due=check_is_due,
+        check_is_due=checks.is_due,
+        stopped=checks.stopped.keys(),
         waiting=[a for a in assignments if a.state is AssignmentState.OPEN],
         next_rounds=next_rounds,
         closed=closed,
@@ -132,12 +138,15 @@ class TrainingLabels:
 
 
 def training_labels(store: Store, campaign_id: str) -> TrainingLabels:
-    """Return the labels that a campaign can learn from, of one software stack per device key.
+    """Return the eager labels that a campaign can learn from, of one software stack per device key.
 
     The same key on another software stack or card is another device, which needs a head of its own.
     The stack with most labels counts; if two have as many, the one planned first.
     """
-    everything = store.labels.of_campaign(campaign_id)
+    everything = [
+        label for label in store.labels.of_campaign(campaign_id)
+        if label.configuration.execution is Execution.EAGER
+    ]  # fmt: skip
     stacks: dict[str, Counter[str]] = defaultdict(Counter)
     for label in everything:
         stacks[label.device][label.fingerprint] += 1
@@ -151,6 +160,7 @@ def training_labels(store: Store, campaign_id: str) -> TrainingLabels:
             if stack != most[device]:
                 why = stack_difference(known[stack], here) or f"stack {stack}"
                 left_out.append(LeftOut(device, stack, count, why))
+    errors = store.labels.step_time_errors(campaign_id)
     labels = [
         TrainingLabel(
             configuration_id=label.configuration.id,
@@ -160,12 +170,53 @@ def training_labels(store: Store, campaign_id: str) -> TrainingLabels:
             provenance=label.provenance,
             memory_above_mib=label.memory_above_mib,
             card=cards[label.device],
+            step_time_error=errors.get(label.id),
         )
         for label in everything
         if label.fingerprint == most[label.device]
     ]
     kernels = {device: _kernels(store, device, most[device]) for device in most}
     return TrainingLabels(labels, tuple(left_out), kernels)
+
+
+def compiled_ratios(store: Store, campaign_id: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Return the ratios of a snapshot's manifest by device and phase, from training labels.
+
+    A line about each has its error on the pairs of the evaluation set.
+    """
+    entries: dict[str, dict[str, Any]] = defaultdict(dict)
+    lines = []
+    held_out = _log_ratios(store, campaign_id, Role.EVALUATE)
+    for (device, phase), logs in _log_ratios(store, campaign_id, Role.TRAIN).items():
+        if len(logs) < LEAST_PAIRS:
+            continue
+        ratio = CompiledRatio.of(logs)
+        entries[device][phase] = ratio.model_dump()
+        line = f"{device}: a compiled {phase} step takes {math.exp(ratio.log_ratio):.2f} times the "
+        line += f"eager one ({ratio.pairs} pairs"
+        if judged := held_out.get((device, phase)):
+            errors = np.abs(np.expm1(ratio.log_ratio - np.array(judged)))
+            line += f"; off by {errors.mean():.0%} on {len(judged)} of held-out architectures"
+        lines.append(f"{line})")
+    return entries, lines
+
+
+def _log_ratios(store: Store, campaign_id: str, role: Role) -> dict[tuple[str, Phase], list[float]]:
+    """Return the logarithms of compiled to eager step times, by device and phase.
+
+    Both labels of a pair have the role and one software stack.
+    """
+    times_ms = {
+        (label.device, label.fingerprint, label.configuration): label.step_time_ms
+        for label in store.labels.of_campaign(campaign_id)
+        if label.role == role and label.step_time_ms is not None
+    }
+    logs: dict[tuple[str, Phase], list[float]] = defaultdict(list)
+    for (device, stack, step), compiled_ms in times_ms.items():
+        eager_ms = times_ms.get((device, stack, replace(step, execution=Execution.EAGER)))
+        if step.execution is Execution.COMPILE and eager_ms is not None:
+            logs[device, step.phase].append(math.log(compiled_ms / eager_ms))
+    return logs
 
 
 def unfit_to_publish(labels: Iterable[TrainingLabel]) -> str | None:

@@ -6,6 +6,9 @@
                        else it times them, once for all workers of that device
     its canary drifts --> its kernels are timed again
 
+    an assignment fails for its worker's fault --> canary
+                                               --> without one, several in succession: stop
+
 The readings of all campaigns on a device are its history, so a node is compared with its state when
 it was new. A run of kernels that fails does not stop the worker.
 """
@@ -16,14 +19,14 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from trappm.cluster.scheduler.messages import Worker
+from trappm.cluster.scheduler.messages import CanaryCheck, Finished, KernelRun, Worker
 from trappm.cluster.spec import Characterisation, runs_nothing
-from trappm.cluster.tasks import CanaryCheck, Finished, KernelRun
 from trappm.profiler.devices.base import rank_key
 from trappm.profiler.errors import StoreError
 from trappm.profiler.kernels.ceilings import ceilings, sentence
 from trappm.profiler.measuring.canary import CanaryDecision, CanaryPlan, CanaryReading, CanaryWatch
-from trappm.profiler.records import Outcome, is_cpu_device
+from trappm.profiler.measuring.sweep import MAX_WORKER_FAILURES, worker_failed
+from trappm.profiler.records import Measurement, Outcome, is_cpu_device
 from trappm.store import RefusedRowError, Store
 from trappm.store.kernel_measurements import recordable
 
@@ -47,9 +50,11 @@ class HostChecks:
 
     def __post_init__(self) -> None:
         self.stopped: dict[Worker, str] = {}
-        """Workers that measure no more in this process, and why."""
+        """Workers that measure nothing until they join again, and why."""
         self._watches: dict[Worker, CanaryWatch] = {}
         self._canary_losses: Counter[Worker] = Counter()
+        self._failures: Counter[Worker] = Counter()
+        """Successive failures of workers without a canary."""
         self._known: set[_Stack] = set()
         """Stacks whose kernels need not be timed."""
         self._under_way: dict[_Stack, Worker] = {}
@@ -80,6 +85,20 @@ class HostChecks:
         if worker in self._watches:
             self._watches[worker].count_measurement()
 
+    def take_outcome(self, worker: Worker, measurement: Measurement) -> None:
+        """Note how an assignment ended: if the worker failed, its canary is due.
+
+        Without a canary, several failures in succession stop the worker.
+        """
+        if not worker_failed(measurement):
+            self._failures.pop(worker, None)
+        elif self._has_canary(worker):
+            self._watches.pop(worker, None)
+        else:
+            self._failures[worker] += 1
+            if self._failures[worker] >= MAX_WORKER_FAILURES:
+                self._stop(worker, f"it broke down repeatedly, lastly with: {measurement.message}")
+
     def forget(self, worker: Worker) -> None:
         """Note that the worker was lost: when it comes back, its canary is due."""
         self._watches.pop(worker, None)
@@ -87,8 +106,11 @@ class HostChecks:
 
     # The canary.
 
+    def _has_canary(self, worker: Worker) -> bool:
+        return self.canary is not None and not runs_nothing(worker.device)
+
     def _canary_is_due(self, worker: Worker) -> bool:
-        if self.canary is None or runs_nothing(worker.device):
+        if self.canary is None or not self._has_canary(worker):
             return False
         if worker not in self._watches:
             history = self.store.canaries.all(device=worker.device)
@@ -125,7 +147,8 @@ class HostChecks:
 
     def _stop(self, worker: Worker, why: str) -> None:
         self.stopped[worker] = why
-        event = {"message": f"{worker.device} measures no more: {why}", "worker": worker.name}
+        message = f"{worker.device}: {worker.name} is set aside for an hour: {why}"
+        event = {"message": message, "worker": worker.name}
         self.store.campaigns.log_event(self.campaign_id, "canary", event)
 
     # The kernels.

@@ -6,6 +6,9 @@
                                  heads are trained on 1.. and judged on round 0
                               -> snapshot
 
+Round 0 needs no encoder: where profiles are made on nodes that do not measure, it is measured while
+steps are traced and the encoder is trained.
+
 `scheduler.state_machine` decides what happens next; the campaign carries its commands out and
 reports the results as events. Everything that must survive is in the label store, so that a
 campaign killed at any moment continues from the last recorded measurement. `actors.profiler_pool`
@@ -20,6 +23,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -38,16 +42,15 @@ from trappm.cluster.campaign.progress import (
     seconds_to_go,
     task_line,
 )
-from trappm.cluster.profiles import StepCache, StepKey
+from trappm.cluster.profiles import StepCache, StepKey, TracedStep
 from trappm.cluster.scheduler import messages
-from trappm.cluster.scheduler.messages import Worker
+from trappm.cluster.scheduler.messages import Choice, Finished, KernelRun
 from trappm.cluster.scheduler.stop_rules import Stop, StopRules, deadline_passed, target_reached
 from trappm.cluster.scheduler.training_report import LeftOut, Spent, TrainingReport
 from trappm.cluster.spec import CampaignSpec, runs_nothing
-from trappm.cluster.tasks import Choice, Finished, KernelRun, PublishedSnapshot
 from trappm.learner.physics.device_specs import known_spec
 from trappm.profiler.errors import CampaignError, StoreError, TrappmError
-from trappm.profiler.host.environment import stack_fingerprint, utc_now
+from trappm.profiler.host.environment import stack_fingerprint
 from trappm.profiler.records import Measurement, Outcome
 from trappm.profiler.steps.sampling import is_contended
 from trappm.store import (
@@ -56,7 +59,6 @@ from trappm.store import (
     CampaignState,
     NotOwnerError,
     RefusedRowError,
-    SnapshotRecord,
     Store,
 )
 from trappm.store.measurements import Wanted, makes_label, recordable, unrecordable
@@ -89,7 +91,7 @@ class CampaignStopped(Exception):  # noqa: N818  (an order that was obeyed, not 
 
 
 class CanaryStopError(CampaignError):
-    """The canary stopped the last worker of a device that is still needed."""
+    """Canary or failures stopped the last worker of a device that is still needed."""
 
 
 @dataclass(frozen=True)
@@ -130,11 +132,15 @@ class Campaign:
         self._checks = HostChecks(self.store, self.id, self.spec.canary, self.spec.characterise)
         self._report = TrainingReport()
         self._left_out: Sequence[LeftOut] = ()
-        self._workers_there: dict[str, Worker] = {}
         self._adopted: set[tuple[str, str]] = set()
         """Devices and software stacks whose earlier labels have been adopted."""
         self._unwritten: list[Finished] = []
         self._events: deque[messages.Event] = deque()
+        self._tracing: Future[Mapping[StepKey, bytes]] | None = None
+        self._is_prepared = False
+        """True if the learner has the pool and its encoder."""
+        self._deferred: Callable[[], None] | None = None
+        """Command for the learner that came before it was prepared."""
         self._notes: deque[tuple[str, str]] = deque()
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -167,10 +173,12 @@ class Campaign:
             self._tell(
                 news=f"a rehearsal: {rehearsed} runs nothing, so no snapshot will be published"
             )
+        for remark in self.spec.remarks:
+            self._tell(news=remark)
         try:
             self._take_back_leases()
             self._make_pool()
-            self._prepare_learner(self._make_steps())
+            self._prepare_learner()
             self._drive()
             self._write_notes()
             snapshot_id = self._publish()
@@ -223,8 +231,11 @@ class Campaign:
                 self._tell(news=f"no graph of {graph.architecture}: {graph.refusal}")
         self._planner.store_pool(configurations)
 
-    def _make_steps(self) -> dict[StepKey, bytes]:
-        """Return traced steps of the pool in other settings; trace those that are missing."""
+    def _prepare_learner(self) -> None:
+        """Trace steps, give the learner the pool, and have it train its encoder.
+
+        Only begins with that if measurements are not disturbed by it.
+        """
         for device in self.spec.devices.keys:
             if known_spec(self._planner.card(device)) is None:
                 self._tell(
@@ -234,9 +245,25 @@ class Campaign:
         keys = self._planner.step_keys()
         profiles = self._planner.known_steps(self.steps)  # which removes what is damaged
         missing = self.steps.missing(keys)
+        if self.workers.profiles_elsewhere:
+            self._tracing = ThreadPoolExecutor(1).submit(
+                lambda: self._make_steps(self.workers.trace(missing), profiles)
+            )
+            return
         if missing:
             self._tell("steps", done=len(keys) - len(missing), total=len(keys))
-        for traced in self._followed(self.workers.trace(missing), len(missing)):
+        traced = self._followed(self.workers.trace(missing), len(missing))
+        pool = self._planner.learner_pool(self._make_steps(traced, profiles))
+        self._wait_for("encoder", "set_pool", *pool)
+        self._prepared()
+
+    def _make_steps(
+        self, made: Iterable[TracedStep], profiles: dict[StepKey, bytes]
+    ) -> dict[StepKey, bytes]:
+        """Keep traced steps as they are made, and return them with those that were known."""
+        for traced in made:
+            if self._stop.is_set():
+                break
             if traced.is_final:
                 self.steps.put(traced)
             if traced.profile is not None:
@@ -254,11 +281,19 @@ class Campaign:
             to_go_s = (time.monotonic() - begin) / number * (count - number)
             self._tell(done=self.progress.done + 1, eta_s=to_go_s if number < count else None)
 
-    def _prepare_learner(self, traced: Mapping[StepKey, bytes]) -> None:
-        """Give the learner the pool, and wait until its encoder is ready."""
-        pool, steps = self._planner.learner_pool()
-        self._wait_for("encoder", "set_pool", pool, steps, traced)
-        self._tell(news=f"encoder: ready, {len(pool)} configurations embedded")
+    def _poll_tracing(self) -> None:
+        """Give the learner the pool once its steps are traced."""
+        if self._tracing is not None and self._tracing.done():
+            self.learner.begin("set_pool", *self._planner.learner_pool(self._tracing.result()))
+            self._job = _LearnerJob(lambda _: self._prepared())
+            self._tracing = None
+
+    def _prepared(self) -> None:
+        """Go on with the learner, whose encoder is ready."""
+        self._tell(news=f"encoder: ready, {len(self._planner.pool)} configurations embedded")
+        self._is_prepared = True
+        if self._deferred is not None:
+            self._deferred()
 
     # The loop.
 
@@ -268,7 +303,7 @@ class Campaign:
         self.ended = history.ended_by_device(self.store, self.id)
         reports = history.training_reports(self.store, self.id)
         self._report = reports[-1] if reports else TrainingReport()
-        self._machine = history.machine_so_far(self.store, self.id, self.spec, self._checks.is_due)
+        self._machine = history.machine_so_far(self.store, self.id, self.spec, self._checks)
         self._handle(messages.Tick())
         while not self._machine.is_over:
             self._check_stop()
@@ -279,6 +314,7 @@ class Campaign:
                 self._require_workers(stalled)
                 self._tell(f"waiting for a node with {', '.join(sorted(stalled))}", total=0)
             self._take(self._wait(LEARNER_POLL_S if self._job else TICK_S))
+            self._poll_tracing()
             self._poll_learner(0.0 if self.workers.running() else TICK_S)
 
     def _tick(self) -> None:
@@ -287,7 +323,7 @@ class Campaign:
             return
         self._next_tick = time.monotonic() + TICK_S
         self._write_notes()
-        self.workers.want(self._machine.to_come)
+        self.workers.want(self._machine.to_come, self._machine.spend.mean_s)
         self._handle(messages.Tick())
         self._stop_by(deadline_passed(self._rules, datetime.now(UTC)))
         self._show_counts()
@@ -351,27 +387,24 @@ class Campaign:
 
     @property
     def _worker_counts(self) -> Counter[str]:
-        return Counter(worker.device for worker in self._workers_there.values())
+        return Counter(worker.device for worker in self._machine.workers.joined)
 
     def _membership_events(self) -> Iterator[messages.Event]:
         """Yield what workers that have come or gone mean; each event may change the next."""
-        there = {worker.name: worker for worker in self.workers.joined()}
-        for worker in list(self._workers_there.values()):
-            if there.get(worker.name) != worker:
-                self._forget(worker)
+        there, before = self.workers.joined(), self._machine.workers.joined
+        now, earlier = set(there), set(before)
+        for worker in before:
+            if worker not in now:
+                self._checks.forget(worker)
                 yield messages.Lost(worker, "it left the cluster")
-        for worker in there.values():
-            if worker.name not in self._workers_there:
-                self._workers_there[worker.name] = worker
+        for worker in there:
+            if worker not in earlier:
+                self._checks.stopped.pop(worker, None)
                 stack = worker.device, worker.fingerprint
                 if stack not in self._adopted and not self._rule_holds:
                     yield messages.Settled(self._adopt_labels(*stack))
                     self._adopted.add(stack)
                 yield messages.Joined(worker)
-
-    def _forget(self, worker: Worker) -> None:
-        self._workers_there.pop(worker.name, None)
-        self._checks.forget(worker)
 
     def _adopt_labels(self, device: str, fingerprint: str) -> list[str]:
         """Return the assignments that now have their labels from earlier campaigns."""
@@ -399,7 +432,7 @@ class Campaign:
         """Check that workers may still come for devices that have none while nothing else runs.
 
         Raises:
-            CanaryStopError: The canary stopped the last one.
+            CanaryStopError: Its checks stopped the last one.
             CampaignError: None will come.
         """
         lost = sorted(missing - set(self.workers.awaited()))
@@ -408,9 +441,9 @@ class Campaign:
         ]
         if stopped_here:
             raise CanaryStopError(
-                f"the canary stopped the last worker of {'; '.join(stopped_here)}; see what became "
-                "of its host (other programs, clocks, cooling); continue with a fresh "
-                f"canary, with: trappm campaign resume {self.id}"
+                f"no worker is left for {'; '.join(stopped_here)}; see what became of its host "
+                "(other programs, clocks, cooling, driver); continue with: "
+                f"trappm campaign resume {self.id}"
             )
         if lost:
             raise CampaignError(
@@ -425,7 +458,7 @@ class Campaign:
         if not commands:
             return
         wanted = [(command.assignment_id, command.worker.name) for command in commands]
-        leases = self.store.measurements.record_and_lease([], wanted)
+        leases = self.store.assignments.lease(wanted)
         for command, lease in zip(commands, leases, strict=True):
             self._checks.count_measurement(command.worker)
             self.workers.start(command.worker, lease, self.protocol)
@@ -476,9 +509,7 @@ class Campaign:
             if entry.measurement is not None and isinstance(entry.task, Assignment)
         ]
         if results:
-            self.store.measurements.record_and_lease(
-                results, [], max_attempts=self.spec.max_attempts
-            )
+            self.store.measurements.record(results, max_attempts=self.spec.max_attempts)
 
     def _wanted(self, entry: Finished) -> Wanted:
         """Return the measurement that a worker had to take."""
@@ -493,15 +524,17 @@ class Campaign:
             return
         for entry in finished:
             if entry.is_lost:
-                self._forget(entry.worker)
+                self._checks.forget(entry.worker)
         self._handle(*itertools.chain.from_iterable(map(self._result_events, finished)))
         self._show_counts()
 
     def _result_events(self, finished: Finished) -> Iterator[messages.Event]:
-        """Yield what a result means for the scheduler."""
+        """Yield what a result means for the scheduler; a worker that it stops is set aside."""
         worker, task, measurement = finished.worker, finished.task, finished.measurement
+        if measurement is not None and isinstance(task, Assignment):
+            self._checks.take_outcome(worker, measurement)
         if worker in self._checks.stopped:
-            yield messages.Stopped(worker)
+            self.workers.set_aside(worker)
         if finished.is_lost:
             yield messages.Lost(worker, str(finished.loss))
         elif measurement is None or not isinstance(task, Assignment):
@@ -536,10 +569,13 @@ class Campaign:
         if number == 0:
             self._planned(device, number, self._planner.draw(device, count))
             return
+        if not self._is_prepared:
+            self._deferred = partial(self._plan, device, number, count)
+            return
         request = self._planner.request(device, number, count)
 
         def chosen(choices: Sequence[Choice]) -> None:
-            self._planned(device, number, self._planner.chosen(device, choices))
+            self._planned(device, number, self._planner.chosen(device, choices, count))
 
         self.learner.begin("choose", request)
         self._job = _LearnerJob(chosen)
@@ -559,12 +595,15 @@ class Campaign:
 
     def _learn(self, initial_ended: bool) -> None:
         """Begin to train on all labels."""
+        if not self._is_prepared:
+            self._deferred = partial(self._learn, initial_ended)
+            return
         known = history.training_labels(self.store, self.id)
         for left_out in known.left_out:
             if left_out not in self._left_out:
                 self.note("stack", str(left_out))
         self._left_out = known.left_out
-        stage = None if self._machine.measuring else "learning"
+        stage = None if self._machine.workers.at_work else "learning"
         self._tell(stage)
         self.learner.begin("fit", known.labels, known.kernels)
         self._job = _LearnerJob(partial(self._learned, initial_ended=initial_ended), stage)
@@ -647,41 +686,35 @@ class Campaign:
             self._tell(news=f"no snapshot is published: {unfit}")
             self._finish(f"no snapshot: {unfit}", None)
             return None
+        ratios, about_ratios = history.compiled_ratios(self.store, self.id)
         fields = {
             "campaign": self.id,
             "errors": errors,
             "split": "whole architectures held out, uniform draw",
             "evaluation_labels": dict(Counter(x.device for x in labels if x.role == Role.EVALUATE)),
+            "compiled": ratios,
         }
-        published: PublishedSnapshot = self._wait_for(
-            "publishing", "publish", self.snapshots, fields
-        )
-        snapshot = SnapshotRecord(
-            id=published.id,
-            campaign_id=self.id,
-            location=published.folder,
-            manifest=published.manifest,
-            created_at=utc_now(),
-        )
-        self._finish(f"snapshot {snapshot.id}", snapshot)
-        for note in published.notes:
+        snapshot: str
+        snapshot, notes = self._wait_for("publishing", "publish", self.snapshots, fields)
+        self._finish(f"snapshot {snapshot}", snapshot)
+        for note in (*notes, *about_ratios):
             self._tell(news=note)
             self.store.campaigns.log_event(self.id, "published", {"message": note})
         try:
-            self.learner.begin("promote", self.snapshots, snapshot.id)
+            self.learner.begin("promote", self.snapshots, snapshot)
             while not self.learner.wait(TICK_S):  # no order stops a finished campaign
                 pass
             remark = self.learner.result
         except TrappmError as error:
             remark = (
-                f"snapshot {snapshot.id} is published, but not the latest ({error}); "
-                f"name it with: trappm snapshot push {snapshot.id} --alias latest"
+                f"snapshot {snapshot} is published, but not the latest ({error}); "
+                f"name it with: trappm snapshot push {snapshot} --alias latest"
             )
             self.store.campaigns.log_event(self.id, "published", {"message": remark})
         self._tell(news=remark)
-        return snapshot.id
+        return snapshot
 
-    def _finish(self, message: str, snapshot: SnapshotRecord | None) -> None:
+    def _finish(self, message: str, snapshot: str | None) -> None:
         if not self.store.owners.finish_campaign(self.id, message, snapshot):
             raise CampaignStopped
 
@@ -712,7 +745,7 @@ class Campaign:
             self._notes.popleft()
 
     def _show_counts(self) -> None:
-        number = self._machine.round_number
+        number = self._machine.rounds.current
         at_work = self.workers.running()
         shown = [f"{worker.device}: {task_line(task)}" for worker, task in at_work[:SHOWN]]
         more = [f"and {len(at_work) - SHOWN} more"] if len(at_work) > SHOWN else []

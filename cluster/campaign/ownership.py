@@ -20,7 +20,7 @@ from typing import TypeVar
 import psutil
 
 from trappm.profiler.errors import StoreError
-from trappm.store import CampaignRecord, CampaignState, NotOwnerError, Owner, OwnerProcess, Store
+from trappm.store import CampaignRecord, NotOwnerError, Owner, OwnerProcess, Store
 from trappm.store import owners as in_store
 from trappm.store.owners import OwnedError
 
@@ -28,9 +28,6 @@ WAIT_S = 20.0
 """Seconds that a process may take to end after its driver was killed or it was stopped."""
 
 POLL_S = 0.3
-
-ENDED = frozenset({CampaignState.FINISHED, CampaignState.CANCELLED})
-"""States of campaigns that are over."""
 
 _Result = TypeVar("_Result")
 

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from trappm.cluster.profiles import StepCache, StepKey
-from trappm.cluster.spec import CampaignSpec
-from trappm.cluster.tasks import Choice, ChoiceRequest
+from trappm.cluster.scheduler.messages import Choice, ChoiceRequest
+from trappm.cluster.spec import LEAST_TRAINING_LABELS, CampaignSpec
 from trappm.learner.physics.device_specs import has_kernels
 from trappm.learner.stats.errors import split_architectures
 from trappm.learner.stats.folds import content_groups
 from trappm.learner.workload import Workload
-from trappm.profiler.devices.catalogue import card_name, expected_memory_mib
+from trappm.profiler.devices.base import rank_key
+from trappm.profiler.devices.catalogue import card_name, expected_memory_mib, possible_runs
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.known_names import model_of
 from trappm.profiler.models.pool import build_pool
-from trappm.profiler.records import Configuration, Graph, GraphTemplate, Outcome, Pair
+from trappm.profiler.records import (
+    Configuration,
+    Execution,
+    Graph,
+    GraphTemplate,
+    Outcome,
+    Phase,
+    Precision,
+    is_cpu_device,
+)
+from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.store import Assignment, AssignmentState, Store
 from trappm.store.records import Purpose, Role
 
@@ -81,15 +93,28 @@ def check_budget(
     if groups is None:
         groups = [model_of(c.architecture) for c in pool]
     held_out = split_architectures(pool, spec.evaluation.architecture_share, generator, groups)
-    kept_back = sum(c.architecture in held_out for c in pool)
+    eager = set(filter(_is_eager, pool))
     for device in spec.devices.keys:
         wanted, *others = spec.shares(device)
         training = sum(others)
-        if wanted > kept_back or training > len(pool) - kept_back:
+        runs = possible_runs(device)
+        possible = [
+            c for c in pool
+            if _run(c) in runs and (_is_eager(c) or replace(c, execution=Execution.EAGER) in eager)
+        ]  # fmt: skip
+        initial = spec.initial.source
+        needed = 2 * LEAST_TRAINING_LABELS
+        if device == spec.devices.source and initial < needed and not all(map(_is_eager, possible)):
+            raise InputError(
+                f"initial: source is {initial}, half of it compiled steps; heads need "
+                f"{LEAST_TRAINING_LABELS} eager ones, so {needed} or more"
+            )
+        kept_back = sum(c.architecture in held_out for c in possible)
+        if wanted > kept_back or training > len(possible) - kept_back:
             raise InputError(
                 f"the budget for {device} cannot be met: it asks for {wanted} evaluation and "
                 f"{training} training configurations, and the pool has {kept_back} and "
-                f"{len(pool) - kept_back}; lower the budget or widen the pool"
+                f"{len(possible) - kept_back} that it can run; lower the budget or widen the pool"
             )
     return held_out
 
@@ -118,12 +143,18 @@ class Planner:
         held_out = check_budget(self._spec, pool, groups_of(pool, self._store))
         self._store.campaigns.set_pool(self._id, [(c, c.architecture in held_out) for c in pool])
 
-    def learner_pool(self) -> tuple[list[tuple[Configuration, bytes]], Mapping[Pair, bytes]]:
-        """Return configurations with graph templates, and step profiles, for the learner."""
-        pairs = {(c.architecture, c.input_size) for c, _ in self.pool}
-        templates = self._store.workloads.graph_templates(pairs)
-        pool = [(c, templates[c.architecture, c.input_size]) for c, _ in self.pool]
-        return pool, self._store.workloads.step_profiles(pairs)
+    def learner_pool(
+        self, traced: Mapping[StepKey, bytes]
+    ) -> tuple[list[tuple[Configuration, bytes]], list[bytes | None]]:
+        """Return configurations with graph templates, and their step profiles, for the learner.
+
+        A step is the one that was `traced`, or else the store's.
+        """
+        pair_of = {c: (c.architecture, c.input_size) for c, _ in self.pool}
+        templates = self._store.workloads.graph_templates({*pair_of.values()})
+        stored = self._store.workloads.step_profiles({*pair_of.values()})
+        pool = [(c, templates[pair]) for c, pair in pair_of.items()]
+        return pool, [traced.get(StepKey.of(c)) or stored.get(p) for c, p in pair_of.items()]
 
     def known_steps(self, cache: StepCache) -> dict[StepKey, bytes]:
         """Return the steps that were traced before."""
@@ -140,12 +171,31 @@ class Planner:
         return sorted(key for key in keys if plain.get(key) not in stored)
 
     def draw(self, device: str, count: int) -> list[Assignment]:
-        """Draw a device's part of the evaluation set uniformly."""
-        candidates = [c for c, is_held_out in self.pool if is_held_out]
+        """Draw a device's part of the evaluation set uniformly from what it can run.
+
+        Eager configurations are drawn, and come with their compiled ones as in `chosen`.
+        Configurations that surely do not fit into its memory are taken only if others run out.
+        """
+        runs = possible_runs(device)
+        candidates = [c for c, held_out in self.pool if held_out and _is_eager(c)]
         key = [self._spec.seed, 1, self._spec.devices.keys.index(device)]
-        order = np.random.default_rng(key).permutation(len(candidates))[:count]
+        order = np.random.default_rng(key).permutation(len(candidates))
+        drawn = [c for i in order if _run(c := candidates[i]) in runs]
+        capacity_mib = None if is_cpu_device(device) else self._capacity_mib(device)
+        if capacity_mib is not None and rank_key(device).ranks == 1:
+            fits, exceeds = list[Configuration](), list[Configuration]()
+            steps = self._store.workloads.step_profiles(
+                {(c.architecture, c.input_size) for c in drawn}
+            )
+            for configuration in drawn:
+                if len(fits) == count:
+                    break
+                step = steps.get((configuration.architecture, configuration.input_size))
+                is_too_large = step is not None and _least_mib(configuration, step) > capacity_mib
+                (exceeds if is_too_large else fits).append(configuration)
+            drawn = fits + exceeds
         reason = {"strategy": "uniform draw"}
-        return _planned(device, Role.EVALUATE, [(candidates[index], reason) for index in order])
+        return self._planned(device, Role.EVALUATE, [(c, reason) for c in drawn[:count]], count)
 
     def request(self, device: str, number: int, count: int) -> ChoiceRequest:
         """Return the request for a device's part of the initial or of an acquired round.
@@ -155,16 +205,22 @@ class Planner:
         assigned = {
             a.configuration.id: a
             for a in self._store.assignments.of_campaign(self._id, device=device)
+            if _is_eager(a.configuration)
         }
         unsteady = {
             a.configuration.id: a.attempts
             for a, outcome in self._store.assignments.failed(self._id)
             if (a.device, a.role, outcome) == (device, Role.TRAIN, Outcome.UNSTABLE)
+            and a.configuration.id in assigned
         }
+        runs = possible_runs(device)
         candidates = [
             c.id
             for c, is_held_out in self.pool
-            if not is_held_out and (c.id not in assigned or c.id in unsteady)
+            if not is_held_out
+            and (c.id not in assigned or c.id in unsteady)
+            and _is_eager(c)
+            and _run(c) in runs
         ]
         return ChoiceRequest(
             device=device,
@@ -176,29 +232,68 @@ class Planner:
                 if a.role == Role.TRAIN and a.state is not AssignmentState.FAILED
             ),
             unsteady=unsteady,
-            capacity_mib=self._store.measurements.device_memory_mib(device)
-            or expected_memory_mib(device),
+            capacity_mib=self._capacity_mib(device),
             card=self.card(device),
             seed=(self._spec.seed, number, self._spec.devices.keys.index(device)),
         )
 
-    def chosen(self, device: str, choices: Sequence[Choice]) -> list[Assignment]:
-        """Return assignments of what the learner chose."""
+    def chosen(self, device: str, choices: Sequence[Choice], count: int) -> list[Assignment]:
+        """Return `count` assignments of what the learner chose, which are eager configurations.
+
+        Each is followed by the same configuration compiled, if the pool has that.
+        """
         by_id = {c.id: c for c, _ in self.pool}
-        return _planned(
-            device, Role.TRAIN, [(by_id[c.configuration_id], dict(c.reason)) for c in choices]
-        )
+        ranked = [(by_id[c.configuration_id], dict(c.reason)) for c in choices]
+        return self._planned(device, Role.TRAIN, ranked, count)
+
+    def _planned(
+        self,
+        device: str,
+        role: Role,
+        ranked: Sequence[tuple[Configuration, dict[str, Any]]],
+        count: int,
+    ) -> list[Assignment]:
+        """Return assignments of configurations with their reasons, the most wanted first."""
+        runs, open_to_plan = possible_runs(device), {c for c, _ in self.pool}
+        for known in self._store.assignments.of_campaign(self._id, device=device):
+            if known.state is not AssignmentState.FAILED:
+                open_to_plan.discard(known.configuration)
+        pairs = [
+            (one, reason)
+            for c, reason in ranked
+            for one in (c, replace(c, execution=Execution.COMPILE))
+            if one in open_to_plan and _run(one) in runs
+        ]
+        return [
+            Assignment(configuration=one, device=device, role=role, rank=rank, reason=reason)
+            for rank, (one, reason) in enumerate(pairs[:count])
+        ]
+
+    def _capacity_mib(self, device: str) -> float | None:
+        measured = self._store.measurements.device_memory_mib(device)
+        return measured or expected_memory_mib(device)
 
     def card(self, device: str) -> str:
         """Return the name of the card behind a device's key."""
         return card_name(device, self._store.measurements.device_environments(device).values())
 
 
-def _planned(
-    device: str, role: Role, ranked: Sequence[tuple[Configuration, dict[str, Any]]]
-) -> list[Assignment]:
-    """Return assignments of configurations with their reasons, the most wanted first."""
-    return [
-        Assignment(configuration=configuration, device=device, role=role, rank=rank, reason=reason)
-        for rank, (configuration, reason) in enumerate(ranked)
-    ]
+def _least_mib(configuration: Configuration, step: bytes) -> float:
+    """Return what the step's tensors need at least, from its profile in fp32.
+
+    In other precisions a tensor has half the bytes at least.
+    """
+    profile, phase = StepProfile.from_bytes(step), configuration.phase
+    if phase is Phase.INFER and profile.infer_trace is None:
+        return 0.0
+    memory = profile.memory(configuration.batch_size, configuration.optimizer, phase=phase)
+    return memory.live_mib * (1.0 if configuration.precision is Precision.FP32 else 0.5)
+
+
+def _run(configuration: Configuration) -> tuple[Precision, Execution]:
+    return configuration.precision, configuration.execution
+
+
+def _is_eager(configuration: Configuration) -> bool:
+    """Return whether heads learn from labels of a configuration."""
+    return configuration.execution is Execution.EAGER

@@ -6,11 +6,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from trappm.cluster.scheduler.messages import AwaitQuiet
+from trappm.cluster.scheduler.messages import AwaitQuiet, KernelRun, Task
 from trappm.cluster.scheduler.state_machine import Machine
 from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.cluster.spec import CampaignSpec
-from trappm.cluster.tasks import KernelRun, Task
 from trappm.profiler.records import Measurement, Outcome
 
 LINES_KEPT = 1_000
@@ -57,8 +56,8 @@ def seconds_to_go(
     for device in spec.devices.keys:
         each_s = mean_s.get(device, fmean(mean_s.values()))
         total_s += each_s * (spec.budget(device) - ended[device]) / max(1, workers[device])
-    rounds_to_come = 2 + spec.rounds.count - max(machine.round_number, 1)
-    return total_s + rounds_to_come * (machine.training_s or 0.0)
+    rounds_to_come = 2 + spec.rounds.count - max(machine.rounds.current, 1)
+    return total_s + rounds_to_come * (machine.learner.training_s or 0.0)
 
 
 def measurement_line(measurement: Measurement) -> str:

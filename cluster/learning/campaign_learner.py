@@ -17,19 +17,19 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from trappm.cluster.profiles import StepKey
+from trappm.cluster.scheduler.messages import Choice, ChoiceRequest
 from trappm.cluster.scheduler.training_report import (
     Judgement,
     TrainingReport,
     TransferErrors,
     difference_of,
 )
-from trappm.cluster.tasks import Choice, ChoiceRequest, PublishedSnapshot
+from trappm.cluster.spec import LEAST_TRAINING_LABELS
 from trappm.learner.acquisition import AcquisitionRequest, cold_start, strategy_named
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
 from trappm.learner.acquisition.strategies import NEED_GRADIENTS
 from trappm.learner.heads.device_heads import Heads, train_heads
-from trappm.learner.heads.predictions import DeviceHeads, Predictions, StepSettings, TrainedHeads
+from trappm.learner.heads.predictions import DeviceHeads, Predictions, TrainedHeads
 from trappm.learner.paper.encoder import Encoder, make_encoder
 from trappm.learner.paper.presets import preset_named
 from trappm.learner.physics.device_specs import CPU, has_kernels, known_spec
@@ -41,11 +41,24 @@ from trappm.learner.snapshots.regressions import promote
 from trappm.learner.snapshots.snapshot import save_snapshot
 from trappm.learner.stats.errors import Accuracy, accuracy
 from trappm.learner.stats.folds import content_groups
-from trappm.learner.workload import TrainingLabel, Workload, bounds_of, targets_of
+from trappm.learner.workload import (
+    TrainingLabel,
+    Workload,
+    bounds_of,
+    errors_of,
+    targets_of,
+)
 from trappm.profiler.devices.catalogue import USABLE_SHARE
 from trappm.profiler.kernels.kernel_call import KernelMeasurement
 from trappm.profiler.models.families import family_of
-from trappm.profiler.records import METRICS, Configuration, GraphTemplate, OnProgress, Pair, Phase
+from trappm.profiler.records import (
+    METRICS,
+    Configuration,
+    GraphTemplate,
+    OnProgress,
+    Phase,
+    StepSettings,
+)
 from trappm.profiler.records.graph import Graph
 from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.store.records import Role
@@ -65,25 +78,20 @@ FIRST_METRICS = ("memory_mib", "step_time_ms")
 FOLDS = 3
 """Folds of the cross-validation that decides about transfer."""
 
-LEAST_TRAINING_LABELS = 4
-"""A device with fewer training labels gets no heads."""
-
 
 class EncodedPool:
     """A pool of n configurations with their workloads and embeddings, in one order.
 
     Args:
         pool: Configurations with their graph templates.
-        steps: Step profiles by architecture and input size.
-        traced: Step profiles in other precisions and memory formats.
+        steps: Step profiles of the configurations (n), as far as there are any.
         encode: Returns an encoder for graphs of these architectures.
     """
 
     def __init__(
         self,
         pool: Sequence[tuple[Configuration, bytes]],
-        steps: Mapping[Pair, bytes],
-        traced: Mapping[StepKey, bytes],
+        steps: Sequence[bytes | None],
         encode: Callable[[Sequence[Graph], Sequence[str]], Encoder],
     ) -> None:
         self.configurations = [configuration for configuration, _ in pool]
@@ -94,11 +102,12 @@ class EncodedPool:
         self.encoder = encode(graphs, self._architectures)
         self.embeddings = self.encoder.embed(graphs)
         """Shape (n, width)."""
-        plain = {pair: StepProfile.from_bytes(data) for pair, data in steps.items()}
-        own = {key: StepProfile.from_bytes(data) for key, data in traced.items()}
+        profiles = {data: StepProfile.from_bytes(data) for data in steps if data is not None}
         self._workloads = []
-        for c, graph, embedding in zip(self.configurations, graphs, self.embeddings, strict=True):
-            step = own.get(StepKey.of(c)) or plain.get((c.architecture, c.input_size))
+        for c, graph, embedding, data in zip(
+            self.configurations, graphs, self.embeddings, steps, strict=True
+        ):
+            step = None if data is None else profiles[data]
             self._workloads.append(
                 Workload(
                     graph=graph,
@@ -177,8 +186,7 @@ class CampaignLearner:
     def set_pool(
         self,
         pool: Sequence[tuple[Configuration, bytes]],
-        steps: Mapping[Pair, bytes] | None = None,
-        traced: Mapping[StepKey, bytes] | None = None,
+        steps: Sequence[bytes | None] | None = None,
     ) -> None:
         """Pre-train the encoder on the pool or load it; arguments as of `EncodedPool`."""
         encode = partial(
@@ -189,7 +197,7 @@ class CampaignLearner:
             cache=self._cache,
             on_progress=self._note,
         )
-        self._pool = EncodedPool(pool, steps or {}, traced or {}, encode)
+        self._pool = EncodedPool(pool, steps or [None] * len(pool), encode)
 
     @property
     def embeddings(self) -> npt.NDArray[np.float32]:
@@ -356,8 +364,12 @@ class CampaignLearner:
         estimate = knowledge.estimates.get("memory_mib")
         return None if estimate is None else probability_above(estimate, USABLE_SHARE * capacity)
 
-    def publish(self, registry: Path, fields: Mapping[str, Any]) -> PublishedSnapshot:
-        """Save encoder and heads as a snapshot; its `parent` is the latest in the registry."""
+    def publish(self, registry: Path, fields: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+        """Save encoder and heads as a snapshot; its `parent` is the latest in the registry.
+
+        Returns:
+            The id of the snapshot, and remarks on it.
+        """
         before = Registry(registry).history(LATEST)
         notes, errors = self._leave_lost_transfer({**(fields.get("errors") or {})})
         info = save_snapshot(
@@ -375,7 +387,7 @@ class CampaignLearner:
                 "parent": before[-1].snapshot if before else None,
             },
         )
-        return PublishedSnapshot(info.id, info.folder.name, info.manifest.to_json(), notes)
+        return info.id, notes
 
     def _leave_lost_transfer(self, errors: dict[str, Any]) -> tuple[tuple[str, ...], Any]:
         """Replace heads by those from scratch where cross-validation finds these better.
@@ -434,6 +446,7 @@ class CampaignLearner:
             [workloads[i] for i in at],
             targets_of(labels),
             above=bounds_of(labels),
+            errors=errors_of(labels),
             spec=spec,
             evidence=evidence,
             groups=[self._pool.groups[i] for i in at],

@@ -1,12 +1,19 @@
-"""Events that the scheduler takes, and commands that it returns: values without Ray and SQL."""
+"""Messages of a campaign: values without Ray and SQL.
+
+The scheduler takes events and returns commands. Workers get tasks and return how they finished. The
+learner gets requests for choices.
+"""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from trappm.cluster.scheduler.stop_rules import Stop
-from trappm.profiler.records import Outcome
+from trappm.profiler.kernels.kernel_call import KernelMeasurement
+from trappm.profiler.records import Configuration, Measurement, Outcome
 from trappm.store.records import Assignment
 
 
@@ -53,13 +60,6 @@ class Lost:
 
     worker: Worker
     why: str
-
-
-@dataclass(frozen=True)
-class Stopped:
-    """A worker failed its canary and must not measure, even if it joins again."""
-
-    worker: Worker
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = (
-    Joined | Lost | Stopped | Measured | DeviceChecked | Planned | Settled | Learned | Enough | Tick
-)
+Event = Joined | Lost | Measured | DeviceChecked | Planned | Settled | Learned | Enough | Tick
 
 
 # Commands.
@@ -206,3 +204,70 @@ class BudgetSpent:
 Command = (
     Measure | CheckDevice | GiveUp | Quarantine | AwaitQuiet | Plan | Learn | Close | BudgetSpent
 )
+
+
+# Tasks of workers, and requests to the learner.
+
+
+@dataclass(frozen=True)
+class CanaryCheck:
+    """A measurement of the canary."""
+
+    configuration: Configuration
+    attempt_key: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
+@dataclass(frozen=True)
+class KernelRun:
+    """Timing of a device's kernels."""
+
+    seconds: float
+    """Seconds for all of them."""
+
+
+Task = Assignment | CanaryCheck | KernelRun
+"""Task of a worker; the first two have a configuration and an attempt key."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Result of a task, or the loss of its worker."""
+
+    worker: Worker
+    task: Task
+    measurement: Measurement | None
+    loss: str | None = None
+    """Reason why there is no measurement."""
+    kernels: Sequence[KernelMeasurement] | None = None
+    """Kernels of a `KernelRun`, none if it failed; None if its worker was lost."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Return whether the worker is gone."""
+        return self.measurement is None and self.kernels is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceRequest:
+    """A device's part of a round, to be chosen by acquisition; configurations by their ids."""
+
+    device: str
+    count: int
+    candidates: Sequence[str]
+    known: Sequence[str]
+    """Configurations that training on this device learns from, measured or to be measured."""
+    unsteady: Mapping[str, int] = field(default_factory=dict)
+    """Candidates that failed as unstable, with their numbers of attempts."""
+    capacity_mib: float | None = None
+    """Memory of the device: measured, or else from its name or host."""
+    card: str | None = None
+    """Card of the device by all measurements, as in `TrainingLabel`."""
+    seed: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A configuration to measure, and the reason."""
+
+    configuration_id: str
+    reason: Mapping[str, Any]

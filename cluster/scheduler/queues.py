@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import sys
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -103,15 +103,24 @@ class RankedQueue:
 
 
 class WorkerTable:
-    """Workers that have joined, and what each of them does."""
+    """Workers that have joined, and what each of them does.
 
-    def __init__(self) -> None:
+    Args:
+        stopped: Workers that failed their checks and must not measure; the caller updates it.
+    """
+
+    def __init__(self, stopped: Collection[Worker]) -> None:
         self._joined: dict[str, Worker] = {}
         self._running: dict[str, Assignment | None] = {}
         """Assignments of busy workers by name; None during a check."""
         self._away: dict[tuple[str, str], float] = {}
         """Times at which hosts lost their last worker, by device and host."""
-        self._stopped: set[Worker] = set()
+        self._stopped = stopped
+
+    @property
+    def joined(self) -> list[Worker]:
+        """All workers, busy or not."""
+        return list(self._joined.values())
 
     @property
     def at_work(self) -> int:
@@ -150,10 +159,6 @@ class WorkerTable:
     def forget_hosts(self, time: float) -> None:
         """Remove hosts on which no other worker has started in time."""
         self._away = {key: since for key, since in self._away.items() if time - since < RESTART_S}
-
-    def stop(self, worker: Worker) -> None:
-        """Bar a worker from measuring, now and when it comes back."""
-        self._stopped.add(worker)
 
     def begin(self, worker: Worker, assignment: Assignment | None) -> None:
         """Note that an idle worker measures an assignment, or a check if there is none."""

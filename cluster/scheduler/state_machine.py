@@ -1,6 +1,6 @@
 """The campaign as a state machine: events in, commands out; no Ray, no SQL, no clock of its own.
 
-    Joined, Lost, Stopped          -->  workers    --> Measure, CheckDevice
+    Joined, Lost                   -->  workers    --> Measure, CheckDevice
     Measured, Planned, Settled     -->  queues     --> GiveUp, Quarantine
     Learned                        -->  learner    --> Plan, Learn, Close
 
@@ -18,7 +18,7 @@ out that would exceed a budget.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from trappm.cluster.scheduler import messages
@@ -142,6 +142,7 @@ class Machine:
     Args:
         course: Assignments of the campaign by device and round.
         check_is_due: Whether a worker must do a check before anything else.
+        stopped: Workers that failed their checks, as of `WorkerTable`.
         waiting: Assignments that were planned before and have not ended.
         next_rounds: First round that is not planned, by device; 0 by default.
         closed: Rounds that were closed before.
@@ -154,6 +155,7 @@ class Machine:
         course: Course,
         *,
         check_is_due: Callable[[Worker], bool] = lambda worker: False,
+        stopped: Collection[Worker] = (),
         waiting: Iterable[Assignment] = (),
         next_rounds: Mapping[str, int] | None = None,
         closed: Collection[int] = (),
@@ -164,14 +166,14 @@ class Machine:
         self.spend = spend or Spend()
         self.is_over = False
         self._check_is_due = check_is_due
-        self._workers = WorkerTable()
-        self._rounds = Rounds(course, next_rounds or {}, closed)
-        self._queues = {d: RankedQueue(self._rounds.next[d]) for d in course.devices}
+        self.workers = WorkerTable(stopped)
+        self.rounds = Rounds(course, next_rounds or {}, closed)
+        self._queues = {d: RankedQueue(self.rounds.next[d]) for d in course.devices}
         self._failed_on: dict[str, tuple[str, ...]] = {}
         """Hosts on which assignments failed, by their ids."""
         self._quiet = QuietWatch()
         self._to_close: list[int] = []
-        self._learner = LearnerJobs()
+        self.learner = LearnerJobs()
         self._is_ending = False
         """True if a stop rule held, so that nothing more begins."""
         self._time = 0.0
@@ -187,34 +189,15 @@ class Machine:
         if not self._may_begin:
             return dict.fromkeys(self.course.devices, 0)
         return {
-            d: len(queue) + queue.deferred + self._rounds.unplanned(d)
+            d: len(queue) + queue.deferred + self.rounds.unplanned(d)
             for d, queue in self._queues.items()
         }
 
-    @property
-    def measuring(self) -> int:
-        """Number of busy workers, those in a canary included."""
-        return self._workers.at_work
-
-    @property
-    def round_number(self) -> int:
-        """The earliest round that is not closed, or the last one."""
-        return self._rounds.current
-
-    @property
-    def training_s(self) -> float | None:
-        """Duration of the last training with the choices that followed it."""
-        return self._learner.training_s
-
-    def leases(self) -> Iterator[tuple[Worker, Assignment]]:
-        """Yield workers with the assignments that they measure."""
-        return self._workers.leases()
-
     def stalled(self) -> set[str]:
         """Return devices that have work and no worker, if nothing else runs."""
-        if self._learner.current or self.measuring or self.is_over:
+        if self.learner.current or self.workers.at_work or self.is_over:
             return set()
-        return {d for d, queue in self._queues.items() if queue and not self._workers.able(d)}
+        return {d for d, queue in self._queues.items() if queue and not self.workers.able(d)}
 
     def handle(self, event: Event, now: float) -> Sequence[Command]:
         """Take an event, and return the commands to carry out now, in this order.
@@ -229,7 +212,7 @@ class Machine:
             self._take(event)
             self._check_budgets()
             self._begin_job()
-            if not (self.course.keeps_host_quiet and self._learner.current):
+            if not (self.course.keeps_host_quiet and self.learner.current):
                 self._hand_out()
         return self._commands
 
@@ -240,53 +223,51 @@ class Machine:
             case messages.Joined(worker):
                 if worker.device in self._queues:
                     self._lose(worker, "it was restarted")
-                    self._workers.join(worker)
+                    self.workers.join(worker)
             case messages.Lost(worker, why):
                 self._lose(worker, why)
-            case messages.Stopped(worker):
-                self._workers.stop(worker)
             case messages.Measured():
                 self._end(event)
             case messages.DeviceChecked(worker):
-                self._workers.free(worker)
+                self.workers.free(worker)
             case messages.Planned(device, number, assignments):
                 if not self._is_ending:
-                    self._rounds.next[device] = number + 1
+                    self.rounds.next[device] = number + 1
                     self._queues[device].end = max(self._queues[device].end, number + 1)
                     for assignment in assignments:
                         self._add(assignment)
                 if number >= UNLEARNED_ROUNDS and not self.course.keeps_host_quiet:
                     # If rounds are short compared to a training, plan several before the next one.
-                    self._learner.waiting.extend(self._plans([device]))
-                self._learner.end(self._time)
+                    self.learner.waiting.extend(self._plans([device]))
+                self.learner.end(self._time)
             case messages.Settled(assignment_ids):
                 self.spend.labels += len(assignment_ids)
                 self._settle(assignment_ids)
             case messages.Learned(has_heads):
-                self._learner.has_heads = has_heads
+                self.learner.has_heads = has_heads
                 if not has_heads:  # it needs the labels of what was deferred
                     for queue in self._queues.values():
                         queue.end = self.course.rounds
                 for number in self._to_close if has_heads or self._is_ending else ():
                     self._close(number)
-                self._learner.end(self._time)
+                self.learner.end(self._time)
             case messages.Enough():
                 self._begin_no_more()
             case _:
-                self._workers.forget_hosts(self._time)
+                self.workers.forget_hosts(self._time)
 
     def _add(self, assignment: Assignment) -> None:
-        if assignment.round_number not in self._rounds.open:  # deferred when its round was closed
-            assignment = replace(assignment, round_number=self._rounds.current)
-        self._rounds.unended[assignment.round_number, assignment.device] += 1
+        if assignment.round_number not in self.rounds.open:  # deferred when its round was closed
+            assignment = replace(assignment, round_number=self.rounds.current)
+        self.rounds.unended[assignment.round_number, assignment.device] += 1
         self._queues[assignment.device].push(assignment)
 
     def _end(self, event: messages.Measured) -> None:
-        worker, running = event.worker, self._workers.running(event.worker)
+        worker, running = event.worker, self.workers.running(event.worker)
         self.spend.spend(worker.device, event.seconds)
         if running is None or running.id != event.assignment_id:
             return  # its worker was lost before, and the assignment waits again
-        self._workers.free(worker)
+        self.workers.free(worker)
         self.spend.end(worker.device)
         self.spend.labels += event.is_label
         if self.course.keeps_host_quiet:
@@ -299,7 +280,7 @@ class Machine:
             self._fail(running, worker, event.outcome)
 
     def _lose(self, worker: Worker, why: str) -> None:
-        running = self._workers.leave(worker, self._time)
+        running = self.workers.leave(worker, self._time)
         if running is not None:
             self.spend.end(worker.device)
             self._commands.append(messages.GiveUp(running.id, why))
@@ -323,9 +304,9 @@ class Machine:
     def _defer(self, assignment: Assignment) -> Assignment:
         """Move an assignment to the next round, when the host may be quieter."""
         number, device = assignment.round_number, assignment.device
-        next_number = next((n for n in self._rounds.open if n > number), number)
-        self._rounds.unended[next_number, device] += 1
-        self._rounds.unended[number, device] -= 1
+        next_number = next((n for n in self.rounds.open if n > number), number)
+        self.rounds.unended[next_number, device] += 1
+        self.rounds.unended[number, device] -= 1
         return replace(assignment, round_number=next_number)
 
     def _settle(self, assignment_ids: Iterable[str]) -> None:
@@ -337,8 +318,8 @@ class Machine:
                     self._ended(number, device)
 
     def _ended(self, number: int, device: str) -> None:
-        self._rounds.unended[number, device] -= 1
-        self._learner.knows_all = False
+        self.rounds.unended[number, device] -= 1
+        self.learner.knows_all = False
 
     # Measurements.
 
@@ -348,91 +329,91 @@ class Machine:
             with_work = [device for device in devices if self._queues[device]]
             devices = sorted(with_work, key=lambda device: self._queues[device].first_round)
         for device in devices:
-            for worker in self._workers.idle(device):
+            for worker in self.workers.idle(device):
                 if not self._queues[device] or not self._may_begin or self.spend.awaits_first:
                     break
                 self._give_work(worker)
 
     def _give_work(self, worker: Worker) -> None:
         if self.course.keeps_host_quiet and (
-            self._workers.is_busy(worker.host) or self._quiet.is_paused(worker.host, self._time)
+            self.workers.is_busy(worker.host) or self._quiet.is_paused(worker.host, self._time)
         ):
             return
         assignment = None
         if self._check_is_due(worker):
             self._commands.append(messages.CheckDevice(worker))
         else:
-            hosts = self._workers.hosts(worker.device)
+            hosts = self.workers.hosts(worker.device)
             queue = self._queues[worker.device]
             assignment = queue.pop_for(worker.host, hosts, self._failed_on)
             if assignment is None:
                 return
             self._commands.append(messages.Measure(worker, assignment.id))
             self.spend.begin(worker.device)
-        self._workers.begin(worker, assignment)
+        self.workers.begin(worker, assignment)
 
     # The learner: what to measure next, and what has been learned.
 
     def _begin_job(self) -> None:
         """Give an idle learner its next job, if one is due."""
-        if self._rounds.open and self._rounds.current == 0 and self._rounds.has_ended(0):
+        if self.rounds.open and self.rounds.current == 0 and self.rounds.has_ended(0):
             self._close(0)  # nothing is learned from the evaluation set
-        if self._learner.current is not None:
+        if self.learner.current is not None:
             return
         if self._has_learned():  # rounds that were planned since then and are empty end at once
-            for number in self._rounds.ended:
+            for number in self.rounds.ended:
                 self._close(number)
         if not self._may_begin:
-            self._learner.waiting = deque(x for x in self._learner.waiting if isinstance(x, Learn))
-        if not self._learner.waiting:
-            self._learner.begin(self._next_jobs(), self._time)
-        job = self._learner.next()
+            self.learner.waiting = deque(x for x in self.learner.waiting if isinstance(x, Learn))
+        if not self.learner.waiting:
+            self.learner.begin(self._next_jobs(), self._time)
+        job = self.learner.next()
         if job is not None:
             if isinstance(job, Learn):
-                self._to_close = self._rounds.ended
+                self._to_close = self.rounds.ended
             self._commands.append(job)
-        elif not self._rounds.open and not self.measuring and self._has_learned():
+        elif not self.rounds.open and not self.workers.at_work and self._has_learned():
             self.is_over = True
 
     def _next_jobs(self) -> list[Plan | Learn]:
-        draws = self._rounds.draws()
+        draws = self.rounds.draws()
         if draws and self._may_begin:
             return [*draws]
-        is_at_work = bool(self.measuring) or any(self._queues.values())
+        is_at_work = bool(self.workers.at_work) or any(self._queues.values())
         if self.course.keeps_host_quiet and is_at_work:
             return []
         choices = self._plans(self.course.devices)
-        if not choices and self._rounds.ended != self._rounds.open:
+        if not choices and self.rounds.ended != self.rounds.open:
             return []  # planned assignments are measured first
         if self._has_learned():
             return choices
         source = self.course.devices[0]
-        initial_ended = not self._rounds.unended[1, source] and not self._queues[source].deferred
-        if self._learner.has_tried and not self._learner.has_heads and not initial_ended:
+        initial_ended = not self.rounds.unended[1, source] and not self._queues[source].deferred
+        if self.learner.has_tried and not self.learner.has_heads and not initial_ended:
             return []  # there were too few labels: wait for all of the initial round
         return [Learn(initial_ended), *choices]
 
     def _plans(self, devices: Iterable[str]) -> list[Plan | Learn]:
         """Return plans for those of these devices that need more work."""
-        return [self._rounds.plan(d, self._rounds.next[d]) for d in devices if self._needs_work(d)]
+        return [self.rounds.plan(d, self.rounds.next[d]) for d in devices if self._needs_work(d)]
 
     def _needs_work(self, device: str) -> bool:
         """Return whether the device's part of its next round should be planned now."""
-        if self._rounds.is_planned(device) or not self._may_begin:
+        if self.rounds.is_planned(device) or not self._may_begin:
             return False
         waiting = len(self._queues[device])
         if not waiting or self.course.keeps_host_quiet:
             return not waiting
-        workers = max(1, len(self._workers.able(device)))
+        workers = max(1, len(self.workers.able(device)))
         mean_s = self.spend.mean_s.get(device)
-        training_s = self._learner.training_s
+        training_s = self.learner.training_s
         if training_s is None or mean_s is None:
             return waiting <= workers
         return waiting * mean_s / workers <= _MARGIN * training_s
 
     def _has_learned(self) -> bool:
         """Return whether the learner knows all labels, and has heads or will get none."""
-        return self._learner.knows_all and (self._learner.has_heads or self._is_ending)
+        return self.learner.knows_all and (self.learner.has_heads or self._is_ending)
 
     # The end.
 
@@ -445,17 +426,17 @@ class Machine:
         """End the campaign when nothing runs and a budget has no room for what is to come."""
         if self._is_ending or (stop := self.spend.spent) is None:
             return
-        if any(queue or not self._rounds.is_planned(d) for d, queue in self._queues.items()):
+        if any(queue or not self.rounds.is_planned(d) for d, queue in self._queues.items()):
             self._begin_no_more()
             self._commands.append(messages.BudgetSpent(stop))
 
     def _begin_no_more(self) -> None:
         """Let only running assignments end; drop what waits and what is not planned."""
         self._is_ending = True
-        self._rounds.end_early(assignment for _, assignment in self.leases())
+        self.rounds.end_early(assignment for _, assignment in self.workers.leases())
         self._queues = {device: RankedQueue() for device in self.course.devices}
-        self._learner.waiting.clear()
+        self.learner.waiting.clear()
 
     def _close(self, number: int) -> None:
-        self._rounds.open.remove(number)
+        self.rounds.open.remove(number)
         self._commands.append(messages.Close(number))

@@ -12,19 +12,17 @@ with that label known. `uncertainty` picks the largest spreads, so its picks may
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from trappm.learner.acquisition.pool_covariance import (
     LANDMARKS,
     LINEAR_SHARE,
     ROWS_AT_ONCE,
-    Array,
-    FloatArray,
     PoolCovariance,
     embedding_points,
 )
 from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explained
 from trappm.learner.gaussian_process import matern32, nystroem_root
+from trappm.learner.workload import Array, FloatArray
 from trappm.profiler.errors import InputError
 
 NOISE_VARIANCE = 0.05
@@ -63,7 +61,7 @@ def relative_spread(uncertainty: Array | None, n: int) -> FloatArray:
 
 
 def embedding_features(
-    embeddings: FloatArray, static: npt.NDArray[np.float64], generator: np.random.Generator
+    embeddings: FloatArray, static: Array, generator: np.random.Generator
 ) -> FloatArray:
     """Return feature vectors (n, p) whose inner products are k.
 

@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
-FloatArray = npt.NDArray[np.float32]
-IntArray = npt.NDArray[np.int64]
+from trappm.learner.workload import Array, FloatArray, IntArray
 
 WIDTH = 320
 """Largest number of features."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
-import numpy.typing as npt
 
 from trappm.learner.acquisition.pool_covariance import LANDMARKS, PoolCovariance, narrow
 from trappm.learner.estimator import Estimate
@@ -22,9 +21,7 @@ from trappm.learner.physics.device_specs import DeviceSpec
 from trappm.learner.physics.devices.joint_fit import Distribution
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
-from trappm.learner.workload import Workload
-
-Array = npt.NDArray[np.float64]
+from trappm.learner.workload import Array, BoolArray, FloatArray, IntArray, Workload
 
 METRICS = ("step_time_ms", "memory_mib", "power_w")
 """Metrics that a batch serves; energy follows from time and power."""
@@ -79,7 +76,7 @@ class PoolKnowledge:
                 )
         return cls(covariances, estimates)
 
-    def of_rows(self, rows: npt.NDArray[np.int64]) -> PoolKnowledge:
+    def of_rows(self, rows: IntArray) -> PoolKnowledge:
         """Return the same for a part of the pool."""
         covariances = {
             metric: PoolCovariance(known.features[rows], known.noise)
@@ -137,7 +134,7 @@ def _known(
 
 def _prior_covariance(
     prior: Prior, workloads: Sequence[Workload], generator: np.random.Generator
-) -> tuple[npt.NDArray[np.float32], Array]:
+) -> tuple[FloatArray, Array]:
     """Return features (n, p) and variances (n) of prior and residual as one Gaussian process.
 
     The covariance is J J^T + Matern 3/2 + linear part: J are the prior's sensitivities to its
@@ -162,9 +159,9 @@ def _prior_covariance(
 def _priors(
     metric: str,
     spec: DeviceSpec | None,
-    traced: npt.NDArray[np.bool_],
+    traced: BoolArray,
     others: Distribution | None,
-) -> list[tuple[Prior, npt.NDArray[np.bool_]]]:
+) -> list[tuple[Prior, BoolArray]]:
     """Return the priors of a metric without labels, and the workloads that each is for (n)."""
     better = starting_prior(metric, spec, kernels=True)
     if not isinstance(better, OF_KERNELS):

@@ -23,14 +23,10 @@ from typing import Protocol
 import numpy as np
 
 from trappm.learner.acquisition.embedding_space import embedding_covariance
-from trappm.learner.acquisition.pool_covariance import (
-    Array,
-    PoolCovariance,
-    PoolPosterior,
-    narrow,
-)
+from trappm.learner.acquisition.pool_covariance import PoolCovariance, PoolPosterior, narrow
 from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explained
 from trappm.learner.acquisition.strategies import Representation
+from trappm.learner.workload import Array
 
 FLOOR = 0.1
 """Least value of each factor, relative to its mean over the candidates (round number). The strategy

@@ -8,14 +8,10 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from trappm.learner.acquisition.pool_covariance import PoolCovariance, embedding_points
+from trappm.learner.workload import Array, FloatArray, IntArray
 from trappm.profiler.errors import InputError
-
-Array = npt.NDArray[np.float64]
-FloatArray = npt.NDArray[np.float32]
-IntArray = npt.NDArray[np.int64]
 
 
 def _none() -> IntArray:

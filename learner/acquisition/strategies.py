@@ -9,17 +9,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.cluster.vq import kmeans2  # type: ignore[import-untyped]
 
-from trappm.learner.acquisition.request import (
-    AcquisitionRequest,
-    FloatArray,
-    IntArray,
-    Pick,
-    explained,
-)
+from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explained
 from trappm.learner.gaussian_process import matern32
+from trappm.learner.workload import Array, FloatArray, IntArray
 from trappm.profiler.errors import InputError
-
-Array = npt.NDArray[np.float64]
 
 MOST_TARGETS = 1_000
 """Configurations, drawn uniformly, that represent a larger pool."""

@@ -20,28 +20,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
-from trappm.learner.estimator import Targets, with_prefix
+from trappm.learner.estimator import Targets, joined_tensors, with_prefix
 from trappm.learner.heads.metric_head import OF_KERNELS, Head, Ours, starting_prior
 from trappm.learner.heads.predictions import (
     OTHER_START,
     DeviceHeads,
     Predictions,
     Settings,
-    joined_tensors,
     predictions_of,
 )
 from trappm.learner.paper.presets import HeadPreset
 from trappm.learner.physics.cpu_priors import CpuMemoryPrior, CpuTimePrior
-from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.power.power_prior import PowerPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
-from trappm.learner.workload import Workload
+from trappm.learner.workload import Array, FloatArray, Workload
 from trappm.profiler.devices.catalogue import USABLE_SHARE
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import METRICS, OnProgress
@@ -104,8 +101,6 @@ class _OneThread:
 _ONE_THREAD = _OneThread()
 
 
-Array = npt.NDArray[np.float64]
-
 KIND = "physics"
 LEAST_LABELS = 2
 """A metric with fewer values than this gets no head."""
@@ -160,7 +155,7 @@ class Heads:
             raise InputError("there are no labels of memory to predict what fits")
         return self.heads["memory_mib"].exceeding(workloads, USABLE_SHARE * capacity_mib)
 
-    def gradients(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float32]:
+    def gradients(self, workloads: Sequence[Workload]) -> FloatArray:
         """Return the gradients of all heads side by side, each metric with equal weight (n, g).
 
         A workload that a head cannot predict has zeros there.
@@ -233,6 +228,7 @@ def train_heads(
     preset: HeadPreset,
     generator: np.random.Generator,
     above: Array | None = None,
+    errors: Array | None = None,
     spec: DeviceSpec | None = None,
     evidence: Sequence[Evidence] = (),
     init: DeviceHeads | None = None,
@@ -248,6 +244,7 @@ def train_heads(
         generator: all randomness comes from it.
         above: lower bounds (n, metrics) for runs that died of memory; NaN elsewhere. Networks
             leave them out.
+        errors: Relative standard errors of the targets (n, metrics); networks do not use them.
         spec: of the device; without one kernels predict no step time.
         evidence: kernels of the device alone, which say of its step time what they can.
         init: heads of another device, near which constants are refitted (TraPPM, Table V).
@@ -278,7 +275,12 @@ def train_heads(
         prior = _prior(metric, spec, evidence, heads, kernels=2 * traced.sum() >= len(rows))
         if isinstance(prior, _NEED_KERNELS):
             rows = rows[traced]
-        own = Targets(values[rows], limits[rows], [groups[i] for i in rows.tolist()])
+        own = Targets(
+            values[rows],
+            limits[rows],
+            [groups[i] for i in rows.tolist()],
+            None if errors is None else errors[rows, at],
+        )
         start = None if init is None else init.heads.get(metric)
         if start is not None and type(start.prior) is not type(prior):
             start = None  # constants of another formula, such as a GPU's for a CPU
@@ -316,6 +318,8 @@ def _prior(
         return PowerPrior.with_times(times.prior)
     prior = starting_prior(metric, spec, kernels=kernels)
     if evidence and isinstance(prior, StepTimePrior):
+        from trappm.learner.physics.devices.known_devices import known_devices
+
         return StepTimePrior.like_others(prior.spec, known_devices(), evidence)
     return prior
 

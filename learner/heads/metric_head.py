@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trappm.learner.estimator import Estimate, Model, Targets, with_prefix
+from trappm.learner.estimator import Estimate, Model, Targets, joined_tensors, with_prefix
 from trappm.learner.gaussian_process import Coordinates
-from trappm.learner.heads.predictions import joined_tensors
 from trappm.learner.physics.cpu_priors import CpuMemoryPrior, CpuTimePrior
-from trappm.learner.physics.device_specs import CPU, DeviceSpec, spec_of
+from trappm.learner.physics.device_specs import CPU, DeviceSpec
 from trappm.learner.physics.graph_prior import PRIORS, GraphPrior
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.prior import Prior
@@ -37,7 +35,7 @@ from trappm.learner.stats.calibration import (
     central_interval,
 )
 from trappm.learner.stats.folds import cluster_folds, grouped_folds
-from trappm.learner.workload import Workload
+from trappm.learner.workload import Array, BoolArray, FloatArray, IntArray, Workload
 from trappm.profiler.errors import InputError
 
 OF_KERNELS = (StepTimePrior, CpuTimePrior)
@@ -60,17 +58,6 @@ def starting_prior(metric: str, spec: DeviceSpec | None, *, kernels: bool) -> Pr
     return GraphPrior(metric if metric in PRIORS else "step_time_ms")
 
 
-def prior_on_card(metric: str, card: str, *, kernels: bool = True) -> Prior:
-    """Return the prior of a metric on a card.
-
-    Raises:
-        InputError: The prior needs a specification and the catalogue does not list the card.
-    """
-    on_specification = metric == "memory_mib" or (metric == "step_time_ms" and kernels)
-    return starting_prior(metric, spec_of(card) if on_specification else None, kernels=kernels)
-
-
-Array = npt.NDArray[np.float64]
 P = TypeVar("P", bound=Prior)
 
 SHARE_STEP = 0.05
@@ -123,7 +110,7 @@ class Head(Generic[P]):
             return self.calibration.exceeding(gap / stated)
         return self.surprises.exceeding(self.calibration, gap, stated, *chances)
 
-    def gradients(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float32]:
+    def gradients(self, workloads: Sequence[Workload]) -> FloatArray:
         """Return the derivatives of the predicted logarithm (n, g).
 
         They are by the prior's constants, in units of their deviation without labels, and by
@@ -141,7 +128,7 @@ class Head(Generic[P]):
 
     def _logs(
         self, workloads: Sequence[Workload]
-    ) -> tuple[Array, Array, npt.NDArray[np.bool_] | None, tuple[Array, Array] | None]:
+    ) -> tuple[Array, Array, BoolArray | None, tuple[Array, Array] | None]:
         """Return logarithms, deviations, whether each workload is outside the training
         distribution, and the probability of an outlier with its weight (n each)."""
         logs, features = self.prior.logs_and_features(workloads)
@@ -237,6 +224,7 @@ class Ours:
             feature_groups=prior.feature_groups,
             folds=folds,
             bounds=bounds,
+            label_errors=targets.errors,
         )
         errors = np.where(known, residuals, bounds) - out_of_fold.mean
         familiarity, deviations, surprises = None, out_of_fold.deviation, None
@@ -263,13 +251,13 @@ class Ours:
 
     def _fit_prior(
         self, workloads: Sequence[Workload], targets: Targets, start: Head[Prior] | None
-    ) -> tuple[Prior, Callable[[npt.NDArray[np.int64]], Array]]:
+    ) -> tuple[Prior, Callable[[IntArray], Array]]:
         """Return the prior fitted to all labels, and a function from folds to logarithms (n) by
         priors that were fitted without them."""
         centre = self.prior if start is None else self.prior.started_from(start.prior)
         log_values, log_above = np.log(targets.values), np.log(targets.above)
 
-        def refitted(rows: npt.NDArray[np.bool_], near: Prior | None = None) -> Prior:
+        def refitted(rows: BoolArray, near: Prior | None = None) -> Prior:
             return centre.refit(
                 [workloads[i] for i in np.flatnonzero(rows).tolist()],
                 log_values[rows],
@@ -280,7 +268,7 @@ class Ours:
 
         prior = refitted(np.ones(len(workloads), dtype=bool))
 
-        def without(folds: npt.NDArray[np.int64]) -> Array:
+        def without(folds: IntArray) -> Array:
             unseen = np.zeros(len(workloads))
             for fold in np.unique(folds):
                 out = folds == fold

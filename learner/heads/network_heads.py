@@ -7,27 +7,22 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
-from trappm.learner.estimator import Targets, with_prefix
+from trappm.learner.estimator import Targets, joined_tensors, with_prefix
 from trappm.learner.heads.predictions import (
     OTHER_START,
     DeviceHeads,
     Predictions,
     Settings,
-    joined_tensors,
     predictions_of,
 )
 from trappm.learner.paper.estimators import embedded_vectors, paper_estimator
-from trappm.learner.paper.graphs import FloatArray
 from trappm.learner.paper.presets import HeadPreset
 from trappm.learner.paper.regressor import HeadNetwork, NetworkModel
-from trappm.learner.workload import Workload
+from trappm.learner.workload import Array, FloatArray, Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import METRICS, OnProgress
-
-Array = npt.NDArray[np.float64]
 
 KIND = "network for each metric"
 

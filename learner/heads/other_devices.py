@@ -1,7 +1,7 @@
 """Heads of cards without labels, from common constants of other cards and the data sheet.
 
-    step time   constants that all known cards share, or moved by what others published of the card:
-                kernels alone, or steps too few for a head
+    step time   constants by what others published of the card: steps too few for a head, or kernels
+                alone; else those of the most similar card with steps
     memory      simulated allocations, and the other memory of a process of today's software
 
 Their intervals are quantiles of the errors on cards held out as a whole, or on architectures held
@@ -20,15 +20,14 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trappm.learner.estimator import with_prefix
+from trappm.learner.estimator import joined_tensors, with_prefix
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.metric_head import Head
-from trappm.learner.heads.predictions import StepSettings, TrainedHeads
+from trappm.learner.heads.predictions import Z90, TrainedHeads
 from trappm.learner.physics.device_specs import CPU, known_spec
 from trappm.learner.physics.kernel_times import starting_constants
 from trappm.learner.physics.memory_prior import MemoryPrior
@@ -36,19 +35,16 @@ from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.residual.residual import Residual
 from trappm.learner.stats.calibration import Calibration
-from trappm.profiler.devices.catalogue import read_name
-from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
-
-Array = npt.NDArray[np.float64]
+from trappm.profiler.devices.catalogue import most_similar, read_name
+from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision, StepSettings
 
 FILE = Path(__file__).parents[1] / "physics/devices/other_devices.safetensors"
 """Written by `research/priors/other_devices.py --write`; the shipped snapshot has a copy."""
 OTHERS = "other cards"
 """Key of manifest sources whose labels have no head."""
+STEPS_BASIS = "few published steps of this card and other cards' labels"
 SETTINGS = (StepSettings(Precision.FP32, MemoryFormat.CONTIGUOUS, Optimizer.SGD),)
 """Default settings of a query without labels."""
-GAUSSIAN = 1.645
-"""Deviations to either side that hold 90 %."""
 
 
 class Basis(enum.StrEnum):
@@ -61,7 +57,7 @@ class Basis(enum.StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class OtherDevices:
-    """Common constants of all cards, and constants of cards with measured kernels."""
+    """Constants of cards with published steps or kernels, and common ones of all cards."""
 
     constants: Tensor
     """Constants of step times common to all known cards (c)."""
@@ -80,35 +76,60 @@ class OtherDevices:
         published = (basis for basis in Basis if (basis, model) in self.of_cards)
         return next(published, Basis.SPECIFICATION)
 
+    def constants_of(self, device: str) -> Tensor:
+        """Return the constants of a card, or of the one with steps that is most like it (c)."""
+        model, basis = read_name(device).model, self.basis(device)
+        if basis is not None and (basis, model) in self.of_cards:
+            return self.of_cards[basis, model]
+        like = most_similar(device, [m for kind, m in self.of_cards if kind is Basis.STEPS])
+        return self.constants if like is None else self.of_cards[Basis.STEPS, like]
+
     def heads(self, device: str, phase: Phase) -> TrainedHeads | None:
         """Heads of step time and memory of a card; None where the catalogue does not list it."""
+        heads = self._heads(device, phase)
+        return None if heads is None else TrainedHeads(heads, SETTINGS)
+
+    def _heads(self, device: str, phase: Phase) -> Heads | None:
         spec, basis = known_spec(device), self.basis(device)
         if spec is None or basis is None:
             return None
-        constants = self.of_cards.get((basis, read_name(device).model), self.constants)
         # Older snapshots do not know how far off cards with steps are, which is less than this.
         judged = basis if (basis, phase) in self.step_time else Basis.KERNELS
-        step_time = head_of(StepTimePrior(spec, constants), self.step_time[judged, phase])
+        step_time = head_of(
+            StepTimePrior(spec, self.constants_of(device)), self.step_time[judged, phase]
+        )
         memory = head_of(MemoryPrior.on(spec), self.memory)
-        heads: dict[str, Head[Prior]] = {"memory_mib": memory, "step_time_ms": step_time}
-        return TrainedHeads(Heads(heads, 0), SETTINGS)
+        return Heads({"memory_mib": memory, "step_time_ms": step_time}, 0)
 
     def completed(self, known: TrainedHeads, device: str, phase: Phase) -> TrainedHeads:
         """Heads of a device with those of the metrics that it had no labels of."""
-        added = self.heads(device, phase)
-        if added is None or not isinstance(known.heads, Heads):
+        own, added = known.heads, self._heads(device, phase)
+        if added is None or not isinstance(own, Heads):
             return known
-        own, others = known.heads, added.heads
-        assert isinstance(others, Heads)  # noqa: S101  (made above)
-        return replace(known, heads=Heads({**others.heads, **own.heads}, own.label_count))
+        return replace(known, heads=replace(own, heads={**added.heads, **own.heads}))
+
+    def by_steps(
+        self, known: TrainedHeads, device: str, phase: Phase
+    ) -> tuple[TrainedHeads, str | None]:
+        """Return heads whose step times come from published steps of the card, and their basis.
+
+        The heads are unchanged, without a basis, if there are no published steps of the card, or
+        their step times do not come from labels.
+        """
+        own, added = known.heads, self._heads(device, phase)
+        if added is None or self.basis(device) is not Basis.STEPS or not isinstance(own, Heads):
+            return known, None
+        head = own.heads.get("step_time_ms")
+        if head is None or head.familiarity is None:
+            return known, None
+        heads = {**own.heads, "step_time_ms": added.heads["step_time_ms"]}
+        return replace(known, heads=replace(own, heads=heads)), STEPS_BASIS
 
     def tensors(self) -> dict[str, Tensor]:
         tensors = {"constants": self.constants}
         tensors |= {f"{basis}.{model}": values for (basis, model), values in self.of_cards.items()}
         parts = {f"errors.{basis}.{phase}": c for (basis, phase), c in self.step_time.items()}
-        for name, calibration in {**parts, "errors.memory": self.memory}.items():
-            tensors |= {f"{name}.{key}": value for key, value in calibration.tensors().items()}
-        return tensors
+        return tensors | joined_tensors({**parts, "errors.memory": self.memory})
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
@@ -161,7 +182,7 @@ def known_of_others(path: Path = FILE) -> tuple[OtherDevices, list[dict[str, obj
 def head_of(prior: Prior, errors: Calibration) -> Head[Prior]:
     """A head without residual, of these errors of the logarithm."""
     low, high = errors.interval()
-    deviation = (high - low) / (2 * GAUSSIAN)
+    deviation = (high - low) / (2 * Z90)
     weights = {"process": 0.0, "trees": 0.0}
     residual = Residual(sum(prior.feature_groups), None, None, weights, deviation)
     return Head(prior, residual, Calibration(errors.quantiles / deviation), None)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
-import numpy.typing as npt
-
-from trappm.profiler.records import MemoryFormat, Optimizer, Precision
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from trappm.learner.estimator import Estimate
-    from trappm.learner.workload import Workload
-
-Array = npt.NDArray[np.float64]
+    from trappm.learner.workload import Array, BoolArray, FloatArray, Workload
+    from trappm.profiler.records import StepSettings
 
 Z90 = 1.645
 """Deviations of a Gaussian from the middle to either end of 90 %."""
@@ -38,7 +34,7 @@ class Predictions:
     """Deviation of log(value)."""
     disagreement: Array
     """Deviation of log(value) that more labels can remove."""
-    outside: npt.NDArray[np.bool_]
+    outside: BoolArray
     """True if the workload lies outside the training distribution."""
     labels_end: Array
     """Least or largest label, where the median is far beyond it; NaN elsewhere."""
@@ -89,20 +85,6 @@ def predictions_of(metrics: tuple[str, ...], estimates: Sequence[Estimate], n: i
     )
 
 
-class _HasTensors(Protocol):
-    def tensors(self) -> dict[str, Tensor]: ...
-
-
-def joined_tensors(parts: Mapping[str, _HasTensors | None]) -> dict[str, Tensor]:
-    """Return the tensors of all parts by `part.name`."""
-    return {
-        f"{part}.{name}": tensor
-        for part, own in parts.items()
-        if own is not None
-        for name, tensor in own.tensors().items()
-    }
-
-
 class DeviceHeads(Protocol):
     """Trained heads of one device."""
 
@@ -128,7 +110,7 @@ class DeviceHeads(Protocol):
         """Predict n workloads; raise InputError if one lacks what the heads need."""
         ...
 
-    def gradients(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float32]:
+    def gradients(self, workloads: Sequence[Workload]) -> FloatArray:
         """Return derivatives of the predicted logarithms by what was learned (n, g)."""
         ...
 
@@ -139,14 +121,6 @@ class DeviceHeads(Protocol):
     def settings(self) -> dict[str, Any]:
         """Return plain JSON values for the manifest; `kind` names the kind of heads."""
         ...
-
-
-class StepSettings(NamedTuple):
-    """Settings of a step in addition to its batch size."""
-
-    precision: Precision
-    memory_format: MemoryFormat
-    optimizer: Optimizer
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,8 +3,8 @@
 Karthick Panner Selvam and Mats Brorsson, "TraPPM". Where each part of the papers is:
 
     encoder       graph autoencoder on graphs without labels: Z = encoder(X, A), A' = sigmoid(Z Z^T)
-    regressor     SAGEConv layers + embedding + static features -> one metric; a deep ensemble
-    fine_tuning   V100 regressors from A100 weights (Table V)
+    regressor     SAGEConv layers + embedding + static features -> one metric; a deep ensemble;
+                  `fine_tune`: V100 regressors from A100 weights (Table V)
     presets       the papers' sizes and training settings, and those for a laptop core
 
     learner.acquisition.embedding_space    labels chosen over the embedding space, weighted by the

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 
+from trappm.learner.workload import FloatArray, IntArray
 from trappm.profiler.graphs.features import OPERATORS
-
-IntArray = npt.NDArray[np.int64]
 
 MAX_DEPTH = 4
 """Layers of the deepest network, the paper's encoder."""
@@ -28,7 +27,7 @@ MAX_DEPTH = 4
 _WORDS = np.random.default_rng(0x7261).integers(1, 2**63, 64, dtype=np.uint64) * 2 + 1
 
 
-def node_keys(features: npt.NDArray[np.float32], edges: IntArray) -> IntArray:
+def node_keys(features: FloatArray, edges: IntArray) -> IntArray:
     """Return a number for each node and depth that equal nodes share, (N, MAX_DEPTH + 1).
 
     Nodes are equal at depth 0 if their features are, and at depth k if they and their predecessors

@@ -3,41 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from trappm.learner.estimator import Model, Targets
 from trappm.learner.paper.encoder import Encoder
-from trappm.learner.paper.fine_tuning import fine_tune
-from trappm.learner.paper.graphs import FloatArray, join_vectors
+from trappm.learner.paper.graphs import join_vectors
 from trappm.learner.paper.presets import HeadPreset
-from trappm.learner.paper.regressor import LEAST_LABELS, HeadNetwork, NetworkModel, Regressor
-from trappm.learner.workload import Workload
+from trappm.learner.paper.regressor import HeadNetwork, Regressor
+from trappm.learner.workload import FloatArray, Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Graph, OnProgress
-
-
-@dataclass(frozen=True, eq=False)
-class NetworkEstimator(Regressor):
-    """Networks that are trained from random weights, or fine-tuned from another device's."""
-
-    least_labels: ClassVar[int] = LEAST_LABELS
-
-    def fit(
-        self,
-        workloads: Sequence[Workload],
-        targets: Targets,
-        generator: np.random.Generator,
-        start: Model | None = None,
-    ) -> NetworkModel:
-        if start is None:
-            return self.from_scratch(workloads, targets, generator)
-        if not isinstance(start, NetworkModel):
-            raise InputError(f"{self.name} cannot start from the weights of another method")
-        return fine_tune(start, self, workloads, targets, generator)
 
 
 def paper_estimator(
@@ -45,7 +21,7 @@ def paper_estimator(
     preset: HeadPreset,
     encoder: Encoder | None = None,
     on_step: OnProgress = lambda done, total: None,
-) -> NetworkEstimator:
+) -> Regressor:
     """Return the paper's predictor.
 
     Args:
@@ -54,7 +30,7 @@ def paper_estimator(
         encoder: Encoder of the graphs; None where workloads come with their embeddings.
         on_step: Called with the number of steps done and the largest number of steps.
     """
-    return NetworkEstimator(
+    return Regressor(
         name=name,
         network=lambda width, mean_nodes: HeadNetwork(preset, width, mean_nodes),
         vector=embedded_vectors if encoder is None else _Embedded(encoder),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +13,10 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from trappm.learner.paper.distinct_nodes import node_keys
-from trappm.learner.workload import Workload
+from trappm.learner.workload import FloatArray, IntArray, Workload, cached_with_first
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.features import NODE_FEATURES, OPERATORS, node_features, static_features
 from trappm.profiler.records import Graph
-
-FloatArray = npt.NDArray[np.float32]
-IntArray = npt.NDArray[np.int64]
 
 CLIP = 6.0
 """Largest distance of a scaled feature from the mean in standard deviations (round number)."""
@@ -115,21 +111,16 @@ def to_data(
     return data
 
 
-_TABLES: WeakKeyDictionary[Graph, tuple[FloatArray, IntArray]] = WeakKeyDictionary()
 _SIZES = NODE_FEATURES - len(OPERATORS)
 
 
+@cached_with_first
 def _node_table(graph: Graph) -> tuple[FloatArray, IntArray]:
-    """Return operator number and unscaled sizes (N, 16), and the keys of `distinct_nodes`.
-
-    They are cached as long as the graph: cross-validation and ensembles use them many times.
-    """
-    if graph not in _TABLES:
-        features = node_features(graph)
-        operators = features[:, : len(OPERATORS)].argmax(axis=1).astype(np.float32)[:, None]
-        table = np.hstack([operators, features[:, len(OPERATORS) :]])
-        _TABLES[graph] = table, node_keys(table, graph.edges)
-    return _TABLES[graph]
+    """Return operator number and unscaled sizes (N, 16), and the keys of `distinct_nodes`."""
+    features = node_features(graph)
+    operators = features[:, : len(OPERATORS)].argmax(axis=1).astype(np.float32)[:, None]
+    table = np.hstack([operators, features[:, len(OPERATORS) :]])
+    return table, node_keys(table, graph.edges)
 
 
 def batches(data: Sequence[Data], max_nodes: int, order: Sequence[int]) -> Iterator[Batch]:

@@ -14,32 +14,30 @@ another network, vector or loss.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import SAGEConv, global_add_pool
 
-from trappm.learner.estimator import Estimate, Targets, with_prefix
+from trappm.learner.estimator import Estimate, Model, Targets, joined_tensors, with_prefix
 from trappm.learner.paper.distinct_nodes import classes_of, one_hot, propagate
-from trappm.learner.paper.graphs import FloatArray, Scaler, batches, fit_node_scaler, to_data
+from trappm.learner.paper.graphs import Scaler, batches, fit_node_scaler, to_data
 from trappm.learner.paper.presets import HeadPreset, Training
 from trappm.learner.paper.training import torch_seeded, train
 from trappm.learner.physics.graph_prior import OPERATORS, operator_shares
 from trappm.learner.stats.calibration import Calibration, Familiarity, UnseenErrors
 from trappm.learner.stats.folds import grouped_folds
 from trappm.learner.stats.student_t import robust_deviation
-from trappm.learner.workload import Workload
+from trappm.learner.workload import Array, BoolArray, FloatArray, Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.features import NODE_FEATURES
 from trappm.profiler.records import OnProgress
 
-Array = npt.NDArray[np.float64]
 Vector = Callable[[Sequence[Workload]], FloatArray]
 """Returns unscaled features of whole workloads (n, v)."""
 MakeNetwork = Callable[[int, float], nn.Module]
@@ -207,10 +205,11 @@ class NetworkModel:
             **self.scales.vector.tensors("vector"),
             "numbers": torch.tensor(numbers, dtype=torch.float64),
         }
-        parts = {f"network{i}": network.state_dict() for i, network in enumerate(self.networks)}
-        parts["calibration"] = self.calibration.tensors()
-        parts["familiarity"] = self.familiarity.tensors()
-        return tensors | {f"{part}.{k}": v for part, own in parts.items() for k, v in own.items()}
+        for i, network in enumerate(self.networks):
+            tensors |= {f"network{i}.{name}": v for name, v in network.state_dict().items()}
+        return tensors | joined_tensors(
+            {"calibration": self.calibration, "familiarity": self.familiarity}
+        )
 
     @classmethod
     def from_tensors(
@@ -254,13 +253,29 @@ class NetworkModel:
 
 @dataclass(frozen=True, eq=False)
 class Regressor:
-    """Recipe that trains networks for one metric on one device."""
+    """Recipe that trains networks for one metric on one device (`learner.estimator.Estimator`)."""
+
+    least_labels: ClassVar[int] = LEAST_LABELS
 
     name: str
     network: MakeNetwork
     vector: Vector
     training: Training
     on_step: OnProgress = lambda done, total: None
+
+    def fit(
+        self,
+        workloads: Sequence[Workload],
+        targets: Targets,
+        generator: np.random.Generator,
+        start: Model | None = None,
+    ) -> NetworkModel:
+        """Train networks from random weights, or fine-tune those of another device."""
+        if start is None:
+            return self.from_scratch(workloads, targets, generator)
+        if not isinstance(start, NetworkModel):
+            raise InputError(f"{self.name} cannot start from the weights of another method")
+        return self.fine_tune(start, workloads, targets, generator)
 
     def from_scratch(
         self, workloads: Sequence[Workload], targets: Targets, generator: np.random.Generator
@@ -274,6 +289,24 @@ class Regressor:
             max(float(logs.std()), LEAST_SCALE),
         )
         return self.train(workloads, targets, generator, scales, (), self.training.learning_rate)
+
+    def fine_tune(
+        self,
+        source: NetworkModel,
+        workloads: Sequence[Workload],
+        targets: Targets,
+        generator: np.random.Generator,
+    ) -> NetworkModel:
+        """Continue training the networks of a source device, as V100 from A100 weights (Table V).
+
+        The common factor between the devices needs no training: it shifts the center first. All
+        weights are then trained at a smaller learning rate.
+        """
+        rows, logs = labelled(workloads, targets)
+        of_source = np.log(source.predict([workloads[i] for i in rows]).median)
+        center = source.scales.center + float(np.median(logs - of_source))
+        scales, rate = replace(source.scales, center=center), self.training.fine_tune_learning_rate
+        return self.train(workloads, targets, generator, scales, source.networks, rate)
 
     def train(
         self,
@@ -364,7 +397,7 @@ def _operators(workloads: Sequence[Workload]) -> Array:
     return np.array(shares, dtype=np.float64).reshape(len(workloads), len(OPERATORS))
 
 
-def _at(data: Sequence[Data], rows: npt.NDArray[np.bool_]) -> list[Data]:
+def _at(data: Sequence[Data], rows: BoolArray) -> list[Data]:
     return [data[i] for i in np.flatnonzero(rows).tolist()]
 
 

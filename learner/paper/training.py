@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from trappm.learner.paper.graphs import batches
+from trappm.learner.workload import Array
 from trappm.profiler.records import OnProgress
 
 # Round numbers, all four.
@@ -85,7 +85,7 @@ def train(
     on_step(steps, steps)  # steps that were not needed count as done
 
 
-def is_significantly_worse(now: npt.NDArray[np.float64], best: npt.NDArray[np.float64]) -> bool:
+def is_significantly_worse(now: Array, best: Array) -> bool:
     """Return whether losses of k parts exceed the best ones by more than the standard errors."""
     gaps = now - best
     error = gaps.std(ddof=1) / len(gaps) ** 0.5 if len(gaps) > 1 else 0.0
@@ -106,9 +106,7 @@ def _nodes(data: Sequence[Data]) -> int:
     return sum(int(d.x.shape[0]) for d in data)
 
 
-def _losses(
-    network: nn.Module, loss: Callable[[Batch], Tensor], parts: Sequence[Batch]
-) -> npt.NDArray[np.float64]:
+def _losses(network: nn.Module, loss: Callable[[Batch], Tensor], parts: Sequence[Batch]) -> Array:
     """Return the loss of each part (k), with the same random draws at every evaluation."""
     network.eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):

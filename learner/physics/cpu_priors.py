@@ -22,26 +22,27 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self
-from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from trappm.learner.physics.device_specs import CPU
-from trappm.learner.physics.graph_prior import FORWARD_SHARE, OPERATORS, settings_and_operators
+from trappm.learner.physics.graph_prior import (
+    FORWARD_SHARE,
+    MIB,
+    OPERATORS,
+    settings_and_operators,
+)
 from trappm.learner.physics.graph_prior import PRODUCTS as GRAPH_PRODUCTS
 from trappm.learner.physics.kernel_terms import BYTES_PER_PARAMETER, PRODUCTS
 from trappm.learner.physics.memory_prior import MemoryPrior
+from trappm.learner.physics.prior import PriorSpec, TermPrior
 from trappm.learner.physics.step_memory import amp_factor, step_memory
-from trappm.learner.physics.term_prior import PriorSpec, TermPrior, TermSpec
-from trappm.learner.workload import Workload
+from trappm.learner.workload import Array, Workload, cached_with_first
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
 from trappm.profiler.records import Phase
 from trappm.profiler.simulation.kernel_profile import KernelKind, Pass, Size
-
-Array = npt.NDArray[np.float64]
 
 # The reference core: round numbers that labels correct.
 MS_PER_STEP = 1.0
@@ -81,50 +82,49 @@ _SCATTERED = (KernelKind.GROUPED, KernelKind.DEPTHWISE)
 
 # A spread of 0.6 is a factor of two, as in `graph_prior` for kernels of one kind.
 TIME_SPEC = PriorSpec(
-    (
-        TermSpec("step", 1.5),
-        TermSpec("forward calls", 0.7),
-        TermSpec("backward calls", 0.7),
-        TermSpec("forward convolutions", 0.7),
-        TermSpec("backward convolutions", 0.7),
-        TermSpec("updates", 1.0),
-        *(
-            TermSpec(f"{kind.name.lower()} {direction}", 0.6)
+    {
+        "step": 1.5,
+        "forward calls": 0.7,
+        "backward calls": 0.7,
+        "forward convolutions": 0.7,
+        "backward convolutions": 0.7,
+        "updates": 1.0,
+        **{
+            f"{kind.name.lower()} {direction}": 0.6
             for kind in _MULTIPLY
             for direction in ("forward", "backward")
-        ),
-        TermSpec("narrow forward", 0.8),
-        TermSpec("narrow backward", 0.8),
-        TermSpec("few rows", 0.8),
-        TermSpec("product bytes", 0.7),
-        TermSpec("reordered weights", 0.7),
-        TermSpec("large weights", 0.8),
-        *(TermSpec(f"{name} bytes", 0.6) for name in STREAMS),
-        TermSpec("optimizer bytes", 0.7),
-    ),
+        },
+        "narrow forward": 0.8,
+        "narrow backward": 0.8,
+        "few rows": 0.8,
+        "product bytes": 0.7,
+        "reordered weights": 0.7,
+        "large weights": 0.8,
+        **{f"{name} bytes": 0.6 for name in STREAMS},
+        "optimizer bytes": 0.7,
+    },
     common_spread=3.0,
 )
 
-MIB = 2.0**20
 # Starting values: round numbers that labels correct.
 PRIMITIVE_MIB = 0.3
 """Memory per shape of a product: forward and both gradients."""
 LAYER_MIB = 0.04
 
 MEMORY_SPEC = PriorSpec(
-    (
-        TermSpec("process", 1.0),
-        TermSpec("tensors", 0.05),  # bytes are bytes
-        TermSpec("products", 0.5),
-        TermSpec("parameters", 0.5),
-        TermSpec("blocked", 0.5),
-    ),
+    {
+        "process": 1.0,
+        "tensors": 0.05,  # bytes are bytes
+        "products": 0.5,
+        "parameters": 0.5,
+        "blocked": 0.5,
+    },
     common_spread=0.05,
 )
 
 
 class CpuPrior(TermPrior):
-    """Prior with cached terms and the constants of a reference CPU."""
+    """Prior with the constants of a reference CPU."""
 
     SPEC: ClassVar[PriorSpec]
     transfer_tightness = 1.0
@@ -138,13 +138,8 @@ class CpuPrior(TermPrior):
         """Return the terms of one workload in the metric's unit, in the order of `SPEC`."""
 
     def terms(self, workloads: Sequence[Workload]) -> Array:
-        rows = []
-        for workload in workloads:
-            known = _TERMS_OF.setdefault(workload, {})
-            if type(self) not in known:
-                known[type(self)] = self.terms_of(workload)
-            rows.append(known[type(self)])
-        return np.array(rows, dtype=np.float64).reshape(len(workloads), len(self.SPEC.terms))
+        rows = [self.terms_of(workload) for workload in workloads]
+        return np.array(rows, dtype=np.float64).reshape(len(workloads), len(self.SPEC.spreads))
 
     def with_constants(self, log_constants: Array) -> Self:
         return type(self)(log_constants)
@@ -154,17 +149,14 @@ class CpuPrior(TermPrior):
         return cls(tensors["log_constants"].numpy())
 
 
-_TERMS_OF: WeakKeyDictionary[Workload, dict[type[CpuPrior], list[float]]] = WeakKeyDictionary()
-"""Cache of terms: a fit needs the same workloads many times."""
-
-
 class CpuTimePrior(CpuPrior):
     """Prior of the step time on CPUs."""
 
     SPEC = TIME_SPEC
-    feature_groups = (4, len(TIME_SPEC.terms), len(OPERATORS), 5)
+    feature_groups = (4, len(TIME_SPEC.spreads), len(OPERATORS), 5)
 
     @staticmethod
+    @cached_with_first
     def terms_of(workload: Workload) -> list[float]:
         """Return the terms in ms on the reference core (31).
 
@@ -240,6 +232,7 @@ class CpuMemoryPrior(CpuPrior):
     feature_groups = MemoryPrior.feature_groups
 
     @staticmethod
+    @cached_with_first
     def terms_of(workload: Workload) -> list[float]:
         """Return the terms in MiB (5)."""
         graph = workload.graph

@@ -6,11 +6,21 @@ Labels correct everything that depends on them. `profiler.devices.catalogue` lis
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from trappm.profiler.devices.base import rank_key
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, card_of
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Phase
+from trappm.profiler.simulation.kernel_profile import KernelKind, Size
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from trappm.learner.workload import BoolArray
+    from trappm.profiler.simulation.kernel_profile import Kernels
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,24 @@ class DeviceSpec:
     """Share of the gaps between blocks of CUDA's allocator that also occurs here."""
     tf32_tflops: float | None = None
     """Peak of fp32 convolutions, for which PyTorch allows TF32 in cuDNN; None without TF32."""
+
+    def products_at_peak_ms(self, kernels: Kernels) -> float:
+        """Return the time that the products of a step would take at the device's peak, in ms.
+
+        Divided by the step time, this is the model FLOPs utilization (MFU; Chowdhery et al., PaLM,
+        2022, appendix B), with the peak of each product's own data type.
+        """
+        table = kernels.table
+        tf32 = self.uses_tf32(table.kinds, table.half)
+        tflops = np.select(
+            [table.half, tf32], [self.half_tflops, self.tf32_tflops or 0.0], self.full_tflops
+        )
+        flops = table.counts * kernels.sizes[:, Size.FLOPS] * (table.kinds <= KernelKind.ATTENTION)
+        return float((flops / tflops).sum() / 1e9)
+
+    def uses_tf32(self, kinds: npt.NDArray[np.integer], half: BoolArray) -> BoolArray:
+        """Return which of n kernels compute in TF32: fp32 convolutions without groups."""
+        return ~half & (kinds <= KernelKind.DENSE) & (self.tf32_tflops is not None)
 
 
 # Memory above the baseline of a warm CPU process consists mostly of tensors.

@@ -17,15 +17,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
-from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trappm.learner.physics.term_prior import PriorSpec, TermPrior, TermSpec
-from trappm.learner.workload import Workload
+from trappm.learner.physics.prior import PriorSpec, TermPrior
+from trappm.learner.workload import Array, BoolArray, IntArray, Workload, cached_with_first
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
 from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
 
@@ -80,7 +78,7 @@ def convolution_scratch(graph: Graph) -> Array:
     winograd = 16 * BYTES_PER_ELEMENT / MIB * transforms
     copies = BYTES_PER_ELEMENT / MIB * batch * (channels * pixels + filters * results)
 
-    def largest(values: Array, of: npt.NDArray[np.bool_]) -> float:
+    def largest(values: Array, of: BoolArray) -> float:
         return float(np.log1p(values[of].max(initial=0.0)))
 
     every = np.ones(len(channels), dtype=bool)
@@ -99,8 +97,6 @@ def convolution_scratch(graph: Graph) -> Array:
         ]
     )
 
-
-Array = npt.NDArray[np.float64]
 
 FORWARD_SHARE = 1 / 3
 """Forward share of a training step: the backward pass has two products per forward product."""
@@ -126,19 +122,19 @@ MOVES = frozenset({"Transpose", "Concat", "Slice", "Split", "Gather", "Pad", "Ex
 # traffic by kind of operator; devices differ by orders of magnitude, mostly in common. A spread of
 # 0.7 is a factor of two, of 1.5 one of five: round numbers, since labels decide.
 _WORK = PriorSpec(
-    (
-        TermSpec("step", 1.5),
-        TermSpec("launch", 1.5),
-        TermSpec("macs_dense", 0.7),
-        TermSpec("macs_pointwise", 0.7),
-        TermSpec("macs_matmul", 0.7),
-        TermSpec("macs_grouped", 1.0),
-        TermSpec("traffic_product", 0.7),
-        TermSpec("traffic_norm", 0.7),
-        TermSpec("traffic_elementwise", 0.7),
-        TermSpec("traffic_move", 0.7),
-        TermSpec("traffic_weights", 0.7),
-    ),
+    {
+        "step": 1.5,
+        "launch": 1.5,
+        "macs_dense": 0.7,
+        "macs_pointwise": 0.7,
+        "macs_matmul": 0.7,
+        "macs_grouped": 1.0,
+        "traffic_product": 0.7,
+        "traffic_norm": 0.7,
+        "traffic_elementwise": 0.7,
+        "traffic_move": 0.7,
+        "traffic_weights": 0.7,
+    },
     common_spread=3.0,
 )
 
@@ -148,12 +144,12 @@ PRIORS: dict[str, PriorSpec] = {
     "energy_j": _WORK,
     # Idle power, and more of it the busier arithmetic and memory are.
     "power_w": PriorSpec(
-        (
-            TermSpec("idle", 0.5),
-            TermSpec("arithmetic", 0.5),
-            TermSpec("traffic", 0.5),
-            TermSpec("occupancy", 0.5),
-        ),
+        {
+            "idle": 0.5,
+            "arithmetic": 0.5,
+            "traffic": 0.5,
+            "occupancy": 0.5,
+        },
         common_spread=1.5,
     ),
 }
@@ -163,7 +159,7 @@ PRIORS: dict[str, PriorSpec] = {
 def term_matrix(graphs: Sequence[Graph], metric: str) -> Array:
     """Return the terms of each graph in the metric's unit on the reference device (n, k)."""
     rows = np.array([list(_TERMS[metric](_totals(graph))) for graph in graphs], dtype=np.float64)
-    return rows.reshape(len(graphs), len(PRIORS[metric].terms))
+    return rows.reshape(len(graphs), len(PRIORS[metric].spreads))
 
 
 class GraphPrior(TermPrior):
@@ -176,7 +172,7 @@ class GraphPrior(TermPrior):
 
     @property
     def feature_groups(self) -> tuple[int, ...]:
-        return (4, len(self.spec.terms), len(OPERATORS), 5)
+        return (4, len(self.spec.spreads), len(OPERATORS), 5)
 
     def with_constants(self, log_constants: Array) -> Self:
         return type(self)(self.metric, log_constants)
@@ -240,17 +236,8 @@ class _Totals:
     parameters: float
 
 
-_KNOWN: WeakKeyDictionary[Graph, _Totals] = WeakKeyDictionary()
-"""A fit asks for the same graphs once for each fold."""
-
-
+@cached_with_first
 def _totals(graph: Graph) -> _Totals:
-    if graph not in _KNOWN:
-        _KNOWN[graph] = _sums(graph)
-    return _KNOWN[graph]
-
-
-def _sums(graph: Graph) -> _Totals:
     elements_in = _elements(graph.input_shapes)
     elements_out = _elements(graph.output_shapes)
     out_bytes = np.maximum(
@@ -291,7 +278,7 @@ _KIND_OF = {
 }
 
 
-def _elements(shapes: npt.NDArray[np.int64]) -> Array:
+def _elements(shapes: IntArray) -> Array:
     """Elements of each padded shape (N); a node without a shape has none."""
     sizes = np.where(shapes > 0, shapes, 1).astype(np.float64)
     return np.where((shapes > 0).any(axis=1), sizes.prod(axis=1), 0.0)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +16,12 @@ import torch
 from torch import Tensor
 
 from trappm.learner.physics.device_specs import DeviceSpec
-from trappm.learner.workload import Workload
+from trappm.learner.workload import Array, BoolArray, IntArray, Workload, cached_with_first
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Optimizer, Phase
 from trappm.profiler.simulation.kernel_profile import KernelKind, Kernels, Pass, Size
 
-Array = npt.NDArray[np.float64]
-Indices = npt.NDArray[np.int64]
+Indices = IntArray
 
 PRODUCTS = 7
 """Number of kinds that multiply; the following kinds are bound by memory."""
@@ -155,44 +153,21 @@ def terms_of(workloads: Sequence[Workload], spec: DeviceSpec) -> Terms:
     Raises:
         InputError: a workload without kernels.
     """
-    parts = [_known_parts(workload, spec) for workload in workloads]
+    parts = [_parts(workload, spec) for workload in workloads]
+    streams, products, steps = zip(*parts, strict=True)
     return Terms(
-        streams=Streams(**_joined([part.streams for part in parts])),
-        products=Products(**_joined([part.products for part in parts])),
-        dispatches=torch.from_numpy(np.array([part.dispatches for part in parts])),
-        optimizer_bytes=torch.from_numpy(np.array([part.optimizer_bytes for part in parts])),
-        copied_bytes=torch.from_numpy(np.array([part.copied_bytes for part in parts])),
-        waits_for_host=torch.from_numpy(np.array([part.waits_for_host for part in parts])),
+        streams=Streams(**_joined(streams)),
+        products=Products(**_joined(products)),
+        **{n: torch.from_numpy(np.array([step[n] for step in steps])) for n in steps[0]},
     )
 
 
 _Rows = dict[str, npt.NDArray[Any]]
 
 
-@dataclass(frozen=True, eq=False)
-class _Parts:
-    """Terms of one workload."""
-
-    streams: _Rows
-    products: _Rows
-    dispatches: Array
-    optimizer_bytes: float
-    copied_bytes: float
-    waits_for_host: float
-
-
-_KNOWN: WeakKeyDictionary[Workload, dict[DeviceSpec, _Parts]] = WeakKeyDictionary()
-"""Cache of terms: a fit needs the same workloads many times."""
-
-
-def _known_parts(workload: Workload, spec: DeviceSpec) -> _Parts:
-    known = _KNOWN.setdefault(workload, {})
-    if spec not in known:
-        known[spec] = _parts(workload, spec)
-    return known[spec]
-
-
-def _parts(workload: Workload, spec: DeviceSpec) -> _Parts:
+@cached_with_first
+def _parts(workload: Workload, spec: DeviceSpec) -> tuple[_Rows, _Rows, dict[str, Any]]:
+    """Return streams, products, and the other `Terms` of one workload."""
     profile = workload.kernels
     if profile is None:
         raise InputError("a workload without kernels has no simulated step time")
@@ -207,14 +182,13 @@ def _parts(workload: Workload, spec: DeviceSpec) -> _Parts:
         profile.parameter_tensors if updates else 0,
     ]
     bytes_ = profile.parameters * BYTES_PER_PARAMETER[workload.optimizer] if updates else 0.0
-    return _Parts(
-        _streams(kernels, spec),
-        _products(kernels, spec),
-        np.array(dispatches, dtype=np.float64),
-        float(bytes_),
-        float(scope.copied_bytes * workload.batch_size),
-        float(scope.waits_for_host),
-    )
+    step = {
+        "dispatches": np.array(dispatches, dtype=np.float64),
+        "optimizer_bytes": float(bytes_),
+        "copied_bytes": float(scope.copied_bytes * workload.batch_size),
+        "waits_for_host": float(scope.waits_for_host),
+    }
+    return _streams(kernels, spec), _products(kernels, spec), step
 
 
 def _joined(parts: Sequence[_Rows]) -> dict[str, Tensor]:
@@ -273,7 +247,7 @@ def _products(kernels: Kernels, spec: DeviceSpec) -> _Rows:
     axes[convolution & weight_gradient, 2] = rows[convolution & weight_gradient]
     alignment = np.where(axes % 8 == 0, 0, np.where(axes % 2 == 0, 1, 2))
     alignment[~(half & tiled & (kinds != KernelKind.ATTENTION))] = 0
-    tf32 = ~half & (kinds <= KernelKind.DENSE) & (spec.tf32_tflops is not None)
+    tf32 = spec.uses_tf32(kinds, half)
     detail = _FIRST_DETAIL[kinds] + _detail(kinds, windows, strides, fan_in, fan_out, products)
     behaves = np.where(_like_forward(kinds, passes, half), Pass.FORWARD, passes)
     return {
@@ -299,17 +273,15 @@ def _products(kernels: Kernels, spec: DeviceSpec) -> _Rows:
     }
 
 
-def _like_forward(
-    kinds: Indices, passes: Indices, half: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.bool_]:
+def _like_forward(kinds: Indices, passes: Indices, half: BoolArray) -> BoolArray:
     """Return whether each kernel is an fp32 data gradient of a grouped or depthwise convolution.
 
     Such a gradient is as fast as the forward convolution. In 16 bits, libraries use kernels for it
     that are several times slower, as labels with autocast show.
     """
     grouped = (kinds == KernelKind.GROUPED) | (kinds == KernelKind.DEPTHWISE)
-    alike: npt.NDArray[np.bool_] = grouped & (passes == Pass.DATA_GRADIENT) & ~half
-    return alike
+    chosen: BoolArray = grouped & (passes == Pass.DATA_GRADIENT) & ~half
+    return chosen
 
 
 def _detail(
@@ -346,16 +318,14 @@ def _detail(
     return result
 
 
-def _direct(fan_in: Array, fan_out: Array, groups: Array) -> npt.NDArray[np.bool_]:
+def _direct(fan_in: Array, fan_out: Array, groups: Array) -> BoolArray:
     """Return whether the library has a dedicated kernel for each grouped convolution.
 
     Labels show that it needs equal numbers of input and output channels per group (4, 8, 16 or 32)
     and more than `FEW_GROUPS` groups. Other channels-last ones take two to four times as long.
     """
     same = np.abs(np.log(fan_out / fan_in)) < 0.2
-    chosen: npt.NDArray[np.bool_] = (
-        same & np.isin(fan_in.round(), (4, 8, 16, 32)) & (groups > FEW_GROUPS)
-    )
+    chosen: BoolArray = same & np.isin(fan_in.round(), (4, 8, 16, 32)) & (groups > FEW_GROUPS)
     return chosen
 
 

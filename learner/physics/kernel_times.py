@@ -7,7 +7,7 @@ step                       (T_device^8 + T_host^8)^(1/8) + a constant
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -28,7 +28,9 @@ from trappm.learner.physics.kernel_terms import (
     Products,
     Streams,
     Terms,
+    terms_of,
 )
+from trappm.learner.workload import Workload
 
 STEP_MS = 0.1
 """Time of a step in addition to its kernels, before any label."""
@@ -44,6 +46,9 @@ BOUND = 6.0
 SHARPNESS = 8.0
 """Power of the smooth minimum over tiles and the smooth maximum of device and host time
 (docs/research/step_time_model.md). Large enough for a maximum, with a slope on both sides."""
+
+CHUNK = 500
+"""Largest number of workloads whose derivatives are computed at once."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +71,10 @@ _SLOWDOWN = (0.6, 0.5, 2.0, 3.2, 0.4, 0.8, 0.8)
 GROUPS = (
     Group("peak", (2,), 0.0, 0.5, common=True),
     Group("bandwidth", (), 0.1, 0.5, common=True),
-    Group("launch", (3,), 0.5, 0.7, common=True),
-    Group("dispatch", (3,), (0.0, 0.0, 0.7), 0.7, common=True),
+    # 3 and 6 us, timed on an H100 (docs/research/h100_day.md); launches hardly differ by card.
+    Group("launch", (3,), (0.4, 1.1, 0.5), 0.2, common=True),
+    # 27 us: a fit that starts below the time of the device does not see that the host is slower.
+    Group("dispatch", (3,), (1.2, 1.2, 0.7), 0.7, common=True),
     Group("step", (), 0.0, 1.0, common=True),
     Group("stream", (STREAMS,), 0.0, 0.49),
     Group("stream_backward", (STREAMS,), 0.0, 0.21),
@@ -362,3 +369,27 @@ def _stream_times(terms: Streams, lookup: Lookup, spec: DeviceSpec) -> Tensor:
     moving = (terms.log_bytes + bandwidth + slower).exp()
     each: Tensor = moving + _launch(pick("launch", zeros + 1), spec)
     return terms.count * each
+
+
+def chunks_of(workloads: Sequence[Workload], spec: DeviceSpec) -> list[Terms]:
+    """Return the terms of workloads, at most `CHUNK` of them at a time."""
+    starts = range(0, len(workloads), CHUNK)
+    return [terms_of(workloads[start : start + CHUNK], spec) for start in starts]
+
+
+def log_times(chunks: Iterable[Terms], constants: Tensor, spec: DeviceSpec) -> Tensor:
+    """Return the logarithms of step times in ms (n)."""
+    with torch.no_grad():
+        times = [times_of(terms, Lookup(constants), spec).total() for terms in chunks]
+    return torch.cat(times).log()
+
+
+def linear(chunks: Iterable[Terms], constants: Tensor, spec: DeviceSpec) -> tuple[Tensor, Tensor]:
+    """Return logarithms of step times (n) and their derivatives by the constants (n, c)."""
+    values, jacobians = [], []
+    for terms in chunks:
+        lookup = Lookup(constants, tracked=True)
+        logs = times_of(terms, lookup, spec).total().log()
+        jacobians.append(lookup.jacobian(logs))
+        values.append(logs.detach())
+    return torch.cat(values), torch.cat(jacobians)

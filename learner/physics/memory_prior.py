@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -26,6 +25,7 @@ from trappm.learner.physics.graph_prior import (
     convolution_scratch,
     operator_shares,
 )
+from trappm.learner.physics.prior import PriorSpec, TermPrior
 from trappm.learner.physics.step_memory import (
     CONVOLUTION_KINDS,
     SCRATCH_KINDS,
@@ -33,22 +33,19 @@ from trappm.learner.physics.step_memory import (
     amp_factor,
     step_memory,
 )
-from trappm.learner.physics.term_prior import PriorSpec, TermPrior, TermSpec
-from trappm.learner.workload import Workload
+from trappm.learner.workload import Array, Workload
 from trappm.profiler.devices.catalogue import CONTEXT_MIB
 from trappm.profiler.records import MemoryFormat, Phase, Precision
 from trappm.profiler.simulation.training_loop import Loop
 
-Array = npt.NDArray[np.float64]
-
 # Narrow spreads are best for few labels (docs/research/a100_memory.md).
 SPEC = PriorSpec(
-    (
-        TermSpec("process", 0.7),  # more with more libraries loaded
-        TermSpec("tensors", 0.03),  # bytes are bytes
-        TermSpec("fragments", 0.2),  # from the allocator's rules, which a CPU does not have
-        TermSpec("scratch", 0.3),  # cuDNN's choices, fitted on other labels
-    ),
+    {
+        "process": 0.7,  # more with more libraries loaded
+        "tensors": 0.03,  # bytes are bytes
+        "fragments": 0.2,  # from the allocator's rules, which a CPU does not have
+        "scratch": 0.3,  # cuDNN's choices, fitted on other labels
+    },
     common_spread=0.05,
 )
 PROCESS_MIB = 1750.0
@@ -65,7 +62,7 @@ TYPICAL_ERROR = 0.03
 
 FEATURE_GROUPS = (
     6,
-    len(SPEC.terms),
+    len(SPEC.spreads),
     2 * SCRATCH_KINDS,
     2 * CONVOLUTION_KINDS,
     6,
@@ -88,7 +85,7 @@ class MemoryPrior(TermPrior):
     @classmethod
     def on(cls, device: DeviceSpec | None) -> Self:
         """The prior of a device before any label; None is a device without a data sheet."""
-        constants = np.zeros(len(SPEC.terms))
+        constants = np.zeros(len(SPEC.spreads))
         training_mib = CONTEXT_MIB[Phase.TRAIN] if device is None else device.process_mib
         constants[0] = np.log(training_mib / PROCESS_MIB)
         constants[2] = 0.0 if device is None else np.log(device.fragments)
@@ -100,44 +97,28 @@ class MemoryPrior(TermPrior):
     def started_from(self, other: Self) -> Self:
         return type(self)(other.log_constants, other.loop)
 
-    def refit(
-        self,
-        workloads: Sequence[Workload],
-        log_values: Array,
-        *,
-        log_above: Array | None = None,
-        tightness: float = 1.0,
-        near: Self | None = None,
+    def variant(
+        self, workloads: Sequence[Workload], log_values: Array, tightness: float, near: Self | None
     ) -> Self:
-        loop = self._loop_of(workloads, log_values, tightness) if near is None else near.loop
-        return self._refit_in(loop, workloads, log_values, log_above, tightness)
-
-    def _refit_in(
-        self,
-        loop: Loop,
-        workloads: Sequence[Workload],
-        log_values: Array,
-        log_above: Array | None,
-        tightness: float,
-    ) -> Self:
-        start = type(self)(self.log_constants, loop)
-        return TermPrior.refit(
-            start, workloads, log_values, log_above=log_above, tightness=tightness
-        )
-
-    def _loop_of(self, workloads: Sequence[Workload], log_values: Array, tightness: float) -> Loop:
-        """Return the loop with the least Student-t loss on some labels after its own refit."""
+        """Return the prior with the loop of the least Student-t loss on some labels when fitted."""
+        if near is not None:
+            return self._in(near.loop)
         known = np.flatnonzero(~np.isnan(log_values))
+        if not len(known):
+            return self
         # Strides are powers of two, so more labels mostly reuse rows that have been replayed.
         rows = known[:: 1 << (len(known) // LABELS_FOR_LOOP).bit_length()]
         labelled, values = [workloads[i] for i in rows], log_values[rows]
 
         def loss(loop: Loop) -> tuple[float, bool]:
-            fitted = self._refit_in(loop, labelled, values, None, tightness)
+            fitted = self._in(loop).fitted(labelled, values, None, tightness)
             errors = (fitted.log_values(labelled) - values) / TYPICAL_ERROR
             return float(np.log1p(errors**2 / 4.0).sum()), loop is not self.loop
 
-        return min(Loop, key=loss) if len(rows) else self.loop
+        return self._in(min(Loop, key=loss))
+
+    def _in(self, loop: Loop) -> Self:
+        return type(self)(self.log_constants, loop)
 
     def terms(self, workloads: Sequence[Workload]) -> Array:
         """Return the terms of each workload in MiB (n, 4)."""
@@ -148,7 +129,7 @@ class MemoryPrior(TermPrior):
             parts = memory.live_mib, memory.fragments_mib, memory.scratch_mib
             process = PROCESS_MIB * (INFERENCE_SHARE if workload.phase is Phase.INFER else 1.0)
             rows.append([process, *(factor * part for part in parts)])
-        return np.array(rows, dtype=np.float64).reshape(len(workloads), len(SPEC.terms))
+        return np.array(rows, dtype=np.float64).reshape(len(workloads), len(SPEC.spreads))
 
     def features_of(self, workloads: Sequence[Workload], logs: Array, shares: Array) -> Array:
         """Return size, shares of the terms, scratch memory and composition of the peak (n, f)."""

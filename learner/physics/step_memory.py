@@ -3,26 +3,22 @@
 The peaks are simulated (`memory_simulation`). A few numbers describe the
 curve of live bytes: how far scratch memory of each kind of convolution would lift the peak (cuDNN's
 choice of algorithm, which no profile knows), how large single tensors are (fragmentation), and what
-the peak is made of. A replay takes milliseconds, so its result is kept as long as its profile.
+the peak is made of. A replay takes milliseconds, so its result is cached as long as its profile.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 
-from trappm.learner.workload import Workload
+from trappm.learner.workload import Array, Workload, cached_with_first
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT, VIEWS
 from trappm.profiler.records import Graph, Optimizer, Phase, Precision
 from trappm.profiler.simulation.memory_simulation import MIB
 from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.profiler.simulation.step_trace import ConvolutionKind, Event, Pass
 from trappm.profiler.simulation.training_loop import Loop
-
-Array = npt.NDArray[np.float64]
 
 CONVOLUTION_KINDS = len(ConvolutionKind)
 SCRATCH_KINDS = CONVOLUTION_KINDS * len(Pass)
@@ -69,29 +65,15 @@ class StepMemory:
     """Share of the allocations that are served from small segments."""
 
 
-_KNOWN: WeakKeyDictionary[StepProfile | Graph, dict[tuple[int, Optimizer, Phase, Loop], StepMemory]]
-_KNOWN = WeakKeyDictionary()
-_MAX_KNOWN = 4096
-
-
 def step_memory(workload: Workload, loop: Loop = Loop.PLAIN) -> StepMemory:
     """Return the simulated memory of the step, or an fp32 estimate from the graph."""
-    step, batch_size, optimizer = workload.step, workload.batch_size, workload.optimizer
-    known = _KNOWN.setdefault(workload.graph if step is None else step, {})
-    place = batch_size, optimizer, workload.phase, loop
-    memory = known.get(place)
-    if memory is None:
-        if len(known) >= _MAX_KNOWN:  # a server runs for long
-            known.clear()
-        infers = workload.phase is Phase.INFER
-        if step is not None and not (infers and step.infer_trace is None):
-            memory = _simulated(step, batch_size, optimizer, loop, workload.phase)
-        elif infers:
-            memory = _forward_only(workload.graph)
-        else:
-            memory = _of_untraced(workload.graph, optimizer, loop)
-        known[place] = memory
-    return memory
+    step, optimizer, phase = workload.step, workload.optimizer, workload.phase
+    infers = phase is Phase.INFER
+    if step is not None and not (infers and step.infer_trace is None):
+        return _simulated(step, workload.batch_size, optimizer, loop, phase)
+    if infers:
+        return _forward_only(workload.graph)
+    return _of_untraced(workload.graph, optimizer, loop)
 
 
 def amp_factor(workload: Workload, memory: StepMemory) -> float:
@@ -103,6 +85,7 @@ def amp_factor(workload: Workload, memory: StepMemory) -> float:
     return weights + AMP_SHARE * (1.0 - weights)
 
 
+@cached_with_first
 def _simulated(
     step: StepProfile, batch_size: int, optimizer: Optimizer, loop: Loop, phase: Phase
 ) -> StepMemory:
@@ -143,6 +126,7 @@ def _simulated(
     )
 
 
+@cached_with_first
 def _of_untraced(graph: Graph, optimizer: Optimizer, loop: Loop) -> StepMemory:
     """A guess: weights, states and gradients, and a share of all results, kept for the backward."""
     outputs = graph.memory_bytes - BYTES_PER_ELEMENT * graph.parameters
@@ -153,6 +137,7 @@ def _of_untraced(graph: Graph, optimizer: Optimizer, loop: Loop) -> StepMemory:
     return _of_graph(graph, live_mib=live, fragments_mib=0.0, weights_mib=weights / MIB)
 
 
+@cached_with_first
 def _forward_only(graph: Graph) -> StepMemory:
     """A forward pass without gradients: each tensor lives until its last reader has run."""
     outputs = (graph.memory_bytes - BYTES_PER_ELEMENT * graph.parameters).astype(np.float64)

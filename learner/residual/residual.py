@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trappm.learner.estimator import with_prefix
+from trappm.learner.estimator import joined_tensors, with_prefix
 from trappm.learner.gaussian_process import (
     LEAST_NOISE,
     FoldPredictions,
@@ -29,10 +28,8 @@ from trappm.learner.gaussian_process import (
 from trappm.learner.residual.trees import Growth, Trees, grow, join
 from trappm.learner.stats.folds import grouped_folds
 from trappm.learner.stats.student_t import robust_deviation
+from trappm.learner.workload import Array, BoolArray, IntArray
 from trappm.profiler.errors import InputError
-
-Array = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 FOLDS = 5
 """Folds of architectures; the usual number."""
@@ -88,11 +85,8 @@ class Residual:
 
     def tensors(self) -> dict[str, Tensor]:
         numbers = [self.width, self.noise, *(self.weights[name] for name in MEMBERS)]
-        tensors = {"residual": torch.tensor(numbers, dtype=torch.float64)}
-        for name, member in (("process", self.process), ("trees", self.trees)):
-            if member is not None:
-                tensors |= {f"{name}.{k}": v for k, v in member.tensors().items()}
-        return tensors
+        members = joined_tensors({"process": self.process, "trees": self.trees})
+        return {"residual": torch.tensor(numbers, dtype=torch.float64), **members}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
@@ -117,6 +111,7 @@ def fit_residual(
     feature_groups: Sequence[int] | None = None,
     folds: IntArray | None = None,
     bounds: Array | None = None,
+    label_errors: Array | None = None,
 ) -> tuple[Residual, FoldPredictions]:
     """Fit a residual to n labels; return it with its out-of-fold predictions.
 
@@ -129,11 +124,14 @@ def fit_residual(
         feature_groups: Numbers of columns that the process scales together (default: all).
         folds: Folds of the prior (n; default: drawn here).
         bounds: Lower bounds of unknown values (n), NaN elsewhere.
+        label_errors: Standard errors of the values (n; default: 0). They are part of the
+            deviations that are returned, so that a noisy label widens no interval.
 
     Raises:
         InputError: Shapes differ, a value is not finite, or a label has neither value nor bound.
     """
     bounds = np.full(len(features), np.nan) if bounds is None else bounds
+    noisy = np.zeros(len(features)) if label_errors is None else label_errors
     widths = (features.shape[-1],) if feature_groups is None else tuple(feature_groups)
     _check(features, log_residual, bounds, groups, widths)
     folds = grouped_folds(groups, FOLDS, generator) if folds is None else folds
@@ -142,7 +140,9 @@ def fit_residual(
     process, trees = None, None
     spread = np.zeros(len(features))
     if known.sum() >= LEAST_FOR_PROCESS and len(np.unique(folds[known])) > 1:
-        process, by_process = fit_process(features, log_residual, widths, folds, generator, bounds)
+        process, by_process = fit_process(
+            features, log_residual, widths, folds, generator, bounds, noisy
+        )
         unseen["process"], spread = by_process.mean, by_process.deviation
     if known.sum() >= LEAST_FOR_TREES and process is not None:
         others = [grouped_folds(groups, FOLDS, generator) for _ in range(REPEATS - 1)]
@@ -153,9 +153,9 @@ def fit_residual(
         trees, unseen["trees"] = _grow_across(seen, values, telling, [folds, *others], generator)
     weights = _stack(unseen, log_residual, bounds)
     mean = _weighted(unseen, weights, len(features))
-    noise = _noise((log_residual - mean)[known])
+    noise = _noise((log_residual - mean)[known], noisy[known])
     residual = Residual(features.shape[1], process, trees, weights, noise)
-    return residual, FoldPredictions(mean, np.hypot(spread, noise))
+    return residual, FoldPredictions(mean, np.hypot(np.hypot(spread, noise), noisy))
 
 
 def _check(
@@ -182,7 +182,7 @@ def _check(
 def _grow_across(
     features: Array,
     values: Array,
-    telling: npt.NDArray[np.bool_],
+    telling: BoolArray,
     divisions: Sequence[IntArray],
     generator: np.random.Generator,
 ) -> tuple[Trees, Array]:
@@ -233,12 +233,17 @@ def _weighted(unseen: Mapping[str, Array], weights: Mapping[str, float], n: int)
     return mean
 
 
-def _noise(errors: Array) -> float:
-    """Return the robust deviation of errors; few are completed by `UNKNOWN_NOISE`."""
+def _noise(errors: Array, noisy: Array) -> float:
+    """Return the robust deviation of errors (n) in addition to the labels' own errors (n).
+
+    Few are completed by `UNKNOWN_NOISE`.
+    """
     count = len(errors)
     if not count:
         return UNKNOWN_NOISE
     deviation = max(robust_deviation(errors), LEAST_NOISE)
+    shrunk = errors * (deviation / np.hypot(deviation, noisy))
+    deviation = max(robust_deviation(shrunk), LEAST_NOISE)
     if count < LEAST_FOR_PROCESS:
         votes = count * deviation**2 + UNKNOWN_VOTES * UNKNOWN_NOISE**2
         return float(np.sqrt(votes / (count + UNKNOWN_VOTES)))

@@ -14,17 +14,14 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from scipy.optimize import isotonic_regression  # type: ignore[import-untyped]
 from torch import Tensor
 
-from trappm.learner.estimator import with_prefix
+from trappm.learner.estimator import joined_tensors, with_prefix
 from trappm.learner.residual.trees import Growth, Trees, grow
 from trappm.learner.stats.calibration import LEVELS, Calibration
-
-Array = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
+from trappm.learner.workload import Array, BoolArray, IntArray
 
 # Round numbers, all of these.
 THRESHOLD = 0.08
@@ -64,7 +61,7 @@ class Surprises:
         deviations: Array,
         groups: Sequence[str],
         folds: IntArray,
-        known: npt.NDArray[np.bool_],
+        known: BoolArray,
         distance: float,
         generator: np.random.Generator,
     ) -> Self | None:
@@ -82,7 +79,7 @@ class Surprises:
             return None
         truth = surprising.astype(np.float64)
 
-        def grown(out: npt.NDArray[np.bool_]) -> Trees:
+        def grown(out: BoolArray) -> Trees:
             rows = known & ~out
             return grow(features[rows], truth[rows], GROWTH, int(generator.integers(2**31)))
 
@@ -148,9 +145,9 @@ class Surprises:
 
     def tensors(self) -> dict[str, Tensor]:
         return {
-            **{f"trees.{k}": v for k, v in self.trees.tensors().items()},
-            **{f"usual.{k}": v for k, v in self.usual.tensors().items()},
-            **{f"surprising.{k}": v for k, v in self.surprising.tensors().items()},
+            **joined_tensors(
+                {"trees": self.trees, "usual": self.usual, "surprising": self.surprising}
+            ),
             "scores": torch.from_numpy(self.scores.copy()),
             "shares": torch.from_numpy(self.shares.copy()),
             "reach": torch.tensor(self.reach, dtype=torch.float64),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -16,7 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Array = npt.NDArray[np.float64]
+from trappm.learner.workload import Array, FloatArray
+
 Int32Array = npt.NDArray[np.int32]
 
 ROWS_AT_ONCE = 256
@@ -45,7 +46,7 @@ class Trees:
 
     feature: Int32Array
     """Feature that a node splits by (nodes); 0 at leaves."""
-    threshold: npt.NDArray[np.float32]
+    threshold: FloatArray
     """Values below go left (nodes); at leaves the contribution to the prediction."""
     left: Int32Array
     """Index of the left child (nodes); a leaf is its own child."""
@@ -67,7 +68,7 @@ class Trees:
             predictions[rows] = self._predict(points[rows])
         return predictions
 
-    def _predict(self, features: npt.NDArray[np.float32]) -> Array:
+    def _predict(self, features: FloatArray) -> Array:
         at = np.broadcast_to(self.roots, (len(features), len(self.roots)))
         row = np.arange(len(features))[:, None]
         for _ in range(self.depth):
@@ -165,14 +166,8 @@ def grow(features: Array, values: Array, growth: Growth, seed: int) -> Trees:
     learner = json.loads(booster.save_raw("json"))["learner"]  # its "JSON model IO" schema
     trees = [_tree(tree) for tree in learner["gradient_booster"]["model"]["trees"]]
     start = learner["learner_model_param"]["base_score"]
-    together = join(trees)
-    return Trees(
-        **{name: getattr(together, name) for name in ("feature", "threshold", "left", "right")},
-        roots=together.roots,
-        first=np.zeros(1, dtype=np.int32),
-        start=np.array([float(str(start).strip("[]"))]),
-        depth=together.depth,
-    )
+    start = np.array([float(str(start).strip("[]"))])
+    return replace(join(trees), first=np.zeros(1, dtype=np.int32), start=start)
 
 
 def _tree(tree: Mapping[str, Any]) -> Trees:

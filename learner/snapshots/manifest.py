@@ -14,15 +14,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
+import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
@@ -34,14 +36,19 @@ from pydantic import (
     ValidationError,
 )
 
+from trappm.profiler.devices.catalogue import card_of, read_name
 from trappm.profiler.errors import InputError, SnapshotError
 from trappm.profiler.files.untrusted import read_plain
 from trappm.profiler.records import METRICS, Phase
+
+if TYPE_CHECKING:
+    from trappm.learner.workload import TrainingLabel
 
 MAX_SNAPSHOT_BYTES = 256 << 20
 """Limit of all files together; the shipped snapshot has 10 MiB."""
 MAX_FILES = 256
 MAX_FAMILIES = 10_000
+MAX_DEVICES = 1000
 
 
 def _time(text: str) -> str:
@@ -62,6 +69,14 @@ def _files(entries: dict[str, FileEntry]) -> dict[str, FileEntry]:
     if sum(entry.bytes for entry in entries.values()) > MAX_SNAPSHOT_BYTES:
         raise ValueError(f"more than {MAX_SNAPSHOT_BYTES >> 20} MiB together")
     return entries
+
+
+def _cards(cards: dict[str, str]) -> dict[str, str]:
+    """Refuse another card for a device, and so for its heads' files, than its own name says."""
+    for device, card in cards.items():
+        if card_of(device) and card_of(card) and read_name(device).model != read_name(card).model:
+            raise ValueError(f"{device} is no {card}")
+    return cards
 
 
 _Short = Annotated[str, StringConstraints(max_length=1000)]
@@ -130,6 +145,26 @@ class _Source(_Part):
     source: _Short
 
 
+class CompiledRatio(_Part):
+    """Step time under `torch.compile` relative to eager steps, from measured pairs."""
+
+    log_ratio: float
+    """Logarithm of the median ratio."""
+    log_error: float
+    """Bound of the logarithmic error of a step, with 90 % probability."""
+    pairs: _Count
+
+    @classmethod
+    def of(cls, logs: Sequence[float]) -> Self:
+        """Return the ratio of two or more logarithms; errors are Student-t around the median."""
+        from scipy.special import stdtrit  # type: ignore[import-untyped]
+
+        n, center = len(logs), statistics.median(logs)
+        deviation = math.sqrt(sum((x - center) ** 2 for x in logs) / (n - 1))
+        error = float(stdtrit(n - 1, 0.95)) * deviation * math.sqrt(1 + 1 / n)
+        return cls(log_ratio=center, log_error=error, pairs=n)
+
+
 class Manifest(_Part):
     """Contents of a snapshot, its errors, training labels and files."""
 
@@ -151,10 +186,12 @@ class Manifest(_Part):
     """Errors by device and phase, or by device if phases were judged together."""
     sources: list[_Source] = []
     campaign: _Short | None = None
+    compiled: dict[_Name, dict[Phase, CompiledRatio]] = {}
+    """Ratios of compiled steps by device and phase."""
     parent: _Short | None = None
     split: _Short | None = None
     label_counts: dict[str, _Count] = {}
-    cards: dict[_Name, _Short] = {}
+    cards: Annotated[dict[_Name, _Short], AfterValidator(_cards)] = {}
     families: Annotated[list[_Short], Field(max_length=MAX_FAMILIES)] | None = None
     """Families of the models in a campaign's pool."""
     _json: dict[str, Any] = PrivateAttr(default_factory=dict)
@@ -200,20 +237,7 @@ _NOT_IN_ID = ("id", "created_at", "parent", "checksum")
 """Fields outside the id, so that the same content is the same snapshot."""
 
 
-class Label(Protocol):
-    """Fields of a training label that a snapshot records."""
-
-    @property
-    def configuration_id(self) -> str: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def values(self) -> tuple[float | None, ...]: ...
-    @property
-    def provenance(self) -> str: ...
-
-
-def label_set_hash(labels: Sequence[Label]) -> str:
+def label_set_hash(labels: Sequence[TrainingLabel]) -> str:
     """Return 64 hexadecimal digits, equal for equal sets of labels in any order."""
     rows = sorted(
         json.dumps([x.device, x.configuration_id, list(x.values), x.provenance]) for x in labels
@@ -261,6 +285,10 @@ def checked_manifest(data: bytes, place: str) -> Manifest:
             f"snapshot {place} has format version {manifest.get('format_version')!r}, and this "
             f"version of trappm reads {FORMAT_VERSION}; upgrade trappm or publish it again"
         )
+    for part in ("heads", "cards", "errors"):
+        count = len(manifest[part]) if isinstance(manifest.get(part), dict) else 0
+        if count > MAX_DEVICES:  # before their entries are read
+            raise damaged(place, f"{part} has {count:,} devices; at most {MAX_DEVICES:,}")
     sound = manifest.get("checksum") == _checksum(manifest)
     if not sound or manifest.get("id") != _content_id(manifest):
         raise damaged(place, f"{MANIFEST} does not match its own checksum")

@@ -23,8 +23,8 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from trappm.learner.heads.device_heads import Heads, heads_from_tensors
-from trappm.learner.heads.other_devices import Basis, OtherDevices
-from trappm.learner.heads.predictions import DeviceHeads, Predictions, StepSettings, TrainedHeads
+from trappm.learner.heads.other_devices import STEPS_BASIS, Basis, OtherDevices
+from trappm.learner.heads.predictions import DeviceHeads, Predictions, TrainedHeads
 from trappm.learner.paper.presets import EncoderPreset, HeadPreset, LearnerPreset
 from trappm.learner.physics import graph_prior
 from trappm.learner.physics.device_specs import CPU, known_spec
@@ -36,7 +36,6 @@ from trappm.learner.snapshots.manifest import (
     MANIFEST,
     NAME,
     OTHERS,
-    Label,
     Manifest,
     PresetEntry,
     entries,
@@ -47,12 +46,20 @@ from trappm.learner.snapshots.manifest import (
     sealed,
     write_folder,
 )
-from trappm.learner.workload import Workload
+from trappm.learner.workload import TrainingLabel, Workload
 from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import SnapshotError, one_line
 from trappm.profiler.graphs import features
 from trappm.profiler.host.environment import code_commit
-from trappm.profiler.records import METRICS, MemoryFormat, Optimizer, Phase, Precision, Provenance
+from trappm.profiler.records import (
+    METRICS,
+    MemoryFormat,
+    Optimizer,
+    Phase,
+    Precision,
+    Provenance,
+    StepSettings,
+)
 from trappm.profiler.simulation.kernel_profile import KernelKind, Size
 
 if TYPE_CHECKING:
@@ -221,7 +228,7 @@ class Snapshot:
 
 _OTHER_CORES = "labels of other machines' cores"
 _BASES = {
-    Basis.STEPS: "few published steps of this card and other cards' labels",
+    Basis.STEPS: STEPS_BASIS,
     Basis.KERNELS: "kernels of this card and other cards' labels",
     Basis.SPECIFICATION: "this card's data sheet and other cards' labels",
 }
@@ -235,7 +242,7 @@ def save_snapshot(
     heads: Mapping[str, Mapping[Phase, TrainedHeads]],
     source_device: str,
     preset: LearnerPreset,
-    labels: Sequence[Label],
+    labels: Sequence[TrainingLabel],
     fields: Mapping[str, Any],
 ) -> SnapshotInfo:
     """Write a snapshot into `<registry>/<id>`, unless it is already there.
@@ -305,7 +312,7 @@ def _settings(heads: Mapping[str, Mapping[Phase, TrainedHeads]]) -> dict[str, An
         device: {
             phase.value: {
                 **trained.heads.settings(),
-                "label_settings": [[str(x) for x in row] for row in trained.settings],
+                "label_settings": [[str(x) for x in row[:3]] for row in trained.settings],
             }
             for phase, trained in sorted(phases.items())
         }
@@ -384,7 +391,7 @@ def copy_snapshot(source: Path, to: Path) -> SnapshotInfo:
     return SnapshotInfo(manifest.id, to, manifest)
 
 
-def _count_labels(labels: Sequence[Label]) -> dict[str, dict[str, int]]:
+def _count_labels(labels: Sequence[TrainingLabel]) -> dict[str, dict[str, int]]:
     """Return the number of labels by device and provenance."""
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for label in labels:

@@ -15,17 +15,13 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from trappm.learner.estimator import Targets
 from trappm.learner.stats.student_t import losses, robust_deviation
+from trappm.learner.workload import Array, BoolArray, IntArray
 from trappm.profiler.errors import InputError
-
-Array = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 COVERAGE = 0.9
 """Share of new architectures whose value an interval should contain."""

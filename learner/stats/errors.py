@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 import numpy as np
-import numpy.typing as npt
 
 from trappm.learner.stats.calibration import LEVELS
+from trappm.learner.workload import Array
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Configuration
-
-Array = npt.NDArray[np.float64]
 
 
 class Accuracy(TypedDict):

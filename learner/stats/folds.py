@@ -10,25 +10,20 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Sequence
-from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 from scipy.cluster.vq import kmeans2  # type: ignore[import-untyped]
 
-from trappm.learner.workload import Workload
+from trappm.learner.workload import Array, IntArray, Workload, cached_with_first
 from trappm.profiler.models.known_names import model_of
 from trappm.profiler.records import Graph
 from trappm.profiler.records.graph import graph_hash
 
-_HASHES: WeakKeyDictionary[Graph, str] = WeakKeyDictionary()
 
-
+@cached_with_first
 def layers_hash(graph: Graph) -> str:
     """Return a hash of operators, edges and parameters: equal at any batch and input size."""
-    if graph not in _HASHES:
-        _HASHES[graph] = graph_hash(graph.operators, graph.edges, graph.parameters[:, None])
-    return _HASHES[graph]
+    return graph_hash(graph.operators, graph.edges, graph.parameters[:, None])
 
 
 def content_groups(architectures: Sequence[str], workloads: Sequence[Workload]) -> list[str]:
@@ -56,9 +51,7 @@ def _content(workload: Workload) -> str | None:
     return None
 
 
-def grouped_folds(
-    groups: Sequence[str], count: int, generator: np.random.Generator
-) -> npt.NDArray[np.int64]:
+def grouped_folds(groups: Sequence[str], count: int, generator: np.random.Generator) -> IntArray:
     """Return a random fold of each label (n) that divides no architecture.
 
     Labels of a single architecture are divided, since there is nothing else to hold out.
@@ -74,16 +67,16 @@ def grouped_folds(
     if len(names) == 1:
         number = np.arange(len(groups))
     order = generator.permutation(int(number.max()) + 1)
-    folds: npt.NDArray[np.int64] = (order[number] % min(count, len(order))).astype(np.int64)
+    folds: IntArray = (order[number] % min(count, len(order))).astype(np.int64)
     return folds
 
 
 def cluster_folds(
-    points: npt.NDArray[np.float64],
+    points: Array,
     groups: Sequence[str],
     count: int,
     generator: np.random.Generator,
-) -> npt.NDArray[np.int64]:
+) -> IntArray:
     """Return the fold of each label (n): k-means clusters of similar architectures.
 
     A held-out cluster is far from the remaining labels, as a new family is.
@@ -106,11 +99,11 @@ def cluster_folds(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # an empty cluster keeps its center
         _, clusters = kmeans2(middles, count, iter=30, minit="++", seed=generator)
-    folds: npt.NDArray[np.int64] = clusters.astype(np.int64)[number]
+    folds: IntArray = clusters.astype(np.int64)[number]
     return folds
 
 
-def drawn_rows(count: int, most: int) -> npt.NDArray[np.int64]:
+def drawn_rows(count: int, most: int) -> IntArray:
     """Return at most `most` sorted rows out of `count`, the same ones at every call.
 
     They are drawn: evenly spaced rows of sorted labels could all have the same batch size.

@@ -7,17 +7,11 @@ reweighted least squares (Lange, Little and Taylor 1989).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-Array = npt.NDArray[np.float64]
-ArrayOrTensor = TypeVar("ArrayOrTensor", Array, "Tensor")
+from trappm.learner.workload import Array, BoolArray
 
 DEGREES_OF_FREEDOM = 4.0
 """Fixed, as Lange, Little and Taylor (1989) advise for few errors."""
@@ -32,11 +26,9 @@ def robust_deviation(values: Array) -> float:
     return TO_NORMAL * float(np.median(np.abs(values)))
 
 
-def precisions(
-    squares: ArrayOrTensor, scale: float, degrees: float = DEGREES_OF_FREEDOM
-) -> ArrayOrTensor:
+def precisions(squares: Array, scale: float) -> Array:
     """Return the precisions of normal errors that act like Student-t ones of these squares (n)."""
-    return (degrees + 1.0) / (degrees * scale**2 + squares)
+    return (DEGREES_OF_FREEDOM + 1.0) / (DEGREES_OF_FREEDOM * scale**2 + squares)
 
 
 def losses(errors: Array, scale: Array | float) -> Array:
@@ -52,9 +44,10 @@ def map_fit(
     jacobian: Callable[[Array], Array],
     start: Array,
     *,
-    is_value: npt.NDArray[np.bool_],
+    is_value: BoolArray,
     first_scale: float,
     least_scale: float,
+    weights: Array | None = None,
 ) -> Array:
     """Return the most probable parameters, standard normal before labels (k).
 
@@ -67,26 +60,28 @@ def map_fit(
         start: Parameters to start from (k).
         is_value: Which labels are values instead of lower bounds (n); the scale is that of theirs.
         first_scale: Largest scale of the errors.
-        least_scale: Smallest scale of the errors.
+        least_scale: Smallest scale of the errors; equal to the largest, it is known.
+        weights: Number of labels that each error stands for (n; default: 1).
     """
     degrees, identity = DEGREES_OF_FREEDOM, np.eye(len(start))
     count = len(is_value)
+    counts = np.ones(count) if weights is None else weights
 
     def loss(squares: Array) -> Array:
         """Return -2 log density with its derivatives by the squares (3, n + k)."""
         values = np.stack([squares, np.ones_like(squares), np.zeros_like(squares)])
         of_errors = squares[:count]
-        values[0, :count] = (degrees + 1.0) * np.log1p(of_errors / degrees)
-        values[1, :count] = (degrees + 1.0) / (degrees + of_errors)
-        values[2, :count] = -(degrees + 1.0) / (degrees + of_errors) ** 2
+        values[0, :count] = (degrees + 1.0) * counts * np.log1p(of_errors / degrees)
+        values[1, :count] = (degrees + 1.0) * counts / (degrees + of_errors)
+        values[2, :count] = -(degrees + 1.0) * counts / (degrees + of_errors) ** 2
         return values
 
     parameters, scale = start, first_scale
-    for _ in range(MOST_SCALES):
+    for number in range(MOST_SCALES):
         before = scale
         scale = min(scale, robust_deviation(errors(parameters)[is_value]))
         scale = max(scale, least_scale)
-        if scale > (1.0 - SCALE_TOLERANCE) * before and before < first_scale:
+        if number and scale > (1.0 - SCALE_TOLERANCE) * before:
             break
         parameters = least_squares(
             lambda x, s=scale: np.concatenate([errors(x) / s, x]),

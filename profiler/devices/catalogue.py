@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import csv
 import difflib
+import itertools
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +24,7 @@ from pathlib import Path
 
 from trappm.profiler.devices.base import rank_key
 from trappm.profiler.host import procfs
-from trappm.profiler.records import Phase, is_cpu_device
+from trappm.profiler.records import Execution, Phase, Precision, is_cpu_device
 
 _FILE = Path(__file__).parent / "catalogue.csv"
 _NO_NAME = frozenset(
@@ -119,6 +121,18 @@ class Card:
     def has_bf16(self) -> bool:
         return self.capability >= (8, 0)
 
+    def can_run(self, precision: Precision, execution: Execution) -> bool:
+        """Return whether it has the arithmetic of a precision, and Triton compiles for it."""
+        has_arithmetic = self.has_bf16 or not precision.needs_bf16
+        is_eager = execution is Execution.EAGER
+        return has_arithmetic and (is_eager or has_triton(self.capability, precision))
+
+    @property
+    def has_hbm(self) -> bool:
+        """Return whether the chip has stacked memory, as NVIDIA's largest of each generation."""
+        major, minor = self.capability
+        return major == 10 or (minor == 0 and major < 10)
+
     def library_workspace_mib(self, phase: Phase) -> float:
         """Return the workspaces of cuBLAS in PyTorch's allocator, in MiB.
 
@@ -197,6 +211,27 @@ def card_of(name: str, memory_mib: float | None = None) -> Card | None:
     # 1g.10gb is the eighth of 80 GB rather than the quarter of 40.
     parts.sort(key=lambda pair: not _is_usual(*pair))
     return parts[0][1] if parts else None
+
+
+def most_similar(name: str, models: Iterable[str]) -> str | None:
+    """Return the model of the card whose kernels are most similar to those of a card, or None.
+
+    Libraries have kernels by generation, and chips with stacked memory (HBM) have several times the
+    bandwidth and tensor arithmetic per multiprocessor of others.
+    """
+    card = card_of(name)
+
+    def distance(model: str) -> tuple[bool, float, float]:
+        other = card_of(model)
+        if card is None or other is None:
+            return True, math.inf, math.inf
+        (major, minor), (own_major, own_minor) = other.capability, card.capability
+        generations = abs(major - own_major + (minor - own_minor) / 10)
+        faster = abs(math.log(other.bandwidth_gbs / card.bandwidth_gbs))
+        return other.has_hbm != card.has_hbm, generations, faster
+
+    nearest = min(models, key=distance, default=None)
+    return None if nearest is None or distance(nearest)[0] else nearest
 
 
 def card_name(device: str, environments: Iterable[Mapping[str, object]]) -> str:
@@ -324,6 +359,26 @@ USABLE_SHARE = 0.94
 
 Most published runs that reached 38,000 of an A100's 40,536 MiB ran out of memory.
 """
+
+
+def has_triton(capability: tuple[int, int], precision: Precision) -> bool:
+    """Return whether Triton supports GPUs of a compute capability in a precision.
+
+    Inductor refuses GPUs below 7.0. Triton's own list begins with 8.0; below it, only kernels
+    without half precision are expected to compile.
+    """
+    return capability >= ((7, 0) if precision is Precision.FP32 else (8, 0))
+
+
+def possible_runs(device: str) -> frozenset[tuple[Precision, Execution]]:
+    """Return the precisions and executions that can be measured on a device.
+
+    All of them for unknown devices. Compiled steps are neither simulated nor run by several ranks.
+    """
+    card = None if is_cpu_device(device) else card_of(rank_key(device).member)
+    only_eager = device.startswith(_SIMULATED) or rank_key(device).ranks > 1
+    every = itertools.product(Precision, [Execution.EAGER] if only_eager else Execution)
+    return frozenset(run for run in every if card is None or card.can_run(*run))
 
 
 def memory_mib(device: str) -> float | None:

@@ -23,6 +23,7 @@ from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT, CONVOLUTIONS, PRODUC
 from trappm.profiler.host.environment import SEED, host_facts
 from trappm.profiler.records import (
     Configuration,
+    Execution,
     Graph,
     Outcome,
     Phase,
@@ -94,6 +95,8 @@ class SimulatedDevice(Device):
         enter("create")
         if configuration.precision.needs_bf16 and not self._card.has_bf16:
             raise UnsupportedModelError(f"{self._card.name} has no bf16 arithmetic")
+        if configuration.execution is Execution.COMPILE:
+            raise UnsupportedModelError("compiled steps are not simulated")
         profile = _profile(configuration.architecture, configuration.input_size)
         enter("warmup")
         memory_mib, detail_mib, missing = self._memory(profile, configuration)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import io
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
-from trappm.profiler.errors import InputError
+from trappm.profiler.errors import InputError, TrappmError, one_line
 
 
 def read_plain(path: Path, max_bytes: int) -> bytes:
@@ -104,3 +105,14 @@ def unpack(data: bytes) -> dict[str, npt.NDArray[Any]]:
     """
     with np.load(io.BytesIO(data), allow_pickle=False) as archive:
         return dict(archive)
+
+
+@contextmanager
+def reading_profile(what: str) -> Iterator[None]:
+    """Turn the many errors of damaged bytes into a TrappmError that names the kind of profile."""
+    try:
+        yield
+    except Exception as error:
+        raise TrappmError(
+            f"a stored {what} is damaged ({one_line(error)}); profile the model again"
+        ) from error

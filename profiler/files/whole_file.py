@@ -19,12 +19,11 @@ _BESIDE = ("-journal", "-wal", "-shm")
 
 
 @contextmanager
-def made_whole(path: Path, *, mode: int = 0o666, replace: bool) -> Iterator[Path]:
+def made_whole(path: Path, *, replace: bool) -> Iterator[Path]:
     """Yield a new file to write into, which is renamed to `path` at the end without errors.
 
     Args:
         path: Final name.
-        mode: Permissions before the umask.
         replace: Whether to replace a file of this name; FileExistsError is raised otherwise.
 
     Raises:
@@ -32,7 +31,7 @@ def made_whole(path: Path, *, mode: int = 0o666, replace: bool) -> Iterator[Path
     """
     _clear(path.parent)
     part = path.with_name(f".{secrets.token_hex(8)}{_SUFFIX}")
-    descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+    descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with suppress(OSError):  # a file system without locks: then nothing is cleared there
             fcntl.flock(descriptor, fcntl.LOCK_EX)

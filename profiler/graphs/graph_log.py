@@ -49,9 +49,9 @@ class GraphLog:
         results = [t for t in tree_leaves(output) if isinstance(t, Tensor)]
         outputs = [value for value in map(self._value, results) if value.depends]
         if all(value.producer is None for value in outputs):
-            raise UnsupportedModelError("no output depends on the images, but as a copy")
+            raise UnsupportedModelError("no output depends on the inputs, but as a copy")
         for value in outputs:
-            if value.shape[:1] != (batch_size,):
+            if batch_size not in value.shape:
                 raise UnsupportedModelError(
                     f"at batch size {batch_size} an output has shape {value.shape}; the batch size "
                     "is written into the model, or the output has no batch axis"

@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -417,6 +418,18 @@ def _source(value: Value, place: Mapping[int, int]) -> Source | None:
     return Source(IMAGE) if value.depends else None
 
 
+@cache
+def _arguments(func: Any) -> tuple[tuple[str, ...], Mapping[str, Any]]:
+    arguments = func._schema.arguments
+    return tuple(a.name for a in arguments), {a.name: a.default_value for a in arguments}
+
+
+def bound(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by their names in the operator's schema, with defaults."""
+    names, defaults = _arguments(func)
+    return {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+
+
 class Call:
     """One call of a PyTorch operator."""
 
@@ -432,11 +445,7 @@ class Call:
         self._value = value
         self.builder = builder
         self.outputs = outputs
-        self.arguments: dict[str, Any] = {}
-        for place, argument in enumerate(func._schema.arguments):
-            given = args[place] if place < len(args) else kwargs.get(argument.name)
-            missing = place >= len(args) and argument.name not in kwargs
-            self.arguments[argument.name] = argument.default_value if missing else given
+        self.arguments = bound(func, args, kwargs)
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments.get(name)

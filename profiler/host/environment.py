@@ -32,6 +32,9 @@ MEASURING_VERSION = 2
 CORES_VERSION = 3
 """The same for one process on CPU cores: disturbed steps are rejected, lost time subtracted."""
 
+GPU_VERSION = 3
+"""The same for GPUs: each process is pinned to its GPU's share of the cores."""
+
 SEED = 0
 """Seed of weights, images and targets of every measurement; it does not change their cost."""
 

@@ -37,14 +37,22 @@ MAX_REQUEST_BYTES = 1 << 16
 
 _STRAYS_TIMEOUT_S = 5.0
 """Time to kill the processes that a child left behind."""
+_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def serve(control_fd: int, preload: Sequence[str]) -> None:
-    """Run the server: import modules, then fork one child per request until the worker ends."""
+    """Run the server: import modules, then fork one child per request until the worker ends.
+
+    Raises:
+        RuntimeError: A module uses a GPU, so CUDA would fail in every child.
+    """
     for module in preload:
         importlib.import_module(module)
+        use = _use_of_gpu()
+        if use is not None:
+            raise RuntimeError(f"the import of {module} {use}: CUDA would fail in forks")
     # Orphans of a child become ours, so that none is left behind.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     # What is warm stays: children neither scan nor copy these objects.
@@ -67,6 +75,21 @@ def serve(control_fd: int, preload: Sequence[str]) -> None:
             if not _watch(pid, control):
                 break
     os._exit(0)  # torch's own clean-up takes long, and nothing needs it
+
+
+def _use_of_gpu() -> str | None:
+    """Return how this process uses a GPU, or None; it may have loaded the driver's library."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself
+            target = os.readlink(f"/proc/self/fd/{descriptor}")
+            if "/dev/nvidia" in target:
+                return f"opened {target}"
+    with open("/proc/self/maps", encoding="utf-8") as lines:
+        libraries = {line.split(maxsplit=5)[-1].strip() for line in lines if "/libcuda.so" in line}
+    for path in libraries:
+        if ctypes.CDLL(path).cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED:
+            return f"initialized {path}"
+    return None
 
 
 def _watch(pid: int, control: socket.socket) -> bool:
@@ -161,6 +184,8 @@ Message = dict[str, Any]
 _MAX_MESSAGE_BYTES = 64 << 20
 _PRINTED_BYTES = 2000
 _CHUNK_BYTES = 1 << 16
+_START_TIMEOUT_S = 180.0
+"""Time for the server's imports."""
 _ANSWER_TIMEOUT_S = 30.0
 """Time for a fork or a kill, after which the server counts as stuck."""
 _STOP_TIMEOUT_S = 5.0
@@ -205,7 +230,6 @@ class ForkServer:
         self,
         preload: Sequence[str],
         *,
-        start_timeout_s: float = 180.0,
         environment: Mapping[str, str] | None = None,
         folder: str | None = None,
     ) -> None:
@@ -213,12 +237,10 @@ class ForkServer:
 
         Args:
             preload: Modules to import before any fork.
-            start_timeout_s: Time for these imports.
             environment: Environment of the server; by default the worker's.
             folder: Working directory of the server; by default the worker's.
         """
         self._preload = list(preload)
-        self._start_timeout_s = start_timeout_s
         self._environment = environment
         self._folder = folder
         self._owner_pid = os.getpid()
@@ -241,13 +263,13 @@ class ForkServer:
         """Start the server unless it runs, and wait until it is ready.
 
         Raises:
-            ForkServerError: It ended early, or took longer than `start_timeout_s`.
+            ForkServerError: It ended early, or took too long.
         """
         self.begin()
         if self._is_warm:
             return
         try:
-            self._answer(self._start_timeout_s)
+            self._answer(_START_TIMEOUT_S)
         except ForkServerError as error:
             self.stop()
             raise ForkServerError(

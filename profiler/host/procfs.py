@@ -67,7 +67,8 @@ _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 def _memory_limits_mib(proc: Path, cgroups: Path) -> Iterator[tuple[float, float]]:
     """Yield the limit and the used memory of each cgroup of this process, in MiB."""
-    for group, (limit, used, reclaimable) in _memory_groups(proc, cgroups):
+    for group, is_v2 in _groups("memory", proc, cgroups):
+        limit, used, reclaimable = _V2 if is_v2 else _V1
         try:
             limit_bytes = int((group / limit).read_text(encoding="ascii"))  # v2 may say "max"
             used_bytes = int((group / used).read_text(encoding="ascii"))
@@ -79,23 +80,40 @@ def _memory_limits_mib(proc: Path, cgroups: Path) -> Iterator[tuple[float, float
         yield limit_bytes / 2**20, (used_bytes - int(sizes.get(reclaimable, 0))) / 2**20
 
 
-def _memory_groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
-    """Yield the cgroups that limit this process's memory, with their files' names."""
+def cpu_quota(*, proc: Path = Path("/proc"), cgroups: Path = CGROUPS) -> float | None:
+    """Return the number of cores whose time this process may use, or None without a limit.
+
+    Containers limit the time, not the cores: a process may run on 96 cores for a twelfth of the
+    time.
+    """
+    limits = []
+    for group, is_v2 in _groups("cpu", proc, cgroups):
+        names = ["cpu.max"] if is_v2 else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+        with contextlib.suppress(OSError, ValueError):  # no limit here: "max", or no such file
+            words = " ".join((group / name).read_text(encoding="ascii") for name in names).split()
+            quota_us, period_us = map(int, words)
+            if quota_us > 0:  # v1 has -1 without a limit
+                limits.append(quota_us / period_us)
+    return min(limits, default=None)
+
+
+def _groups(controller: str, proc: Path, cgroups: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield the cgroups of this controller around this process, and whether they are of v2."""
     try:
         lines = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, name = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        root, files = (cgroups / "memory", _V1) if controllers else (cgroups, _V2)
+        root = cgroups / controller if controllers else cgroups
         # In a container the name is the host's and the folder not there; the root's files are ours.
         group = root / name.lstrip("/")
-        yield group, files
+        yield group, not controllers
         while group != root:
             group = group.parent
-            yield group, files
+            yield group, not controllers
 
 
 def total_memory_mib() -> float:

@@ -18,7 +18,8 @@ from typing import Any
 from trappm.profiler.devices import Device, Findings, open_device
 from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError, storable
 from trappm.profiler.host.environment import run_facts
-from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
+from trappm.profiler.records import Configuration, Execution, Measurement, Outcome, Protocol
+from trappm.profiler.steps.compiling import use_empty_cache
 from trappm.profiler.steps.meter import ExplainedError
 from trappm.profiler.steps.sampling import judge
 
@@ -67,6 +68,8 @@ def attempt(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None
     protocol = Protocol(**request["protocol"])
     device = open_device(request["device"])
     waited_s = hold_lock(device, Path(request["lock_dir"]), request["lock_timeout_s"])
+    if configuration.execution is Execution.COMPILE:
+        use_empty_cache(Path(request["lock_dir"]) / f"inductor-{device.lock_names[0]}")
     begin = time.monotonic()
     environment = {**device.environment(), **run_facts(configuration), "lock_wait_s": waited_s}
     send({"environment": environment})
@@ -202,7 +205,7 @@ def explain(error: BaseException, device: Device, phase: str) -> Findings:
     is_refusal = isinstance(error, InputError | UnsupportedModelError | NotImplementedError)
     if phase == WORKER:
         pass
-    elif is_refusal or _NOT_TRAINABLE.search(text):
+    elif _NOT_TRAINABLE.search(text) or (is_refusal and not _OUT_OF_HOST_MEMORY.search(text)):
         outcome = Outcome.UNSUPPORTED
     elif is_out_of_memory(text, device) or (
         _PERHAPS_OUT_OF_MEMORY.search(text) and device.is_nearly_full()

@@ -29,6 +29,7 @@ from trappm.profiler.measuring.attempt import (
     with_shortage,
 )
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
+from trappm.profiler.steps.sampling import of_two_processes, waits_for_host
 
 _ATTEMPT = "trappm.profiler.measuring.attempt:attempt"
 _PRELOAD = (
@@ -89,8 +90,9 @@ class Measurer:
         """Measure a configuration; any behavior of the measured process is an outcome.
 
         If a GPU library fails as if without memory, though there was enough, a second process tries
-        again. The wait for other measurements counts neither for the timeout nor for `duration_s`;
-        it is in the environment as `lock_wait_s`.
+        again. A step that waits for the host is measured in two processes: it differs more between
+        them than within one. The wait for other measurements counts neither for the timeout nor for
+        `duration_s`; it is in the environment as `lock_wait_s`.
 
         Args:
             configuration: Configuration to measure.
@@ -103,9 +105,14 @@ class Measurer:
             DeviceError: This machine has no such device.
         """
         first = self._measure(configuration, device_key, protocol, attempt_key, on_phase)
-        if not is_worth_another(first):
+        waits = waits_for_host(first)
+        if not waits and not is_worth_another(first):
             return first
+        if waits:  # only the step times of the second process count
+            protocol = replace(protocol, power_share=0.0)
         again = self._measure(configuration, device_key, protocol, first.attempt_key, on_phase)
+        if waits:
+            return of_two_processes(first, again)
         environment = {**again.environment, "first_try": first.message}
         message = again.message
         if is_worth_another(again):

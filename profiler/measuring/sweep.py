@@ -23,7 +23,7 @@ from trappm.profiler.measuring.attempt import WORKER, others_had_memory
 from trappm.profiler.models.pool import PoolGroup, PoolSpec, build_pool
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
 
-_MAX_WORKER_FAILURES = 3
+MAX_WORKER_FAILURES = 3
 """Number of successive failures after which the machine counts as unable to measure."""
 
 
@@ -70,7 +70,7 @@ class Sweep:
                 method = {"memory_method": measurement.environment.get("memory_method")}
                 difference = stack_difference(measurement.environment, method | dict(environment))
                 # A worker that broke down early has not come to say where it was.
-                if difference is not None and not _worker_failed(measurement):
+                if difference is not None and not worker_failed(measurement):
                     raise InputError(
                         f"the results so far are of another stack ({difference}); name another "
                         "file for those of this one"
@@ -118,8 +118,8 @@ class Sweep:
             attempts += 1
             each_s = (time.monotonic() - begin) / attempts
             tell(self._progress(measurement, each_s * len(waiting)))
-            failures = failures + 1 if _worker_failed(measurement) else 0
-            if waiting and failures == _MAX_WORKER_FAILURES:
+            failures = failures + 1 if worker_failed(measurement) else 0
+            if waiting and failures == MAX_WORKER_FAILURES:
                 raise TrappmError(
                     f"the worker broke down {failures} times in succession, lastly with: "
                     f"{measurement.message}"
@@ -157,7 +157,7 @@ def may_pass(measurement: Measurement) -> bool:
     """Return whether a measurement failed for a temporary reason."""
     return (
         measurement.outcome is Outcome.UNSTABLE
-        or _worker_failed(measurement)
+        or worker_failed(measurement)
         or (measurement.outcome is Outcome.OOM and others_had_memory(measurement.memory_detail_mib))
     )
 
@@ -170,7 +170,8 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def _worker_failed(measurement: Measurement) -> bool:
+def worker_failed(measurement: Measurement) -> bool:
+    """Return whether a measurement failed before its configuration had a part in it."""
     return measurement.outcome is Outcome.ERROR and measurement.failed_in == WORKER
 
 

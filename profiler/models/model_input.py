@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -18,8 +20,54 @@ TARGETS = "targets of the loss"
 """Keyword of tensors for the loss alone, which no module has as an argument."""
 
 
+_Batch = tuple[tuple[Any, ...], dict[str, Any]]
+"""Arguments and keyword arguments of a module."""
+
+
+class _Inputs(ABC):
+    """Inputs of which shapes and types are known."""
+
+    @abstractmethod
+    def tensors(self, batch_size: int) -> _Batch:
+        """Return the arguments with contiguous tensors on the meta device."""
+
+    def batch(
+        self, batch_size: int, memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
+    ) -> _Batch:
+        """Return the arguments for this number of samples, with tensors on the meta device."""
+        import torch
+        from torch.utils._pytree import tree_map
+
+        same: dict[int, torch.Tensor] = {}  # a tensor that is given twice is one tensor
+
+        def channels_last(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or value.dim() != 4:
+                return value
+            if id(value) not in same:
+                same[id(value)] = value.contiguous(memory_format=torch.channels_last)
+            return same[id(value)]
+
+        batch = self.tensors(batch_size)
+        if memory_format is MemoryFormat.CONTIGUOUS:
+            return batch
+        return tree_map(channels_last, batch[0]), tree_map(channels_last, batch[1])
+
+    def values(self, batch_size: int) -> list[torch.Tensor | None]:
+        """Return the values on the CPU of each tensor of a batch; None for unknown ones."""
+        import torch
+        from torch.utils._pytree import tree_leaves
+
+        leaves = tree_leaves(self.tensors(batch_size))
+        return [None for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    def in_phase(self, phase: Phase) -> Self:
+        """Return the inputs of a phase."""
+        del phase
+        return self
+
+
 @dataclass(frozen=True)
-class Sample:
+class Sample(_Inputs):
     """One sample of a batch."""
 
     shape: tuple[int, ...]
@@ -62,7 +110,8 @@ class Sample:
                 "must be the batch, and no axis empty"
             )
         try:
-            inspect.signature(module.forward).bind(example)
+            with contextlib.suppress(ValueError):  # not of Python, such as a scripted module
+                inspect.signature(module.forward).bind(example)
         except TypeError as error:
             raise InputError(
                 f"the forward of {name} cannot be called with one tensor ({one_line(error)}); "
@@ -70,23 +119,10 @@ class Sample:
             ) from error
         return cls(tuple(example.shape[1:]), example.dtype)
 
-    def batch(
-        self, batch_size: int, memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return this number of samples on the meta device as arguments."""
+    def tensors(self, batch_size: int) -> _Batch:
         import torch
 
-        images = torch.empty((batch_size, *self.shape), dtype=self.dtype, device="meta")
-        if memory_format is MemoryFormat.CHANNELS_LAST and images.dim() == 4:
-            images = images.contiguous(memory_format=torch.channels_last)
-        return (images,), {}
-
-    def values(self, batch_size: int) -> list[torch.Tensor | None]:
-        """Return None for each tensor: image values are unknown when tracing."""
-        return [None]
-
-    def in_phase(self, _phase: Phase) -> Self:
-        return self
+        return (torch.empty((batch_size, *self.shape), dtype=self.dtype, device="meta"),), {}
 
     def __str__(self) -> str:
         square = len(self.shape) == 3 and self.shape[1] == self.shape[2] and self.shape[0] == 3
@@ -94,7 +130,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class ExampleInputs:
+class ExampleInputs(_Inputs):
     """Arguments of a module: tensors, lists and dictionaries of them, keywords.
 
     The first axis of the first tensor is the batch; each tensor with as many entries there has the
@@ -108,6 +144,8 @@ class ExampleInputs:
     """Batch size of the example."""
     in_lists: bool
     """True if a batch is a list of samples."""
+    of_training: frozenset[str] = frozenset({TARGETS})
+    """Keywords that inference does not have."""
 
     @classmethod
     def of(cls, *args: Any, **kwargs: Any) -> Self:
@@ -120,6 +158,8 @@ class ExampleInputs:
         from torch.utils._pytree import tree_leaves
 
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        if any(tensor.layout is not torch.strided for tensor in tensors):
+            raise InputError("a sparse tensor among the inputs is not simulated; give a dense one")
         if not tensors:
             raise InputError(
                 "no tensor among the inputs; give them as the model is called, such as "
@@ -135,23 +175,17 @@ class ExampleInputs:
             )
         return cls(args, kwargs, batch_size, in_lists)
 
-    def batch(
-        self, batch_size: int, memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the same inputs with this number of samples, on the meta device."""
+    def tensors(self, batch_size: int) -> _Batch:
         import torch
 
         def empty(tensor: torch.Tensor) -> torch.Tensor:
             shape = self._shape(tensor, batch_size)
-            empty = torch.empty(shape, dtype=tensor.dtype, device="meta")
-            if memory_format is MemoryFormat.CHANNELS_LAST and empty.dim() == 4:
-                return empty.contiguous(memory_format=torch.channels_last)
-            return empty
+            return torch.empty(shape, dtype=tensor.dtype, device="meta")
 
         return self._spread(empty, batch_size)
 
-    def values(self, batch_size: int) -> list[torch.Tensor | None]:
-        """Return the values of integer tensors on the CPU, and None for others.
+    def values(self, batch_size: int, floats: bool = False) -> list[torch.Tensor | None]:
+        """Return the values on the CPU of integer tensors, or of all; None for others.
 
         The example's samples are repeated.
         """
@@ -160,8 +194,8 @@ class ExampleInputs:
 
         def repeated(tensor: torch.Tensor) -> torch.Tensor:
             whole = not (tensor.is_floating_point() or tensor.is_complex())
-            if tensor.is_meta or not whole or tensor.is_sparse:
-                return torch.empty(0)
+            if tensor.is_meta or not (whole or floats):
+                return torch.empty(0, device="meta")
             known = tensor.detach().cpu().clone()
             if self._shape(tensor, batch_size) == list(tensor.shape):
                 return known
@@ -169,7 +203,7 @@ class ExampleInputs:
 
         leaves = tree_leaves(self._spread(repeated, batch_size))
         known = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        return [None if leaf.is_floating_point() else leaf for leaf in known]
+        return [None if leaf.is_meta else leaf for leaf in known]
 
     def _shape(self, tensor: torch.Tensor, batch_size: int) -> list[int]:
         shape = list(tensor.shape)
@@ -177,9 +211,7 @@ class ExampleInputs:
             shape[0] = batch_size
         return shape
 
-    def _spread(
-        self, change: Callable[[torch.Tensor], torch.Tensor], batch_size: int
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _spread(self, change: Callable[[torch.Tensor], torch.Tensor], batch_size: int) -> _Batch:
         """Return the inputs with every tensor changed, and lists of samples resized."""
         import torch
         from torch.utils._pytree import tree_map
@@ -206,11 +238,35 @@ class ExampleInputs:
         """Return the inputs of a phase: inference has no targets."""
         if phase is Phase.TRAIN:
             return self
-        kwargs = {name: value for name, value in self.kwargs.items() if name != TARGETS}
+        kwargs = {name: x for name, x in self.kwargs.items() if name not in self.of_training}
         return replace(self, kwargs=kwargs)
 
     def __str__(self) -> str:
         return f"inputs of batch {self.batch_size}"
+
+
+@dataclass(frozen=True)
+class FileInputs(_Inputs):
+    """Positional inputs of a module rebuilt from a file."""
+
+    shapes: tuple[tuple[int | None, ...], ...]
+    """Shape of each; None for the batch axis."""
+    dtypes: tuple[torch.dtype, ...]
+
+    def tensors(self, batch_size: int) -> _Batch:
+        import torch
+
+        shapes = [[batch_size if n is None else n for n in shape] for shape in self.shapes]
+        return tuple(
+            torch.empty(shape, dtype=dtype, device="meta")
+            for shape, dtype in zip(shapes, self.dtypes, strict=True)
+        ), {}
+
+    def __str__(self) -> str:
+        return " and ".join(
+            f"({', '.join('batch' if size is None else str(size) for size in shape)})"
+            for shape in self.shapes
+        )
 
 
 @dataclass(frozen=True)
@@ -237,7 +293,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class NamedInputs:
+class NamedInputs(_Inputs):
     """Inputs by keyword that differ between the phases, such as tokens with labels."""
 
     train: Mapping[str, Field]
@@ -249,31 +305,19 @@ class NamedInputs:
     def in_phase(self, phase: Phase) -> Self:
         return replace(self, phase=phase)
 
-    def batch(
-        self, batch_size: int, memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return a batch on the meta device."""
+    def tensors(self, batch_size: int) -> _Batch:
         import torch
 
         tensors = {
             name: torch.empty((batch_size, *field.shape), dtype=field.dtype, device="meta")
             for name, field in self._fields.items()
         }
-        if memory_format is MemoryFormat.CHANNELS_LAST:
-            tensors = {
-                name: t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t
-                for name, t in tensors.items()
-            }
         return (), {**tensors, **self.settings.get(self.phase, {})}
 
     def drawn(self, batch_size: int, generator: torch.Generator) -> dict[str, Any]:
         """Return a random batch on the generator's device."""
         tensors = {name: f.drawn(batch_size, generator) for name, f in self._fields.items()}
         return {**tensors, **self.settings.get(self.phase, {})}
-
-    def values(self, batch_size: int) -> list[torch.Tensor | None]:
-        """Return None for every tensor: no value is known."""
-        return [None] * len(self._fields)
 
     @property
     def _fields(self) -> Mapping[str, Field]:
@@ -292,7 +336,7 @@ class Inputs(Protocol):
 
     def batch(
         self, batch_size: int, memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    ) -> _Batch:
         """Arguments and keyword arguments, with tensors on the meta device."""
 
     def values(self, batch_size: int) -> Sequence[torch.Tensor | None]:

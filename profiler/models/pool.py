@@ -16,6 +16,7 @@ from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import (
     MAX_SIZE,
     Configuration,
+    Execution,
     MemoryFormat,
     Optimizer,
     Phase,
@@ -36,6 +37,8 @@ class Attention(enum.StrEnum):
 
     SDPA = "sdpa"
     EAGER = "eager"
+    MEGATRON = "megatron"
+    """Megatron-LM before flash attention: the mask, scale and softmax are one kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,8 @@ class PoolGroup:
     memory_formats: tuple[MemoryFormat, ...] = (MemoryFormat.CONTIGUOUS,)
     optimizers: tuple[Optimizer, ...] = (Optimizer.SGD,)
     phases: tuple[Phase, ...] = (Phase.TRAIN,)
+    executions: tuple[Execution, ...] = (Execution.EAGER,)
+    """`eager`, or `compile`: `torch.compile`, measured after the chosen eager step."""
 
     def __post_init__(self) -> None:
         if not self.architectures and not self.families:
@@ -138,11 +143,12 @@ def build_pool(spec: PoolSpec) -> list[Configuration]:
                     memory_format=memory_format,
                     optimizer=optimizer,
                     phase=phase,
+                    execution=execution,
                 )
-                for batch_size, input_size, precision, memory_format, optimizer, phase in
+                for batch_size, input_size, precision, memory_format, optimizer, phase, execution in
                 itertools.product(
                     group.batch_sizes, _sizes(group, architecture), group.precisions,
-                    group.memory_formats, group.optimizers, group.phases,
+                    group.memory_formats, group.optimizers, group.phases, group.executions,
                 )
             )  # fmt: skip
             if len(pool) > MAX_CONFIGURATIONS:
@@ -154,7 +160,7 @@ def _product(group: PoolGroup, architectures: int) -> int:
     """Return the largest number of configurations of a group."""
     settings = (
         group.batch_sizes, max(group.input_sizes, group.sequence_lengths, key=len),
-        group.precisions, group.memory_formats, group.optimizers, group.phases,
+        group.precisions, group.memory_formats, group.optimizers, group.phases, group.executions,
     )  # fmt: skip
     return architectures * math.prod(len(set(values)) for values in settings)
 

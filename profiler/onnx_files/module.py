@@ -65,8 +65,8 @@ class RebuiltModule(nn.Module):
     def __init__(self, model: CheckedModel, name: str = "the file") -> None:
         super().__init__()
         self._name = name
-        self._image = model.image
-        self.image_type = torch_type(model.image_kind)
+        self._inputs = tuple(entry.name for entry in model.inputs)
+        self.input_types = tuple(torch_type(entry.kind) for entry in model.inputs)
         self.restored_norms = model.restored_norms
         constants: dict[str, Array] = {}
         attribute_of: dict[str, str] = {}
@@ -88,7 +88,7 @@ class RebuiltModule(nn.Module):
             list(_folded(model.operations, constants, dialect.version(""))),
             set(model.outputs),
             constants,
-            model.image,
+            self._inputs,
             attribute_of.keys(),
         )
         self._program = _Program(
@@ -117,16 +117,17 @@ class RebuiltModule(nn.Module):
         else:
             self.register_buffer(attribute, tensor)
 
-    def forward(self, images: Tensor) -> Any:
+    def forward(self, *inputs: Tensor) -> Any:
         """Return the output, or a list of several."""
         program = self._program
-        values: dict[str, Value] = {"": None, self._image: images, **program.constants}
+        values: dict[str, Value] = {"": None, **program.constants}
+        values.update(zip(self._inputs, inputs, strict=True))
         for name, attribute in program.attribute_of.items():
             tensor = getattr(self, attribute.removesuffix(".t"))
             values[name] = tensor.t() if attribute.endswith(".t") else tensor
         for operation, last in zip(program.operations, program.last_uses, strict=True):
-            inputs = [_value(operation, name, values) for name in operation.inputs]
-            outputs = self._run(operation, inputs)
+            given = [_value(operation, name, values) for name in operation.inputs]
+            outputs = self._run(operation, given)
             for name, value in zip(operation.outputs, outputs, strict=False):
                 if value is not None:
                     check_shape(name, value.shape)
@@ -147,7 +148,9 @@ class RebuiltModule(nn.Module):
         known = [value for value in inputs if not isinstance(value, Tensor)]
         if len(known) == len(inputs):
             folded = fold(operation, known, self._program.dialect.version(""))
-            if folded:
+            # Floats that are filled to a shape, such as first states, grow with the batch.
+            filled = operator in ("ConstantOfShape", "Expand", "Tile") and folded
+            if folded and not (filled and folded[0].dtype.kind == "f" and folded[0].ndim > 1):
                 return folded
         try:
             return self._in_pytorch(operation, inputs)

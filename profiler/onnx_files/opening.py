@@ -179,37 +179,141 @@ def _load_external(path: Path, name: str, tensor: onnx.TensorProto) -> None:
         ) from error
 
 
-def image_input(path: Path, graph: onnx.GraphProto, stored: Stored) -> onnx.ValueInfoProto:
-    """Return the first input of rank 4, if possible with an open batch axis.
+class FileInput(NamedTuple):
+    """One input of a file."""
+
+    name: str
+    kind: int
+    """Element type (of onnx.TensorProto)."""
+    sizes: tuple[int | str, ...]
+    """Sizes of its axes; a name for an open one, which is empty if the file has none."""
+
+    @property
+    def is_image(self) -> bool:
+        return len(self.sizes) == 4 and self.kind in (*FLOATS, onnx.TensorProto.UINT8)
+
+    @property
+    def shape_text(self) -> str:
+        return f"({', '.join(str(size) or '?' for size in self.sizes)})"
+
+
+def _input(path: Path, value: onnx.ValueInfoProto) -> FileInput:
+    """Return an input of a file.
 
     Raises:
-        ModelFileError: There is none.
-        UnsupportedModelError: There are several with an open batch axis.
+        ModelFileError: Its number of axes is missing, or its size is beyond all limits.
+        UnsupportedModelError: It is not a tensor.
     """
-    candidates: list[onnx.ValueInfoProto] = [
-        value
-        for value in graph.input
-        if value.type.tensor_type.elem_type in (*FLOATS, onnx.TensorProto.UINT8)
-        and len(value.type.tensor_type.shape.dim) == 4
-        and value.name not in stored.weights
-        and value.name not in stored.constants
-    ]
-    if not candidates:
+    if value.type.WhichOneof("value") != "tensor_type":
+        raise UnsupportedModelError(f"{path}: input {value.name!r} is not a tensor")
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
         raise ModelFileError(
-            f"{path} has no image-like input; one of four axes (batch, channels, height, width) "
-            "is needed"
+            f"{path}: input {value.name!r} has no shape; export the model with the shapes of its "
+            "inputs"
         )
-    dynamic = [candidate for candidate in candidates if image_shape(candidate)[0] is None]
-    if len(dynamic) > 1:
-        names = ", ".join(value.name for value in dynamic)
-        raise UnsupportedModelError(f"{path} has several image inputs ({names}); one is supported")
-    return (dynamic or candidates)[0]
+    sizes = tuple(
+        axis.dim_value if axis.dim_value > 0 else axis.dim_param for axis in tensor.shape.dim
+    )
+    check_size(path, value.name, [size for size in sizes if isinstance(size, int)])
+    return FileInput(value.name, tensor.elem_type, sizes)
 
 
-def image_shape(value: onnx.ValueInfoProto) -> tuple[int | None, ...]:
-    """Return the sizes of an input; None for open ones."""
-    axes = value.type.tensor_type.shape.dim
-    return tuple(axis.dim_value if axis.dim_value > 0 else None for axis in axes)
+def _inputs(path: Path, graph: onnx.GraphProto, stored: Stored) -> list[FileInput]:
+    """Return the inputs of a file that it stores no values of; raises as `_input`."""
+    known = {*stored.weights, *stored.constants}
+    inputs = [_input(path, value) for value in graph.input if value.name not in known]
+    if not inputs:
+        raise ModelFileError(f"{path} has no input but its weights")
+    if cache := next((x.name for x in inputs if x.name.startswith("past_key")), None):
+        raise UnsupportedModelError(
+            f"{path} takes the cache of earlier tokens ({cache}); export the model without a cache"
+        )
+    return inputs
+
+
+def _batch_name(inputs: Sequence[FileInput]) -> str | None:
+    """Return the name of the open batch axis, or None if all first axes are fixed."""
+    names = [size for entry in inputs for size in entry.sizes if isinstance(size, str)]
+    named = [name for name in names if "batch" in name.lower() or name.lower() in ("n", "b", "bs")]
+    first = [entry.sizes[0] for entry in inputs if entry.sizes and isinstance(entry.sizes[0], str)]
+    return next(iter((*named, *first)), None)
+
+
+def input_shapes(
+    path: Path, model: CheckedModel, size: int | None, *, is_tokens: bool = False
+) -> tuple[list[tuple[int | None, ...]], int | None]:
+    """Return the shape of each input, None for the batch; and the batch size if it is fixed.
+
+    Args:
+        path: The file, for messages.
+        model: The file's content.
+        size: What open axes have that are not the batch.
+        is_tokens: True if `size` is a number of tokens; else it may be one of pixels, too.
+
+    Raises:
+        ModelFileError: A size is open in the file and in `size`.
+        InputError: `size` contradicts the file.
+        UnsupportedModelError: The file leaves open both an image's size and another one.
+    """
+    batch = _batch_name(model.inputs)
+    axes = [_batch_axis(entry, batch, model.operations) for entry in model.inputs]
+    opened = [
+        entry
+        for entry, axis in zip(model.inputs, axes, strict=True)
+        if any(isinstance(x, str) and place != axis for place, x in enumerate(entry.sizes))
+    ]
+    if len({entry.is_image for entry in opened}) > 1:
+        raise UnsupportedModelError(
+            f"{path} leaves open the sizes of {' and '.join(e.name for e in opened)}; export it "
+            "with a fixed size of its images"
+        )
+    if any(e.is_image and not any(isinstance(x, int) for x in e.sizes) for e in opened):
+        raise ModelFileError(
+            f"{path} leaves all sizes of {opened[0].name!r} open, its channels as well; export it "
+            "with fixed channels"
+        )
+    if opened and size is None:
+        what = "an input size" if opened[0].is_image else "a sequence length (or input size)"
+        raise ModelFileError(
+            f"{path} leaves sizes of {opened[0].name!r} open {opened[0].shape_text}; give {what}"
+        )
+    shapes = [
+        tuple(
+            None if place == axis and isinstance(x, str) else size if isinstance(x, str) else x
+            for place, x in enumerate(entry.sizes)
+        )
+        for entry, axis in zip(model.inputs, axes, strict=True)
+    ]
+    sizes = {
+        x
+        for entry, shape in zip(model.inputs, shapes, strict=True)
+        if not (is_tokens and entry.is_image)
+        for x in shape
+    }
+    if size is not None and size not in sizes:
+        taken = ", ".join(f"{entry.name} {entry.shape_text}" for entry in model.inputs)
+        raise InputError(f"{path} takes {taken}, not {size} {'tokens' if is_tokens else 'px'}")
+    if batch is not None:
+        return shapes, None
+    batch_sizes = [e.sizes[a or 0] for e, a in zip(model.inputs, axes, strict=True) if e.sizes]
+    if not batch_sizes:
+        raise ModelFileError(f"no input of {path} has a batch axis")
+    return shapes, int(batch_sizes[0])
+
+
+def _batch_axis(entry: FileInput, batch: str | None, operations: Iterable[Operation]) -> int | None:
+    """Return the axis of the batch: the one of its name, or the first; None if it has none."""
+    if batch and batch in entry.sizes:
+        return entry.sizes.index(batch)
+    recurrent = any(
+        o.operator in ("LSTM", "GRU", "RNN") and o.inputs[:1] == (entry.name,)
+        for o in operations
+        if not o.attributes.get("layout")
+    )
+    axis = 1 if recurrent and len(entry.sizes) == 3 else 0
+    is_open = bool(entry.sizes) and isinstance(entry.sizes[axis], str)
+    return axis if is_open or batch is None else None
 
 
 _SETTINGS = {"Clip": (1, 2), "Dropout": (1,), "OneHot": (2,), "Pad": (2,), "Resize": (1, 2)}
@@ -231,7 +335,7 @@ def not_trained(operations: Iterable[Operation]) -> set[str]:
 
 
 BUFFERS_KEY = "trappm.buffers"
-"""Metadata of a file without weights, whose inputs but the image are weights: JSON of buffers."""
+"""Metadata of a file without weights, whose inputs but the first are weights: JSON of buffers."""
 
 MAX_BYTES = 2 << 30
 """Largest protobuf message."""
@@ -247,12 +351,8 @@ class CheckedModel:
 
     operations: list[Operation]
     """Operations in topological order, without constants."""
-    image: str
-    """Name of the input of images."""
-    image_kind: int
-    """Its element type (of onnx.TensorProto)."""
-    image_shape: tuple[int | None, ...]
-    """Four sizes; None for open ones."""
+    inputs: Sequence[FileInput]
+    """Inputs that are not weights."""
     outputs: list[str]
     constants: Mapping[str, onnx.TensorProto]
     """Small tensors in the file."""
@@ -276,8 +376,8 @@ def load_checked(path: Path) -> CheckedModel:
 
     Raises:
         ModelFileError: It is missing, unreadable, too large, or not valid ONNX, has external data
-            outside of its folder, or no image-like input.
-        UnsupportedModelError: It has control flow, sparse weights or a second input.
+            outside of its folder, or no input with a shape.
+        UnsupportedModelError: It has control flow, sparse weights, or an input that is no tensor.
     """
     model = _parse(path)
     try:
@@ -308,31 +408,26 @@ def _checked(path: Path, model: onnx.ModelProto) -> CheckedModel:
     quantized = _elements(path, graph, INTEGERS)
     for tensor in graph.initializer:
         stored.add(tensor.name, tensor)
-    image = image_input(path, graph, stored)
-    known = {image.name, *stored.weights, *stored.constants}
+    inputs = _inputs(path, graph, stored)
     buffers = _listed_buffers(model)
-    for value in graph.input:
-        if value.name not in known:
-            kind = value.type.tensor_type
-            shape = tuple(axis.dim_value for axis in kind.shape.dim)
-            if buffers is None:
-                raise UnsupportedModelError(
-                    f"{path}: input {value.name!r} of shape {list(shape)} besides the image "
-                    f"{image.name!r}; models of one image input, with their weights, are supported"
-                )
-            stored.weights[value.name] = kind.elem_type, shape
-            if kind.elem_type in FLOATS:
-                parameters[value.name] = check_size(path, value.name, shape)
+    if buffers is not None:
+        inputs, weights = inputs[:1], inputs[1:]
+        for name, kind, sizes in weights:
+            shape = tuple(size if isinstance(size, int) else 0 for size in sizes)
+            stored.weights[name] = kind, shape
+            if kind in FLOATS:
+                parameters[name] = math.prod(shape)
     operations = list(_operations(path, graph, stored))
     for name in _declared_buffers(model) | (buffers or set()) | not_trained(operations):
         parameters.pop(name, None)
     del graph.value_info[:]
+    for output in graph.output:  # a shape may be missing, and is not used
+        if output.type.HasField("tensor_type"):
+            output.type.tensor_type.shape.SetInParent()
     onnx.checker.check_model(model)
     return CheckedModel(
         operations=operations,
-        image=image.name,
-        image_kind=image.type.tensor_type.elem_type,
-        image_shape=image_shape(image),
+        inputs=inputs,
         outputs=[output.name for output in graph.output],
         constants=stored.constants,
         weights=stored.weights,
@@ -340,26 +435,6 @@ def _checked(path: Path, model: onnx.ModelProto) -> CheckedModel:
         quantized=quantized,
         source=model,
     )
-
-
-def image_sizes(path: Path, model: CheckedModel, input_size: int | None) -> tuple[int, ...]:
-    """Return channels, height and width, or the file's other order of them.
-
-    Raises:
-        ModelFileError: A size is open in the file and in `input_size`.
-        InputError: `input_size` contradicts the file.
-    """
-    sizes = []
-    for size in model.image_shape[1:]:
-        chosen = input_size if size is None else size
-        if chosen is None:
-            raise ModelFileError(
-                f"{path} leaves its image size open {model.image_shape}; give an input size"
-            )
-        sizes.append(chosen)
-    if input_size is not None and input_size not in sizes:
-        raise InputError(f"{path} takes images of {model.image_shape[1:]}, not {input_size} px")
-    return tuple(sizes)
 
 
 def _elements(path: Path, graph: onnx.GraphProto, kinds: Collection[int]) -> dict[str, int]:

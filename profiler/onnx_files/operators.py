@@ -593,6 +593,40 @@ def _scaled_attention(call: Call) -> Tensor:
     )
 
 
+def _recurrent(call: Call) -> Sequence[Tensor]:
+    """Return outputs (T, directions, B, width) and last states of an LSTM, GRU or RNN."""
+    if not call.training:  # its graph has the file's own node
+        raise UnsupportedModelError(f"the operator {call.operator} is not rebuilt in inference")
+    x, weights, recurrences = (call.tensor(i) for i in range(3))
+    batch_first = bool(call.attributes.get("layout", 0))
+    x = x.transpose(0, 1) if batch_first else x
+    directions, width = recurrences.shape[0], recurrences.shape[2]
+    activations = [name.lower() for name in call.attributes.get("activations", ())]
+    names = {
+        "LSTM": "lstm",
+        "GRU": "gru",
+        "RNN": "rnn_relu" if "relu" in activations else "rnn_tanh",
+    }
+    flat: list[Tensor] = []
+    for i in range(directions):
+        flat += weights[i], recurrences[i]
+        if call.has(3):
+            flat += call.tensor(3)[i].chunk(2)
+    empty = x.new_zeros(directions, x.shape[1], width)
+    places = (5, 6) if call.operator == "LSTM" else (5,)
+    states = [state if (state := call.optional(i)) is not None else empty for i in places]
+    if batch_first:
+        states = [state if state is empty else state.transpose(0, 1) for state in states]
+    output, *last = getattr(torch, names[call.operator])(
+        x, tuple(states) if len(states) > 1 else states[0], flat, call.has(3), 1, 0.0,
+        call.training, directions == 2, False,
+    )  # fmt: skip
+    output = output.unflatten(-1, (directions, width)).transpose(1, 2)
+    if batch_first:
+        output, last = output.permute(2, 0, 1, 3), [state.transpose(0, 1) for state in last]
+    return output, *last
+
+
 def _clip(call: Call) -> Tensor:
     x = call.tensor()
     low = call.attributes.get("min", call.operand(1) if call.has(1) else None)
@@ -648,6 +682,7 @@ FUNCTIONS: Mapping[str, Function] = {
         str(call.attributes["equation"]), *(call.tensor(i) for i in range(len(call.inputs)))
     ),
     "Attention": _attention,
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
     # norms and pools
     "BatchNormalization": _batch_norm,
     "LayerNormalization": _layer_norm,

@@ -112,7 +112,7 @@ def put_together(
     steps: Sequence[Operation],
     outputs: Set[str],
     constants: Mapping[str, Array],
-    image: str,
+    inputs: Sequence[str],
     weights: Set[str],
 ) -> list[Operation]:
     """Return the steps that the outputs need, fused where a pattern matches.
@@ -121,10 +121,10 @@ def put_together(
         steps: In topological order.
         outputs: Names of the wanted tensors.
         constants: Known values by name.
-        image: Name of the tensor of images.
+        inputs: Names of the inputs.
         weights: Names of parameters and buffers.
     """
-    matcher = _Matcher(steps, constants, image, weights)
+    matcher = _Matcher(steps, constants, inputs, weights)
     fused = [matcher.fused(step) for step in steps]
     needed = set(outputs)
     kept = []
@@ -169,12 +169,12 @@ class _Matcher:
         self,
         steps: Sequence[Operation],
         constants: Mapping[str, Array],
-        image: str,
+        inputs: Sequence[str],
         weights: Set[str],
     ) -> None:
         self._constants = constants
         self._maker = {name: step for step in steps for name in step.outputs}
-        self._on_image = {image}
+        self._on_image = set(inputs)
         self._on_weights = set(weights)
         for step in steps:
             if step.operator in ("Shape", "Size"):

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.records.graph import SHAPE_LENGTH, Graph, GraphTemplate, IntArray
@@ -33,6 +33,7 @@ __all__ = [
     "QUICK",
     "SHAPE_LENGTH",
     "Configuration",
+    "Execution",
     "Graph",
     "GraphTemplate",
     "IntArray",
@@ -59,6 +60,14 @@ class Phase(enum.StrEnum):
 
     TRAIN = "train"
     INFER = "infer"
+
+
+class Execution(enum.StrEnum):
+    """Mode in which PyTorch runs a step."""
+
+    EAGER = "eager"
+    COMPILE = "compile"
+    """`torch.compile` with inductor in its default mode."""
 
 
 class Precision(enum.StrEnum):
@@ -119,6 +128,15 @@ MAX_SIZE = 1_000_000
 """Larger batch and input sizes are typing errors, and overflow."""
 
 
+class StepSettings(NamedTuple):
+    """Settings of a step in addition to its batch size."""
+
+    precision: Precision = Precision.FP32
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
+    optimizer: Optimizer = Optimizer.SGD
+    execution: Execution = Execution.EAGER
+
+
 @dataclass(frozen=True, kw_only=True, order=True)
 class Configuration:
     """An architecture with everything that changes the cost of its step.
@@ -138,6 +156,7 @@ class Configuration:
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
     optimizer: Optimizer = Optimizer.SGD
     phase: Phase = Phase.TRAIN
+    execution: Execution = Execution.EAGER
 
     def __post_init__(self) -> None:
         if not self.architecture:
@@ -153,13 +172,17 @@ class Configuration:
             ("memory_format", MemoryFormat),
             ("optimizer", Optimizer),
             ("phase", Phase),
+            ("execution", Execution),
         ):
             object.__setattr__(self, name, member(name, kind, getattr(self, name)))
 
     @cached_property
     def id(self) -> str:
-        """20 hexadecimal digits of a hash of all fields."""
-        return hashlib.sha256(_canonical_json(self.to_dict()).encode()).hexdigest()[:20]
+        """20 hexadecimal digits of a hash of all fields, without `execution` of eager steps."""
+        values = self.to_dict()
+        if self.execution is Execution.EAGER:  # as before there was this field
+            del values["execution"]
+        return hashlib.sha256(_canonical_json(values).encode()).hexdigest()[:20]
 
     def to_dict(self) -> dict[str, Any]:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -196,6 +219,8 @@ class Protocol:
     """Time after which the measuring process is killed, model creation included."""
     power_window_s: float = 2.0
     """Shortest time of steps while a GPU's energy is measured."""
+    power_share: float = 1.0
+    """Share of the configurations with measured power, chosen by a hash of the configuration."""
     unstable_relative_iqr: float = 0.25
     """A run with a larger interquartile range, relative to the median, is `unstable`."""
     unstable_lost_share: float = 0.1
@@ -221,6 +246,15 @@ class Protocol:
                 f"protocol {self.name!r} has a power_window_s of {self.power_window_s}; it must be "
                 "from 0 to 60"
             )
+        if not 0 <= self.power_share <= 1:
+            raise InputError(
+                f"protocol {self.name!r} has a power_share of {self.power_share}; it must be from "
+                "0 to 1"
+            )
+
+    def measures_power(self, configuration: Configuration) -> bool:
+        """Return whether the configuration is among those with measured power."""
+        return int(configuration.id[:8], 16) < self.power_share * 2**32
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -333,9 +367,19 @@ def member(name: str, kind: type[Member], value: str) -> Member:
     except ValueError as error:
         meant = _ALSO_CALLED.get(text) if kind is Precision and isinstance(text, str) else None
         hint = "" if meant is None else f"; did you mean {meant}?"
+        if kind is Execution and text in _NOT_COVERED:
+            hint = f"; {_NOT_COVERED[text]} not covered"
         allowed = ", ".join(kind)
         raise InputError(f"{name} is {value!r}; it must be one of {allowed}{hint}") from error
 
+
+_NOT_COVERED = {
+    "reduce-overhead": "CUDA graphs are",
+    "max-autotune": "autotuned kernels are",
+    "tensorrt": "TensorRT is",
+    "onnxruntime": "ONNX Runtime is",
+}
+"""Other ways to run a step."""
 
 _ALSO_CALLED = {
     "amp": Precision.AMP_FP16,
@@ -403,7 +447,10 @@ ADAPTIVE = Protocol(
 )
 """Stops when the median is known to 0.2 % or does not improve; for GPUs."""
 
-PROTOCOLS = {protocol.name: protocol for protocol in (PAPER, QUICK, ADAPTIVE)}
+ADAPTIVE_THIRD = dataclasses.replace(ADAPTIVE, name="adaptive-third", power_share=1 / 3)
+"""`adaptive` with power for a third of the configurations, for campaigns."""
+
+PROTOCOLS = {protocol.name: protocol for protocol in (PAPER, QUICK, ADAPTIVE, ADAPTIVE_THIRD)}
 
 
 def protocol_named(name: str) -> Protocol:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -190,14 +190,12 @@ class GraphTemplate:
                 )
             slope[name] = difference // step
             constant[name] = getattr(first, name) - slope[name] * first.batch_size
-        template = cls(
-            operators=first.operators,
-            edges=first.edges,
+        template = replace(
+            cls.fixed(first),
             constant=constant,
             slope=slope,
-            parameters=first.parameters,
+            fixed_batch_size=None,
             signatures=signatures,
-            edge_slots=first.edge_slots,
         )
         if third is None:
             return template

@@ -13,8 +13,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from trappm.profiler.errors import TrappmError, one_line
-from trappm.profiler.files.untrusted import pack, unpack
+from trappm.profiler.errors import TrappmError
+from trappm.profiler.files.untrusted import pack, reading_profile, unpack
 from trappm.profiler.records import IntArray, MemoryFormat, Phase, Precision
 from trappm.profiler.simulation.step_trace import ConvolutionKind, Pass
 
@@ -192,7 +192,7 @@ class KernelProfile:
         Raises:
             TrappmError: The bytes are damaged.
         """
-        try:
+        with reading_profile("kernel profile"):
             arrays = unpack(data)
             tensors, parameters, precision, memory_format, fused, batch = arrays[_NUMBERS].tolist()
             train, infer = (
@@ -209,10 +209,6 @@ class KernelProfile:
                 fused_attention=bool(fused),
                 batch_size=batch or None,
             )
-        except Exception as error:  # zipfile, zlib and NumPy have many ways to find damage
-            raise TrappmError(
-                f"a stored kernel profile is damaged ({one_line(error)}); profile the model again"
-            ) from error
 
 
 _NUMBERS = "numbers"

@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from trappm.profiler.errors import TrappmError, one_line
-from trappm.profiler.files.untrusted import pack, unpack
+from trappm.profiler.errors import TrappmError
+from trappm.profiler.files.untrusted import pack, reading_profile, unpack
 from trappm.profiler.records import GraphTemplate, MemoryFormat, Optimizer, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import KernelProfile
 from trappm.profiler.simulation.memory_simulation import SimulatedMemory, simulate_memory
@@ -143,7 +143,7 @@ class StepProfile:
         Raises:
             TrappmError: The bytes are damaged.
         """
-        try:
+        with reading_profile("step profile"):
             arrays = unpack(data)
             first, second, constant, slope, trainable, frozen = arrays[_NUMBERS].tolist()
             train, infer = (
@@ -159,10 +159,6 @@ class StepProfile:
                 trainable_parameters=trainable,
                 frozen_parameters=frozen,
             )
-        except Exception as error:  # zipfile, zlib and NumPy have many ways to find damage
-            raise TrappmError(
-                f"a stored step profile is damaged ({one_line(error)}); profile the model again"
-            ) from error
 
 
 _QUANTIZED = re.compile(r"QuantizeLinear$|QLinear|ConvInteger$|MatMulInteger$|^com\.microsoft\.Q")
@@ -175,6 +171,8 @@ class StepSource(enum.StrEnum):
     """The model itself."""
     REBUILT = "rebuilt"
     """A module rebuilt from an ONNX file."""
+    RUN = "run on the example"
+    """The model itself, run on the values of its example, which its operators depend on."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -129,6 +129,15 @@ class StepMeter(ABC):
         step(lambda: marks.append(time.perf_counter_ns()))
         return [(b - a) / 1e6 for a, b in itertools.pairwise(marks)]
 
+    def device_time_ms(self, step: Callable[[], None]) -> tuple[float | None, str | None]:
+        """Run one traced step and return the sum of its kernels in milliseconds.
+
+        Returns:
+            The sum, or None and the reason; (None, None) on a device without kernels.
+        """
+        del step
+        return None, None
+
     @abstractmethod
     def watch_memory(self) -> None:
         """Start to observe the peak; memory in use now does not count."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,6 +25,8 @@ _TRUSTED_HALF = 32
 Of 64 independent normal samples, 3 % do not lower the error of their first half; of 16, 22 %.
 """
 
+
+_MOST_BATCHES, _LEAST_BATCHES, _LEAST_IN_BATCH = 16, 4, 4
 
 _PATIENCE = 2.0
 """Time to wait for undisturbed steps, as a multiple of `max_seconds`."""
@@ -104,6 +106,22 @@ def relative_error(samples_ms: Sequence[float]) -> float:
         return math.inf
     low, median, high = np.percentile(samples_ms, (25, 50, 75))
     return float(1.2533 * (high - low) / 1.349 / math.sqrt(len(samples_ms)) / median)
+
+
+def relative_error_of_batches(samples_ms: Sequence[float]) -> float:
+    """Return the relative standard error of the median by batch means, never below that above.
+
+    Steps that wait for the host are correlated over many steps. The medians of consecutive batches
+    differ by more than independent samples would (Law, "Confidence intervals in discrete event
+    simulation", 1977).
+    """
+    independent = relative_error(samples_ms)
+    batches = min(_MOST_BATCHES, len(samples_ms) // _LEAST_IN_BATCH)
+    if batches < _LEAST_BATCHES:
+        return independent
+    medians = [np.median(batch) for batch in np.array_split(samples_ms, batches)]
+    error = np.std(medians, ddof=1) / math.sqrt(batches) / np.median(samples_ms)
+    return max(independent, float(error))
 
 
 def has_stopped_falling(samples_ms: Sequence[float]) -> bool:
@@ -192,6 +210,7 @@ def judge(run: StepRun, protocol: Protocol) -> Findings:
     if energy_j is not None and run.rejected_steps > protocol.unstable_lost_share * timed:
         energy_j = None
         energy_missing = f"others used the cores in {run.rejected_steps} of {timed} steps"
+    error = relative_error_of_batches(run.samples_ms)
     if energy_missing is not None:
         missing |= dict.fromkeys(("power_w", "energy_j"), energy_missing)
     return Findings(
@@ -211,6 +230,7 @@ def judge(run: StepRun, protocol: Protocol) -> Findings:
             "steps_in_window": run.steps_in_window,
             "steps_rejected": run.rejected_steps,
             "lost_step_share": run.lost_step_share,
+            "step_time_relative_error": error if math.isfinite(error) else None,
             "memory_method": memory.method,
         },
     )
@@ -246,6 +266,60 @@ def unstable_reasons(
     if lost_step_share > max(_MOST_LOST_SHARE, protocol.unstable_lost_share):
         reasons.append(f"{CONTENTION}: others had its cores for {lost_step_share:.0%} of a step")
     return reasons
+
+
+_BUSY_SHARE = 0.9
+"""Smallest share of a step in which kernels of a busy GPU run.
+
+On an H100 it is 0.94 to 1.00 where the interquartile range of steps is below 0.5 %, and at most
+0.88 where it is 5 to 22 % (`examples/data/h100`).
+"""
+
+
+def waits_for_host(measurement: Measurement) -> bool:
+    """Return whether the GPU of a label waited for launches, so its time depends on the host."""
+    device_ms, step = measurement.environment.get("device_time_ms"), measurement.step
+    if measurement.outcome is not Outcome.OK or device_ms is None or step is None:
+        return False
+    return bool(device_ms < _BUSY_SHARE * step.median_ms)
+
+
+def of_two_processes(first: Measurement, again: Measurement) -> Measurement:
+    """Return a measurement with the step times of two processes, and their difference as noise.
+
+    Both processes have the same number of samples in it. Memory, power and energy are the first's.
+    Without a second label the first stays as it is.
+    """
+    duration_s = first.duration_s + again.duration_s
+    if again.outcome is not Outcome.OK or first.step is None or again.step is None:
+        why = f"{again.outcome}: {again.message}"
+        facts = {**first.environment, "second_process": why}
+        return replace(first, duration_s=duration_s, environment=facts)
+    count = min(len(first.step_samples_ms), len(again.step_samples_ms))
+    samples_ms = (*first.step_samples_ms[-count:], *again.step_samples_ms[-count:])
+    medians_ms = [first.step.median_ms, again.step.median_ms]
+    # The standard error of the mean of two is half of their difference.
+    between = abs(math.log(medians_ms[1] / medians_ms[0])) / 2
+    error = max(between, first.environment["step_time_relative_error"] or 0.0)
+    shares = {
+        name: getattr(first.step, name)
+        for name in ("forward_share", "backward_share", "optimizer_share")
+    }
+    summary = replace(summarize(samples_ms), **shares)
+    rate = first.environment["samples_per_second"] * first.step.median_ms / summary.median_ms
+    facts = {
+        **first.environment,
+        "process_medians_ms": medians_ms,
+        "step_time_relative_error": error,
+        "samples_per_second": rate,
+    }
+    return replace(
+        first,
+        step_samples_ms=samples_ms,
+        step=summary,
+        duration_s=duration_s,
+        environment=facts,
+    )
 
 
 def is_contended(measurement: Measurement) -> bool:

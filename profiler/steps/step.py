@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 import random
 import re
+import resource
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.host import procfs
 from trappm.profiler.host.environment import SEED, host_facts
 from trappm.profiler.host.procfs import lost_ms
 from trappm.profiler.models import zoo as _zoo  # noqa: F401  (timm is there before any fork)
@@ -28,12 +31,14 @@ from trappm.profiler.models.model_input import NamedInputs
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import (
     Configuration,
+    Execution,
     MemoryFormat,
     Optimizer,
     Phase,
     Precision,
     Protocol,
 )
+from trappm.profiler.steps.compiling import compile_facts, compiler_errors
 from trappm.profiler.steps.meter import Mark, StepMeter, StepTime
 from trappm.profiler.steps.sampling import StepRun, sample_clean
 
@@ -51,6 +56,9 @@ _MEMORY_STEPS = 2
 _MOST_MEMORY_STEPS = 40
 """Largest number of steps to try while gradients overflow."""
 _WARMUP_BATCH = 8
+
+_FREE_SHARE = 0.9
+"""Share of the host's free memory that a model may take before it is on its GPU."""
 
 _PARTED_STEPS = 3
 """Number of steps whose parts are timed after all samples: marks may slow a step down."""
@@ -84,19 +92,33 @@ def run_protocol(
     device.watch_memory()
     step = make_step(configuration, device.torch_device, device.share)
     enter("warmup")
+    is_compiled = configuration.execution is Execution.COMPILE
+    first_s = _compile(step, device) if is_compiled else 0.0
     _run_whole_steps(step, device, configuration)
     memory = device.memory()
+    if is_compiled and device.torch_device.type == "cpu":
+        reason = "the peak of a process on a CPU has the compiler's own memory in it"
+        memory = replace(memory, peak_mib=None, missing={"memory_mib": reason})
     _warm_up(step, device, protocol)
     skipped_before = step.skipped()
     enter("measure")
-    device.open_window(step)
+    device.open_window(step)  # without power, too: samples then follow the same steps
     steps_before = step.count
     samples = sample_clean(lambda count: timed_steps(step, device, count), protocol)
-    fill_window(step, device, protocol, samples.times_ms)
+    has_power = protocol.measures_power(configuration)
+    if has_power:
+        fill_window(step, device, protocol, samples.times_ms)
     steps = step.count - steps_before
     window = device.close_window()
+    if not has_power:
+        reason = f"protocol {protocol.name} measures the power of {protocol.power_share:.0%} only"
+        window = replace(window, energy_j=None, energy_missing=window.energy_missing or reason)
     if device.thread_waits_ns():  # known of each step, except stolen CPU time
         window = replace(window, lost_share=window.facts.get("stolen_cpu_share"))
+    if is_compiled:
+        compile_s = max(0.0, first_s - float(np.median(samples.times_ms)) / 1000)
+        facts = {**window.facts, "compile_s": compile_s, **compile_facts()}
+        window = replace(window, facts=facts)
     skipped = step.skipped() - skipped_before
     if skipped:
         reason = f"{skipped} optimizer steps were left out, as gradients overflowed"
@@ -104,6 +126,11 @@ def run_protocol(
     parts_ms: tuple[tuple[float, ...], ...] = ()
     if configuration.phase is Phase.TRAIN:
         parts_ms = tuple(_parts(device.time_parts(step)) for _ in range(_PARTED_STEPS))
+    device_ms, why = device.device_time_ms(step)
+    if device_ms is not None:
+        window = replace(window, facts={**window.facts, "device_time_ms": device_ms})
+    elif why is not None:
+        window = replace(window, missing={**window.missing, "device_time_ms": why})
     return StepRun(
         samples_ms=samples.times_ms,
         window=window,
@@ -152,6 +179,16 @@ def _run_whole_steps(step: Step, device: StepMeter, configuration: Configuration
         device.time_steps(step, _MEMORY_STEPS - whole)
 
 
+def _compile(step: Step, device: StepMeter) -> float:
+    """Run the first step, which compiles the model, and return its time in seconds."""
+    begin = time.monotonic()
+    with compiler_errors():
+        device.time_steps(step, 1)
+    if device.torch_device.type != "cpu":
+        device.watch_memory()  # again: without what the compilation took
+    return time.monotonic() - begin
+
+
 def _warm_up(step: Step, device: StepMeter, protocol: Protocol) -> None:
     """Run the protocol's warm-up steps, and more on a device that needs a longer time."""
     begin = time.monotonic()
@@ -198,6 +235,22 @@ def create_model(architecture: str, input_size: int) -> nn.Module:
     return source_of(architecture).create_model(architecture, input_size)
 
 
+@contextmanager
+def within_free_memory() -> Iterator[None]:
+    """Let allocations fail in the block that exceed the host's free memory.
+
+    Otherwise the kernel would end the process, and in a container all others with it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    in_use_kib = procfs.memory_status_kib()["VmData"]
+    limit = (in_use_kib << 10) + int(_FREE_SHARE * procfs.available_memory_mib() * 2**20)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if soft < 0 else min(soft, limit), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
 def make_step(
     configuration: Configuration,
     device: torch.device,
@@ -214,7 +267,9 @@ def make_step(
         InputError, UnsupportedModelError: As for `run_protocol`.
     """
     torch.manual_seed(SEED)
-    model = create_model(configuration.architecture, configuration.input_size)
+    # On a CPU device it is the device's memory, whose end is an outcome.
+    with within_free_memory() if device.type != "cpu" else nullcontext():
+        model = create_model(configuration.architecture, configuration.input_size)
     give_ordinary_gains(model)
     if configuration.precision is Precision.BF16:
         model = model.to(torch.bfloat16)
@@ -227,6 +282,8 @@ def make_step(
     classes = max(1, int(getattr(model, "num_classes", 1)))
     if configuration.phase is Phase.TRAIN:
         model = share(model)
+    if configuration.execution is Execution.COMPILE:
+        model = cast("nn.Module", torch.compile(model))
     # Drawn where they stay: a large batch is for the device's memory to refuse, not the host's.
     generator = torch.Generator(device).manual_seed(SEED)
     inputs = source_of(configuration.architecture).inputs(

@@ -17,10 +17,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import _device_constructors
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from trappm.profiler.simulation.kernel_profile import KernelKind, Pass
 from trappm.profiler.tracing.kernel_log import HALVES, KernelLog, Product
+from trappm.profiler.tracing.known_values import KnownValues
 
 # The lists are those of "Autocast Op Reference" in PyTorch's documentation, CUDA. Operators that
 # are in no list keep their type or follow type promotion, as they do anyway.
@@ -104,32 +106,28 @@ class Autocast:
 # The time steps of a layer wait for each other, so their products are small; those with the inputs,
 # and those of the weights' gradients, are of all time steps at once.
 
-_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
-def recurrent(
-    kernels: KernelLog,
-    name: str,
-    input: Tensor,  # noqa: A002  (as in torch)
-    state: Tensor | tuple[Tensor, Tensor],
-    weights: Sequence[Tensor],
-    bias: bool,
-    layers: int,
-    dropout: float,
-    training: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, ...]:
-    """Return the results of `torch.lstm`, `gru` and `rnn_*`: output and last states."""
+def recurrent(kernels: KernelLog, name: str, *arguments: Any) -> tuple[Tensor, ...]:
+    """Return the results of `torch.lstm`, `gru` and `rnn_*`: output and last states.
+
+    `arguments` are theirs, also those of packed sequences, whose time steps have their mean rows.
+    """
+    if isinstance(arguments[4], bool):  # packed
+        outputs, batch_sizes, state, weights, _, layers, dropout, training, both_ways = arguments
+        steps = len(batch_sizes)
+    else:
+        outputs, state, weights, _, layers, dropout, training, both_ways, batch_first = arguments
+        steps = outputs.shape[1 if batch_first else 0]
     states = (state,) if isinstance(state, Tensor) else tuple(state)
-    directions = 2 if bidirectional else 1
+    directions = 2 if both_ways else 1
     per_direction = len(weights) // (layers * directions)
-    outputs = input
     for layer in range(layers):
         own = weights[layer * directions * per_direction :][: directions * per_direction]
         outputs = cast(
             Tensor,
-            _Layer.apply(kernels, _GATES[name], directions, batch_first, outputs, *own),  # type: ignore[no-untyped-call]
+            _Layer.apply(kernels, GATES[name], directions, steps, outputs, *own),  # type: ignore[no-untyped-call]
         )
         if dropout and training and layer + 1 < layers:
             outputs = torch.native_dropout(outputs, dropout, True)[0]
@@ -145,39 +143,39 @@ class _Layer(torch.autograd.Function):
         kernels: KernelLog,
         gates: int,
         directions: int,
-        batch_first: bool,
+        steps: int,
         inputs: Tensor,
         *weights: Tensor,
     ) -> Tensor:
         per_direction = len(weights) // directions
         width = weights[1].shape[1]
-        outputs = inputs.new_empty(*inputs.shape[:2], directions * width)
-        ctx.kernels, ctx.steps = kernels, inputs.shape[1 if batch_first else 0]
+        outputs = inputs.new_empty(*inputs.shape[:-1], directions * width)
+        ctx.kernels, ctx.steps = kernels, steps
         ctx.per_direction = per_direction
         reserved = None
         if not torch.is_inference_mode_enabled():
             # cuDNN's reserve space: the gates and the state of each time step.
-            reserved = inputs.new_empty(*inputs.shape[:2], directions * (gates + 1) * width)
+            reserved = inputs.new_empty(*inputs.shape[:-1], directions * (gates + 1) * width)
             ctx.save_for_backward(inputs, outputs, reserved, *weights)
-        rows = inputs.shape[:2].numel()
+        rows = inputs.shape[:-1].numel()
         gate_values = inputs.new_empty(rows, gates * width)
-        one_step = inputs.new_empty(rows // ctx.steps, gates * width)
+        one_step = inputs.new_empty(rows // steps, gates * width)
         for at in range(0, len(weights), per_direction):
             of_input, of_state = weights[at], weights[at + 1]
             product = Product(rows, gates * width, of_input.shape[1])
             kernels.add(KernelKind.LINEAR, Pass.FORWARD, [inputs, of_input], [gate_values], product)
-            product = Product(rows // ctx.steps, gates * width, width)
+            product = Product(rows // steps, gates * width, width)
             read = [one_step[:, :width], of_state]
             kernels.add(KernelKind.LINEAR, Pass.FORWARD, read, [one_step], product, ctx.steps)
             written = [one_step[:, :width]]
-            kernels.add(KernelKind.ELEMENTWISE, Pass.FORWARD, [one_step], written, count=ctx.steps)
+            kernels.add(KernelKind.ELEMENTWISE, Pass.FORWARD, [one_step], written, count=steps)
         return outputs
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, outputs, _, *weights = ctx.saved_tensors
         kernels, steps = ctx.kernels, ctx.steps
-        rows = inputs.shape[:2].numel()
+        rows = inputs.shape[:-1].numel()
         columns = weights[0].shape[0]
         width = weights[1].shape[1]
         of_gates = inputs.new_empty(rows, columns)
@@ -201,6 +199,8 @@ class _Layer(torch.autograd.Function):
 
 
 _CONSTRUCTORS = frozenset(_device_constructors())
+_FROM_DATA = (torch.tensor, torch.as_tensor, Tensor.new_tensor)
+"""Constructors that read no data for the meta device."""
 
 
 def _unchecked(function: Any) -> Any:
@@ -293,12 +293,16 @@ class GpuFunctions(TorchFunctionMode):
     Args:
         kernels: Log for the kernels that no operator represents.
         fused_attention: True if the software stack has a kernel for attention.
+        values: Known values, which the functions that are replaced here have as well.
     """
 
-    def __init__(self, kernels: KernelLog, fused_attention: bool = True) -> None:
+    def __init__(
+        self, kernels: KernelLog, fused_attention: bool = True, values: KnownValues | None = None
+    ) -> None:
         super().__init__()
         self._kernels = kernels
         self._fused = fused_attention
+        self._values = values or KnownValues()
         self._autocast = Autocast()
 
     def end_forward(self) -> None:
@@ -322,19 +326,34 @@ class GpuFunctions(TorchFunctionMode):
             kwargs = {**kwargs, "device": _on_meta(device)}
         elif func in _CONSTRUCTORS:
             kwargs = {**kwargs, "device": "meta"}
+        if func in (Tensor.numpy, Tensor.__array__) and args[0].is_meta:
+            args = args[0].cpu(), *args[1:]
         name = getattr(func, "__name__", "")
         args, kwargs = self._autocast.arguments(name, args, kwargs)
+        if func in _FROM_DATA:
+            return self._with_values(func, args, kwargs, func(*args, **kwargs))
         # In inference mode operators reach the recorder whole.
         if torch.is_inference_mode_enabled():
             return func(*args, **kwargs)
+        if func in _BODIES:
+            with self:
+                return _BODIES[func](*args, **kwargs)
+        output = self._replaced(func, name, args, kwargs)
+        return func(*args, **kwargs) if output is NotImplemented else output
+
+    def _replaced(
+        self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Return the result of a function that a GPU runs in another way, or NotImplemented."""
         if name == "scaled_dot_product_attention":
             output = self.attention(*args, **kwargs)
-            return func(*args, **kwargs) if output is NotImplemented else output
+            if output is not NotImplemented:
+                self._with_values(func, args, kwargs, output)
+            return output
         if name == "linear":
-            output = linear(*args, **kwargs)
-            return func(*args, **kwargs) if output is NotImplemented else output
-        if name in ("lstm", "gru", "rnn_tanh", "rnn_relu") and len(args) == 9:
-            return recurrent(self._kernels, name, *args)
+            return linear(*args, **kwargs)
+        if name in GATES and len(args) == 9:
+            return self._with_values(func, args, kwargs, recurrent(self._kernels, name, *args))
         if name == "dropout":
             return _dropout(*args, **kwargs)
         if name == "softmax" and args[0].dtype != (kwargs.get("dtype") or args[0].dtype):
@@ -342,10 +361,14 @@ class GpuFunctions(TorchFunctionMode):
             return torch._softmax(
                 args[0], kwargs.get("dim", args[1] if len(args) > 1 else -1), True
             )
-        if func in _BODIES:
-            with self:
-                return _BODIES[func](*args, **kwargs)
-        return func(*args, **kwargs)
+        return NotImplemented
+
+    def _with_values(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any
+    ) -> Any:
+        with _disable_current_modes(), torch.no_grad():
+            self._values.replace(func, args, kwargs, output)
+        return output
 
     def attention(
         self,

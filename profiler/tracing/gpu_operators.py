@@ -19,18 +19,6 @@ from trappm.profiler.tracing.kernel_log import tensors_of
 _ATEN = torch.ops.aten
 
 
-@cache
-def _arguments(func: Any) -> tuple[tuple[str, ...], Mapping[str, Any]]:
-    arguments = func._schema.arguments
-    return tuple(a.name for a in arguments), {a.name: a.default_value for a in arguments}
-
-
-def bound(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by their names in the operator's schema, with defaults."""
-    names, defaults = _arguments(func)
-    return {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
-
-
 def new(like: Tensor, *shape: Any) -> Tensor:
     """Return a contiguous tensor of this shape, with type and device of another."""
     return torch.empty(*shape, dtype=like.dtype, device=like.device)

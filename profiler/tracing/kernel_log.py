@@ -154,8 +154,8 @@ _KIND_BY_WORD = {
 
 
 HALVES = frozenset((torch.float16, torch.bfloat16))
-_NOT_A_PRODUCT = Product(0, 0, 0, 0)
-_DESCRIPTION = 7
+NOT_A_PRODUCT = Product(0, 0, 0, 0)
+DESCRIPTION = 7
 """Number of columns before the sizes."""
 
 
@@ -269,11 +269,11 @@ class KernelLog:
         which: Pass,
         read: Sequence[Tensor],
         written: Sequence[Tensor],
-        product: Product = _NOT_A_PRODUCT,
+        product: Product = NOT_A_PRODUCT,
         count: int = 1,
     ) -> None:
         """Add `count` kernels that read and write these tensors."""
-        read_bytes, written_bytes = map(_bytes, (read, written))
+        read_bytes, written_bytes = map(bytes_of, (read, written))
         if not (read_bytes or written_bytes):
             return
         self._counts.append(count)
@@ -297,7 +297,7 @@ class KernelLog:
         )
 
     def rows(self) -> IntArray:
-        return np.array(self._rows, dtype=np.int64).reshape(-1, _DESCRIPTION + len(Size))
+        return np.array(self._rows, dtype=np.int64).reshape(-1, DESCRIPTION + len(Size))
 
     def counts(self) -> IntArray:
         return np.array(self._counts, dtype=np.int64)
@@ -310,9 +310,9 @@ def kernel_table(first: KernelLog, second: KernelLog, batch_sizes: tuple[int, in
         BatchOrderError: More than the kernels' sizes depends on the batch size.
     """
     rows, others = first.rows(), second.rows()
-    if rows.shape != others.shape or (rows[:, :_DESCRIPTION] != others[:, :_DESCRIPTION]).any():
+    if rows.shape != others.shape or (rows[:, :DESCRIPTION] != others[:, :DESCRIPTION]).any():
         raise BatchOrderError("the order of its kernels changes with the batch size")
-    sizes, more = rows[:, _DESCRIPTION:], others[:, _DESCRIPTION:]
+    sizes, more = rows[:, DESCRIPTION:], others[:, DESCRIPTION:]
     slope = (more - sizes) // max(batch_sizes[1] - batch_sizes[0], 1)
     fixed = sizes - slope * batch_sizes[0]
     linear = (rows[:, 0] == KernelKind.LINEAR) & (rows[:, 1] == Pass.DATA_GRADIENT)
@@ -322,7 +322,7 @@ def kernel_table(first: KernelLog, second: KernelLog, batch_sizes: tuple[int, in
     bent = fixed < 0
     slope[bent], fixed[bent] = sizes[bent] // batch_sizes[0], 0
     affine = np.stack([fixed, slope], -1).reshape(len(rows), 2 * len(Size))
-    whole = np.hstack([rows[:, :_DESCRIPTION], affine])
+    whole = np.hstack([rows[:, :DESCRIPTION], affine])
     _, at, inverse = np.unique(whole, axis=0, return_index=True, return_inverse=True)
     counts = np.bincount(inverse.ravel(), first.counts(), len(at)).astype(np.int32)
     order = np.argsort(at)
@@ -335,7 +335,7 @@ def kernel_table(first: KernelLog, second: KernelLog, batch_sizes: tuple[int, in
         windows=once[:, 4].astype(np.int32),
         strides=once[:, 5].astype(np.int32),
         pixels=once[:, 6].astype(np.int32),
-        sizes=once[:, _DESCRIPTION:].reshape(-1, len(Size), 2),
+        sizes=once[:, DESCRIPTION:].reshape(-1, len(Size), 2),
         counts=counts[order],
     )
 
@@ -375,7 +375,7 @@ def _by_layout(read: Sequence[Tensor], written: Tensor) -> KernelKind:
     return KernelKind.BROADCAST if same else KernelKind.STRIDED
 
 
-def _bytes(tensors: Sequence[Tensor]) -> int:
+def bytes_of(tensors: Sequence[Tensor]) -> int:
     return sum(_elements(t) * t.element_size() for t in tensors)
 
 
@@ -460,6 +460,11 @@ class AllocationLog:
         if number is not None:
             self._kept[number] = storage.nbytes()
         return tensor
+
+    def number(self, tensor: Tensor) -> int:
+        """Return the number of a tensor's storage; negative for one from before the step."""
+        key: int = tensor.untyped_storage()._cdata
+        return self._live.get(key, -key)
 
     def end_forward(self) -> None:
         alive = set(self._live.values())

@@ -12,7 +12,7 @@ the meta device differs from a GPU, the recorder imitates the GPU (`gpu_function
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -20,12 +20,17 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from trappm.profiler.graphs.graph_log import GraphLog
+from trappm.profiler.graphs.nodes import bound
 from trappm.profiler.simulation.step_trace import Pass
-from trappm.profiler.tracing.gpu_functions import GpuFunctions, linear, recurrent
-from trappm.profiler.tracing.gpu_operators import COPYING, RESULTS, bound, result_of
+from trappm.profiler.tracing.gpu_functions import (
+    GATES,
+    GpuFunctions,
+    linear,
+    recurrent,
+)
+from trappm.profiler.tracing.gpu_operators import COPYING, RESULTS, result_of
 from trappm.profiler.tracing.kernel_log import (
     AllocationLog,
     KernelLog,
@@ -33,74 +38,14 @@ from trappm.profiler.tracing.kernel_log import (
     in_backward,
     tensors_of,
 )
-
-# Hugging Face's models ask whether a mask hides anything, and whether positions count without a
-# gap. Such tensors are small and made of constants and of the caller's masks, so they are computed
-# apart from the trace, on the CPU. Tensors that depend on a weight, a random number or an image
-# are unknown.
-
-MAX_ELEMENTS = 1 << 22
-"""Largest tensor with known values: masks of a few thousand tokens by as many."""
-
-
-class KnownValues:
-    """Known values of tensors on the meta device."""
-
-    def __init__(self) -> None:
-        self._values: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
-        self._lost: set[int] = set()
-        """Storages in which something unknown was written."""
-
-    def set(self, tensor: Tensor, values: Tensor) -> None:
-        self._values[tensor] = values
-
-    def get(self, tensor: Tensor) -> Tensor | None:
-        """Return the values on the CPU, or None if they are unknown."""
-        values = self._values.get(tensor)
-        lost = values is None or values.untyped_storage()._cdata in self._lost
-        return None if lost else values
-
-    def number(self, tensor: Tensor) -> bool | int | None:
-        """Return the value of a tensor with one element, or None if it is unknown."""
-        values = self.get(tensor)
-        return None if values is None else values.item()  # type: ignore[return-value]
-
-    def follow(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
-        """Compute the values of an operator's result, if its arguments are known."""
-        if not isinstance(out, Tensor) or not _is_whole(out):
-            return
-        unknown = False
-
-        def values_of(value: Any) -> Any:
-            nonlocal unknown
-            if isinstance(value, torch.device):
-                return torch.device("cpu")
-            if not isinstance(value, Tensor) or not value.is_meta:
-                return value
-            values = self.get(value)
-            unknown = unknown or values is None
-            return values
-
-        given, named = tree_map(values_of, (tuple(args), dict(kwargs)))
-        if unknown or out.numel() > MAX_ELEMENTS or _is_arbitrary(func):
-            known = self._values.get(out)
-            if known is not None:
-                self._lost.add(known.untyped_storage()._cdata)
-            return
-        self._values[out] = func(*given, **named)
-
-
-def _is_whole(tensor: Tensor) -> bool:
-    return not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
-
-
-def _is_arbitrary(func: Any) -> bool:
-    """Return whether an operator's result is random or uninitialized."""
-    return torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name
-
+from trappm.profiler.tracing.known_values import KnownValues, is_whole
 
 _ATEN = torch.ops.aten
-_RECURRENT = {getattr(_ATEN, name).input: name for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
+_RECURRENT = {
+    overload: name
+    for name in GATES
+    for overload in (getattr(_ATEN, name).input, getattr(_ATEN, name).data)
+}
 
 
 class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -130,7 +75,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._inside: Any = None
         """Operator whose result is made by others."""
         self._from_outside: dict[int, tuple[Tensor, Tensor]] = {}
-        """Tensors with values by id, and their counterparts on the meta device."""
+        """Tensors with values by storage, and as many bytes on the meta device."""
         self._last = _references_to_the_last()
 
     def end_forward(self) -> None:
@@ -162,14 +107,19 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return a tensor from outside the model, such as labels of a closure, without values."""
         if not isinstance(value, Tensor) or value.is_meta:
             return value
-        if id(value) not in self._from_outside:
-            tensor = torch.empty_like(value, device="meta")
-            if not (value.is_floating_point() or value.is_complex()):
-                self._values.set(tensor, value.cpu())
-            self._allocations.operator = None  # an input
-            self._allocations.see(tensor)
-            self._from_outside[id(value)] = value, tensor
-        return self._from_outside[id(value)][1]
+        storage = value.untyped_storage()
+        if storage._cdata not in self._from_outside:
+            whole = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
+            operator, self._allocations.operator = self._allocations.operator, None  # an input
+            self._allocations.see(whole)
+            self._allocations.operator = operator
+            self._from_outside[storage._cdata] = value, whole
+        _, whole = self._from_outside[storage._cdata]
+        tensor = torch.empty(0, dtype=value.dtype, device="meta")
+        tensor.set_(whole.untyped_storage(), value.storage_offset(), value.shape, value.stride())
+        if self._values.everything or is_whole(value):
+            self._values.set(tensor, value.detach().cpu().clone())
+        return tensor
 
     def _watched(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an operator, and add it to the graph if there is one."""
@@ -193,12 +143,12 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _ATEN.add.Tensor and in_backward() and _accumulates(args, self._last):
             # The engine adds gradients in place, but not while a dispatch mode is watching.
             self._kernels.accumulated(args[0], args[1])
+            self._values.forget(args[0])
             return args[0]
+        if self._values.everything and self._is_of_cpu(func, args, kwargs):
+            return self._values.results(func, args, kwargs)
         if _is_composite(func):
-            whole = self._whole(func, args, kwargs)
-            if whole is not NotImplemented:
-                return whole
-            return self._taken_apart(func, args, kwargs)
+            return self._composite(func, args, kwargs)
         if func is _ATEN._local_scalar_dense.default:
             number = self._values.number(args[0])
             return func(*args) if number is None else number
@@ -212,6 +162,8 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._convolution(func, args, call)
         if func is _ATEN.convolution_backward.default:
             return self._convolution_backward(func, args, call)
+        if func is _ATEN.index.Tensor and self._values.everything:
+            args = args[0], self._places(args[1])
         if func in RESULTS:
             output = RESULTS[func](call)
         elif func in COPYING:
@@ -221,17 +173,71 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._inside = None
             self._allocations.operator = func
         else:
-            output = result_of(func, args, kwargs)
+            output = self._result(func, args, kwargs)
         self._note_results(func, args, kwargs, output)
         self._kernels.operator(func, call, output)
         return output
+
+    def _is_of_cpu(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Return whether an operator runs on the CPU: a copy to there, or of such copies only."""
+        device = kwargs.get("device")
+        if func is _ATEN._to_copy.default and device is not None:
+            known = args[0].is_meta and self._values.get(args[0]) is not None
+            return device.type == "cpu" and known
+        tensors = tensors_of((*args, *kwargs.values()))
+        return bool(tensors) and device is None and not any(t.is_meta for t in tensors)
+
+    def _places(self, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return indices with the places of masks, which a GPU computes first."""
+        places: list[Tensor | None] = []
+        for index in indices:
+            if index is None or index.dtype not in (torch.bool, torch.uint8):
+                places.append(index)
+                continue
+            with self:
+                places += torch.ops.aten.nonzero(index).unbind(1)
+        return places
+
+    def _composite(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        whole = self._whole(func, args, kwargs)
+        if whole is NotImplemented:
+            return self._taken_apart(func, args, kwargs)
+        self._values.replace(func, args, kwargs, whole)
+        return whole
+
+    def _result(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return the result of an operator, which may depend on values."""
+        try:
+            result = result_of(func, args, kwargs)
+            if isinstance(result, Tensor) and self._is_misplaced(result, args, kwargs):
+                return result_of(func, *tree_map(self._on_meta, (args, kwargs)))
+            return result
+        except RuntimeError:  # what meta tensors do not know, NotImplementedError as well
+            if not self._values.everything or func.namespace == "quantized":
+                raise
+            results = self._values.results(func, args, kwargs)
+            if results is None:
+                raise
+        if func is _ATEN._pack_padded_sequence.default:
+            return results[0].to("meta"), results[1]  # the batch sizes are always on the CPU
+        return tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, results)
+
+    def _is_misplaced(self, result: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Return whether a result is on the CPU because an argument is from outside the model.
+
+        The device of a product is that of its first factor, such as an adjacency matrix.
+        """
+        on_cpu = not result.is_meta and "device" not in kwargs
+        return on_cpu and any(tensor.is_meta for tensor in tensors_of(args))
 
     def _note_results(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any
     ) -> None:
         for tensor in tensors_of((output,)):
-            self._allocations.see(tensor)
-        self._values.follow(func, args, kwargs, output)
+            if tensor.is_meta or not (self._values.everything or func.is_view):
+                self._allocations.see(tensor)
+        if self._inside is None:
+            self._values.follow(func, args, kwargs, output)
 
     def _whole(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return the result of an operator that a GPU does not decompose, or NotImplemented."""
@@ -241,7 +247,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if func is _ATEN.linear.default:
                 return linear(*args, **kwargs)
             if func in _RECURRENT:
-                return recurrent(self._kernels, _RECURRENT[func], *args, **kwargs)
+                return recurrent(self._kernels, _RECURRENT[func], *args)
         return NotImplemented
 
     def _taken_apart(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -257,6 +263,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._allocations.see(output)
         self._allocations.workspace(Pass.FORWARD, images, weight, output, call["groups"])
         self._kernels.convolution(call, images, output)
+        self._values.follow(func, args, {}, output)
         return output
 
     def _convolution_backward(

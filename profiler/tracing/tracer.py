@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from trappm.profiler.errors import BatchOrderError, TrappmError, UnsupportedModelError, one_line
 from trappm.profiler.graphs.graph_log import GraphLog, needs_values
-from trappm.profiler.models.model_input import TARGETS, Inputs
+from trappm.profiler.models.model_input import TARGETS, ExampleInputs, Inputs
 from trappm.profiler.records import (
     Graph,
     GraphTemplate,
@@ -40,10 +40,12 @@ from trappm.profiler.records import (
 from trappm.profiler.simulation.kernel_profile import KernelProfile, KernelTable
 from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
 from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, Origin, StepTrace
+from trappm.profiler.tracing.fusion import FusedKernelLog
 from trappm.profiler.tracing.gpu_functions import GpuFunctions
 from trappm.profiler.tracing.kernel_log import AllocationLog, KernelLog, kernel_table
+from trappm.profiler.tracing.known_values import KnownValues, check_memory
 from trappm.profiler.tracing.losses import Loss, default_loss
-from trappm.profiler.tracing.step_recorder import KnownValues, StepRecorder
+from trappm.profiler.tracing.step_recorder import StepRecorder
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OURS = str(Path(__file__).parent) + os.sep
@@ -156,6 +158,8 @@ class StepOptions:
     """True if the software stack has a kernel for attention."""
     loss: Loss = default_loss
     """Loss of the output and the inputs."""
+    is_compiled: bool = False
+    """True for the kernels of `torch.compile`; allocations are those of the eager step."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +185,8 @@ class Tracer:
         options: How its steps are run.
         batch_sizes: Two different ones, or twice the only one of the model.
         with_origins: Whether to find the origin of each tensor, which takes longer.
+        original: The module that `model` is a copy of, to run the step on its values and on those
+            of the inputs, on the CPU; there must be one batch size only.
     """
 
     def __init__(
@@ -191,8 +197,10 @@ class Tracer:
         batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES,
         *,
         with_origins: bool = False,
+        original: nn.Module | None = None,
     ) -> None:
         self._model = model
+        self._original = original
         self._inputs = inputs
         self._options = options or StepOptions()
         self._batch_sizes = batch_sizes
@@ -285,6 +293,10 @@ class Tracer:
             buffer_bytes=_storage_bytes(fixed),
             batch_sizes=(self._batch_sizes[0], self._batch_sizes[0] + self._span),
         )
+        logs = first.kernels, second.kernels
+        if isinstance(logs[0], FusedKernelLog) and isinstance(logs[1], FusedKernelLog):
+            logs[1].fuse()
+            logs[0].fuse(logs[1])
         return trace, kernel_table(first.kernels, second.kernels, self._batch_sizes)
 
     def is_affine(self, phase: Phase) -> bool:
@@ -307,10 +319,9 @@ class Tracer:
         if (phase, True) in self._known:
             with_graph = True
         if (phase, with_graph) not in self._known:
-            first, second = (
-                self._record(phase, batch_size, with_graph=with_graph)
-                for batch_size in self._batch_sizes
-            )
+            first = second = self._record(phase, self._batch_sizes[0], with_graph=with_graph)
+            if self._original is None:
+                second = self._record(phase, self._batch_sizes[1], with_graph=with_graph)
             if not np.array_equal(first.order, second.order):
                 # Some models keep what their first step makes, such as ConViT its table of
                 # positions.
@@ -319,20 +330,83 @@ class Tracer:
         return self._known[phase, with_graph]
 
     def _record(self, phase: Phase, batch_size: int, *, with_graph: bool) -> _Recorded:
-        return _record(
-            self._model, self._inputs, phase, self._options, batch_size, with_graph,
-            self._origin_log,
-        )  # fmt: skip
+        model, log = self._model, self._origin_log
+        original, options = self._original, self._options
+        training = phase is Phase.TRAIN
+        model.train(training)
+        parameters = list(model.parameters())
+        inputs = self._inputs.in_phase(phase)
+        args, kwargs = _batch(inputs, batch_size, options)
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        allocations = AllocationLog((*parameters, *model.buffers()), log)
+        kernels = FusedKernelLog(allocations) if options.is_compiled else KernelLog()
+        values = KnownValues(everything=original is not None)
+        functions = GpuFunctions(kernels, options.fused_attention, values)
+        half = _HALF.get(options.precision)
+        grad: Any = torch.enable_grad() if training else torch.inference_mode()
+        # A graph that ends in `.item()` is freed at once only if it does not hold its own results.
+        pack = allocations.keep if original is None else lambda t: allocations.keep(t).detach()
+        keeping = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+        hooks = [
+            p.register_post_accumulate_grad_hook(allocations.accumulated)  # type: ignore[no-untyped-call]
+            for p in parameters
+            if p.requires_grad
+        ]
+        following = contextlib.nullcontext() if log is None else log.watching(model)
+        graph = GraphLog(model, tensors) if with_graph else None
+        _set_values(values, tensors, inputs, batch_size)
+        if original is not None:
+            _set_weights(values, model, original)
+        recorder = StepRecorder(allocations, kernels, functions, graph, values)
+        try:
+            with (
+                grad,
+                following,
+                _seeded(values.everything),
+                _no_collector(),
+                _eager(),
+                warnings.catch_warnings(),
+            ):
+                warnings.simplefilter("ignore")  # of sizes read while tracing, for instance
+                for tensor in tensors:
+                    allocations.see(tensor)
+                with recorder, functions, torch.autocast("cuda", half, enabled=half is not None):
+                    with keeping if training else contextlib.nullcontext():
+                        output = model(*args, **{k: v for k, v in kwargs.items() if k != TARGETS})
+                    made = None if graph is None else graph.graph(output, batch_size)
+                    if not training:
+                        allocations.end_forward()
+                        del output
+                        return _Recorded(allocations, kernels, made)
+                    loss = options.loss(output, (args, kwargs))
+                    del output
+                    recorder.end_forward()
+                    _run_backward(loss, values)
+                    allocations.note_gradients(parameters)
+                    del loss
+            return _Recorded(allocations, kernels, None)
+        except TrappmError:
+            raise
+        except Exception as error:
+            raise _refusal(phase, error, recorder.failed) from error
+        finally:
+            for hook in hooks:
+                hook.remove()
+            allocations.closed = True
+            for parameter in parameters:
+                parameter.grad = None
 
 
 def _refusal(phase: Phase, error: Exception, operator: Any) -> UnsupportedModelError:
     """Return one line with the model's line of code, the operator and the reason of a failure."""
     what = "the training step" if phase is Phase.TRAIN else "its forward pass"
     why = one_line(error)
+    if "Cannot access storage" in why:
+        why = "has a sparse tensor, whose memory is not simulated; use a dense one"
     if operator is not None:
         name = operator._schema.name
-        if "Cannot access storage" in str(error):
-            why = "makes a sparse tensor, whose memory is not simulated; use a dense one"
+        if operator.namespace == "quantized":
+            why = "is quantized, which PyTorch runs on CPUs only; give the module before that"
         why = f"{why} ({name})"
         if needs_values(operator) or "meta tensor" in str(error):
             why = f"needs the values of a tensor ({name})"
@@ -340,9 +414,15 @@ def _refusal(phase: Phase, error: Exception, operator: Any) -> UnsupportedModelE
     return UnsupportedModelError(f"{what} cannot be traced: {where_and_why}")
 
 
-def _in_bf16(value: Any) -> Any:
-    is_real = isinstance(value, Tensor) and value.is_floating_point()
-    return value.to(torch.bfloat16) if is_real else value
+def _batch(
+    inputs: Inputs, batch_size: int, options: StepOptions
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def in_bf16(value: Any) -> Any:
+        is_real = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(torch.bfloat16) if is_real else value
+
+    batch = inputs.batch(batch_size, options.memory_format)
+    return tree_map(in_bf16, batch) if options.precision is Precision.BF16 else batch
 
 
 def _storage_bytes(tensors: Sequence[Tensor]) -> IntArray:
@@ -358,6 +438,49 @@ def _eager() -> contextlib.AbstractContextManager[object]:
 
 
 @contextlib.contextmanager
+def _seeded(draws: bool) -> Iterator[None]:
+    """Draw the same random numbers each time, and leave those of the caller as they are."""
+    with torch.random.fork_rng(devices=[], enabled=draws):
+        if draws:
+            torch.manual_seed(0)
+        yield
+
+
+def _set_values(
+    values: KnownValues, tensors: Sequence[Tensor], inputs: Inputs, batch_size: int
+) -> None:
+    """Set the values of the inputs, as far as a step may depend on them."""
+    known = inputs.values(batch_size)
+    if values.everything:
+        known = cast(ExampleInputs, inputs).values(batch_size, floats=True)
+    for tensor, value in zip(tensors, known, strict=True):
+        if value is not None:
+            values.set(tensor, value)
+
+
+def _set_weights(values: KnownValues, model: nn.Module, original: nn.Module) -> None:
+    """Set the values of a copy's parameters, buffers and other tensors."""
+    for tensor, real in zip(_tensors_of(model), _tensors_of(original), strict=True):
+        if not real.is_meta and real.layout is torch.strided:
+            check_memory([real])
+            values.set(tensor, real.detach().to("cpu", tensor.dtype, copy=True))
+
+
+def _run_backward(loss: Tensor, values: KnownValues) -> None:
+    if not values.everything:
+        loss.backward()  # type: ignore[no-untyped-call]
+        return
+    gradient = torch.ones_like(loss)
+    values.forget(gradient)  # so that no other gradient is computed
+    loss.backward(gradient)  # type: ignore[no-untyped-call]
+
+
+def _tensors_of(module: nn.Module) -> list[Tensor]:
+    others = (t for part in module.modules() for t in vars(part).values() if isinstance(t, Tensor))
+    return [*module.parameters(), *module.buffers(), *others]
+
+
+@contextlib.contextmanager
 def _no_collector() -> Iterator[None]:
     """Disable Python's collector, which takes a tenth of the time and frees at random."""
     enabled = gc.isenabled()
@@ -367,70 +490,3 @@ def _no_collector() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _record(
-    model: nn.Module,
-    inputs: Inputs,
-    phase: Phase,
-    options: StepOptions,
-    batch_size: int,
-    with_graph: bool,
-    origin_log: OriginLog | None,
-) -> _Recorded:
-    training = phase is Phase.TRAIN
-    model.train(training)
-    parameters = list(model.parameters())
-    inputs = inputs.in_phase(phase)
-    args, kwargs = inputs.batch(batch_size, options.memory_format)
-    if options.precision is Precision.BF16:
-        args, kwargs = tree_map(_in_bf16, (args, kwargs))
-    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-    allocations = AllocationLog((*parameters, *model.buffers()), origin_log)
-    kernels = KernelLog()
-    functions = GpuFunctions(kernels, options.fused_attention)
-    half = _HALF.get(options.precision)
-    grad: Any = torch.enable_grad() if training else torch.inference_mode()
-    keeping = torch.autograd.graph.saved_tensors_hooks(allocations.keep, lambda tensor: tensor)
-    hooks = [
-        p.register_post_accumulate_grad_hook(allocations.accumulated)  # type: ignore[no-untyped-call]
-        for p in parameters
-        if p.requires_grad
-    ]
-    following = contextlib.nullcontext() if origin_log is None else origin_log.watching(model)
-    graph = GraphLog(model, tensors) if with_graph else None
-    values = KnownValues()
-    for tensor, known in zip(tensors, inputs.values(batch_size), strict=True):
-        if known is not None:
-            values.set(tensor, known)
-    recorder = StepRecorder(allocations, kernels, functions, graph, values)
-    try:
-        with grad, following, _no_collector(), _eager(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of sizes read while tracing, for instance
-            for tensor in tensors:
-                allocations.see(tensor)
-            with recorder, functions, torch.autocast("cuda", half, enabled=half is not None):
-                with keeping if training else contextlib.nullcontext():
-                    output = model(*args, **{k: v for k, v in kwargs.items() if k != TARGETS})
-                made = None if graph is None else graph.graph(output, batch_size)
-                if not training:
-                    allocations.end_forward()
-                    del output
-                    return _Recorded(allocations, kernels, made)
-                loss = options.loss(output, (args, kwargs))
-                del output
-                recorder.end_forward()
-                loss.backward()  # type: ignore[no-untyped-call]
-                allocations.note_gradients(parameters)
-                del loss
-        return _Recorded(allocations, kernels, None)
-    except TrappmError:
-        raise
-    except Exception as error:
-        raise _refusal(phase, error, recorder.failed) from error
-    finally:
-        for hook in hooks:
-            hook.remove()
-        allocations.closed = True
-        for parameter in parameters:
-            parameter.grad = None

@@ -12,7 +12,7 @@ import typer
 from research.evaluation.benchmark import PAPER_SEEDS, SPLIT_TITLES, SplitKind
 from research.evaluation.evaluation import Request, evaluate_files, evaluate_splits
 from research.evaluation.label_files import metric_column, read_usable
-from research.evaluation.workbench import show_progress
+from research.evaluation.workbench import Workbench
 from research.peers.graph_networks import SIZES
 from research.peers.predictors import check_names
 from trappm.cli.options import AsJson, print_json
@@ -84,16 +84,19 @@ def evaluate(
         raise InputError(f"Unknown size {size!r}. Expected one of: {', '.join(SIZES)}")
     check_names(estimator or ())
     chosen = estimator or (["ours"] if files else None)
-    request = Request(
+    counts = _counts(label_counts)
+    bench = Workbench(
         metric=metric_column(metric),
+        processes=processes or len(os.sched_getaffinity(0)),
+        usable=None if usable is None else read_usable(usable),
+    )
+    request = Request(
+        bench=bench,
         estimators=None if chosen is None else list(dict.fromkeys(chosen)),
         size=size,
         seeds=tuple(PAPER_SEEDS[0] + i for i in range(seeds)),
-        label_counts=_counts(label_counts),
-        usable=None if usable is None else read_usable(usable),
+        label_counts=counts,
         start=start,
-        processes=processes or len(os.sched_getaffinity(0)),
-        watch=show_progress,
     )
     if train is not None and test is not None:
         report = evaluate_files(request, train, test)

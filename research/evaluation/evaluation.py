@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,13 @@ from research.evaluation.benchmark import (
     summarize,
 )
 from research.evaluation.label_files import read_labels
-from research.evaluation.workbench import Prepared, Workbench, opened_workbench
+from research.evaluation.workbench import Prepared, Workbench
 from research.peers.predictors import ESTIMATORS
 from trappm.learner.estimator import Estimate, Estimator, Model
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import Measurement, Watch
+from trappm.profiler.records import Measurement
 from trappm.profiler.records.step_scope import IN_TRAINING
-from trappm.store import LabelFilter, Store
+from trappm.store import Home, LabelFilter, Store
 
 WITHOUT_WEIGHTS = frozenset({"mlp", "xgboost", "faketensor"})
 """Estimators that cannot start from another device's model."""
@@ -38,18 +37,14 @@ WITHOUT_WEIGHTS = frozenset({"mlp", "xgboost", "faketensor"})
 class Request:
     """Settings of both kinds of evaluation."""
 
-    metric: str
-    """Column of the metric."""
+    bench: Workbench
     estimators: Sequence[str] | None = None
     """Names (default: all that the labels support, in sizes for a laptop core)."""
     size: str = "laptop"
     seeds: Sequence[int] = PAPER_SEEDS
     label_counts: Sequence[int] = ()
-    usable: dict[tuple[str, int], bool] | None = None
     start: Path | None = None
     """Labels of another device to train starting points on."""
-    processes: int = 1
-    watch: Watch = lambda done, total, what: None
 
 
 def evaluate_splits(
@@ -65,20 +60,19 @@ def evaluate_splits(
         InputError: The labels cannot be read or split, or an estimator lacks an input.
         StoreError: The label store cannot be used.
     """
-    with _workbench(request) as bench:
-        prepared = bench.prepared(_labels(bench.store, labels, device))
-        estimators = _estimators(request, bench, prepared)
-        starts = _starts(request, bench, estimators)
-    samples = prepared.samples
+    bench = request.bench
+    prepared = bench.prepared(_labels(bench.home, labels, device))
+    samples, estimators = prepared.samples, _estimators(request, prepared)
+    starts = _starts(request, estimators)
     plan = Plan(
         splits=splits, seeds=request.seeds, label_counts=request.label_counts, starts=starts
     )
     return {
-        "metric": request.metric,
+        "metric": bench.metric,
         "device": prepared.device,
         "labels": _counts(prepared),
         "seeds": list(request.seeds),
-        "results": summarize(samples, list(run_plan(samples, estimators, plan, request.watch))),
+        "results": summarize(samples, list(run_plan(samples, estimators, plan, bench.watch))),
     }
 
 
@@ -89,20 +83,20 @@ def evaluate_files(request: Request, train: Path, test: Path) -> dict[str, Any]:
         InputError: A file cannot be read, or they are of different devices.
         StoreError: The label store, which contains the graphs, cannot be used.
     """
-    with _workbench(request) as bench:
-        learned = bench.prepared(read_labels(train, named_like=test))
-        tested = bench.prepared(read_labels(test, named_like=train))
-        if learned.device != tested.device:
-            raise InputError(
-                f"{train.name} has labels of {learned.device}, {test.name} of {tested.device}; "
-                "use --start for labels of another device"
-            )
-        estimates = {**learned.estimates_mib, **tested.estimates_mib}
-        estimators = _estimators(request, bench, replace(learned, estimates_mib=estimates))
-        starts = _starts(request, bench, estimators)
+    bench = request.bench
+    learned = bench.prepared(read_labels(train, named_like=test))
+    tested = bench.prepared(read_labels(test, named_like=train))
+    if learned.device != tested.device:
+        raise InputError(
+            f"{train.name} has labels of {learned.device}, {test.name} of {tested.device}; "
+            "use --start for labels of another device"
+        )
+    estimates = {**learned.estimates_mib, **tested.estimates_mib}
+    estimators = _estimators(request, replace(learned, estimates_mib=estimates))
+    starts = _starts(request, estimators)
     results = []
     for done, estimator in enumerate(estimators):
-        request.watch(done, len(estimators), estimator.name)
+        bench.watch(done, len(estimators), estimator.name)
         start = starts.get(estimator.name)
         estimate = _fit(estimator, learned.samples, request, start).predict(
             tested.samples.workloads
@@ -117,7 +111,7 @@ def evaluate_files(request: Request, train: Path, test: Path) -> dict[str, Any]:
         )
     seen = set(learned.samples.architectures) & set(tested.samples.architectures)
     return {
-        "metric": request.metric,
+        "metric": bench.metric,
         "device": learned.device,
         "train": {"file": train.name, **_counts(learned)},
         "test": {"file": test.name, **_counts(tested), "architectures_in_training": len(seen)},
@@ -126,14 +120,15 @@ def evaluate_files(request: Request, train: Path, test: Path) -> dict[str, Any]:
     }
 
 
-def _labels(store: Store, labels: Path | None, device: str | None) -> list[Measurement]:
+def _labels(home: Home, labels: Path | None, device: str | None) -> list[Measurement]:
     if labels is not None:
         return read_labels(labels)
-    measurements = [
-        measurement
-        for measurement in store.measurements.each(LabelFilter(device=device))
-        if measurement.protocol.name != IN_TRAINING
-    ]
+    with Store.open(home.database_url) as store:
+        measurements = [
+            measurement
+            for measurement in store.measurements.each(LabelFilter(device=device))
+            if measurement.protocol.name != IN_TRAINING
+        ]
     if not measurements:
         raise InputError(
             f"the label store has no labels of {device}; see: trappm labels query --by device"
@@ -143,34 +138,25 @@ def _labels(store: Store, labels: Path | None, device: str | None) -> list[Measu
     return measurements
 
 
-def _workbench(request: Request) -> AbstractContextManager[Workbench]:
-    return opened_workbench(
-        request.metric, processes=request.processes, encoder_seed=request.seeds[0],
-        usable=request.usable, watch=request.watch,
-    )  # fmt: skip
-
-
-def _estimators(request: Request, bench: Workbench, prepared: Prepared) -> list[Estimator]:
-    names = request.estimators
+def _estimators(request: Request, prepared: Prepared) -> list[Estimator]:
+    names, bench = request.estimators, request.bench
     if names is None:
-        estimated = request.metric == "memory_mib" and prepared.estimates_mib.keys() >= {
+        estimated = bench.metric == "memory_mib" and prepared.estimates_mib.keys() >= {
             *prepared.samples.workloads
         }
         names = [n for n in ESTIMATORS if "paper" not in n and (estimated or n != "faketensor")]
     return [bench.estimator(name, prepared, request.size) for name in names]
 
 
-def _starts(
-    request: Request, bench: Workbench, estimators: Sequence[Estimator]
-) -> dict[str, Model]:
+def _starts(request: Request, estimators: Sequence[Estimator]) -> dict[str, Model]:
     """Return a model of the other device for each estimator that supports a start."""
     if request.start is None:
         return {}
-    source = bench.prepared(read_labels(request.start))
+    source = request.bench.prepared(read_labels(request.start))
     starts = {}
     for estimator in estimators:
         if estimator.name not in WITHOUT_WEIGHTS:
-            request.watch(0, 1, f"{estimator.name} on {source.device}")
+            request.bench.watch(0, 1, f"{estimator.name} on {source.device}")
             starts[estimator.name] = _fit(estimator, source.samples, request)
     return starts
 

@@ -5,13 +5,16 @@ Missing graphs and step profiles are stored one by one, so that an interrupted r
 
 from __future__ import annotations
 
+import os
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache as cache_calls
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
 from research.evaluation.benchmark import PAPER_SEEDS, Samples
 from research.peers.predictors import Surroundings, estimator_named
@@ -23,11 +26,14 @@ from trappm.learner.paper.presets import EncoderPreset
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import USABLE_SHARE, card_name
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import GraphTemplate, Measurement, Pair, Watch
+from trappm.profiler.records import Execution, GraphTemplate, Measurement, Pair, Watch
 from trappm.profiler.records.graph import Graph
 from trappm.profiler.records.step_scope import StepScope
 from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.store import Home, Store
+
+Processes = Annotated[int, typer.Option(help="Number of processes that trace models.")]
+CORES = os.cpu_count() or 1
 
 
 def show_progress(done: int, total: int, what: str) -> None:
@@ -76,11 +82,12 @@ def _bounds(measurement: Measurement, metric: str) -> tuple[float, float] | None
     return None if capacity is None else (np.nan, USABLE_SHARE * float(capacity))
 
 
-def _samples(
+def samples_of(
     rows: Sequence[tuple[Measurement, Workload]],
     metric: str,
-    usable: Mapping[tuple[str, int], bool] | None,
+    usable: Mapping[tuple[str, int], bool] | None = None,
 ) -> Samples:
+    """Return measurements with their workloads as samples; `usable` as in `Workbench`."""
     bounds = [_bounds(m, metric) or (np.nan, np.nan) for m, _ in rows]
     configurations = [m.configuration for m, _ in rows]
     places = [(c.architecture, c.batch_size) for c in configurations]
@@ -98,48 +105,54 @@ def _samples(
     )
 
 
-class _Workloads:
-    """Factory of workloads; equal graphs share one object and its caches."""
+def _workloads(
+    measurements: Sequence[Measurement],
+    graphs: Mapping[Pair, bytes],
+    steps: Mapping[Pair, bytes],
+    keys: Mapping[str, StepKey],
+    cache: StepCache,
+) -> Iterator[tuple[Measurement, Workload | None]]:
+    """Yield measurements with their workloads, None without a graph at their batch size."""
+    templates = {pair: GraphTemplate.from_bytes(data) for pair, data in graphs.items()}
+    stored = {pair: StepProfile.from_bytes(data) for pair, data in steps.items()}
+    traced = {key: cache.get(key) for key in set(keys.values())}
+    own = {key: StepProfile.from_bytes(data) for key, data in traced.items() if data}
 
-    def __init__(
-        self,
-        templates: Mapping[Pair, bytes],
-        steps: Mapping[Pair, bytes],
-        keys: Mapping[str, StepKey],
-        cache: StepCache,
-    ) -> None:
-        self._templates = {p: GraphTemplate.from_bytes(data) for p, data in templates.items()}
-        self._steps = {p: StepProfile.from_bytes(data) for p, data in steps.items()}
-        self._keys = keys
-        own = {key: cache.get(key) for key in set(keys.values())}
-        self._own = {k: StepProfile.from_bytes(data) for k, data in own.items() if data}
-        self._graphs: dict[Pair, dict[int, Graph]] = defaultdict(dict)
+    @cache_calls
+    def graph_of(pair: Pair, batch_size: int) -> Graph:
+        """Return one object for equal graphs, which share its caches."""
+        return templates[pair].at(batch_size)
 
-    def workload(self, measurement: Measurement) -> Workload:
-        """Return the workload of a measurement.
-
-        Raises:
-            KeyError: The graph is missing.
-            InputError: The graph is missing at this batch size.
-        """
-        what = measurement.configuration
+    for measurement in measurements:
+        what, key = measurement.configuration, keys[measurement.attempt_key]
         pair = what.architecture, what.input_size
-        graphs = self._graphs[pair]
-        if what.batch_size not in graphs:
-            graphs[what.batch_size] = self._templates[pair].at(what.batch_size)
-        key = self._keys[measurement.attempt_key]
-        step = self._own.get(key) or self._steps.get(pair)
-        known = step is not None and (key.is_plain or key in self._own)
-        return Workload(
-            graph=graphs[what.batch_size],
-            precision=what.precision,
-            memory_format=what.memory_format,
-            optimizer=what.optimizer,
-            phase=what.phase,
-            scope=StepScope.of(measurement.environment),
-            step=step,
-            kernels=step.kernels if step is not None and known else None,
+        try:
+            graph = graph_of(pair, what.batch_size)
+        except (KeyError, InputError):
+            yield measurement, None
+            continue
+        step = own.get(key) or stored.get(pair)
+        known = step is not None and (key.is_plain or key in own)
+        yield (
+            measurement,
+            workload_of(
+                measurement, graph, step=step, kernels=step.kernels if step and known else None
+            ),
         )
+
+
+def workload_of(measurement: Measurement, graph: Graph, **given: Any) -> Workload:
+    """Return the workload of a measurement with its graph and other given fields."""
+    what = measurement.configuration
+    return Workload(
+        graph=graph,
+        precision=what.precision,
+        memory_format=what.memory_format,
+        optimizer=what.optimizer,
+        phase=what.phase,
+        scope=StepScope.of(measurement.environment),
+        **given,
+    )
 
 
 def step_keys(
@@ -174,18 +187,16 @@ def _fuses_attention(measurement: Measurement) -> bool:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Workbench:
-    """A data folder with its open store, to prepare labels for experiments."""
+    """The user's data folder, whose label store keeps the profiles, to prepare labels."""
 
-    home: Home
-    store: Store
     metric: str
     """Column of the metric."""
     processes: int
     """Number of processes that trace."""
-    encoder_seed: int
-    usable: Mapping[tuple[str, int], bool] | None
+    usable: Mapping[tuple[str, int], bool] | None = None
     """True for spikes, by architecture and batch size; only listed rows are evaluated."""
-    watch: Watch
+    watch: Watch = show_progress
+    home: Home = field(default_factory=Home.open)
 
     def prepared(self, measurements: Sequence[Measurement]) -> Prepared:
         """Return the labels of the metric with their workloads; trace missing ones.
@@ -194,29 +205,29 @@ class Workbench:
             InputError: The labels are of several devices, or none has a graph.
             TrappmError: The store cannot be written, or tracing failed.
         """
-        metric, store, cache = self.metric, self.store, StepCache(self.home.step_profiles)
-        known = [m for m in measurements if _bounds(m, metric) is not None]
+        metric, cache = self.metric, StepCache(self.home.step_profiles)
+        eager = [m for m in measurements if m.configuration.execution is Execution.EAGER]
+        known = [m for m in eager if _bounds(m, metric) is not None]
         device = _only_device(measurements, known, metric)
-        left_out = Counter({"no such metric": len(measurements) - len(known)})
+        left_out = Counter({"no such metric": len(eager) - len(known)})
+        left_out["compiled"] = len(measurements) - len(eager)
         pairs = sorted({(m.configuration.architecture, m.configuration.input_size) for m in known})
 
         def show(done: int, total: int, profile: ProfiledGraph | None) -> None:
             if profile is not None:
                 self.watch(done, total, f"static profile of {profile.architecture}")
 
-        make_profiles(store, pairs, address=None, processes=self.processes, watch=show)
-        stored = store.workloads.step_profiles(pairs)
+        with Store.open(self.home.database_url) as store:
+            make_profiles(store, pairs, address=None, processes=self.processes, watch=show)
+            stored = store.workloads.step_profiles(pairs)
+            graphs = store.workloads.graph_templates(pairs)
         keys = step_keys(known, cache, self.processes, self.watch, stored=stored)
-        maker = _Workloads(store.workloads.graph_templates(pairs), stored, keys, cache)
         needs_kernels = metric in OF_KERNELS
         rows = []
-        for measurement in known:
-            try:
-                workload = maker.workload(measurement)
-            except (KeyError, InputError):
+        for measurement, workload in _workloads(known, graphs, stored, keys, cache):
+            if workload is None:
                 left_out["no graph"] += 1
-                continue
-            if needs_kernels and workload.kernels is None:
+            elif needs_kernels and workload.kernels is None:
                 left_out["no kernels"] += 1
             else:
                 rows.append((measurement, workload))
@@ -226,7 +237,7 @@ class Workbench:
                 f"{'graph with kernels' if needs_kernels else 'graph'}"
             )
         return Prepared(
-            samples=_samples(rows, metric, self.usable),
+            samples=samples_of(rows, metric, self.usable),
             estimates_mib={
                 workload: m.memory_detail_mib["floor"]
                 for m, workload in rows
@@ -238,19 +249,19 @@ class Workbench:
         )
 
     def encoder(self, samples: Samples, preset: EncoderPreset, *, pretrained: bool) -> Encoder:
-        """Return an encoder of the samples' graphs; it needs no open store."""
+        """Return an encoder of the samples' graphs."""
         return make_encoder(
             [workload.graph for workload in samples.workloads],
             samples.architectures,
             preset,
             pretrained=pretrained,
-            seed=self.encoder_seed,
+            seed=PAPER_SEEDS[0],
             cache=self.home.path / "encoders",
             on_progress=lambda done, total: self.watch(done, total, "pre-training the encoder"),
         )
 
     def estimator(self, name: str, prepared: Prepared, size: str = "laptop") -> Estimator:
-        """Return the predictor of this name for these labels; it needs no open store.
+        """Return the predictor of this name for these labels.
 
         Raises:
             InputError: The name is unknown, or the labels lack an input of the predictor.
@@ -265,25 +276,3 @@ class Workbench:
             size=size,
         )
         return estimator_named(name, given)
-
-
-@contextmanager
-def opened_workbench(
-    metric: str,
-    *,
-    processes: int,
-    watch: Watch = show_progress,
-    encoder_seed: int = PAPER_SEEDS[0],
-    usable: Mapping[tuple[str, int], bool] | None = None,
-) -> Iterator[Workbench]:
-    """Open the workbench of the user's data folder.
-
-    Raises:
-        StoreError: The label store, which contains the profiles, cannot be used.
-    """
-    home = Home.open()
-    with Store.open(home.database_url) as store:
-        yield Workbench(
-            home=home, store=store, metric=metric, processes=processes,
-            encoder_seed=encoder_seed, usable=usable, watch=watch,
-        )  # fmt: skip

@@ -6,7 +6,6 @@ that yields no measurement is counted with its reason.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +17,7 @@ from trappm.cli.labels import print_import
 from trappm.cli.options import AsJson, print_json
 from trappm.profiler.errors import InputError
 from trappm.store import Home, Store
-from trappm.store.files import ImportReport, Verdict, checked_size, record_verdicts
+from trappm.store.files import ImportReport, checked_size, record_verdicts
 
 SOURCES = ("gpumemnet", "timm", *node_steps.SOURCES)
 
@@ -37,13 +36,8 @@ def import_sheet(store: Store, path: Path, source: str) -> ImportReport:
     """
     if source not in SOURCES:
         raise InputError(f"Unknown source {source!r}. Expected one of: {', '.join(SOURCES)}")
-    verdicts: Sequence[Verdict]
-    if source == "timm":
-        verdicts = timm_results.verdicts(path)
-    elif source == "gpumemnet":
-        verdicts = gpumemnet.verdicts(path)
-    else:
-        verdicts = node_steps.verdicts(path, source)
+    read = {"gpumemnet": gpumemnet.verdicts, "timm": timm_results.verdicts}.get(source)
+    verdicts = node_steps.verdicts(path, source) if read is None else read(path)
     return record_verdicts(store.measurements.record_many, path.name, source, lambda: verdicts)
 
 

@@ -123,15 +123,14 @@ def _judged(input_size: int, runs: list[_Run]) -> Iterator[Verdict]:
         )
         usual_mib = CONTEXT_MIB + PER_TENSOR_MIB * run.floor_mib
         needs_mib = run.floor_mib + least_overhead_mib
-        kind, outcome, memory_mib = "label", Outcome.OK, run.memory_mib
+        outcome, reason = Outcome.OK, "a run like others"
         detail_mib = {"logged": run.memory_mib, "floor": run.floor_mib}
-        reason = "a run like others"
         if run.at_capacity:
-            kind, outcome, reason = "censored", Outcome.OOM, "ended at the card's capacity"
+            outcome, reason = Outcome.OOM, "ended at the card's capacity"
         elif died and (out_of_memory or needs_mib >= CAPACITY_MIB):
-            kind, outcome, reason = "censored", Outcome.OOM, "died early, needs more than the card"
+            outcome, reason = Outcome.OOM, "died early, needs more than the card"
         elif died:
-            kind, outcome, reason = "failed", Outcome.ERROR, "died early, for no known reason"
+            outcome, reason = Outcome.ERROR, "died early, for no known reason"
         else:
             least_overhead_mib = max(least_overhead_mib, run.memory_mib - run.floor_mib)
             if run.memory_mib > SPIKE * usual_mib:
@@ -143,7 +142,6 @@ def _judged(input_size: int, runs: list[_Run]) -> Iterator[Verdict]:
             architecture=run.architecture, batch_size=run.batch_size, input_size=input_size
         )
         yield Verdict(
-            kind=kind,
             reason=reason,
             measurement=published(
                 configuration,
@@ -151,7 +149,7 @@ def _judged(input_size: int, runs: list[_Run]) -> Iterator[Verdict]:
                 ENVIRONMENT,
                 outcome=outcome,
                 row=f"{run.memory_mib} {run.floor_mib}",
-                memory_mib=memory_mib if outcome is Outcome.OK else None,
+                memory_mib=run.memory_mib if outcome is Outcome.OK else None,
                 memory_detail_mib=detail_mib,
                 message=None if reason == "a run like others" else reason,
             ),

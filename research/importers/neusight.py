@@ -26,7 +26,20 @@ COLUMNS = frozenset(
     ("op", "device", "latency_ms", "b", "m", "n", "k", "h", "c_in", "c_out", "kernel_size",
      "in_size", "stride", "padding")
 )  # fmt: skip
-_ROWS = {
+_ELEMENTWISE = {"batch": "b", "width": "h"}
+_SIZES = {
+    Operator.LINEAR: {"batch": "b", "rows": "m", "inputs": "n", "outputs": "k"},
+    Operator.MATMUL: {"batch": "b", "rows": "m", "depth": "n", "columns": "k"},
+    Operator.CONV2D: {
+        "batch": "b", "inputs": "c_in", "outputs": "c_out", "height": "in_size",
+        "window": "kernel_size", "stride": "stride",
+    },
+}  # fmt: skip
+"""Columns of the sizes of operators; all others have those of `_ELEMENTWISE`."""
+_OPERATORS = {
+    "linear": Operator.LINEAR,
+    "bmm": Operator.MATMUL,
+    "conv": Operator.CONV2D,
     "add": Operator.ADD,
     "addu": Operator.ADD_SCALAR,
     "mul": Operator.MULTIPLY,
@@ -91,30 +104,16 @@ def _environment(name: str) -> Mapping[str, Any]:
 
 
 def _call(row: Cells) -> KernelCall:
-    op = row["op"]
-
-    def size(name: str) -> int:
-        return whole_in(row, name, _LARGEST_SIZE)
-
-    if op in _ROWS:
-        return KernelCall.of(_ROWS[op], batch=size("b"), width=size("h"))
-    if op == "linear":
-        return KernelCall.of(
-            Operator.LINEAR, batch=size("b"), rows=size("m"), inputs=size("n"), outputs=size("k")
-        )
-    if op == "bmm":
-        return KernelCall.of(
-            Operator.MATMUL, batch=size("b"), rows=size("m"), depth=size("n"), columns=size("k")
-        )
-    if op == "conv":
-        window = size("kernel_size")
-        call = KernelCall.of(
-            Operator.CONV2D, batch=size("b"), inputs=size("c_in"), outputs=size("c_out"),
-            height=size("in_size"), window=window, stride=size("stride"), groups=1,
-        )  # fmt: skip
-        if number_in(row, "padding", _LARGEST_SIZE) != call.padding:
-            raise InputError(f"padding is {row['padding']}; here it must be {call.padding}")
-        return call
-    raise InputError(
-        f"op is {op[:60]!r}; it must be linear, bmm, conv or one of {', '.join(_ROWS)}"
-    )
+    operator = _OPERATORS.get(row["op"])
+    if operator is None:
+        raise InputError(f"op is {row['op'][:60]!r}; it must be one of {', '.join(_OPERATORS)}")
+    columns = _SIZES.get(operator, _ELEMENTWISE)
+    sizes: dict[str, Any] = {
+        name: whole_in(row, column, _LARGEST_SIZE) for name, column in columns.items()
+    }
+    if operator is not Operator.CONV2D:
+        return KernelCall.of(operator, **sizes)
+    call = KernelCall.of(operator, **sizes, groups=1)
+    if number_in(row, "padding", _LARGEST_SIZE) != call.padding:
+        raise InputError(f"padding is {row['padding']}; here it must be {call.padding}")
+    return call

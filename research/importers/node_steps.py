@@ -157,7 +157,7 @@ def _verdict(sheet: Sheet, cells: Cells, seen: set[tuple[str, str, Configuration
     seen.add(run)
     step_ms = number_in(cells, sheet.step_ms)
     label = published(what, sheet.protocol, environment, row=str(step_ms), step_time_ms=step_ms)
-    return Verdict(kind="label", reason="step time", measurement=label)
+    return Verdict(reason="step time", measurement=label)
 
 
 def _refusal(sheet: Sheet, cells: Cells) -> str | None:

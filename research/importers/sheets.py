@@ -114,7 +114,7 @@ def known_input_size(architecture: str) -> int | None:
 
 
 def rejected(reason: str) -> Verdict:
-    return Verdict(kind="rejected", reason=reason)
+    return Verdict(reason=reason)
 
 
 SECOND = rejected("a second row for the same run")

@@ -89,7 +89,7 @@ def verdicts(path: Path, *, named_like: Path | None = None) -> list[Verdict]:
             return rejected("step time and throughput contradict each other")
         seen.add(what)
         label = published(what, PROTOCOL, environment, row=str(step_ms), step_time_ms=step_ms)
-        return Verdict(kind="label", reason="step time", measurement=label)
+        return Verdict(reason="step time", measurement=label)
 
     return list(read_rows(path, {"model", step, rate, batch, size}, verdict))
 

@@ -29,20 +29,10 @@ from trappm.profiler.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
-class TabularModel:
-    """A fitted regression with the scales of its inputs and output."""
+class Fitted:
+    """A trained baseline."""
 
-    regression: Any
-    scaler: Scaler
-    centre: float
-    scale: float
-
-    def predict(self, workloads: Sequence[Workload]) -> Estimate:
-        if len(workloads) == 0:
-            return Estimate(np.zeros(0))
-        features = self.scaler.apply(log_static_features(workloads))
-        units = np.asarray(self.regression.predict(features), dtype=np.float64)
-        return Estimate(np.exp(self.centre + self.scale * units))
+    predict: Callable[[Sequence[Workload]], Estimate]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +50,7 @@ class TabularEstimator:
         targets: Targets,
         generator: np.random.Generator,
         start: Model | None = None,
-    ) -> TabularModel:
+    ) -> Fitted:
         """Fit as `learner.estimator.Estimator`; raises InputError if a start is given."""
         if start is not None:
             raise InputError(f"{self.name} cannot start from the weights of another device")
@@ -74,7 +64,14 @@ class TabularEstimator:
             # The number of rounds is fixed, regardless of convergence.
             warnings.filterwarnings("ignore", message="Stochastic Optimizer: Maximum iterations")
             regression.fit(scaler.apply(features), (logs - centre) / scale)
-        return TabularModel(regression, scaler, centre, scale)
+
+        def predict(workloads: Sequence[Workload]) -> Estimate:
+            if len(workloads) == 0:
+                return Estimate(np.zeros(0))
+            units = regression.predict(scaler.apply(log_static_features(workloads)))
+            return Estimate(np.exp(centre + scale * np.asarray(units, dtype=np.float64)))
+
+        return Fitted(predict)
 
 
 def mlp() -> TabularEstimator:
@@ -156,18 +153,6 @@ class PriorAlone:
 
 
 @dataclass(frozen=True, eq=False)
-class FakeTensorModel:
-    """A line over the estimates, with offset in MiB and factor, shape (2,)."""
-
-    estimates_mib: Mapping[Workload, float]
-    coefficients: Array
-
-    def predict(self, workloads: Sequence[Workload]) -> Estimate:
-        offset, factor = self.coefficients
-        return Estimate(offset + factor * _column(self.estimates_mib, workloads))
-
-
-@dataclass(frozen=True, eq=False)
 class FakeTensor:
     """Fit of the line to FakeTensor's estimate of each workload."""
 
@@ -181,7 +166,7 @@ class FakeTensor:
         targets: Targets,
         generator: np.random.Generator,
         start: Model | None = None,
-    ) -> FakeTensorModel:
+    ) -> Fitted:
         """Fit as `learner.estimator.Estimator`; two coefficients need no start.
 
         Raises:
@@ -189,7 +174,8 @@ class FakeTensor:
         """
         rows, logs = labelled(workloads, targets)
         estimates = _column(self.estimates_mib, [workloads[i] for i in rows])
-        return FakeTensorModel(self.estimates_mib, robust_line(estimates, np.exp(logs), FLOOR))
+        offset, factor = robust_line(estimates, np.exp(logs), FLOOR)
+        return Fitted(lambda some: Estimate(offset + factor * _column(self.estimates_mib, some)))
 
 
 def _column(estimates_mib: Mapping[Workload, float], workloads: Sequence[Workload]) -> Array:

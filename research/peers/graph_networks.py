@@ -31,10 +31,10 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import SAGEConv
 
 from trappm.learner.paper.distinct_nodes import classes_of, propagate
-from trappm.learner.paper.estimators import NetworkEstimator
-from trappm.learner.paper.graphs import FloatArray, log_static_features
+from trappm.learner.paper.graphs import log_static_features
 from trappm.learner.paper.presets import LAPTOP, PAPER, Training
-from trappm.learner.workload import Workload
+from trappm.learner.paper.regressor import Regressor
+from trappm.learner.workload import FloatArray, Workload
 from trappm.profiler.graphs.features import NODE_FEATURES, STATIC_FEATURES
 
 
@@ -79,14 +79,14 @@ class SageNetwork(nn.Module):
         return output
 
 
-def nnlqp(size: Size = LAPTOP_SIZE) -> NetworkEstimator:
+def nnlqp(size: Size = LAPTOP_SIZE) -> Regressor:
     columns = [STATIC_FEATURES.index(name) for name in NNLQP_FEATURES]
 
     def vector(workloads: Sequence[Workload]) -> FloatArray:
         chosen: FloatArray = np.ascontiguousarray(log_static_features(workloads)[:, columns])
         return chosen
 
-    return NetworkEstimator(
+    return Regressor(
         name="nnlqp",
         network=lambda width, _nodes: SageNetwork(width, size.width, layers=2, hidden_layers=2),
         vector=vector,
@@ -94,8 +94,8 @@ def nnlqp(size: Size = LAPTOP_SIZE) -> NetworkEstimator:
     )
 
 
-def dippm(size: Size = LAPTOP_SIZE) -> NetworkEstimator:
-    return NetworkEstimator(
+def dippm(size: Size = LAPTOP_SIZE) -> Regressor:
+    return Regressor(
         name="dippm",
         network=lambda width, _nodes: SageNetwork(width, size.width, layers=3, hidden_layers=3),
         vector=_dippm_vector,

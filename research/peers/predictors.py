@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from research.peers.baselines import FakeTensor, PriorAlone, mlp, xgboost
 from research.peers.graph_networks import SIZES, dippm, nnlqp
 from trappm.learner.estimator import Estimator
-from trappm.learner.heads.metric_head import Ours, prior_on_card
+from trappm.learner.heads.metric_head import Ours, starting_prior
 from trappm.learner.paper.encoder import Encoder
 from trappm.learner.paper.estimators import paper_estimator
 from trappm.learner.paper.presets import PRESETS, EncoderPreset
+from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.prior import Prior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError, from_extra
@@ -37,7 +38,8 @@ class Surroundings:
 
     @property
     def prior(self) -> Prior:
-        return prior_on_card(self.metric, self.card)
+        needs_spec = self.metric in ("memory_mib", "step_time_ms")
+        return starting_prior(self.metric, spec_of(self.card) if needs_spec else None, kernels=True)
 
 
 def _published(preset: str, *, pretrained: bool = True) -> Callable[[Surroundings], Estimator]:

@@ -1,10 +1,12 @@
 """Constants of links, fitted to published collectives and judged on held-out series
 (docs/research/many_gpus.md).
 
-Labels: all-reduces and messages of NCCL on A100 and H100 nodes (Microsoft Vidur, MIT). Each series
-(a system with its GPUs and nodes) is held out in turn, then each system; of a held-out system only
-the data sheet is known. Messages between A100 nodes with pairs on NVLink are not used, as they are
-erratic (README of the labels).
+Labels: NCCL's collectives on A100 and H100 nodes (Microsoft Vidur, MIT), on A100 and V100 nodes
+(vTrain, MIT) and on nodes from A100 to B200 (aiconfigurator, Apache-2.0). Each series (a collective
+of a system with its GPUs and nodes) is held out in turn, then each system; of a held-out system
+only the data sheet is known. Not used: messages between A100 nodes with pairs on NVLink, as they
+are erratic (README of the labels), and fewer than 8 V100s, whose rings depend on which GPUs are
+chosen.
 """
 
 from __future__ import annotations
@@ -13,15 +15,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import pandas as pd
-import typer
 from scipy.optimize import least_squares
 
 from research.data import data_folder
 from research.held_out import Array, percent_errors
+from research.priors import IsWriting
 from trappm.extensions.parallel import links
 from trappm.extensions.parallel.links import Group, LinkKind, Node
 
@@ -35,12 +36,18 @@ INNER = {
     "h100_dgx": (LinkKind.NVLINK, 450.0),
     "a100_pairwise_nvlink": (LinkKind.PCIE, 31.5),
     "h100_pairwise_nvlink": (LinkKind.PCIE, 63.0),
+    "vtrain_a100": (LinkKind.NVLINK, 300.0),
+    "vtrain_v100": (LinkKind.NVLINK, 150.0),
+    "a100_sxm": (LinkKind.NVLINK, 300.0),
+    "h100_sxm": (LinkKind.NVLINK, 450.0),
+    "h200_sxm": (LinkKind.NVLINK, 450.0),
+    "b200_sxm": (LinkKind.NVLINK, 900.0),
 }
 PAIR_GBS = 300.0
 """Bandwidth of two GPUs with a bridge: 600 GB/s in both directions."""
 NETWORKS = {"a100_dgx": ("rdma", 200.0, 4), "h100_dgx": ("rdma", 400.0, 8)}
 FITTED = {
-    "nvlink": ("latency_us", "efficiency", "sharpness"),
+    "nvlink": ("latency_us", "hop_us", "efficiency", "sharpness"),
     "pcie": ("latency_us", "efficiency", "sharpness"),
     "rdma": ("latency_us", "hop_us", "sharpness"),
     "a100_dgx": ("efficiency",),
@@ -81,7 +88,8 @@ class Series:
         network = links.link(LinkKind.RDMA, network_gbs, **of("rdma"), **of(self.system))
         node = Node(name=self.system, inner=inner, network=network, rails=rails)
         group = Group(node=node, gpus=self.gpus // self.nodes, nodes=self.nodes)
-        return np.array([group.all_reduce_ms(size) for size in self.sizes.tolist()])
+        time_ms = getattr(group, f"{self.collective}_ms")
+        return np.array([time_ms(size) for size in self.sizes.tolist()])
 
     def errors(self, constants: Mapping[tuple[str, str], float]) -> Array:
         """Return log(measured / predicted) of each bin."""
@@ -90,17 +98,34 @@ class Series:
 
 
 def read_series(data: Path) -> list[Series]:
-    """Return all series of the sheet, in bins of equal width of the logarithm of bytes."""
-    sheet = pd.read_csv(data / "nodes" / "vidur_collectives_fp16.csv.gz")
+    """Return all series of the sheets, in bins of equal width of the logarithm of bytes."""
+    vidur = pd.read_csv(data / "nodes" / "vidur_collectives_fp16.csv.gz")
+    vidur = vidur[(vidur.collective == "all_reduce")]
+    vidur = vidur[~(vidur.system.str.contains("pairwise") & (vidur.n_nodes > 1))]
+    vtrain = pd.read_csv(data / "new" / "vtrain_allreduce_fp32.csv.gz")
+    vtrain = vtrain[(vtrain.device == "a100") | (vtrain.n_gpus == 8)]
+    vtrain = vtrain.assign(
+        system="vtrain_" + vtrain.device, collective="all_reduce", time_ms=vtrain.out_of_place_ms
+    )
+    nccl = pd.read_csv(data / "new" / "aiconfigurator_nccl.csv.gz")
+    nccl = nccl[(nccl.nccl_dtype == "half") & (nccl.op_name != "alltoall")]
+    newest = nccl.groupby("system").version.transform("max")
+    nccl = nccl[nccl.system.isin(list(INNER)) & (nccl.version == newest)]
+    nccl = nccl.assign(
+        collective=nccl.op_name,
+        n_gpus=nccl.num_gpus,
+        bytes=2 * nccl.message_size,
+        time_ms=nccl.latency,
+    )
+    sheet = pd.concat([vidur, vtrain, nccl], ignore_index=True).fillna({"n_nodes": 1})
     series = []
     for key, group in sheet.groupby(["system", "collective", "n_gpus", "n_nodes"]):
-        system, collective, _gpus, nodes = key
-        if collective != "all_reduce" or ("pairwise" in system and nodes > 1):
-            continue
+        system, collective, gpus, nodes = key
         edges = np.geomspace(group.bytes.min(), group.bytes.max() * 1.001, BINS)
         bins = group.groupby(np.digitize(group.bytes, edges))
         sizes = np.exp(bins.bytes.apply(lambda each: np.log(each).mean()))
-        series.append(Series(*key, sizes.to_numpy(), bins.time_ms.median().to_numpy()))
+        times_ms = bins.time_ms.median().to_numpy()
+        series.append(Series(system, collective, int(gpus), int(nodes), sizes.to_numpy(), times_ms))
     return series
 
 
@@ -160,9 +185,7 @@ def error_table(errors: pd.DataFrame) -> pd.DataFrame:
 
 
 def main(
-    is_writing: Annotated[
-        bool, typer.Option("--write", help="Write the constants into the package.")
-    ] = False,
+    is_writing: IsWriting = False,
 ) -> None:
     """Print the errors of each series and the fitted constants."""
     labels = read_series(data_folder())

@@ -29,9 +29,8 @@ from trappm.learner.physics.device_specs import DeviceSpec
 from trappm.learner.physics.devices.joint_fit import Evidence
 from trappm.learner.physics.kernel_terms import PASSES, PRODUCTS, STREAMS, terms_of
 from trappm.learner.physics.kernel_times import COPY_RATE, STEP_MS
-from trappm.learner.physics.prior import Prior
+from trappm.learner.physics.prior import Prior, PriorSpec, TermPrior, fit_coefficients
 from trappm.learner.physics.step_time_prior import StepTimePrior
-from trappm.learner.physics.term_prior import PriorSpec, TermPrior, TermSpec, fit_coefficients
 from trappm.learner.workload import Workload
 from trappm.profiler.simulation.kernel_profile import KernelKind
 
@@ -54,7 +53,7 @@ class FewTerms(TermPrior):
     def __init__(
         self, device: DeviceSpec, spread: float, log_constants: Array | None = None
     ) -> None:
-        spec = PriorSpec(tuple(TermSpec(name, spread) for name in NAMES), COMMON_SPREAD)
+        spec = PriorSpec(dict.fromkeys(NAMES, spread), COMMON_SPREAD)
         super().__init__(spec, log_constants)
         self.device, self.spread = device, spread
 
@@ -125,7 +124,7 @@ def pooled(evidence: Sequence[Evidence]) -> Array:
         for e in evidence
     ]
     terms = np.concatenate([FewTerms(e.spec, 1.0).terms(e.workloads) for e in parts])
-    spec = PriorSpec(tuple(TermSpec(name, 1.0) for name in NAMES), 1.0)
+    spec = PriorSpec(dict.fromkeys(NAMES, 1.0), 1.0)
     return fit_coefficients(terms, np.concatenate([e.log_values for e in parts]), spec)
 
 

@@ -166,9 +166,7 @@ class Run:
 @cache
 def known_constants(card: str) -> torch.Tensor:
     """Return the constants that other labels imply for a card."""
-    known, _ = known_of_others()
-    basis = known.basis(card)
-    return known.of_cards.get((basis, card), known.constants) if basis else known.constants
+    return known_of_others()[0].constants_of(card)
 
 
 @cache

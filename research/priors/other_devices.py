@@ -9,8 +9,8 @@ software of 2023) and an H100 (our own labels) from simulated steps alone.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -19,13 +19,19 @@ import typer
 
 from research.data import data_folder
 from research.evaluation.label_files import read_labels, read_usable
-from research.evaluation.workbench import opened_workbench
+from research.evaluation.workbench import CORES, Workbench
 from research.held_out import Array, percent_errors
+from research.priors import IsWriting
+from research.priors.kernel_sources import (
+    NEUSIGHT_SHARES,
+    PRODUCT_CARDS,
+    PRODUCTS_FILE,
+    half_products,
+    published_kernels,
+)
 from research.priors.second_device import judge_v100, medians
 from research.priors.steps import (
-    KERNEL_CARDS,
     NVIDIA,
-    SHARE_OF_OTHERS,
     TIMM,
     TRACES,
     Steps,
@@ -35,7 +41,6 @@ from research.priors.steps import (
     learned_from,
     node_sheet_steps,
     nvidia_steps,
-    published_kernels,
     some_timm_steps,
 )
 from trappm.learner.heads.other_devices import (
@@ -46,16 +51,16 @@ from trappm.learner.heads.other_devices import (
     write,
 )
 from trappm.learner.physics.device_specs import spec_of
-from trappm.learner.physics.devices.joint_fit import Evidence
+from trappm.learner.physics.devices.joint_fit import Distribution, Evidence, JointFit
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.stats.calibration import LEVELS, Calibration
 from trappm.learner.stats.folds import grouped_folds
 from trappm.learner.stats.student_t import TO_NORMAL
+from trappm.profiler.devices.catalogue import most_similar
 from trappm.profiler.records import MemoryFormat, Phase
 from trappm.profiler.simulation.training_loop import Loop
 
-OTHER_KERNEL_CARDS = ("v100-pcie-32gb", "t4", "h100-sxm-80gb")
 FOLDS = 4
 """Number of folds of architectures to evaluate cards with labels."""
 STEP_TIME, MEMORY = "step time", "memory"
@@ -103,8 +108,18 @@ def all_evidence(data: Any, traces: Any) -> tuple[list[Steps], list[Evidence]]:
         *(some_timm_steps(key, data, traces) for key in infer),
         h100_steps(traces),
     ]
-    shares = dict.fromkeys(KERNEL_CARDS, SHARE_OF_OTHERS) | dict.fromkeys(OTHER_KERNEL_CARDS, 1.0)
-    return known, [published_kernels(nodes, card, share) for card, share in shares.items()]
+    kernels = [
+        *(published_kernels(nodes, card) for card in NEUSIGHT_SHARES),
+        *(half_products(data, card) for card in PRODUCT_CARDS),
+    ]
+    return known, kernels
+
+
+def like_nearest(fit: JointFit, device: str, models: Iterable[str]) -> Distribution:
+    """Return the prior of a card without steps, centered at the most similar of these cards."""
+    like = most_similar(device, sorted(models))
+    common = fit.of_another_device()
+    return common if like is None else replace(common, centre=fit.constants(like))
 
 
 def step_time_errors(
@@ -118,7 +133,8 @@ def step_time_errors(
             [s.evidence for s in known if s.evidence.device != device]
             + [e for e in kernels if e.device != device]
         )
-        common, own = fit.of_another_device(), [e for e in kernels if e.device == device]
+        own = [e for e in kernels if e.device == device]
+        common = like_nearest(fit, device, {s.evidence.device for s in known} - {device})
         for basis in (Basis.SPECIFICATION, *((Basis.KERNELS,) if own else ())):
             for steps in (s for s in known if s.evidence.device == device):
                 prior = StepTimePrior.like_others(
@@ -158,8 +174,8 @@ def memory_errors(data: Any) -> Iterator[pd.DataFrame]:
         ("a100", a100, usable, MemoryPrior(loop=Loop.TUNED)),
         ("h100", h100_labels(), None, MemoryPrior.on(spec_of("h100"))),
     ):
-        with opened_workbench("memory_mib", processes=os.cpu_count() or 1, usable=judged) as bench:
-            samples = bench.prepared(labels).samples
+        bench = Workbench(metric="memory_mib", processes=CORES, usable=judged)
+        samples = bench.prepared(labels).samples
         logs = np.log(samples.values) - prior.log_values(samples.workloads)
         phases = np.array([workload.phase for workload in samples.workloads])
         for phase in Phase:
@@ -245,17 +261,18 @@ def shipped(
 ) -> OtherDevices:
     """Return the constants of other cards that all labels imply, with the quantiles of errors."""
     fit = learned_from([*(s.evidence for s in known), *kernels])
-    common = fit.of_another_device()
-    of_cards = {
-        (Basis.KERNELS, card): StepTimePrior.like_others(
-            spec_of(card), common, [e for e in kernels if e.device == card]
-        ).constants
-        for card in sorted({e.device for e in kernels})
-    }
     steps = sorted({s.evidence.device for s in known})
-    of_cards |= {(Basis.STEPS, card): fit.constants(card) for card in steps}
+    of_cards = {(Basis.STEPS, card): fit.constants(card) for card in steps}
+    of_cards |= {
+        (Basis.KERNELS, card): StepTimePrior.like_others(
+            spec_of(card),
+            like_nearest(fit, card, steps),
+            [e for e in kernels if e.device == card],
+        ).constants
+        for card in sorted({e.device for e in kernels} - {*steps})
+    }
     return OtherDevices(
-        common.centre,
+        fit.of_another_device().centre,
         of_cards,
         {(b, p): quantiles(errors, b, p) for b in Basis for p in Phase},
         memory_quantiles(errors),
@@ -268,6 +285,7 @@ FILES: Mapping[str, tuple[str, str]] = {
     "timm": ("{card}_{phase}_step_amp_{layout}.csv", "Apache-2.0"),
     NVIDIA: ("nodes/dle_{{train_throughput,infer_latency}}.csv", "BSD-3-Clause"),
     "neusight": ("nodes/neusight_kernels_fp32_{part}.csv.gz", "MIT"),
+    "aiconfigurator": (PRODUCTS_FILE, "Apache-2.0"),
     "trappm": ("h100/sweeps", ""),
 }
 """File and licence of each source."""
@@ -299,9 +317,7 @@ def main(
     v100: Annotated[
         int, typer.Option(help="Number of seeds of the `second-device` evaluation on a V100.")
     ] = 0,
-    is_writing: Annotated[
-        bool, typer.Option("--write", help="Write the constants into the package.")
-    ] = False,
+    is_writing: IsWriting = False,
 ) -> None:
     """Print the errors of each card and the coverage, and write the shipped constants."""
     data = data_folder()

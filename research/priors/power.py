@@ -11,15 +11,15 @@ of the training labels, and the limit times a constant share.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-import typer
 
 from research.data import data_folder
 from research.held_out import Chosen, percent_errors
+from research.priors import IsWriting
 from research.priors.power_fit import Fitted, fit
 from research.priors.power_labels import EPOCHS, Rows, h100, zeus
 from research.priors.steps import TRACES, Traces
@@ -208,9 +208,7 @@ def noise_of(errors: pd.DataFrame) -> dict[str, float]:
 
 def main(
     traces: Traces = TRACES,
-    is_writing: Annotated[
-        bool, typer.Option("--write", help="Write the constants into the package.")
-    ] = False,
+    is_writing: IsWriting = False,
 ) -> None:
     """Print the errors of each split, or write the shipped constants."""
     torch.set_num_threads(1)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from trappm.learner.physics.power.operating_point import CONSTANTS, Loads, Sheet, Steps
 from trappm.learner.physics.power.power_prior import Normal
+from trappm.learner.stats.student_t import map_fit, precisions
 
 Array = npt.NDArray[np.float64]
 
@@ -31,14 +32,10 @@ _LEAST = {"exponent": 0.2, "floor": 0.1, "streams": 0.2, "products": 0.2, "sprea
 """Prior standard deviations between cards."""
 NOISE = 0.05
 """Scale of the error of a logarithm."""
-DEGREES = 4.0
 PSEUDO_CARDS = 2.0
 """Weight of the prior deviation between cards, as a number of cards."""
 ROUNDS = 3
-ITERATIONS = 25
 STEP = 1e-3
-LEAST_GAIN = 0.02
-"""Minimum gain of the log posterior per iteration in nats."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,50 +114,35 @@ def fit(evidence: Sequence[Labels]) -> Fitted:
 def _most_probable(
     evidence: Sequence[Labels], cards: Sequence[str], centre: Array, scales: Array, start: Array
 ) -> tuple[Array, Array]:
-    """Return shared shifts followed by each card's (k), and their precision (k, k).
-
-    The fit takes damped Gauss-Newton steps on reweighted squares.
-    """
-    size, values, damping = len(centre), start, 1e-2
+    """Return shared shifts followed by each card's (k), and their precision (k, k)."""
+    size = len(centre)
     weights = np.concatenate([np.tile(part.weight, 2) for part in evidence])
 
-    def constants(shifts: Array, card: str) -> Array:
-        parts = shifts.reshape(-1, size)
+    def constants(x: Array, card: str) -> Array:
+        parts = (scales * x).reshape(-1, size)
         result: Array = centre + parts[0] + parts[1 + cards.index(card)]
         return result
 
-    def errors_at(shifts: Array) -> Array:
-        return np.concatenate([part.errors(constants(shifts, part.card)) for part in evidence])
+    def errors(x: Array) -> Array:
+        return np.concatenate([part.errors(constants(x, part.card)) for part in evidence])
 
-    def loss(errors: Array, shifts: Array) -> float:
-        tails = np.log1p(errors**2 / (DEGREES * NOISE**2))
-        return float((DEGREES + 1) * (weights * tails).sum() + ((shifts / scales) ** 2).sum())
-
-    errors = errors_at(values)
-    for _ in range(ITERATIONS):
+    def jacobian(x: Array) -> Array:
         rows = []
         for part in evidence:
-            own = constants(values, part.card)
+            own = constants(x, part.card)
             here = part.errors(own)
-            moves = [(here - part.errors(own + STEP * unit)) / STEP for unit in np.eye(size)]
+            moves = [(part.errors(own + STEP * unit) - here) / STEP for unit in np.eye(size)]
             place = 1 + cards.index(part.card)
-            block = np.zeros((2 * len(part.weight), len(values)))
+            block = np.zeros((2 * len(part.weight), len(x)))
             block[:, :size] = block[:, place * size : (place + 1) * size] = np.stack(moves, axis=1)
             rows.append(block)
-        jacobian = np.concatenate(rows)
-        inverse = weights * (DEGREES + 1) / (DEGREES * NOISE**2 + errors**2)
-        precision = jacobian.T @ (inverse[:, None] * jacobian) + np.diag(scales**-2.0)
-        slope = jacobian.T @ (inverse * errors) - values / scales**2
-        before, improved = loss(errors, values), False
-        while not improved and damping < 1e6:
-            step = np.linalg.solve(precision + damping * np.diag(np.diag(precision)), slope)
-            after = errors_at(values + step)
-            gain = before - loss(after, values + step)
-            improved = gain >= 0
-            damping = max(damping / 5, 1e-6) if improved else damping * 5
-        if not improved:
-            break
-        values, errors = values + step, after
-        if gain < LEAST_GAIN:
-            break
-    return values, precision
+        return np.concatenate(rows) * scales
+
+    x = map_fit(
+        errors, jacobian, start / scales,
+        is_value=np.ones(len(weights), dtype=np.bool_),
+        first_scale=NOISE, least_scale=NOISE, weights=weights,
+    )  # fmt: skip
+    inverse = weights * precisions(errors(x) ** 2, NOISE)
+    derivatives = jacobian(x) / scales
+    return scales * x, derivatives.T @ (inverse[:, None] * derivatives) + np.diag(scales**-2.0)

@@ -20,15 +20,14 @@ import typer
 
 from research.data import data_folder
 from research.held_out import held_out, percent_errors
+from research.priors import IsWriting
+from research.priors.kernel_sources import published_kernels
 from research.priors.steps import (
-    KERNEL_CARDS,
-    SHARE_OF_OTHERS,
     TRACES,
     Steps,
     Traces,
     learned_from,
     node_sheet_steps,
-    published_kernels,
     some_timm_steps,
 )
 from trappm.learner.physics.devices.joint_fit import Evidence
@@ -36,6 +35,7 @@ from trappm.learner.physics.devices.known_devices import write
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.profiler.records import Phase
 
+KERNEL_CARDS = ("a100-pcie-40gb", "a100-pcie-80gb", "p100-pcie-16gb")
 LABELS = (0, 5, 10, 30, 100)
 SOURCE = "pycls"
 NAMES = {Phase.TRAIN: "training", Phase.INFER: "inference"}
@@ -94,20 +94,18 @@ def medians(rows: pd.DataFrame) -> str:
 def main(
     traces: Traces = TRACES,
     seeds: Annotated[int, typer.Option(help="Number of seeds, from 0 on.")] = 5,
-    is_writing: Annotated[
-        bool, typer.Option("--write", help="Write the constants into the package.")
-    ] = False,
+    is_writing: IsWriting = False,
 ) -> None:
     """Print the median errors in percent, or fit and write the shipped constants."""
     data = data_folder()
     nodes = data / "nodes"
     known = [*node_sheet_steps(nodes, traces), some_timm_steps("train", data, traces)]
-    kernels = [published_kernels(nodes, card, SHARE_OF_OTHERS) for card in KERNEL_CARDS]
+    kernels = [published_kernels(nodes, card) for card in KERNEL_CARDS]
     if is_writing:
         evidence = [*(steps.evidence for steps in known), *kernels]
         # The shipped snapshot has heads of these two, which are judged on the same labels.
         fit = learned_from(part for part in evidence if part.device not in {"a100", "v100"})
         write(fit.of_another_device())
         return
-    of_v100 = published_kernels(nodes, "v100-pcie-32gb", 1.0)
+    of_v100 = published_kernels(nodes, "v100-pcie-32gb")
     print(medians(judge_v100(known, kernels, of_v100, seeds)))

@@ -21,7 +21,7 @@ import typer
 from research.evaluation.benchmark import TEST_SHARE
 from research.evaluation.command import MetricName, Usable
 from research.evaluation.label_files import metric_column, read_labels, read_usable
-from research.evaluation.workbench import Workbench, opened_workbench, show_progress
+from research.evaluation.workbench import Workbench, show_progress
 from research.peers.predictors import check_names
 from research.replay.replay import BUDGETS, JUDGED, Bench, Point, check_installed, named_strategy
 from research.replay.replay import replay as replayed
@@ -40,8 +40,6 @@ Campaigns = Sequence[Sequence[Point]]
 
 MAX_SEEDS = 200
 FIRST_SEED = 1337
-ENCODER_SEED = 1337
-"""Seed of the encoder shared by all campaigns of a learner."""
 BASELINE = "random"
 PAPER = {"memory_mib": 4.92, "step_time_ms": 9.51, "power_w": 5.01}
 """Target errors (MAPE in percent) from Table III of the TraPPM paper."""
@@ -185,34 +183,30 @@ class Benches:
 
     def __init__(self, plan: Plan, watch: Watch = lambda done, total, what: None) -> None:
         self.plan = plan
-        self._workbench: Workbench
-        with opened_workbench(
-            plan.metric,
+        workbench = Workbench(
+            metric=plan.metric,
             processes=1,
-            encoder_seed=ENCODER_SEED,
             usable=None if plan.usable is None else read_usable(plan.usable),
             watch=watch,
-        ) as self._workbench:
-            self._prepared = self._workbench.prepared(read_labels(plan.labels))
-        samples = self._prepared.samples
+        )
+        prepared = workbench.prepared(read_labels(plan.labels))
         # The acquisitions of every learner use a campaign's default embeddings.
-        encoder = self._workbench.encoder(samples, LAPTOP.encoder, pretrained=True)
-        self._embeddings = encoder.embed([w.graph for w in samples.workloads])
-        self._by_learner: dict[str, Bench] = {}
+        encoder = workbench.encoder(prepared.samples, LAPTOP.encoder, pretrained=True)
+        embeddings = encoder.embed([w.graph for w in prepared.samples.workloads])
+        self._benches = {
+            learner: Bench(
+                samples=prepared.samples,
+                embeddings=embeddings,
+                metric=plan.metric,
+                spec=known_spec(prepared.card),
+                estimator=workbench.estimator(learner, prepared),
+            )
+            for learner in plan.learners
+        }
 
     def play(self, job: Job) -> list[Point]:
-        return list(replayed(self.bench(job.learner), job.strategy, job.seed, self.plan.budgets))
-
-    def bench(self, learner: str) -> Bench:
-        if learner not in self._by_learner:
-            self._by_learner[learner] = Bench(
-                samples=self._prepared.samples,
-                embeddings=self._embeddings,
-                metric=self.plan.metric,
-                spec=known_spec(self._prepared.card),
-                estimator=self._workbench.estimator(learner, self._prepared),
-            )
-        return self._by_learner[learner]
+        bench = self._benches[job.learner]
+        return list(replayed(bench, job.strategy, job.seed, self.plan.budgets))
 
 
 def summary(

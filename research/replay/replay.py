@@ -58,22 +58,18 @@ class BmdalLcmd:
     name = "bmdal-lcmd-gradients"
 
     def select(self, request: AcquisitionRequest) -> list[Pick]:
-        """Choose a batch.
+        """Choose a batch; `check_installed` has looked for `bmdal-reg`.
 
         Raises:
-            InputError: `bmdal-reg` is not installed, or values of labels are missing.
+            InputError: Values of labels are missing.
         """
         if not len(request.known):
             return RandomChoice().select(request)
         if not request.count:
             return []
-        try:
-            from bmdal_reg.bmdal.algorithms import select_batch
-            from bmdal_reg.bmdal.feature_data import TensorFeatureData
-        except ImportError as error:
-            raise InputError(
-                f"{self.name} needs bmdal-reg ({error}); install it with: pip install bmdal-reg"
-            ) from error
+        from bmdal_reg.bmdal.algorithms import select_batch
+        from bmdal_reg.bmdal.feature_data import TensorFeatureData
+
         if not hasattr(np, "Inf"):  # bmdal-reg 3.0.2 uses a name removed in NumPy 2
             np.Inf = np.inf  # type: ignore[attr-defined]
         points = torch.from_numpy(request.points)

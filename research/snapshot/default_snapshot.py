@@ -9,7 +9,6 @@ labels. Missing profiles are stored in TRAPPM_HOME. Equal labels and seeds give 
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,15 @@ import typer
 from research.data import data_folder
 from research.evaluation.benchmark import Samples, Score, score
 from research.evaluation.label_files import read_usable
-from research.evaluation.workbench import opened_workbench, show_progress, step_keys
+from research.evaluation.workbench import (
+    CORES,
+    Processes,
+    Workbench,
+    samples_of,
+    show_progress,
+    step_keys,
+    workload_of,
+)
 from research.held_out import held_out
 from research.importers.neusight import SOURCE as NEUSIGHT
 from research.snapshot.shipped_sheets import (
@@ -37,7 +44,7 @@ from trappm.cluster.profiles import StepCache
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.metric_head import Head, Ours, starting_prior
 from trappm.learner.heads.other_devices import OTHERS, known_of_others
-from trappm.learner.heads.predictions import StepSettings, TrainedHeads
+from trappm.learner.heads.predictions import TrainedHeads
 from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.devices.joint_fit import Evidence
@@ -48,12 +55,11 @@ from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.snapshots.manifest import MANIFEST
 from trappm.learner.snapshots.snapshot import SnapshotInfo, save_snapshot
-from trappm.learner.workload import TrainingLabel, Workload
+from trappm.learner.workload import TrainingLabel
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.errors import TrappmError
-from trappm.profiler.records import METRICS, Graph, Measurement, Phase, is_cpu_device
-from trappm.profiler.records.step_scope import StepScope
+from trappm.profiler.records import METRICS, Graph, Measurement, Phase, StepSettings, is_cpu_device
 from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.store import Home
 
@@ -91,11 +97,11 @@ def train(sheet: Sheet, data: Path, processes: int) -> Trained:
     files = {m.attempt_key: file for file, ms in by_file.items() for m in ms}
     usable = read_usable(data / sheet.usable) if sheet.usable else None
     kernels = neusight_kernels(data / KERNELS_FILE, sheet.kernels) if sheet.kernels else None
-    with opened_workbench(sheet.metric, processes=processes, usable=usable) as bench:
-        if sheet.metric == "memory_mib" or is_cpu_device(sheet.device):
-            samples = bench.prepared(measurements).samples
-        else:
-            samples = _timed(measurements, StepCache(bench.home.step_profiles), processes)
+    bench = Workbench(metric=sheet.metric, processes=processes, usable=usable)
+    if sheet.metric == "memory_mib" or is_cpu_device(sheet.device):
+        samples = bench.prepared(measurements).samples
+    else:
+        samples = _timed(measurements, StepCache(bench.home.step_profiles), processes)
     prior = _prior(sheet, kernels)
     test = held_out(samples.groups, SEED)
     what = f"{sheet.metric} of {sheet.device}"
@@ -251,27 +257,11 @@ def _timed(measurements: Sequence[Measurement], cache: StepCache, processes: int
         traced = cache.get(keys[measurement.attempt_key])
         step = None if traced is None else StepProfile.from_bytes(traced)
         if step is not None and measurement.step_time_ms is not None:
-            what = measurement.configuration
-            workload = Workload(
-                graph=Graph.empty(what.batch_size),
-                precision=what.precision,
-                memory_format=what.memory_format,
-                optimizer=what.optimizer,
-                phase=what.phase,
-                scope=StepScope.of(measurement.environment),
-                host=f"{measurement.device} {measurement.environment.get('run', '')}",
-                kernels=step.kernels,
-            )
-            rows.append((what, workload, measurement.step_time_ms))
-    values = np.array([value for _, _, value in rows])
-    return Samples(
-        configurations=[what for what, _, _ in rows],
-        workloads=[workload for _, workload, _ in rows],
-        values=values,
-        above=np.full(len(rows), np.nan),
-        judged=np.ones(len(rows), dtype=bool),
-        spiked=np.zeros(len(rows), dtype=bool),
-    )
+            graph = Graph.empty(measurement.configuration.batch_size)
+            host = f"{measurement.device} {measurement.environment.get('run', '')}"
+            workload = workload_of(measurement, graph, host=host, kernels=step.kernels)
+            rows.append((measurement, workload))
+    return samples_of(rows, "step_time_ms")
 
 
 def _fit(
@@ -308,9 +298,7 @@ def _cards() -> dict[str, str]:
 
 
 def main(
-    processes: Annotated[int, typer.Option(help="Number of processes that trace models.")] = (
-        os.cpu_count() or 1
-    ),
+    processes: Processes = CORES,
     to: Annotated[Path, typer.Option(help="Folder to write; it is replaced.")] = SHIPPED,
 ) -> None:
     """Train all heads and write the snapshot."""

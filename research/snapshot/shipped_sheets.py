@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import lzma
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar
 
 import numpy as np
 
@@ -19,10 +17,9 @@ from trappm.learner.physics.devices.joint_fit import Evidence
 from trappm.learner.physics.devices.known_devices import kernel_evidence
 from trappm.profiler.errors import InputError, one_line
 from trappm.profiler.kernels.kernel_call import KernelCall
-from trappm.profiler.records import Measurement, Phase
+from trappm.profiler.records import Measurement, Outcome, Phase
 from trappm.store.files import read_file
 
-T = TypeVar("T")
 SEED = 1337
 """Seed of every draw."""
 
@@ -64,30 +61,27 @@ class Sheet:
 
 
 def our_labels(file: str) -> list[Measurement]:
-    """Return the usable labels of a compressed file of `OUR_OWN`.
+    """Return the usable labels of a file of `OUR_OWN`; errors as `our_attempts`."""
+    return [m for m in our_attempts(file) if m.outcome in {Outcome.OK, Outcome.OOM}]
+
+
+def our_attempts(file: str | Path) -> list[Measurement]:
+    """Return all measurements of a file of `OUR_OWN` or at an absolute path, also compressed.
 
     Raises:
         InputError: The file is missing or cannot be read.
     """
-    return _unpacked(file, read_labels)
-
-
-def our_attempts(file: str) -> list[Measurement]:
-    """Return all measurements of a compressed file of `OUR_OWN`, including unstable ones."""
-    attempts = _unpacked(file, lambda path: [verdict.measurement for verdict in read_file(path)])
-    return [measurement for measurement in attempts if measurement is not None]
-
-
-def _unpacked(file: str, read: Callable[[Path], list[T]]) -> list[T]:
     path = OUR_OWN / file
-    try:
-        data = lzma.decompress(path.read_bytes())
-    except (OSError, lzma.LZMAError) as error:
-        raise InputError(f"{path} cannot be read: {one_line(error)}") from error
-    with TemporaryDirectory() as folder:
-        plain = Path(folder) / path.stem
-        plain.write_bytes(data)
-        return read(plain)
+    if path.suffix == ".xz":
+        try:
+            data = lzma.decompress(path.read_bytes())
+        except (OSError, lzma.LZMAError) as error:
+            raise InputError(f"{path} cannot be read: {one_line(error)}") from error
+        with TemporaryDirectory() as folder:
+            plain = Path(folder) / path.stem
+            plain.write_bytes(data)
+            return our_attempts(plain)
+    return [v.measurement for v in read_file(path) if v.measurement is not None]
 
 
 BOTH = (Phase.TRAIN, Phase.INFER)

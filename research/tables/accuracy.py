@@ -6,7 +6,6 @@ stored in TRAPPM_HOME.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +18,7 @@ from research.data import data_folder
 from research.evaluation.benchmark import SplitKind
 from research.evaluation.evaluation import Request, evaluate_splits
 from research.evaluation.label_files import read_usable
-from research.evaluation.workbench import show_progress
+from research.evaluation.workbench import CORES, Processes, Workbench
 
 RECORDED = Path(__file__).with_suffix(".yaml")
 TOLERANCE = 0.1
@@ -42,13 +41,11 @@ def recorded(path: Path = RECORDED) -> pd.DataFrame:
 def computed(what: str, sheet: Mapping[str, Any], processes: int) -> pd.DataFrame:
     """Train and evaluate `ours` on the splits of one sheet with recorded figures."""
     figures, data = sheet["figures"], data_folder()
+    usable = read_usable(data / sheet["usable"]) if "usable" in sheet else None
     request = Request(
-        metric=sheet["metric"],
+        bench=Workbench(metric=sheet["metric"], processes=processes, usable=usable),
         estimators=["ours"],
         label_counts=sorted({f["labels"] for f in figures} - {"all"}),
-        usable=read_usable(data / sheet["usable"]) if "usable" in sheet else None,
-        processes=processes,
-        watch=show_progress,
     )
     kinds = [kind for kind in SplitKind if any(f["split"] == kind for f in figures)]
     report = evaluate_splits(request, kinds, labels=data / sheet["labels"], device=None)
@@ -77,9 +74,7 @@ def main(
     check: Annotated[
         bool, typer.Option("--check", help="Exit with status 1 if a figure is worse.")
     ] = False,
-    processes: Annotated[int, typer.Option(help="Number of processes that trace models.")] = (
-        os.cpu_count() or 1
-    ),
+    processes: Processes = CORES,
 ) -> None:
     """Print the recorded and the new figures."""
     sheets = yaml.safe_load(RECORDED.read_text())

@@ -10,12 +10,13 @@ The folder has the sweeps that `trappm measure --sweep` wrote (*.jsonl, also com
                  snapshot has of the RTX 3090; steps that wait for the host apart: where the GPU
                  was idle a fifth of the time, or else by the simulation
     repeats      what two sweeps measured of the same configurations, divided in the same way
+    labels       seconds of the largest sweep's attempts by part, and its labels per hour if other
+                 rules had ended its measurements (research/tables/label_rate.py)
 """
 
 from __future__ import annotations
 
 import json
-import lzma
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,8 +26,9 @@ import numpy as np
 import pandas as pd
 import typer
 
-from research.evaluation.workbench import opened_workbench
-from research.snapshot.shipped_sheets import OUR_OWN
+from research.evaluation.workbench import Processes, Workbench
+from research.snapshot.shipped_sheets import OUR_OWN, our_attempts
+from research.tables.label_rate import BUSY_SHARE, parts, rates
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.kernel_terms import terms_of
 from trappm.learner.physics.kernel_times import Lookup, times_of
@@ -44,8 +46,6 @@ CONSTANTS_OF = "rtx3090"
 SOURCES = ("sheet", CONSTANTS_OF)
 AIMS = {"step_time_ms": 2.0, "memory_mib": 0.5, "power_w": 5.0}
 """Largest acceptable median difference of two measurements in percent."""
-BUSY_SHARE = 0.8
-"""NVML utilization of a GPU that never waits; below 1 because the power window has pauses."""
 BUSY, WAITING = "busy device", "waiting for the host"
 MEMORY = ("allocated", "reserved")
 
@@ -61,14 +61,8 @@ def read_sweeps(folder: Path) -> dict[str, list[Measurement]]:
         name = path.name.removesuffix(".xz")
         if name in sweeps:
             raise InputError(f"{folder} has {name} compressed and uncompressed; remove one")
-        opened = lzma.open if path.suffix == ".xz" else open
-        with opened(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    sweeps.setdefault(name, []).append(Measurement.from_dict(json.loads(line)))
-                except (ValueError, KeyError, TypeError) as error:
-                    raise InputError(f"line {number} of {path} is not a measurement") from error
-    if not sweeps:
+        sweeps[name] = our_attempts(path.resolve())
+    if not any(sweeps.values()):
         raise InputError(f"{folder} has no sweeps (*.jsonl, *.jsonl.xz); see docs/gpu_day.md")
     devices = {str(m.device) for ms in sweeps.values() for m in ms}
     if len(devices) > 1:
@@ -87,8 +81,8 @@ def compare(measured: Mapping[Configuration, Measurement], processes: int) -> pd
     Raises:
         InputError: The card is not in the catalogue, or there is nothing to compare.
     """
-    with opened_workbench("step_time_ms", processes=processes) as bench:
-        prepared = bench.prepared([*measured.values()])
+    bench = Workbench(metric="step_time_ms", processes=processes)
+    prepared = bench.prepared([*measured.values()])
     card, spec = card_of(prepared.card), spec_of(prepared.card)
     assert card is not None, "spec_of would have refused it"
     heads = load_snapshot(SHIPPED).heads[CONSTANTS_OF]
@@ -188,7 +182,7 @@ def main(
     folder: Annotated[Path, typer.Argument(help="Folder with the sweeps.")] = OUR_OWN
     / "h100/sweeps",
     as_json: Annotated[bool, typer.Option("--json", help="Print all values as JSON.")] = False,
-    processes: Annotated[int, typer.Option(help="Number of processes that trace models.")] = 1,
+    processes: Processes = 1,
 ) -> None:
     """Compare the sweeps of a folder with simulations."""
     sweeps = read_sweeps(folder)
@@ -205,13 +199,24 @@ def main(
         "mib_beyond_assumed_context": outside.quantile([0.1, 0.5, 0.9]).round(1).tolist(),
     }
     repeated, table = repeats(sweeps, rows), errors(rows)
+    largest = max(sweeps, key=lambda name: len(sweeps[name]))
+    seconds, per_hour = parts(sweeps[largest]), rates(sweeps[largest])
     if as_json:
         tables = {name: own.droplevel(0).to_dict("index") for name, own in table.groupby(level=0)}
-        document = {**about, "repeats": repeated.to_dict("index"), "errors": tables}
+        document = {
+            **about,
+            "repeats": repeated.to_dict("index"),
+            "errors": tables,
+            "label_seconds": seconds.to_dict(),
+            "label_rates": per_hour.to_dict("index"),
+        }
         print(json.dumps(document, indent=1))
         return
     print(*(f"{name}: {value}" for name, value in about.items()), sep="\n")
     if not about["measured"]:
         print("NOT MEASURED: these values were simulated or replayed.")
-    print(f"\ndifferences of two sweeps in %\n{repeated.to_string(float_format='%.2f')}")
+    print(f"\ndifferences of two sweeps in %\n{repeated.to_string(float_format='{:.2f}'.format)}")
     print(f"\nsimulated / measured, errors in %\n{table.round(2).to_string()}")
+    if not per_hour.empty:
+        print(f"\nseconds of an attempt of {largest}\n{seconds.round(2).to_string()}")
+        print(f"\nlabels per hour, and % by which medians move\n{per_hour.round(2).to_string()}")

@@ -5,6 +5,7 @@ The workers make their measurements up; the store and the loop are the real ones
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -17,17 +18,11 @@ import yaml
 from trappm.cluster.campaign.loop import Campaign
 from trappm.cluster.campaign.ownership import this_process
 from trappm.cluster.profiles import ProfiledGraph, StepCache, StepKey, TracedStep
-from trappm.cluster.scheduler.messages import Worker
+from trappm.cluster.scheduler.messages import CanaryCheck, Choice, Finished, KernelRun, Worker
 from trappm.cluster.scheduler.training_report import TrainingReport
-from trappm.cluster.spec import CampaignSpec, parse_spec, spec_of
-from trappm.cluster.tasks import (
-    CanaryCheck,
-    Choice,
-    Finished,
-    KernelRun,
-    PublishedSnapshot,
-)
+from trappm.cluster.spec import CampaignSpec, parse_spec
 from trappm.profiler.host.environment import utc_now
+from trappm.profiler.measuring.attempt import WORKER
 from trappm.profiler.records import (
     GraphTemplate,
     Measurement,
@@ -35,6 +30,7 @@ from trappm.profiler.records import (
     Provenance,
     StepSummary,
 )
+from trappm.store import Assignment
 
 SPEC = {
     "name": "tiny",
@@ -89,7 +85,10 @@ class FakeWorkers:
         poison: Fault of each measurement of the configuration that is started first.
         canary: Results of a worker's canaries: milliseconds, an outcome, or "lost".
         workers: Names and devices.
+        devices: Devices with a worker each, which is named after it.
         kernels: Results of a device's kernel runs: their measurements, or "lost".
+        sick: Workers that cannot measure anything from a start on, by name; each is on a host of
+            its own.
         duplicates: Architectures by the names of others with the same layers.
     """
 
@@ -103,7 +102,18 @@ class FakeWorkers:
         workers=(),
         kernels=None,
         duplicates=None,
+        sick=None,
+        devices=("cpu-2t", "cpu-1t"),
     ):
+        self.sick = dict(sick or {})
+        self.wasted: Counter[str] = Counter()
+        """Assignments that sick workers were given, by worker."""
+        self.profiles_elsewhere = False
+        self.set_aside_after: list[int] = []
+        """Number of starts after which a worker was set aside."""
+        self.back_after = math.inf
+        """Number of starts after which workers that were set aside are repaired and come back."""
+        self._aside: set[str] = set()
         self.at = at
         self.duplicates = duplicates or {}
         self.timed_kernels = {device: list(runs) for device, runs in (kernels or {}).items()}
@@ -113,7 +123,8 @@ class FakeWorkers:
         self.done: list[tuple[str, str]] = []
         self.traced: list[StepKey] = []
         self.kernels = TemporaryDirectory()
-        self._names = workers or [("w-cpu-2t", "cpu-2t"), ("w-cpu-1t", "cpu-1t")]
+        self._hosts = frozenset(self.sick)
+        self._names = workers or [(f"w-{device}", device) for device in devices]
         self.starts: list[tuple[str, str]] = []
         self.most_at_once = 0
         self.stop_after = stop_after
@@ -134,12 +145,23 @@ class FakeWorkers:
             yield TracedStep(key, None, "too small an input")
 
     def joined(self):
-        return [Worker(name, device, "host", "stack") for name, device in self._names]
+        if len(self.starts) >= self.back_after:
+            self._aside.clear()
+            self.sick.clear()
+        return [
+            Worker(name, device, name if name in self._hosts else "host", "stack")
+            for name, device in self._names
+            if name not in self._aside
+        ]
+
+    def set_aside(self, worker):
+        self._aside.add(worker.name)
+        self.set_aside_after.append(len(self.starts))
 
     def awaited(self):
         return []
 
-    def want(self, waiting):
+    def want(self, waiting, mean_s):
         pass
 
     def running(self):
@@ -188,15 +210,19 @@ class FakeWorkers:
         return Finished(worker, task, None, None if results else "its GPU is gone", results)
 
     def _measure(self, worker, task, cost, fault):
+        is_sick = len(self.starts) >= self.sick.get(worker.name, math.inf)
+        fault, failed_in = ("error", WORKER) if is_sick else (fault, "measure")
+        self.wasted[worker.name] += is_sick and isinstance(task, Assignment)
         return made_up(
             task.configuration, worker.device, self._protocol, task.attempt_key,
-            step_ms=cost, outcome=fault or "ok", host=worker.name,
+            step_ms=cost, outcome=fault or "ok", failed_in=failed_in, host=worker.name,
         )  # fmt: skip
 
 
 def made_up(
-    configuration, device, protocol, attempt_key, *, step_ms=10.0, outcome="ok", host="host"
-):
+    configuration, device, protocol, attempt_key, *, step_ms=10.0, outcome="ok",
+    failed_in="measure", host="host",
+):  # fmt: skip
     """A measurement that nobody took."""
     outcome = Outcome(outcome)
     simulated = device.startswith("simulated:")
@@ -216,7 +242,7 @@ def made_up(
         memory_mib=100.0 if ok else None,
         missing={} if ok else {"step_time_ms": "no result", "memory_mib": "no result"},
         message=None if ok else f"made to end as {outcome}",
-        failed_in=None if ok else "measure",
+        failed_in=None if ok else failed_in,
         environment={"stack_fingerprint": "stack", "host": host},
     )
 
@@ -254,7 +280,7 @@ class FakeLearner:
         self.seen_roles = set()
         self.promoted = None
 
-    def set_pool(self, pool, steps=None, traced=None):
+    def set_pool(self, pool, steps):
         self.pool = {c.id: c for c, _ in pool}
 
     def fit(self, labels, kernels):
@@ -274,7 +300,7 @@ class FakeLearner:
         return [Choice(c, {"rank": i}) for i, c in enumerate(chosen)]
 
     def publish(self, registry, fields):
-        return PublishedSnapshot(self.snapshot, self.snapshot, {"heads": {}, **fields})
+        return self.snapshot, ()
 
     def promote(self, registry, snapshot_id):
         self.promoted = snapshot_id
@@ -296,7 +322,7 @@ def campaign(store, workers, learner=None, campaign_id=None, **changes):
     workers.campaign = Campaign(
         store=owned(store, campaign_id),
         id=campaign_id,
-        spec=spec_of(store.campaigns.get(campaign_id)),
+        spec=CampaignSpec.of(store.campaigns.get(campaign_id)),
         workers=workers,
         learner=Inline(learner or FakeLearner()),
         snapshots=Path("unused"),
@@ -304,6 +330,13 @@ def campaign(store, workers, learner=None, campaign_id=None, **changes):
         watch=lambda progress: setattr(workers, "lines", progress.lines),
     )
     return workers.campaign
+
+
+def ran(store, *arguments, **changes):
+    """A campaign that has run to its end."""
+    run = campaign(store, *arguments, **changes)
+    run.run()
+    return run
 
 
 def labels_by_device(store, campaign_id):

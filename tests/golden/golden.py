@@ -6,8 +6,6 @@ change that is meant to change them, with:
     PYTHONPATH=.:tests:tests/cluster python tests/golden/golden.py
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io

@@ -6,7 +6,7 @@ import golden
 import pytest
 
 EVERY = 20
-"""The fast test repeats one in so many predictions, the slow test all."""
+"""The fast test repeats a sample of the predictions, the slow test all."""
 
 
 def test_a_rehearsed_campaign_has_the_recorded_events():

@@ -1,6 +1,6 @@
 """Files made by hand to do harm: each is refused or answered in one line, and gives nothing away.
 
-Some name a folder of secrets, whose file `secret` holds SECRET; beside the model lie links to it.
+Some name a folder of secrets, whose file `secret` holds SECRET; next to the model are links to it.
 """
 
 import itertools

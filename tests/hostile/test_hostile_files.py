@@ -23,7 +23,7 @@ from trappm.prediction.models.tracers import FileTracer, OutsideTracer, TracingP
 from trappm.profiler.errors import ModelFileError, UnsupportedModelError
 
 EVERY = 9
-"""Of the files, one in so many stands for the others in the default run."""
+"""Of the files, a sample stands for the others in the default run."""
 
 GIVEN_AWAY = {"hunter2", "postgres"} | {
     str(int.from_bytes(SECRET[at : at + size], "little")) for size in (4, 8) for at in range(80)

@@ -61,7 +61,7 @@ def main():
     home = Home.open()
     with Store.open(home.database_url) as store:
         record = store.campaigns.create("laptop", laptop, laptop["seed"])
-        spec = campaign_crew.spec_of(record)
+        spec = campaign_crew.CampaignSpec.of(record)
         learner = Learner(
             preset=spec.learner, strategy=spec.strategy, source=spec.devices.source,
             seed=spec.seed, cache=home.campaigns / record.id,

@@ -1,4 +1,4 @@
-"""Beside a project with packages of the names of our rooms, both are there: theirs and ours."""
+"""In a project with packages of the same names as ours, both can be imported."""
 
 import json
 import os

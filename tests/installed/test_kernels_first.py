@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from test_main_job import PATIENT
 
 from trappm.cluster.campaign.history import training_labels
 from trappm.store import Store
@@ -17,10 +18,7 @@ SPEC = {
     "devices": {"source": "cpu-1t"},
     "characterise": {"seconds": 2, "cpus": True},
     "canary": False,
-    "protocol": {
-        "name": "patient", "warmup_steps": 1, "min_steps": 3, "max_steps": 5, "max_seconds": 0.3,
-        "timeout_s": 120, "unstable_relative_iqr": 1e9, "unstable_lost_share": 1.0,
-    },
+    "protocol": PATIENT,
     "evaluation": {"source": 2, "architecture_share": 0.4},
     "initial": {"source": 4},
     "rounds": {"count": 0, "source": 0},

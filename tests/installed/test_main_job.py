@@ -1,7 +1,7 @@
 """The main job for real: timm models, measured on these cores, from the pool to a prediction.
 
 The campaign is as small as it can be, and its protocol does not mind a busy machine, since a test
-must pass beside others; everything else is what `make campaign` runs. Real processes are killed.
+must pass next to others; everything else is what `make campaign` runs. Real processes are killed.
 """
 
 import json
@@ -20,42 +20,31 @@ import pytest
 import yaml
 from terminal import Terminal
 
+PATIENT = {
+    "name": "patient", "warmup_steps": 1, "min_steps": 3, "max_steps": 5, "max_seconds": 0.3,
+    "timeout_s": 120, "unstable_relative_iqr": 1e9, "unstable_lost_share": 1.0,
+}  # fmt: skip
+"""A protocol that does not mind a busy machine."""
 SPEC = {
     "name": "tiny",
     "devices": {"source": "cpu-2t", "target": "cpu-1t"},
-    "protocol": {
-        "name": "patient",
-        "warmup_steps": 1,
-        "min_steps": 3,
-        "max_steps": 5,
-        "max_seconds": 0.3,
-        "timeout_s": 120,
-        "unstable_relative_iqr": 1e9,
-        "unstable_lost_share": 1.0,
-    },
+    "protocol": PATIENT,
     "canary": {
         "configuration": {"architecture": "test_resnet", "batch_size": 2, "input_size": 64},
-        "every_measurements": 10,
-        "drifting_relative": 1e9,
-        "stop_relative": 1e9,
+        "every_measurements": 10, "drifting_relative": 1e9, "stop_relative": 1e9,
         "confirmations": 100,
     },
     "learner": "laptop",
     "evaluation": {"source": 3, "target": 2, "architecture_share": 0.3},
     "initial": {"source": 5, "target": 3},
     "rounds": {"count": 1, "source": 2, "target": 1},
-    "pool": {
-        "groups": [
-            {
-                "architectures": [
-                    "test_convnext", "test_efficientnet", "test_resnet", "test_vit", "resnet10t",
-                    "mobilenetv3_small_050", "mnasnet_small", "mobilenetv4_conv_small_035",
-                ],
-                "batch_sizes": [2, 4],
-                "input_sizes": [64],
-            }
-        ]
-    },
+    "pool": {"groups": [{
+        "architectures": [
+            "test_convnext", "test_efficientnet", "test_resnet", "test_vit", "resnet10t",
+            "mobilenetv3_small_050", "mnasnet_small", "mobilenetv4_conv_small_035",
+        ],
+        "batch_sizes": [2, 4], "input_sizes": [64],
+    }]},
 }  # fmt: skip
 BUDGET = {"cpu-2t": 3 + 5 + 2, "cpu-1t": 2 + 3 + 1}
 pytestmark = pytest.mark.timeout(1800)  # four launches of Ray, on a machine that may be busy

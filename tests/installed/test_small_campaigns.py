@@ -14,14 +14,12 @@ from pathlib import Path
 import pytest
 import yaml
 from absent_packages import environment_without
+from test_main_job import PATIENT
 
 pytestmark = pytest.mark.timeout(1800)
 
 ANY_MACHINE = {
-    "protocol": {
-        "name": "patient", "warmup_steps": 1, "min_steps": 3, "max_steps": 5, "max_seconds": 0.3,
-        "timeout_s": 120, "unstable_relative_iqr": 1e9, "unstable_lost_share": 1.0,
-    },
+    "protocol": PATIENT,
     "canary": False,
     "rounds": {"count": 1, "source": 2},
 }  # fmt: skip

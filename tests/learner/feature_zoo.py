@@ -1,7 +1,5 @@
 """Small networks that together have every kind of kernel, convolution and operator."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
@@ -46,7 +44,7 @@ class Convolutions(nn.Module):
 
 
 class OtherOperators(nn.Module):
-    """What networks compute beside convolutions, with a layer of large weights."""
+    """What networks compute in addition to convolutions, with a layer of large weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,19 +78,17 @@ class OtherOperators(nn.Module):
         return self.head(torch.sigmoid(self.large(self.wide(tokens.mean(1)))))
 
 
-class OneConvolution(nn.Module):
-    """A stem, and one convolution of one kind."""
-
-    def __init__(self, kind: ConvolutionKind) -> None:
-        super().__init__()
-        window = 1 if kind is ConvolutionKind.POINTWISE else 3
-        groups = {ConvolutionKind.GROUPED: 2, ConvolutionKind.DEPTHWISE: WIDTH}.get(kind, 1)
-        self.stem = nn.Conv2d(3, WIDTH, 3, padding=1)
-        self.layer = nn.Conv2d(WIDTH, WIDTH, window, padding=window // 2, groups=groups)
-        self.head = nn.Linear(WIDTH, 10)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.layer(self.stem(images)).mean((2, 3)))
+def one_convolution(kind: ConvolutionKind) -> nn.Module:
+    """Return a network of a stem and one convolution of one kind."""
+    window = 1 if kind is ConvolutionKind.POINTWISE else 3
+    groups = {ConvolutionKind.GROUPED: 2, ConvolutionKind.DEPTHWISE: WIDTH}.get(kind, 1)
+    return nn.Sequential(
+        nn.Conv2d(3, WIDTH, 3, padding=1),
+        nn.Conv2d(WIDTH, WIDTH, window, padding=window // 2, groups=groups),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(WIDTH, 10),
+    )
 
 
 def in_all_settings(module: nn.Module) -> list[Workload]:
@@ -102,21 +98,11 @@ def in_all_settings(module: nn.Module) -> list[Workload]:
     plain = Workload(
         graph=profile.graph.at(BATCH_SIZE), step=profile.step, kernels=profile.step.kernels
     )
-    mixed = kernel_profile(
-        module,
-        INPUT_SIZE,
-        precision=Precision.AMP_FP16,
-        memory_format=MemoryFormat.CHANNELS_LAST,
-    )
+    mixed = {"precision": Precision.AMP_FP16, "memory_format": MemoryFormat.CHANNELS_LAST}
+    kernels = kernel_profile(module, INPUT_SIZE, **mixed)
     return [
         plain,
         replace(plain, phase=Phase.INFER),
-        replace(
-            plain,
-            precision=Precision.AMP_FP16,
-            memory_format=MemoryFormat.CHANNELS_LAST,
-            optimizer=Optimizer.ADAM,
-            kernels=mixed,
-        ),
+        replace(plain, optimizer=Optimizer.ADAM, kernels=kernels, **mixed),
         replace(plain, optimizer=Optimizer.MOMENTUM),
     ]

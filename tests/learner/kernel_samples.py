@@ -13,15 +13,6 @@ from trappm.profiler.simulation.kernel_profile import (
 )
 
 
-def graph(batch_size):
-    none, shapes = np.zeros(0, dtype=np.int64), np.zeros((0, 6), dtype=np.int64)
-    return Graph(
-        operators=(), edges=np.zeros((0, 2), dtype=np.int64), input_shapes=shapes,
-        output_shapes=shapes, macs=none, parameters=none, memory_bytes=none,
-        batch_size=batch_size,
-    )  # fmt: skip
-
-
 def table(rows):
     """Of (kind, pass, bytes per sample, rows per sample, columns, depth)."""
     sizes = np.zeros((len(rows), len(Size), 2), dtype=np.int64)
@@ -57,7 +48,7 @@ def workload(rows, batch_size=32, parameters=10**6):
         precision=Precision.AMP_FP16,
         memory_format=MemoryFormat.CONTIGUOUS,
     )
-    return Workload(graph=graph(batch_size), precision=Precision.AMP_FP16, kernels=profile)
+    return Workload(graph=Graph.empty(batch_size), precision=Precision.AMP_FP16, kernels=profile)
 
 
 def network(random):

@@ -1,7 +1,5 @@
 """Graphs of made-up but plausible networks, with a cost that no head knows the formula of."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -40,20 +38,17 @@ class GraphBuilder:
         def padded(shape):
             return (self.batch_size, *shape) + (0,) * (5 - len(shape))
 
-        b = self.batch_size
-        outputs = [b * int(np.prod(shape)) for _, shape, *_ in self.rows]
+        operators, shapes, sources, macs, parameters = zip(*self.rows, strict=True)
+        outputs = np.array([np.prod(shape) for shape in shapes])
         return Graph(
-            operators=tuple(row[0] for row in self.rows),
+            operators=operators,
             edges=np.array(self.edges, dtype=np.int64).reshape(-1, 2),
-            input_shapes=np.array([padded(row[2]) for row in self.rows], dtype=np.int64),
-            output_shapes=np.array([padded(row[1]) for row in self.rows], dtype=np.int64),
-            macs=np.array([b * row[3] for row in self.rows], dtype=np.int64),
-            parameters=np.array([row[4] for row in self.rows], dtype=np.int64),
-            memory_bytes=np.array(
-                [4 * (o + row[4]) for o, row in zip(outputs, self.rows, strict=True)],
-                dtype=np.int64,
-            ),
-            batch_size=b,
+            input_shapes=np.array([padded(source) for source in sources], dtype=np.int64),
+            output_shapes=np.array([padded(shape) for shape in shapes], dtype=np.int64),
+            macs=self.batch_size * np.array(macs, dtype=np.int64),
+            parameters=np.array(parameters, dtype=np.int64),
+            memory_bytes=4 * (self.batch_size * outputs + np.array(parameters)),
+            batch_size=self.batch_size,
         )
 
 
@@ -109,18 +104,10 @@ class Zoo:
     encoder: object
     embeddings: np.ndarray
 
-    def rows(self, indices):
-        return (
-            [self.graphs[i] for i in indices],
-            self.embeddings[indices],
-            [self.names[i] for i in indices],
-        )
-
     def workloads(self, indices):
         """Workloads with embeddings, and their architectures."""
-        graphs, embeddings, names = self.rows(list(indices))
-        pairs = zip(graphs, embeddings, strict=True)
-        return [Workload(graph=graph, embedding=row) for graph, row in pairs], names
+        made = [Workload(graph=self.graphs[i], embedding=self.embeddings[i]) for i in indices]
+        return made, [self.names[i] for i in indices]
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,9 @@
 import numpy as np
 
 from trappm.learner.estimator import Targets
+from trappm.learner.heads.device_heads import train_heads
 from trappm.learner.workload import Workload
-from trappm.profiler.records import Graph
+from trappm.profiler.records import METRICS, Graph
 
 
 def workloads(zoo):
@@ -14,6 +15,22 @@ def workloads(zoo):
 def targets(values, names, above=None):
     above = np.full(len(values), np.nan) if above is None else above
     return Targets(values=np.asarray(values, dtype=float), above=above, groups=list(names))
+
+
+def trained_heads(zoo, rows, values, preset, seed=0, groups=None, **options):
+    """Heads of these graphs of the zoo, with labels (n, 3)."""
+    samples, names = zoo.workloads(rows)
+    return train_heads(
+        samples, values[rows], groups=groups or names, preset=preset.head,
+        generator=np.random.default_rng(seed), **options,
+    )  # fmt: skip
+
+
+def errors_percent(heads, zoo, rows, values):
+    """MAPE of each metric on these rows."""
+    predictions = heads.predict(zoo.workloads(rows)[0])
+    columns = [list(METRICS).index(metric) for metric in predictions.metrics]
+    return 100 * np.mean(np.abs(predictions.median / values[np.ix_(rows, columns)] - 1), axis=0)
 
 
 def one_layer(parameters, batch_size=1):

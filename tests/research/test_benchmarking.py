@@ -1,14 +1,14 @@
-"""Splits keep apart what they say, and scores are what they say."""
+"""Splits keep apart what they say, twins are one, and scores are what they say."""
 
 import numpy as np
 import pytest
+from bench_samples import bench_samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from workload_samples import one_layer
 
 from research.evaluation.benchmark import (
     Plan,
-    Samples,
     SplitKind,
     run_plan,
     score,
@@ -17,10 +17,12 @@ from research.evaluation.benchmark import (
 )
 from research.peers.predictors import ESTIMATORS, Surroundings, check_names, estimator_named
 from trappm.learner.estimator import Estimate
+from trappm.learner.stats.folds import content_groups
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.families import family_of
-from trappm.profiler.records import Configuration
+from trappm.profiler.records import Configuration, Graph
+from trappm.profiler.static_profile import graph_template, kernel_profile
 
 NAMES = [
     "resnet10t", "resnet18", "resnet26", "resnet34", "resnet50", "vgg11", "vgg13", "vgg16",
@@ -28,23 +30,14 @@ NAMES = [
 ]  # fmt: skip
 
 
-def samples(batches=(1, 2, 4), values=None, zoo=None, **fields):
+def samples(values=None, **fields):
     configurations = [
         Configuration(architecture=name, batch_size=batch, input_size=64)
         for name in NAMES
-        for batch in batches
+        for batch in (1, 2, 4)
     ]
-    n = len(configurations)
-    made = [one_layer(NAMES.index(c.architecture), c.batch_size) for c in configurations]
-    graphs = made if zoo is None else zoo.graphs[:n]
-    values = np.arange(1.0, n + 1) if values is None else values
-    given = {
-        "above": np.full(n, np.nan),
-        "judged": ~np.isnan(values),
-        "spiked": np.zeros(n, dtype=bool),
-        **fields,
-    }
-    return Samples(configurations, [Workload(graph=g) for g in graphs], values, **given)
+    graphs = [one_layer(NAMES.index(c.architecture), c.batch_size) for c in configurations]
+    return bench_samples(configurations, [Workload(graph=g) for g in graphs], values, **fields)
 
 
 class Memory:
@@ -178,3 +171,70 @@ def test_estimators_are_found_by_name(zoo):
         assert estimator_named(name, surroundings).name == name
     with pytest.raises(InputError, match="did you mean 'nnlqp'"):
         check_names(["ours", "nnlpq"])
+
+
+# Architectures under two names are one, wherever some are held out.
+
+
+TWINS = [
+    ("beit_base_patch16_224", "beitv2_base_patch16_224"),
+    ("deit_tiny_patch16_224", "vit_tiny_patch16_224"),
+    ("tf_mobilenetv3_small_075", "tf_mobilenetv3_small_100"),
+]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "are_twins"), [(*TWINS[0], True), (*TWINS[1], True), (*TWINS[2], False)]
+)
+def test_timm_names_with_equal_layers_are_one_group(first, second, are_twins):
+    graphs = [graph_template(first, 224).at(8), graph_template(second, 224).at(32)]
+    pair = [Workload(graph=graph) for graph in graphs]
+    groups = content_groups([first, second], pair)
+    assert groups == ([first, first] if are_twins else [first, second])
+    assert content_groups([second, first], pair[::-1]) == groups[::-1]
+
+
+def test_groups_without_graphs_use_kernels_or_names():
+    first, again, other = (
+        kernel_profile(name, 224) for name in ("resnet10t", "resnet10t", "resnet14t")
+    )
+    made = [Workload(graph=Graph.empty(4), kernels=kernels) for kernels in (first, again, other)]
+    assert content_groups(["b", "a", "c"], made) == ["a", "a", "c"]
+    nothing = [Workload(graph=Graph.empty(1))] * 3
+    assert content_groups(["b", "a", "b"], nothing) == ["b", "a", "b"]
+
+
+def test_transformer_is_one_group_for_all_training_options():
+    ways = ["hf:gpt2", "hf:gpt2,eager", "hf:gpt2,lora=16", "hf:gpt2-xl", "hf:gpt2-xl,lora=16"]
+    nothing = [Workload(graph=Graph.empty(1))] * len(ways)
+    assert content_groups(ways, nothing) == ["hf:gpt2"] * 3 + ["hf:gpt2-xl"] * 2
+
+
+# The layers are those of the numbers: a ViT is a DeiT, of another family.
+LAYERS = {
+    "vit_a": 1, "vit_b": 2, "vit_c": 3, "deit_a": 1, "deit_b": 4, "deit_c": 5,
+    "resnet18": 6, "tv_resnet18": 6, "resnet34": 7, "resnet50": 8, "resnet101": 9,
+}  # fmt: skip
+
+
+@pytest.fixture
+def twin_samples():
+    configurations = [
+        Configuration(architecture=name, batch_size=batch, input_size=64)
+        for name in LAYERS
+        for batch in (1, 2)
+    ]
+    graphs = [one_layer(LAYERS[c.architecture], c.batch_size) for c in configurations]
+    return bench_samples(configurations, [Workload(graph=graph) for graph in graphs])
+
+
+@pytest.mark.parametrize("kind", [k for k in SplitKind if k is not SplitKind.CONFIGURATIONS])
+def test_duplicates_of_held_out_rows_are_not_trained_on(twin_samples, kind):
+    layers = np.array([LAYERS[name] for name in twin_samples.architectures])
+    divided = 0
+    for split in splits_of(twin_samples, kind, range(20)):
+        assert not set(layers[split.train]) & set(layers[split.test])
+        assert not (split.train & split.test).any()
+        divided += not (split.train | split.test).all()
+    # Whole families hold a twin of another family out, which then teaches nothing either.
+    assert (divided > 0) == (kind is not SplitKind.ARCHITECTURES)

@@ -8,7 +8,7 @@ import pytest
 
 from research.__main__ import main as run
 from research.evaluation.label_files import read_labels
-from research.evaluation.workbench import opened_workbench
+from research.evaluation.workbench import Workbench
 from research.peers.graph_networks import SIZES
 from research.peers.predictors import ESTIMATORS
 from trappm.cluster.profiles import profile_graph
@@ -57,6 +57,18 @@ def say(home, capsys):
     return types
 
 
+@pytest.fixture
+def report(say):
+    """The report of an evaluation as JSON."""
+
+    def report(*arguments):
+        status, out, err = say(*arguments, "--json")
+        assert status == 0, err
+        return json.loads(out)
+
+    return report
+
+
 def write_sheet(path, architectures, cost=lambda name, batch: 1800 + 900 * batch):
     """GPUMemNet's columns, with memory that a line over FakeTensor's estimate explains."""
     with path.open("w", newline="") as file:
@@ -79,17 +91,15 @@ def sheets(tmp_path_factory):
     )
 
 
-def test_train_and_test_files(say, sheets):
-    status, out, err = say(
-        "--train", sheets[0], "--test", sheets[1], "--metric", "memory", "--json",
+def test_train_and_test_files(report, sheets):
+    found = report(
+        "--train", sheets[0], "--test", sheets[1], "--metric", "memory",
         "--estimator", "faketensor", "--estimator", "xgboost", "--estimator", "ours",
     )  # fmt: skip
-    assert status == 0, err
-    report = json.loads(out)
-    assert report["device"] == "a100-40gb"
-    assert report["train"]["count"] == 12
-    assert report["test"]["architectures_in_training"] == 0
-    line, boosting, ours = report["results"]
+    assert found["device"] == "a100-40gb"
+    assert found["train"]["count"] == 12
+    assert found["test"]["architectures_in_training"] == 0
+    line, boosting, ours = found["results"]
     assert line["estimator"] == "faketensor"
     assert line["accuracy"]["mape"] == pytest.approx(0, abs=0.1)
     assert boosting["accuracy"]["count"] == ours["accuracy"]["count"] == 6
@@ -107,22 +117,17 @@ def test_labels_determine_the_data_sheet(home, sheets, environment, card):
     labels = [
         replace(m, device="a100", environment=environment) for m in read_labels(sheets[0])[:3]
     ]
-    with opened_workbench("memory_mib", processes=1, watch=lambda *_: None) as bench:
-        prepared = bench.prepared(labels)
+    bench = Workbench(metric="memory_mib", processes=1, watch=lambda *_: None)
+    prepared = bench.prepared(labels)
     assert (prepared.device, prepared.card) == ("a100", card)
 
 
-def test_the_same_seed_gives_the_same_numbers(say, sheets):
-    command = (
-        "--labels", sheets[2], "--estimator", "xgboost", "--estimator", "trappm-laptop-random",
-        "--seeds", 2, "--json",
-    )  # fmt: skip
-    status, first, err = say(*command)
-    assert status == 0, err
-    assert say(*command)[1] == first
-    report = json.loads(first)
-    assert report["seeds"] == [1337, 1338]
-    assert [r["split"] for r in report["results"]] == ["architectures"] * 2
+def test_the_same_seed_gives_the_same_numbers(report, sheets):
+    estimators = "--estimator", "xgboost", "--estimator", "trappm-laptop-random"
+    first, again = (report("--labels", sheets[2], *estimators, "--seeds", 2) for _ in range(2))
+    assert first == again
+    assert first["seeds"] == [1337, 1338]
+    assert [r["split"] for r in first["results"]] == ["architectures"] * 2
 
 
 def test_suite_shows_the_architecture_split_first(say, sheets):
@@ -138,37 +143,30 @@ def test_suite_shows_the_architecture_split_first(say, sheets):
     assert places == sorted(places)
 
 
-def test_only_usable_rows_are_evaluated(say, sheets, tmp_path):
+def test_only_usable_rows_are_evaluated(report, sheets, tmp_path):
     reading = tmp_path / "reading.csv"
     rows = [(name, batch, "usable" if batch > 8 else "died", int(batch == 32))
             for name in ARCHITECTURES for batch in (8, 16, 32)]  # fmt: skip
     with reading.open("w", newline="") as file:
         csv.writer(file).writerows([("architecture", "batch_size", "class", "spike"), *rows])
-    status, out, err = say(
-        "--train", sheets[0], "--test", sheets[1], "--estimator", "faketensor", "--json",
-        "--usable", reading,
-    )  # fmt: skip
-    assert status == 0, err
-    (result,) = json.loads(out)["results"]
+    files = "--train", sheets[0], "--test", sheets[1], "--usable", reading
+    (result,) = report(*files, "--estimator", "faketensor")["results"]
     assert result["accuracy"]["count"] == 4
     assert result["without_spikes"]["count"] == 2
 
 
-def test_labels_without_faketensor_estimates_skip_faketensor(say, sheets, tmp_path):
+def test_labels_without_faketensor_estimates_skip_faketensor(report, sheets, tmp_path):
     plain = tmp_path / "plain.jsonl"
     measured = [replace(m, memory_detail_mib={}) for m in read_labels(sheets[2])]
     export_file(measured, plain)
-    status, out, err = say("--labels", plain, "--seeds", 1, "--json")
-    assert status == 0, err
-    names = {r["estimator"] for r in json.loads(out)["results"]}
+    names = {r["estimator"] for r in report("--labels", plain, "--seeds", 1)["results"]}
     assert names == {n for n in ESTIMATORS if "paper" not in n} - {"faketensor"}
 
 
-def test_only_out_of_memory_labels_are_reported(say, tmp_path):
+def test_only_out_of_memory_labels_are_reported(report, tmp_path):
     sheet = write_sheet(tmp_path / "died.csv", ARCHITECTURES, lambda name, batch: 39_000 + batch)
-    status, out, err = say("--labels", sheet, "--estimator", "prior", "--seeds", 1, "--json")
-    assert status == 0, err
-    assert json.loads(out)["labels"]["bounds_only"] == 18
+    found = report("--labels", sheet, "--estimator", "prior", "--seeds", 1)
+    assert found["labels"]["bounds_only"] == 18
 
 
 def test_file_without_labels_is_described(tmp_path):

@@ -8,6 +8,9 @@ import re
 import pytest
 
 from research.__main__ import main
+from research.snapshot.shipped_sheets import OUR_OWN
+from research.tables.gpu_check import read_sweeps
+from research.tables.label_rate import parts, rates
 from trappm.cli import run
 from trappm.profiler.records import Measurement, Outcome
 
@@ -31,7 +34,8 @@ def sweeps(tmp_path_factory):
     for line in (folder / "check.jsonl").read_text(encoding="utf-8").splitlines():
         actual = Measurement.from_dict(json.loads(line))
         if actual.outcome is Outcome.OK:
-            slower = dataclasses.replace(actual.step, median_ms=1.05 * actual.step.median_ms)
+            times_ms = {name: 1.05 * getattr(actual.step, name) for name in ("median_ms", "p95_ms")}
+            slower = dataclasses.replace(actual.step, **times_ms)
             again.append(dataclasses.replace(actual, step=slower, power_w=1.01 * actual.power_w))
     lines = "".join(f"{json.dumps(actual.to_dict())}\n" for actual in again)
     (folder / "repeat.jsonl").write_text(lines, encoding="utf-8")
@@ -70,6 +74,29 @@ def test_figures_match_the_sweeps(sweeps, check):
     for source in ("sheet", "rtx3090"):
         of_source = [e["all"]["count"] for n, e in errors.items() if n.endswith(f": {source}")]
         assert sum(of_source) == 3
+    assert actual["label_rates"] == {}  # simulated labels take no time
+
+
+def test_two_sweeps_are_printed_with_their_differences(sweeps, check):
+    status, output, why = check(sweeps)
+    assert status == 0, why
+    assert re.search(r"step_time_ms, .* 4.88 .* misses", output)
+
+
+def test_label_rates_of_an_h100():
+    sweep = read_sweeps(OUR_OWN / "h100/sweeps")["check.jsonl"]
+    seconds, table = parts(sweep), rates(sweep).T
+    assert seconds.sum() == pytest.approx(6.19, abs=0.01)
+    as_measured = table["one process, as in the sweep"]
+    # 124 labels in the seconds of all attempts and those between them.
+    assert as_measured["per hour"] == pytest.approx(3600 * 124 / 150 / seconds.sum())
+    assert as_measured["busy max"] == as_measured["waits max"] == 0
+    third = table["one process, power of a third"]
+    assert third["per hour"] > as_measured["per hour"]
+    assert (third["busy max"], third["waits max"]) == (0, 0)
+    assert third["with power"] < third["labels"] == 124
+    fewer = table["A, early stop from 8 steps on"]
+    assert fewer["busy max"] > 5
 
 
 def test_compressed_sweeps_are_split_by_gpu_utilization(tmp_path, sweeps, check):
@@ -92,7 +119,7 @@ def test_compressed_sweeps_are_split_by_gpu_utilization(tmp_path, sweeps, check)
 def test_incomparable_sweeps_are_rejected(tmp_path, sweeps, check):
     assert "has no sweeps" in check(tmp_path)[2]
     (tmp_path / "broken.jsonl").write_text("{}\n", encoding="utf-8")
-    assert "line 1 of" in check(tmp_path)[2]
+    assert "broken.jsonl, row 1" in check(tmp_path)[2]
     (tmp_path / "broken.jsonl").unlink()
     text = (sweeps / "check.jsonl").read_text(encoding="utf-8")
     (tmp_path / "a.jsonl").write_text(text, encoding="utf-8")

@@ -81,14 +81,11 @@ def test_invalid_row_rejects_the_file(tmp_path, row, why):
 
 
 def test_other_files_are_rejected(tmp_path):
-    with pytest.raises(InputError, match="lacks the columns"):
-        list(read_neusight(table(tmp_path, head="op,device")))
-    with pytest.raises(InputError, match="duplicate column"):
-        list(read_neusight(table(tmp_path, head=HEAD + ",op")))
+    for head, message in (("op,device", "lacks the columns"), (HEAD + ",op", "duplicate column")):
+        with pytest.raises(InputError, match=message):
+            list(read_neusight(table(tmp_path, head=head)))
     broken = table(tmp_path, *ROWS)
-    broken.write_bytes(broken.read_bytes()[:-20])
-    with pytest.raises(InputError, match="nothing was imported"):
-        list(read_neusight(broken))
-    broken.write_bytes(b"no gzip")
-    with pytest.raises(InputError, match="nothing was imported"):
-        list(read_neusight(broken))
+    for content in (broken.read_bytes()[:-20], b"no gzip"):
+        broken.write_bytes(content)
+        with pytest.raises(InputError, match="nothing was imported"):
+            list(read_neusight(broken))

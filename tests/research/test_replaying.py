@@ -1,17 +1,30 @@
-"""Replayed campaigns: nothing held out is chosen, pairs divide alike, design beats chance."""
+"""Replayed campaigns: nothing held out is chosen, design beats chance; the command's figures."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from bench_samples import bench_samples
 
-from research.evaluation.benchmark import Samples
+from research.__main__ import main as run
 from research.peers.baselines import PriorAlone
-from research.replay.replay import JUDGED, Bench, named_strategy, replay
+from research.replay import command
+from research.replay.command import (
+    Job,
+    Plan,
+    jackknife_error,
+    print_summary,
+    seconds_to_same_error,
+    standard_error,
+    summary,
+)
+from research.replay.replay import JUDGED, Bench, Point, named_strategy, replay
 from trappm.learner.acquisition import STRATEGIES
 from trappm.learner.estimator import Estimate
 from trappm.learner.heads.metric_head import Ours
 from trappm.learner.physics.graph_prior import GraphPrior
+from trappm.learner.stats.errors import split_architectures
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Configuration
 
@@ -21,18 +34,11 @@ def samples(zoo, measure):
     rows = list(range(len(zoo.graphs)))
     workloads, names = zoo.workloads(rows)
     values = measure(zoo.graphs, noise_seed=3)[:, 0]
-    n = len(rows)
-    return Samples(
-        configurations=[
-            Configuration(architecture=name, batch_size=w.batch_size, input_size=224)
-            for name, w in zip(names, workloads, strict=True)
-        ],
-        workloads=workloads,
-        values=values,
-        above=np.full(n, np.nan),
-        judged=np.ones(n, dtype=bool),
-        spiked=np.zeros(n, dtype=bool),
-    )
+    configurations = [
+        Configuration(architecture=name, batch_size=w.batch_size, input_size=224)
+        for name, w in zip(names, workloads, strict=True)
+    ]
+    return bench_samples(configurations, workloads, values)
 
 
 def bench(samples, **options):
@@ -61,8 +67,6 @@ class Watching:
 def test_held_out_labels_are_never_acquired(samples):
     watching = Watching()
     points = list(replay(bench(samples, estimator=watching), "random", 3, (6, 10, 15)))
-    from trappm.learner.stats.errors import split_architectures
-
     held_out = split_architectures(samples.configurations, 0.3, np.random.default_rng(3))
     assert [len(groups) for groups in watching.seen] == [6, 10, 15] == [p.labels for p in points]
     assert watching.seen[2][:10] == watching.seen[1]
@@ -114,9 +118,118 @@ def test_failed_runs_use_a_label_and_are_predicted(samples, monkeypatch):
 def test_invalid_replays_are_rejected(samples):
     with pytest.raises(InputError, match="cannot acquire"):
         next(replay(bench(samples), "random", 0, (10_000,)))
-    with pytest.raises(InputError, match="did you mean"):
-        named_strategy("rndom")
-    with pytest.raises(InputError, match="did you mean 'bmdal-lcmd-gradients'"):
-        named_strategy("bmdal-lcmd-gradient")
-    with pytest.raises(InputError, match=r"there are: ours, .*bmdal-lcmd-gradients"):
-        named_strategy("foo")
+    for name, message in (
+        ("rndom", "did you mean"),
+        ("bmdal-lcmd-gradient", "did you mean 'bmdal-lcmd-gradients'"),
+        ("foo", "there are: ours, .*bmdal-lcmd-gradients"),
+    ):
+        with pytest.raises(InputError, match=message):
+            named_strategy(name)
+
+
+# `python -m research replay`: pairs, areas, and what is told of them.
+
+
+@pytest.fixture
+def plan(tmp_path):
+    labels = tmp_path / "labels.csv"
+    labels.write_text("made up")
+    return Plan(
+        labels=labels, metric="step_time_ms", strategies=("random", "ours"), seeds=range(6),
+        budgets=(20, 40, 80),
+    )  # fmt: skip
+
+
+def campaign(factor, seed, seconds=100.0):
+    """Errors that fall with the root of labels; seeds differ, strategies by a factor."""
+    start = 20.0 + np.random.default_rng(seed).normal()
+    return [
+        Point(n, factor * start * (20 / n) ** 0.5, start / 2, seconds * n / 20, 0)
+        for n in (20, 40, 80)
+    ]
+
+
+def filled(plan):
+    results = {}
+    for seed in plan.seeds:
+        results[Job(seed, "ours", "random")] = campaign(1.0, seed)
+        results[Job(seed, "ours", "ours")] = campaign(0.8, seed, seconds=50.0)
+    return results
+
+
+def test_strategies_are_compared_on_the_same_seeds(plan, tmp_path):
+    results = filled(plan)
+    del results[Job(3, "ours", "ours")]
+    rows = {row["strategy"]: row for row in summary(results, plan)}
+    assert rows["ours"]["seeds"] == 5
+    assert rows["random"]["seeds"] == 6
+    assert rows["random"]["area_percent"] == pytest.approx(0.0)
+    # Every pair differs by a fifth, however much the seeds differ.
+    assert rows["ours"]["area_percent"] == pytest.approx(-20.0)
+    assert rows["ours"]["area_error"] == pytest.approx(0.0, abs=1e-9)
+    assert rows["ours"]["wins"] == 5
+    # At the same error: 0.64 of the labels, each of half the seconds.
+    assert rows["ours"]["seconds_percent"] == pytest.approx(-68.0, abs=2.0)
+    assert 0.0 < rows["ours"]["seconds_error"] < 2.0
+
+
+def test_standard_errors_account_for_overlapping_splits():
+    """Three tenths judge in each split, so means of many splits scatter far more than 1/n."""
+    values = np.array([1.0, 2.0, 4.0, 5.0])
+    assert standard_error(values) == pytest.approx(values.std(ddof=1) * np.sqrt(1 / 4 + 3 / 7))
+    assert standard_error(values[:1]) is None
+
+
+def test_jackknife_error_equals_that_of_a_mean():
+    splits = np.exp(np.random.default_rng(1).normal(scale=0.1, size=12))
+    errors = 16.0, 8.0, 4.0
+    base = [[Point(n, e, e, float(n), 0) for n, e in zip((20, 40, 80), errors, strict=True)]] * 12
+    own = [[replace(p, seconds=float(p.labels * factor)) for p in base[0]] for factor in splits]
+    percent = 100 * (splits - 1)
+    assert seconds_to_same_error(own, base) == pytest.approx(percent.mean())
+    assert jackknife_error(own, base) == pytest.approx(standard_error(percent))
+    unknown = [[replace(p, seconds=None) for p in campaign] for campaign in own]
+    assert jackknife_error(unknown, base) is None
+
+
+def test_single_seed_has_no_errors(plan, tmp_path, capsys):
+    rows = summary(filled(plan), replace(plan, seeds=(2,)))
+    json.dumps(rows, allow_nan=False)
+    assert rows[1]["area_error"] is rows[1]["seconds_error"] is None
+    assert rows[1]["budgets"][0]["difference_error"] is None
+    assert rows[1]["budgets"][0]["difference"] < 0
+    print_summary(rows, plan.metric)
+    output = capsys.readouterr().out
+    assert "nan" not in output
+    assert "-20.0" in output
+
+
+def test_the_command_compares_strategies_on_the_same_seeds(plan, monkeypatch, capsys):
+    played = []
+
+    def replayed(plan, jobs, processes, watch):
+        played.extend(jobs)
+        return ((job, [Point(n, 5.0, 4.0, 1.0, 0) for n in plan.budgets]) for job in jobs)
+
+    monkeypatch.setattr(command, "_played", replayed)
+    words = ["replay", "--labels", str(plan.labels), "--metric", "step-time", "--budget", "50",
+             "--seeds", "1"]  # fmt: skip
+    assert run([*words, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["results"]) == 2
+    assert played == [Job(1337, "ours", name) for name in ("random", "ours")]
+    assert run([*words, "--baseline", "ours", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["baseline"] == "ours"
+
+
+def test_invalid_arguments_are_reported_before_any_run(plan, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "Benches", None)
+    monkeypatch.setattr("research.replay.replay.find_spec", lambda name: None)
+    words = ["replay", "--labels", str(plan.labels), "--metric", "step-time"]
+    for more, reason in (
+        (["--strategy", "rndom"], "did you mean"),
+        (["--strategy", "ours"], "baseline 'random' is not replayed"),
+        (["--usable", str(tmp_path / "none.csv")], "does not exist"),
+        (["--strategy", "all"], "pip install bmdal-reg"),
+    ):
+        assert run([*words, *more]) == 2
+        assert reason in capsys.readouterr().err

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from bench_samples import bench_samples
+from workload_samples import workloads
 
-from research.evaluation.benchmark import Samples, SplitKind, splits_of
+from research.evaluation.benchmark import SplitKind, splits_of
 from research.tuning import Tuning, run_trials, space_of
 from trappm.learner.paper.presets import LAPTOP
-from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Configuration
 
@@ -18,19 +19,12 @@ NAMES = [f"resnet{i}" for i in range(24)] + [f"vgg{i}" for i in range(8)]
 @pytest.fixture
 def tuning(zoo, measure, tmp_path):
     """Labels of 32 architectures at three batch sizes, and a database for the study."""
-    n = len(zoo.graphs)
     names = dict(zip(dict.fromkeys(zoo.names), NAMES, strict=True))
-    samples = Samples(
-        configurations=[
-            Configuration(architecture=names[name], batch_size=graph.batch_size, input_size=16)
-            for name, graph in zip(zoo.names, zoo.graphs, strict=True)
-        ],
-        workloads=[Workload(graph=graph) for graph in zoo.graphs],
-        values=measure(zoo.graphs)[:, 0],
-        above=np.full(n, np.nan),
-        judged=np.ones(n, dtype=bool),
-        spiked=np.zeros(n, dtype=bool),
-    )
+    configurations = [
+        Configuration(architecture=names[name], batch_size=graph.batch_size, input_size=16)
+        for name, graph in zip(zoo.names, zoo.graphs, strict=True)
+    ]
+    samples = bench_samples(configurations, workloads(zoo), measure(zoo.graphs)[:, 0])
     return Tuning(f"sqlite:///{tmp_path / 'studies.db'}", "xgboost", samples, zoo.encoder)
 
 

@@ -17,8 +17,7 @@ from trappm.profiler.records import (
 )
 from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
 from trappm.profiler.simulation.step_trace import Event, StepTrace
-from trappm.store import Assignment, OwnerProcess, SnapshotRecord
-from trappm.store.campaigns import register
+from trappm.store import Assignment, OwnerProcess
 from trappm.store.schema import METADATA
 
 DEVICE = "cpu-2t"
@@ -107,7 +106,7 @@ def lease_next(store, campaign_id, worker="w"):
     if not waiting:
         return None
     first = min(waiting, key=lambda a: (a.round_number, a.failures, a.rank, a.configuration.id))
-    return store.measurements.record_and_lease([], [(first.id, worker)])[0]
+    return store.assignments.lease([(first.id, worker)])[0]
 
 
 def process(host="here", pid=1):
@@ -126,7 +125,8 @@ def measure_next(store, campaign_id, outcome="ok", worker="w", **fields):
     """Leases the next assignment, and records how its measurement ended."""
     lease = lease_next(store, campaign_id, worker)
     result = measurement(lease.configuration, outcome, attempt_key=lease.attempt_key, **fields)
-    return result, store.measurements.record(result, assignment_id=lease.id)
+    store.measurements.record([(result, lease.id)])
+    return result
 
 
 def contents(url):
@@ -142,18 +142,6 @@ def contents(url):
         }
     engine.dispose()
     return rows
-
-
-def snapshot(snapshot_id, campaign_id=None, day="01", location="there"):
-    return SnapshotRecord(
-        id=snapshot_id, campaign_id=campaign_id, location=location, manifest={},
-        created_at=f"2026-01-{day}T00:00:00+00:00",
-    )  # fmt: skip
-
-
-def publish(store, snapshot):
-    with store.database.writing() as session:
-        register(session, snapshot)
 
 
 @contextmanager

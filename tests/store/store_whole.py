@@ -7,8 +7,6 @@ from store_samples import (
     measure_next,
     owned,
     planned,
-    publish,
-    snapshot,
     step_profile,
     template,
 )
@@ -26,7 +24,7 @@ def fill(store):
     store.workloads.save_graph("odd", 64, None, "no graph")
     some = [configuration(batch_size) for batch_size in (1, 2, 3, 4, 5)]
     held_out = configuration(architecture="vgg11")
-    store.pools.save("tiny", {"name": "tiny"}, some)
+    store.pools.save("tiny", some)
     campaign_id = store.campaigns.create("tiny", {"budget": 3}, 7).id
     store.campaigns.set_pool(campaign_id, [*((c, False) for c in some), (held_out, True)])
     store.rounds.plan(campaign_id, 0, "evaluation", planned([held_out], role="evaluate"))
@@ -37,7 +35,6 @@ def fill(store):
     measure_next(store, campaign_id, "oom", memory_detail_mib={"capacity": 4096.0})
     measure_next(store, campaign_id, "unsupported")
     lease_next(store, campaign_id)
-    publish(store, snapshot("s1", campaign_id))
     store.campaigns.log_event(campaign_id, "note", {"message": "hello"})
     store.canaries.save(canary_reading(some[0]), campaign_id=campaign_id)
     store.kernels.record([kernel("ok", time_ms=0.5, samples_ms=(0.5, 0.25)), kernel("error")])

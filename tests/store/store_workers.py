@@ -47,16 +47,15 @@ def run_turns(url, campaign_id, name, barrier, results, turns=5):
 
 
 def _turns(mine, campaign_id, name, count, results):
-    """Takes so many turns of two assignments each; whether anything is left to do."""
+    """Takes this number of turns of two assignments each; whether anything is left to do."""
     leases = []
     for _ in range(count):
         done = [(measurement(x.configuration, attempt_key=x.attempt_key), x.id) for x in leases]
         waiting = mine.assignments.of_campaign(campaign_id, state="open")[:2]
-        leases = mine.measurements.record_and_lease(
-            done, [(assignment.id, name) for assignment in waiting]
-        )
+        mine.measurements.record(done)
         for _, assignment_id in done:
             results.put((name, assignment_id))
+        leases = mine.assignments.lease([(assignment.id, name) for assignment in waiting])
         if not leases:
             return bool(mine.assignments.of_campaign(campaign_id, state="leased"))
     return True
@@ -69,5 +68,5 @@ def record_for_ever(url, acknowledged):
         while True:
             batch_size += 1
             result = measurement(configuration(batch_size))
-            store.measurements.record(result)
+            store.measurements.record_many([result])
             acknowledged.send(result.attempt_key)

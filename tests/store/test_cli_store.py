@@ -47,11 +47,16 @@ def run(capfd, caplog, tmp_path):
     return run
 
 
-def test_check_finds_no_damage_in_a_sound_store(home, run):
+def test_a_sound_and_current_store_has_no_damage_and_nothing_to_do(home, run):
     status, out, err, _ = run("upgrade", "--check")
     assert (status, err) == (0, "")
     assert out == f"sqlite:///{home}/labels.db: no damage found\n"
     assert json.loads(run("upgrade", "--check", "--json")[1]) == []
+    status, out, err, _ = run("upgrade")
+    assert (status, err) == (0, "")
+    assert "nothing to do" in out
+    done = json.loads(run("upgrade", "--json")[1])
+    assert (done["schema"], done["profiles_made"]) == (SCHEMA, 0)
 
 
 def test_check_reports_rows_without_the_row_that_they_refer_to(home, run):
@@ -78,14 +83,6 @@ def test_check_reports_a_damaged_file(home, run):
     status, out, err, _ = run("upgrade", "--check")
     assert (status, err) == (1, "")
     assert "is damaged" in out
-
-
-def test_upgrade_of_a_current_store_has_nothing_to_do(home, run):
-    status, out, err, _ = run("upgrade")
-    assert (status, err) == (0, "")
-    assert "nothing to do" in out
-    done = json.loads(run("upgrade", "--json")[1])
-    assert (done["schema"], done["profiles_made"]) == (SCHEMA, 0)
 
 
 def test_upgrade_replaces_outdated_step_profiles(home, run, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,14 +29,13 @@ Address = Annotated[
 Detach = Annotated[
     bool, typer.Option("--detach", help="Leave the campaign to the cluster; needs --address.")
 ]
-CampaignId = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="CAMPAIGN",
-        help="Campaign id (default: the latest).",
-        autocompletion=shell.campaigns,
-    ),
-]
+
+
+def _campaign(text: str) -> Any:
+    return typer.Argument(metavar="CAMPAIGN", help=text, autocompletion=shell.campaigns)
+
+
+CampaignId = Annotated[str | None, _campaign("Campaign id (default: the latest).")]
 File = Annotated[Path | None, typer.Argument(metavar="FILE", help="Campaign file (YAML).")]
 
 
@@ -45,7 +44,9 @@ def launch(
     file: File = None,
     preset: Annotated[
         str | None,
-        typer.Option(help="Campaign file that ships with TraPPM: laptop, paper or transformers."),
+        typer.Option(
+            help="Campaign file that ships with TraPPM: gpu, laptop, paper or transformers."
+        ),
     ] = None,
     address: Address = None,
     detach: Detach = False,
@@ -76,11 +77,7 @@ def launch(
 def status(
     campaign_id: Annotated[
         str | None,
-        typer.Argument(
-            metavar="CAMPAIGN",
-            help="Campaign id (default: list all campaigns; with --follow, the latest).",
-            autocompletion=shell.campaigns,
-        ),
+        _campaign("Campaign id (default: list all campaigns; with --follow, the latest)."),
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Update the display until the campaign ends.")
@@ -177,12 +174,7 @@ def report(
 @app.command(epilog="Example: trappm campaign pause")
 def pause(
     campaign_id: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="CAMPAIGN",
-            help="Campaign id (default: the running campaign).",
-            autocompletion=shell.campaigns,
-        ),
+        str | None, _campaign("Campaign id (default: the running campaign).")
     ] = None,
 ) -> None:
     """Stop a campaign, wherever it runs; `resume` continues it."""
@@ -215,7 +207,7 @@ def resume(
 
     home = Home.open()
     from trappm.cluster.launch import RETRIED, opened_first, order_retry, to_resume
-    from trappm.cluster.spec import spec_of
+    from trappm.cluster.spec import CampaignSpec
     from trappm.store import CampaignState
 
     with opened_first(home) as store:
@@ -232,15 +224,12 @@ def resume(
             typer.echo(f"{count} assignments are measured again")
             campaign_id = campaign.id
         campaign = to_resume(store, campaign_id)
-    _run(home, campaign.id, spec_of(campaign), address, detach)
+    _run(home, campaign.id, CampaignSpec.of(campaign), address, detach)
 
 
 @app.command(epilog="Example: trappm campaign cancel 1a2b3c4d")
 def cancel(
-    campaign_id: Annotated[
-        str,
-        typer.Argument(metavar="CAMPAIGN", help="Campaign id.", autocompletion=shell.campaigns),
-    ],
+    campaign_id: Annotated[str, _campaign("Campaign id.")],
 ) -> None:
     """End a campaign for good; its labels are kept."""
     _stop(campaign_id, "cancelled", "its labels are kept; see them with: trappm campaign report")

@@ -53,6 +53,7 @@ Precision = Annotated[str | None, typer.Option(help="fp32, amp-fp16, amp-bf16 or
 MemoryFormat = Annotated[str | None, typer.Option(help="contiguous or channels-last.")]
 Optimizer = Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw.")]
 Phase = Annotated[str | None, typer.Option(help="train or infer.")]
+Execution = Annotated[str | None, typer.Option(help="eager or compile.")]
 Protocol = Annotated[str | None, typer.Option(help="Measuring protocol, such as paper.")]
 Metric = Annotated[str | None, typer.Option(help="Only labels with this metric, such as power_w.")]
 AttemptOutcome = Annotated[
@@ -83,6 +84,7 @@ def query(
     memory_format: MemoryFormat = None,
     optimizer: Optimizer = None,
     phase: Phase = None,
+    execution: Execution = None,
     protocol: Protocol = None,
     metric: Metric = None,
     outcome: AttemptOutcome = None,
@@ -116,14 +118,14 @@ def query(
     parquet: Annotated[Path | None, typer.Option(help="Write this Parquet file.")] = None,
 ) -> None:
     """List labels: what was measured, on which device, with which result."""
-    from trappm.reports.label_statistics import label_statistics
+    from trappm.reports.labels import label_statistics, print_labels, print_rows
     from trappm.store import LabelFilter
 
     wanted = LabelFilter(
         architecture=architecture, family=family, device=device, batch_size=batch_size,
         input_size=input_size, precision=precision, memory_format=memory_format,
-        optimizer=optimizer, phase=phase, protocol=protocol, metric=metric, outcome=outcome,
-        provenance=provenance, campaign=campaign, since=since, until=until,
+        optimizer=optimizer, phase=phase, execution=execution, protocol=protocol, metric=metric,
+        outcome=outcome, provenance=provenance, campaign=campaign, since=since, until=until,
     )  # fmt: skip
     for_machines = _check_formats(as_json, as_jsonl, as_csv, parquet)
     most = limit or (None if for_machines else SHOWN)
@@ -156,8 +158,6 @@ def query(
     if for_machines:
         _print_frame(frame, as_json=as_json, as_jsonl=as_jsonl, parquet=parquet)
         return
-    from trappm.terminal.label_tables import print_labels, print_rows
-
     if sql is not None or by or agg or columns:
         print_rows(frame)
     else:
@@ -186,7 +186,7 @@ def show(
             }
         )
     else:
-        from trappm.terminal.label_tables import print_label
+        from trappm.reports.labels import print_label
 
         print_label(label, measurement, attempts)
 
@@ -256,6 +256,7 @@ def export(
     memory_format: MemoryFormat = None,
     optimizer: Optimizer = None,
     phase: Phase = None,
+    execution: Execution = None,
     protocol: Protocol = None,
     metric: Metric = None,
     outcome: AttemptOutcome = None,
@@ -272,8 +273,8 @@ def export(
     wanted = LabelFilter(
         architecture=architecture, family=family, device=device, batch_size=batch_size,
         input_size=input_size, precision=precision, memory_format=memory_format,
-        optimizer=optimizer, phase=phase, protocol=protocol, metric=metric, outcome=outcome,
-        provenance=provenance, campaign=campaign, since=since, until=until,
+        optimizer=optimizer, phase=phase, execution=execution, protocol=protocol, metric=metric,
+        outcome=outcome, provenance=provenance, campaign=campaign, since=since, until=until,
     )  # fmt: skip
     if kernels:
         _refuse_others("--kernels", vars(wanted) | {"device": None})

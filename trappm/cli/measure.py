@@ -18,7 +18,15 @@ import typer
 from trappm.cli import devices, shell
 from trappm.cli.options import AsJson, print_json
 from trappm.profiler.errors import InputError, TrappmError
-from trappm.profiler.records import MemoryFormat, Optimizer, Outcome, Phase, Precision, Provenance
+from trappm.profiler.records import (
+    Execution,
+    MemoryFormat,
+    Optimizer,
+    Outcome,
+    Phase,
+    Precision,
+    Provenance,
+)
 
 if TYPE_CHECKING:
     from trappm.profiler.files.json_lines import JsonLines
@@ -57,6 +65,9 @@ def measure(
     ] = None,
     optimizer: Annotated[Optimizer | None, typer.Option(help="Optimizer (default: sgd).")] = None,
     phase: Annotated[Phase | None, typer.Option(help="Phase (default: train).")] = None,
+    is_compiled: Annotated[
+        bool, typer.Option("--compile", help="Measure the step under torch.compile.")
+    ] = False,
     protocol: Annotated[str, typer.Option(help="Measurement protocol.")] = "paper",
     sweep: Annotated[
         Path | None, typer.Option(metavar="LIST", help="YAML or JSON lines of configurations.")
@@ -118,6 +129,7 @@ def measure(
         "memory_format": memory_format,
         "optimizer": optimizer,
         "phase": phase,
+        "execution": Execution.COMPILE if is_compiled else None,
     }
     settings = {name: value for name, value in settings.items() if value is not None}
     if sweep is not None:
@@ -184,12 +196,12 @@ def _measured(configuration: Configuration, device: str, protocol: Any) -> Measu
 def _kernels(device: str, seconds: float | None, out: Path | None, *, as_json: bool) -> None:
     """Time kernels and record them; results before an interruption are kept."""
     from trappm.profiler.kernels.characterising import BUDGET_S, Characteriser
-    from trappm.terminal.kernel_report import Progress, report
+    from trappm.reports.kernels import KernelDisplay, report
 
     results: list[KernelMeasurement] = []
     begin = time.monotonic()
     # Opened before anything is measured, so that a file or store without write access fails first.
-    with _recorder(out) as record, Characteriser() as characteriser, Progress() as progress:
+    with _recorder(out) as record, Characteriser() as characteriser, KernelDisplay() as progress:
 
         def on_result(result: KernelMeasurement, count: int) -> None:
             results.append(record(result))

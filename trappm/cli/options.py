@@ -37,7 +37,9 @@ BatchSize = Annotated[
 InputSize = Annotated[int | None, typer.Option(help="Pixels (default: the architecture's own).")]
 SequenceLength = Annotated[
     int | None,
-    typer.Option(help="Tokens, of hf: names (default: the model's maximum, up to 2048)."),
+    typer.Option(
+        help="Tokens, of text files and hf: names (default: the model's maximum, up to 2048)."
+    ),
 ]
 Phase = Annotated[str, typer.Option(help="train or infer.")]
 Precision = Annotated[

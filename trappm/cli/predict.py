@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -12,6 +12,9 @@ from trappm.cli.options import print_json
 
 if TYPE_CHECKING:
     from trappm.profiler.simulation.training_loop import TrainingLoop
+
+MAX_BATCH_SIZES = 64
+"""Rows of a table of batch sizes."""
 
 Models = Annotated[
     list[str],
@@ -37,16 +40,29 @@ Samples = Annotated[int | None, typer.Option(help="Number of training samples pe
 Carbon = Annotated[
     float | None, typer.Option(help="Carbon intensity of the electricity (g CO2/kWh).")
 ]
+BatchSizes = Annotated[
+    str | None,
+    typer.Option(
+        "--batch-size",
+        metavar="<int>[,<int>...]",
+        help="Samples per step; several make a table (default: the file's own, or 1).",
+    ),
+]
 PowerLimit = Annotated[
     float | None,
     typer.Option("--power-limit", help="GPU power limit in watts (default: factory setting)."),
+]
+
+UsdPerHour = Annotated[
+    float | None,
+    typer.Option("--price", help="USD per hour of the device (default: known prices of clouds)."),
 ]
 
 
 def predict(
     model: options.Model,
     device: options.DeviceName = None,
-    batch_size: options.BatchSize = None,
+    batch_size: BatchSizes = None,
     input_size: options.InputSize = None,
     sequence_length: options.SequenceLength = None,
     phase: options.Phase = "train",
@@ -58,11 +74,15 @@ def predict(
         typer.Option(help="Optimizer implementation: foreach, fused or plain (default: foreach)."),
     ] = None,
     accumulation: Annotated[int, typer.Option(min=1, help="Passes per optimizer step.")] = 1,
+    is_compiled: Annotated[
+        bool, typer.Option("--compile", help="Predict the step under torch.compile.")
+    ] = False,
     snapshot: options.SnapshotName = None,
     epochs: Epochs = None,
     samples: Samples = None,
     carbon: Carbon = None,
     power_limit: PowerLimit = None,
+    price: UsdPerHour = None,
     labels: Annotated[
         bool, typer.Option("--labels", help="Show the best label of this step, if measured.")
     ] = False,
@@ -80,32 +100,45 @@ def predict(
     Example: trappm predict resnet50 --batch-size 64 --device a100
     """
     from trappm.prediction.predict import predict as predict_step
+    from trappm.profiler.errors import InputError
 
-    prediction = predict_step(
-        model,
-        device=device,
-        batch_size=batch_size,
-        input_size=input_size,
-        sequence_length=sequence_length,
-        phase=phase,
-        precision=precision,
-        memory_format=memory_format,
-        optimizer=_loop(optimizer, precision, implementation, accumulation, phase),
-        snapshot=snapshot,
-        epochs=epochs,
-        samples=samples,
-        carbon_g_per_kwh=carbon,
-        power_limit_w=power_limit,
-        labels=labels,
-    )
+    sizes = _batch_sizes(batch_size)
+    if breakdown and len(sizes) > 1:
+        raise InputError("--breakdown is of one batch size; give --batch-size one number")
+    predictions = [
+        predict_step(
+            model,
+            device=device,
+            batch_size=size,
+            input_size=input_size,
+            sequence_length=sequence_length,
+            phase=phase,
+            precision=precision,
+            memory_format=memory_format,
+            optimizer=_loop(optimizer, precision, implementation, accumulation, phase),
+            execution="compile" if is_compiled else None,
+            snapshot=snapshot,
+            epochs=epochs,
+            samples=samples,
+            carbon_g_per_kwh=carbon,
+            power_limit_w=power_limit,
+            usd_per_hour=price,
+            labels=labels,
+        )
+        for size in sizes
+    ]
     if as_json:
-        print_json(prediction.to_dict(breakdown_depth=depth if breakdown else None))
+        answers = [one.to_dict(breakdown_depth=depth if breakdown else None) for one in predictions]
+        print_json(answers if len(answers) > 1 else answers[0])
         return
-    from trappm.terminal.prediction_tables import print_breakdown, print_prediction
+    from trappm.reports import predictions as tables
 
-    print_prediction(prediction, explain=explain)
+    if len(predictions) > 1:
+        tables.print_batch_sizes(predictions, explain=explain)
+        return
+    tables.print_prediction(predictions[0], explain=explain)
     if breakdown:
-        print_breakdown(prediction, depth)
+        tables.print_breakdown(predictions[0], depth)
 
 
 def compare(
@@ -118,11 +151,19 @@ def compare(
     precision: options.Precision = None,
     memory_format: options.MemoryFormat = None,
     optimizer: options.Optimizer = None,
+    is_compiled: Annotated[
+        bool, typer.Option("--compile", help="Show steps under torch.compile next to eager ones.")
+    ] = False,
     snapshot: options.SnapshotName = None,
     epochs: Epochs = None,
     samples: Samples = None,
     carbon: Carbon = None,
     power_limit: PowerLimit = None,
+    price: UsdPerHour = None,
+    sort: Annotated[
+        Literal["cost", "time"] | None,
+        typer.Option(help="Order by cost or step time (default: models and devices as named)."),
+    ] = None,
     explain: options.Explain = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -132,7 +173,13 @@ def compare(
 
     Example: trappm compare resnet50 --batch-size 128 --phase infer --epochs 1 --samples 1000000
     """
-    from trappm.prediction.comparison import best_models, comparable, verdicts
+    from trappm.prediction.comparison import (
+        best_models,
+        comparable,
+        payoffs,
+        sorted_by_least,
+        verdicts,
+    )
     from trappm.prediction.predict import compare as compare_steps
     from trappm.prediction.question import Question
 
@@ -152,12 +199,17 @@ def compare(
         samples=samples,
         carbon_g_per_kwh=carbon,
         power_limit_w=power_limit,
+        usd_per_hour=price,
+        executions=("eager", "compile") if is_compiled else ("eager",),
     )
     predictions, left_out = comparable(predictions, near_labels=everywhere)
     if everywhere:
         question = Question(phase=phase, precision=precision, snapshot=snapshot)
         unable = question.unable_devices()
         left_out += [{"device": key, "reason": reason} for key, reason in unable.items()]
+    if sort is not None:
+        predictions = sorted_by_least(predictions, sort)
+    compiling = payoffs(predictions) if is_compiled else []
     if as_json:
         print_json(
             {
@@ -168,12 +220,32 @@ def compare(
                     for what, best in best_models(predictions).items()
                 },
                 "left_out": left_out,
+                **({"compiling": [x._asdict() for x in compiling]} if is_compiled else {}),
             }
         )
         return
-    from trappm.terminal.prediction_tables import print_comparison
+    from trappm.reports.predictions import print_comparison
 
-    print_comparison(predictions, left_out, explain=explain)
+    print_comparison(predictions, left_out, compiling, explain=explain)
+
+
+def _batch_sizes(text: str | None) -> list[int | None]:
+    """Return the batch sizes of an option; [None] if it was not given.
+
+    Raises:
+        InputError: A part is no number, or there are more than `MAX_BATCH_SIZES`.
+    """
+    if text is None:
+        return [None]
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts) or len(parts) > MAX_BATCH_SIZES:
+        from trappm.profiler.errors import InputError
+
+        raise InputError(
+            f"--batch-size is {text!r}; it must be a number, or up to {MAX_BATCH_SIZES} numbers "
+            "separated by commas, such as 16,32,64"
+        )
+    return [int(part) for part in parts]
 
 
 def _loop(

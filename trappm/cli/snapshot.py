@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 from trappm.cli import shell
 from trappm.cli.options import AsJson, print_json
-from trappm.terminal.tables import print_line, print_table
+from trappm.terminal.tables import minute, print_line, print_table
 
 if TYPE_CHECKING:
     from trappm.learner.snapshots.manifest import Manifest
@@ -63,7 +64,7 @@ def show(
     if name is None:
         rows = snapshots.list(registry)
         if as_json:
-            print_json([row.to_json() for row in rows])
+            print_json([asdict(row) for row in rows])
         else:
             _print_listings(rows)
         return
@@ -81,7 +82,7 @@ def show(
         return
     print_manifest(manifest)
     if history:
-        moved = [(entry.snapshot, _minute(entry.at), entry.why) for entry in reversed(history)]
+        moved = [(entry.snapshot, minute(entry.at), entry.why) for entry in reversed(history)]
         print_table(f"history of {name}", ("snapshot", "since", "reason"), moved)
 
 
@@ -152,7 +153,7 @@ def _print_listings(rows: Sequence[SnapshotListing]) -> None:
             row.campaign,
             ", ".join(row.devices or ()),
             ", ".join(f"{n:,} {name}" for name, n in (row.training_labels or {}).items()),
-            row.damage or _minute(row.created_at),
+            row.damage or minute(row.created_at),
         )
         for row in rows
     ]
@@ -183,7 +184,3 @@ def print_manifest(manifest: Manifest) -> None:
     files = {x.file: x.source.partition(",")[0] for x in reversed(manifest.sources)}
     if files:  # once per file; --json has the counts per head
         print_table("learned from", ("file", "source"), sorted(files.items()))
-
-
-def _minute(moment: object) -> str:
-    return str(moment)[:16].replace("T", " ")

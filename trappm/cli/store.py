@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from trappm.cli.options import AsJson, Processes, print_json
-
-if TYPE_CHECKING:
-    from trappm.profiler.records import Pair
-    from trappm.store import Store
+from trappm.cli.pool import make_profiles
 
 app = typer.Typer(
     help="Upgrade and check the label store.",
@@ -60,7 +55,7 @@ def upgrade(
     with Store.open(_url(database)) as store:
         outdated = store.workloads.outdated()
         if outdated:
-            _make_profiles(store, outdated, processes)
+            make_profiles(store, outdated, processes=processes)
         where = store.address
     if as_json:
         print_json({"address": where, "schema": SCHEMA, "profiles_made": len(outdated)})
@@ -85,28 +80,6 @@ def _check(url: str, as_json: bool) -> None:
         typer.echo(f"{address}: no damage found")
     if damage:
         raise typer.Exit(1)
-
-
-def _make_profiles(store: Store, pairs: Sequence[Pair], processes: int | None) -> None:
-    """Make static profiles in processes on this machine and show the progress."""
-    from trappm.cluster.pool_file import make_profiles
-    from trappm.terminal.progress_bars import BuildDisplay
-
-    display = BuildDisplay()
-    try:
-        with display:
-            make_profiles(
-                store,
-                pairs,
-                address=None,
-                processes=processes or len(os.sched_getaffinity(0)),
-                watch=display.show,
-            )
-    except KeyboardInterrupt as interrupt:
-        typer.echo(
-            f"trappm: interrupted{display.how_far}; run the command again to continue", err=True
-        )
-        raise typer.Exit(130) from interrupt
 
 
 def _url(database: str | None) -> str:

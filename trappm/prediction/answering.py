@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -13,7 +14,9 @@ import numpy.typing as npt
 from scipy.special import ndtr  # type: ignore[import-untyped]
 
 from trappm.learner.heads.device_heads import Heads
-from trappm.learner.heads.predictions import Z90, Predictions, StepSettings
+from trappm.learner.heads.predictions import Z90, Predictions
+from trappm.learner.physics.compiled_step import RATIO_90, log_ratio
+from trappm.learner.physics.device_specs import CPU, known_spec
 from trappm.learner.workload import Workload
 from trappm.prediction import costs
 from trappm.prediction.device_names import device_title
@@ -31,22 +34,34 @@ from trappm.profiler.devices.base import rank_key
 from trappm.profiler.devices.catalogue import USABLE_SHARE, card_of, memory_mib
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.models.known_names import is_prefixed
-from trappm.profiler.records import METRICS, Optimizer, Phase, is_cpu_device
+from trappm.profiler.records import (
+    METRICS,
+    Execution,
+    Optimizer,
+    Phase,
+    StepSettings,
+    is_cpu_device,
+)
 from trappm.profiler.simulation.memory_simulation import SimulatedMemory, simulate_memory
 from trappm.profiler.simulation.step_profile import StepSource
 from trappm.profiler.simulation.training_loop import Loop
 
 if TYPE_CHECKING:
     from trappm.learner.physics.power.step_power import Interval
+    from trappm.learner.snapshots.manifest import CompiledRatio
     from trappm.prediction.models.subjects import Subject
 
 SIMULATED_ERROR = 0.05
 """Deviation of the logarithm; errors are 0.5 to 6 % (docs/research/language_models.md)."""
-TRANSFORMERS_REMARK = (
-    "No transformer like this one was measured: memory is simulated, and step time is computed "
-    "from the kernels."
+KERNELS_REMARK = (
+    "No model like this one was measured: memory is simulated, and step time is computed from the "
+    "kernels."
 )
-SIMULATED_REMARK = "No transformer like this one was measured: memory is simulated."
+SIMULATED_REMARK = "No model like this one was measured: memory is simulated."
+RATIO_REMARK = "The ratio to the eager step is from pairs of inference steps on an RTX 4090."
+VALUES_REMARK = (
+    "Measured for these inputs, as the operators depend on values; other values may take more."
+)
 MIG_PROFILES = ((5.0, "1g.5gb"), (10.0, "2g.10gb"), (20.0, "3g.20gb"), (40.0, "7g.40gb"))
 """Memory in GB below which a step fits a part of an A100 of 40 GB, by DIPPM's rule (Panner Selvam
 and Brorsson 2023)."""
@@ -75,7 +90,10 @@ def answers(asks: Sequence[tuple[Question, Subject, str]]) -> list[Prediction]:
         if gap := question.gap(device):
             predictions[place] = _without_values(question, subject, device, gap)
         elif reason := _only_memory(subject):
-            predictions[place] = simulated_answer(question, subject, device, reason)
+            answer = simulated_answer(question, subject, device, reason)
+            if question.execution is Execution.COMPILE:
+                answer = compiled_answer(answer, reason)
+            predictions[place] = answer
         else:
             inquiry = _Inquiry(question, subject, device)
             together.setdefault(inquiry.heads, []).append((place, inquiry))
@@ -151,6 +169,7 @@ def simulated_answer(question: Question, subject: Subject, device: str, why: str
             f"the step is known at batch {traced.only_batch} only: {traced.reason}"
         )
     remark = subject.remark if isinstance(subject, Module) else None
+    remarks = () if remark is None else (remark,)
     return Prediction(
         model=subject.name,
         device=device,
@@ -165,11 +184,56 @@ def simulated_answer(question: Question, subject: Subject, device: str, why: str
         intervals={"memory_mib": (interval.low_mib, interval.high_mib)},
         missing=missing,
         simulated_memory=simulated(batch_size),
-        memory_source=StepSource.TRACED,
+        memory_source=StepSource.RUN if traced.by_values else StepSource.TRACED,
         memory_remark=remark,
-        remarks=() if remark is None else (remark,),
+        remarks=(*remarks, VALUES_REMARK) if traced.by_values else remarks,
         subject=subject,
         loop=loop,
+    )
+
+
+def compiled_answer(
+    eager: Prediction, times: Interval | str, remark: str = RATIO_REMARK
+) -> Prediction:
+    """Return the answer about the compiled step; the eager figures become one remark.
+
+    Args:
+        eager: Answer about the eager step.
+        times: Step time in ms of the compiled step, or why it is not predicted.
+        remark: Source of the ratio to the eager step.
+    """
+    figures: dict[str, Interval] = {}
+    if not isinstance(times, str):
+        per_ms = 1000 * rank_key(eager.device).ranks * eager.batch_size
+        throughput = per_ms / times[0], per_ms / times[2], per_ms / times[1]
+        figures = {"step_time_ms": times, "samples_per_s": throughput}
+    why = "it is not predicted for compiled steps" if figures else str(times)
+    without = (*METRIC_NAMES, "mfu_percent", "out_of_memory", "largest_batch")
+    values: dict[str, Any] = {
+        name: figures[name][0] if name in figures else None for name in without
+    }
+    in_eager = [quantity(name, value) for name in METRICS if (value := getattr(eager, name))]
+    remarks = [r for r in eager.remarks if r != eager.memory_remark]
+    if in_eager:
+        remarks.insert(0, f"In eager mode this step takes {', '.join(in_eager)}.")
+    if figures:
+        remarks.append(remark)
+    return replace(
+        eager,
+        execution=Execution.COMPILE.value,
+        **values,
+        intervals={name: value[1:] for name, value in figures.items()},
+        missing={name: why for name in without if name not in figures},
+        unfamiliar=tuple(metric for metric in eager.unfamiliar if metric in figures),
+        beyond_labels={},
+        remarks=tuple(remarks),
+        mig_profile=None,
+        power_source=None,
+        thriftiest=None,
+        run=None,
+        simulated_memory=None,
+        memory_source=None,
+        memory_remark=None,
     )
 
 
@@ -183,7 +247,7 @@ class _Inquiry:
         self._snapshot = question.snapshot_for(device)
         self._phase = question.phase
         self._trained, self._basis = question.trained(device, subject.name)
-        self._settings = question.settings(self._trained)
+        self._settings = question.settings(self._trained)._replace(execution=Execution.EAGER)
         self._profile = subject.profile()
         if self._phase is Phase.TRAIN and self._profile.quantized is not None:
             raise UnsupportedModelError(
@@ -216,23 +280,26 @@ class _Inquiry:
     def heads(self) -> tuple[object, ...]:
         """Key that is equal for what the same heads can predict together."""
         traced = self.workload.kernels is not None
-        precision = self._settings.precision if self._basis else None
-        return self._snapshot.id, self.device, self._phase, traced, self._is_transformer, precision
+        settings = self._settings[:2] if self._basis else None
+        return self._snapshot.id, self.device, self._phase, traced, self._may_simulate, settings
 
     @property
     def _shown_settings(self) -> StepSettings:
         """Settings as in the question; the heads may use labels of Adam for AdamW."""
         optimizer = self._question.optimizer or self._settings.optimizer
-        return self._settings._replace(optimizer=optimizer)
+        execution = self._question.execution
+        return self._settings._replace(optimizer=optimizer, execution=execution)
 
     @property
-    def _is_transformer(self) -> bool:
-        return is_prefixed(self._subject.name)
+    def _may_simulate(self) -> bool:
+        """Return whether memory is simulated where no label resembles the model."""
+        return is_prefixed(self._subject.name) or not self._subject.has_one_input
 
     def predict(self, workloads: Sequence[Workload]) -> Predictions:
         """Return what the heads predict of n workloads.
 
-        The memory of transformers unlike all labels is simulated (docs/transformers.md).
+        The memory of transformers by name (docs/transformers.md), and of modules with several
+        inputs, is simulated where they are unlike all labels.
         """
         output = self._of_usual_loop(workloads)
         factors = self._loop_factors(workloads)
@@ -240,7 +307,7 @@ class _Inquiry:
             return output
         at = output.metrics.index("memory_mib")
         by_metric = np.ones((len(workloads), len(output.metrics)))
-        is_simulated = output.outside[:, at] & self._is_transformer  # in the question's loop
+        is_simulated = output.outside[:, at] & self._may_simulate  # in the question's loop
         by_metric[:, at] = np.where(is_simulated, 1.0, factors)
         return replace(
             output,
@@ -282,7 +349,7 @@ class _Inquiry:
                 limit_mib,
             ).reserved_with_workspace_mib
             for w in workloads
-            if self._is_transformer and w.step is not None
+            if self._may_simulate and w.step is not None
         ]
         if len(memories) < len(workloads) or not card_of(self.card):
             return output
@@ -295,7 +362,7 @@ class _Inquiry:
         """Return the probability of running out of memory for each of n workloads, shape (n,)."""
         heads = self._trained.heads
         is_usual = self._loop_factors(workloads) is None
-        if isinstance(heads, Heads) and not self._is_transformer and is_usual:
+        if isinstance(heads, Heads) and not self._may_simulate and is_usual:
             return heads.out_of_memory(workloads, capacity_mib)
         output = self.predict(workloads)  # networks, simulations: a normal of the logarithm
         at = output.metrics.index("memory_mib")
@@ -317,7 +384,7 @@ class _Inquiry:
         if question.epochs is not None and "step_time_ms" not in figures:
             missing["run"] = f"{NEEDS}the step time"
         medians: dict[str, Any] = {name: value[0] for name, value in figures.items()}
-        return Prediction(
+        answer = Prediction(
             model=self._subject.name,
             device=self.device,
             device_name=device_title(self.card),
@@ -331,6 +398,8 @@ class _Inquiry:
             intervals={name: value[1:] for name, value in figures.items()},
             **fit,
             power_limit_w=question.power_limit_w,
+            usd_per_hour=question.usd_per_hour,
+            card=self.card,
             power_source=power.power_source,
             thriftiest=power.thriftiest,
             run=self._run(figures),
@@ -344,6 +413,40 @@ class _Inquiry:
             subject=self._subject,
             loop=question.loop,
         )
+        if question.execution is Execution.EAGER:
+            return answer
+        times = self._compiled_times(figures)
+        run = None if isinstance(times, str) else self._run({"step_time_ms": times})
+        pairs, remark = self._measured_ratio, RATIO_REMARK
+        if pairs is not None:
+            remark = f"The ratio to the eager step is from {pairs.pairs} pairs on {self.device}."
+        return replace(compiled_answer(answer, times, remark), run=run)
+
+    @property
+    def _measured_ratio(self) -> CompiledRatio | None:
+        """The ratio of compiled steps from pairs of the device, where kernels do not give it."""
+        if self._phase is Phase.INFER and not is_cpu_device(self.device):
+            return None
+        return self._snapshot.manifest.compiled.get(self.device, {}).get(self._phase)
+
+    def _compiled_times(self, figures: Mapping[str, Interval]) -> Interval | str:
+        """Return the step time under `torch.compile`, or why it is not predicted.
+
+        It is the eager one times the ratio by the fused kernels, or that of measured pairs.
+        """
+        if (pairs := self._measured_ratio) is not None and "step_time_ms" in figures:
+            return _times(figures["step_time_ms"], pairs.log_ratio, pairs.log_error)
+        if self._phase is Phase.TRAIN:
+            return "no compiled training step was measured"
+        if is_cpu_device(self.device) or self._ranks > 1 or "step_time_ms" not in figures:
+            return f"no compiled step was measured on anything like {self.device}"
+        workloads = []
+        for how in Execution:
+            step = self._subject.step(self._settings._replace(execution=how))
+            if isinstance(step, str):
+                return f"the kernels cannot be traced: {step}"
+            workloads.append(replace(self.workload, kernels=step.kernels))
+        return _times(figures["step_time_ms"], log_ratio(*workloads), RATIO_90)
 
     def _figures(self, output: Predictions, row: int) -> dict[str, Interval]:
         """Return median, low and high of what the heads predict in this row, and what follows."""
@@ -356,6 +459,12 @@ class _Inquiry:
                 figures["energy_j"] = median, low, high
             median, low, high = (1000 * self._ranks * self._batch_size / ms for ms in times)
             figures["samples_per_s"] = median, high, low
+            spec = known_spec(self.card)
+            kernels = self.workload.kernels
+            if spec is not None and spec is not CPU and kernels is not None:
+                ideal_ms = spec.products_at_peak_ms(kernels.at(self._batch_size, self._phase))
+                median, low, high = (100 * ideal_ms / ms for ms in times)
+                figures["mfu_percent"] = median, high, low
         return figures
 
     def _run(self, figures: Mapping[str, Interval]) -> costs.Run | None:
@@ -371,7 +480,7 @@ class _Inquiry:
             step_time_ms=figures["step_time_ms"],
             energy_j=None if energy_j is None else self._ranks * energy_j,
             carbon_g_per_kwh=question.carbon_g_per_kwh,
-            prices=costs.prices_of(self.device),
+            prices=costs.prices_of(self.device, question.usd_per_hour, self.card),
         )
 
     def _power(self, figures: Mapping[str, Interval]) -> costs.Power:
@@ -432,7 +541,7 @@ class _Inquiry:
     ) -> list[str]:
         """Return what limits the figures: distance from labels, their source, settings."""
         remarks = []
-        is_simulated = self._is_transformer and "memory_mib" in outside
+        is_simulated = self._may_simulate and "memory_mib" in outside
         unfamiliar = [m for m in outside if not (is_simulated and m == "memory_mib")]
         if unfamiliar:
             names = " and ".join(METRIC_NAMES[metric] for metric in unfamiliar)
@@ -459,14 +568,14 @@ class _Inquiry:
         ]
         labelled = self._trained.settings if self._trained.heads.label_count else ()
         if labelled and self._settings not in labelled and not (self._basis and is_simulated):
-            given, usual = (", ".join(row) for row in (self._shown_settings, labelled[0]))
+            given, usual = (", ".join(row[:3]) for row in (self._shown_settings, labelled[0]))
             remarks.append(
                 f"No label of this device has these settings ({given}); most have: {usual}."
             )
         if self._basis is not None:
             remarks.append(f"Step time is based on {self._basis}.")
         if is_simulated:
-            remarks.append(SIMULATED_REMARK if self._basis else TRANSFORMERS_REMARK)
+            remarks.append(SIMULATED_REMARK if self._basis else KERNELS_REMARK)
         wanted, answered = self._question.optimizer, self._settings.optimizer
         if wanted is not None and wanted is not answered:  # Adam and AdamW only
             words = {Optimizer.ADAM: "Adam", Optimizer.ADAMW: "AdamW"}
@@ -498,7 +607,7 @@ class _Inquiry:
     def _sequence_length(self) -> int | None:
         """Return the number of tokens of a text model; None for other models."""
         if size_kind(self._subject.name) != "tokens":
-            return None
+            return self._subject.sequence_length
         return input_size_of(self._subject.name, self._subject.input_size)
 
     def _simulated_memory(self, *, is_answer: bool) -> SimulatedMemory | None:
@@ -512,7 +621,7 @@ class _Inquiry:
             return None
         loop = self._question.loop or Loop.PLAIN.with_optimizer(self._settings.optimizer)
         limit_mib = None
-        if is_answer and self._is_transformer:
+        if is_answer and self._may_simulate:
             limit_mib = limit_of_step_mib(self.card, self._phase, Z90 * SIMULATED_ERROR)
         return step.memory_in(loop, self._batch_size, self._phase, limit_mib)
 
@@ -528,6 +637,14 @@ class _Inquiry:
         return MemoryInterval(
             *_interval(self.predict([self._workload(batch_size)]), 0, "memory_mib")
         )
+
+
+def _times(eager_ms: Interval, log_ratio: float, log_error: float) -> Interval:
+    """Return step times times a ratio with an error of its own, the bound of 90 % (logarithms)."""
+    median, low, high = (math.log(ms) for ms in eager_ms)
+    low = log_ratio + median - math.hypot(median - low, log_error)
+    high = log_ratio + median + math.hypot(high - median, log_error)
+    return math.exp(log_ratio + median), math.exp(low), math.exp(high)
 
 
 def _interval(output: Predictions, row: int, metric: str) -> Interval:

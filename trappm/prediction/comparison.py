@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from trappm.prediction.costs import prices_of
 from trappm.prediction.fitting import Verdict
+from trappm.profiler.records import Execution
 
 if TYPE_CHECKING:
     from trappm.prediction.prediction import Prediction
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 FAR = 20.0
 """A prediction this many times above the largest measurement, or below the smallest, is left out of
 comparisons."""
+
+FAR_REASON = "far from all measurements of this device"
 
 
 def verdicts(predictions: Sequence[Prediction]) -> dict[str, dict[str, str | None]]:
@@ -31,13 +35,53 @@ def verdicts(predictions: Sequence[Prediction]) -> dict[str, dict[str, str | Non
     best: dict[str, dict[str, str | None]] = {}
     for model in dict.fromkeys(prediction.model for prediction in predictions):
         mine = [prediction for prediction in predictions if prediction.model == model]
-        full = {p.device for p in mine if p.verdict is Verdict.DOES_NOT_FIT}
+        full = {_run_on(p) for p in mine if p.verdict is Verdict.DOES_NOT_FIT}
         best[model] = {
-            "fastest": least({p.device: p.step_time_ms for p in mine}, full),
-            "cheapest": least({p.device: cheapest_usd(p) for p in mine}, full),
-            "best_fit": least({p.device: p.out_of_memory for p in mine}, set()),
+            "fastest": least({_run_on(p): p.step_time_ms for p in mine}, full),
+            "cheapest": least({_run_on(p): cheapest_usd(p) for p in mine}, full),
+            "best_fit": least({_run_on(p): p.out_of_memory for p in mine}, set()),
         }
     return best
+
+
+def _run_on(prediction: Prediction) -> str:
+    """Return the device, and that the step is compiled."""
+    is_eager = prediction.execution == Execution.EAGER
+    return prediction.device if is_eager else f"{prediction.device} compiled"
+
+
+class Payoff(NamedTuple):
+    """Number of steps after which compiling a model pays on a device."""
+
+    model: str
+    device: str
+    compile_s: float
+    """Seconds of compiling, from the label of the same step."""
+    steps: int | None
+    """Number of steps after which they are saved; None if compiled steps are no faster."""
+
+
+def payoffs(predictions: Sequence[Prediction]) -> list[Payoff]:
+    """Return when compiling pays, for steps predicted eager and compiled whose label has the time.
+
+    Raises:
+        StoreError: The label store cannot be read.
+    """
+    from trappm.prediction.measured import with_label
+
+    eager_ms = {
+        (p.model, p.device): p.step_time_ms for p in predictions if p.execution == Execution.EAGER
+    }
+    compiled = []
+    for p in predictions:
+        before_ms = eager_ms.get((p.model, p.device))
+        if p.execution == Execution.EAGER or p.step_time_ms is None or before_ms is None:
+            continue
+        label, saved_ms = with_label(p).measured, before_ms - p.step_time_ms
+        if label is not None and label.compile_s is not None:
+            steps = math.ceil(1000 * label.compile_s / saved_ms) if saved_ms > 0 else None
+            compiled.append(Payoff(p.model, p.device, label.compile_s, steps))
+    return compiled
 
 
 def comparable(
@@ -53,13 +97,12 @@ def comparable(
             unless nothing else is left.
     """
     able = [p for p in predictions if p.memory_mib is not None or p.step_time_ms is not None]
-    unable = {p.device: p.missing["memory_mib"] for p in predictions if p not in able}
+    unable = {_run_on(p): p.missing["memory_mib"] for p in predictions if p not in able}
     left_out = [{"device": device, "reason": reason} for device, reason in unable.items()]
     far = [p for p in able if _is_far(p)]
     if not near_labels or len(far) == len(able):
         return able, left_out
-    reason = "far from all measurements of this device"
-    left_out += [{"model": p.model, "device": p.device, "reason": reason} for p in far]
+    left_out += [{"model": p.model, "device": p.device, "reason": FAR_REASON} for p in far]
     return [p for p in able if p not in far], left_out
 
 
@@ -90,8 +133,21 @@ def cheapest_usd(prediction: Prediction) -> float | None:
     """Return the lowest price of the whole run, or of a million samples without a run."""
     if prediction.run is not None:
         return prediction.run.offers[0].usd if prediction.run.offers else None
-    prices = prices_of(prediction.device)
+    prices = prices_of(prediction.device, prediction.usd_per_hour, prediction.card)
     if prediction.samples_per_s is None or not prices:
         return None
     hours = 1e6 / prediction.samples_per_s / 3600
     return hours * min(price.usd_per_hour for price in prices)
+
+
+def sorted_by_least(predictions: Sequence[Prediction], what: str) -> list[Prediction]:
+    """Return the predictions by `cost` or step `time`.
+
+    Steps that do not fit come after those that do, and steps without the figure last.
+    """
+
+    def rank(prediction: Prediction) -> tuple[bool, bool, float]:
+        figure = cheapest_usd(prediction) if what == "cost" else prediction.step_time_ms
+        return figure is None, prediction.verdict is Verdict.DOES_NOT_FIT, figure or 0.0
+
+    return sorted(predictions, key=rank)

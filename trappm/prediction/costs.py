@@ -1,7 +1,7 @@
 """The power of a step, and what a whole training costs: time, money, energy and CO2.
 
 Prices are in `prices.yaml`, by cloud and GPU, each with the date it was noted. A file of that name
-in TRAPPM_HOME replaces it.
+in TRAPPM_HOME replaces it, and a question can give its own price.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ MAX_COUNT = 10**12
 """Maximum of epochs, and of samples per epoch."""
 MAX_CARBON_G_PER_KWH = 10_000
 MOST_LIMIT_W = 10_000
+MOST_USD_PER_HOUR = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +40,10 @@ class Price:
 
     cloud: str
     device: str
-    """Beginning of a device's key."""
+    """Any name of the card; of devices that are no listed card, the beginning of the key."""
     usd_per_hour: float
     """Price of one GPU; that of an instance with several is divided."""
-    noted: date
+    noted: date | None
     source: str
 
 
@@ -90,13 +91,11 @@ class Power:
     thriftiest: Thrift | None = None
 
 
-def check_limit(power_limit_w: object) -> None:
-    """Raise InputError if a value is neither None nor a power limit."""
-    limit = power_limit_w
-    if limit is not None and not (type(limit) in {int, float} and 0 < limit <= MOST_LIMIT_W):  # type: ignore[operator]
+def check_amount(name: str, unit: str, value: object, most: int) -> None:
+    """Raise InputError if a value is neither None nor a number above 0, at most `most`."""
+    if value is not None and not (type(value) in {int, float} and 0 < value <= most):  # type: ignore[operator]
         raise InputError(
-            f"the power limit is {power_limit_w!r}; it must be a number of watts above 0, at most "
-            f"{MOST_LIMIT_W:,}"
+            f"the {name} is {value!r}; it must be a number of {unit} above 0, at most {most:,}"
         )
 
 
@@ -205,7 +204,7 @@ def run_of(
                 low_usd=low * price.usd_per_hour,
                 high_usd=high * price.usd_per_hour,
                 usd_per_hour=price.usd_per_hour,
-                noted=price.noted.isoformat(),
+                noted=str(price.noted or ""),
             )
             for price in sorted(prices, key=lambda p: p.usd_per_hour)
         ),
@@ -214,16 +213,37 @@ def run_of(
     )
 
 
-def prices_of(device: str) -> tuple[Price, ...]:
+def prices_of(
+    device: str, usd_per_hour: float | None = None, card: str | None = None
+) -> tuple[Price, ...]:
     """Return all offers of a device, or none for several ranks, since prices are of one GPU.
+
+    Args:
+        device: Key of the device.
+        usd_per_hour: Price of the device that replaces the known ones.
+        card: Card behind the key (default: the card that the key names).
 
     Raises:
         InputError: The file of prices in TRAPPM_HOME cannot be read.
     """
+    if usd_per_hour is not None:
+        given = Price(
+            cloud="given", device=device, usd_per_hour=usd_per_hour, noted=None, source="question"
+        )
+        return (given,)
     if rank_key(device).ranks > 1:
         return ()
-    prices = _read(*prices_version())
-    return tuple(price for price in prices if device.startswith(price.device))
+    known = _card_of(card or device)
+    return tuple(
+        price
+        for price in _read(*prices_version())
+        if _card_of(price.device) == known
+        and (known is not None or device.startswith(price.device))
+    )
+
+
+_card_of = lru_cache(maxsize=256)(card_of)
+"""Each price of the file is compared with each device."""
 
 
 def prices_version() -> tuple[Path, int, int]:
@@ -251,7 +271,7 @@ def _read(path: Path, _modified_ns: int, _size: int) -> tuple[Price, ...]:
 def _price(row: dict[str, Any]) -> Price:
     price = Price(**{name: row[name] for name in Price.__annotations__})
     usd = price.usd_per_hour
-    if not isinstance(usd, int | float) or not 0 < usd < 1e6:
+    if not isinstance(usd, int | float) or not 0 < usd < MOST_USD_PER_HOUR:
         raise ValueError(f"usd_per_hour is {usd!r}")
     if not isinstance(price.noted, date) or not isinstance(price.device, str):
         raise ValueError(f"an entry has no date or device: {row}")

@@ -10,9 +10,15 @@ from typing import TYPE_CHECKING
 
 from trappm.learner.snapshots.manifest import OTHERS
 from trappm.profiler.devices.base import rank_key
-from trappm.profiler.devices.catalogue import card_keys, card_of, cards, memory_mib, read_name
+from trappm.profiler.devices.catalogue import (
+    card_keys,
+    card_of,
+    cards,
+    memory_mib,
+    read_name,
+)
 from trappm.profiler.errors import InputError, SnapshotError
-from trappm.profiler.records import Phase, Precision, is_cpu_device
+from trappm.profiler.records import Execution, Phase, Precision, is_cpu_device
 from trappm.profiler.text import nearest
 
 if TYPE_CHECKING:
@@ -59,12 +65,19 @@ def device_title(card: str) -> str:
     return f"{listed.name.model.upper().replace('-', ' ')}{part}"
 
 
-def precision_gap(card: str, precision: Precision) -> str | None:
+def precision_gap(
+    card: str, precision: Precision, execution: Execution = Execution.EAGER
+) -> str | None:
     """Return why a card cannot run a precision, and what to use instead; None if it can."""
     listed = None if is_cpu_device(card) else card_of(card)
-    if not precision.needs_bf16 or listed is None or listed.has_bf16:
+    if listed is None or listed.can_run(precision, execution):
         return None
     capability = ".".join(map(str, listed.capability))
+    if listed.can_run(precision, Execution.EAGER):
+        return (
+            f"torch.compile has no {precision} kernels for the {device_title(card)} (compute "
+            f"capability {capability}, Triton needs 8.0); leave --compile out, or use fp32"
+        )
     return (
         f"{device_title(card)} has no bf16 hardware (compute capability {capability}, bf16 needs "
         f"8.0), so {precision} is not predicted; use amp-fp16"

@@ -18,6 +18,7 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.models.known_names import is_file
 from trappm.profiler.records import Configuration, Pair, Phase, Provenance
 from trappm.profiler.records.step_scope import PARTIAL_PROTOCOLS
+from trappm.store.records import record_of
 
 if TYPE_CHECKING:
     from trappm.prediction.models.subjects import Subject
@@ -63,6 +64,7 @@ def _measured_step(
             else:  # of the configuration, only batch size and settings count
                 pairs = _pairs_of_graph(subject.profile().graph, store)
             labels = _labels(store, pairs, configuration, prediction.device)
+            facts = store.measurements.get(labels[0].measurement_id).environment if labels else {}
     except NoLabelStoreError:
         return None, "No label of this step: there is no label store yet."
     except InputError as error:  # no label of this device
@@ -77,17 +79,16 @@ def _measured_step(
             f"The label is of {best.configuration.architecture}, which has the same graph and "
             "training step."
         )
-    return MeasuredStep(
+    measured = record_of(
+        MeasuredStep,
+        best,
         label_id=best.id,
         label_count=len(labels),
         source=best.provenance.value,
         architecture=best.configuration.architecture,
-        protocol=best.protocol,
-        step_time_ms=best.step_time_ms,
-        memory_mib=best.memory_mib,
-        memory_above_mib=best.memory_above_mib,
-        power_w=best.power_w,
-    ), remark
+        compile_s=facts.get("compile_s"),
+    )
+    return measured, remark
 
 
 def _labels(

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from trappm.prediction.answer_cache import cached_predictions
-from trappm.prediction.models.subjects import size_kind, subject_of
+from trappm.prediction.models.subjects import refuse_foreign, size_kind, subject_of
 from trappm.prediction.prediction import Prediction
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.known_names import is_file, refuse_unknown
+from trappm.profiler.records import Execution
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +34,7 @@ def predict(
     precision: str | None = None,
     memory_format: str | None = None,
     optimizer: str | type | torch.optim.Optimizer | TrainingLoop | None = None,
+    execution: str | None = None,
     snapshot: str | Path | None = None,
     example_input: Any = None,
     targets: Any = None,
@@ -41,6 +43,7 @@ def predict(
     samples: int | None = None,
     carbon_g_per_kwh: float | None = None,
     power_limit_w: float | None = None,
+    usd_per_hour: float | None = None,
     labels: bool = False,
 ) -> Prediction:
     """Predict time, memory, power and energy of a step, and what fits.
@@ -50,17 +53,20 @@ def predict(
 
     Args:
         model: A timm name, a transformer such as `hf:gpt2`, the path of an ONNX file, or a module.
-            The module stays as it is. If it is compiled, the answer is for eager mode.
+            The module stays as it is.
         device: Device by any of its names (default: `DEFAULT_DEVICE`).
         batch_size: Samples per step (default: that of the example or the file, or 1).
         input_size: Pixels, for timm names and files (default: the model's own).
-        sequence_length: Tokens, for transformers (default: the model's maximum, up to 2,048).
+        sequence_length: Tokens, for transformers (default: the model's maximum, up to 2,048) and
+            for files with an open length.
         phase: `train` or `infer`.
         precision: `fp32`, `amp-fp16`, `amp-bf16` or `bf16` (default: that of most labels).
         memory_format: `contiguous` or `channels-last` (default: that of most labels).
         optimizer: `sgd`, `momentum`, `adam` or `adamw`; a class or an object of `torch.optim`; or
             a `trappm.TrainingLoop`, which has accumulation, clipping and fused optimizers, too
             (default: that of most labels).
+        execution: `eager` or `compile` (default: `compile` for what `torch.compile` returned).
+            Of compiled steps only the step time of inference on GPUs is predicted.
         snapshot: Id, alias or folder (default: the device's latest, then the shipped one).
         example_input: Input of a module: a tensor, a tuple of positional inputs, or a mapping of
             keyword inputs. Only shapes, types and whole numbers are read. The first axis of the
@@ -74,11 +80,11 @@ def predict(
         epochs, samples: Number of epochs, and of samples per epoch, of a run (`Prediction.run`).
         carbon_g_per_kwh: Carbon intensity of the electricity, for the CO2 of a run.
         power_limit_w: GPU power limit in watts (default: factory setting).
+        usd_per_hour: Price of the device, for the cost of a run (default: the known prices).
         labels: Look for labels of this step in the label store (`Prediction.measured`).
 
     Returns:
-        The prediction. Modules with several inputs, targets or a loss have a memory only; the
-        reason for each missing value is in `Prediction.missing`.
+        The prediction. The reason for each missing value is in `Prediction.missing`.
 
     Raises:
         UnknownArchitectureError: There is no such timm architecture.
@@ -87,6 +93,7 @@ def predict(
         InputError: A wrong setting, or a size or inputs that the model cannot have.
         UnsupportedModelError: The model cannot be traced; with the reason.
     """
+    refuse_foreign(model)
     if not isinstance(model, str | Path) and not hasattr(model, "forward"):
         raise InputError(
             f"the model is a {type(model).__name__}; give one model to predict(), or a list of "
@@ -98,11 +105,13 @@ def predict(
         precision=precision,
         memory_format=memory_format,
         optimizer=optimizer,
+        execution=_execution_of(model) if execution is None else execution,
         snapshot=snapshot,
         epochs=epochs,
         samples=samples,
         carbon_g_per_kwh=carbon_g_per_kwh,
         power_limit_w=power_limit_w,
+        usd_per_hour=usd_per_hour,
     )
     keys = question.device_keys(device, None)
     subject = subject_of(
@@ -114,7 +123,37 @@ def predict(
         sequence_length=sequence_length,
     )
     [prediction] = _predictions(question, [subject], keys, labels=labels)
+    if not isinstance(model, str | Path):
+        remarks = _left_out(model, question.execution)
+        prediction = replace(prediction, remarks=(*prediction.remarks, *remarks))
     return prediction
+
+
+_MODES = {"triton.cudagraphs": "CUDA graphs", "max_autotune": "autotuned kernels"}
+"""Additions of the modes of `torch.compile`, by the key of inductor's configuration."""
+
+
+def _left_out(module: nn.Module, execution: Execution) -> list[str]:
+    """Return a remark on each setting of a module that the answer does not cover."""
+    import torch
+
+    remarks = []
+    how = getattr(module, "dynamo_ctx", None)  # of torch.compile
+    if how is not None and execution is Execution.COMPILE:
+        config = getattr(how, "compiler_config", None)  # None for other backends than inductor
+        names = [name for key, name in _MODES.items() if config and config.get(key)]
+        if config is None or names:
+            what = " and ".join(names) if config else "the module's own backend of torch.compile"
+            remarks.append(f"Not covered: {what}; this is inductor's default mode.")
+    if torch.backends.cudnn.benchmark:
+        remarks.append("Not covered: cudnn.benchmark, which is on here; it was off for labels.")
+    return remarks
+
+
+def _execution_of(model: object) -> Execution:
+    """Return how a model runs: compiled if `torch.compile` or `compile()` made it so."""
+    is_compiled = hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None)
+    return Execution.COMPILE if is_compiled else Execution.EAGER
 
 
 def compare(
@@ -134,7 +173,9 @@ def compare(
     samples: int | None = None,
     carbon_g_per_kwh: float | None = None,
     power_limit_w: float | None = None,
+    usd_per_hour: float | None = None,
     labels: bool = False,
+    executions: Sequence[str] = (Execution.EAGER,),
 ) -> list[Prediction]:
     """Predict a step of several models, or on several devices.
 
@@ -146,7 +187,8 @@ def compare(
         sequence_length: Tokens of the models that take text.
         batch_size, phase, precision, memory_format, optimizer, snapshot: As for `predict`.
         example_input: Input of the modules among the models.
-        epochs, samples, carbon_g_per_kwh, power_limit_w, labels: As for `predict`.
+        epochs, samples, carbon_g_per_kwh, power_limit_w, usd_per_hour, labels: As for `predict`.
+        executions: `eager`, `compile` or both, next to each other.
 
     Returns:
         All devices of the first model, then those of the next. A device that cannot run the
@@ -155,26 +197,33 @@ def compare(
     Raises:
         TrappmError: As `predict`.
     """
+    refuse_foreign(models)
     is_one = isinstance(models, str | Path) or hasattr(models, "forward")
     named: list[Any] = [models] if is_one else list(cast("Sequence[Any]", models))
     if not named:
         raise InputError("the list of models is empty")
     for model in named:  # all names before the first model is traced
+        refuse_foreign(model)
         if isinstance(model, str) and not is_file(model):
             refuse_unknown(model)
-    question = Question(
-        batch_size=batch_size,
-        phase=phase,
-        precision=precision,
-        memory_format=memory_format,
-        optimizer=optimizer,
-        snapshot=snapshot,
-        epochs=epochs,
-        samples=samples,
-        carbon_g_per_kwh=carbon_g_per_kwh,
-        power_limit_w=power_limit_w,
-    )
-    keys = question.device_keys(None, "all" if devices is None else devices)
+    questions = [
+        Question(
+            batch_size=batch_size,
+            phase=phase,
+            precision=precision,
+            memory_format=memory_format,
+            optimizer=optimizer,
+            execution=execution,
+            snapshot=snapshot,
+            epochs=epochs,
+            samples=samples,
+            carbon_g_per_kwh=carbon_g_per_kwh,
+            power_limit_w=power_limit_w,
+            usd_per_hour=usd_per_hour,
+        )
+        for execution in executions
+    ]
+    keys = questions[0].device_keys(None, "all" if devices is None else devices)
     both = len({size_kind(model) for model in named}) > 1  # then each takes the size of its kind
     subjects = []
     for model in named:
@@ -188,7 +237,8 @@ def compare(
         else:
             subject = subject_of(model, example_input=example_input)
         subjects.append(subject)
-    return _predictions(question, subjects, keys, labels=labels)
+    by_execution = [_predictions(x, subjects, keys, labels=labels) for x in questions]
+    return [answer for row in zip(*by_execution, strict=True) for answer in row]
 
 
 def _predictions(

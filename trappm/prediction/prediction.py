@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
-from trappm.learner.heads.predictions import StepSettings
 from trappm.learner.physics.power import Thrift
 from trappm.prediction.costs import Offer, Run
 from trappm.prediction.fitting import MemoryAnswer, Verdict, process_memory_mib, room_text
@@ -21,10 +20,12 @@ from trappm.profiler.devices.catalogue import CONTEXT_MIB
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.records import (
     METRICS,
+    Execution,
     MemoryFormat,
     Optimizer,
     Phase,
     Precision,
+    StepSettings,
     is_cpu_device,
 )
 from trappm.profiler.simulation.memory_breakdown import MemoryBreakdown, Part, break_down
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from trappm.prediction.models.tracers import TracedStep
     from trappm.profiler.simulation.training_loop import TrainingLoop
 
-UNITS = {**METRICS, "energy_j": "J", "samples_per_s": "1/s"}
+UNITS = {**METRICS, "energy_j": "J", "samples_per_s": "1/s", "mfu_percent": "%"}
 """Units of the figures of a step."""
 METRIC_NAMES = {
     "step_time_ms": "step time",
@@ -71,6 +72,8 @@ class MeasuredStep:
     memory_above_mib: float | None
     """The step ran out of memory, so it needs more than this."""
     power_w: float | None
+    compile_s: float | None = None
+    """Seconds that compiling took, if it was measured under `torch.compile`."""
 
     def __str__(self) -> str:
         parts = [
@@ -80,6 +83,8 @@ class MeasuredStep:
         ]
         if self.memory_above_mib is not None:
             parts.append(f"out of memory above {number_text(self.memory_above_mib)} MiB")
+        if self.compile_s is not None:
+            parts.append(f"compiled in {number_text(self.compile_s)} s")
         others = f" of {self.label_count:,}" if self.label_count > 1 else ""
         origin = f"label {self.label_id}{others}, {self.architecture}"
         return f"{self.source.capitalize()}: {', '.join(parts)} ({origin})"
@@ -104,6 +109,8 @@ class Prediction(MemoryAnswer):
     precision: str
     memory_format: str
     optimizer: str
+    execution: str = Execution.EAGER.value
+    """`eager` or `compile`."""
     snapshot: str | None = None
     """Id of the snapshot; None if only the memory is simulated."""
     step_time_ms: float | None = None
@@ -111,8 +118,14 @@ class Prediction(MemoryAnswer):
     power_w: float | None = None
     energy_j: float | None = None
     samples_per_s: float | None = None
+    mfu_percent: float | None = None
+    """Model FLOPs utilization of a GPU whose kernels were traced."""
     power_limit_w: float | None = None
     """Power limit of the question; None for the factory setting."""
+    card: str | None = None
+    """Card behind the device's key, by which it has a price."""
+    usd_per_hour: float | None = None
+    """Price of the device that the question gave; None for the known prices."""
     power_source: str | None = None
     """Labels that power is based on, if no head of the device predicts it."""
     thriftiest: Thrift | None = None
@@ -161,6 +174,8 @@ class Prediction(MemoryAnswer):
         Raises:
             UnsupportedModelError: The step cannot be traced.
         """
+        if self.execution == Execution.COMPILE:
+            raise UnsupportedModelError("the memory of compiled steps is not predicted")
         if self.subject is None:
             raise UnsupportedModelError(f"the step of {self.model} cannot be traced")
         return self.break_down(
@@ -170,7 +185,10 @@ class Prediction(MemoryAnswer):
     @property
     def settings(self) -> StepSettings:
         return StepSettings(
-            Precision(self.precision), MemoryFormat(self.memory_format), Optimizer(self.optimizer)
+            Precision(self.precision),
+            MemoryFormat(self.memory_format),
+            Optimizer(self.optimizer),
+            Execution(self.execution),
         )
 
     def break_down(self, traced: TracedStep) -> MemoryBreakdown:
@@ -271,7 +289,8 @@ class Prediction(MemoryAnswer):
         """Return the answer in one to three sentences."""
         device = f"{self.device_name} (default)" if self.device_is_default else self.device_name
         tokens = "" if self.sequence_length is None else f" and {self.sequence_length:,} tokens"
-        settings = f"in {self.precision} at batch {self.batch_size:,}{tokens}"
+        mode = "compiled" if self.execution == Execution.COMPILE else "eager"
+        settings = f"in {self.precision}, {mode}, at batch {self.batch_size:,}{tokens}"
         memory, verdict, time_ms = self.memory, self.verdict, self.step_time_ms
         sentences = []
         if memory is not None:
@@ -289,8 +308,10 @@ class Prediction(MemoryAnswer):
             sentences.append(f"A step{where} {takes} {median} {unit} ({low} to {high}) {settings}")
         if self.run is not None:
             sentences.append(_run_text(self.run))
+        if self.memory_source is StepSource.RUN:
+            sentences.append("Measured for these inputs; other values may take more")
         if not sentences:
-            return f"Nothing is known about this step on {device}."
+            return f"Nothing is known about this step on {device}, {settings}."
         return " ".join(f"{sentence}." for sentence in sentences)
 
 

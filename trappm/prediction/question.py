@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trappm.learner.heads.predictions import StepSettings
 from trappm.prediction import costs
 from trappm.prediction.device_names import (
     DEFAULT_DEVICE,
@@ -22,7 +21,15 @@ from trappm.profiler.devices.base import rank_key
 from trappm.profiler.errors import InputError
 from trappm.profiler.extensions import extension_modules
 from trappm.profiler.models.known_names import is_prefixed
-from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision, member
+from trappm.profiler.records import (
+    Execution,
+    MemoryFormat,
+    Optimizer,
+    Phase,
+    Precision,
+    StepSettings,
+    member,
+)
 from trappm.profiler.simulation.training_loop import Implementation, TrainingLoop
 
 if TYPE_CHECKING:
@@ -31,8 +38,6 @@ if TYPE_CHECKING:
     from trappm.learner.heads.predictions import TrainedHeads
     from trappm.learner.snapshots.manifest import Manifest
     from trappm.learner.snapshots.snapshot import Snapshot
-
-PLAIN = StepSettings(Precision.FP32, MemoryFormat.CONTIGUOUS, Optimizer.SGD)
 
 
 class Question:
@@ -46,12 +51,14 @@ class Question:
         precision: str | None = None,
         memory_format: str | None = None,
         optimizer: str | type | torch.optim.Optimizer | TrainingLoop | None = None,
+        execution: str = Execution.EAGER,
         snapshot: str | Path | None = None,
         snapshots: Sequence[Snapshot] | None = None,
         epochs: int | None = None,
         samples: int | None = None,
         carbon_g_per_kwh: float | None = None,
         power_limit_w: float | None = None,
+        usd_per_hour: float | None = None,
     ) -> None:
         """Check the settings, which are those of `trappm.predict`; raises InputError.
 
@@ -66,6 +73,7 @@ class Question:
             self._given["precision"] = member("precision", Precision, precision)
         if memory_format is not None:
             self._given["memory_format"] = member("memory_format", MemoryFormat, memory_format)
+        self.execution = member("execution", Execution, execution)
         loop = None
         if optimizer is not None:
             loop = loop_of(optimizer, self._given.get("precision", Precision.FP32))
@@ -77,13 +85,15 @@ class Question:
             raise InputError(f"snapshot is {snapshot!r}; give an id, an alias or a folder")
         self.identity = (
             batch_size, phase, precision, memory_format, self.optimizer, self.loop, str(snapshot),
-            epochs, samples, carbon_g_per_kwh, power_limit_w,
+            epochs, samples, carbon_g_per_kwh, power_limit_w, usd_per_hour, str(self.execution),
         )  # fmt: skip
         """Equal for equal questions; by `repr`, too."""
-        costs.check_limit(power_limit_w)
+        costs.check_amount("power limit", "watts", power_limit_w, costs.MOST_LIMIT_W)
+        costs.check_amount("price", "USD per hour", usd_per_hour, costs.MOST_USD_PER_HOUR)
         costs.check_run(epochs=epochs, samples=samples, carbon_g_per_kwh=carbon_g_per_kwh)
         self.epochs = epochs
         self.power_limit_w = power_limit_w
+        self.usd_per_hour = usd_per_hour
         self.samples = samples
         self.carbon_g_per_kwh = carbon_g_per_kwh
         self.snapshot = snapshot
@@ -128,7 +138,8 @@ class Question:
     def gap(self, device: str) -> str | None:
         """Return why a device cannot run the question's precision; None if it can."""
         precision = self._given.get("precision")
-        return precision and precision_gap(card_behind(self._manifests, device), precision)
+        card = card_behind(self._manifests, device)
+        return precision and precision_gap(card, precision, self.execution)
 
     def unable_devices(self) -> dict[str, str]:
         """Return the GPUs with trained models that cannot run the precision, with the reason."""
@@ -151,7 +162,8 @@ class Question:
         """Return the heads for a model, and the basis of step times that is not their labels.
 
         An extension may have heads for models of its source, such as transformers. They are used
-        unless labels of a campaign have the precision.
+        unless labels of a campaign have the precision. Heads of the shipped snapshot do not answer
+        for a precision or layout without labels if others published steps of the card.
 
         Raises:
             SnapshotError: There are no heads for the device and the phase.
@@ -159,25 +171,29 @@ class Question:
         snapshot = self.snapshot_for(device)
         trained = snapshot.trained(device, self.phase)
         of_ranks = rank_key(device).ranks > 1  # their steps include communication
-        if not is_prefixed(model) or snapshot.others is None or of_ranks:
+        if snapshot.others is None or of_ranks:
             return trained, None
-        precision = self.settings(trained).precision
-        labelled = {settings.precision for settings in trained.settings}
-        if snapshot.manifest.campaign is not None and precision in labelled:
+        settings, is_campaign = self.settings(trained), snapshot.manifest.campaign is not None
+        if is_campaign and settings.precision in {row.precision for row in trained.settings}:
             return trained, None
         card = snapshot.card(device)
-        for extension in extension_modules("model_heads"):
+        for extension in extension_modules("model_heads") if is_prefixed(model) else ():
             made: tuple[TrainedHeads, str] | None
-            made = extension.model_heads(model, trained, snapshot.others, card, precision)
+            made = extension.model_heads(model, trained, snapshot.others, card, settings.precision)
             if made is not None:
                 return made
+        if not is_campaign and settings[:2] not in {row[:2] for row in trained.settings}:
+            return snapshot.others.by_steps(trained, card, self.phase)
         return trained, None
 
     def settings_traced(self, devices: Iterable[str]) -> list[StepSettings]:
         """Return the settings that a model's steps are traced in, except fp32 and contiguous."""
         trained = [self.snapshot_for(key).trained(key, self.phase) for key in devices]
-        settings = dict.fromkeys(map(self.settings, trained))
-        return [row for row in settings if row[:2] != PLAIN[:2]]  # the profile has the plain ones
+        asked = list(map(self.settings, trained))
+        eager = [row._replace(execution=Execution.EAGER) for row in asked]  # ratios are to these
+        settings = dict.fromkeys([*eager, *asked])
+        plain = StepSettings()[:2], Execution.EAGER  # these are in the profile
+        return [row for row in settings if (row[:2], row.execution) != plain]
 
     def settings(self, trained: TrainedHeads) -> StepSettings:
         """Return the question's settings, the rest as in most labels that agree with it.
@@ -194,12 +210,12 @@ class Question:
             for row in trained.settings
             if all(getattr(row, name) == value for name, value in given.items())
         ]
-        usual = (*agreeing, *trained.settings, PLAIN)[0]
-        return usual._replace(**given)
+        usual = (*agreeing, *trained.settings, StepSettings())[0]
+        return usual._replace(**given, execution=self.execution)
 
     def given_settings(self) -> StepSettings:
         """Return the settings that the question names, the rest plain: fp32, contiguous, SGD."""
-        return PLAIN._replace(**self._given)
+        return StepSettings(**self._given, execution=self.execution)
 
 
 def loop_of(

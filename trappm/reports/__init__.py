@@ -1,1 +1,1 @@
-"""Reports of campaigns, pools and labels as plain values."""
+"""Facts and tables of campaigns, pools, labels, kernels and predictions, one module for each."""

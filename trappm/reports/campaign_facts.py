@@ -14,11 +14,11 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from trappm.cluster.campaign.history import end_of, rule_held
-from trappm.cluster.campaign.ownership import ENDED, runs
+from trappm.cluster.campaign.ownership import runs
 from trappm.cluster.launch import LOST, RETRIED
 from trappm.cluster.scheduler.stop_rules import CampaignEnd
 from trappm.cluster.scheduler.training_report import TrainingReport, difference_of
-from trappm.cluster.spec import CampaignBudget, budget_of, runs_nothing
+from trappm.cluster.spec import CampaignBudget, runs_nothing
 from trappm.profiler.measuring.canary import CanaryDecision, CanaryReading
 from trappm.profiler.records import Outcome, is_cpu_device
 from trappm.profiler.steps.sampling import is_contended
@@ -31,7 +31,8 @@ from trappm.store import (
     LabelFilter,
     Store,
 )
-from trappm.store.records import EventRecord, Purpose, RoundState
+from trappm.store.campaigns import ENDED
+from trappm.store.records import EventRecord, Purpose, record_of
 
 WINDOW_MIN = 10.0
 """Window of rates in minutes."""
@@ -117,7 +118,7 @@ class RoundFacts:
 
     number: int
     purpose: Purpose
-    state: RoundState
+    is_closed: bool
     report: TrainingReport | None
 
 
@@ -244,16 +245,13 @@ def campaign_rows(store: Store) -> list[CampaignRow]:
     """Return all campaigns, the latest first."""
     labels = store.campaigns.label_counts()
     return [
-        CampaignRow(
-            id=campaign.id,
-            name=campaign.name,
+        record_of(
+            CampaignRow,
+            campaign,
             state=live_state(campaign),
             next_command=_next_command(campaign),
             missing=len(store.assignments.failed(campaign.id)),
             labels=labels.get(campaign.id, 0),
-            seed=campaign.seed,
-            created_at=campaign.created_at,
-            finished_at=campaign.finished_at,
             devices=_by_state(campaign, store.assignments.counts(campaign.id)),
         )
         for campaign in store.campaigns.all()
@@ -268,26 +266,19 @@ def campaign_facts(store: Store, campaign_id: str, *, latest_events: int = 5) ->
         CampaignError: Another version launched it, and its file cannot be read.
     """
     campaign = store.campaigns.get(campaign_id)
-    budget = budget_of(campaign)
+    budget = CampaignBudget.of(campaign)
     working = store.assignments.of_campaign(campaign_id, state=AssignmentState.LEASED)
     devices = _devices(store, campaign, budget, working)
     minutes = [device.minutes_to_go for device in devices.values()]
-    snapshots = [s.id for s in store.snapshots.all() if s.campaign_id == campaign_id]
     rounds = [
-        RoundFacts(
-            number=r.number, purpose=r.purpose, state=r.state, report=TrainingReport.of(r.report)
-        )
+        record_of(RoundFacts, r, report=TrainingReport.of(r.report))
         for r in store.rounds.all(campaign_id)
     ]
-    return CampaignFacts(
-        id=campaign.id,
-        name=campaign.name,
+    return record_of(
+        CampaignFacts,
+        campaign,
         state=live_state(campaign),
         next_command=_next_command(campaign),
-        seed=campaign.seed,
-        created_at=campaign.created_at,
-        finished_at=campaign.finished_at,
-        spec=campaign.spec,
         devices=devices,
         minutes_to_go=None if None in minutes else max(m for m in minutes if m is not None),
         assignments=store.assignments.counts(campaign_id),
@@ -296,7 +287,6 @@ def campaign_facts(store: Store, campaign_id: str, *, latest_events: int = 5) ->
         setbacks=setbacks([(r.number, r.report) for r in rounds if r.report is not None]),
         canary=_canary(store.canaries.all(campaign_id=campaign_id)),
         rehearsal_on=[d for d in budget.devices.keys if runs_nothing(d)],
-        snapshot=snapshots[0] if snapshots else None,
         end=end_of(store, campaign, budget),
         missing=_missing(store, campaign),
         cost=_cost(store, campaign, budget, devices),
@@ -480,18 +470,15 @@ def _canary_series(taken: Sequence[CanaryReading]) -> CanarySeries:
     last, failed = taken[-1], sum(reading.step_time_ms is None for reading in taken)
     is_unknown = last.decision is CanaryDecision.OK and 2 * failed >= len(taken)
     count = f"{failed} of {len(taken)} readings of the canary gave no step time" if failed else None
-    return CanarySeries(
-        device=last.device,
-        host=last.host,
-        stack_fingerprint=last.stack_fingerprint,
+    return record_of(
+        CanarySeries,
+        last,
         canary=str(last.configuration),
         readings=len(taken),
         step_times_ms=[reading.step_time_ms for reading in taken],
-        reference_ms=last.reference_ms,
         last_ms=last.step_time_ms,
         last_drift=last.relative_drift,
         failed=failed,
         decision=UNKNOWN if is_unknown else str(last.decision),
-        taken_at=last.taken_at,
         message="; ".join(filter(None, (last.message, count))) or None,
     )

@@ -15,7 +15,7 @@ from trappm.profiler.records import METRICS
 from trappm.reports.campaign_facts import CampaignFacts, CampaignRow, campaign_facts
 from trappm.store import CampaignState
 from trappm.terminal.plots import scatter
-from trappm.terminal.tables import console, print_line, print_table, table
+from trappm.terminal.tables import console, minute, print_line, print_table, table
 
 if TYPE_CHECKING:
     from trappm.cluster.scheduler.training_report import TrainingReport
@@ -40,8 +40,8 @@ def print_campaigns(rows: Sequence[CampaignRow]) -> None:
     cells = [
         (
             *(row.id, row.name, row.state, row.labels, row.missing, row.seed),
-            _minute(row.created_at),
-            row.finished_at and _minute(row.finished_at),
+            minute(row.created_at),
+            row.finished_at and minute(row.finished_at),
         )
         for row in rows
     ]
@@ -254,7 +254,3 @@ def _print_scatter(report: TrainingReport) -> None:
                 predicted = [j.predicted for j in mine]
                 title = f"{metric} ({unit}) on {device}: predicted against measured"
                 console().out(scatter(measured, predicted, title=title), highlight=False)
-
-
-def _minute(at: str) -> str:
-    return at[:16].replace("T", " ")

@@ -52,21 +52,14 @@ _REASONS = {
 
 
 @dataclass(frozen=True)
-class WantedChoice:
-    """A configuration that would be measured next, and why."""
+class Choice:
+    """A configuration that was chosen or would be next, and why."""
 
     configuration: str
     reason: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class PastChoice:
-    """A configuration that was chosen, and its state."""
-
-    configuration: str
-    round: int
-    state: str
-    reason: Mapping[str, Any]
+    round: int | None = None
+    """Round and state of a past choice; None of a next one."""
+    state: str | None = None
 
 
 @dataclass(frozen=True)
@@ -86,8 +79,8 @@ class Explanation:
     campaign: str
     device: str
     strategy: str
-    chosen: Sequence[PastChoice]
-    wanted: Sequence[WantedChoice]
+    chosen: Sequence[Choice]
+    wanted: Sequence[Choice]
     map: Sequence[MapPoint]
 
 
@@ -106,10 +99,10 @@ def explain(
     Raises:
         InputError: The campaign has no such device, or has not encoded its pool yet.
     """
-    from trappm.cluster.spec import spec_of
+    from trappm.cluster.spec import CampaignSpec
 
     campaign = store.campaigns.get(campaign_id)
-    spec = spec_of(campaign)
+    spec = CampaignSpec.of(campaign)
     device = device or spec.devices.source
     if device not in spec.devices.keys:
         raise InputError(
@@ -130,10 +123,10 @@ def explain(
         device=device,
         strategy=spec.strategy,
         chosen=[
-            PastChoice(str(a.configuration), a.round_number, str(a.state), dict(a.reason))
+            Choice(str(a.configuration), dict(a.reason), a.round_number, str(a.state))
             for a in sorted(acquired, key=lambda a: (-a.round_number, a.rank))
         ],
-        wanted=[WantedChoice(str(by_id[name]), reason) for name, reason in wanted.items()],
+        wanted=[Choice(str(by_id[name]), reason) for name, reason in wanted.items()],
         map=_map(pool, assigned, wanted, points),
     )
 
@@ -156,8 +149,8 @@ def _next(
         cache=home.campaigns / campaign.id,
     )
     planner = Planner(store, campaign.id, spec)
-    pool, steps = planner.learner_pool()
-    learner.set_pool(pool, steps, planner.known_steps(StepCache(home.step_profiles)))
+    traced = planner.known_steps(StepCache(home.step_profiles))
+    learner.set_pool(*planner.learner_pool(traced))
     known = training_labels(store, campaign.id)
     if known.labels:
         learner.fit(known.labels, known.kernels)
@@ -215,7 +208,7 @@ def print_explanation(explanation: Explanation, most: int) -> None:
     print_line(point_map(points, title=title), soft_wrap=True)
 
 
-def _reasons(choice: PastChoice | WantedChoice) -> list[Any]:
+def _reasons(choice: Choice) -> list[Any]:
     return [choice.reason.get(name) for name in _REASONS]
 
 

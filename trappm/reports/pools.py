@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from trappm.terminal.tables import print_line, print_table
 
@@ -19,6 +19,8 @@ _EXAMPLES = 3
 class PoolCounts:
     """Counts of a pool or a family; `graphs` and later ones count architectures by input size."""
 
+    family: str
+    """`all` for the whole pool."""
     architectures: int
     configurations: int
     usable: int
@@ -44,15 +46,10 @@ class PoolFacts:
     """Contents of a pool."""
 
     name: str
-    built_at: str
-    families: Mapping[str, PoolCounts]
+    families: Sequence[PoolCounts]
     total: PoolCounts
     refusals: Sequence[Refusals]
     step_refusals: Sequence[Refusals]
-
-    def to_json(self) -> dict[str, Any]:
-        families = [{"family": name, **asdict(counts)} for name, counts in self.families.items()]
-        return {**asdict(self), "families": families}
 
 
 def pool_facts(store: Store, name: str) -> PoolFacts:
@@ -65,9 +62,8 @@ def pool_facts(store: Store, name: str) -> PoolFacts:
     families = sorted({part.family for part in parts})
     return PoolFacts(
         name=name,
-        built_at=next(pool.built_at for pool in store.pools.all() if pool.name == name),
-        families={f: _counts([part for part in parts if part.family == f]) for f in families},
-        total=_counts(parts),
+        families=[_counts(f, [part for part in parts if part.family == f]) for f in families],
+        total=_counts("all", parts),
         refusals=_by_reason((part.architecture, part.refusal) for part in parts),
         step_refusals=_by_reason((part.architecture, part.step_refusal) for part in parts),
     )
@@ -76,11 +72,9 @@ def pool_facts(store: Store, name: str) -> PoolFacts:
 def print_pool(facts: PoolFacts) -> None:
     """Print the counts of a pool, its refusals, and what is still to be made."""
     columns = [name for name in vars(facts.total) if name not in {"steps_refused", "to_do"}]
-    rows = [
-        [family, *(getattr(counts, name) for name in columns)]
-        for family, counts in [*facts.families.items(), ("all", facts.total)]
-    ]
-    print_table(f"pool {facts.name}", ("family", *columns), rows)
+    counted = [*facts.families, facts.total]
+    rows = [[getattr(counts, name) for name in columns] for counts in counted]
+    print_table(f"pool {facts.name}", columns, rows)
     for title, refusals in ("no graph", facts.refusals), ("no step profile", facts.step_refusals):
         refused = [(r.count, r.reason, ", ".join(r.architectures[:_EXAMPLES])) for r in refusals]
         if refused:
@@ -91,9 +85,10 @@ def print_pool(facts: PoolFacts) -> None:
         )
 
 
-def _counts(parts: Sequence[PoolPart]) -> PoolCounts:
+def _counts(family: str, parts: Sequence[PoolPart]) -> PoolCounts:
     with_graph = [part for part in parts if part.graph_hash is not None]
     return PoolCounts(
+        family=family,
         architectures=len({part.architecture for part in parts}),
         configurations=sum(part.configurations for part in parts),
         usable=sum(part.configurations for part in with_graph),

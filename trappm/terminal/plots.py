@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,52 +14,61 @@ if TYPE_CHECKING:
 
 def scatter(measured: Sequence[float], predicted: Sequence[float], *, title: str) -> str:
     """Return a text plot of predicted over measured values on logarithmic axes."""
-
-    def draw(plot: Any) -> None:
-        ends = [min(*measured, *predicted) * 0.9, max(*measured, *predicted) * 1.1]
-        plot.xscale("log")
-        plot.yscale("log")
-        plot.plot(ends, ends, marker="·")
-        plot.scatter(list(measured), list(predicted), marker="o")
-        plot.xlabel("measured")
-        plot.ylabel("predicted")
-
-    return _text_plot(title, 72, 20, draw)
+    plot = _new_plot(title, 20)
+    ends = [min(*measured, *predicted) * 0.9, max(*measured, *predicted) * 1.1]
+    plot.xscale("log")
+    plot.yscale("log")
+    plot.plot(ends, ends, marker="·")
+    plot.scatter(list(measured), list(predicted), marker="o")
+    plot.xlabel("measured")
+    plot.ylabel("predicted")
+    return _text(plot)
 
 
 def sample_plot(samples: Sequence[float], *, title: str) -> str:
     """Return a text plot of samples in the order in which they were taken."""
+    plot = _new_plot(title, 12)
+    plot.scatter(list(range(1, len(samples) + 1)), list(samples), marker="o")
+    plot.xlabel("step")
+    return _text(plot)
 
-    def draw(plot: Any) -> None:
-        plot.scatter(list(range(1, len(samples) + 1)), list(samples), marker="o")
-        plot.xlabel("step")
 
-    return _text_plot(title, 72, 12, draw)
+def curve(points: Sequence[tuple[float, float]], *, title: str, x_label: str, y_label: str) -> str:
+    """Return a text plot of points (x, y), joined in their order."""
+    plot = _new_plot(title, 12)
+    x, y = zip(*points, strict=True)
+    plot.plot([*x], [*y], marker="·")
+    plot.scatter([*x], [*y], marker="o")
+    plot.ylim(0, 1.1 * max(y))
+    plot.xlabel(x_label)
+    plot.ylabel(y_label)
+    return _text(plot)
 
 
 def point_map(points: Mapping[str, Sequence[tuple[float, float]]], *, title: str) -> str:
     """Return a text plot of points by mark and name, such as `o labelled`."""
-
-    def draw(plot: Any) -> None:
-        for kind, places in points.items():
-            mark, name = kind.split(maxsplit=1)
-            if places:
-                x, y = zip(*places, strict=True)
-                plot.scatter([*x], [*y], marker=mark, label=name)
-
-    return _text_plot(title, 76, 22, draw)
+    plot = _new_plot(title, 22, width=76)
+    for kind, places in points.items():
+        mark, name = kind.split(maxsplit=1)
+        if places:
+            x, y = zip(*places, strict=True)
+            plot.scatter([*x], [*y], marker=mark, label=name)
+    return _text(plot)
 
 
-def _text_plot(title: str, width: int, height: int, draw: Callable[[Any], None]) -> str:
+def _new_plot(title: str, height: int, width: int = 72) -> Any:
+    """Return plotext with an empty plot, which is global."""
     import plotext
 
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.plot_size(width, height)
-    draw(plotext)
     plotext.title(title)
-    text: str = plotext.uncolorize(plotext.build())
-    return text
+    return plotext
+
+
+def _text(plot: Any) -> str:
+    return str(plot.uncolorize(plot.build()))
 
 
 def require_matplotlib(option: str) -> None:

@@ -103,6 +103,11 @@ def _least_width(column: Sequence[str]) -> int:
     return max(map(len, parts), default=0)
 
 
+def minute(at: object) -> str:
+    """Return the text of an ISO 8601 time to the minute."""
+    return str(at)[:16].replace("T", " ")
+
+
 def cell(value: Any) -> str:
     """Return the text of a value in a table, in which control characters are replaced."""
     if value is None:

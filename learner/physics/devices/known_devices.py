@@ -13,12 +13,11 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from safetensors.torch import load_file, save_file
 
 from trappm.learner.physics.device_specs import DeviceSpec
 from trappm.learner.physics.devices.joint_fit import Distribution, Evidence
-from trappm.learner.workload import Workload
+from trappm.learner.workload import Array, Workload
 from trappm.profiler.kernels.kernel_call import DataType, KernelCall, KernelMeasurement, Operator
 from trappm.profiler.kernels.running import kernel_profile_of
 from trappm.profiler.records import Graph, Optimizer, Outcome, Phase
@@ -77,7 +76,7 @@ def kernel_evidence(
         times_ms: of each call.
     """
     rows = [(kernel_workload(call), time_ms) for call, time_ms in times_ms]
-    values: npt.NDArray[np.float64] = np.log([time_ms for _, time_ms in rows])
+    values: Array = np.log([time_ms for _, time_ms in rows])
     return Evidence(device, source, spec, [workload for workload, _ in rows], values)
 
 

@@ -18,13 +18,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from trappm.learner.physics.kernel_terms import Peak, terms_of
-from trappm.learner.physics.kernel_times import Lookup, times_of
+from trappm.learner.physics.kernel_times import SHARPNESS, Lookup, times_of
 from trappm.learner.physics.step_time_prior import StepTimePrior
-from trappm.learner.workload import Workload
+from trappm.learner.workload import Array, BoolArray, IntArray, Workload
 from trappm.profiler.devices.catalogue import Card
 from trappm.profiler.errors import InputError
 
@@ -57,7 +56,7 @@ class Loads:
     def __len__(self) -> int:
         return len(self.bytes)
 
-    def at(self, rows: npt.NDArray[np.int64]) -> Loads:
+    def at(self, rows: IntArray) -> Loads:
         return Loads(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
 
@@ -106,8 +105,6 @@ def loads_of(workloads: Sequence[Workload], prior: StepTimePrior) -> Loads:
     return Loads(**{name: value.numpy() for name, value in values.items()})
 
 
-Array = npt.NDArray[np.float64]
-
 CONSTANTS = (
     "idle", "busy", "full", "half", "tf32", "bytes", "exponent", "floor", "streams", "products",
     "spread",
@@ -116,8 +113,6 @@ CONSTANTS = (
 while anything runs, what operations of each type draw at their peak, and bytes at the full
 bandwidth. Then how dynamic energy falls with the clock, where it stops falling, how far kernels
 bound by memory and those that multiply go with the clock, how far kernels lie around the mean."""
-SHARPNESS = 8.0
-"""Sharpness of the larger of two, as in `kernel_times`."""
 BLEND = 4.0
 """Sharpness between time that scales with the clock and time that does not."""
 MOST_SLOWER = 1.3
@@ -186,7 +181,7 @@ class Steps:
             rest = np.maximum(time_ms**SHARPNESS - (slower * device_ms) ** SHARPNESS, 0.0)
             return cls(loads, sheet, values, slower, rest ** (1 / SHARPNESS))
 
-        def draws_too_much(clock: Array) -> npt.NDArray[np.bool_]:
+        def draws_too_much(clock: Array) -> BoolArray:
             steps = at_clock(clock)
             return steps.at(clock)[0] > steps.held_to(limit_w)
 
@@ -243,7 +238,7 @@ class Steps:
         return values
 
 
-def _highest(too_much: Callable[[Array], npt.NDArray[np.bool_]], count: int) -> Array:
+def _highest(too_much: Callable[[Array], BoolArray], count: int) -> Array:
     """Return the highest clock at which each of n steps does not draw too much."""
     low, high = np.full(count, LEAST_CLOCK), np.ones(count)
     for _ in range(BISECTIONS):

@@ -17,16 +17,15 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trappm.learner.estimator import with_prefix
+from trappm.learner.estimator import joined_tensors, with_prefix
 from trappm.learner.physics.power.operating_point import CONSTANTS, Sheet, loads_of
+from trappm.learner.physics.prior import PriorSpec, TermPrior
 from trappm.learner.physics.step_time_prior import StepTimePrior
-from trappm.learner.physics.term_prior import PriorSpec, TermPrior, TermSpec
-from trappm.learner.workload import Workload
+from trappm.learner.workload import Array, Workload
 from trappm.profiler.devices.catalogue import Card, card_of
 
 FILE = Path(__file__).parent / "known_power.safetensors"
@@ -117,13 +116,11 @@ def _known() -> dict[str, tuple[Normal, float]]:
     }
 
 
-Array = npt.NDArray[np.float64]
-
 USUAL_W = 300.0
 """Share of a card's limit; a round number, since few labels determine the level."""
 _SPREADS = {"idle": 0.3, "busy": 0.5, "full": 0.5, "half": 0.5, "tf32": 0.5, "bytes": 0.5}
 """Spread between cards (`research/priors/power_fit.py`), of the first of `CONSTANTS`."""
-_SPEC = PriorSpec(tuple(TermSpec(*item) for item in _SPREADS.items()), common_spread=0.7)
+_SPEC = PriorSpec(_SPREADS, common_spread=0.7)
 
 
 class PowerPrior(TermPrior):
@@ -174,7 +171,7 @@ class PowerPrior(TermPrior):
         return np.hstack([logs[:, None], shares, self.times.features(workloads)])
 
     def tensors(self) -> dict[str, Tensor]:
-        times = {f"times.{name}": tensor for name, tensor in self.times.tensors().items()}
+        times = joined_tensors({"times": self.times})
         return {**super().tensors(), **times, "full_w": torch.from_numpy(self.full_w.copy())}
 
     @classmethod

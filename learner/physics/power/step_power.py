@@ -10,18 +10,15 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from trappm.learner.physics.device_specs import spec_of
-from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.power import Thrift
 from trappm.learner.physics.power.operating_point import Loads, Steps, loads_of
 from trappm.learner.physics.power.power_prior import CardPower
 from trappm.learner.physics.step_time_prior import StepTimePrior
-from trappm.learner.workload import Workload
+from trappm.learner.workload import Array, IntArray, Workload
 from trappm.profiler.errors import InputError
 
-Array = npt.NDArray[np.float64]
 Interval = tuple[float, float, float]
 """Median, low and high."""
 
@@ -59,7 +56,7 @@ class StepPower:
             known: of its power.
             step_time_ms: as predicted under the limit as delivered; None where no head predicts it.
         """
-        prior = times or StepTimePrior.like_others(spec_of(card), known_devices())
+        prior = times or _of_other_cards(card)
         if step_time_ms is None:
             median = float(np.exp(prior.log_values([workload])[0]))
             step_time_ms = median, median / UNTIMED, median * UNTIMED
@@ -131,10 +128,16 @@ class StepPower:
         rows = np.zeros(DRAWS + 1, dtype=np.int64)
         return self._timed(rows, np.vstack([known.mean, constants]), self._times_ms)
 
-    def _timed(self, rows: npt.NDArray[np.int64], constants: Array, time_ms: Array) -> Steps:
+    def _timed(self, rows: IntArray, constants: Array, time_ms: Array) -> Steps:
         loads: Loads = self._loads.at(rows)
         limit_w = np.full(len(rows), self._known.limit_w)
         return Steps.timed(loads, self._known.sheet, constants, time_ms, limit_w)
+
+
+def _of_other_cards(card: str) -> StepTimePrior:
+    from trappm.learner.physics.devices.known_devices import known_devices
+
+    return StepTimePrior.like_others(spec_of(card), known_devices())
 
 
 def _interval(values: Array) -> Interval:

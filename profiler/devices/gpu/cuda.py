@@ -9,31 +9,34 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import os
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.devices.base import StepDevice
-from trappm.profiler.devices.catalogue import read_name
+from trappm.profiler.devices.catalogue import has_triton, read_name
 from trappm.profiler.devices.gpu.nvml import (
     Gpu,
     NoDriverError,
     NvmlReply,
+    all_gpus,
     driver_version,
     visible_gpus,
 )
 from trappm.profiler.devices.gpu.sensors import PERIOD_S, GpuWatch, Neighbours
 from trappm.profiler.errors import DeviceError, one_line
 from trappm.profiler.host import procfs
-from trappm.profiler.host.environment import host_facts
-from trappm.profiler.records import Configuration, Protocol
+from trappm.profiler.host.environment import GPU_VERSION, host_facts
+from trappm.profiler.records import Configuration, Execution, Protocol
 from trappm.profiler.steps.meter import Mark, MarkedStep, MemoryReading, Window
 
 if TYPE_CHECKING:
     import torch
+    from torch.autograd.profiler_util import FunctionEvent
 
 
 _EVENT_BATCH = 64
@@ -41,8 +44,16 @@ _EVENT_BATCH = 64
 
 _MIB = 2**20
 
-_CONTEXT_MIB = 4096
-"""More than any context with its libraries takes in addition to torch's memory."""
+TRACED = "CUDA"
+"""Activity of Kineto whose events are kernels."""
+
+_CONTEXT_MIB = 1500
+"""More than any context with its libraries takes in addition to torch's memory.
+
+On an H100 they take 760 MiB.
+"""
+_SAME_MIB = 64
+"""Largest change of the memory outside of torch in a window without other processes."""
 _NEARLY_FULL = 0.8
 """Share of the GPU that torch has reserved at the peak."""
 _TICK_TIMEOUT_S = 0.25
@@ -133,6 +144,7 @@ class CudaDevice(StepDevice):
         return {
             **host,
             **facts,
+            "measuring_version": GPU_VERSION,
             "host_cpu": host["cpu_model"],
             "ecc_enabled": None if facts["ecc"] is None else bool(facts["ecc"][0]),
             "untold": {name: a.missing for name, a in answers.items() if a.missing is not None},
@@ -148,10 +160,21 @@ class CudaDevice(StepDevice):
         }
 
     def prepare(self) -> dict[str, Any]:
+        # NVML answers the process that initialized it, not its forks.
+        gpus = [gpu for gpu in all_gpus() if gpu.failure is None]
+        opened = next((gpu for gpu in gpus if gpu.uuid == self._gpu.uuid), None)
+        if opened is None:
+            raise DeviceError(f"{self._gpu.name} ({self._gpu.uuid}) no longer answers NVML")
+        self._gpu = opened
         # Any process that NVML sees before our context exists is somebody else's.
         self._neighbours = Neighbours(self._gpu)
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         os.environ["CUDA_VISIBLE_DEVICES"] = self._gpu.uuid
+        boards = list(dict.fromkeys(gpu.board or gpu for gpu in gpus))
+        cores = share_of_cores(self._gpu.board or self._gpu, boards, os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores)  # before any thread is started
+        quota = procfs.cpu_quota()
+        threads = min(len(cores), math.floor(quota / len(boards))) if quota else len(cores)
         import torch
 
         if not torch.cuda.is_available():
@@ -173,10 +196,12 @@ class CudaDevice(StepDevice):
             ) from error
         torch.cuda.empty_cache()
         # Ray leaves a process one thread, and a large model is minutes of random numbers.
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        torch.set_num_threads(max(1, threads))
         used, _ = self._process_bytes()
         return {
             "threads": torch.get_num_threads(),
+            "pinned_cores": cores,
+            "cpu_quota": quota,
             # Of runs too that end before their memory is read; the same as theirs, most likely.
             "memory_method": _PROCESS_MEMORY if used is not None else _ABOVE_BASELINE,
             "foreign_gpu_processes": self._neighbours.count_before,
@@ -190,6 +215,13 @@ class CudaDevice(StepDevice):
             including_emulation=False
         ):
             return f"{self._gpu.name} has no bf16 arithmetic"
+        if configuration.execution is Execution.COMPILE and not has_triton(
+            torch.cuda.get_device_capability(), configuration.precision
+        ):
+            return (
+                f"Triton has no {configuration.precision} kernels for {self._gpu.name}, so "
+                "torch.compile is not measured; it is eager, or in fp32 from capability 7.0 on"
+            )
         return None
 
     @property
@@ -227,6 +259,19 @@ class CudaDevice(StepDevice):
 
     def time_parts(self, step: MarkedStep) -> list[float]:
         return between_events(step, lambda: step(lambda: None))
+
+    def device_time_ms(self, step: Callable[[], None]) -> tuple[float | None, str | None]:
+        import torch
+        from torch.profiler import profile
+
+        try:
+            with profile(activities=[getattr(torch.profiler.ProfilerActivity, TRACED)]) as trace:
+                step()
+                torch.cuda.synchronize()
+            sum_ms = sum_of_kernels_ms(trace.events())
+        except RuntimeError as error:  # no memory for its buffers, or another profiler runs
+            return None, f"Kineto: {one_line(error)}"
+        return (sum_ms, None) if sum_ms else (None, "Kineto has seen no kernel")
 
     def watch_memory(self) -> None:
         import torch
@@ -293,6 +338,15 @@ class CudaDevice(StepDevice):
             return None, f"{above_mib:.0f} MiB of the GPU came into use, too much to be ours alone"
         return above_mib, None
 
+    def _outside_torch_mib(self) -> tuple[float | None, str | None]:
+        """Return the memory of the GPU in use that torch has not reserved, or why it is unknown."""
+        import torch
+
+        memory, why = self._gpu.memory()
+        if memory is None:
+            return None, why
+        return (memory.used - torch.cuda.memory_reserved()) / _MIB, None
+
     def power_window_s(self, protocol: Protocol) -> float:
         return protocol.power_window_s
 
@@ -300,6 +354,7 @@ class CudaDevice(StepDevice):
         self._wall_ms.clear()
         self._paused_s = 0.0
         self._watch = GpuWatch(self._gpu)
+        self._outside_before_mib, _ = self._outside_torch_mib()
         # One thread launches the kernels of a step, wherever on this host it runs.
         self._lost_time = procfs.LostTime(os.sched_getaffinity(0), threads=1)
         self._energy_mj = self._at_tick(step) if is_metered else self._gpu.ask(_ENERGY)
@@ -331,6 +386,16 @@ class CudaDevice(StepDevice):
             disturbances.append(f"{foreign} other processes on the GPU")
         if unlisted is not None:
             disturbances.append(unlisted)
+        outside_mib, why = self._outside_torch_mib()
+        before_mib = self._outside_before_mib
+        if outside_mib is None or before_mib is None:
+            # Without a GPU that reports its memory, as all do at the start, no sensor is reliable.
+            disturbances.append(f"the GPU no longer reported its memory ({why or 'for a while'})")
+        elif abs(outside_mib - before_mib) > _SAME_MIB:
+            disturbances.append(
+                f"the memory of the GPU outside of torch changed by {outside_mib - before_mib:.0f} "
+                "MiB"
+            )
         missing = watch.missing
         if seen is not None and foreign is None:
             missing["foreign_gpu_processes"] = "NVML lists no process on the GPU, not even ours"
@@ -396,6 +461,44 @@ def _bare_uuids(gpu: Gpu) -> set[str]:
     """Return the UUIDs that CUDA may report for this GPU or instance, without NVML's prefix."""
     uuids = {gpu.uuid, gpu.board.uuid if gpu.board else gpu.uuid}
     return {uuid.removeprefix("GPU-").removeprefix("MIG-") for uuid in uuids}
+
+
+def share_of_cores(gpu: Gpu, gpus: Sequence[Gpu], allowed: Set[int]) -> list[int]:
+    """Return the cores for the process that measures on a GPU, so that it disturbs no other.
+
+    GPUs of one NUMA node share its cores equally: all hardware threads of a core are one GPU's.
+
+    Args:
+        gpu: One of `gpus`.
+        gpus: All GPUs of the machine.
+        allowed: Cores that this process may use.
+    """
+    local = {each.uuid: each.local_cores() & allowed or allowed for each in gpus}
+    sharing = [uuid for uuid, cores in local.items() if cores & local[gpu.uuid]]
+    threads_of_core: dict[int, list[int]] = {}
+    for thread in sorted(local[gpu.uuid]):
+        threads_of_core.setdefault(procfs.first_sibling(thread), []).append(thread)
+    cores = list(threads_of_core.values())
+    place, parts = sharing.index(gpu.uuid), len(sharing)
+    share = cores[place * len(cores) // parts : (place + 1) * len(cores) // parts]
+    return sorted(itertools.chain(*(share or [cores[place % len(cores)]])))
+
+
+def sum_of_kernels_ms(events: Iterable[FunctionEvent]) -> float:
+    """Return the milliseconds of all kernels, copies and fills in a trace.
+
+    Two that run at once count twice. Ranges that a user has annotated contain kernels.
+    """
+    return (
+        sum(
+            event.time_range.elapsed_us()  # type: ignore[no-untyped-call]
+            for event in events
+            if event.device_type.name == TRACED
+            and not event.cpu_children
+            and not getattr(event, "is_user_annotation", False)
+        )
+        / 1000
+    )
 
 
 def repeat(step: Callable[[], None], count: int, mark: Mark) -> None:

@@ -17,6 +17,9 @@ from trappm.profiler.errors import DeviceError
 
 _POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT, in mW, an unsigned int
 
+_MASKS = 32
+"""Number of 64-bit masks of cores, enough for 2,048 of them."""
+
 _OF_INSTANCE = frozenset({"nvmlDeviceGetMemoryInfo", "nvmlDeviceGetComputeRunningProcesses"})
 """Queries of a MIG instance itself; all others go to its board."""
 _OF_ALL_INSTANCES = frozenset(
@@ -90,6 +93,16 @@ class Gpu:
                 None, f"NVML on the field {_POWER_INSTANT}: code {values[0].nvmlReturn}"
             )
         return NvmlReply(int(values[0].value.uiVal), None)
+
+    def local_cores(self) -> set[int]:
+        """Return the numbers of the cores of the GPU's NUMA node; empty if unknown."""
+        masks, _ = self.ask("nvmlDeviceGetCpuAffinity", _MASKS)
+        return {
+            place * 64 + bit
+            for place, mask in enumerate(masks or ())
+            for bit in range(64)
+            if mask >> bit & 1
+        }
 
     def memory(self) -> NvmlReply:
         """Return the memory in bytes as `total` and `used`; since driver 510 without `reserved`."""

@@ -68,9 +68,8 @@ class GpuWatch:
     failed during the window: `failure` has the reason.
     """
 
-    def __init__(self, gpu: Gpu, period_s: float = PERIOD_S) -> None:
+    def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
-        self._period_s = period_s
         self._sensors = dict(_SENSORS)
         self.power_is_instant = gpu.power_instant_mw().value is not None
         """True if the polled power is instantaneous, not a mean."""
@@ -131,7 +130,7 @@ class GpuWatch:
         }
 
     def _run(self) -> None:
-        while not self._end.wait(self._period_s) and self.failure is None:
+        while not self._end.wait(PERIOD_S) and self.failure is None:
             self._ask()
 
     def _ask(self) -> None:

@@ -98,6 +98,7 @@ def node_comes_late(url):
 
 def autoscaled_from_nothing(url):
     """No worker is there when the campaign begins, nor a while after it has ended."""
+    trappm.cluster.actors.profiler_pool.NODE_WORK_S = 5.0
     with autoscaled() as join:
         before, watched = workers(), Watched()
         report = play(url, spec(240, devices=("a100", "v100")))
@@ -106,6 +107,18 @@ def autoscaled_from_nothing(url):
         join()
         wait_until(lambda: not workers())
         return report | {"before": before, "most": watched.most}
+
+
+def autoscaled_with_a_broken_node(url):
+    """The first A100 node that comes cannot measure."""
+    os.environ["BREAKS_FIRST"] = "a100"
+    with autoscaled():
+        watched = Watched()
+        report = play(url, spec(240, devices=("a100", "v100")))
+        watched.stop()
+        broken = Path(os.environ["TRAPPM_HOME"], "first").read_text()
+        left = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] == broken]
+        return report | {"broken_is_there": bool(left)}
 
 
 def node_out_of_order(url):
@@ -284,7 +297,8 @@ def poisoned(url):
 
 
 SCENARIOS = {f.__name__: f for f in (
-    calm, profiles_made, node_comes_late, autoscaled_from_nothing, node_out_of_order, node_lost,
+    calm, profiles_made, node_comes_late, autoscaled_from_nothing, autoscaled_with_a_broken_node,
+    node_out_of_order, node_lost,
     node_frozen, worker_killed, worker_frozen, poisoned, learner_killed, campaign_killed,
     campaign_node_lost, campaign_node_lost_with_postgresql, gpus_while_profiling,
     paused_and_resumed_at_once, head_restarted, database_away, restarted_during_an_outage,

@@ -56,7 +56,6 @@ from trappm.cluster.profiles import (  # noqa: E402
 )
 from trappm.cluster.ray_runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
 from trappm.cluster.spec import CampaignSpec  # noqa: E402
-from trappm.profiler.errors import DeviceError  # noqa: E402
 from trappm.store import Home, Patience, Store  # noqa: E402
 
 A100, V100 = "simulated:a100", "simulated:v100"
@@ -86,6 +85,16 @@ def marked(what):
     return Path(os.environ["TRAPPM_HOME"], f"{host} {what}").exists()
 
 
+def is_to_break(host, device):
+    """Return whether this is the first node of the device that is to break."""
+    if os.environ.get("BREAKS_FIRST") != device:
+        return False
+    first = Path(os.environ["TRAPPM_HOME"], "first")
+    with contextlib.suppress(FileExistsError), first.open("x") as note:
+        note.write(host)
+    return first.read_text() == host
+
+
 def mark(node, what):
     """Says something of a node."""
     Path(os.environ["TRAPPM_HOME"], f"{node.node_id} {what}").touch()
@@ -104,8 +113,8 @@ class MadeUpProfiler:
 
     def describe(self):
         host = ray.get_runtime_context().get_node_id()
-        if Path(os.environ["TRAPPM_HOME"], host).exists():
-            raise DeviceError(f"host {host}: its driver is out of order")
+        if Path(os.environ["TRAPPM_HOME"], host).exists() or is_to_break(host, self._device):
+            return {"host": host, "refusal": f"host {host}: its driver is out of order"}
         gpus = [str(gpu) for gpu in ray.get_gpu_ids()]
         return {
             "host": host, "gpus": gpus, "fingerprint": "stack", "process": this_process(),
@@ -195,7 +204,7 @@ def spec(
     architectures=("resnet18", "resnet34", "vit_tiny_patch16_224", "convnext_atto"),
     devices=(A100, V100),
 ):
-    """A campaign of about so many labels, two thirds of them on A100s."""
+    """A campaign of about this number of labels, two thirds of them on A100s."""
     share = max(4, labels // 12)
     groups = [{"architectures": list(architectures), "batch_sizes": list(range(1, 2 * labels)),
                "input_sizes": [64]}]  # fmt: skip
@@ -310,14 +319,14 @@ def summary(store, campaign_id, plan):
         "labels": Counter(label.device for label in store.labels.of_campaign(campaign_id)),
         "states": Counter(str(a.state) for a in store.assignments.of_campaign(campaign_id)),
         "outcomes": store.campaigns.outcome_counts(campaign_id),
-        "rounds": [str(r.state) for r in store.rounds.all(campaign_id)],
+        "rounds": [r.is_closed for r in store.rounds.all(campaign_id)],
         "state": str(store.campaigns.get(campaign_id).state),
         "events": [[e.kind, e.message["message"]] for e in store.campaigns.events(campaign_id)],
     }
 
 
 def wait_for(recorded, count, device=None):
-    """Waits until so many attempts (on this device) are recorded."""
+    """Waits until this number of attempts (on this device) are recorded."""
     deadline = time.monotonic() + 240
     while sum(device in {None, d} for _, d, _ in list(recorded)) < count:
         if time.monotonic() > deadline:

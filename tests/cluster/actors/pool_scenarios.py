@@ -20,7 +20,7 @@ from ray.autoscaler.v2.sdk import get_cluster_status
 
 from trappm.cluster.actors import profiler_pool
 from trappm.cluster.actors.profiler_pool import ProfilerPool
-from trappm.cluster.tasks import CanaryCheck
+from trappm.cluster.scheduler.messages import CanaryCheck
 from trappm.profiler.errors import DeviceError
 from trappm.profiler.records import QUICK, Configuration
 
@@ -64,14 +64,52 @@ def given_back():
         wait_until(lambda: has_joined(pool, 2))
         end = time.monotonic() + 2 * profiler_pool.RELEASE_S
         while time.monotonic() < end:
-            pool.want({A100: 2})
+            pool.want({A100: 2}, {})
             pool.wait(0.1)
         waiting, free = len(pool.joined()), ray.available_resources().get("GPU", 0)
-        pool.want({A100: 0})
+        pool.want({A100: 0}, {})
         wait_until(lambda: has_joined(pool, 0))
         wait_until(lambda: ray.available_resources().get("GPU", 0) == 2)
         free_at_last = ray.available_resources()["GPU"]
         return {"while_work_waits": waiting, "free_then": free, "free_at_last": free_at_last}
+
+
+def set_aside():
+    profiler_pool.SET_ASIDE_S = 20.0
+    with emulated([("A100", 2), ("A100", 1)]):
+        pool = ProfilerPool([A100], may_grow=True, profiler=MadeUpProfiler)
+
+        def have_joined(count):
+            pool.want({A100: 100}, {})
+            return has_joined(pool, count)
+
+        wait_until(lambda: have_joined(3))
+        hosts = Counter(worker.host for worker in pool.joined())
+        first = next(worker for worker in pool.joined() if hosts[worker.host] == 2)
+        pool.set_aside(first)
+        begin, most = time.monotonic(), 0
+        while time.monotonic() < begin + 0.75 * profiler_pool.SET_ASIDE_S:
+            have_joined(3)
+            most = max(most, len(pool.joined()))
+        free = ray.available_resources()["GPU"]
+        wait_until(lambda: have_joined(3))
+        return {"most": most, "free": free, "again": first.name in {w.name for w in pool.joined()}}
+
+
+def asked_by_need():
+    with emulated([("A100", 1)]) as made:
+        pool = ProfilerPool([A100], may_grow=True, profiler=MadeUpProfiler)
+        wait_until(lambda: has_joined(pool, 1))
+        asked = []
+        for to_come in (100, 20, 2):  # of 30 s each
+            end = time.monotonic() + 10.0  # until demands are reported
+            while time.monotonic() < end:
+                pool.want({A100: to_come}, {A100: 30.0})
+                pool.wait(0.1)
+                pool.joined()
+            demands = get_cluster_status(made.address).resource_demands.ray_task_actor_demand
+            asked.append(sum(bundle.count for d in demands for bundle in d.bundles_by_count))
+        return {"asked": asked}
 
 
 def mended():
@@ -105,7 +143,7 @@ def joined_on(nodes, devices, count):
         pool = ProfilerPool(devices, may_grow=True, profiler=MadeUpProfiler, tell=messages.append)
 
         def want():
-            pool.want(dict.fromkeys(devices, 100))
+            pool.want(dict.fromkeys(devices, 100), {})
             return has_joined(pool, count)
 
         wait_until(want)
@@ -128,6 +166,8 @@ if __name__ == "__main__":
         dismissed_after_its_node,
         gone_already,
         given_back,
+        set_aside,
+        asked_by_need,
         mended,
         broken_here,
         ranks_first,

@@ -34,10 +34,8 @@ with ray_runtime(None):
     actors = [start("h200") for _ in range(3)]
     described = []
     for actor in actors:
-        try:
-            described.append(ray.get(actor.describe.remote()))
-        except Exception as failure:
-            described.append(str(failure).strip().splitlines()[-1])
+        described.append(ray.get(actor.describe.remote()))
+        if "refusal" in described[-1]:
             lost = actor
     step = Configuration(architecture="test_resnet", batch_size=1, input_size=32)
     working = next(actor for actor in actors if actor is not lost)
@@ -67,6 +65,24 @@ print(json.dumps({"gpus": facts["gpus"], "free": free, "uuid": end.environment["
 """
 
 
+LOCKED = """
+import json
+from filelock import FileLock
+from trappm.cluster.actors import profiler_pool
+from trappm.profiler.devices import open_device
+from trappm.profiler.measuring.attempt import LOCK_DIR, lock_path
+from trappm.profiler.records import QUICK
+from trappm.profiler.records import Configuration
+
+profiler_pool.LOCK_S = 1.0
+step = Configuration(architecture="test_resnet", batch_size=1, input_size=32)
+(name,) = open_device("h200").lock_names
+with FileLock(lock_path(LOCK_DIR, name)):
+    end = profiler_pool.ProfilerActor("h200").measure(step, QUICK, "once")
+print(json.dumps([end.outcome, end.failed_in, end.message]))
+"""
+
+
 def answers(program: str, machine: Machine) -> Any:
     """What the program prints on this machine."""
     done = subprocess.run(
@@ -92,6 +108,13 @@ def test_ranks_get_the_gpus_of_one_node() -> None:
     assert "cannot use CUDA on NVIDIA H200" in message
 
 
+def test_a_campaign_does_not_wait_long_for_a_gpu_that_is_locked() -> None:
+    outcome, phase, message = answers(LOCKED, Machine(Board("GPU-aaaa", "NVIDIA H200")))
+    assert (outcome, phase) == ("error", "worker")
+    assert "another measurement has held" in message
+    assert message.endswith("of this host for 1 s")
+
+
 def test_each_actor_describes_the_gpu_that_ray_assigned() -> None:
     machine = Machine(
         Board("GPU-aaaa", "NVIDIA H200"),
@@ -100,8 +123,8 @@ def test_each_actor_describes_the_gpu_that_ray_assigned() -> None:
     )
     report = answers(PROGRAM, machine)
     assert report["gpus"] == 3
-    working = [facts for facts in report["described"] if isinstance(facts, dict)]
-    (failed,) = [text for text in report["described"] if isinstance(text, str)]
+    working = [facts for facts in report["described"] if "refusal" not in facts]
+    (failed,) = [facts["refusal"] for facts in report["described"] if "refusal" in facts]
     assert sorted(gpu for facts in working for gpu in facts["gpus"]) == ["0", "2"]
     assert len({facts["fingerprint"] for facts in working}) == 1
     assert "no GPU here has this number or name; NVML on GPU 1 of this machine: GPU is" in failed

@@ -52,6 +52,16 @@ def test_a_gpu_without_work_is_released_after_a_while(play):
 
 
 @pytest.mark.slow
+def test_a_device_that_was_set_aside_is_free_for_others_and_joins_again_later(play):
+    assert play("set_aside") == {"most": 2, "free": 1, "again": True}
+
+
+@pytest.mark.slow
+def test_as_many_more_gpus_are_asked_for_as_the_work_needs(play):
+    assert play("asked_by_need") == {"asked": [4, 0, 0]}
+
+
+@pytest.mark.slow
 def test_a_profiler_that_cannot_start_is_reported_and_joins_once_it_can(play):
     result = play("mended")
     first, second, *_ = result["messages"]

@@ -36,7 +36,7 @@ def is_whole(report):
     assert report["state"] == "finished"
     assert report["labels"] == report["budget"]
     assert report["states"] == {"done": sum(report["budget"].values())}
-    assert set(report["rounds"]) == {"closed"}
+    assert all(report["rounds"])
     return True
 
 
@@ -64,8 +64,8 @@ def test_a_node_that_cannot_measure_is_reported_and_others_go_on(play):
     assert is_whole(report)
     assert report["hosts"] == 2
     refused = [message for kind, message in report["events"] if kind == "node"]
-    assert refused
-    assert all("its driver is out of order" in message for message in refused)
+    (message,) = refused  # it is excluded for longer than the campaign takes
+    assert "its driver is out of order" in message
 
 
 def test_an_autoscaler_starts_nodes_of_the_kinds_that_are_needed_and_ends_them(play):
@@ -75,6 +75,14 @@ def test_an_autoscaler_starts_nodes_of_the_kinds_that_are_needed_and_ends_them(p
     assert report["hosts"] == 4  # each that came was used
     assert set(report["most"]) == {"A100", "V100"}
     assert max(report["most"].values()) <= 2  # as ray_config.yaml has it
+
+
+def test_a_broken_node_is_not_used_again_and_is_ended_by_the_autoscaler(play):
+    report = play("autoscaled_with_a_broken_node", measure_s=0.5)
+    assert is_whole(report)
+    (message,) = [message for kind, message in report["events"] if kind == "node"]
+    assert "a100: a node cannot measure; it is tried again in 11 minutes" in message
+    assert not report["broken_is_there"]
 
 
 @pytest.mark.parametrize("scenario", ["node_lost", "node_frozen", "worker_killed", "worker_frozen"])

@@ -135,7 +135,8 @@ def test_a_pool_is_built_by_the_cluster_at_an_address(address, environment, tmp_
     again = trappm("build", "--spec", "pool.yaml", "--address", address, "--json")
     facts = json.loads(again.stdout)
     assert facts["total"] == {
-        "architectures": 2, "configurations": 8, "usable": 6, "graphs": 3, "step_profiles": 3,
+        "family": "all", "architectures": 2, "configurations": 8, "usable": 6, "graphs": 3,
+        "step_profiles": 3,
         "refused": 1, "steps_refused": 0, "to_do": 0,
     }  # fmt: skip
     assert facts["refusals"][0]["architectures"] == ["test_vit"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,7 @@ from campaign_crew import (
     campaign,
     labels_by_device,
     made_up,
+    ran,
     spec,
 )
 
@@ -32,53 +34,45 @@ from trappm.profiler.models.pool import build_pool
 from trappm.store import CampaignState, Store
 
 
-def test_a_campaign_measures_its_budget_once_and_publishes(store):
+def test_a_campaign_measures_its_budget_once_and_publishes(store, new_store):
     workers, learner = FakeWorkers(), FakeLearner()
     run = campaign(store, workers, learner)
     assert run.run() == "snap1"
     assert labels_by_device(store, run.id) == BUDGET
     assert len(workers.starts) == len(set(workers.starts)) == sum(BUDGET.values())
     assert workers.most_at_once == 1
-    assert store.campaigns.get(run.id).state == "finished"
-    assert [s.id for s in store.snapshots.all()] == ["snap1"]
-    assert [r.purpose for r in store.rounds.all(run.id)] == [
-        "evaluation", "initial", "acquired", "acquired",
-    ]  # fmt: skip
+    record = store.campaigns.get(run.id)
+    assert (record.state, record.snapshot) == ("finished", "snap1")
+    purposes = [r.purpose for r in store.rounds.all(run.id)]
+    assert purposes == ["evaluation", "initial", "acquired", "acquired"]
     assert len(learner.fits) == 3
     assert learner.train
     assert learner.evaluate
     assert not learner.train & learner.evaluate
+    assert {c.architecture for c, _ in store.campaigns.pool(run.id)}.isdisjoint({"vgg11"})
+    ((pair, reason),) = store.workloads.refusals().items()  # it has no graph
+    assert (pair[0], reason) == ("vgg11", "too small an input")
+    with Store.open(new_store()) as another:
+        ran(another, again := FakeWorkers())
+    assert again.starts == workers.starts  # by the same seed
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_architectures_with_the_same_layers_are_held_out_together(store, seed):
     names = ["resnet10t", "resnet14t", "resnet18", "convnext_atto"]
     group = {"architectures": names, "batch_sizes": [1, 2, 4], "input_sizes": [64]}
-    budget = {"evaluation": {"source": 3, "target": 2, "architecture_share": 0.5},
-              "initial": {"source": 4, "target": 2},
-              "rounds": {"count": 1, "source": 1, "target": 1}}  # fmt: skip
-    changes = {"seed": seed, "pool": {"groups": [group]}, **budget}
-    tiny = campaign(
-        store, FakeWorkers(duplicates={"resnet14t": "resnet10t"}), FakeLearner(), **changes
-    )
-    tiny.run()
-    (record,) = store.campaigns.all()
-    held_out = {c.architecture for c, is_out in store.campaigns.pool(record.id) if is_out}
+    run = ran(
+        store, FakeWorkers(duplicates={"resnet14t": "resnet10t"}), seed=seed,
+        evaluation={"source": 3, "target": 2, "architecture_share": 0.5},
+        rounds={"count": 1, "source": 1, "target": 1}, pool={"groups": [group]},
+    )  # fmt: skip
+    held_out = {c.architecture for c, is_out in store.campaigns.pool(run.id) if is_out}
     assert held_out
     assert ("resnet10t" in held_out) == ("resnet14t" in held_out)
 
 
-def test_an_architecture_without_a_graph_is_refused_with_its_reason_and_not_measured(store):
-    workers = FakeWorkers()
-    run = campaign(store, workers)
-    run.run()
-    assert {c.architecture for c, _ in store.campaigns.pool(run.id)}.isdisjoint({"vgg11"})
-    ((pair, reason),) = store.workloads.refusals().items()
-    assert (pair[0], reason) == ("vgg11", "too small an input")
-
-
 def test_a_campaign_chooses_from_a_pool_that_was_built_before(store):
-    store.pools.save("built", {}, build_pool(spec().pool))
+    store.pools.save("built", build_pool(spec().pool))
     workers = FakeWorkers()
     run = campaign(store, workers, pool="built")
     assert run.spec.pool == "built"
@@ -86,14 +80,14 @@ def test_a_campaign_chooses_from_a_pool_that_was_built_before(store):
     assert labels_by_device(store, run.id) == BUDGET
     chosen_from = {c for c, _ in store.campaigns.pool(run.id)}
     assert chosen_from == {c for c in store.pools.get("built") if c.architecture != "vgg11"}
-    store.pools.save("built", {}, [])  # what a campaign has taken it keeps
+    store.pools.save("built", [])  # what a campaign has taken it keeps
     assert {c for c, _ in store.campaigns.pool(run.id)} == chosen_from
 
 
 def test_a_missing_or_too_small_pool_is_refused_before_the_campaign_starts(store):
     with pytest.raises(InputError, match="trappm pool build"):
         check_spec(store, spec(pool="bilt"), "auto")
-    store.pools.save("built", {}, build_pool(spec().pool))
+    store.pools.save("built", build_pool(spec().pool))
     with pytest.raises(InputError, match="no pool 'bilt'; did you mean 'built'"):
         check_spec(store, spec(pool="bilt"), "auto")
     check_spec(store, spec(pool="built"), "auto")
@@ -158,27 +152,42 @@ def test_a_stopped_campaign_resumes_without_losing_or_repeating_a_label(store, s
 @pytest.mark.parametrize("fault", ["lost", "unstable", "error"])
 def test_a_transient_fault_is_retried(store, fault):
     workers = FakeWorkers(faults={2: fault, 7: fault})
-    run = campaign(store, workers)
-    run.run()
+    run = ran(store, workers)
     assert labels_by_device(store, run.id) == BUDGET
     assert len(workers.starts) == sum(BUDGET.values()) + 2
 
 
 @pytest.mark.parametrize(
     ("fault", "reason"),
-    [("lost", "its worker was lost"), ("unstable", "steps not steady"), ("error", "error")],
+    [
+        ("lost", "its worker was lost"),
+        ("unstable", "steps not steady"),
+        ("error", "error"),
+        ("unsupported", None),
+    ],
 )
-def test_a_configuration_that_always_fails_is_quarantined_after_three_attempts(
-    store, fault, reason
-):
+def test_a_configuration_that_always_fails_is_quarantined_and_can_be_retried(store, fault, reason):
     workers = FakeWorkers(poison=fault)
-    run = campaign(store, workers)
-    run.run()
+    run = ran(store, workers)
     assert labels_by_device(store, run.id).total() == sum(BUDGET.values()) - 1
-    assert Counter(a.state for a in store.assignments.of_campaign(run.id))["failed"] == 1
-    (event,) = store.campaigns.events(run.id, kind="quarantined")
-    assert f"no label after 3 attempts on 1 host ({reason})" in event.message["message"]
-    assert event.message["message"] in workers.lines
+    if reason is not None:
+        assert Counter(a.state for a in store.assignments.of_campaign(run.id))["failed"] == 1
+        (event,) = store.campaigns.events(run.id, kind="quarantined")
+        assert f"no label after 3 attempts on 1 host ({reason})" in event.message["message"]
+        assert event.message["message"] in workers.lines
+    rounds = {r.number for r in store.rounds.all(run.id)}
+    assert order_retry(store, run.id, ["timeout"])[1] == 0
+    assert store.campaigns.get(run.id).state == "finished"
+    with pytest.raises(InputError, match="Unknown outcome"):
+        order_retry(store, run.id, ["ok"])
+    retried, count = order_retry(store, run.id, [fault])
+    assert (retried.state, count) == ("paused", 1)
+    again = FakeWorkers()
+    campaign(store, again, FakeLearner("snap2"), campaign_id=run.id).run()
+    assert len(again.starts) == 1
+    assert labels_by_device(store, run.id) == BUDGET
+    assert all(r.is_closed for r in store.rounds.all(run.id))
+    assert {r.number for r in store.rounds.all(run.id)} == rounds
 
 
 def test_an_initial_round_without_labels_fails_the_campaign_until_it_is_resumed(store):
@@ -193,30 +202,18 @@ def test_an_initial_round_without_labels_fails_the_campaign_until_it_is_resumed(
     assert labels_by_device(store, run.id)["cpu-2t"] >= BUDGET["cpu-2t"] - 3
 
 
-def test_a_failure_of_the_learner_fails_the_campaign_and_resume_completes_it(store):
-    class Broken(FakeLearner):
-        def fit(self, labels, kernels):
-            raise CampaignError("the learner crashed")
+def test_a_failure_of_the_learner_fails_the_campaign_and_resume_completes_it(store, monkeypatch):
+    def crash(self, labels, kernels):
+        raise CampaignError("the learner crashed")
 
-    workers = FakeWorkers()
-    run = campaign(store, workers, Broken())
+    run = campaign(store, workers := FakeWorkers())
+    monkeypatch.setattr(FakeLearner, "fit", crash)
     with pytest.raises(CampaignError, match="learner crashed"):
         run.run()
+    monkeypatch.undo()
     assert store.campaigns.get(run.id).state == "failed"
-    measured = len(workers.starts)
-    again = FakeWorkers()
-    campaign(store, again, campaign_id=run.id).run()
-    assert measured + len(again.starts) == sum(BUDGET.values())
-
-
-def test_the_same_seed_draws_the_same_configurations(new_store):
-    drawn = []
-    for _ in range(2):
-        with Store.open(new_store()) as store:
-            run = campaign(store, workers := FakeWorkers())
-            run.run()
-            drawn.append(workers.starts)
-    assert drawn[0] == drawn[1]
+    campaign(store, again := FakeWorkers(), campaign_id=run.id).run()
+    assert len(workers.starts + again.starts) == sum(BUDGET.values())
 
 
 @pytest.mark.parametrize("state", [CampaignState.PAUSED, CampaignState.CANCELLED])
@@ -266,17 +263,16 @@ def test_an_order_from_another_shell_stops_the_profiling_of_graphs(store, monkey
 )
 def test_kernels_are_traced_once_per_memory_format_of_a_known_device(store, devices, formats):
     groups = [{**SPEC["pool"]["groups"][0], "memory_formats": ["contiguous", "channels-last"]}]
-    workers = FakeWorkers(workers=[(f"w-{name}", name) for name in devices], stop_after=3)
+    workers = FakeWorkers(devices=devices, stop_after=3)
     options = {"devices": dict(zip(("source", "target"), devices, strict=True))}
     run = campaign(store, workers, pool={"groups": groups}, **options)
     with pytest.raises(CampaignStopped):
         run.run()
     names = {c.architecture for c, _ in store.campaigns.pool(run.id)}
     assert len(workers.traced) == len(set(workers.traced)) == formats * len(names)
-    refusals = [line for line in workers.lines if "no step of" in line]
-    assert len(refusals) == len(workers.traced)
+    assert sum("no step of" in line for line in workers.lines) == len(workers.traced)
 
-    again = FakeWorkers(workers=[(f"w-{name}", name) for name in devices])
+    again = FakeWorkers(devices=devices)
     again.kernels = workers.kernels
     campaign(store, again, campaign_id=run.id).run()
     assert not again.traced
@@ -289,24 +285,79 @@ def test_lost_and_damaged_traces_are_made_again(store):
                 lost = TracedStep(key.key, None, "it ended the process", is_final=False)
                 yield lost if len(self.traced) == 2 else key
 
-    options = {"devices": {"source": "a100", "target": "v100"}}
-    names = [("w1", "a100"), ("w2", "v100")]
-    workers = Unlucky(workers=names, stop_after=3)
-    run = campaign(store, workers, **options)
+    workers = Unlucky(devices=("a100", "v100"), stop_after=3)
+    run = campaign(store, workers, devices=GPUS["devices"])
     with pytest.raises(CampaignStopped):
         run.run()
-    damaged = StepCache(Path(workers.kernels.name))
-    damaged.put(TracedStep(workers.traced[0], b"no profile", ""))
-    (Path(workers.kernels.name) / f"{workers.traced[0].file_name}.txt").unlink()
-    again = FakeWorkers(workers=names)
+    folder = Path(workers.kernels.name)
+    StepCache(folder).put(TracedStep(workers.traced[0], b"no profile", ""))
+    (folder / f"{workers.traced[0].file_name}.txt").unlink()
+    again = FakeWorkers(devices=("a100", "v100"))
     again.kernels = workers.kernels
     campaign(store, again, campaign_id=run.id).run()
     assert again.traced == workers.traced[:2]
 
 
+class BusyElsewhere(FakeWorkers):
+    """GPU workers and a node that traces steps until `until` measurements have begun."""
+
+    def __init__(self, until):
+        super().__init__(devices=("a100", "v100"))
+        self.profiles_elsewhere = True
+        self._until = until
+        self._has_begun = Event()
+
+    def start(self, *task):
+        super().start(*task)
+        if len(self.starts) == self._until:
+            self._has_begun.set()
+
+    def trace(self, keys):
+        assert self._has_begun.wait(timeout=60)
+        yield from super().trace(keys)
+
+
+class SlowToStart(FakeLearner):
+    """A learner whose encoder is ready when asked for the third time."""
+
+    asked = 0
+
+    def set_pool(self, *pool):
+        self.asked += 1
+        if self.asked < 3:
+            raise UnfinishedError
+        super().set_pool(*pool)
+
+
+GPUS = {"devices": {"source": "a100", "target": "v100"}, "canary": False, "characterise": False}
+
+
+def test_the_evaluation_set_is_measured_while_steps_are_traced_on_other_nodes(store):
+    workers, learner = BusyElsewhere(until=3 + 2), SlowToStart()
+    run = campaign(store, workers, learner, **GPUS)
+    assert run.run() == "snap1"
+    roles = {(a.device, a.configuration.id): a.role for a in store.labels.of_campaign(run.id)}
+    assert [roles[start] for start in workers.starts[:6]] == ["evaluate"] * 5 + ["train"]
+    assert learner.asked == 3
+    assert len(workers.traced) == len(set(workers.traced)) > 0
+    assert sum(labels_by_device(store, run.id).values()) == sum(BUDGET.values())
+
+
+def test_a_failed_trace_beside_measurements_ends_the_campaign(store):
+    class NoCluster(BusyElsewhere):
+        def trace(self, keys):
+            yield from ()
+            raise CampaignError("the cluster makes no profiles")
+
+    run = campaign(store, NoCluster(until=1), **GPUS)
+    with pytest.raises(CampaignError, match="makes no profiles"):
+        run.run()
+    assert store.campaigns.get(run.id).state == "failed"
+
+
 def test_an_order_from_another_shell_stops_a_campaign_that_trains_its_encoder(store, monkeypatch):
     class OrderedAboutEncoder(FakeLearner):
-        def set_pool(self, pool, steps=None, traced=None):
+        def set_pool(self, pool, steps):
             order_stop(store, None, CampaignState.PAUSED)
             raise UnfinishedError
 
@@ -335,41 +386,24 @@ def test_an_order_without_an_id_needs_a_single_running_campaign(store):
     assert order_stop(store, second, CampaignState.PAUSED).id == second
 
 
-@pytest.mark.parametrize("fault", ["error", "lost", "unsupported"])
-def test_quarantined_configurations_can_be_retried_after_the_end(store, fault):
-    workers = FakeWorkers(poison=fault)
-    run = campaign(store, workers)
-    run.run()
-    before = labels_by_device(store, run.id).total()
-    assert before == sum(BUDGET.values()) - 1
-    reports = {r.number: r.report for r in store.rounds.all(run.id)}
-    other = "timeout" if fault != "timeout" else "error"
-    assert order_retry(store, run.id, [other])[1] == 0
-    assert store.campaigns.get(run.id).state == "finished"
-    with pytest.raises(InputError, match="Unknown outcome"):
-        order_retry(store, run.id, ["ok"])
-    retried, count = order_retry(store, run.id, [fault])
-    assert (retried.state, count) == ("paused", 1)
-    again = FakeWorkers()
-    campaign(store, again, FakeLearner("snap2"), campaign_id=run.id).run()
-    assert len(again.starts) == 1
-    assert labels_by_device(store, run.id) == BUDGET
-    assert {r.state for r in store.rounds.all(run.id)} == {"closed"}
-    assert {r.number for r in store.rounds.all(run.id)} == set(reports)
+SMALL = {
+    "devices": {"source": "a100"}, "evaluation": {"source": 3, "architecture_share": 0.3},
+    "initial": {"source": 5}, "rounds": {"count": 2, "source": 2},
+}  # fmt: skip
 
 
 def test_labels_that_another_campaign_measures_in_the_same_time_are_adopted(store):
     """What waits in an earlier round gets its label elsewhere, while the next round is chosen."""
     run = None
 
-    class Beside(FakeLearner):
+    class OtherCampaign(FakeLearner):
         def choose(self, request):
             waiting = store.assignments.of_campaign(run.id, device=request.device, state="open")
             for assignment in waiting if request.known else ():
                 elsewhere.append(assignment.id)
                 key = f"elsewhere {assignment.id}"
-                store.measurements.record(
-                    made_up(assignment.configuration, assignment.device, run.protocol, key)
+                store.measurements.record_many(
+                    [made_up(assignment.configuration, assignment.device, run.protocol, key)]
                 )
             return super().choose(request)
 
@@ -385,9 +419,7 @@ def test_labels_that_another_campaign_measures_in_the_same_time_are_adopted(stor
 
     elsewhere = []
     workers = Slow(workers=[("a1", "a100"), ("a2", "a100")])
-    small = {"devices": {"source": "a100"}, "evaluation": {"source": 3, "architecture_share": 0.3},
-             "initial": {"source": 5}, "rounds": {"count": 2, "source": 2}}  # fmt: skip
-    run = campaign(store, workers, Beside(), **small)
+    run = campaign(store, workers, OtherCampaign(), **SMALL)
     run.run()
     assert elsewhere
     assert labels_by_device(store, run.id).total() == 3 + 5 + 2 * 2
@@ -406,14 +438,10 @@ def test_labels_are_adopted_before_the_memory_method_is_known(store):
             environment = {**facts, "memory_method": "nvml device memory above its baseline"}
             return replace(super()._measure(*arguments), environment=environment)
 
-    small = {"devices": {"source": "a100"}, "evaluation": {"source": 3, "architecture_share": 0.3},
-             "initial": {"source": 5}, "rounds": {"count": 1, "source": 2}}  # fmt: skip
-    for starts, snapshot in ((3 + 5 + 2, "first"), (0, "second")):
-        workers = Hidden()
-        run = campaign(store, workers, FakeLearner(snapshot), **small)
-        run.run()
+    for starts, snapshot in ((3 + 5 + 2 * 2, "first"), (0, "second")):
+        run = ran(store, workers := Hidden(), FakeLearner(snapshot), **SMALL)
         assert len(workers.starts) == starts
-        assert labels_by_device(store, run.id).total() == 3 + 5 + 2
+        assert labels_by_device(store, run.id).total() == 3 + 5 + 2 * 2
 
 
 def test_the_error_names_the_reason_why_the_campaign_process_ended():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_device, spec
+from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_device, ran, spec
 from store_whole import kernel
 
 from trappm.cluster.campaign.host_checks import HostChecks
@@ -25,16 +25,13 @@ def kernels(device, count=3, **further):
         kernel(
             device=device,
             **{
-                "time_ms": 0.5,
-                "batch": batch,
+                "batch": batch, "time_ms": 0.5, "started_at": utc_now(),
                 "attempt_key": f"{device} {batch} {utc_now()}",
-                "started_at": utc_now(),
-                "environment": {"device": device, "stack_fingerprint": "stack"},
-                **further,
+                "environment": {"device": device, "stack_fingerprint": "stack"}, **further,
             },
         )
         for batch in range(1, count + 1)
-    ]
+    ]  # fmt: skip
 
 
 def crew(**further):
@@ -50,8 +47,7 @@ def done_by(workers, name):
 
 def test_kernels_come_first_and_once(store):
     workers = crew()
-    run = campaign(store, workers, **CPUS)
-    run.run()
+    run = ran(store, workers, **CPUS)
     for name, device in (("w-cpu-2t", "cpu-2t"), ("w-cpu-1t", "cpu-1t")):
         assert done_by(workers, name) == ["kernels", *["label"] * BUDGET[device]]
     assert store.kernels.devices() == {"cpu-2t": 3, "cpu-1t": 3}
@@ -74,9 +70,8 @@ def test_the_learner_gets_the_kernels_of_the_stack_of_its_labels(store):
 
 
 def test_a_second_campaign_uses_stored_kernels(store):
-    campaign(store, crew(), **CPUS).run()
-    workers = crew()
-    campaign(store, workers, FakeLearner("snap2"), **CPUS | {"seed": 8}).run()
+    ran(store, crew(), **CPUS)
+    ran(store, workers := crew(), FakeLearner("snap2"), **CPUS | {"seed": 8})
     assert {what for _, what in workers.done} <= {"label"}
 
 
@@ -87,29 +82,19 @@ def test_kernels_of_cpus_are_timed_only_on_request(store, off):
     assert {what for _, what in workers.done} == {"label"}
 
 
-def test_the_laptop_preset_times_no_kernels(store):
-    laptop = load_preset("laptop")
-    checks = HostChecks(store, "", None, laptop.characterise)
-    assert not any(checks.is_due(Worker("w", d, "host", "stack")) for d in laptop.devices.keys)
-
-
 def test_kernels_are_timed_by_default_on_gpus_but_not_on_simulated_devices(store):
     checks = HostChecks(store, "", None, spec().characterise)
     assert checks.is_due(GPU)
     assert checks.begin(GPU).seconds == 60
     for device in ("simulated:a100", "replay:labels.csv"):
         assert not checks.is_due(Worker("w", device, "host", "stack"))
-
-
-def test_one_worker_times_the_kernels_of_its_device(store):
-    checks, other = (
-        HostChecks(store, "", None, Characterisation()),
-        Worker("two", "a100", "host", "stack"),
-    )
-    checks.begin(GPU)
-    assert not checks.is_due(other)
+    other = Worker("two", "a100", "host", "stack")
+    assert not checks.is_due(other)  # one worker does it
     checks.forget(GPU)  # it was lost
     assert checks.is_due(other)
+    laptop = load_preset("laptop")
+    checks = HostChecks(store, "", None, laptop.characterise)
+    assert not any(checks.is_due(Worker("w", d, "host", "stack")) for d in laptop.devices.keys)
 
 
 @pytest.mark.parametrize(
@@ -125,12 +110,12 @@ def test_one_worker_times_the_kernels_of_its_device(store):
 def test_recent_kernels_of_the_same_device_and_stack_are_enough(
     store, device, stack, age, outcome, is_due
 ):
-    at = (datetime.now(UTC) - age).isoformat()
-    environment = {"device": device, "stack_fingerprint": stack}
-    time_ms = 0.5 if outcome == "ok" else None
     store.kernels.record(
-        kernels(device, started_at=at, environment=environment, outcome=Outcome(outcome),
-                time_ms=time_ms)
+        kernels(
+            device, started_at=(datetime.now(UTC) - age).isoformat(), outcome=Outcome(outcome),
+            environment={"device": device, "stack_fingerprint": stack},
+            time_ms=0.5 if outcome == "ok" else None,
+        )
     )  # fmt: skip
     assert HostChecks(store, "", None, Characterisation()).is_due(GPU) == is_due
 
@@ -141,23 +126,19 @@ DRIFT = {
 }  # fmt: skip
 
 
-def test_the_kernels_of_a_drifting_device_are_timed_once_more(store):
-    workers = crew(canary={"w-cpu-2t": [10.0, 11.2, 11.2, 11.2, 10.0, 11.2, 11.2]})
-    campaign(store, workers, **CPUS | {"canary": DRIFT}).run()
+@pytest.mark.parametrize(("again", "later"), [("timed", 10.0), ("lost", 11.2)])
+def test_the_kernels_of_a_drifting_device_are_timed_once_more(store, again, later):
+    runs = [kernels("cpu-2t"), kernels("cpu-2t", 4) if again == "timed" else "lost"]
+    workers = crew(
+        canary={"w-cpu-2t": [10.0, 11.2, 11.2, 11.2, later, 11.2, 11.2, 11.2, 11.2, 11.2]},
+        kernels={"cpu-2t": [*runs, "lost"], "cpu-1t": [kernels("cpu-1t")]},
+    )
+    ran(store, workers, **CPUS | {"canary": DRIFT})
     done = done_by(workers, "w-cpu-2t")
     assert done[:2] == ["canary", "kernels"]
     assert done[5:8] == ["canary", "canary", "kernels"]  # confirmed first
     assert done.count("kernels") == 2  # it drifts on, which is no news
-    assert store.kernels.devices()["cpu-2t"] == 6
-
-
-def test_a_drifting_worker_that_is_lost_in_its_kernels_does_not_time_them_again(store):
-    workers = crew(
-        canary={"w-cpu-2t": [10.0, *[11.2] * 9]},
-        kernels={"cpu-2t": [kernels("cpu-2t"), "lost", "lost"], "cpu-1t": [kernels("cpu-1t")]},
-    )
-    campaign(store, workers, **CPUS | {"canary": DRIFT}).run()
-    assert done_by(workers, "w-cpu-2t").count("kernels") == 2
+    assert store.kernels.devices()["cpu-2t"] == (7 if again == "timed" else 3)
 
 
 def test_a_kernel_that_cannot_be_recorded_does_not_affect_the_others(store):

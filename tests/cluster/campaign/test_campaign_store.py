@@ -19,6 +19,7 @@ from campaign_crew import (
     FakeWorkers,
     campaign,
     labels_by_device,
+    ran,
 )
 from store_samples import lost_reply
 
@@ -74,8 +75,7 @@ def test_no_label_is_lost_while_the_store_is_unavailable(new_store, monkeypatch,
             threading.Timer(AWAY_S, repairs[0]).start()
 
     with Store.open(url, Patience(tell=tell)) as opened:
-        run = campaign(opened, workers)
-        run.run()
+        run = ran(opened, workers)
         assert labels_by_device(opened, run.id) == BUDGET
         counts = opened.campaigns.outcome_counts(run.id)
         assert sum(c["ok"] for c in counts.values()) == len(workers.starts) == sum(BUDGET.values())
@@ -98,8 +98,7 @@ def test_no_label_is_lost_when_clocks_jump(new_store, monkeypatch):
     monkeypatch.setattr(trappm.store.campaigns, "database_time", wall)
     workers = FakeWorkers()
     with Store.open(new_store()) as opened:
-        run = campaign(opened, workers)
-        run.run()
+        run = ran(opened, workers)
         assert labels_by_device(opened, run.id) == BUDGET
         assert not [e for e in opened.campaigns.events(run.id) if e.kind == "lost"]
     assert len(workers.starts) == sum(BUDGET.values())
@@ -151,8 +150,7 @@ def test_a_measurement_that_cannot_be_recorded_becomes_an_error_with_the_reason(
             is_odd = self.starts and task.configuration.id == self.starts[0][1]
             return replace(made, **changes) if is_odd else made
 
-    run = campaign(store, Odd(workers=[("a", "cpu-2t")]), **ONE_DEVICE)
-    run.run()
+    run = ran(store, Odd(workers=[("a", "cpu-2t")]), **ONE_DEVICE)
     outcomes = store.campaigns.outcome_counts(run.id)["cpu-2t"]
     assert outcomes == {"ok": BUDGET["cpu-2t"] - 1, "error": 3}
     messages, _ = store.query_sql("SELECT message FROM measurements WHERE outcome = 'error'")
@@ -232,11 +230,10 @@ def labels_are_not_loaded(*_, **__):
 
 
 def test_counting_labels_does_not_load_them(store, monkeypatch):
-    run = campaign(store, FakeWorkers(), stop={"labels": 9})
-    run.run()
+    run = ran(store, FakeWorkers(), stop={"labels": 9})
     counted = labels_by_device(store, run.id).total()
     monkeypatch.setattr(Labels, "of_campaign", labels_are_not_loaded)
     monkeypatch.setattr(Labels, "matching", labels_are_not_loaded)
     assert [row.labels for row in campaign_rows(store)] == [counted] == [9]
     assert sum(d.done for d in campaign_facts(store, run.id).devices.values()) == 9
-    assert machine_so_far(store, run.id, run.spec).spend.labels == 9
+    assert machine_so_far(store, run.id, run.spec, run._checks).spend.labels == 9

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -15,19 +14,23 @@ from campaign_crew import (
     campaign,
     labels_by_device,
     made_up,
+    ran,
 )
+from encoded_pool import hasty_encoders
 from store_whole import kernel
 
+from trappm.cluster.campaign.history import training_labels
 from trappm.cluster.learning.campaign_learner import CampaignLearner
-from trappm.cluster.profiles import StepKey, trace_steps
-from trappm.cluster.tasks import Choice, ChoiceRequest
+from trappm.cluster.profiles import ProfiledGraph, StepKey, trace_steps
+from trappm.cluster.scheduler.messages import Choice, ChoiceRequest
 from trappm.learner.acquisition import STRATEGIES
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge
-from trappm.learner.paper.presets import LAPTOP, PRESETS
+from trappm.learner.paper.presets import PRESETS
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.snapshots.snapshot import load_snapshot
 from trappm.learner.workload import TrainingLabel
+from trappm.profiler.errors import InputError
 from trappm.profiler.host import procfs
 from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
 from trappm.profiler.models.families import family_of
@@ -72,10 +75,7 @@ def new_learner(cache, pool=POOL, *further, preset="laptop", strategy="ours") ->
 
 @pytest.fixture(scope="module", autouse=True)
 def encoders_that_hardly_learn():
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("laptop", "paper"):
-            encoder = replace(LAPTOP.encoder, steps=1)
-            patch.setitem(PRESETS, name, replace(PRESETS[name], encoder=encoder))
+    with hasty_encoders():
         yield
 
 
@@ -86,6 +86,9 @@ def learner(tmp_path_factory):
     return lambda strategy: new_learner(cache, strategy=strategy)
 
 
+GPUS = {"source": "a100", "target": "v100"}
+
+
 def query(count=4, seed=(7, 1, 0), **changes):
     given = {"device": "a100", "candidates": IDS, "known": (), **changes}
     return ChoiceRequest(count=count, seed=seed, **given)
@@ -93,6 +96,15 @@ def query(count=4, seed=(7, 1, 0), **changes):
 
 def picks(learner, request):
     return [choice.configuration_id for choice in learner.choose(request)]
+
+
+def asked(learner, **changes):
+    """What the strategy of this learner is asked for a choice."""
+    requests, select = [], learner._strategy.select
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learner._strategy, "select", lambda r: requests.append(r) or select(r))
+        learner.choose(query(**changes))
+    return requests[0]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -124,32 +136,20 @@ def test_an_unstable_configuration_is_chosen_later(learner):
     assert first not in picks(ours, query(count=4, unsteady={first: 3}))
 
 
-@contextmanager
-def requests_of(learner):
-    """What the strategy of this learner is asked."""
-    requests, select = [], learner._strategy.select
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learner._strategy, "select", lambda r: requests.append(r) or select(r))
-        yield requests
-
-
 def test_no_choice_depends_on_held_out_configurations(learner):
     ours, candidates, known = learner("ours"), IDS[8:16], IDS[2:4]
-    with requests_of(ours) as requests:
-        chosen = picks(ours, query(candidates=candidates, known=known, unsteady={IDS[9]: 1}))
-    assert set(chosen) <= set(candidates)
-    assert len(requests[0].families) == 10
-    assert np.array_equal(requests[0].embeddings, ours.embeddings[[2, 3, *range(8, 16)]])
-    assert requests[0].labelled.tolist() == [0, 1]
-    assert requests[0].noise_factor.tolist() == [1, 1, 1, 4, 1, 1, 1, 1, 1, 1]
+    changes = {"candidates": candidates, "known": known, "unsteady": {IDS[9]: 1}}
+    assert set(picks(ours, query(**changes))) <= set(candidates)
+    request = asked(ours, **changes)
+    assert len(request.families) == 10
+    assert np.array_equal(request.embeddings, ours.embeddings[[2, 3, *range(8, 16)]])
+    assert request.labelled.tolist() == [0, 1]
+    assert request.noise_factor.tolist() == [1, 1, 1, 4, 1, 1, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize(("preset", "covariances"), [("paper", 0), ("laptop", 2)])
 def test_choices_for_purely_learned_heads_use_no_physics(tmp_path, preset, covariances):
-    learner = new_learner(tmp_path, preset=preset)
-    with requests_of(learner) as requests:
-        picks(learner, query())
-    assert len(requests[0].covariances) == covariances
+    assert len(asked(new_learner(tmp_path, preset=preset)).covariances) == covariances
 
 
 SETTINGS = {"architecture": "test_resnet", "input_size": 64}
@@ -168,8 +168,7 @@ def traced(tmp_path):
     learner = new_learner(
         tmp_path,
         [(c, profile.graph.to_bytes()) for c in configurations],
-        {("test_resnet", 64): profile.step.to_bytes()},
-        {step.key: step.profile for step in steps},
+        [profile.step.to_bytes()] * 4 + [step.profile for step in steps] * 4,
     )
     return learner, configurations
 
@@ -206,8 +205,7 @@ def test_heads_start_from_the_data_sheet_of_the_card_in_their_snapshot(
     learner, configurations = traced
     learner.fit(labels_of(configurations, "a100", card))
     assert learner._heads["a100"].heads["step_time_ms"].prior.spec == spec_of(sheet)
-    published = learner.publish(tmp_path, {})
-    snapshot = load_snapshot(tmp_path / published.folder)
+    snapshot = load_snapshot(tmp_path / learner.publish(tmp_path, {})[0])
     assert snapshot.card("a100") == (card or "a100")
     assert snapshot.manifest.families == sorted({family_of(c.architecture) for c in configurations})
 
@@ -242,9 +240,8 @@ def test_choices_depend_on_the_data_sheet_of_the_card(traced):
     learner, configurations = traced
 
     def costs(**changes):
-        with requests_of(learner) as requests:
-            picks(learner, query(candidates=[c.id for c in configurations[:4]], **changes))
-        return requests[0].predicted_cost
+        candidates = [c.id for c in configurations[:4]]
+        return asked(learner, candidates=candidates, **changes).predicted_cost
 
     plain = costs()
     assert np.array_equal(costs(card="a100 sxm4 40gb"), plain)
@@ -259,15 +256,15 @@ def test_choices_on_a_target_gpu_use_the_constants_of_other_gpus(traced, device,
     CPUs differ by nobody has learned."""
     learner, configurations = traced
     workloads, metrics = learner._pool.workloads(device), ["step_time_ms", "memory_mib"]
+    candidates = [c.id for c in configurations]
 
     def check(others):
-        with requests_of(learner) as requests:
-            picks(learner, query(device=device, candidates=[c.id for c in configurations], count=2))
+        request = asked(learner, device=device, candidates=candidates, count=2)
         expected = PoolKnowledge.of(
             workloads, metrics, spec_of(device), np.random.default_rng([7, 2]), others=others
         )
-        assert requests[0].taught is taught
-        times, memory = (c.features for c in requests[0].covariances)
+        assert request.taught is taught
+        times, memory = (c.features for c in request.covariances)
         assert np.array_equal(times, expected.covariances["step_time_ms"].features)
         assert np.array_equal(memory, expected.covariances["memory_mib"].features)
 
@@ -281,12 +278,10 @@ def test_choices_on_a_target_gpu_use_the_constants_of_other_gpus(traced, device,
 def test_a_source_that_is_not_a_known_gpu_does_not_inform_a_gpu(traced, source):
     learner, configurations = traced
     learner._source = source
-    for labels in ([], labels_of(configurations[:5], source)):
-        if labels:
-            learner.fit(labels)
-        with requests_of(learner) as requests:
-            picks(learner, query(device="v100", candidates=[c.id for c in configurations], count=2))
-        assert not requests[0].taught
+    question = {"device": "v100", "candidates": [c.id for c in configurations], "count": 2}
+    assert not asked(learner, **question).taught
+    learner.fit(labels_of(configurations[:5], source))
+    assert not asked(learner, **question).taught
 
 
 class Listening(FakeLearner):
@@ -301,8 +296,7 @@ class Listening(FakeLearner):
 
 def test_the_initial_round_is_chosen_and_the_evaluation_set_is_drawn(store):
     learner = Listening()
-    run = campaign(store, FakeWorkers(), learner)
-    run.run()
+    run = ran(store, FakeWorkers(), learner)
     assert not learner.requests[0].known
     assert [r.count for r in learner.requests[:2]] == [4, 2]
     reasons = {a.round_number: a.reason for a in store.assignments.of_campaign(run.id)}
@@ -319,9 +313,8 @@ def test_the_initial_round_is_chosen_and_the_evaluation_set_is_drawn(store):
     ],
 )
 def test_the_first_choice_uses_the_memory_of_known_devices(store, source, target, expected):
-    learner = Listening()
-    workers = FakeWorkers(workers=[("w1", source), ("w2", target)])
-    campaign(store, workers, learner, devices={"source": source, "target": target}).run()
+    learner, devices = Listening(), {"source": source, "target": target}
+    campaign(store, FakeWorkers(devices=(source, target)), learner, devices=devices).run()
     assert not any(r.known for r in learner.requests[:2])
     assert {r.device: r.capacity_mib for r in learner.requests[:2]} == expected
 
@@ -330,14 +323,11 @@ def test_measured_device_memory_overrides_the_catalogue(store):
     for mib in (38_000.0, 39_000.0):
         measurement = made_up(POOL[0][0], "a100", protocol_named("quick"), f"told {mib}")
         environment = {"stack_fingerprint": f"{mib}", "device_memory_mib": mib}
-        store.measurements.record(replace(measurement, environment=environment))
+        store.measurements.record_many([replace(measurement, environment=environment)])
     learner = Listening()
-    workers = FakeWorkers(workers=[("w1", "a100"), ("w2", "v100")])
-    campaign(store, workers, learner, devices={"source": "a100", "target": "v100"}).run()
-    assert {r.device: r.capacity_mib for r in learner.requests} == {
-        "a100": 38_000.0,
-        "v100": 16_160.0,
-    }
+    campaign(store, FakeWorkers(devices=("a100", "v100")), learner, devices=GPUS).run()
+    found = {r.device: r.capacity_mib for r in learner.requests}
+    assert found == {"a100": 38_000.0, "v100": 16_160.0}
 
 
 class Unlucky(FakeWorkers):
@@ -365,8 +355,7 @@ class Forgiving(Listening):
 
 def test_a_configuration_quarantined_as_unstable_can_be_chosen_again(store):
     workers, learner = Unlucky("unstable", failures=1), Forgiving()
-    run = campaign(store, workers, learner, max_attempts=1)
-    run.run()
+    run = ran(store, workers, learner, max_attempts=1)
     assert [r.unsteady for r in learner.requests if r.unsteady] == [{workers.victim: 1}]
     assert not store.assignments.of_campaign(run.id, state="failed")
     ours = store.assignments.of_campaign(run.id)
@@ -377,8 +366,7 @@ def test_a_configuration_quarantined_as_unstable_can_be_chosen_again(store):
 
 def test_a_configuration_that_failed_with_an_error_is_not_chosen_again(store):
     workers, learner = Unlucky("error"), Forgiving()
-    run = campaign(store, workers, learner)
-    run.run()
+    run = ran(store, workers, learner)
     assert not any(request.unsteady for request in learner.requests)
     (failed,) = store.assignments.of_campaign(run.id, state="failed")
     assert failed.configuration.id == workers.victim
@@ -394,10 +382,8 @@ def test_the_same_graph_in_another_precision_is_not_a_copy(tmp_path):
         for phase in Phase
     ]
     learner = new_learner(tmp_path, pool, strategy="facility")
-    names = [c.id for c, _ in pool]
-    with requests_of(learner) as requests:
-        picks(learner, query(candidates=names, count=2))
-    assert len(np.unique(requests[0].points, axis=0)) == len(pool)
+    request = asked(learner, candidates=[c.id for c, _ in pool], count=2)
+    assert len(np.unique(request.points, axis=0)) == len(pool)
 
 
 @pytest.mark.parametrize("strategy", ["ours", "lcmd-gradients"])
@@ -424,3 +410,60 @@ def test_purely_learned_heads_choose_without_labels_with_them_and_for_the_target
     again = picks(learner, query(device="v100", known=target, candidates=left))
     assert len(set(again)) == 4
     assert not set(again) & set(target)
+
+
+def of_gpus(**group):
+    groups = [{"architectures": ["resnet10t", "resnet14t", "resnet18", "convnext_atto"],
+               "batch_sizes": [1, 2, 4], "input_sizes": [64], **group}]  # fmt: skip
+    return {"devices": GPUS, "pool": {"groups": groups}, "canary": False, "characterise": False}
+
+
+def test_a_card_without_bf16_is_given_no_bf16(store):
+    workers = FakeWorkers(devices=("a100", "v100"))
+    run = ran(store, workers, **of_gpus(precisions=["fp32", "amp-bf16"]))
+    planned = store.assignments.of_campaign(run.id)
+    of = {d: {a.configuration.precision for a in planned if a.device == d} for d in GPUS.values()}
+    assert of == {"a100": {"fp32", "amp-bf16"}, "v100": {"fp32"}}
+    assert labels_by_device(store, run.id) == {"a100": 11, "v100": 6}
+    with pytest.raises(InputError, match=r"the budget for v100 .* the pool has 0 and 0 that it"):
+        campaign(store, workers, **of_gpus(precisions=["amp-bf16"])).run()
+
+
+def test_a_chosen_step_is_measured_eager_and_compiled_where_triton_can(store):
+    workers = FakeWorkers(devices=("a100", "v100"))
+    settings = of_gpus(precisions=["amp-fp16"], executions=["eager", "compile"])
+    run = ran(store, workers, initial={"source": 8, "target": 2}, **settings)
+    steps = {(device, how): set() for device in GPUS.values() for how in ("eager", "compile")}
+    for a in store.assignments.of_campaign(run.id):
+        step = replace(a.configuration, execution="eager")
+        steps[a.device, str(a.configuration.execution)].add(step)
+    assert labels_by_device(store, run.id) == {"a100": 15, "v100": 6}
+    assert {key: len(found) for key, found in steps.items()} == {
+        ("a100", "eager"): 8, ("a100", "compile"): 7, ("v100", "eager"): 6, ("v100", "compile"): 0,
+    }  # fmt: skip
+    assert steps["a100", "compile"] <= steps["a100", "eager"]
+    learned = training_labels(store, run.id).labels
+    assert {x.configuration_id for x in learned if x.device == "a100"} == {
+        c.id for c in steps["a100", "eager"]
+    }
+
+
+class WithSteps(FakeWorkers):
+    """Workers that trace the steps of models."""
+
+    def profile(self, pairs):
+        for architecture, size in pairs:
+            made = static_profile(architecture, size)
+            yield ProfiledGraph(
+                architecture, size, made.graph.to_bytes(), None, made.step.to_bytes(), None
+            )
+
+
+def test_what_surely_does_not_fit_is_not_drawn_for_the_evaluation_set(store):
+    workers = WithSteps(devices=("a100", "v100"))
+    evaluation = {"source": 4, "target": 4, "architecture_share": 0.3}
+    settings = of_gpus(batch_sizes=[1, 2, 4, 8, 100_000])
+    run = ran(store, workers, evaluation=evaluation, **settings)
+    drawn = [a for a in store.assignments.of_campaign(run.id) if a.role == "evaluate"]
+    assert len(drawn) == 8
+    assert max(a.configuration.batch_size for a in drawn) == 8

@@ -6,7 +6,7 @@ import datetime
 from dataclasses import replace
 
 import pytest
-from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_device
+from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_device, ran
 
 import trappm.cluster.campaign.history
 import trappm.cluster.campaign.loop
@@ -43,7 +43,7 @@ class Judging(FakeLearner):
 
 
 def after_initial(labels):
-    """Labels on the source once its initial round has ended, and so many acquired rounds."""
+    """Labels on the source once its initial round has ended, and this number of acquired rounds."""
     return 3 + 4 + 2 * labels
 
 
@@ -74,8 +74,7 @@ def test_the_first_rule_that_holds_ends_a_campaign(store, rules, errors, rule, r
 
 def test_rules_that_never_hold_change_nothing(store):
     rules = {"target_mape": {"step_time_ms": 1.0}, "labels": 900}
-    run = campaign(store, FakeWorkers(), Judging([9.0, 8.0, 7.0]), stop=rules)
-    run.run()
+    run = ran(store, FakeWorkers(), Judging([9.0, 8.0, 7.0]), stop=rules)
     assert labels_by_device(store, run.id) == BUDGET
     end = campaign_facts(store, run.id).end
     assert (end.rule, end.labels, end.holds) == ("rounds", ALL, False)
@@ -99,7 +98,7 @@ def test_a_budget_of_labels_is_met_exactly_and_the_rest_is_reported(
     assert run.run() == "snap1"
     assert labels_by_device(store, run.id).total() == labels
     assert store.campaigns.get(run.id).state == "finished"
-    assert {r.state for r in store.rounds.all(run.id)} == {"closed"}
+    assert all(r.is_closed for r in store.rounds.all(run.id))
     facts = campaign_facts(store, run.id)
     left = len(store.assignments.of_campaign(run.id)) - labels
     assert (facts.end.rule, facts.end.unmeasured) == ("labels", left)
@@ -141,7 +140,7 @@ def test_after_the_deadline_running_measurements_are_kept_and_no_more_begin(
     # The look comes once a turn, in which each of the four may have begun one more.
     assert count <= len(workers.starts) <= count + 4
     assert labels_by_device(store, run.id).total() == len(workers.starts)
-    assert {r.state for r in store.rounds.all(run.id)} == {"closed"}
+    assert all(r.is_closed for r in store.rounds.all(run.id))
     end = campaign_facts(store, run.id).end
     assert (end.rule, end.holds) == ("clock", True)
     assert end.unmeasured == len(store.assignments.of_campaign(run.id)) - len(workers.starts)
@@ -157,8 +156,7 @@ def test_a_campaign_past_its_deadline_finishes_without_a_snapshot(store):
 
 
 def test_a_campaign_that_a_stop_rule_ended_is_not_retried(store):
-    run = campaign(store, FakeWorkers(poison="error"), stop={"labels": 9})
-    run.run()
+    run = ran(store, FakeWorkers(poison="error"), stop={"labels": 9})
     with pytest.raises(InputError, match=r"ended by its stop rule \(labels: 9 of 9 labels"):
         order_retry(store, run.id, ["error"])
 

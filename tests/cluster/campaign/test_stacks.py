@@ -6,7 +6,14 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from campaign_crew import BUDGET, ONE_DEVICE, FakeLearner, FakeWorkers, campaign, labels_by_device
+from campaign_crew import (
+    BUDGET,
+    ONE_DEVICE,
+    FakeLearner,
+    FakeWorkers,
+    labels_by_device,
+    ran,
+)
 
 from trappm.cluster.campaign.history import training_labels
 from trappm.reports.campaign_facts import campaign_facts
@@ -44,8 +51,7 @@ class Seeing(FakeLearner):
 def test_heads_learn_from_one_stack_and_other_labels_are_reported(store, capsys, every):
     learner = Seeing()
     workers = Mixed(every)
-    run = campaign(store, workers, learner, **ONE_DEVICE)
-    run.run()
+    run = ran(store, workers, learner, **ONE_DEVICE)
     assert labels_by_device(store, run.id) == {"cpu-2t": LABELS}  # all of them are kept
     others = LABELS // every
     assert learner.values == {10.0: LABELS - others}
@@ -65,11 +71,30 @@ def test_heads_learn_from_one_stack_and_other_labels_are_reported(store, capsys,
 
 
 def test_heads_learn_from_all_labels_of_one_stack(store):
-    run = campaign(store, FakeWorkers())
-    run.run()
+    run = ran(store, FakeWorkers())
     known = training_labels(store, run.id)
     assert len(known.labels) == labels_by_device(store, run.id).total()
     assert known.left_out == ()
+
+
+class Noisy(FakeWorkers):
+    """Steps of some configurations wait for the host, and have a known error; some have none."""
+
+    def _measure(self, worker, task, cost, fault):
+        made = super()._measure(worker, task, cost, fault)
+        error = {1: None, 2: 0.002}.get(made.configuration.batch_size, 0.15)
+        facts = {**made.environment, "step_time_relative_error": error}
+        return replace(made, environment=facts)
+
+
+def test_labels_come_with_the_errors_of_their_step_times(store):
+    run = ran(store, Noisy())
+    batch_sizes = {x.configuration.id: x.configuration.batch_size for x in store.labels.matching()}
+    found = training_labels(store, run.id).labels
+    assert {batch_sizes[x.configuration_id]: x.step_time_error for x in found} == {
+        size: {1: None, 2: 0.002}.get(size, 0.15) for size in batch_sizes.values()
+    }
+    assert len({x.step_time_error for x in found}) > 1
 
 
 class Nodes(FakeWorkers):
@@ -110,8 +135,7 @@ class Asked(FakeLearner):
 )  # fmt: skip
 def test_the_learner_gets_the_card_of_a_device_key(store, cards, learned, last_card):
     learner = Asked()
-    run = campaign(store, Nodes(*cards), learner, **(ONE_DEVICE | {"devices": {"source": "a100"}}))
-    run.run()
+    run = ran(store, Nodes(*cards), learner, **(ONE_DEVICE | {"devices": {"source": "a100"}}))
     known = training_labels(store, run.id)
     assert {label.card for label in known.labels} == {learned}
     assert learner.cards[0] == "a100", "nothing has been measured yet"

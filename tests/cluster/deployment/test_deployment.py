@@ -29,6 +29,16 @@ FILES = (
 )  # fmt: skip
 
 
+def loaded(name):
+    return yaml.safe_load((ROOT / name).read_text())
+
+
+def _validate(config):
+    prepared = prepare_config(copy.deepcopy(config))
+    validate_config(prepared)
+    return prepared
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_nodes_authenticate_without_secrets_in_files_and_measure_at_full_priority(name):
     text = (ROOT / name).read_text()
@@ -42,20 +52,10 @@ def test_nodes_authenticate_without_secrets_in_files_and_measure_at_full_priorit
 
 @pytest.mark.parametrize("name", ["ray_config.yaml", "ray_config_on_premises.yaml"])
 def test_the_memory_monitor_of_ray_is_off_on_workers_only(name):
-    config = yaml.safe_load((ROOT / name).read_text())
-    (worker,) = [c for c in config["worker_start_ray_commands"] if "ray start" in c]
+    config = loaded(name)
+    (worker,) = [c for c in config.pop("worker_start_ray_commands") if "ray start" in c]
     assert "RAY_memory_monitor_refresh_ms=0 ray start" in worker
-    del config["worker_start_ray_commands"]
     assert "memory_monitor" not in str(config)
-
-
-def test_the_image_leaves_the_memory_monitor_to_the_node_groups(ray_cluster):
-    off = {"name": "RAY_memory_monitor_refresh_ms", "value": "0"}
-    assert "memory_monitor" not in (ROOT / "Dockerfile").read_text()
-    assert "memory_monitor" not in str(ray_cluster["spec"]["headGroupSpec"])
-    for group in ray_cluster["spec"]["workerGroupSpecs"]:
-        (container,) = group["template"]["spec"]["containers"]
-        assert off in container["env"]
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("deploy/")])
@@ -68,21 +68,10 @@ def test_every_node_installs_postgresql_support_and_the_dependencies_of_torch(na
     assert all(line.endswith(" --extra-index-url https://pypi.org/simple") for line in torch)
 
 
-@pytest.fixture
-def on_premises():
-    return yaml.safe_load((ROOT / "ray_config_on_premises.yaml").read_text())
-
-
-def test_ray_accepts_the_on_premises_file(on_premises):
-    prepared = prepare_config(copy.deepcopy(on_premises))
-    validate_config(prepared)
+def test_the_on_premises_file_is_accepted_and_its_head_offers_no_gpu():
+    on_premises = loaded("ray_config_on_premises.yaml")
+    _validate(on_premises)
     assert on_premises["max_workers"] == len(on_premises["provider"]["worker_ips"])
-    on_premises["worker_start_command"] = "ray start"
-    with pytest.raises(jsonschema.ValidationError):
-        validate_config(prepare_config(on_premises))
-
-
-def test_the_on_premises_head_offers_no_gpu(on_premises):
     starts = on_premises["head_start_ray_commands"] + on_premises["worker_start_ray_commands"]
     assert all(". /home/trappm/trappm/environment;" in command for command in starts)
     (head,) = [c for c in on_premises["head_start_ray_commands"] if "--head" in c]
@@ -91,6 +80,9 @@ def test_the_on_premises_head_offers_no_gpu(on_premises):
     installs = [c for c in on_premises["setup_commands"] if "pip install" in c]
     assert installs
     assert all("constraints.txt" in command for command in installs)
+    on_premises["worker_start_command"] = "ray start"
+    with pytest.raises(jsonschema.ValidationError):
+        _validate(on_premises)
 
 
 def test_the_slurm_script_has_its_directives_before_the_first_command():
@@ -104,7 +96,12 @@ def test_the_slurm_script_has_its_directives_before_the_first_command():
 
 
 FAKE_SLURM = {
-    "scontrol": "printf '%s\\n' $HOSTS",
+    "scontrol": (
+        'if [ "$2" = node ]; then\n'
+        '  echo "NodeName=$4 Gres=gpu:8 CfgTRES=cpu=64,mem=1000G,billing=64,gres/gpu=${HAS:-8}'
+        ' AllocTRES=cpu=64,gres/gpu=${GETS:-8} CapWatts=n/a"\n'
+        'elif [ "$3" = any ]; then printf "%s\\n" $HOSTS; else printf "%s\\n" ${3//,/ }; fi'
+    ),
     "srun": 'echo "srun $*" >>"$LOG"; exec sleep 60',
     "ray": "exit 0",
     "trappm": (
@@ -168,6 +165,29 @@ def test_the_slurm_script_starts_every_host_and_pauses_when_slurm_warns(
     assert ("trappm campaign pause token=64" in errors) == warned
 
 
+def test_the_slurm_script_starts_both_parts_of_a_heterogeneous_job(slurm, log):
+    script = slurm(
+        SLURM_HET_SIZE="2", SLURM_JOB_NODELIST_HET_GROUP_0="one,two", SRUNS="3",
+        SLURM_JOB_NODELIST_HET_GROUP_1="three,four", STAYS="0", ENDS="0", GETS="1",
+        TRAPPM_DATABASE="postgresql+psycopg://user@host/labels",
+    )  # fmt: skip
+    _, errors = script.communicate(timeout=60)
+    assert script.returncode == 0
+    lines = log.read_text().splitlines()
+    head, *workers = sorted(
+        (x for x in lines if x.startswith("srun")), key=lambda x: "--head" not in x
+    )
+    assert "srun --het-group=0 --nodes=1 --ntasks=1 --nodelist=one " in head
+    assert [line.partition(" --overlap")[0] for line in sorted(workers)] == [
+        "srun --het-group=0 --nodes=1 --ntasks=1 --nodelist=two",
+        "srun --het-group=1 --nodes=2 --ntasks=2 --nodelist=three,four",
+    ]
+    assert [line for line in errors.splitlines() if "GPUs" in line] == [
+        f"slurm.sh: {host} has 8 GPUs and the job gets 1; give sbatch --gpus-per-node=8"
+        for host in ("one", "two", "three", "four")
+    ]
+
+
 @pytest.mark.parametrize("database", [None, "sqlite:////shared/labels.db"])
 def test_the_slurm_script_refuses_sqlite_on_several_hosts(slurm, log, database):
     named = {} if database is None else {"TRAPPM_DATABASE": database}
@@ -180,20 +200,20 @@ def test_the_slurm_script_refuses_sqlite_on_several_hosts(slurm, log, database):
     assert not log.exists()  # nothing was started
 
 
-def test_the_slurm_script_takes_postgresql_from_the_data_folder(slurm, log, tmp_path):
-    (tmp_path / "trappm-home").mkdir()
+def test_the_slurm_script_takes_sqlite_on_one_host_and_postgresql_from_the_data_folder(
+    slurm, log, tmp_path
+):
+    script = slurm(HOSTS="one", STAYS="0", ENDS="0", SRUNS="1")
+    script.communicate(timeout=60)
+    assert script.returncode == 0
+    assert "--address one:20007" in log.read_text()
+    log.unlink()
+    (tmp_path / "trappm-home").mkdir(exist_ok=True)
     (tmp_path / "trappm-home" / "database_url").write_text("postgresql://user@host/labels\n")
     script = slurm(HOSTS="one two", STAYS="0", ENDS="0")
     script.communicate(timeout=60)
     assert script.returncode == 0
     assert "trappm campaign launch" in log.read_text()
-
-
-def test_the_slurm_script_takes_sqlite_on_one_host(slurm, log):
-    script = slurm(HOSTS="one", STAYS="0", ENDS="0", SRUNS="1")
-    script.communicate(timeout=60)
-    assert script.returncode == 0
-    assert "--address one:20007" in log.read_text()
 
 
 @pytest.fixture
@@ -214,19 +234,29 @@ SPEC = {
 }  # fmt: skip
 
 
-def test_the_kuberay_file_has_known_fields_only(ray_cluster):
+def test_the_kuberay_file_has_known_fields_and_our_versions(ray_cluster):
     assert ray_cluster["apiVersion"] == "ray.io/v1"
     spec = ray_cluster["spec"]
     assert set(spec) == SPEC
-    assert set(spec["headGroupSpec"]) == {"serviceType", "rayStartParams", "template"}
-    assert all(set(group) == GROUP for group in spec["workerGroupSpecs"])
-    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+    head, groups = spec["headGroupSpec"], spec["workerGroupSpecs"]
+    assert set(head) == {"serviceType", "rayStartParams", "template"}
+    assert all(set(group) == GROUP for group in groups)
+    containers = []
+    for group in (head, *groups):
         (container,) = group["template"]["spec"]["containers"]
+        containers.append(container)
         assert set(container) <= CONTAINER
-        assert container["image"] == "REGISTRY/trappm:0.3.0"
         requested, limits = container["resources"]["requests"], container["resources"]["limits"]
         assert requested == limits  # nobody else's load beside a measurement
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert {c["image"] for c in containers} == {f"REGISTRY/trappm:{version}"}
+    pins = (ROOT / "constraints.txt").read_text().split()
+    assert f"ray=={spec['rayVersion']}" in pins
+    # The image leaves the memory monitor to the node groups.
+    off = {"name": "RAY_memory_monitor_refresh_ms", "value": "0"}
+    assert "memory_monitor" not in (ROOT / "Dockerfile").read_text() + str(head)
+    assert all(off in container["env"] for container in containers[1:])
 
 
 @pytest.mark.parametrize("device", ["a100", "v100"])
@@ -237,19 +267,9 @@ def test_kuberay_workers_match_the_placement_and_scale_to_zero(ray_cluster, devi
     (container,) = group["template"]["spec"]["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert group["minReplicas"] == group["replicas"] == 0
+    (taint,) = group["template"]["spec"]["tolerations"]
+    assert taint == {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
     assert "nvidia.com/gpu" not in str(ray_cluster["spec"]["headGroupSpec"]["template"])
-
-
-def test_versions_match_the_constraints(ray_cluster):
-    pinned = dict(
-        line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line
-    )
-    assert ray_cluster["spec"]["rayVersion"] == pinned["ray"]
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    (image,) = set(
-        re.findall(r"REGISTRY/trappm:\S+", (ROOT / "deploy/raycluster.yaml").read_text())
-    )
-    assert image == f"REGISTRY/trappm:{project['version']}"
 
 
 def test_the_image_copies_existing_files_that_dockerignore_admits():
@@ -274,19 +294,31 @@ def test_the_image_copies_existing_files_that_dockerignore_admits():
 
 @pytest.fixture
 def config():
-    return yaml.safe_load((ROOT / "ray_config.yaml").read_text())
+    return loaded("ray_config.yaml")
 
 
-def _validate(config):
-    prepared = prepare_config(copy.deepcopy(config))
-    validate_config(prepared)
-    return prepared
-
-
-def test_ray_accepts_the_cloud_file(config):
+def test_the_cloud_file_is_accepted_and_sets_all_nodes_up_in_one_way(config):
     prepared = _validate(config)
     assert prepared["head_node_type"] == "head"
-    assert prepared["available_node_types"]["head"]["max_workers"] == 0
+    types = prepared["available_node_types"]
+    assert types["head"]["max_workers"] == 0
+    assert "GPU" not in config["available_node_types"]["head"]["resources"]
+    assert "labels" not in config["available_node_types"]["head"]
+    for setup in (prepared["head_setup_commands"], prepared["worker_setup_commands"]):
+        assert any("RAY_AUTH_MODE=token" in command for command in setup)
+        assert any("RAY_USAGE_STATS_ENABLED=0" in command for command in setup)
+        installs = [command for command in setup if "dist/trappm-" in command]
+        assert installs
+        assert all("-c constraints.txt" in command for command in installs)
+        assert all('"$wheel[postgresql]"' in command for command in installs)
+    starts = prepared["head_start_ray_commands"] + prepared["worker_start_ray_commands"]
+    assert all(". /home/ubuntu/trappm/environment;" in command for command in starts)
+    # One software stack, which supports the V100.
+    assert not any("worker_setup_commands" in node_type for node_type in types.values())
+    (torch,) = [c for c in prepared["worker_setup_commands"] if "torch torchvision" in c]
+    assert "--index-url https://download.pytorch.org/whl/cu126 " in torch
+    pinned = re.search(r"^torch==(\d+)\.(\d+)", (ROOT / "constraints.txt").read_text(), re.M)
+    assert (int(pinned[1]), int(pinned[2])) < (2, 15)  # without wheels of CUDA 12.6
 
 
 @pytest.mark.parametrize("device", ["a100", "v100"])
@@ -301,31 +333,47 @@ def test_a_worker_group_matches_the_placement_of_its_device(config, device):
     assert group["max_workers"] >= 1
 
 
-def test_the_head_neither_measures_nor_scales(config):
-    head = config["available_node_types"]["head"]
-    assert "GPU" not in head["resources"]
-    assert "labels" not in head
+def test_nodes_of_a_kind_have_one_driver_and_one_host_cpu(config):
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    nodes = {d: config["available_node_types"][d]["node_config"] for d in ("a100", "v100")}
+    for node in nodes.values():
+        (disk,) = node["disks"]
+        image = disk["initializeParams"]["sourceImage"]
+        assert image.endswith(f"/global/images/trappm-gpu-{version.replace('.', '-')}")
+    assert nodes["v100"]["minCpuPlatform"] == "Intel Skylake"
+    assert nodes["a100"]["machineType"].startswith("a2-")  # which have one host CPU only
 
 
-def test_every_node_authenticates_and_reports_nothing(config):
-    prepared = _validate(config)
-    for setup in (prepared["head_setup_commands"], prepared["worker_setup_commands"]):
-        assert any("RAY_AUTH_MODE=token" in command for command in setup)
-        assert any("RAY_USAGE_STATS_ENABLED=0" in command for command in setup)
-        installs = [command for command in setup if "dist/trappm-" in command]
-        assert installs
-        assert all("-c constraints.txt" in command for command in installs)
-        assert all('"$wheel[postgresql]"' in command for command in installs)
-    starts = prepared["head_start_ray_commands"] + prepared["worker_start_ray_commands"]
-    assert all(". /home/ubuntu/trappm/environment;" in command for command in starts)
-
-
-def test_all_gpus_have_one_software_stack_that_supports_the_v100(config):
-    prepared = _validate(config)
-    types = prepared["available_node_types"].values()
-    assert not any("worker_setup_commands" in node_type for node_type in types)
-    (torch,) = [c for c in prepared["worker_setup_commands"] if "torch torchvision" in c]
-    assert "--index-url https://download.pytorch.org/whl/cu126 " in torch
+def test_the_image_of_gpu_nodes_is_made_by_the_commands_of_the_cloud_file(tmp_path, config):
+    log = tmp_path / "log"
+    gcloud = tmp_path / "gcloud"
+    gcloud.write_text(
+        '#!/bin/bash\nprintf "%s\\n" "gcloud $*" >>"$LOG"\n'
+        'case "$*" in *nvidia-smi*) [ "$(grep -c nvidia-smi "$LOG")" -gt 1 ];; esac\n'
+    )
+    gcloud.chmod(0o755)
+    subprocess.run(
+        [ROOT / "deploy" / "gce_image.sh", "mine"], cwd=ROOT, check=True,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "LOG": str(log), "PYTHON": sys.executable,
+             "PAUSE_S": "0"},
+    )  # fmt: skip
+    text = log.read_text()
+    name = "trappm-gpu-0-3-0"
+    assert config["available_node_types"]["v100"]["node_config"]["disks"][0]["initializeParams"][
+        "sourceImage"
+    ].endswith(name)
+    for command in config["setup_commands"] + config["worker_setup_commands"]:
+        assert f"( {command} )" in text
+    order = [
+        f"compute instances create {name} ",
+        f"constraints.txt dist ubuntu@{name}",
+        "whl/cu126",
+        f"compute instances stop {name} ",
+        f"compute images create {name} ",
+        f"compute instances delete {name} ",
+    ]
+    assert [text.index(part) for part in order] == sorted(text.index(part) for part in order)
+    assert text.count("nvidia-smi") == 2  # asked again until the driver is there
 
 
 def test_the_environment_command_is_idempotent_and_used_by_login_shells(config, tmp_path):

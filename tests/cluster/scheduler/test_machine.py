@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from virtual_cluster import Ledger, VirtualCluster, Weather, waiting
+from virtual_cluster import Desk, Ledger, VirtualCluster, Weather
 
 from trappm.cluster.scheduler.messages import (
     BudgetSpent,
@@ -20,22 +20,15 @@ from trappm.cluster.scheduler.messages import (
     GiveUp,
     Joined,
     Learn,
-    Learned,
     Lost,
     Measure,
-    Measured,
-    Plan,
-    Planned,
     Quarantine,
     Settled,
-    Stopped,
     Tick,
     Worker,
 )
 from trappm.cluster.scheduler.queues import RESTART_S, WorkerTable
-from trappm.cluster.scheduler.state_machine import Machine
-from trappm.cluster.scheduler.stop_rules import Spend, Stop, StopRules
-from trappm.profiler.records import Outcome
+from trappm.cluster.scheduler.stop_rules import Spend, StopRules
 
 TWO = ("a100", "v100")
 
@@ -93,7 +86,7 @@ def is_well(plan, played):
     assert played.machine.is_over
     assert set(ledger.state.values()) <= {"done", "failed"} | ({"open"} if ledger.enough else set())
     assert not ledger.holder
-    assert not list(played.machine.leases())
+    assert not list(played.machine.workers.leases())
     by_part = {(d, n): share for d in plan.devices for n, share in enumerate(plan.shares[d])}
     if ledger.enough:  # what was planned before, and nothing afterwards
         assert sorted(ledger.closed) == sorted({number for _, number in ledger.planned})
@@ -152,80 +145,25 @@ def test_a_campaign_killed_at_any_moment_goes_on_from_its_ledger(
     assert is_well(plan, played.run())
 
 
-def test_after_a_stop_rule_and_a_restart_planned_assignments_are_not_measured():
-    held = {"waiting": [waiting("a100/2/0", "a100", 2, 0)], "next_rounds": {"a100": 3},
-            "closed": [0, 1], "enough": True}  # fmt: skip
-    desk = Desk(only([1, 4, 1, 4, 4]), [worker("one")], **held)
-    assert not of(desk.commands, Measure) + of(desk.commands, Plan)
-    assert [type(c) for c in desk.commands] == [Learn, Close]
-
-
-def test_after_a_stop_rule_running_measurements_are_learned_and_no_more_begin():
-    desk = Desk(only([1, 4, 4]), [worker("one"), worker("two")])
-    assert desk.doing() == {"one": "a100/0/0", "two": "a100/1/0"}
-    assert not desk.tell(Enough())
-    assert not desk.machine.to_come["a100"]
-    assert not of(desk.measured("one"), Measure)
-    assert desk.doing() == {"two": "a100/1/0"}
-    orders = desk.measured("two", "unstable")  # another chance would be a beginning
-    assert [type(c) for c in orders] == [Learn, Close]
-    assert of(desk.commands, Close) == [Close(0), Close(1)]
-
-
-def test_a_round_that_is_chosen_after_a_stop_rule_held_is_dropped():
-    machine = Machine(only([0, 1, 5], quiet=True))
-    sole_worker, now = worker("one"), 0.0
-    orders = machine.handle(Joined(sole_worker), now)
-    orders = machine.handle(Planned("a100", 0, []), now)
-    orders = machine.handle(Planned("a100", 1, [waiting("x", "a100", 1, 0)]), now)
-    assert of(orders, Measure) == [Measure(sole_worker, "x")]
-    orders = machine.handle(Measured(sole_worker, "x", Outcome.OK, 1.0, True), now)
-    assert of(orders, Learn)
-    orders = machine.handle(Learned(True), now)
-    assert of(orders, Plan) == [Plan("a100", 2, 5)]
-    assert not machine.handle(Enough(), now)  # the learner cannot be interrupted
-    assert not machine.handle(Planned("a100", 2, [waiting("y", "a100", 2, 0)]), now)
-    assert machine.is_over
-
-
-def test_a_stop_rule_ends_a_campaign_that_has_no_heads_yet():
-    machine = Machine(only([1, 4, 4]))
-    orders = machine.handle(Tick(), 0.0)
-    orders = machine.handle(Planned("a100", 0, [waiting("x", "a100", 0, 0)]), 0.0)
-    assert of(orders, Plan) == [Plan("a100", 1, 4)]
-    assert machine.handle(Enough(), 1.0) == [Close(0)]
-    orders = machine.handle(Planned("a100", 1, [waiting("y", "a100", 1, 0)]), 1.0)
-    assert orders == [Learn(True)]
-    assert not machine.handle(Learned(False), 2.0)
-    assert machine.is_over
-
-
-def test_a_budget_counts_running_measurements_and_leaves_room_for_retries():
-    limited = Spend(rules=StopRules(labels=4))
-    desk = Desk(only([2, 9]), [worker("one"), worker("two"), worker("three")], spend=limited)
-    desk.measured("one")
-    assert set(desk.doing()) == {"one", "two", "three"}
-    assert not of(desk.measured("two"), Measure)  # two labels, and two that are to come
-    orders = desk.measured("one", "error")
-    assert len(of(orders, Measure)) == 1
-    while desk.doing():
-        desk.measured(next(iter(desk.doing())))
-    assert of(desk.commands, BudgetSpent) == [
-        BudgetSpent(Stop("labels", "4 of 4 labels are spent"))
-    ]
-    assert limited.labels == 4
-    assert desk.machine.is_over
-
-
-def test_a_time_budget_expects_running_measurements_to_take_the_mean_time():
-    """Six measurements of a second fit; the two at the end of the fifth leave room for one."""
-    limited = Spend(rules=StopRules(gpu_hours=6.5 / 3600))
+@pytest.mark.parametrize(
+    ("seconds", "limit", "first", "used"),
+    [
+        (6.5, {}, 2, 6.0),  # the two at the end of the fifth second leave room for one
+        (3, {"limit_s": 40.0}, 1, 3.0),  # less than a measurement may take
+    ],
+)
+def test_a_time_budget_expects_running_measurements_to_take_the_mean_time(
+    seconds, limit, first, used
+):
+    limited = Spend(rules=StopRules(gpu_hours=seconds / 3600), **limit)
     desk = Desk(only([1, 20]), [worker("one"), worker("two")], spend=limited)
+    assert len(desk.doing()) == first
     while desk.doing():
         desk.measured(next(iter(desk.doing())))
-    assert limited.seconds == 6.0
+    assert limited.seconds == used
     (spent,) = of(desk.commands, BudgetSpent)
     assert spent.stop.rule == "GPU-hours"
+    assert desk.machine.is_over
 
 
 def test_first_measurements_are_expected_to_take_their_time_limit():
@@ -240,25 +178,37 @@ def test_first_measurements_are_expected_to_take_their_time_limit():
     assert len(desk.doing()) == 8
 
 
-def test_a_budget_below_the_limit_of_one_measurement_is_used():
-    limited = Spend(rules=StopRules(gpu_hours=3 / 3600), limit_s=40.0)
-    desk = Desk(only([1, 50]), [worker("one"), worker("two")], spend=limited)
-    assert set(desk.doing()) == {"one"}
-    while desk.doing():
-        desk.measured(next(iter(desk.doing())))
-    assert limited.seconds == 3.0
-    assert desk.machine.is_over
-
-
-def test_settled_labels_count_in_a_budget():
-    limited = Spend(rules=StopRules(labels=3))
-    desk = Desk(only([2, 9]), [], spend=limited)
+def test_settled_assignments_are_not_measured_and_count_in_a_budget():
+    desk = Desk(only([2, 9]), [], spend=Spend(rules=StopRules(labels=5)))
     desk.tell(Tick())
-    desk.tell(Settled(["a100/0/0", "was settled as it was planned"]))
-    desk.tell(Joined(worker("one")))
+    desk.tell(Settled(["a100/0/0", "a100/0/1", "a100/1/0", "unknown"]))
     desk.workers["one"] = worker("one")
+    desk.tell(Joined(desk.workers["one"]))
+    assert desk.doing() == {"one": "a100/1/1"}
     assert not of(desk.measured("one"), Measure)
     assert desk.machine.is_over
+
+
+def test_after_a_stop_rule_running_measurements_are_learned_and_no_more_begin():
+    desk = Desk(only([1, 4, 4]), [worker("one"), worker("two")])
+    assert desk.doing() == {"one": "a100/0/0", "two": "a100/1/0"}
+    assert not desk.tell(Enough())
+    assert not desk.machine.to_come["a100"]
+    assert not of(desk.measured("one"), Measure)
+    assert desk.doing() == {"two": "a100/1/0"}
+    orders = desk.measured("two", "unstable")  # another chance would be a beginning
+    assert [type(c) for c in orders] == [Learn, Close]
+    assert of(desk.commands, Close) == [Close(0), Close(1)]
+
+
+def test_a_stop_rule_ends_a_campaign_that_has_no_heads_yet():
+    desk = Desk(only([1, 4, 4]), [], learns=lambda order: False)
+    desk.tell(Tick())
+    assert not of(desk.commands, Learn)
+    desk.tell(Enough())
+    assert desk.learned == [False]
+    assert desk.machine.is_over
+    assert of(desk.commands, Close) == [Close(0), Close(1)]
 
 
 def test_gpus_do_not_wait_for_the_learner():
@@ -289,44 +239,6 @@ def test_rounds_shorter_than_a_training_are_planned_ahead():
 # By hand, one event at a time.
 
 
-class Desk:
-    """Hands events to a machine; the learner answers at once."""
-
-    def __init__(self, plan, workers, **machine):
-        self.machine = Machine(plan, **machine)
-        self.now = 0.0
-        self.commands = []
-        self.workers = {w.name: w for w in workers}
-        for worker in workers:
-            self.tell(Joined(worker))
-
-    def tell(self, event, after_s=0.0):
-        self.now += after_s
-        orders = self.machine.handle(event, self.now)
-        answers = []
-        for command in orders:
-            self.commands.append(command)
-            if isinstance(command, Plan):
-                part = (command.device, command.round_number)
-                ids = ["{}/{}/{}".format(*part, i) for i in range(command.count)]
-                answers.append(Planned(*part, [waiting(x, *part, i) for i, x in enumerate(ids)]))
-            elif isinstance(command, Learn):
-                answers.append(Learned(True))
-        for answer in answers:
-            orders = orders + self.tell(answer)
-        return orders
-
-    def measured(self, name, outcome="ok"):
-        """Ends what this worker is at; what is then commanded."""
-        worker, result = self.workers[name], Outcome(outcome)
-        return self.tell(
-            Measured(worker, self.doing()[name], result, 1.0, result is Outcome.OK), 1.0
-        )
-
-    def doing(self):
-        return {worker.name: assignment.id for worker, assignment in self.machine.leases()}
-
-
 def worker(name, device="a100", host=None):
     return Worker(name, device, host or name, "stack")
 
@@ -346,12 +258,9 @@ def test_a_failed_assignment_goes_to_another_host_after_the_rest_of_its_round():
     assert desk.doing()["one"] == "a100/1/0"  # its own failure is not for it
     desk.measured("two")
     assert desk.doing()["two"] == "a100/0/0"
-
-
-def test_a_single_worker_retries_its_own_failures():
-    desk = Desk(only([1, 4]), [worker("one")])
-    desk.measured("one", "unstable")
-    assert desk.doing() == {"one": "a100/0/0"}
+    alone = Desk(only([1, 4]), [worker("one")])
+    alone.measured("one", "unstable")
+    assert alone.doing() == {"one": "a100/0/0"}
 
 
 def test_an_assignment_that_kills_workers_is_quarantined_after_three_hosts():
@@ -372,7 +281,7 @@ def test_an_assignment_that_kills_workers_is_quarantined_after_three_hosts():
     assert abandoned.hosts == tuple(died_on)
 
 
-def test_a_timeout_is_retried_once():
+def test_a_timeout_is_retried_once_and_a_final_outcome_never():
     desk = Desk(only([1, 9]), [worker("one"), worker("two")])
     desk.measured("one", "timeout")
     assert not of(desk.commands, Quarantine)
@@ -380,19 +289,20 @@ def test_a_timeout_is_retried_once():
     assert desk.doing()["two"] == "a100/0/0"
     orders = desk.measured("two", "timeout")
     assert len(of(orders, Quarantine)) == 1
+    for outcome in ("oom", "unsupported"):
+        desk = Desk(only([1, 9]), [worker("one")])
+        desk.measured("one", outcome)
+        assert desk.doing() == {"one": "a100/1/0"}
 
 
-@pytest.mark.parametrize("outcome", ["oom", "unsupported"])
-def test_a_final_outcome_is_not_retried(outcome):
-    desk = Desk(only([1, 9]), [worker("one")])
-    desk.measured("one", outcome)
-    assert desk.doing() == {"one": "a100/1/0"}
-
-
-def test_a_joining_worker_gets_work_at_once():
+def test_a_joining_worker_gets_work_at_once_and_loses_what_it_had():
     desk = Desk(only([1, 9]), [worker("one")])
     late = worker("late")
     assert of(desk.tell(Joined(late), 1.0), Measure) == [Measure(late, "a100/1/0")]
+    alone = Desk(only([1, 9]), [worker("one")])
+    orders = alone.tell(Joined(alone.workers["one"]))
+    assert of(orders, GiveUp) == [GiveUp("a100/0/0", "it was restarted")]
+    assert alone.doing() == {"one": "a100/0/0"}
 
 
 def test_a_failed_assignment_waits_a_limited_time_for_a_restarting_host():
@@ -411,34 +321,21 @@ def test_a_failed_assignment_waits_a_limited_time_for_a_restarting_host():
     assert desk.doing()["one"] == "a100/0/0"  # nobody has come
 
 
-def test_a_restarted_worker_loses_its_measurement():
-    desk = Desk(only([1, 9]), [worker("one")])
-    orders = desk.tell(Joined(desk.workers["one"]))
-    assert of(orders, GiveUp) == [GiveUp("a100/0/0", "it was restarted")]
-    assert desk.doing() == {"one": "a100/0/0"}
-
-
-def test_settled_assignments_are_not_measured():
-    desk = Desk(only([2, 2]), [])
-    desk.tell(Tick())
-    desk.tell(Settled(["a100/0/0", "a100/0/1", "a100/1/0", "unknown"]))
-    desk.tell(Joined(worker("one")))
-    assert desk.doing() == {"one": "a100/1/1"}
-
-
-def test_canaries_come_first_and_a_stopped_worker_measures_no_more():
-    due = {"one", "two"}
+def test_canaries_come_first_and_a_stopped_worker_measures_nothing_until_it_joins_again():
+    due, stopped = {"one", "two"}, set()
     workers = [worker("one"), worker("two")]
-    desk = Desk(only([1, 9]), workers, check_is_due=lambda w: w.name in due)
+    desk = Desk(only([1, 9]), workers, check_is_due=lambda w: w.name in due, stopped=stopped)
     assert {c.worker.name for c in of(desk.commands, CheckDevice)} == due
     due.clear()
     desk.tell(DeviceChecked(workers[0]))
-    desk.tell(Stopped(workers[1]))
+    stopped.add(workers[1])
     desk.tell(DeviceChecked(workers[1]))
     assert desk.doing() == {"one": "a100/0/0"}
-    desk.tell(Lost(workers[1], "restarted"))
-    desk.tell(Joined(workers[1]))
+    desk.tell(Lost(workers[1], "set aside"))
     assert set(desk.doing()) == {"one"}
+    stopped.clear()
+    desk.tell(Joined(workers[1]))
+    assert set(desk.doing()) == {"one", "two"}
 
 
 def test_devices_without_workers_are_reported_when_nothing_else_runs():
@@ -453,34 +350,15 @@ def test_devices_without_workers_are_reported_when_nothing_else_runs():
 
 
 def test_without_heads_the_learner_waits_for_the_whole_initial_round():
-    machine = Machine(only([1, 4, 4]))
-    now, orders = 0.0, []
-
-    def tell(event):
-        nonlocal orders
-        orders = machine.handle(event, now)
-        for command in orders:
-            if isinstance(command, Plan):
-                part = ("a100", command.round_number)
-                tell(Planned(*part, [waiting(f"{part}{i}", *part, i) for i in range(4)]))
-
-    sole_worker = worker("one")
-    tell(Joined(sole_worker))
-    learned = []
-    for _ in range(8):
-        ((_, running),) = machine.leases()
-        tell(Measured(sole_worker, running.id, Outcome.OK, 1.0, True))
-        if of(orders, Learn):
-            learned.append(of(orders, Learn)[0].initial_ended)
-            tell(Learned(False))
-            if learned[-1]:
-                break
-    assert learned == [False, True]
+    desk = Desk(only([1, 4, 4]), [worker("one")], learns=lambda order: order.initial_ended)
+    while desk.doing() and desk.learned[-1:] != [True]:
+        desk.measured("one")
+    assert desk.learned == [False, True]
 
 
 def test_the_worker_that_waits_longest_is_next():
     first, second = worker("first"), worker("second")
-    table = WorkerTable()
+    table = WorkerTable(stopped=())
     table.join(first)
     table.join(second)
     table.begin(first, None)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from campaign_crew import made_up
-from virtual_cluster import Ledger, VirtualCluster, Weather, waiting
+from virtual_cluster import Desk, Ledger, VirtualCluster, Weather, waiting
 
 from trappm.cluster.campaign.loop import others_share
 from trappm.cluster.campaign.progress import quiet_line
@@ -16,19 +16,12 @@ from trappm.cluster.scheduler.messages import (
     AwaitQuiet,
     Close,
     Course,
-    Joined,
-    Learn,
-    Learned,
     Measure,
-    Measured,
-    Plan,
-    Planned,
     Quarantine,
     Tick,
     Worker,
 )
 from trappm.cluster.scheduler.queues import QuietWatch
-from trappm.cluster.scheduler.state_machine import Machine
 from trappm.profiler.records import Configuration, Outcome, Protocol
 
 WORKER = Worker("w", "cpu-2t", "host", "stack")
@@ -112,70 +105,58 @@ def test_a_pause_is_one_sentence_with_the_share_of_the_cores() -> None:
     )
 
 
-class Played:
-    """A machine whose only worker finds these assignments unstable, each so many times."""
+def played(unstable, **so_far):
+    """A desk whose only worker finds these assignments unstable, each this number of times.
 
-    def __init__(self, unstable: dict[str, int], **so_far: object) -> None:
-        self.machine = Machine(COURSE, **so_far)  # type: ignore[arg-type]
-        self.starts: list[str] = []
-        self.closed: list[int] = []
-        self.pauses = 0
-        self.failed: list[str] = []
-        now, left, pending = 0.0, dict(unstable), [Joined(WORKER)]
-        while not self.machine.is_over and now < 1e5:
-            event = pending.pop(0) if pending else Tick()
-            now += 1.0
-            for command in self.machine.handle(event, now):  # type: ignore[arg-type]
-                match command:
-                    case Measure(_, id_):
-                        self.starts.append(id_)
-                        is_bad = left.get(id_, 0) > 0
-                        left[id_] = left.get(id_, 0) - 1
-                        outcome = Outcome.UNSTABLE if is_bad else Outcome.OK
-                        share = 0.5 if is_bad else None
-                        pending.append(Measured(WORKER, id_, outcome, 1.0, not is_bad, share))  # type: ignore[arg-type]
-                    case Plan(device, number, count):
-                        planned = [
-                            waiting(f"{number}/{i}", device, number, i) for i in range(count)
-                        ]
-                        pending.append(Planned(device, number, planned))  # type: ignore[arg-type]
-                    case AwaitQuiet():
-                        self.pauses += 1
-                    case Learn():
-                        pending.append(Learned(True))  # type: ignore[arg-type]
-                    case Close(number):
-                        self.closed.append(number)
-                    case Quarantine(assignment):
-                        self.failed.append(assignment.id)
+    Ticks pass until it has begun something, and until the campaign is over.
+    """
+    desk, left = Desk(COURSE, [WORKER], **so_far), dict(unstable)
+    while not desk.machine.is_over and desk.now < 1e5:
+        for id_ in desk.doing().values():
+            is_bad = left.get(id_, 0) > 0
+            left[id_] = left.get(id_, 0) - 1
+            desk.measured("w", "unstable" if is_bad else "ok", 0.5 if is_bad else None)
+        desk.tell(Tick(), 1.0)
+    return desk
+
+
+def ids(desk, kind):
+    """Assignments that were measured or given up, or rounds that were closed."""
+    names = {Measure: "assignment_id", Close: "round_number"}
+    found = [command for command in desk.commands if isinstance(command, kind)]
+    return [getattr(command, names[kind]) for command in found]
+
+
+def quarantined(desk):
+    return sorted(c.assignment.id for c in desk.commands if isinstance(c, Quarantine))
 
 
 def test_attempts_at_a_configuration_are_spread_over_rounds() -> None:
-    played = Played({"1/0": 2})
-    at = [i for i, start in enumerate(played.starts) if start == "1/0"]
-    rounds = [played.starts[i - 1].partition("/")[0] for i in at[1:]]
+    desk = played({"cpu-2t/1/0": 2})
+    starts = ids(desk, Measure)
+    at = [i for i, start in enumerate(starts) if start == "cpu-2t/1/0"]
     assert len(at) == 3
-    assert rounds == ["2", "3"]  # behind the rest of later rounds
+    assert [starts[i - 1].split("/")[1] for i in at[1:]] == ["2", "3"]  # behind later rounds
     assert all(later - earlier > 2 for earlier, later in pairwise(at))
-    assert played.closed == [0, 1, 2, 3]
-    assert not played.failed
+    assert ids(desk, Close) == [0, 1, 2, 3]
+    assert not quarantined(desk)
 
 
 def test_an_unstable_configuration_has_all_its_attempts() -> None:
-    played = Played({"0/1": 99, "3/0": 99})
-    assert played.starts.count("0/1") == played.starts.count("3/0") == COURSE.max_attempts
-    assert sorted(played.failed) == ["0/1", "3/0"]
+    desk = played({"cpu-2t/0/1": 99, "cpu-2t/3/0": 99})
+    starts = ids(desk, Measure)
+    for id_ in ("cpu-2t/0/1", "cpu-2t/3/0"):
+        assert starts.count(id_) == COURSE.max_attempts
+    assert quarantined(desk) == ["cpu-2t/0/1", "cpu-2t/3/0"]
 
 
 def test_a_resumed_campaign_measures_deferred_assignments() -> None:
     """Its own round is closed in the store; the next one is not planned yet."""
-    played = Played(
-        {},
-        waiting=[waiting("1/0", "cpu-2t", 1, 0, failures=1)],
-        next_rounds={"cpu-2t": 2},
-        closed=[0, 1],
-    )
-    assert played.starts == ["2/0", "2/1", "1/0", "3/0", "3/1"]
-    assert played.closed == [2, 3]
+    late = waiting("cpu-2t/1/0", "cpu-2t", 1, 0, failures=1)
+    desk = played({}, waiting=[late], next_rounds={"cpu-2t": 2}, closed=[0, 1])
+    parts = [id_.removeprefix("cpu-2t/") for id_ in ids(desk, Measure)]
+    assert parts == ["2/0", "2/1", "1/0", "3/0", "3/1"]
+    assert ids(desk, Close) == [2, 3]
 
 
 @pytest.mark.parametrize("seed", range(5))

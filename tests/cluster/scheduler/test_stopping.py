@@ -63,15 +63,12 @@ def test_the_upper_bound_has_its_coverage_with_few_architectures(count):
     assert 0.8 <= held / 200 <= 0.99
 
 
-def test_one_architecture_cannot_reach_a_target():
-    assert upper_bound(judged([1.0, 1.1], ["resnet18"] * 2), 0.9) == np.inf
-
-
 def test_the_upper_bound_is_over_architectures_not_over_batch_sizes():
     """Ten labels of an architecture with equal errors count as one."""
     few = judged([3.0, 5.0, 7.0, 9.0], list("abcd"))
     copies = judged([3.0, 5.0, 7.0, 9.0] * 10, list("abcd") * 10)
     assert upper_bound(few, 0.9) == pytest.approx(upper_bound(copies, 0.9))
+    assert upper_bound(judged([1.0, 1.1], ["resnet18"] * 2), 0.9) == np.inf
 
 
 @pytest.mark.parametrize(
@@ -100,9 +97,6 @@ def test_a_budget_is_spent_exactly(rules, reason):
     rules, mean_s = StopRules(**rules), {"a100": 60.0}
     assert Spend(rules=rules, labels=59, seconds=3540.0, mean_s=mean_s).spent is None
     assert Spend(rules=rules, labels=60, seconds=3600.0, mean_s=mean_s).spent.reason == reason
-
-
-def test_the_reason_names_remaining_time_that_is_too_short():
     rules, mean_s = StopRules(gpu_hours=10.0), {"a100": 0.75 * 3600}
     stop = Spend(rules=rules, labels=50, seconds=9.5 * 3600, mean_s=mean_s).spent
     assert stop.reason == "9.5 of 10 GPU-hours are spent, and one more measurement takes about 0.75"
@@ -115,22 +109,23 @@ def test_a_deadline_ends_a_campaign():
     assert deadline_passed(StopRules(labels=1), START) is None
 
 
-def test_the_first_rule_to_hold_is_forecast_at_the_present_rate():
-    both = StopRules(labels=200, gpu_hours=3.0)
-    assert forecast(both, spent(0), spent(100), 900).rule == "GPU-hours"
-    assert forecast(both, spent(0), spent(100), 150).rule == "rounds"
-    assert forecast(both, spent(100), spent(100), 900) is None
-
-
-@pytest.mark.parametrize("rules", [{"gpu_hours": 1e9}, {"labels": 10**13}])
-def test_a_limit_beyond_the_calendar_is_not_forecast(rules):
-    assert forecast(StopRules(**rules), spent(25), spent(50), 400).rule == "rounds"
-
-
-def test_without_rules_the_last_round_ends_a_campaign():
-    coming = forecast(StopRules(), spent(25), spent(100), 400)
-    assert (coming.rule, coming.labels) == ("rounds", 400)
-    assert coming.at == START + datetime.timedelta(minutes=400)
+@pytest.mark.parametrize(
+    ("rules", "before", "total", "rule"),
+    [
+        ({"labels": 200, "gpu_hours": 3.0}, 0, 900, "GPU-hours"),
+        ({"labels": 200, "gpu_hours": 3.0}, 0, 150, "rounds"),
+        ({"labels": 200, "gpu_hours": 3.0}, 100, 900, None),
+        ({"gpu_hours": 1e9}, 25, 400, "rounds"),  # beyond the calendar
+        ({"labels": 10**13}, 25, 400, "rounds"),
+        ({}, 25, 400, "rounds"),
+    ],
+)
+def test_the_first_rule_to_hold_is_forecast_at_the_present_rate(rules, before, total, rule):
+    coming = forecast(StopRules(**rules), spent(before), spent(100), total)
+    assert (coming and coming.rule) == rule
+    if rule == "rounds":
+        assert coming.labels == total
+        assert coming.at == START + datetime.timedelta(minutes=total)
 
 
 @pytest.mark.parametrize(

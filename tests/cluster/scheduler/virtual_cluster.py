@@ -353,3 +353,43 @@ class VirtualCluster:
 def share_of(text: str) -> float:
     """A number from 0 to 1 that belongs to this text."""
     return zlib.crc32(text.encode()) / 2**32
+
+
+class Desk:
+    """Hands events to a machine; the learner answers at once, with heads where `learns`."""
+
+    def __init__(self, plan, workers, learns=lambda order: True, **machine):
+        self.machine = Machine(plan, **machine)
+        self.now = 0.0
+        self.commands = []
+        self.learned = []
+        self.learns = learns
+        self.workers = {w.name: w for w in workers}
+        for worker in workers:
+            self.tell(Joined(worker))
+
+    def tell(self, event, after_s=0.0):
+        self.now += after_s
+        orders = self.machine.handle(event, self.now)
+        answers = []
+        for command in orders:
+            self.commands.append(command)
+            if isinstance(command, Plan):
+                part = (command.device, command.round_number)
+                ids = ["{}/{}/{}".format(*part, i) for i in range(command.count)]
+                answers.append(Planned(*part, [waiting(x, *part, i) for i, x in enumerate(ids)]))
+            elif isinstance(command, Learn):
+                self.learned.append(self.learns(command))
+                answers.append(Learned(self.learned[-1]))
+        for answer in answers:
+            orders = orders + self.tell(answer)
+        return orders
+
+    def measured(self, name, outcome="ok", share=None):
+        """Ends what this worker is at; what is then commanded."""
+        worker, result = self.workers[name], Outcome(outcome)
+        is_ok = result is Outcome.OK
+        return self.tell(Measured(worker, self.doing()[name], result, 1.0, is_ok, share), 1.0)
+
+    def doing(self):
+        return {worker.name: assignment.id for worker, assignment in self.machine.workers.leases()}

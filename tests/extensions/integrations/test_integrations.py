@@ -1,17 +1,19 @@
 """Callbacks in real trainings, requests that real schedulers take; the code is the page's own."""
 
 import json
+import math
 import re
 from pathlib import Path
 from statistics import median
 
 import pytest
+import torch
 import yaml
 
 import trappm
 from trappm.extensions.integrations.forecast import FirstStep, forecast
-from trappm.extensions.integrations.gpu_requests import PRODUCTS, pod, ray_options
-from trappm.extensions.integrations.training_watch import PROTOCOL
+from trappm.extensions.integrations.gpu_requests import PRODUCTS, pod, ray_options, yaml_text
+from trappm.extensions.integrations.training_watch import PROTOCOL, RecordedSteps
 from trappm.profiler.devices.catalogue import memory_mib
 from trappm.profiler.errors import InputError
 from trappm.profiler.models import zoo
@@ -88,37 +90,30 @@ def test_transformers_callback_forecasts_and_records(folder, capsys, command):
     )
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_compiled_model_gives_no_label(folder, compiled):
-    import torch
-
-    from trappm.extensions.integrations.forecast import FirstStep
-    from trappm.extensions.integrations.training_watch import RecordedSteps
-    from trappm.profiler.models import zoo
-    from trappm.profiler.records import Precision
-
-    model = zoo.create_model("test_resnet", 64)
-    first = FirstStep(
-        model=torch.compile(model) if compiled else model, name="test_resnet",
-        args=(torch.empty(2, 3, 64, 64),), optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        precision=Precision.FP32, epoch_batches=None, device=torch.device("cpu"),
+def first_step(size, compiled=False, **changes):
+    """The first step of a training of test_resnet on a CPU."""
+    module = zoo.create_model("test_resnet", size)
+    return FirstStep(
+        model=torch.compile(module) if compiled else module, name="test_resnet",
+        args=(torch.empty(16, 3, size, size),), precision=Precision.FP32, epoch_batches=None,
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9),
+        device=torch.device("cpu"), **changes,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("compiled", ["", "module", "by the trainer"])
+def test_compiled_model_gives_a_label_of_its_own(folder, compiled):
+    first = first_step(64, compiled == "module", will_compile=compiled == "by the trainer")
     steps = RecordedSteps(framework="a test")
     for _ in range(PROTOCOL.warmup_steps + PROTOCOL.min_steps):
         steps.begin()
         steps.end(first)
-    if compiled:
-        with pytest.raises(InputError, match="the model is compiled"):
-            steps.write(first, folder / "steps.jsonl")
-        assert list(folder.glob("*.jsonl")) == []
-    else:
-        assert steps.write(first, folder / "steps.jsonl").outcome == "ok"
+    record = steps.write(first, folder / "steps.jsonl")
+    assert record.configuration.execution == ("compile" if compiled else "eager")
 
 
 def test_unnamed_module_is_timed_but_not_recorded(folder, capsys):
     lightning = pytest.importorskip("lightning", reason="the extra integrations is not installed")
-    import torch
-
     from trappm.extensions.integrations.lightning_callback import TrappmCallback
 
     class Line(lightning.LightningModule):
@@ -194,6 +189,31 @@ def test_pod_requests_only_fitting_gpus(folder):
         pod(trappm.compare("resnet10t", "t4", **(asked | {"batch_size": 60_000})))
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "key"),
+    [
+        ("hami", "nvidia.com/gpumem"),
+        ("kai", "gpu-memory"),
+        ("volcano", "volcano.sh/vgpu-memory"),
+    ],
+)
+def test_pod_of_a_shared_gpu_requests_the_upper_bound_of_memory(folder, scheduler, key):
+    asked = trappm.compare("resnet10t", ["v100", "a100"], batch_size=8, input_size=64)
+    text = yaml_text(pod(asked, shared_by=scheduler))
+    (requested,) = re.findall(rf" {re.escape(key)}: '(\d+)'$", text, re.MULTILINE)
+    assert int(requested) == max(math.ceil(step.memory.high_mib) for step in asked)
+    with pytest.raises(InputError, match="'slurm' is no scheduler that shares GPUs; known: hami"):
+        pod(asked, shared_by="slurm")
+
+
+def test_optuna_prunes_trials_that_do_not_fit(folder):
+    trials = run_page("Optuna")["study"].trials
+    states = {(trial.params["batch_size"], trial.state.name) for trial in trials}
+    assert states == {(64, "COMPLETE"), (4096, "PRUNED")}
+    for trial in trials:
+        assert (trial.constraints["trappm_memory_mib"] > 0) is (trial.state.name == "PRUNED")
+
+
 def test_skypilot_estimator_returns_seconds_by_gpu():
     pytest.importorskip("sky", reason="SkyPilot is not installed: a dozen packages, left to you")
     import sky
@@ -208,15 +228,7 @@ def test_skypilot_estimator_returns_seconds_by_gpu():
 
 
 def test_callback_of_a_named_model_equals_predict():
-    import torch
-
-    module = zoo.create_model("test_resnet", 160)
-    first = FirstStep(
-        model=module, name="test_resnet", args=(torch.empty(16, 3, 160, 160),),
-        optimizer=torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9),
-        precision=Precision.FP32, epoch_batches=None, device=torch.device("cpu"),
-    )  # fmt: skip
-    said = forecast(first, "a100").prediction
+    said = forecast(first_step(160), "a100").prediction
     predicted = trappm.predict(
         "test_resnet", input_size=160, batch_size=16, device="a100", precision="fp32",
         optimizer="momentum",

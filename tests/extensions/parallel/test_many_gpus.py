@@ -1,13 +1,11 @@
 """Questions about many GPUs, as users ask them: by `predict`, `compare` and `scale`."""
 
-import json
 from dataclasses import replace
 
 import pytest
 from onnx_export import export_onnx
 
 import trappm
-from trappm.cli import run
 from trappm.extensions.parallel.link_fit import TimedCollective
 from trappm.extensions.parallel.links import node_of
 from trappm.extensions.parallel.ranks_device import collectives
@@ -26,8 +24,7 @@ GPT = {"sequence_length": 64, "optimizer": "adamw"}
 
 @pytest.fixture(scope="module")
 def scaled():
-    predictions, refusals = scaling(["hf:gpt2"], ["a100", "v100"], [1, 8, 16], batch_size=2, **GPT)
-    return predictions, refusals
+    return scaling(["hf:gpt2"], ["a100", "v100"], [1, 8, 16], batch_size=2, **GPT)
 
 
 def test_fsdp_memory_decreases_with_gpus_down_to_the_shard(scaled):
@@ -82,17 +79,13 @@ def test_best_is_chosen_among_fitting_setups(scaled):
         ("scale resnet18 --gpus 9 --device h100", "9 GPUs cannot be split evenly over 2 nodes"),
     ],
 )
-def test_invalid_arguments_give_one_line(capsys, arguments, reason):
-    assert run(arguments.split()) == 2
-    error = capsys.readouterr().err
-    assert reason in error
-    assert error.count("\n") == 1
+def test_invalid_arguments_give_one_line(refusal, arguments, reason):
+    assert reason in refusal(arguments)
 
 
-def test_json_compares_devices_and_numbers_of_gpus(capsys):
-    words = "scale resnet18 vgg11 --gpus 1,4 --strategy ddp --device a100 --device v100 --json"
-    assert run([*words.split(), "--batch-size", "32", "--optimizer", "adam"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+def test_json_compares_devices_and_numbers_of_gpus(as_json):
+    words = "scale resnet18 vgg11 --gpus 1,4 --strategy ddp --device a100 --device v100"
+    answer = as_json(words, "--batch-size", "32", "--optimizer", "adam")
     assert {p["optimizer"] for p in answer["predictions"]} == {"adam"}
     assert len(answer["predictions"]) == 2 * 2 * 2
     assert set(answer["best"]) == {"resnet18", "vgg11"}
@@ -103,26 +96,16 @@ def test_json_compares_devices_and_numbers_of_gpus(capsys):
     assert all(p["sentence"] for p in answer["predictions"])
 
 
-def test_tables_fit_a_terminal(capsys):
-    assert (
-        run(["scale", "resnet18", "--batch-size", "32", "--device", "a100", "--gpus", "1,2,4"]) == 0
-    )
-    shown = capsys.readouterr().out
+def test_tables_fit_a_terminal_and_name_model_and_device(printed):
+    shown = printed("scale resnet18 --batch-size 32 --device a100 --gpus 1,2,4")
     question, answer, *_ = shown.splitlines()
     assert question == "resnet18 on A100 40 GB, fp32, batch 32 per GPU."
     assert answer.startswith("Fastest: ")
-    assert run(["scale", "resnet18", "--gpus", "1,2", "--device", "a100", "--device", "v100"]) == 0
-    shown = capsys.readouterr().out
+    shown = printed("scale resnet18 --gpus 1,2 --device a100 --device v100")
     assert shown.startswith("resnet18, fp32, batch 1 per GPU.\nFastest: ")
-    assert (
-        max(len(line) for line in shown.splitlines() if line.startswith(("device", "a100"))) <= 80
-    )
-
-
-def test_scaling_of_several_models_names_each_and_the_default_device(capsys):
-    words = "scale resnet18 vgg11 --gpus 1,2 --accumulation 4 --strategy ddp"
-    assert run(words.split()) == 0
-    shown = capsys.readouterr().out
+    rows = [line for line in shown.splitlines() if line.startswith(("device", "a100"))]
+    assert max(map(len, rows)) <= 80
+    shown = printed("scale resnet18 vgg11 --gpus 1,2 --accumulation 4 --strategy ddp")
     for model in ("resnet18", "vgg11"):
         question = f"{model} on A100 40 GB (default), fp32, batch 1 per GPU, 4 passes.\n"
         assert f"{question}Fastest: " in shown
@@ -160,17 +143,13 @@ def slow_node(tmp_path, monkeypatch):
         store.kernels.record(rows)
 
 
-def test_characterized_links_are_used_and_named(slow_node, capsys):
+def test_characterized_links_are_used_and_named(slow_node, printed, tmp_path, monkeypatch):
     usual = predict_parallel("resnet18", batch_size=32, device="v100", gpus=8)
     assert "characterised" not in usual.links
-    known = predict_parallel("resnet18", batch_size=32, device="a100", gpus=8)
-    assert "characterised on a100x4, 2026-11-24, torch 2.11.0" in known.links
-    assert run(["devices", "a100x4"]) == 0
-    assert "GB/s per rank (nvlink, nominal 300 GB/s)" in " ".join(capsys.readouterr().out.split())
-
-
-def test_a_slower_link_makes_a_slower_step(slow_node, tmp_path, monkeypatch):
     slow = predict_parallel("vgg11", batch_size=8, device="a100", gpus=8)
+    assert "characterised on a100x4, 2026-11-24, torch 2.11.0" in slow.links
+    shown = " ".join(printed("devices a100x4").split())
+    assert "GB/s per rank (nvlink, nominal 300 GB/s)" in shown
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "none"))
     fast = predict_parallel("vgg11", batch_size=8, device="a100", gpus=8)
     assert slow.communication_ms > 5 * fast.communication_ms

@@ -12,7 +12,7 @@ from trappm.profiler.devices import open_device
 from trappm.profiler.devices.base import RankKey, rank_key
 from trappm.profiler.host.environment import stack_fingerprint
 from trappm.profiler.measuring.isolation import Measurer
-from trappm.profiler.records import Configuration, Outcome
+from trappm.profiler.records import Configuration, Execution, Outcome
 
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
 
@@ -47,6 +47,13 @@ def during(measurer, phase, act, of=TINY, **settings):
     assert len(seen) == 2
     assert not [process for process in seen if process.is_running()]
     return measurement
+
+
+def test_compiled_steps_of_ranks_are_unsupported(measurer):
+    compiled = replace(TINY, execution=Execution.COMPILE)
+    measurement = measurer.measure(compiled, "cpu-2x1t", TRUSTING)
+    assert measurement.outcome is Outcome.UNSUPPORTED
+    assert "several ranks" in measurement.message
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

@@ -1,6 +1,5 @@
 """Ceilings from kernels and from data sheets, and the kernels of a step under them."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -48,11 +47,8 @@ def store():
 
 
 @pytest.fixture(scope="module", autouse=True)
-def home(tmp_path_factory):
+def home(module_home):
     """One data folder, so that what was traced is traced once."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAPPM_HOME", str(tmp_path_factory.mktemp("home")))
-        yield
 
 
 def test_measured_ceilings_take_precedence_over_the_data_sheet(store):
@@ -187,13 +183,12 @@ def test_device_without_successful_kernels_has_no_ceilings(store, capsys, tmp_pa
         step([device])
 
 
-def test_roofline_command_with_two_devices(command, tmp_path, monkeypatch):
+def test_roofline_command_with_two_devices(printed, as_json, tmp_path, monkeypatch):
     """The answer comes first, and the drawing fits 80 columns (tables in files have no edge)."""
     monkeypatch.setenv("COLUMNS", "80")
     png = tmp_path / "roofline.png"
-    words = ["roofline", "v100", "rtx-3090", "--model", "test_resnet", "--batch-size", "64"]
-    status, out, error = command(*words, "--png", png)
-    assert status == 0, error
+    words = "roofline v100 rtx-3090 --model test_resnet --batch-size 64"
+    out = printed(words, "--png", png)
     sentences = out.partition("┌")[0]
     for line, device in zip(sentences.splitlines()[:2], ("v100", "rtx-3090"), strict=True):
         assert f"bounds a training step of test_resnet at batch 64 on {device}: " in line
@@ -203,9 +198,9 @@ def test_roofline_command_with_two_devices(command, tmp_path, monkeypatch):
     assert all(len(line) <= 80 for line in drawn)
     assert all(any(mark in line for line in drawn) for mark in "ox")
     assert png.read_bytes().startswith(b"\x89PNG")
-    first, second = json.loads(command(*words, "--json")[1])
-    assert [first["device"], second["device"]] == ["v100", "rtx-3090"]
-    for row in (first, second):
+    rows = as_json(words)
+    assert [row["device"] for row in rows] == ["v100", "rtx-3090"]
+    for row in rows:
         step = row["step"]
         assert sum(step["shares"].values()) == pytest.approx(1)
         kernels = sum(kernel["time_ms"] for kernel in step["kernels"])
@@ -213,17 +208,10 @@ def test_roofline_command_with_two_devices(command, tmp_path, monkeypatch):
         assert step["doubled"]["batch_size"] == 128
 
 
-def test_invalid_roofline_questions_give_one_line(command, tmp_path):
-    for more in (["--model", "resnet9000"], ["--model", "test_resnet", "--phase", "sleep"],
-                 ["--model", "test_resnet", "--batch-size", "0"],
-                 ["--png", tmp_path / "no" / "file.png"]):  # fmt: skip
-        status, _, error = command("roofline", "v100", *more)
-        assert status == 2, more
-        assert len(error.splitlines()) == 1
-
-
-def test_devices_command_shows_ceilings(command):
-    assert "ceilings: from its data sheet" in command("devices", "v100")[1]
-    status, _, error = command("roofline", "v9000")
-    assert status == 2
-    assert "trappm measure --kernels --device v9000" in error
+def test_invalid_roofline_questions_give_one_line(refusal, command, printed, tmp_path):
+    for more in ("resnet9000", "test_resnet --phase sleep", "test_resnet --batch-size 0"):
+        refusal(f"roofline v100 --model {more}")
+    assert "trappm measure --kernels --device v9000" in refusal("roofline v9000")
+    status, _, error = command("roofline v100 --png", tmp_path / "no" / "file.png")
+    assert (status, len(error.splitlines())) == (2, 1)
+    assert "ceilings: from its data sheet" in printed("devices v100")

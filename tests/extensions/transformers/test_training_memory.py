@@ -71,9 +71,9 @@ class Trained:
         return sum(p.grad.nbytes for p in self.trained if p.grad is not None)
 
     def kept_bytes(self):
-        """Of storages that autograd keeps from the forward pass, beside the model's and inputs."""
-        beside = [*self.tensors, *self._tokens.values()]
-        own = {tensor.untyped_storage().data_ptr() for tensor in beside}
+        """Of storages that autograd keeps from the forward pass, except model and inputs."""
+        excluded = [*self.tensors, *self._tokens.values()]
+        own = {tensor.untyped_storage().data_ptr() for tensor in excluded}
         kept = {}
 
         def keep(tensor):
@@ -111,7 +111,7 @@ def test_parameters_gradients_and_states_are_those_of_a_real_step(name, precisio
     assert parts[Part.PARAMETERS] * MIB == sum(weights.values())
     assert parts[Part.OPTIMIZER] * MIB == state_bytes(optimizer)
     assert trace_of(made).parameter_bytes.sum() == real.gradient_bytes
-    # Where passes accumulate, all are there at the peak, and one of this pass beside them.
+    # Where passes accumulate, all are there at the peak, and one of this pass in addition.
     assert parts[Part.GRADIENTS] * MIB >= real.gradient_bytes
 
 

@@ -10,11 +10,9 @@ import trappm
 from trappm.extensions.transformers.model_heads import (
     HOST_RANGE,
     KNOWN,
-    constants_of,
     transformer_times,
 )
 from trappm.learner.heads.other_devices import known_of_others
-from trappm.learner.heads.predictions import StepSettings
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
@@ -22,7 +20,7 @@ from trappm.prediction.fitting import process_memory_mib
 from trappm.prediction.models.subjects import subject_of
 from trappm.prediction.question import Question
 from trappm.prediction.snapshot_choice import snapshots_that_answer
-from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
+from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision, StepSettings
 
 pytest.importorskip("transformers")
 
@@ -41,7 +39,7 @@ def test_memory_is_simulated_and_marked_as_such():
     low, high = answer.intervals["memory_mib"]
     assert low < simulated_mib < high
     assert "at batch 4 and 64 tokens" in str(answer)
-    assert sum("No transformer like this one" in remark for remark in answer.remarks) == 1
+    assert sum("No model like this one" in remark for remark in answer.remarks) == 1
 
 
 def test_a_step_that_an_a100_ran_fits_it_although_it_would_reserve_more():
@@ -138,7 +136,7 @@ def test_slower_hosts_and_slower_products_make_slower_steps(card):
     )
 
     def ms(times, slower=1.0):
-        constants = times.moved(constants_of(times, others, card), spec, slower)
+        constants = times.moved(others.constants_of(times.like or card), spec, slower)
         return float(np.exp(StepTimePrior(spec, constants).log_values([workload])[0]))
 
     assert ms(times) < ms(times, 1.5) < ms(times, 2.0)

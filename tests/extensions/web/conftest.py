@@ -5,10 +5,8 @@ from serving_samples import Asker
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAPPM_HOME", str(tmp_path_factory.mktemp("home")))
-        yield
+def home(module_home):
+    return module_home
 
 
 @pytest.fixture(scope="module")

@@ -22,21 +22,16 @@ ELSEWHERE = "0.0.0.0"  # noqa: S104
 FEW = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 
 
+FILE = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.onnx"\r\n\r\njunk\r\n'
+FORM = {"content_type": "multipart/form-data; boundary=x"}
+
+
 @pytest.fixture(autouse=True, scope="module")
-def home(tmp_path_factory):
+def home(module_home):
     """Return a data folder with cached profiles of the model, so that no trace is needed."""
-    folder = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAPPM_HOME", str(folder))
-        for phase in ("train", "infer"):
-            trappm.compare("test_resnet", input_size=64, phase=phase)
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def server(home):
-    with Asker() as asker:
-        yield asker
+    for phase in ("train", "infer"):
+        trappm.compare("test_resnet", input_size=64, phase=phase)
+    return module_home
 
 
 def plain(prediction):
@@ -158,17 +153,13 @@ def test_json_is_read_for_any_content_type_and_files_on_upload_routes(server):
     """Check the content type that `curl -d` sends with JSON."""
     for kind in ("application/x-www-form-urlencoded", "text/plain"):
         assert server.post("/v1/predict", QUESTION, content_type=kind).status == 200
-    head = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.onnx"\r\n\r\n'
-    form = {"content_type": "multipart/form-data; boundary=x"}
-    assert server.post("/v1/predict", head + b"junk\r\n--x--", **form).status == 400
+    one, two = (FILE * count + b"--x--" for count in (1, 2))
+    assert server.post("/v1/predict", one, **FORM).status == 400
     for path in ("/v1/predict/upload", "/v1/compare/upload"):
-        response = server.post(path, head + b"junk\r\n--x--", **form)
-        assert (response.status, "a.onnx" in response.json["detail"]) == (422, True), response.body
-        twice = head + b"junk\r\n" + head + b"junk\r\n--x--"
-        response = server.post(path, twice, **form)
-        assert (response.status, "many files" in response.json["detail"]) == (400, True), (
-            response.body
-        )
+        for body, expected, words in ((one, 422, "a.onnx"), (two, 400, "many files")):
+            response = server.post(path, body, **FORM)
+            assert response.status == expected, response.body
+            assert words in response.json["detail"]
 
 
 def test_token_protects_all_routes_except_health(home):
@@ -201,40 +192,41 @@ def test_public_address_requires_a_token(monkeypatch, tmp_path):
     assert address_of("::1", 80) == "http://[::1]:80"
 
 
-def test_other_hosts_and_origins_are_rejected(home):
+OTHERS = (
+    ({}, 200),
+    ({"origin": "http://127.0.0.1:8000"}, 200),
+    ({"host": "[::1]:8000"}, 200),
+    ({"host": "rebound.example"}, 400),
+    ({"origin": "http://evil.example"}, 403),
+    ({"origin": "null"}, 403),
+    ({"origin": "http://[::1"}, 403),
+    ({"origin": "http://[x]"}, 403),
+    ({"origin": "//"}, 403),
+    # A browser sends no Origin with a plain GET, of a script or an image.
+    ({"sec_fetch_site": "cross-site"}, 403),
+    ({"sec_fetch_site": "same-site"}, 403),
+    ({"sec_fetch_site": "same-origin"}, 200),
+    ({"sec_fetch_site": "none"}, 200),  # typed by hand
+)
+
+
+def test_other_hosts_origins_and_sites_are_rejected(home):
     with Asker(hosts=hosts_for("127.0.0.1", None)) as asker:
-        assert asker.get("/v1/devices").status == 200
-        assert asker.get("/v1/devices", origin="http://127.0.0.1:8000").status == 200
-        assert asker.get("/v1/devices", host="[::1]:8000").status == 200
-        assert asker.get("/v1/devices", host="rebound.example").status == 400
-        assert asker.get("/v1/devices", origin="http://evil.example").status == 403
-        for nonsense in ("null", "http://[::1", "http://[x]", "//"):
-            assert asker.get("/v1/devices", origin=nonsense).status == 403
-
-
-def test_cross_site_requests_are_rejected(server):
-    """A browser sends no Origin with a plain GET, of a script or an image."""
-    for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200)):
-        assert server.get("/v1/devices", sec_fetch_site=site).status == status
-    assert server.get("/v1/devices", sec_fetch_site="none").status == 200  # typed by hand
-    assert server.get("/", sec_fetch_site="cross-site").status == 200  # a link to the page
+        for headers, status in OTHERS:
+            assert asker.get("/v1/devices", **headers).status == status, headers
+        assert asker.get("/", sec_fetch_site="cross-site").status == 200  # a link to the page
 
 
 def test_body_size_is_limited_with_or_without_content_length(home):
     with Asker(max_body_bytes=1000, max_upload_bytes=1000) as asker:
-        ask = asker.ask("POST", "/v1/predict", [b" " * 600, b" " * 600])
-        assert asker.run(ask).status == 413
-        ask = asker.ask("POST", "/v1/predict", [b"{}"], {"content-length": "1001"})
-        assert asker.run(ask).status == 413
-        head = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.onnx"\r\n\r\n'
-        form = head + b"a" * 1001 + b"\r\n--x--\r\n"
-        response = asker.post(
-            "/v1/predict/upload", form, content_type="multipart/form-data; boundary=x"
-        )
-        assert response.status == 413
+        for chunks, headers in (
+            ([b" " * 600, b" " * 600], {}), ([b"{}"], {"content-length": "1001"}),
+        ):  # fmt: skip
+            assert asker.run(asker.ask("POST", "/v1/predict", chunks, headers)).status == 413
+        large = FILE.replace(b"junk", b"a" * 1001) + b"--x--\r\n"
+        assert asker.post("/v1/predict/upload", large, **FORM).status == 413
     with Asker(max_body_bytes=1000, max_upload_bytes=10_000) as asker:
-        form_type = "multipart/form-data; boundary=x"
-        assert asker.post("/v1/predict", b" " * 1001, content_type=form_type).status == 413
+        assert asker.post("/v1/predict", b" " * 1001, **FORM).status == 413
 
 
 def test_request_time_and_concurrency_are_limited(home, monkeypatch):

@@ -7,22 +7,21 @@ import re
 import urllib.error
 import urllib.parse
 import urllib.request
-from dataclasses import replace
 
 import page_samples as samples
 import pytest
+from encoded_pool import POOL, hasty_encoders, new_campaign
 from filelock import FileLock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx_export import export_onnx
 from playwright.sync_api import expect, sync_playwright
+from store_samples import measure_next, planned
 
 from trappm.cluster.campaign.ownership import ownership
 from trappm.extensions.web.app import FILES
 from trappm.extensions.web.page import maps
-from trappm.learner.paper.presets import LAPTOP, PRESETS
 from trappm.profiler.measuring import attempt
-from trappm.profiler.records import Configuration
 from trappm.profiler.simulation.memory_breakdown import Part
 from trappm.store import CampaignState, Home, LabelFilter, Store
 
@@ -60,8 +59,7 @@ NAMELESS = """() =>
 def home(tmp_path_factory):
     """A campaign that runs; its encoder hardly learns, since where points lie does not matter."""
     folder = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PRESETS, "laptop", replace(LAPTOP, encoder=replace(LAPTOP.encoder, steps=1)))
+    with hasty_encoders() as patch:
         patch.setenv("TRAPPM_HOME", str(folder))
         home, campaign = samples.build_home(folder)
         with Store.open(home.database_url) as store, ownership(store, campaign):
@@ -199,16 +197,12 @@ def test_running_campaign_is_updated_live(page, server, home):
     main.locator("figure table").first.wait_for()  # what was opened stays
 
 
-def test_failed_campaign_shows_reason_and_outcomes(page, server, home, tmp_path, monkeypatch):
+def test_failed_campaign_shows_reason_and_outcomes(page, server, tmp_path, monkeypatch):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
-    what = Configuration(architecture="test_vit", batch_size=2, input_size=64)
-    with Store.open(home[0].database_url) as known:
-        spec = known.campaigns.get(home[1]).spec
     with Store.open(Home.open().database_url) as store:
-        campaign = store.campaigns.create("lost", spec, 7).id
-        store.campaigns.set_pool(campaign, [(what, False)])
-        store.rounds.plan(campaign, 0, "evaluation", samples.planned([what], "evaluate"))
-        samples.record_unstable(store, campaign, "others had the cores")
+        campaign = new_campaign(store, "lost")
+        store.rounds.plan(campaign, 0, "evaluation", planned(POOL[:1], role="evaluate"))
+        measure_next(store, campaign, "unstable", message="others had the cores")
         store.owners.begin_campaign(campaign)
         store.owners.end_campaign(campaign, CampaignState.FAILED, "too few labels; wait, resume")
     show(page, server, f"campaigns/{campaign}")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,23 +24,27 @@ COMMAND = [sys.executable, "-c", "from trappm.cli import main; main()", "serve",
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAPPM_HOME", str(folder))
-        yield folder
+def home(module_home):
+    return module_home
+
+
+@contextmanager
+def running(*options, **variables):
+    """A server with a data folder, and its port."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **variables}
+    with subprocess.Popen(
+        [*COMMAND, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment, cwd=ROOT, start_new_session=True,
+    ) as process:  # fmt: skip
+        yield process, int(re.search(r":(\d+) ", process.stdout.readline())[1])
 
 
 @pytest.fixture(scope="module")
 def server(home):
     """The process and its port."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        [*COMMAND, "--timeout", "60"], stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
-    ) as process:
+    with running("--timeout", "60") as (process, port):
         try:
-            line = process.stdout.readline()
-            yield process, int(re.search(r":(\d+) ", line)[1])
+            yield process, port
         finally:
             process.terminate()
             process.wait(60)
@@ -94,38 +99,33 @@ def test_server_follows_the_alias(server, home):
     assert ask(port, "/v1/predict", json.dumps(QUESTION))[1]["snapshot"] == newest
 
 
+@contextmanager
+def asked(port, question):
+    """Asks meanwhile; the status of the answer is there at the end."""
+    statuses = []
+    asking = threading.Thread(target=lambda: statuses.append(ask(port, "/v1/predict", question)[0]))
+    asking.start()
+    yield statuses
+    asking.join(30)
+
+
 def test_ctrl_c_twice_during_a_request_shows_no_traceback(home):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-        cwd=ROOT, start_new_session=True,
-    ) as process:  # fmt: skip
-        port = int(re.search(r":(\d+) ", process.stdout.readline())[1])
-        statuses = []
-        question = json.dumps({**QUESTION, "model": "resnet152"})  # has to be traced
-        asking = threading.Thread(
-            target=lambda: statuses.append(ask(port, "/v1/predict", question)[0])
-        )
-        asking.start()
-        time.sleep(0.5)
-        os.killpg(process.pid, signal.SIGINT)
-        time.sleep(0.5)
-        os.killpg(process.pid, signal.SIGINT)
+    question = json.dumps({**QUESTION, "model": "resnet152"})  # has to be traced
+    with running() as (process, port), asked(port, question) as statuses:
+        for _ in range(2):
+            time.sleep(0.5)
+            os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=60)
-        asking.join(30)
     assert statuses in ([200], [503])
     assert "Traceback" not in errors
 
 
 def test_server_finishes_requests_before_it_stops(server):
     process, port = server
-    statuses = []
     fresh = json.dumps({**QUESTION, "batch_size": 333, "model": ["test_resnet"] * 20})
-    asking = threading.Thread(target=lambda: statuses.append(ask(port, "/v1/predict", fresh)[0]))
-    asking.start()
-    time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    asking.join(30)
+    with asked(port, fresh) as statuses:
+        time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
     assert statuses == [200]
     assert process.wait(30) in {0, -signal.SIGTERM}
 
@@ -133,15 +133,7 @@ def test_server_finishes_requests_before_it_stops(server):
 def test_open_shows_the_page_and_ctrl_c_stops_the_server_in_one_line(home, tmp_path):
     opened, browser = tmp_path / "opened", tmp_path / "browser.sh"
     browser.write_text(f'echo "$1" > {opened}\n')
-    environment = {
-        **os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1",
-        "BROWSER": f"sh {browser} %s",
-    }  # fmt: skip
-    with subprocess.Popen(
-        [*COMMAND, "--open"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=environment, cwd=ROOT,
-    ) as process:  # fmt: skip
-        port = int(re.search(r":(\d+) ", process.stdout.readline())[1])
+    with running("--open", BROWSER=f"sh {browser} %s") as (process, port):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=90)
         connection.request("GET", "/")
         assert "<html" in connection.getresponse().read().decode()

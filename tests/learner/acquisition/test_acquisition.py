@@ -1,5 +1,6 @@
 """Acquisition: what is never picked, that the algebra is right, and that it beats chance."""
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import trappm.profiler.models.zoo  # noqa: F401  (before timm)
 from trappm.learner.acquisition import (
     STRATEGIES,
     AcquisitionRequest,
@@ -14,14 +16,18 @@ from trappm.learner.acquisition import (
     strategy_named,
 )
 from trappm.learner.acquisition.embedding_space import NOISE_VARIANCE, embedding_features
-from trappm.learner.acquisition.pool_covariance import (
-    LANDMARKS,
-    PoolPosterior,
-)
+from trappm.learner.acquisition.pool_covariance import LANDMARKS, PoolPosterior
+from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
 from trappm.learner.acquisition.pool_variance import taught_by_bounds
 from trappm.learner.acquisition.strategies import Representation
 from trappm.learner.gaussian_process import matern32
+from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.physics.devices.known_devices import known_devices
+from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
+from trappm.profiler.records import MemoryFormat, Precision
+from trappm.profiler.static_profile import graph_template, kernel_profile
 
 EVERY = list(STRATEGIES)
 
@@ -47,6 +53,16 @@ def request(n=60, seed=0, count=8, **options):
     return AcquisitionRequest(**{**values, **options})
 
 
+def unlabelled(**options):
+    """The same pool without labels."""
+    none = np.zeros(0, dtype=np.int64)
+    return request(labelled=none, pending=none, **options)
+
+
+def picks_of(name, query):
+    return [pick.index for pick in strategy_named(name).select(query)]
+
+
 def full_covariance(query):
     features = embedding_features(
         query.embeddings, np.log1p(query.static_features), np.random.default_rng(0)
@@ -67,7 +83,7 @@ def posterior_variance(covariance, known):
 @settings(max_examples=25, deadline=None)
 def test_only_open_candidates_are_picked_once_each(name, seed, count, step):
     query = request(seed=seed, count=count, candidates=np.arange(0, 60, step))
-    picks = [pick.index for pick in strategy_named(name).select(query)]
+    picks = picks_of(name, query)
     assert len(picks) == len(set(picks)) == count
     assert set(picks) <= set(query.candidates.tolist())
     assert not set(picks) & {*query.labelled.tolist(), *query.pending.tolist()}
@@ -99,31 +115,25 @@ def test_variance_beats_random_picks():
     covariance = full_covariance(query)
 
     def left_by(name, seed):
-        picks = strategy_named(name).select(
-            replace(query, generator=np.random.default_rng(seed))
-        )  # fmt: skip
-        return posterior_variance(covariance, [*query.known, *(p.index for p in picks)])
+        picks = picks_of(name, replace(query, generator=np.random.default_rng(seed)))
+        return posterior_variance(covariance, [*query.known, *picks])
 
     assert left_by("variance", 0) < min(left_by("random", seed) for seed in range(10))
 
 
 def test_pending_configurations_count_as_labelled():
-    query = request(
-        count=1, labelled=np.zeros(0, dtype=np.int64), pending=np.zeros(0, dtype=np.int64)
-    )
-    first = strategy_named("variance").select(query)[0].index
-    again = strategy_named("variance").select(replace(query, pending=np.array([first])))[0].index
-    both = [p.index for p in strategy_named("variance").select(replace(query, count=2))]
-    assert [first, again] == both
+    query = unlabelled(count=1)
+    first = picks_of("variance", query)
+    again = picks_of("variance", replace(query, pending=np.array(first)))
+    assert first + again == picks_of("variance", replace(query, count=2))
 
 
 def test_uncertain_configurations_are_preferred():
     query = request(n=200, count=10)
-    doubted = np.zeros(200, dtype=bool)
-    doubted[::2] = True
+    doubted = np.arange(200) % 2 == 0
     uncertainty = np.where(doubted, 1.0, 0.05)
     plain, leaning = (
-        sum(doubted[p.index] for p in strategy_named("variance").select(r))
+        sum(doubted[picks_of("variance", r)])
         for r in (query, replace(query, uncertainty=uncertainty))
     )
     assert leaning > plain
@@ -138,8 +148,7 @@ def test_a_batch_is_spread_over_the_pool():
     uncertainty = np.where(np.arange(120) >= 60, 5.0, 1.0)
     query = replace(query, embeddings=embeddings, static_features=static, uncertainty=uncertainty)
     query = replace(query, labelled=query.labelled[:5], pending=query.pending[:2])
-    picks = [p.index for p in strategy_named("variance").select(query)]
-    assert sum(i >= 60 for i in picks) <= 3
+    assert sum(i >= 60 for i in picks_of("variance", query)) <= 3
 
 
 def test_picks_report_their_reasons():
@@ -153,18 +162,20 @@ def test_picks_report_their_reasons():
 
 
 def test_invalid_requests_are_refused():
-    with pytest.raises(InputError, match="did you mean 'random'"):
-        strategy_named("randon")
-    with pytest.raises(InputError, match="no acquisition strategy 'bmdal-lcmd-gradients'"):
-        strategy_named("bmdal-lcmd-gradients")  # judged, not offered
-    with pytest.raises(InputError, match="asked for"):
-        request(count=10, candidates=np.arange(5))
-    with pytest.raises(InputError, match="rows for a pool of 60"):
-        request(uncertainty=np.ones(59))
-    with pytest.raises(InputError, match="outside the pool"):
-        request(labelled=np.array([60]))
-    with pytest.raises(InputError, match="values for"):
-        request(log_values=np.zeros(2))
+    for name, message in (
+        ("randon", "did you mean 'random'"),
+        ("bmdal-lcmd-gradients", "no acquisition strategy 'bmdal-lcmd-gradients'"),  # only judged
+    ):
+        with pytest.raises(InputError, match=message):
+            strategy_named(name)
+    for options, message in (
+        ({"count": 10, "candidates": np.arange(5)}, "asked for"),
+        ({"uncertainty": np.ones(59)}, "rows for a pool of 60"),
+        ({"labelled": np.array([60])}, "outside the pool"),
+        ({"log_values": np.zeros(2)}, "values for"),
+    ):
+        with pytest.raises(InputError, match=message):
+            request(**options)
     with pytest.raises(InputError, match="needs the families"):
         picks_of("stratified", request(families=None))
 
@@ -172,20 +183,12 @@ def test_invalid_requests_are_refused():
 # What each strategy is about.
 
 
-def picks_of(name, query):
-    return [pick.index for pick in strategy_named(name).select(query)]
-
-
-def nothing():
-    return np.zeros(0, dtype=np.int64)
-
-
 @pytest.mark.parametrize("name", [n for n in EVERY if n != "uncertainty"])
 def test_strategies_work_without_labels(name):
-    query = request(labelled=nothing(), pending=nothing(), uncertainty=None)
+    query = unlabelled(uncertainty=None)
     assert len(set(picks_of(name, query))) == 8
-    equal = replace(query, embeddings=np.ones((60, 12), np.float32))
-    equal = replace(equal, static_features=np.ones((60, 6)))
+    ones = np.ones((60, 12), np.float32)
+    equal = replace(query, embeddings=ones, static_features=np.ones((60, 6)))
     assert len(set(picks_of(name, equal))) == 8
 
 
@@ -200,19 +203,17 @@ def test_uncertainty_picks_the_most_uncertain_and_needs_heads():
 
 def test_stratified_picks_give_each_family_its_share():
     families = ["large"] * 40 + ["small"] * 20
-    query = request(families=families, labelled=nothing(), pending=nothing(), count=12)
+    query = unlabelled(families=families, count=12)
     drawn = [families[i] for i in picks_of("stratified", query)]
     assert drawn.count("large") == 8
-    spent = request(families=families, labelled=np.arange(8), pending=nothing(), count=4)
+    spent = replace(query, labelled=np.arange(8), count=4)
     assert [families[i] for i in picks_of("stratified", spent)] == ["small"] * 4
 
 
 def test_clusters_start_in_every_family():
     families = [f"family {i % 4}" for i in range(60)]
-    query = request(families=families, labelled=nothing(), pending=nothing())
-    assert sorted(families[i] for i in picks_of("clusters", query)) == sorted(
-        [f"family {i}" for i in range(4)] * 2
-    )
+    drawn = Counter(families[i] for i in picks_of("clusters", unlabelled(families=families)))
+    assert drawn == dict.fromkeys(families, 2)
 
 
 def test_facility_covers_the_pool_better_than_random():
@@ -297,7 +298,7 @@ def test_one_batch_serves_all_metrics():
         features = np.zeros_like(covariance.features)
         features[half] = covariance.features[half]
         halves.append(PoolCovariance(features, 0.1))
-    query = request(labelled=nothing(), pending=nothing(), count=8)
+    query = unlabelled(count=8)
     for covariances, expected in (([halves[0]], 8), ([halves[1]], 0), (halves, 4)):
         picked = picks_of("ours", replace(query, covariances=covariances))
         assert sum(i < 30 for i in picked) == pytest.approx(expected, abs=1)
@@ -318,11 +319,8 @@ def test_near_duplicates_of_a_pick_are_not_picked():
     generator = np.random.default_rng(2)
     features = np.repeat(generator.normal(0, 1, (20, 30)), 3, axis=0)
     features += generator.normal(0, 0.02, features.shape)
-    query = request(
-        covariances=[PoolCovariance(features.astype(np.float32), 0.05)],
-        labelled=nothing(), pending=nothing(), count=15,
-    )  # fmt: skip
-    picked = picks_of("ours", query)
+    covariance = PoolCovariance(features.astype(np.float32), 0.05)
+    picked = picks_of("ours", unlabelled(covariances=[covariance], count=15))
     assert len({i // 3 for i in picked}) == 15
 
 
@@ -338,7 +336,7 @@ def test_noisy_configurations_are_picked_last():
 
 def test_variance_alone_decides_on_a_second_device():
     """What is left there is a difference, which the neighbourhood of a label says little of."""
-    query = request(covariances=[of_metric()], labelled=nothing(), pending=nothing(), count=10)
+    query = unlabelled(covariances=[of_metric()], count=10)
     taught = replace(query, taught=True)
     assert picks_of("ours", taught) == picks_of("variance-heads", query) != picks_of("ours", query)
     networks = replace(taught, covariances=())
@@ -406,9 +404,9 @@ def test_picks_combine_variance_and_representation():
     place = [0] * 20 + [1] * 5 + [2, 3, 4, 5, 6]
     features = np.zeros((30, 30), np.float32)
     features[22, 22], features[27, 27] = 0.9, 1.2
-    query = request(
+    query = unlabelled(
         n=30, embeddings=places[place].astype(np.float32), static_features=np.ones((30, 1)),
-        covariances=[PoolCovariance(features, 0.1)], count=1, labelled=nothing(), pending=nothing(),
+        covariances=[PoolCovariance(features, 0.1)], count=1,
     )  # fmt: skip
     assert picks_of("variance-heads", query) == [27]
     assert picks_of("facility", query)[0] < 20
@@ -417,9 +415,9 @@ def test_picks_combine_variance_and_representation():
 
 def test_variance_decides_where_representation_is_zero():
     """Copies of what is known, such as far more labels than targets leave behind."""
-    alike = np.ones((60, 12), np.float32)
+    ones = np.ones((60, 12), np.float32)
     covariance = of_metric()
-    query = request(embeddings=alike, static_features=np.ones((60, 6)), covariances=[covariance])
+    query = request(embeddings=ones, static_features=np.ones((60, 6)), covariances=[covariance])
     assert picks_of("ours", query) == picks_of("variance-heads", query)
 
 
@@ -440,3 +438,81 @@ def test_the_pool_posterior_agrees_with_the_matrix_inverse(seed):
     np.testing.assert_allclose(knowledge.variance, np.diag(covariance), rtol=1e-3, atol=1e-5)
     gains = (covariance**2).sum(axis=0) / (np.diag(covariance) + noise * factor)
     np.testing.assert_allclose(knowledge.gains(), gains, rtol=2e-3, atol=1e-4)
+
+
+# What is known of a pool before labels, with kernels, without, and with those of a part of it.
+
+
+SETTINGS = {"precision": Precision.FP32, "memory_format": MemoryFormat.CONTIGUOUS}
+ARCHITECTURES = ("test_resnet", "test_vit", "test_efficientnet")
+
+
+@pytest.fixture(scope="module")
+def traced():
+    workloads_with_kernels = []
+    for name in ARCHITECTURES:
+        template = graph_template(name, 64)
+        kernels = kernel_profile(name, 64, fused_attention=True, **SETTINGS)
+        workloads_with_kernels += [
+            Workload(graph=template.at(batch), kernels=kernels, **SETTINGS) for batch in (1, 8, 64)
+        ]
+    return workloads_with_kernels
+
+
+def known(workloads, metrics=("step_time_ms",), **options):
+    generator = np.random.default_rng(0)
+    return PoolKnowledge.of(workloads, metrics, spec_of("a100"), generator, **options)
+
+
+def test_kernels_improve_the_step_time_estimate(traced):
+    plain = known([replace(w, kernels=None) for w in traced]).estimates["step_time_ms"]
+    better = known(traced).estimates["step_time_ms"]
+    assert not np.allclose(plain.median, better.median, rtol=0.1)
+    for knowledge in (plain, better):
+        assert np.all(np.diff(knowledge.median.reshape(3, 3), axis=1) > 0)
+
+
+def test_workloads_without_kernels_are_estimated_separately(traced):
+    mixed = [replace(w, kernels=None) if i < 3 else w for i, w in enumerate(traced)]
+    knowledge, whole = known(mixed), known(traced)
+    features = knowledge.covariances["step_time_ms"].features
+    between = features[:3] @ features[3:].T
+    assert between == pytest.approx(0.0)
+    assert (features[:3] @ features[:3].T).min() > 0
+    assert knowledge.estimates["step_time_ms"].median[3:] == pytest.approx(
+        whole.estimates["step_time_ms"].median[3:]
+    )
+    alone = known([replace(w, kernels=None) for w in traced[:3]])
+    assert knowledge.estimates["step_time_ms"].median[:3] == pytest.approx(
+        alone.estimates["step_time_ms"].median
+    )
+
+
+def test_a_second_device_is_uncertain_in_how_devices_differ(traced):
+    """Of step times that kernels explain; of graphs and memory nothing of the kind is known."""
+    metrics = ("step_time_ms", "memory_mib")
+    plain, second = known(traced, metrics), known(traced, metrics, others=known_devices())
+    moves = StepTimePrior.like_others(spec_of("a100"), known_devices()).sensitivities(traced)
+
+    def left_of(known):
+        features = known.covariances["step_time_ms"].features
+        return np.linalg.norm(features @ features.T - moves @ moves.T) / np.linalg.norm(moves) ** 2
+
+    assert left_of(second) < 0.2 < left_of(plain)
+    same = [k.covariances["memory_mib"].features for k in (plain, second)]
+    assert np.array_equal(*same)
+    untraced = [replace(w, kernels=None) for w in traced]
+    alone = [known(untraced, others=others) for others in (None, known_devices())]
+    assert np.array_equal(*(k.covariances["step_time_ms"].features for k in alone))
+
+
+def test_rows_of_the_pool_keep_their_estimates(traced):
+    rows = np.array([7, 2])
+    whole = known(traced, ("step_time_ms", "memory_mib", "energy_j"))
+    part = whole.of_rows(rows)
+    assert set(part.covariances) == {"step_time_ms", "memory_mib"}
+    for metric, covariance in whole.covariances.items():
+        assert np.array_equal(part.covariances[metric].features, covariance.features[rows])
+    knowledge, some = whole.estimates["memory_mib"], part.estimates["memory_mib"]
+    limit = float(np.median(knowledge.median))
+    assert np.array_equal(probability_above(some, limit), probability_above(knowledge, limit)[rows])

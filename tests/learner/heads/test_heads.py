@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from workload_samples import errors_percent as errors
+from workload_samples import trained_heads as train
 
 from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
 from trappm.learner.workload import Workload
@@ -12,31 +14,12 @@ from trappm.profiler.devices.catalogue import USABLE_SHARE
 from trappm.profiler.errors import InputError
 
 
-def train(zoo, rows, targets, preset, seed=0, **options):
-    workloads, groups = zoo.workloads(rows)
-    return train_heads(
-        workloads,
-        targets[rows],
-        groups=groups,
-        preset=preset.head,
-        generator=np.random.default_rng(seed),
-        **options,
-    )
-
-
 def split(zoo, labels, seed=0):
-    """Indices of so many labels, and of all graphs of eight other architectures."""
+    """Indices of this number of labels, and of all graphs of eight other architectures."""
     generator = np.random.default_rng(seed)
     names = np.array(zoo.names)
     held_out = np.isin(names, generator.permutation(np.unique(names))[:8])
     return generator.permutation(np.flatnonzero(~held_out))[:labels], np.flatnonzero(held_out)
-
-
-def errors(heads, zoo, rows, targets):
-    """MAPE of each metric on these rows."""
-    predictions = heads.predict(zoo.workloads(rows)[0])
-    columns = [("step_time_ms", "memory_mib", "power_w").index(m) for m in predictions.metrics]
-    return 100 * np.mean(np.abs(predictions.median / targets[np.ix_(rows, columns)] - 1), axis=0)
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +34,11 @@ def test_forty_labels_predict_unseen_architectures(trained, zoo):
     step_time, memory = errors(heads, zoo, held_out, targets)
     assert step_time < 20
     assert memory < 8
+    p = heads.predict(zoo.workloads(held_out)[0])
+    assert np.all((p.low < p.median) & (p.median < p.high))
+    assert np.all(p.log_std >= p.disagreement)
+    inside = (p.low <= targets[held_out, :2]) & (targets[held_out, :2] <= p.high)
+    assert inside.mean() > 0.75
 
 
 def test_the_residual_improves_on_the_prior(zoo, measure, small):
@@ -173,20 +161,10 @@ def test_transfer_from_eight_labels_beats_training_from_scratch(trained, zoo, me
 
 def test_transfer_needs_heads_of_the_same_kind(trained, zoo, measure, small):
     networks = replace(small, head=replace(small.head, physical_prior=False, steps=1))
-    with pytest.raises(InputError, match="another preset"):
-        train(zoo, np.arange(8), measure(zoo.graphs), networks, init=trained[0])
-    other = train(zoo, np.arange(8), measure(zoo.graphs), networks)
-    with pytest.raises(InputError, match="another preset"):
-        train(zoo, np.arange(8), measure(zoo.graphs), small, init=other)
-
-
-def test_intervals_contain_most_unseen_labels(trained, zoo):
-    heads, _, held_out, targets = trained
-    p = heads.predict(zoo.workloads(held_out)[0])
-    assert np.all((p.low < p.median) & (p.median < p.high))
-    assert np.all(p.log_std >= p.disagreement)
-    inside = (p.low <= targets[held_out, :2]) & (targets[held_out, :2] <= p.high)
-    assert inside.mean() > 0.75
+    labels = zoo, np.arange(8), measure(zoo.graphs)
+    for preset, init in ((networks, trained[0]), (small, train(*labels, networks))):
+        with pytest.raises(InputError, match="another preset"):
+            train(*labels, preset, init=init)
 
 
 def test_equal_seeds_give_equal_heads(zoo, measure, small):
@@ -251,10 +229,8 @@ def test_wrong_shapes_and_values_are_refused(zoo, measure, small):
 
 def test_progress_counts_metrics(zoo, measure, small):
     seen = []
-    train(
-        zoo, np.arange(0, 30, 3), measure(zoo.graphs), small,
-        on_progress=lambda *p: seen.append(p),
-    )  # fmt: skip
+    rows = np.arange(0, 30, 3)
+    train(zoo, rows, measure(zoo.graphs), small, on_progress=lambda *p: seen.append(p))
     assert seen == [(1, 2), (2, 2)]
 
 

@@ -5,30 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from workload_samples import errors_percent as errors
+from workload_samples import trained_heads as train
 
 from trappm.learner.estimator import Targets
-from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
+from trappm.learner.heads.device_heads import heads_from_tensors
 from trappm.learner.paper.estimators import paper_estimator
 from trappm.learner.paper.presets import PAPER
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
-
-
-def train(zoo, rows, targets, preset, groups=None, **options):
-    workloads, names = zoo.workloads(rows)
-    return train_heads(
-        workloads,
-        targets[rows],
-        groups=groups or names,
-        preset=preset.head,
-        generator=np.random.default_rng(0),
-        **options,
-    )
-
-
-def errors(heads, zoo, rows, targets):
-    predictions = heads.predict(zoo.workloads(rows)[0])
-    return 100 * np.mean(np.abs(predictions.median / targets[rows][:, :2] - 1), axis=0)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +32,7 @@ def test_networks_can_overfit_a_small_set(zoo, measure, networks):
     rows = np.arange(0, 24, 3)
     many = np.tile(rows, 6)  # so that no fold misses a graph
     groups = [str(i) for i in range(len(many))]
-    heads = train(zoo, many, targets, replace(networks, head=head), groups)
+    heads = train(zoo, many, targets, replace(networks, head=head), groups=groups)
     assert errors(heads, zoo, rows, targets).max() < 12
 
 

@@ -5,16 +5,12 @@ import pytest
 
 from research.priors.other_devices import pooled_errors
 from trappm.learner.heads.device_heads import Heads
-from trappm.learner.heads.other_devices import (
-    Basis,
-    OtherDevices,
-    known_of_others,
-)
+from trappm.learner.heads.other_devices import Basis, OtherDevices, known_of_others
 from trappm.learner.heads.predictions import TrainedHeads
 from trappm.learner.workload import Workload
 from trappm.prediction.fitting import MemoryInterval, Verdict
 from trappm.profiler.devices.catalogue import memory_mib
-from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
+from trappm.profiler.records import Optimizer, Phase, Precision
 from trappm.profiler.static_profile import static_profile, step_profile
 from trappm.profiler.tracing.tracer import StepOptions
 
@@ -31,14 +27,9 @@ def profile():
 
 def workload_of(profile, phase=Phase.TRAIN, batch_size=32):
     return Workload(
-        graph=profile.graph.at(batch_size),
-        precision=Precision.FP32,
-        memory_format=MemoryFormat.CONTIGUOUS,
-        optimizer=Optimizer.SGD,
-        phase=phase,
-        step=profile.step,
+        graph=profile.graph.at(batch_size), phase=phase, step=profile.step,
         kernels=profile.step.kernels,
-    )
+    )  # fmt: skip
 
 
 def medians(others, device, workload):
@@ -93,9 +84,8 @@ def test_measured_steps_narrow_the_interval(others, phase):
 def test_other_devices_are_restored_from_tensors(others, profile):
     again = OtherDevices.from_tensors(others.tensors())
     for device in ("t4", "rtx-2060"):
-        assert medians(again, device, workload_of(profile)) == medians(
-            others, device, workload_of(profile)
-        )
+        first, second = (medians(o, device, workload_of(profile)) for o in (others, again))
+        assert first == second
 
 
 def test_damaged_tensors_are_refused(others):

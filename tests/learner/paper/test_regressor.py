@@ -29,14 +29,15 @@ def chosen(items, rows):
     return [items[i] for i in np.flatnonzero(rows)]
 
 
+def fitted(estimator, zoo, split, seed=0):
+    train, _, values = split
+    labels = targets(values[train], chosen(zoo.names, train))
+    return estimator.fit(chosen(workloads(zoo), train), labels, np.random.default_rng(seed))
+
+
 @pytest.fixture(scope="module")
 def model(zoo, published, split):
-    train, _, values = split
-    return published.fit(
-        chosen(workloads(zoo), train),
-        targets(values[train], chosen(zoo.names, train)),
-        np.random.default_rng(0),
-    )
+    return fitted(published, zoo, split)
 
 
 def test_the_regressor_predicts_unseen_architectures(zoo, split, model):
@@ -48,7 +49,7 @@ def test_the_regressor_predicts_unseen_architectures(zoo, split, model):
 
 
 def test_predictions_grow_with_batch_size(zoo, model):
-    """The published code standardises over one sample, and batch 1 and 16 look alike."""
+    """The published code standardises over one sample, and batch 1 and 16 look equal."""
     same = [i for i, name in enumerate(zoo.names) if name == zoo.names[0]]
     predicted = model.predict([workloads(zoo)[i] for i in same]).median
     batches = [zoo.graphs[i].batch_size for i in same]
@@ -68,19 +69,13 @@ def test_unknown_operators_raise_uncertainty(zoo, split, model):
 
 
 def test_equal_seeds_give_equal_predictions(zoo, small, split):
-    train, test, values = split
     quick = paper_estimator("trappm-small", replace(small.head, steps=2), zoo.encoder)
-
-    def predictions(seed):
-        model = quick.fit(
-            chosen(workloads(zoo), train),
-            targets(values[train], chosen(zoo.names, train)),
-            np.random.default_rng(seed),
-        )
-        return model.predict(chosen(workloads(zoo), test)).median
-
-    np.testing.assert_array_equal(predictions(1), predictions(1))
-    assert not np.array_equal(predictions(1), predictions(2))
+    first, again, other = (
+        fitted(quick, zoo, split, seed).predict(chosen(workloads(zoo), split[1])).median
+        for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
 
 
 def test_transfer_beats_training_from_scratch(zoo, published, split, model):

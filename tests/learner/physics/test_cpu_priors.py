@@ -49,7 +49,7 @@ def test_a_graph_without_nodes_has_features(labelled):
 @pytest.mark.parametrize("prior", PRIORS)
 def test_labels_recover_the_constants(prior, labelled):
     rng = np.random.default_rng(0)
-    spreads = np.array([term.spread for term in prior.spec.terms])
+    spreads = np.array(list(prior.spec.spreads.values()))
     truth = prior.with_constants(spreads * rng.uniform(-0.7, 0.7, len(spreads)))
     log_values = truth.log_values(labelled[0])
     off = [np.abs(p.log_values(labelled[0]) - log_values).mean()
@@ -75,7 +75,7 @@ def fit(workloads, names, log_values, start=None):
 
 def far(seed):
     """A device whose constants have little to do with others'."""
-    return CpuTimePrior(np.random.default_rng(seed).uniform(-2.5, 2.5, len(SPEC.terms)))
+    return CpuTimePrior(np.random.default_rng(seed).uniform(-2.5, 2.5, len(SPEC.spreads)))
 
 
 def test_transfer_helps_a_similar_device(labelled):
@@ -98,8 +98,8 @@ def test_transfer_helps_a_similar_device(labelled):
 def test_transfer_does_not_prevent_learning_a_different_device(labelled):
     """Of a device that is unlike the source in one kind of kernel, labels teach as from scratch."""
     workloads, names = labelled
-    unlike = np.zeros(len(SPEC.terms))
-    unlike[[term.name for term in SPEC.terms].index("depthwise backward")] = 3.0
+    unlike = np.zeros(len(SPEC.spreads))
+    unlike[list(SPEC.spreads).index("depthwise backward")] = 3.0
     source = fit(workloads, names, CpuTimePrior(unlike).log_values(workloads))
     truth = CpuTimePrior().log_values(workloads)
     before = np.abs(np.log(source.predict(workloads).median) - truth).mean()

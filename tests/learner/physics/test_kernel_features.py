@@ -1,7 +1,5 @@
 """Every feature can differ from 0, no two kinds share one, and what they mean has a version."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from dataclasses import replace
@@ -10,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from feature_zoo import Convolutions, OneConvolution, OtherOperators, in_all_settings
+from feature_zoo import Convolutions, OtherOperators, in_all_settings, one_convolution
 
 from trappm.learner.physics.cpu_priors import CpuMemoryPrior, CpuTimePrior
 from trappm.learner.physics.device_specs import DeviceSpec
@@ -57,7 +55,7 @@ NEVER_TRACED = {"Attention", "GroupNormalization", "Gelu"}
 
 @pytest.fixture(scope="module")
 def zoo():
-    modules = [Convolutions(), OtherOperators(), *map(OneConvolution, ConvolutionKind)]
+    modules = [Convolutions(), OtherOperators(), *map(one_convolution, ConvolutionKind)]
     return [workload for module in modules for workload in in_all_settings(module)]
 
 
@@ -88,13 +86,11 @@ def single_kernels(zoo):
         table = workload.kernels.table(workload.phase)
         for row in range(len(table)):
             columns = {name: getattr(table, name)[row : row + 1] for name in vars(table)}
+            table_alone = KernelTable(**columns)
             alone = replace(
-                workload.kernels,
-                train=KernelTable(**columns),
-                infer=KernelTable(**columns),
-                parameters=0,
+                workload.kernels, train=table_alone, infer=table_alone, parameters=0,
                 parameter_tensors=0,
-            )
+            )  # fmt: skip
             kind, which = KernelKind(table.kinds[row]), Pass(table.passes[row])
             yield replace(workload, kernels=alone), kind, which
 
@@ -130,7 +126,7 @@ def test_no_two_kinds_of_kernels_share_a_feature(zoo):
 def test_no_two_kinds_of_convolutions_share_a_feature_of_memory():
     stem = ConvolutionKind.DENSE
     for kind in ConvolutionKind:
-        training, inference, *_ = in_all_settings(OneConvolution(kind))
+        training, inference, *_ = in_all_settings(one_convolution(kind))
         for memory in (step_memory(training), step_memory(inference)):
             present = {int(k) for k in np.flatnonzero(memory.convolutions)}
             assert present == {int(kind), int(stem)}

@@ -1,8 +1,11 @@
 """The prior of memory: what it says without labels, and what few labels make of its constants."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from workload_samples import mape
 
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.metric_head import Head, Ours
@@ -29,10 +32,6 @@ def traced():
             workloads.append(Workload(graph=profile.graph.at(batch_size), step=profile.step))
             names.append(name)
     return workloads, names
-
-
-def with_settings(workload, **settings):
-    return Workload(graph=workload.graph, step=workload.step, **settings)
 
 
 def test_unlabelled_memory_is_process_plus_simulation(traced):
@@ -100,7 +99,7 @@ def test_adam_needs_more_and_inference_less_memory(traced):
     workload = traced[0][1]
 
     def mib(**settings):
-        return np.exp(MemoryPrior().log_values([with_settings(workload, **settings)]))[0]
+        return np.exp(MemoryPrior().log_values([replace(workload, **settings)]))[0]
 
     assert mib(optimizer=Optimizer.ADAM) > mib() > mib(precision=Precision.AMP_FP16)
     assert mib() > mib(phase=Phase.INFER) > INFERENCE_SHARE * PROCESS_MIB
@@ -117,7 +116,7 @@ def test_untraced_steps_are_estimated_from_the_graph(traced):
 
 
 def test_process_memory_depends_on_the_gpu_generation(traced):
-    """760 MiB beside the allocator and 65 in it on an H100: examples/data/h100."""
+    """760 MiB in addition to the allocator and 65 in it on an H100: examples/data/h100."""
     workloads, _ = traced
     tensors = np.exp(MemoryPrior().log_values(workloads)) - PROCESS_MIB
 
@@ -127,7 +126,7 @@ def test_process_memory_depends_on_the_gpu_generation(traced):
     np.testing.assert_allclose(process_mib(spec_of("h100")), 760 + 65)
     np.testing.assert_allclose(process_mib(spec_of("a100")), 760 + 17.25)
     np.testing.assert_allclose(process_mib(None), 760)
-    infer = [with_settings(workload, phase=Phase.INFER) for workload in workloads]
+    infer = [replace(workload, phase=Phase.INFER) for workload in workloads]
     without, with_less = (
         np.exp(prior.log_values(infer))
         for prior in (MemoryPrior(), MemoryPrior.on(spec_of("h100")))
@@ -175,13 +174,8 @@ def test_transfer_with_two_labels_is_no_worse_than_scratch(traced):
     missing = np.full(len(values), np.nan)
     source = Ours(MemoryPrior()).fit(workloads, Targets(values, missing, names), generator)
     few = Targets(1.02 * values[:2], missing[:2], names[:2])
-    off = [
-        np.abs(
-            Ours(MemoryPrior()).fit(workloads[:2], few, generator, start).predict(workloads).median
-            / (1.02 * values) - 1
-        ).mean()
-        for start in (source, None)
-    ]  # fmt: skip
+    heads = [Ours(MemoryPrior()).fit(workloads[:2], few, generator, s) for s in (source, None)]
+    off = [mape(head, workloads, 1.02 * values) for head in heads]
     assert off[0] < 0.03
     assert off[0] <= off[1]
 
@@ -190,11 +184,10 @@ def test_wrong_labels_are_refused(traced):
     workloads, names = traced
     good, missing = np.full(15, 2000.0), np.full(15, np.nan)
     estimator, generator = Ours(MemoryPrior()), np.random.default_rng(0)
-    with pytest.raises(InputError, match="shapes"):
-        estimator.fit(workloads, Targets(good[:3], missing, names), generator)
-    with pytest.raises(InputError, match="missing, zero"):
-        estimator.fit(workloads, Targets(missing, missing, names), generator)
-    with pytest.raises(InputError, match="missing, zero"):
-        estimator.fit(workloads, Targets(-good, missing, names), generator)
+    for bad, message in (
+        (good[:3], "shapes"), (missing, "missing, zero"), (-good, "missing, zero")
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            estimator.fit(workloads, Targets(bad, missing, names), generator)
     with pytest.raises(InputError, match="cannot be the start of a head"):
         estimator.fit(workloads, Targets(good, missing, names), generator, object())

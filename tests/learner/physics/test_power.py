@@ -111,12 +111,8 @@ def test_constants_are_recovered_from_labels(workloads):
         for limit in (250.0, 150.0, 100.0):
             limits = np.full(len(workloads), limit)
             point = Steps.timed(loads, sheet, own, time_ms, usual).under(limits)
-            labels.append(
-                Labels(
-                    card, sheet, loads, time_ms, usual, limits, point.power_w, point.time_ms,
-                    np.full(len(workloads), 1.0),
-                )
-            )  # fmt: skip
+            labels.append(Labels(card, sheet, loads, time_ms, usual, limits, point.power_w,
+                                 point.time_ms, np.ones(len(workloads))))  # fmt: skip
     fitted = fit(labels)
     for part in labels:
         errors = part.errors(fitted.cards[part.card].mean)

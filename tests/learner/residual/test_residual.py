@@ -7,7 +7,7 @@ import pytest
 
 from trappm.learner.gaussian_process import fit_process
 from trappm.learner.residual.residual import Residual, fit_residual
-from trappm.learner.stats.folds import grouped_folds
+from trappm.learner.stats.folds import cluster_folds, drawn_rows, grouped_folds
 
 
 def data(rows, seed=0, noise=0.02, outliers=0.0):
@@ -41,6 +41,28 @@ def test_outliers_do_not_spoil_the_residual():
     clean, spoilt = (fitted(200, outliers=share)[0] for share in (0.0, 0.05))
     errors = [np.abs(r.predict(features)[0] - truth).mean() for r in (clean, spoilt)]
     assert errors[1] < 1.6 * errors[0]
+
+
+@pytest.mark.parametrize("rows", [30, 120])
+def test_labels_count_by_their_own_errors(rows):
+    """Three of five labels have an error that is known."""
+    features, _, values, groups = data(rows)
+    generator = np.random.default_rng(1)
+    own = np.where(generator.random(rows) < 0.6, 0.25, 0.0)
+    values = values + own * generator.normal(size=rows)
+    (equal, _), (weighted, unseen) = (
+        fit_residual(
+            features, values, groups, np.random.default_rng(0), feature_groups=(2, 4),
+            label_errors=errors,
+        )
+        for errors in (None, own)
+    )  # fmt: skip
+    unseen_features, unseen_truth, _, _ = data(400, seed=9)
+    off = [np.abs(r.predict(unseen_features)[0] - unseen_truth).mean() for r in (equal, weighted)]
+    assert off[1] < 0.9 * off[0]
+    assert weighted.noise < 0.8 * equal.noise
+    # What a label may be off is the model's deviation and its own error.
+    assert unseen.deviation[own > 0].min() > 0.25 > np.median(unseen.deviation[own == 0])
 
 
 @pytest.mark.parametrize(("rows", "seed"), [(0, 0), (2, 0), (5, 0), (20, 0), (20, 1), (60, 0)])
@@ -131,3 +153,46 @@ def test_one_exact_label_leaves_noise_uncertain():
     features, generator = np.zeros((1, 2)), np.random.default_rng(0)
     residual, _ = fit_residual(features, np.array([0.001]), ["a"], generator)
     assert 0.05 < residual.noise < 0.2
+
+
+# Folds of clusters hold out similar workloads together, and divide no architecture.
+
+
+def far_apart(centres, seed=0):
+    """Ten architectures around each of some centres, three labels of each."""
+    generator = np.random.default_rng(seed)
+    middles = np.repeat(np.array(centres, dtype=float), 10, axis=0)
+    middles += 0.1 * generator.normal(size=middles.shape)
+    names = [f"a{number}" for number in range(len(middles)) for _ in range(3)]
+    return np.repeat(middles, 3, axis=0) + 0.3 * generator.normal(size=(len(names), 2)), names
+
+
+def test_distant_clusters_are_separate_folds_and_architectures_stay_whole():
+    points, names = far_apart([(0, 0), (0, 9), (9, 0), (9, 9)])
+    for seed in range(10):
+        folds = cluster_folds(points, names, 4, np.random.default_rng(seed))
+        by_centre = [set(part.tolist()) for part in np.split(folds, 4)]
+        assert all(len(part) == 1 for part in by_centre)
+        assert len(set.union(*by_centre)) == 4
+        of_name = {}
+        assert all(of_name.setdefault(n, f) == f for n, f in zip(names, folds, strict=True))
+
+
+def test_identical_points_share_a_fold():
+    names = ["a", "a", "b", "c"]
+    folds = cluster_folds(
+        np.array([[0.0], [2.0], [1.0], [5.0]]), names, 5, np.random.default_rng(0)
+    )
+    assert len(set(folds.tolist())) == 2  # a and b lie at the same place
+    assert folds[0] == folds[1] == folds[2] != folds[3]
+    assert not cluster_folds(np.zeros((3, 1)), ["a"] * 3, 5, np.random.default_rng(0)).any()
+    assert len(cluster_folds(np.zeros((0, 1)), [], 5, np.random.default_rng(0))) == 0
+
+
+def test_drawn_rows_cover_sorted_labels_evenly():
+    rows = drawn_rows(4500, 1500)
+    assert len(rows) == len(set(rows.tolist())) == 1500
+    assert np.array_equal(rows, np.sort(rows))
+    assert np.array_equal(rows, drawn_rows(4500, 1500))
+    assert np.bincount(rows % 3).min() > 400  # three batch sizes of each architecture
+    assert np.array_equal(drawn_rows(7, 10), np.arange(7))

@@ -53,13 +53,10 @@ def test_a_pushed_snapshot_is_pulled_and_used_without_the_registry(snapshot_cli,
 
 
 def test_show_lists_each_source_file_once(snapshot_cli):
-    files = {
-        source["file"]
-        for source in json.loads(snapshot_cli("show", "default", "--json"))["sources"]
-    }
+    sources = json.loads(snapshot_cli("show", "default", "--json"))["sources"]
     _, shown = snapshot_cli("show", "default").split("learned from\n")
     rows = shown.splitlines()[2:]
-    assert [row.split()[0] for row in rows] == sorted(files)
+    assert [row.split()[0] for row in rows] == sorted({source["file"] for source in sources})
 
 
 def test_a_worse_snapshot_is_published_without_becoming_latest(snapshot_cli, home, shared):
@@ -112,16 +109,15 @@ def test_damaged_snapshots_are_refused(snapshot_cli, home, shared):
     assert "does not fit this version" in snapshot_cli("show", bare, status=2)
     shutil.copytree(SHIPPED, home / "snapshots" / ("0" * 20))
     assert "under another one's name" in snapshot_cli("show", "0" * 20, status=2)
-    assert trappm.cli.run(["predict", "test_resnet", "--snapshot", "0" * 20]) == 2
+    assert run(["predict", "test_resnet", "--snapshot", "0" * 20]) == 2
 
 
 def test_an_unusable_latest_is_reported_with_the_default_as_alternative(snapshot_cli, home, capsys):
     name = write_sample(home / "snapshots")  # without heads
     snapshot_cli("push", name, "--alias", "latest")
-    assert trappm.cli.run(["predict", "test_resnet", "--device", "a100"]) == 2
+    words = ["predict", "test_resnet", "--device", "a100"]
+    assert run(words) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert name in line
     assert "--snapshot default" in line
-    assert (
-        trappm.cli.run(["predict", "test_resnet", "--device", "a100", "--snapshot", "default"]) == 0
-    )
+    assert run([*words, "--snapshot", "default"]) == 0

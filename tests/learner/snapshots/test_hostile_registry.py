@@ -34,7 +34,7 @@ NAMED = {"heads": 2, "errors": 2, "files": 1, "by_family": 1}
 
 
 def places(value):
-    """The paths of values, one of each kind: heads of devices are alike, and items of lists."""
+    """The paths of values, one of each kind: heads and items of lists have one shape."""
     kinds = {}
     for path in _places(value):
         kind = ["*" if isinstance(key, int) else key for key in path]

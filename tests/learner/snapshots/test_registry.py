@@ -86,39 +86,34 @@ def test_a_snapshot_is_not_promoted_if_errors_rise_or_a_family_is_missing(
     assert there.resolve("latest") == (after if moves else before)
 
 
-def test_a_snapshot_that_lacks_a_metric_is_not_promoted(here, there):
-    every, single = ("memory_mib", "step_time_ms"), ("memory_mib",)
-    before, after = (
-        there.push(here / write_sample(here, n, metrics=m)) for n, m in ((1, every), (2, single))
-    )
-    promote(there, "latest", before)
-    promotion = promote(there, "latest", after)
-    assert not promotion.moved
-    assert "has no head of a100 train step_time_ms" in promotion.message
+FAMILIES = ["resnet", "vit"]
 
 
-@pytest.mark.parametrize("judged_by_phase", [True, False])
-def test_errors_are_compared_within_a_phase(here, there, judged_by_phase):
-    def pushed(number, mape, phase):
-        return there.push(
-            here / write_sample(here, number, mape, phase=phase, judged_by_phase=judged_by_phase)
-        )
-
-    assert promote(there, "latest", pushed(1, 5.0, "infer")).moved
-    assert promote(there, "latest", pushed(2, 50.0, "train")).moved
-    promotion = promote(there, "latest", pushed(3, 50.0, "infer"))
-    assert "a100 infer memory_mib was 5 % off, is 50 %" in promotion.message
-
-
-def test_a_snapshot_of_another_device_is_not_compared(here, there):
-    before = there.push(here / write_sample(here, 1, families=["resnet", "vit"]))
-    after = there.push(here / write_sample(here, 2, 50.0, families=["gpt2"], device="h100"))
-    promote(there, "latest", before)
-    assert promote(there, "latest", after).moved
-    third = there.push(here / write_sample(here, 3, 9.0, families=["resnet", "vit"]))
-    promotion = promote(there, "latest", third)  # against the first, which still answers for it
-    assert "regressed: a100 train memory_mib was 5 % off, is 9 %" in promotion.message
-    assert there.resolve("latest") == after
+@pytest.mark.parametrize(
+    ("snapshots", "message"),
+    [
+        ([{"metrics": ("memory_mib", "step_time_ms")}, {}],
+         "has no head of a100 train step_time_ms"),
+        # Errors are compared within a phase,
+        *(([{"phase": "infer", "judged_by_phase": by_phase},
+            {"phase": "train", "judged_by_phase": by_phase, "mape": 50.0},
+            {"phase": "infer", "judged_by_phase": by_phase, "mape": 50.0}],
+           "a100 infer memory_mib was 5 % off, is 50 %") for by_phase in (True, False)),
+        # and with the last snapshot that still answers for the device.
+        ([{"families": FAMILIES}, {"mape": 50.0, "families": ["gpt2"], "device": "h100"},
+          {"mape": 9.0, "families": FAMILIES}],
+         "regressed: a100 train memory_mib was 5 % off, is 9 %"),
+    ],
+)  # fmt: skip
+def test_only_the_last_of_several_snapshots_is_not_promoted(here, there, snapshots, message):
+    ids = [
+        there.push(here / write_sample(here, number, **options))
+        for number, options in enumerate(snapshots, start=1)
+    ]
+    promotions = [promote(there, "latest", name) for name in ids]
+    assert [promotion.moved for promotion in promotions] == [True] * (len(ids) - 1) + [False]
+    assert message in promotions[-1].message
+    assert there.resolve("latest") == ids[-2]
 
 
 @settings(max_examples=15, deadline=None)

@@ -1,5 +1,6 @@
 """Snapshots: the same predictions after loading, and every kind of damage is told."""
 
+import copy
 import json
 import os
 import shutil
@@ -9,12 +10,12 @@ import numpy as np
 import pytest
 
 from trappm.learner.heads.device_heads import train_heads
-from trappm.learner.heads.predictions import StepSettings, TrainedHeads
+from trappm.learner.heads.predictions import TrainedHeads
 from trappm.learner.snapshots import manifest as manifests
 from trappm.learner.snapshots.manifest import label_set_hash, sealed
 from trappm.learner.snapshots.snapshot import copy_snapshot, load_snapshot, save_snapshot
 from trappm.profiler.errors import SnapshotError
-from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
+from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision, StepSettings
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,9 @@ def test_damage_to_any_file_is_refused(saved, name, damage):
     assert not (saved.folder.parent / "copy").exists()
 
 
+MANY = [f"device-{number}" for number in range(50_000)]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -165,6 +169,9 @@ def test_damage_to_any_file_is_refused(saved, name, damage):
         ({"files": []}, "is files: "),
         ({"preset": {}}, r"is preset\.name: "),
         ({"cards": ["a100"]}, "is cards: "),
+        ({"cards": {"v100-16gb": "h100"}}, "is cards: .* v100-16gb is no h100"),
+        ({"cards": dict.fromkeys(MANY, "v100")}, "cards has 50,000 devices; at most 1,000"),
+        ({"heads": {key: {} for key in MANY}}, "heads has 50,000 devices; at most 1,000"),
         ({"feature_schema": {}}, "other features of graph and memory and kernels"),
         (
             {"heads": {"cpu-2t": {"train": {"kind": "physics", "heads": {"speed": "graph"}}}}},
@@ -182,7 +189,7 @@ def test_an_invalid_manifest_is_refused_even_with_a_valid_checksum(saved, change
 
 
 def test_huge_layer_widths_in_a_manifest_are_refused(saved, content):
-    preset = json.loads(json.dumps(saved.manifest.to_json()["preset"]))
+    preset = copy.deepcopy(saved.manifest.to_json()["preset"])
     preset["encoder"]["widths"] = [10**6, 10**6, 8, 8]  # would be 4 TB of weights
     rewrite(saved.folder, preset=preset)
     with pytest.raises(SnapshotError, match="does not fit"):
@@ -190,7 +197,7 @@ def test_huge_layer_widths_in_a_manifest_are_refused(saved, content):
 
 
 def test_heads_of_an_unknown_kind_are_refused(saved):
-    heads = json.loads(json.dumps(saved.manifest.to_json()["heads"]))
+    heads = copy.deepcopy(saved.manifest.to_json()["heads"])
     heads["cpu-2t"]["train"]["kind"] = "networks"
     rewrite(saved.folder, heads=heads)
     with pytest.raises(SnapshotError, match="unknown kind of heads: 'networks'; publish it again"):
@@ -211,10 +218,11 @@ def test_a_folder_without_manifest_is_refused(tmp_path):
 
 
 def test_missing_heads_are_reported_with_those_that_exist(saved, zoo):
+    loaded, workloads = load_snapshot(saved.folder), zoo.workloads([0])[0]
     with pytest.raises(SnapshotError, match="'a100'; it has: cpu-1t, cpu-2t"):
-        load_snapshot(saved.folder).predict(zoo.workloads([0])[0], "a100")
+        loaded.predict(workloads, "a100")
     with pytest.raises(SnapshotError, match="infer steps on cpu-1t; it has: train"):
-        load_snapshot(saved.folder).predict(zoo.workloads([0])[0], "cpu-1t", Phase.INFER)
+        loaded.predict(workloads, "cpu-1t", Phase.INFER)
 
 
 @pytest.mark.parametrize(
@@ -285,9 +293,7 @@ def test_copy_keeps_the_id_and_never_overwrites(saved, tmp_path, zoo):
     info = copy_snapshot(saved.folder, tmp_path / "a" / "copy")
     assert info.id == saved.id
     shutil.rmtree(saved.folder)
-    assert load_snapshot(info.folder).predict(zoo.workloads([0])[0], "cpu-2t").median.shape == (
-        1,
-        2,
-    )
+    predicted = load_snapshot(info.folder).predict(zoo.workloads([0])[0], "cpu-2t")
+    assert predicted.median.shape == (1, 2)
     with pytest.raises(SnapshotError, match="already there"):
         copy_snapshot(info.folder, info.folder)

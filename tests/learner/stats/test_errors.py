@@ -7,11 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trappm.learner.stats.errors import (
-    accuracy,
-    kendall_tau,
-    split_architectures,
-)
+from trappm.learner.stats.errors import accuracy, kendall_tau, split_architectures
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Configuration

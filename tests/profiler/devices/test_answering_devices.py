@@ -13,6 +13,7 @@ from trappm.profiler.records import (
     ADAPTIVE,
     PAPER,
     Configuration,
+    Execution,
     Measurement,
     Outcome,
     Precision,
@@ -173,10 +174,12 @@ def test_faster_gpus_are_simulated_faster():
     assert times == sorted(times)
 
 
-def test_old_gpus_have_no_bf16():
+def test_bf16_of_old_gpus_and_compiled_steps_are_not_simulated():
     assert simulate("a100", precision=Precision.AMP_BF16).outcome is Outcome.OK
     with pytest.raises(UnsupportedModelError, match="bf16"):
         simulate("v100", precision=Precision.AMP_BF16)
+    with pytest.raises(UnsupportedModelError, match="compiled"):
+        simulate("a100", execution=Execution.COMPILE)
 
 
 def test_steps_beyond_the_capacity_run_out_of_memory():

@@ -10,11 +10,14 @@ from trappm.profiler.devices.catalogue import (
     cards,
     expected_memory_mib,
     memory_mib,
+    most_similar,
+    possible_runs,
     ray_labels,
     read_name,
 )
 from trappm.profiler.errors import DeviceError
 from trappm.profiler.host import procfs
+from trappm.profiler.records import Execution, Precision
 
 CORES = {(6, 0): 64, (7, 0): 64, (7, 5): 64, (8, 0): 64}
 """For fp32 in a multiprocessor; 128 in all later ones."""
@@ -49,19 +52,14 @@ def known(name, memory_mib=None):
         ("Quadro RTX 6000", "rtx-6000", None, 24, 672),
         ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada", None, 48, 960),
         ("NVIDIA RTX A6000", "rtx-a6000", None, 48, 768),
-        (
-            "NVIDIA RTX PRO 6000 Blackwell Server Edition",
-            "rtx-pro-6000-blackwell-server",
-            None,
-            96,
-            1597,
-        ),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000-blackwell-server", None,
+         96, 1597),
         ("NVIDIA GeForce GTX 1650 SUPER", "gtx-1650-super", None, 4, 192),
         ("a100", "a100", "sxm4", 40, 1555),
         ("a100-80gb", "a100", "sxm4", 80, 2039),
         ("simulated:v100-32gb", "v100", "sxm2", 32, 900),
     ],
-)
+)  # fmt: skip
 def test_gpus_are_found_by_all_their_names(name, key, form, memory_gb, bandwidth_gbs):
     card = known(name)
     assert read_name(name).key == key
@@ -191,3 +189,43 @@ def test_ray_labels_of_a_gpu_are_its_names():
     assert "GeForce-RTX-4070-Ti-SUPER" in ray_labels("rtx-4070-ti-super")
     assert "A100" in ray_labels("a100-80gb")
     assert "A100" not in ray_labels("a100x")
+
+
+@pytest.mark.parametrize(
+    ("device", "compiled"),
+    [
+        ("a100", set(Precision)),
+        ("v100", {Precision.FP32}),
+        ("cpu-2t", set(Precision)),
+        ("cpu-2x1t", set()),
+        ("a100x4", set()),
+        ("simulated:a100", set()),
+    ],
+)
+def test_compiled_steps_are_planned_where_they_can_be_measured(device, compiled):
+    runs = possible_runs(device)
+    assert {precision for precision, how in runs if how is Execution.COMPILE} == compiled
+    assert (Precision.FP32, Execution.EAGER) in runs
+
+
+@pytest.mark.parametrize(
+    ("device", "similar"),
+    [
+        ("h200", "h100"),
+        ("b200-180gb", "h100"),
+        ("a30", "a100"),
+        ("v100s", "v100"),
+        ("rtx-4070", "rtx-4090"),
+        ("rtx-a6000", "rtx-3090"),
+        ("t4", "rtx-2080-ti"),
+        ("gaudi2", None),
+    ],
+)
+def test_most_similar_is_a_card_of_near_generation_and_the_same_memory(device, similar):
+    known = ("a100", "h100", "rtx-2080-ti", "rtx-3090", "rtx-4090", "v100")
+    assert most_similar(device, known) == similar
+
+
+def test_no_card_is_similar_among_those_of_another_memory():
+    for known in (("rtx-4090", "unknown"), ()):
+        assert most_similar("b200", known) is None

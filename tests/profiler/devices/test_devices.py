@@ -62,11 +62,12 @@ def test_valid_names_of_other_devices_are_not_misspellings(key):
     assert meant_device(key, ["h1000"]) is None
 
 
-def test_errors_suggest_the_nearest_device():
-    with pytest.raises(DeviceError, match="did you mean 'v100'"):
-        open_device("v1000")
-    with pytest.raises(DeviceError, match="did you mean 'simulated:a100'"):
-        open_device("simulated:a1000")
+@pytest.mark.parametrize(
+    ("key", "meant"), [("v1000", "v100"), ("simulated:a1000", "simulated:a100")]
+)
+def test_errors_suggest_the_nearest_device(key, meant):
+    with pytest.raises(DeviceError, match=f"did you mean '{meant}'"):
+        open_device(key)
 
 
 def test_devices_open_without_importing_torch():
@@ -139,8 +140,14 @@ def test_lost_processor_time_is_detected():
     assert answer["lost"] > 0.4
 
 
-def fake_powercap(root, packages):
-    for folder, (name, energy_uj) in packages.items():
+NAMES = {
+    "intel-rapl:0": "package-0", "intel-rapl:1": "package-1", "intel-rapl:0:0": "core",
+    "intel-rapl:2": "psys",
+}  # fmt: skip
+
+
+def fake_powercap(root, *energies_uj):
+    for (folder, name), energy_uj in zip(NAMES.items(), energies_uj, strict=True):
         (root / folder).mkdir(exist_ok=True)
         (root / folder / "name").write_text(f"{name}\n", encoding="ascii")
         (root / folder / "energy_uj").write_text(f"{energy_uj}\n", encoding="ascii")
@@ -148,26 +155,10 @@ def fake_powercap(root, packages):
 
 
 def test_energy_is_summed_over_packages_and_counter_overflows(tmp_path):
-    fake_powercap(
-        tmp_path,
-        {
-            "intel-rapl:0": ("package-0", 9_000_000),
-            "intel-rapl:1": ("package-1", 1_000_000),
-            "intel-rapl:0:0": ("core", 5),
-            "intel-rapl:2": ("psys", 7),
-        },
-    )
+    fake_powercap(tmp_path, 9_000_000, 1_000_000, 5, 7)
     device = CpuDevice("cpu-1t", powercap=tmp_path)
     device.open_window(lambda: None)
-    fake_powercap(
-        tmp_path,
-        {
-            "intel-rapl:0": ("package-0", 500_000),  # wrapped at 10 J
-            "intel-rapl:1": ("package-1", 1_250_000),
-            "intel-rapl:0:0": ("core", 9_999_999),
-            "intel-rapl:2": ("psys", 9_999_999),
-        },
-    )
+    fake_powercap(tmp_path, 500_000, 1_250_000, 9_999_999, 9_999_999)  # the first has wrapped
     window = device.close_window()
     assert window.energy_j == pytest.approx(1.75)
     assert window.energy_missing is None

@@ -4,18 +4,22 @@ What is computed "on the GPU" is computed on the CPU. torch's bookkeeping of mem
 test sets in `Cuda`.
 """
 
-from __future__ import annotations
-
 import os
 import types
 from dataclasses import dataclass
+from pathlib import Path
 
+import pynvml
 import torch
 
-from trappm.profiler.devices import open_device
+from trappm.profiler.devices import MemoryReading, open_device
 from trappm.profiler.devices.gpu.cuda import CudaDevice
+from trappm.profiler.records import PAPER
+from trappm.profiler.steps.sampling import StepRun, judge
 
 CPU = torch.device("cpu")
+CONTEXT_MIB = 400
+"""Memory of a context in `cuda_on_cpu`."""
 
 
 @dataclass
@@ -29,26 +33,54 @@ class Cuda:
     memory_reserved: int = 1900
 
 
+def visible_devices():
+    """Return NVML's handle and UUID of each GPU or instance that CUDA shows this process."""
+    boards = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        board = pynvml.nvmlDeviceGetHandleByIndex(index)
+        boards.append([board, *_instances(board)])
+    if os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        boards.reverse()  # "fastest first", CUDA's own order
+    by_name = {str(index): board[0] for index, board in enumerate(boards)}
+    by_name |= {pynvml.nvmlDeviceGetUUID(each): each for board in boards for each in board}
+    names = [name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name in by_name]
+    return [(by_name[name], pynvml.nvmlDeviceGetUUID(by_name[name])) for name in names]
+
+
+def _instances(board):
+    if not pynvml.nvmlDeviceGetMigMode(board)[0]:
+        return []
+    found = []
+    for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(board)):
+        try:
+            found.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(board, index))
+        except pynvml.NVMLError_NotFound:
+            continue
+    return found
+
+
+def ignores_visible():
+    """File with which `cuda_on_cpu` opens the first GPU; it ignores CUDA_VISIBLE_DEVICES."""
+    return Path(os.environ["NVML_STUB"]).with_suffix(".ignores_visible")
+
+
+def properties(index, total_mib=40_330):
+    uuid = visible_devices()[index][1].removeprefix("GPU-").removeprefix("MIG-")
+    return types.SimpleNamespace(uuid=uuid, total_memory=total_mib << 20)
+
+
 def install_cuda(monkeypatch):
     """Puts it in the place of torch's CUDA."""
     cuda = Cuda()
-
-    def properties(_):
-        uuid = os.environ["CUDA_VISIBLE_DEVICES"].removeprefix("GPU-").removeprefix("MIG-")
-        return types.SimpleNamespace(uuid=uuid, total_memory=cuda.total << 20)
-
     replaced = {
         "is_available": lambda: True,
-        "init": lambda: None,
-        "get_device_properties": properties,
-        "empty_cache": lambda: None,
-        "synchronize": lambda: None,
-        "reset_peak_memory_stats": lambda: None,
+        "get_device_properties": lambda index: properties(index, cuda.total),
         "mem_get_info": lambda: (cuda.free << 20, cuda.total << 20),
-        "max_memory_allocated": lambda: cuda.max_memory_allocated << 20,
-        "max_memory_reserved": lambda: cuda.max_memory_reserved << 20,
-        "memory_reserved": lambda: cuda.memory_reserved << 20,
     }
+    for name in ("init", "empty_cache", "synchronize", "reset_peak_memory_stats"):
+        replaced[name] = lambda: None
+    for name in ("max_memory_allocated", "max_memory_reserved", "memory_reserved"):
+        replaced[name] = lambda name=name: getattr(cuda, name) << 20
     for name, function in replaced.items():
         monkeypatch.setattr(torch.cuda, name, function)
     monkeypatch.setattr(CudaDevice, "torch_device", CPU)
@@ -63,3 +95,21 @@ def prepared(key, monkeypatch):
         patch.setenv("CUDA_DEVICE_ORDER", "")
         device.prepare()
     return device
+
+
+def window_of(device, meanwhile=lambda: None):
+    device.open_window(lambda: None)
+    meanwhile()
+    return device.close_window()
+
+
+def window_on(key, monkeypatch, meanwhile=lambda: None):
+    install_cuda(monkeypatch)
+    return window_of(prepared(key, monkeypatch), meanwhile)
+
+
+def judged(window):
+    """The measurement of twenty steps of 10 ms in this window."""
+    memory = MemoryReading(peak_mib=100.0, method="made up")
+    run = StepRun(samples_ms=(10.0,) * 20, window=window, steps_in_window=20, memory=memory)
+    return judge(run, PAPER)

@@ -4,7 +4,8 @@
  * read again whenever it changes. A line is "DEVICE ATTRIBUTE ANSWERS": device 0 is the machine,
  * and ANSWERS are separated by ";": each question takes the next of them, and the last one stays.
  * "!15" answers with NVML's error 15, "-" is an empty list; an attribute without a line is not
- * supported.
+ * supported. Every answer takes the machine's "delay_ms"; after "lost_after" questions about devices
+ * all of them are lost. As NVIDIA's own, the library answers only the process that initialized it.
  * DRIVER is the version of the driver whose functions the library has.
  */
 #include <pthread.h>
@@ -12,12 +13,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
 
 #ifndef DRIVER
 #define DRIVER 580
 #endif
 
-enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
+enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
+       INSUFFICIENT_SIZE = 7, GPU_IS_LOST = 15 };
 enum { MOST_DEVICES = 64, MOST_LINES = 1024, LONGEST = 2048 };
 
 typedef unsigned long long u64;
@@ -30,6 +34,10 @@ static int line_count;
 static struct stat known;
 static char known_path[LONGEST];
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pid_t owner;
+static long questions;
+static int used_place; /* the device of this process's fake CUDA context, and its memory */
+static u64 used_bytes;
 
 static Line *line_of(Line *among, int count, int device, const char *attribute)
 {
@@ -49,6 +57,7 @@ static void read_file(void)
         && now.st_mtim.tv_sec == known.st_mtim.tv_sec && now.st_size == known.st_size)
         return;
     int same_file = !strcmp(path, known_path);
+    questions = same_file ? questions : 0;
     FILE *file = fopen(path, "r");
     Line *fresh = calloc(MOST_LINES, sizeof(Line));
     int count = 0;
@@ -69,12 +78,25 @@ static void read_file(void)
     snprintf(known_path, sizeof known_path, "%s", path);
 }
 
+/* A number of the machine itself; the mutex is held. */
+static long of_machine(const char *attribute, long otherwise)
+{
+    Line *line = line_of(lines, line_count, 0, attribute);
+    return line ? atol(line->answers) : otherwise;
+}
+
 /* The next answer of an attribute, as text. */
 static int text(int device, const char *attribute, char *answer, size_t size)
 {
+    if (owner != getpid())
+        return UNINITIALIZED;
     pthread_mutex_lock(&mutex);
     read_file();
-    Line *line = line_of(lines, line_count, device, attribute);
+    struct timespec delay = {0, 1000000 * of_machine("delay_ms", 0)};
+    long lost_after = of_machine("lost_after", -1);
+    int lost = device && lost_after >= 0 && questions >= lost_after;
+    questions += device != 0;
+    Line *line = lost ? NULL : line_of(lines, line_count, device, attribute);
     *answer = 0;
     if (line) {
         const char *begin = line->answers + line->next;
@@ -84,6 +106,9 @@ static int text(int device, const char *attribute, char *answer, size_t size)
             line->next += length + 1;
     }
     pthread_mutex_unlock(&mutex);
+    nanosleep(&delay, NULL);
+    if (lost)
+        return GPU_IS_LOST;
     if (!line)
         return NOT_SUPPORTED;
     return answer[0] == '!' ? atoi(answer + 1) : SUCCESS;
@@ -145,6 +170,7 @@ int nvmlInitWithFlags(unsigned flags)
 {
     char answer[LONGEST];
     (void)flags;
+    owner = getpid();
     return text(0, "init", answer, sizeof answer);
 }
 
@@ -204,13 +230,27 @@ int nvmlDeviceGetMigDeviceHandleByIndex(Device device, unsigned index, Device *i
 }
 #endif
 
+/* Has this process use a device, as a CUDA context does: no other process sees it. */
+void stub_use(Device device, u64 bytes)
+{
+    used_place = device->place;
+    used_bytes = bytes;
+}
+
+static int used(Device device, u64 *bytes)
+{
+    int code = numbers(device, "used", bytes, NULL);
+    *bytes += device->place == used_place ? used_bytes : 0;
+    return code;
+}
+
 typedef struct { u64 total, free, used; } Memory;
 
 int nvmlDeviceGetMemoryInfo(Device device, Memory *memory)
 {
     int code = numbers(device, "total", &memory->total, NULL);
     if (code == SUCCESS)
-        code = numbers(device, "used", &memory->used, NULL);
+        code = used(device, &memory->used);
     memory->free = memory->total - memory->used;
     return code;
 }
@@ -222,7 +262,7 @@ int nvmlDeviceGetMemoryInfo_v2(Device device, MemoryV2 *memory)
 {
     int code = numbers(device, "total", &memory->total, NULL);
     if (code == SUCCESS)
-        code = numbers(device, "used", &memory->used, NULL);
+        code = used(device, &memory->used);
     if (code == SUCCESS)
         code = numbers(device, "reserved", &memory->reserved, NULL);
     memory->free = memory->total - memory->used;
@@ -240,6 +280,10 @@ static int processes(Device device, unsigned *count, Process *found)
     int code = text(device->place, "processes", answer, sizeof answer);
     if (code != SUCCESS)
         return code;
+    if (device->place == used_place && strcmp(answer, "nobody")) {
+        size_t length = strlen(answer);
+        snprintf(answer + length, sizeof answer - length, " %d:%llu", (int)getpid(), used_bytes);
+    }
     for (word = strtok_r(answer, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) {
         const char *bytes = strchr(word, ':');
         if (bytes && found && listed < room) {
@@ -336,6 +380,18 @@ int nvmlDeviceGetCurrentClocksEventReasons(Device device, u64 *reasons)
     return numbers(device, "reasons", reasons, NULL);
 }
 #endif
+
+/* Cores as "0 1 2 3". */
+int nvmlDeviceGetCpuAffinity(Device device, unsigned size, u64 *masks)
+{
+    char answer[LONGEST], *rest, *word;
+    int code = text(device->place, "cores", answer, sizeof answer);
+    memset(masks, 0, size * sizeof *masks);
+    for (word = strtok_r(answer, " ", &rest); word; word = strtok_r(NULL, " ", &rest))
+        if (code == SUCCESS && (unsigned)atoi(word) / 64 < size)
+            masks[atoi(word) / 64] |= 1ULL << atoi(word) % 64;
+    return code;
+}
 
 int nvmlDeviceGetCudaComputeCapability(Device device, int *major, int *minor)
 {

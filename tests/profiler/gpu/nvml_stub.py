@@ -59,12 +59,15 @@ class Board:
     temperature_v_c: Any = None
     reasons: Any = 0
     processes: Any = field(default_factory=list)
+    """Or "nobody": then not even the process that uses it by `stub_use` is listed."""
     ecc: Any = (1, 1)
     persistence: Any = 1
     mig: Any = (0, 0)
     most_instances: Any = 7
     capability: Any = (8, 0)
     application_clock_mhz: Any = 1410
+    cores: Any = None
+    """The cores of its NUMA node, as a tuple."""
     reserved: int | None = 0
     """What the driver keeps for itself; None where it is too old to tell, and counts as used."""
     handle: Any = 1
@@ -86,7 +89,7 @@ class Board:
             if self.is_instance and name not in _OF_AN_INSTANCE:
                 continue
             if name == "processes":
-                if not isinstance(value, Exception):
+                if isinstance(value, list):
                     value = " ".join(f"{p.pid}:{_or_dash(p.bytes)}" for p in value) or "-"
                 yield name, _text(value)
             else:
@@ -95,10 +98,14 @@ class Board:
 
 
 class Machine:
-    """A machine with these boards, in the order of the PCI bus; `init` is what NVML begins with."""
+    """A machine with these boards, in the order of the PCI bus; `init` is NVML's first answer.
 
-    def __init__(self, *boards, driver="580.1", init=None):
+    Every answer takes `delay_ms`. All boards are lost after `lost_after` questions about them.
+    """
+
+    def __init__(self, *boards, driver="580.1", init=None, delay_ms=0, lost_after=None):
         self._boards, self._driver, self._init = boards, driver, init
+        self._delay_ms, self._lost_after = delay_ms, lost_after
         self._file = Path(tempfile.mkstemp(dir=_folder(), suffix=".txt")[1])
         release = 580 if isinstance(driver, Exception) else int(driver.partition(".")[0])
         self.library = _library(release)
@@ -120,6 +127,8 @@ class Machine:
         places = {id(device): place for place, device in enumerate(every, 1)}
         lines = [(0, "driver", _text(self._driver))]
         lines += [(0, "init", _text(self._init) if self._init else "-")]
+        lines += [(0, "delay_ms", str(self._delay_ms))]
+        lines += [(0, "lost_after", str(self._lost_after))] if self._lost_after is not None else []
         lines += [(0, "boards", " ".join(str(places[id(b)]) for b in self._boards) or "-")]
         for device in every:
             lines += [(places[id(device)], name, text) for name, text in device.lines()]

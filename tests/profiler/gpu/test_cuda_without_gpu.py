@@ -1,32 +1,44 @@
 """The CUDA device on a stub of the driver's library: everything of it that needs no GPU."""
 
 import itertools
+import json
 import os
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
+import pynvml
 import pytest
 import torch
-from fake_cuda import install_cuda, prepared
+from fake_cuda import install_cuda, judged, prepared, window_of, window_on
 from nvml_stub import Board, error, install
-from test_gpu_listing import machine
+from test_gpu_listing import machine, split_board
 
-from trappm.profiler.devices import MemoryReading, local_devices, open_device
+from trappm.profiler.devices import local_devices, open_device
 from trappm.profiler.devices.gpu.cuda import _EVENT_BATCH
 from trappm.profiler.errors import DeviceError
 from trappm.profiler.host import procfs
 from trappm.profiler.host.environment import stack_fingerprint
-from trappm.profiler.records import PAPER, Configuration, Outcome
-from trappm.profiler.steps.sampling import StepRun, judge
+from trappm.profiler.records import Configuration, Outcome
+from trappm.profiler.steps.step import create_model
 
 
-def test_mig_instances_of_one_gpu_share_a_lock(monkeypatch):
+def in_a_fork(work):
+    """Start this in a fork, and return the file from which its result can be loaded as JSON."""
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        try:
+            os.write(writer, json.dumps(work()).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    return os.fdopen(reader, "rb")
+
+
+def test_mig_instances_share_a_lock_and_have_no_energy_meter(monkeypatch):
     machine(monkeypatch)
     first, second = open_device("a100-mig-1g.5gb"), open_device("a100-mig-2g.10gb")
     assert first.lock_name == second.lock_name != open_device("a100").lock_name
-
-
-def test_mig_instances_have_no_energy_meter(monkeypatch):
-    machine(monkeypatch)
     window = window_on("a100-mig-1g.5gb", monkeypatch)
     assert window.energy_j is None
     assert "shares" in (window.energy_missing or "")
@@ -55,29 +67,24 @@ def test_missing_drivers_and_lost_gpus_are_reported(monkeypatch):
     assert all(key.startswith("cpu-") for key in local_devices())
 
 
+def no_kernel(*_, **__):
+    raise RuntimeError("CUDA error: no kernel image is available for execution\nmore of it")
+
+
 @pytest.mark.parametrize(
     ("function", "broken", "message"),
     [
-        ("is_available", lambda: False, "cannot use CUDA on NVIDIA A100"),
-        ("get_device_properties", lambda _: SimpleNamespace(uuid="b", total_memory=1), "opened b"),
+        ("cuda.is_available", lambda: False, "cannot use CUDA on Tesla V100"),
+        ("cuda.get_device_properties", lambda _: SimpleNamespace(uuid="b", total_memory=1),
+         "opened b"),
+        ("ones", no_kernel, r"cannot compute on Tesla V100.*no kernel image[^\n]*$"),
     ],
-)
+)  # fmt: skip
 def test_gpus_that_torch_cannot_use_are_reported(function, broken, message, monkeypatch):
-    install(monkeypatch, Board("GPU-a"))
-    install_cuda(monkeypatch)
-    monkeypatch.setattr(torch.cuda, function, broken)
-    with pytest.raises(DeviceError, match=message):
-        prepared("cuda:0", monkeypatch)
-
-
-def test_gpus_without_torch_kernels_are_reported_before_any_model(monkeypatch):
-    def no_kernel(*_, **__):
-        raise RuntimeError("CUDA error: no kernel image is available for execution\nmore of it")
-
     install(monkeypatch, Board("GPU-a", "Tesla V100-SXM2-16GB"))
     install_cuda(monkeypatch)
-    monkeypatch.setattr(torch, "ones", no_kernel)
-    with pytest.raises(DeviceError, match=r"cannot compute on Tesla V100.*no kernel image[^\n]*$"):
+    monkeypatch.setattr(f"torch.{function}", broken)
+    with pytest.raises(DeviceError, match=message):
         prepared("cuda:0", monkeypatch)
 
 
@@ -89,32 +96,85 @@ def test_the_environment_reports_tf32(capability, tf32, monkeypatch):
     assert open_device("cuda:0").environment()["tf32"] == tf32
 
 
-def window_on(key, monkeypatch, meanwhile=lambda: None):
+@pytest.fixture
+def host(monkeypatch):
+    """Two sockets of 24 cores with two threads each: thread n + 48 is of the core of thread n."""
+    host = SimpleNamespace(allowed=set(range(96)), quota=None, pinned=None)
     install_cuda(monkeypatch)
-    device = prepared(key, monkeypatch)
-    device.open_window(lambda: None)
-    meanwhile()
-    return device.close_window()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: host.allowed)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: setattr(host, "pinned", cores))
+    monkeypatch.setattr(procfs, "first_sibling", lambda cpu: cpu % 48)
+    monkeypatch.setattr(procfs, "cpu_quota", lambda: host.quota)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: setattr(host, "threads", count))
+    return host
 
 
-def judged(window):
-    memory = MemoryReading(peak_mib=100.0, method="made up")
-    samples_ms = (10.0,) * 20
-    run = StepRun(samples_ms=samples_ms, window=window, steps_in_window=20, memory=memory)
-    return judge(run, PAPER)
+def near(*cores):
+    return tuple(core for core in range(96) if core % 48 in range(*cores))
 
 
-def test_models_are_created_with_all_cores(monkeypatch):
-    install(monkeypatch, Board("GPU-a"))
+def prepared_gpus(host, monkeypatch, *boards):
+    """Cores and threads of the process that measures each GPU of the machine."""
+    install(monkeypatch, *boards)
+    found = []
+    for index in range(len(boards)):
+        prepared(f"cuda:{index}", monkeypatch)
+        found.append((list(host.pinned), host.threads))
+    return found
+
+
+def test_eight_gpus_share_the_cores_of_their_sockets(host, monkeypatch):
+    sockets = near(0, 24), near(24, 48)
+    boards = [Board(f"GPU-{gpu}", cores=sockets[gpu // 4]) for gpu in range(8)]
+    found = prepared_gpus(host, monkeypatch, *boards)
+    assert sorted(core for cores, _ in found for core in cores) == list(range(96))
+    assert found[5] == ([*range(30, 36), *range(78, 84)], 12)
+    host.quota = 20.0  # of the whole container
+    assert [threads for _, threads in prepared_gpus(host, monkeypatch, *boards)] == [2] * 8
+    host.quota = 4.0
+    assert [threads for _, threads in prepared_gpus(host, monkeypatch, *boards)] == [1] * 8
+
+
+def test_cores_that_a_process_may_not_use_are_not_shared(host, monkeypatch):
+    host.allowed = {0, 1, 2, 48, 24}
+    boards = [Board("GPU-a", cores=near(0, 24)), Board("GPU-b", cores=near(0, 24)),
+              Board("GPU-c", cores=near(24, 48)), Board("GPU-d", cores=near(24, 48))]  # fmt: skip
+    cores = [cores for cores, _ in prepared_gpus(host, monkeypatch, *boards)]
+    assert cores == [[0, 48], [1, 2], [24], [24]]  # two GPUs and one core: both have it
+    # Where NVML does not know the cores, or none of them may be used, all are shared.
+    host.allowed = {0, 1}
+    assert [cores for cores, _ in prepared_gpus(host, monkeypatch, Board("GPU-a"))] == [[0, 1]]
+    boards = [Board("GPU-a", cores=near(24, 48)), Board("GPU-b", cores=None)]
+    assert [cores for cores, _ in prepared_gpus(host, monkeypatch, *boards)] == [[0], [1]]
+
+
+def test_instances_of_one_gpu_have_its_cores(host, monkeypatch):
+    """They never measure at once."""
+    board = split_board()
+    board.cores = near(0, 24)
+    install(monkeypatch, board, Board("GPU-c", cores=near(0, 24)))
+    prepared("a100-mig-2g.10gb", monkeypatch)
+    assert host.pinned == [*range(12), *range(48, 60)]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_models_are_built_on_other_cores_than_those_of_a_timed_step(monkeypatch):
+    """Three forks build models for GPUs of one socket while the other socket's process is timed."""
+    first, second = sorted(os.sched_getaffinity(0))[-2:]
+    boards = [Board("GPU-a", cores=(first,))]
+    boards += [Board(f"GPU-{name}", cores=(second,)) for name in "bcd"]
+    install(monkeypatch, *boards)
     install_cuda(monkeypatch)
-    threads = torch.get_num_threads()
-    cores = len(os.sched_getaffinity(0))
-    try:
-        torch.set_num_threads(cores + 1)
-        prepared("cuda:0", monkeypatch)
-        assert torch.get_num_threads() == cores
-    finally:
-        torch.set_num_threads(threads)
+
+    def allowed_cores(device):
+        device.prepare()
+        create_model("test_resnet", 32)
+        tasks = Path("/proc/self/task").iterdir()
+        return sorted(set().union(*(os.sched_getaffinity(int(task.name)) for task in tasks)))
+
+    devices = [open_device(f"cuda:{index}") for index in range(4)]
+    pipes = [in_a_fork(partial(allowed_cores, device)) for device in devices]
+    assert [json.load(pipe) for pipe in pipes] == [[first], [second], [second], [second]]
 
 
 def test_a_gpu_lost_during_the_window_makes_the_run_unstable(monkeypatch):
@@ -132,6 +192,46 @@ def test_a_gpu_lost_during_the_window_makes_the_run_unstable(monkeypatch):
     assert measurement.power_w is None
     assert "GPU is lost" in measurement.missing["power_w"]
     assert len(measurement.step_samples_ms) == 20
+
+
+def test_a_window_without_a_word_of_nvml_makes_the_run_unstable(monkeypatch):
+    board = Board("GPU-a")
+    install(monkeypatch, board)
+    install_cuda(monkeypatch)
+    device = prepared("cuda:0", monkeypatch)
+    for name in ("energy_mj", "power_mw", "sm_clock_mhz", "used", "processes", "reasons"):
+        setattr(board, name, error("UNINITIALIZED"))
+    measurement = judged(window_of(device))
+    assert measurement.outcome is Outcome.UNSTABLE
+    assert "no longer reported its memory" in (measurement.message or "")
+
+
+def test_no_loss_of_a_gpu_ends_as_a_label(monkeypatch):
+    """The GPU is lost after any number of questions, each of which takes 1 ms."""
+    outcomes = []
+    while len(outcomes) < 99 and Outcome.OK not in outcomes:
+        board = Board("GPU-a", energy_mj=[*range(99)])
+        install(monkeypatch, board, delay_ms=1, lost_after=3 * len(outcomes))
+        try:
+            outcomes.append(judged(window_on("cuda:0", monkeypatch)).outcome)
+        except (DeviceError, pynvml.NVMLError):  # the second is the fake CUDA's
+            outcomes.append(None)
+    assert outcomes == sorted(outcomes, key=[None, Outcome.UNSTABLE, Outcome.OK].index)
+    assert {*outcomes} == {None, Outcome.UNSTABLE, Outcome.OK}
+
+
+def test_a_fork_of_the_process_that_opened_a_gpu_measures_it(monkeypatch):
+    install(monkeypatch, Board("GPU-a", energy_mj=[1000, 2000, 3000]))
+    install_cuda(monkeypatch)
+    device = open_device("cuda:0")
+
+    def measured():
+        device.prepare()
+        window = window_of(device)
+        return [window.disturbances, window.energy_j]
+
+    with in_a_fork(measured) as pipe:
+        assert json.load(pipe) == [[], 1.0]
 
 
 @pytest.mark.parametrize(
@@ -178,24 +278,31 @@ def test_steps_are_timed_in_bounded_batches(monkeypatch):
     assert device.time_parts(lambda mark: (mark(), mark(), mark())) == [2.0] * 3
 
 
-def test_bf16_is_refused_on_gpus_without_it(monkeypatch):
-    install(monkeypatch, Board("GPU-a", "Tesla V100-SXM2-16GB"))
-    device = open_device("v100")
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
-    bf16 = Configuration(
-        architecture="resnet18",
-        batch_size=1,
-        input_size=64,
-        precision="amp-bf16",
-    )
-    fp16 = Configuration(
-        architecture="resnet18",
-        batch_size=1,
-        input_size=64,
-        precision="amp-fp16",
-    )
-    assert "bf16" in (device.refusal(bf16) or "")
-    assert device.refusal(fp16) is None
+@pytest.mark.parametrize(
+    ("capability", "precision", "execution", "word"),
+    [
+        ((7, 0), "amp-bf16", "eager", "bf16"),
+        ((7, 0), "amp-fp16", "eager", None),
+        ((6, 0), "fp32", "compile", "Triton"),
+        ((7, 0), "fp32", "compile", None),
+        ((7, 5), "amp-fp16", "compile", "Triton"),
+        ((8, 0), "amp-bf16", "compile", None),
+    ],
+)
+def test_steps_that_a_gpu_cannot_run_are_refused(
+    monkeypatch, capability, precision, execution, word
+):
+    """Old ones have no bf16, and Triton does not support them."""
+    install(monkeypatch, Board("GPU-a"))
+    has_bf16 = capability >= (8, 0)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    step = Configuration(
+        architecture="resnet18", batch_size=1, input_size=64, precision=precision,
+        execution=execution,
+    )  # fmt: skip
+    refusal = open_device("cuda:0").refusal(step)
+    assert refusal is None if word is None else word in refusal
 
 
 def test_lost_processor_time_is_reported_for_gpus(monkeypatch):

@@ -60,7 +60,8 @@ def test_training_step_is_measured_with_all_its_facts(measurer):
     assert actual.environment["driver"]
     for metric in ("memory_mib", "power_w", "energy_j"):
         assert (getattr(actual, metric) is None) == (metric in actual.missing)
-    assert actual.environment["threads"] == len(os.sched_getaffinity(0))
+    assert 1 <= actual.environment["threads"] <= len(actual.environment["pinned_cores"])
+    assert set(actual.environment["pinned_cores"]) <= os.sched_getaffinity(0)
     assert 0 < actual.environment["paused_s"] < 0.1 * actual.environment["window_s"] + 0.2
     assert actual.environment["memory_method"]
     if actual.power_w is not None and actual.environment["device_power_limit_w"] is not None:

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from fake_cuda import install_cuda, prepared
+from fake_cuda import install_cuda, prepared, window_of
 from nvml_stub import GIB, Board, Process, error, install, own
 
 
@@ -33,8 +33,7 @@ def test_foreign_processes_make_a_run_unstable(before, during, foreign, cuda, mo
     board = Board("GPU-a", processes=before)
     device = on(board, monkeypatch)
     board.processes = during
-    device.open_window(lambda: None)
-    window = device.close_window()
+    window = window_of(device)
     assert window.facts["foreign_gpu_processes"] == foreign
     assert ("foreign_gpu_processes" in window.missing) == (foreign is None)
     assert bool(window.disturbances) == bool(foreign)
@@ -57,8 +56,7 @@ def test_memory_used_before_the_run_belongs_to_others(
     device = on(board, monkeypatch)
     board.used = (used_mib << 20) + 3 * GIB
     reading = device.memory()
-    device.open_window(lambda: None)
-    window = device.close_window()
+    window = window_of(device)
     assert window.facts["foreign_gpu_processes"] is None
     assert bool(window.disturbances) == is_stranger
     assert (reading.peak_mib is None) == is_stranger
@@ -66,9 +64,7 @@ def test_memory_used_before_the_run_belongs_to_others(
 
 
 def test_unlistable_processes_are_missing(cuda, monkeypatch):
-    device = on(Board("GPU-a", processes=error("NO_PERMISSION")), monkeypatch)
-    device.open_window(lambda: None)
-    window = device.close_window()
+    window = window_of(on(Board("GPU-a", processes=error("NO_PERMISSION")), monkeypatch))
     assert window.facts["foreign_gpu_processes"] is None
     assert "Permission" in window.missing["processes"]
     assert window.disturbances == ()
@@ -79,11 +75,11 @@ def test_unlistable_processes_are_missing(cuda, monkeypatch):
     [
         ([own(3 * GIB)], 3 * 1024 + 100, "nvml process memory"),
         ([Process(7, 3 * GIB)], 3 * 1024 + 100, "nvml process memory"),
-        ([own(None)], 4 * 1024 + 100, "nvml device memory above its baseline"),
+        ([own(None)], 3328 + 100, "nvml device memory above its baseline"),
         # Less than the 1900 MiB that torch alone has: the driver does not really tell.
-        ([own(0)], 4 * 1024 + 100, "nvml device memory above its baseline"),
-        ([own(GIB)], 4 * 1024 + 100, "nvml device memory above its baseline"),
-        ([], 4 * 1024 + 100, "nvml device memory above its baseline"),
+        ([own(0)], 3328 + 100, "nvml device memory above its baseline"),
+        ([own(GIB)], 3328 + 100, "nvml device memory above its baseline"),
+        ([], 3328 + 100, "nvml device memory above its baseline"),
         (error("NO_PERMISSION"), None, "none"),
         # Two are new, and NVML tells which is ours, or only that one is.
         ([Process(7, 9 * GIB), own(3 * GIB)], 3 * 1024 + 100, "nvml process memory"),
@@ -94,13 +90,13 @@ def test_unlistable_processes_are_missing(cuda, monkeypatch):
 def test_memory_is_measured_in_four_ways(processes, peak_mib, method, cuda, monkeypatch):
     board = Board("GPU-a")
     device = on(board, monkeypatch)
-    board.processes, board.used = processes, 4 * GIB
+    board.processes, board.used = processes, 3328 << 20
     reading = device.memory()  # 100 MiB were given back to the device after the peak
     assert reading.peak_mib == peak_mib
     assert reading.method == method
     assert reading.detail_mib["peak_allocated"] == 1500
     assert reading.detail_mib["peak_reserved"] == 2000
-    assert reading.detail_mib["device_used"] == 4 * 1024
+    assert reading.detail_mib["device_used"] == 3328
     assert reading.detail_mib["capacity"] == cuda.total
     assert ("process_used" in reading.detail_mib) != ("process_used" in reading.missing)
     assert (peak_mib is None) == ("memory_mib" in reading.missing)
@@ -124,14 +120,34 @@ def test_processes_with_equal_ids_in_containers_are_distinguished(cuda, monkeypa
     assert device.memory().peak_mib == 3 * 1024 + 100
 
 
-def test_implausibly_large_memory_is_not_attributed(cuda, monkeypatch):
-    """In a container that lists nobody: somebody came during the warm-up."""
+@pytest.mark.parametrize("tenant_mib", [800, 3000, 22_000])
+def test_memory_of_a_late_tenant_is_not_attributed(tenant_mib, cuda, monkeypatch):
+    """In a container that lists nobody: torch has 1900 MiB, a context takes 760."""
     board = Board("GPU-a")
     device = on(board, monkeypatch)
-    board.used = 24 * GIB
+    board.used = (1900 + 760 + tenant_mib) << 20
     reading = device.memory()
     assert reading.peak_mib is None
     assert "too much to be ours alone" in reading.missing["memory_mib"]
+
+
+@pytest.mark.parametrize(
+    ("reserved_mib", "used_mib", "is_disturbed"),
+    [(0, 0, False), (500, 500, False), (0, 60, False), (0, 70, True), (0, -70, True),
+     (500, 400, True)],
+)  # fmt: skip
+def test_memory_outside_of_torch_may_not_change_in_a_window(
+    reserved_mib, used_mib, is_disturbed, cuda, monkeypatch
+):
+    """In a container that lists nobody: a tenant comes or goes while steps are timed."""
+    board = Board("GPU-a")
+    device = on(board, monkeypatch)
+    board.used = 2660 << 20
+    device.open_window(lambda: None)
+    board.used = (2660 + used_mib) << 20
+    cuda.memory_reserved += reserved_mib
+    window = device.close_window()
+    assert any("outside of torch" in what for what in window.disturbances) == is_disturbed
 
 
 @pytest.mark.parametrize(
@@ -146,14 +162,12 @@ def test_implausibly_large_memory_is_not_attributed(cuda, monkeypatch):
     ],
 )
 def test_capacity_on_a_shared_gpu_is_what_is_free(
-    before, later, used_before, shared, cuda,
-    monkeypatch,
-) :  # fmt: skip
+    before, later, used_before, shared, cuda, monkeypatch
+):
     board = Board("GPU-a", processes=before, used=used_before)
     device = on(board, monkeypatch)
     board.processes = later
     cuda.free, cuda.memory_reserved = 100, 5000
-    expected = {"capacity": 5100, "device_memory": cuda.total} if shared else {
-        "capacity": cuda.total
-    }  # fmt: skip
+    whole = {"capacity": cuda.total}
+    expected = {"capacity": 5100, "device_memory": cuda.total} if shared else whole
     assert device.memory_limits_mib() == expected

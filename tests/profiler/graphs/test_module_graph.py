@@ -3,13 +3,16 @@
 import collections
 import functools
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx_export import export_onnx, file_graph
+from small_modules import Function
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -113,23 +116,17 @@ def test_templates_agree_with_traces_at_every_batch_size(architecture, input_siz
         assert np.array_equal(getattr(graph, name), getattr(fresh, name)), name
 
 
-class Custom(nn.Module):
+def test_custom_modules_are_traced_and_not_changed():
     """A shared layer, a weight that is reshaped before its use, buffers, an unused layer."""
 
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 3, 3, padding=1, bias=False)
-        self.scale = nn.Parameter(torch.rand(3))
-        self.norm = nn.BatchNorm2d(3)
-        self.unused = nn.Linear(5, 5)
-
-    def forward(self, x):
+    def body(self, x):
         x = self.norm(self.conv(torch.relu(self.conv(x))))
         return {"scores": (x * self.scale.view(1, 3, 1, 1)).mean((2, 3))}
 
-
-def test_custom_modules_are_traced_and_not_changed():
-    module = Custom().train()
+    module = Function(
+        body, conv=nn.Conv2d(3, 3, 3, padding=1, bias=False), scale=nn.Parameter(torch.rand(3)),
+        norm=nn.BatchNorm2d(3), unused=nn.Linear(5, 5),
+    ).train()  # fmt: skip
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     graph = graph_template(module, 8).at(4)
     assert graph.operators == ("Conv", "Relu", "Conv", "BatchNormalization", "Mul", "ReduceMean")
@@ -142,68 +139,50 @@ def test_custom_modules_are_traced_and_not_changed():
         assert torch.equal(tensor, before[name]), name
 
 
-class InPlace(nn.Module):
-    def forward(self, x):
+def test_writes_into_slices_are_followed():
+    def body(_, x):
         y = torch.zeros_like(x)
         y[:, 1:] = x[:, 1:].relu_()
         return (y + 1).flatten(1)
 
-
-def test_writes_into_slices_are_followed():
-    graph = graph_template(InPlace(), 4).at(2)
+    graph = graph_template(Function(body), 4).at(2)
     assert graph.operators == ("Slice", "Relu", "ScatterND", "Add", "Flatten")
     assert graph.edges.tolist() == [[0, 1], [1, 2], [2, 3], [3, 4]]
-
-
-def function(body):
-    class Module(nn.Module):
-        def forward(self, x):
-            return body(x)
-
-    return Module()
 
 
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (lambda x: x.reshape(1, -1), "batch size is written into the model"),
-        (lambda x: x if x.sum() > 0 else -x, "depends on values"),
-        (lambda x: x[x > 0], "depends on values"),
-        (lambda x: x.flatten(1) @ x.flatten(1).T, "mixes the samples of a batch"),
-        (torch.ones_like, "no output"),
-        (torch.linalg.inv, "linalg_inv_ex"),
-        (lambda x: x.flatten(1) @ torch.ones(3, 3, device="meta"), "cannot be traced"),
-        (lambda x: x.repeat(1, x.shape[0], 1, 1), "not affine"),
+        (lambda _, x: x.reshape(1, -1), "batch size is written into the model"),
+        (lambda _, x: x if x.sum() > 0 else -x, "depends on values"),
+        (lambda _, x: x[x > 0], "depends on values"),
+        (lambda _, x: x.flatten(1) @ x.flatten(1).T, "mixes the samples of a batch"),
+        (lambda _, x: torch.ones_like(x), "no output"),
+        (lambda _, x: torch.linalg.inv(x), "linalg_inv_ex"),
+        (lambda _, x: x.flatten(1) @ torch.ones(3, 3, device="meta"), "cannot be traced"),
+        (lambda _, x: x.repeat(1, x.shape[0], 1, 1), "not affine"),
     ],
 )
 def test_untraceable_modules_are_refused_with_a_reason(body, reason):
     with pytest.raises(UnsupportedModelError, match=reason):
-        graph_template(function(body), 8)
+        graph_template(Function(body), 8)
 
 
 def test_constant_indices_gather_and_windows_unfold():
     places = torch.tensor([2, 0])
-    assert graph_template(function(lambda x: x[:, places]), 8).at(2).operators == ("Gather",)
-    graph = graph_template(function(lambda x: x.unfold(2, 4, 2)), 8).at(3)
+    assert graph_template(Function(lambda _, x: x[:, places]), 8).at(2).operators == ("Gather",)
+    graph = graph_template(Function(lambda _, x: x.unfold(2, 4, 2)), 8).at(3)
     assert collections.Counter(graph.operators) == {
         "Slice": 3, "Transpose": 3, "Unsqueeze": 3, "Concat": 1
     }  # fmt: skip
     assert graph.output_shapes[-1].tolist() == [3, 3, 3, 8, 4, 0]
 
 
-class Rows(nn.Module):
-    """Reads an image as a sequence of columns, as Sequencer does."""
-
-    def __init__(self, layers):
-        super().__init__()
-        self.lstm = nn.LSTM(3, 5, num_layers=layers, batch_first=True, bidirectional=True)
-
-    def forward(self, x):
-        return self.lstm(x.flatten(2).transpose(1, 2))[0]
-
-
 def test_lstm_layers_are_single_nodes(tmp_path):
-    model, file = Rows(layers=2).eval(), tmp_path / "rows.onnx"
+    """An image is read as a sequence of columns, as Sequencer does."""
+    lstm = nn.LSTM(3, 5, num_layers=2, batch_first=True, bidirectional=True)
+    model = Function(lambda self, x: self.lstm(x.flatten(2).transpose(1, 2))[0], lstm=lstm).eval()
+    file = tmp_path / "rows.onnx"
     images = (torch.randn(2, 3, 4, 4),)
     torch.onnx.export(
         model, images, file, dynamo=False, input_names=["x"], dynamic_axes={"x": {0: "batch"}}
@@ -215,17 +194,94 @@ def test_lstm_layers_are_single_nodes(tmp_path):
 
 
 def test_elementwise_operators_without_a_rule_are_nodes():
-    graph = graph_template(function(lambda x: torch.special.i0(x.asinh())), 8).at(2)
+    graph = graph_template(Function(lambda _, x: torch.special.i0(x.asinh())), 8).at(2)
     assert len(graph.operators) == 2
     assert graph.macs.tolist() == [2 * 3 * 64] * 2
 
 
 def test_attention_is_counted_by_hand():
-    def body(x):
+    def body(_, x):
         q = x.flatten(2).transpose(1, 2).unsqueeze(1)  # (B, 1, 16, 3)
         return torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
 
-    graph = graph_template(function(body), 4).at(2)
+    graph = graph_template(Function(body), 4).at(2)
     products = [i for i, o in enumerate(graph.operators) if o == "MatMul"]
     assert graph.macs[products].tolist() == [2 * math.prod((16, 16, 3))] * 2
     assert collections.Counter(graph.operators)["Softmax"] == 1
+
+
+# Layers that timm has not.
+
+
+EXPORTED = {
+    "max 1d": lambda _, x: F.max_pool1d(x.flatten(2), 3, padding=1),
+    "max 2d and places": lambda _, x: F.max_pool2d(x, 2, return_indices=True),
+    "max 3d and places": lambda _, x: F.max_pool3d(x.unsqueeze(2), (1, 2, 2), return_indices=True),
+    "average 3d": lambda _, x: F.avg_pool3d(x.unsqueeze(2), (1, 4, 4), padding=(0, 2, 2)),
+    "flip": lambda _, x: x.flip((2, 3)),
+    "a tensor without a device": lambda _, x: x + torch.zeros(8),
+    "filled as a whole": lambda _, x: x + x.relu().fill_(2.0),
+}
+
+
+SLICES_MORE = {"max 2d and places": 1, "max 3d and places": 1}
+"""A Slice of the file that cuts two axes is two."""
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_graphs_of_modules_and_files_agree(tmp_path, name):
+    module = Function(EXPORTED[name])
+    export_onnx(module, 8, tmp_path / "m.onnx")
+    file, graph = file_graph(tmp_path / "m.onnx"), graph_template(module, 8)
+    if name in SLICES_MORE:
+        more = Counter(file.operators) - Counter(graph.operators)
+        assert more == {"Slice": SLICES_MORE[name]}
+    else:
+        assert graph.operators == file.operators
+        assert graph.content_hash == file.content_hash
+
+
+def test_filled_tensors_do_not_depend_on_their_old_values():
+    def part(_, x):
+        y = x.relu()
+        y[:, 1:].zero_()
+        return y
+
+    def by_a_view(_, x):
+        y = x.relu()
+        y.flatten().fill_(2.0)
+        return x + y
+
+    assert graph_template(Function(by_a_view), 8).operators == ("Add",)
+    assert graph_template(Function(part), 8).operators == ("Relu", "Slice", "ScatterND")
+    with pytest.raises(UnsupportedModelError, match="no output"):
+        graph_template(Function(lambda _, x: x.relu().zero_()), 8)
+
+
+def test_bilinear_layers_are_counted_by_hand():
+    module = Function(lambda self, x: self.layer(x, x), layer=nn.Bilinear(8, 8, 5))
+    graph = graph_template(module, 8).at(2)
+    assert graph.operators == ("Einsum", "Add")
+    assert graph.parameters.tolist() == [5 * 8 * 8, 5]
+    assert graph.macs.tolist() == [2 * 3 * 8 * 5 * 8 * 8, 2 * 3 * 8 * 5]
+
+
+@pytest.mark.parametrize(
+    ("mode", "last"), [("sum", "ReduceSum"), ("mean", "ReduceMean"), ("max", "ReduceMax")]
+)
+def test_embedding_bags_gather_and_reduce(mode, last):
+    bag = nn.EmbeddingBag(10, 5, mode=mode)
+    module = Function(lambda self, x: self.bag(x.flatten(1).long()), bag=bag)
+    graph = graph_template(module, 8).at(2)
+    assert graph.operators[-2:] == ("Gather", last)
+    assert graph.parameters.sum() == 50
+    assert graph.macs[-1] == 2 * 192 * 5
+    assert graph.output_shapes[-1].tolist() == [2, 5, 0, 0, 0, 0]
+
+
+def test_lazy_layers_must_be_initialized():
+    module = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
+    with pytest.raises(UnsupportedModelError, match=r"lazy layers.* run the module once"):
+        graph_template(module, 8)
+    module(torch.zeros(1, 3, 8, 8))
+    assert graph_template(module, 8).parameters.sum() == 192 * 3 + 3

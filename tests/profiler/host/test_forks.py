@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import shutil
+import subprocess
 import time
 
 import pytest
@@ -46,27 +48,25 @@ def server():
     server.stop()
 
 
-def test_messages_arrive_whole_and_in_order(server):
-    text = "long " * 12_000  # nearly what a request or a pipe holds
-    child = server.fork("test_forks:echo", {"times": 5, "text": ""})
-    assert [m["number"] for m in child.messages(lambda: time.monotonic() + 60)] == [*range(5)]
+def messages(server, function, **argument):
+    """All messages of a child, and its exit code."""
+    child = server.fork(f"test_forks:{function}", argument)
+    sent = list(child.messages(lambda: time.monotonic() + 60))
     child.close()
-    child = server.fork("test_forks:echo", {"times": 2, "text": text})
-    assert [m["text"] for m in child.messages(lambda: time.monotonic() + 60)] == [text] * 2
-    assert child.exit_code == 0
-    child.close()
+    return sent, child.exit_code
+
+
+@pytest.mark.parametrize("text", ["", "long " * 12_000])  # nearly what a request or a pipe holds
+def test_messages_arrive_whole_and_in_order(server, text):
+    expected = [{"number": number, "text": text} for number in range(5)]
+    assert messages(server, "echo", times=5, text=text) == (expected, 0)
 
 
 def test_only_the_end_of_the_output_is_kept(server):
-    child = server.fork("test_forks:say_last_words", {})
-    assert list(child.messages(lambda: time.monotonic() + 60)) == []
-    child.close()
-    assert child.exit_code == 7
+    assert messages(server, "say_last_words") == ([], 7)
     assert server.printed.endswith("last words")
     assert "first" not in server.printed
-    child = server.fork("test_forks:echo", {"times": 1, "text": ""})
-    list(child.messages(lambda: time.monotonic() + 60))
-    child.close()
+    messages(server, "echo", times=1, text="")
     assert server.printed == ""  # nothing of the child before
 
 
@@ -89,11 +89,46 @@ def test_invalid_messages_are_reported(function, server, monkeypatch):
         list(child.messages(lambda: time.monotonic() + 60))
     child.kill()
     child.close()
-    child = server.fork("test_forks:echo", {"times": 1, "text": "again"})
-    assert [m["text"] for m in child.messages(lambda: time.monotonic() + 60)] == ["again"]
-    child.close()
+    assert messages(server, "echo", times=1, text="again")[0] == [{"number": 0, "text": "again"}]
 
 
 def test_a_server_that_cannot_start_gives_the_reason():
     with pytest.raises(ForkServerError, match="no_such_module"):
         ForkServer(("no_such_module",)).start()
+
+
+LIBCUDA = """
+static int result = 3;
+int cuInit(unsigned flags) { (void)flags; return result = 0; }
+int cuDeviceGetCount(int *count) { *count = 1; return result; }
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "refusal"),
+    [
+        ("import ctypes; ctypes.CDLL({library!r})", None),  # loaded, and not used
+        ("import ctypes; ctypes.CDLL({library!r}).cuInit(0)", "initialized .*libcuda.so.1: CUDA"),
+        ("node = open({node!r})", "opened .*/dev/nvidiactl: CUDA would fail in forks"),
+    ],
+)
+def test_modules_that_use_a_gpu_are_refused_before_any_fork(code, refusal, tmp_path, monkeypatch):
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler (cc) here to build a stub of libcuda with")
+    library, node = tmp_path / "libcuda.so.1", tmp_path / "dev/nvidiactl"
+    command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
+    subprocess.run(command, input=LIBCUDA, text=True, check=True)
+    node.parent.mkdir()
+    node.touch()
+    (tmp_path / "as_triton.py").write_text(code.format(library=str(library), node=str(node)))
+    monkeypatch.syspath_prepend(tmp_path)
+    server = ForkServer(("json", "as_triton"))
+    try:
+        if refusal is None:
+            server.start()
+        else:
+            with pytest.raises(ForkServerError, match=f"the import of as_triton {refusal}"):
+                server.start()
+    finally:
+        server.stop()

@@ -34,35 +34,56 @@ def memory_gib(proc):
 
 def test_without_cgroups_memory_is_that_of_the_machine(proc):
     assert memory_gib(proc) == (48, 64)
-    (proc / "self/cgroup").write_text("0::/\n", encoding="ascii")
-    assert memory_gib(proc) == (48, 64)
 
 
-def test_the_narrowest_cgroup_limits_memory(proc):
-    """A job of Slurm: its own group says max, that of the job has the limit."""
-    (proc / "self/cgroup").write_text("0::/slurm/job_7/step_0/task\n", encoding="ascii")
-    root = proc.parent / "cgroup"
-    limited(root / "slurm/job_7/step_0/task", V2, "max", GIB, "anon 1\ninactive_file 5")
-    # What the kernel keeps of files, half of what is in use, it gives back when asked.
-    limited(root / "slurm/job_7", V2, 16 * GIB, 4 * GIB, f"anon 1\ninactive_file {2 * GIB}")
-    limited(root / "slurm", V2, 60 * GIB, GIB, "anon 1")
-    assert memory_gib(proc) == (14, 16)
+@pytest.mark.parametrize(
+    ("lines", "groups", "expected_gib"),
+    [
+        ("0::/", {}, (48, 64)),
+        # A job of Slurm: its own group says max, that of the job has the limit. What the kernel
+        # keeps of files, half of what is in use, it gives back when asked.
+        ("0::/slurm/job_7/step_0/task",
+         {"slurm/job_7/step_0/task": (V2, "max", GIB, "anon 1\ninactive_file 5"),
+          "slurm/job_7": (V2, 16 * GIB, 4 * GIB, f"anon 1\ninactive_file {2 * GIB}"),
+          "slurm": (V2, 60 * GIB, GIB, "anon 1")}, (14, 16)),
+        # Version 1, in which the root has no limit.
+        ("11:cpu,cpuacct:/other\n4:memory:/slurm/uid_1/job_7\n0::/",
+         {"memory/slurm/uid_1/job_7":
+          (V1, 8 * GIB, 3 * GIB, f"inactive_file 0\ntotal_inactive_file {GIB}"),
+          "memory": (V1, 2**63 - 4096, 30 * GIB, "inactive_file 0")}, (6, 8)),
+        # A container sees its cgroup as the root.
+        ("0::/docker/not-mounted-here", {".": (V2, 2 * GIB, GIB, "inactive_file 0")}, (1, 2)),
+    ],
+)  # fmt: skip
+def test_the_narrowest_cgroup_limits_memory(lines, groups, expected_gib, proc):
+    (proc / "self/cgroup").write_text(f"{lines}\n", encoding="ascii")
+    for name, files in groups.items():
+        limited(proc.parent / "cgroup" / name, *files)
+    assert memory_gib(proc) == expected_gib
 
 
-def test_cgroup_version_1_is_supported(proc):
-    lines = "11:cpu,cpuacct:/other\n4:memory:/slurm/uid_1/job_7\n0::/\n"
-    (proc / "self/cgroup").write_text(lines, encoding="ascii")
-    root = proc.parent / "cgroup"
-    stat = f"inactive_file 0\ntotal_inactive_file {GIB}"
-    limited(root / "memory/slurm/uid_1/job_7", V1, 8 * GIB, 3 * GIB, stat)
-    limited(root / "memory", V1, 2**63 - 4096, 30 * GIB, "inactive_file 0")  # no limit
-    assert memory_gib(proc) == (6, 8)
-
-
-def test_containers_see_their_cgroup_as_root(proc):
-    (proc / "self/cgroup").write_text("0::/docker/not-mounted-here\n", encoding="ascii")
-    limited(proc.parent / "cgroup", V2, 2 * GIB, GIB, "inactive_file 0")
-    assert memory_gib(proc) == (1, 2)
+@pytest.mark.parametrize(
+    ("line", "files", "cores"),
+    [
+        ("0::/", {}, None),
+        ("0::/pod/container", {"pod/container/cpu.max": "max 100000"}, None),
+        # A pod of Kubernetes with 8 cores, of which the container has 6.
+        ("0::/pod/c", {"pod/c/cpu.max": "600000 100000", "pod/cpu.max": "800000 100000"}, 6),
+        ("0::/pod/c", {"pod/c/cpu.max": "max 100000", "pod/cpu.max": "50000 100000"}, 0.5),
+        ("0::/docker/not-mounted-here", {"cpu.max": "200000 100000"}, 2),
+        ("3:cpu,cpuacct:/job", {"cpu/job/cpu.cfs_quota_us": "250000",
+                                "cpu/job/cpu.cfs_period_us": "100000"}, 2.5),
+        ("3:cpu:/job", {"cpu/job/cpu.cfs_quota_us": "-1",
+                        "cpu/job/cpu.cfs_period_us": "100000"}, None),
+    ],
+)  # fmt: skip
+def test_the_narrowest_cgroup_limits_processor_time(line, files, cores, proc):
+    (proc / "self/cgroup").write_text(f"{line}\n", encoding="ascii")
+    for name, text in files.items():
+        path = proc.parent / "cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n", encoding="ascii")
+    assert procfs.cpu_quota(proc=proc, cgroups=proc.parent / "cgroup") == cores
 
 
 def test_waits_of_threads_are_read(tmp_path):

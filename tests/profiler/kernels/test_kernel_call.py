@@ -1,17 +1,12 @@
-"""Kernel calls: their text, what they refuse, that they run, what the recorder makes of them."""
+"""Kernel calls, what the recorder makes of them, and the catalogue of kernels."""
 
 import numpy as np
 import pytest
 import torch
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.kernels.kernel_call import (
-    FORMS,
-    DataType,
-    Direction,
-    KernelCall,
-    Operator,
-)
+from trappm.profiler.kernels.kernel_call import FORMS, DataType, Direction, KernelCall, Operator
+from trappm.profiler.kernels.kernel_choice import Abilities, catalogue, metered
 from trappm.profiler.kernels.running import PreparedCall, kernel_profile_of, tf32_allowed
 from trappm.profiler.records import MemoryFormat
 from trappm.profiler.simulation.kernel_profile import KernelKind, Pass, Size
@@ -65,19 +60,15 @@ def test_texts_of_calls_do_not_change():
     """They are keys of stored measurements: whoever changes one loses what was measured."""
     assert small(Operator.LINEAR).text == "linear batch=4 rows=16 inputs=64 outputs=32 fp32"
     call = small(
-        Operator.CONV2D,
-        data_type=DataType.FP16,
-        memory_format=MemoryFormat.CHANNELS_LAST,
+        Operator.CONV2D, data_type=DataType.FP16, memory_format=MemoryFormat.CHANNELS_LAST,
         direction=Direction.WEIGHT_GRADIENT,
-    )
+    )  # fmt: skip
     assert call.text == (
         "conv2d batch=4 inputs=64 outputs=32 height=14 window=3 stride=2 groups=1 fp16 "
         "channels-last weight-gradient"
     )
-    assert (
-        small(Operator.MATMUL, tf32=True).text
-        == "matmul batch=4 rows=16 depth=8 columns=24 fp32 tf32"
-    )
+    product = small(Operator.MATMUL, tf32=True)
+    assert product.text == "matmul batch=4 rows=16 depth=8 columns=24 fp32 tf32"
 
 
 @pytest.mark.parametrize(
@@ -106,14 +97,10 @@ def test_invalid_texts_are_refused(text):
 
 
 @pytest.mark.parametrize("call", EVERY, ids=str)
-def test_every_call_runs_repeatedly(call):
+def test_every_call_runs_and_its_profile_has_only_the_kernels_of_its_direction(call):
     run = PreparedCall(call, torch.device("cpu")).run()
     for _ in range(3):
         run()
-
-
-@pytest.mark.parametrize("call", EVERY, ids=str)
-def test_profiles_contain_only_the_kernels_of_the_direction(call):
     profile = kernel_profile_of(call)
     assert profile.train is profile.infer
     assert profile.precision.removeprefix("amp-") == call.data_type
@@ -136,12 +123,9 @@ def test_profiles_contain_only_the_kernels_of_the_direction(call):
 def test_gradients_of_data_and_weights_are_separate_kernels():
     """Libraries have a kernel for each, of another speed."""
     for operator in (Operator.LINEAR, Operator.CONV2D):
-        for direction, expected in (
-            (Direction.DATA_GRADIENT, [Pass.DATA_GRADIENT]),
-            (Direction.WEIGHT_GRADIENT, [Pass.WEIGHT_GRADIENT]),
-        ):
-            table = kernel_profile_of(small(operator, direction=direction)).train
-            assert table.passes.tolist() == expected
+        for name in ("DATA_GRADIENT", "WEIGHT_GRADIENT"):
+            table = kernel_profile_of(small(operator, direction=Direction[name])).train
+            assert table.passes.tolist() == [Pass[name]]
 
 
 def test_kernel_sizes_agree_with_hand_counts():
@@ -181,3 +165,65 @@ def test_tf32_setting_is_restored():
         with tf32_allowed(allowed):
             assert (cudnn.allow_tf32, matmul.allow_tf32) == (allowed, allowed)
     assert (cudnn.allow_tf32, matmul.allow_tf32) == before
+
+
+# The catalogue: as large as it may be, within memory, and of every kind there is.
+
+
+DEVICES = {
+    "cpu": Abilities(memory_mib=20_000, is_cpu=True),
+    "cpu with bf16": Abilities(
+        memory_mib=20_000, is_cpu=True, data_types=(DataType.FP32, DataType.BF16)
+    ),
+    "v100": Abilities(memory_mib=16_000, data_types=(DataType.FP32, DataType.FP16)),
+    "a100": Abilities(memory_mib=40_000, data_types=tuple(DataType), has_tf32=True),
+    "small card": Abilities(memory_mib=2_000, data_types=(DataType.FP32, DataType.FP16)),
+}
+
+
+@pytest.fixture(params=DEVICES, ids=str, scope="module")
+def abilities(request):
+    return DEVICES[request.param]
+
+
+def test_the_catalogue_has_150_to_300_distinct_calls(abilities):
+    calls = catalogue(abilities)
+    assert 150 <= len(calls) <= 300
+    assert len(set(calls)) == len(calls)
+
+
+def test_the_catalogue_covers_all_kernel_kinds(abilities):
+    """But for what is unknown to us, and casts where nothing is computed in 16 bits."""
+    calls = catalogue(abilities)
+    kinds, passes = set(), set()
+    for call in calls:
+        table = kernel_profile_of(call).train
+        kinds |= set(table.kinds.tolist())
+        convolutions = table.kinds <= KernelKind.DEPTHWISE
+        passes |= set(zip(table.kinds[convolutions], table.passes[convolutions], strict=True))
+    without = {KernelKind.OTHER} | ({KernelKind.CAST} if len(abilities.data_types) == 1 else set())
+    assert kinds >= set(KernelKind) - without
+    assert passes == {(kind, which) for kind in list(KernelKind)[:4] for which in Pass}
+    operators = {call.operator for call in calls}
+    assert {Operator.SGD, Operator.MOMENTUM, Operator.ADAM, Operator.LAUNCH} <= operators
+
+
+def test_each_data_type_has_a_peak(abilities):
+    calls = catalogue(abilities)
+    assert {c.data_type for c in calls} == set(abilities.data_types)
+    peaks = {c.data_type for c in calls if c.operator is Operator.MATMUL and c["rows"] >= 1024}
+    assert peaks == set(abilities.data_types)
+
+
+def test_calls_use_at_most_half_of_the_memory(abilities):
+    for call in catalogue(abilities):
+        sizes = kernel_profile_of(call).at(call.batch_size).sizes
+        moved = sizes[:, : Size.WRITTEN_BYTES + 1].sum(1).max(initial=0.0)
+        assert moved <= 0.5 * abilities.memory_mib * 2**20, call
+
+
+def test_every_operator_has_a_metered_call(abilities):
+    calls = catalogue(abilities)
+    chosen = metered(calls)
+    assert {c.operator for c in chosen} == {c.operator for c in calls}
+    assert len(chosen) < len(calls) / 2

@@ -3,8 +3,6 @@
 The architecture's name says which fault; any other name is measured as usual.
 """
 
-from __future__ import annotations
-
 import collections
 import ctypes
 import itertools
@@ -13,15 +11,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from trappm.profiler.devices import Device, MemoryReading, Window
-from trappm.profiler.records import Configuration, Protocol
+from trappm.profiler.devices import MemoryReading, Window
 from trappm.profiler.steps.sampling import StepRun
 from trappm.profiler.steps.step import run_protocol
 
@@ -29,97 +25,92 @@ TOUCH_VARIABLE = "TRAPPM_TEST_TOUCH"
 """Names the file in which a fault leaves its process id, or its times."""
 
 
-def run(
-    configuration: Configuration,
-    device: Device,
-    protocol: Protocol,
-    enter: Callable[[str], None],
-) -> StepRun:
-    if configuration.architecture == "fault-short-host":
-        device._capacity_mib = 100.0  # type: ignore[attr-defined]  # as if others had the rest
+def run(configuration, device, protocol, enter):
+    name = configuration.architecture
+    if name == "fault-short-host":
+        device._capacity_mib = 100.0  # as if others had the rest
         enter("create")
         raise MemoryError
-    if configuration.architecture == "fault-cudnn-once":
+    if name == "fault-cudnn-once":
         enter("create")
-        return _cudnn_once(configuration, device, protocol, enter)
-    fault = FAULTS.get(configuration.architecture)
-    if fault is None:
+        if not Path(os.environ[TOUCH_VARIABLE]).exists():
+            cudnn_fails()
+        configuration = replace(configuration, architecture="mobilenetv3_small_050")
+    if name == "waits-for-host":
+        return waiting(protocol)
+    if name not in FAULTS:
         return run_protocol(configuration, device, protocol, enter)
     enter("measure")
-    return fault()
+    return FAULTS[name]()
 
 
-def _cudnn() -> StepRun:
+def seen(samples_ms=(10.0,) * 20, **window):
+    return StepRun(
+        samples_ms=tuple(samples_ms),
+        window=Window(seconds=1.0, energy_j=None, energy_missing="none here", **window),
+        steps_in_window=len(samples_ms),
+        memory=MemoryReading(peak_mib=100.0, method="made up"),
+    )
+
+
+def waiting(protocol):
+    """A step whose kernels take a tenth of it; it takes 10 ms without power, and 20 ms with it."""
+    return StepRun(
+        samples_ms=(10.0 * (1 + protocol.power_share),) * 4,
+        window=Window(seconds=1.0, energy_j=5.0, facts={"device_time_ms": 1.0}),
+        steps_in_window=4,
+        memory=MemoryReading(peak_mib=1.0, method="none"),
+    )
+
+
+def cudnn_fails():
     """Fails each time that it is tried, and leaves a mark of each."""
     with open(os.environ[TOUCH_VARIABLE], "a", encoding="ascii") as file:
         file.write("tried\n")
     raise RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR")
 
 
-def _cudnn_once(
-    configuration: Configuration, device: Device, protocol: Protocol, enter: Callable[[str], None]
-) -> StepRun:
-    """Fails when it is tried first, and then works."""
-    path = Path(os.environ[TOUCH_VARIABLE])
-    if not path.exists():
-        _cudnn()
-    usual = replace(configuration, architecture="mobilenetv3_small_050")
-    return run_protocol(usual, device, protocol, enter)
+def raise_exception():
+    raise ValueError("a model's own mistake\nwith more lines")
 
 
-def _sigkill() -> StepRun:
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError
+def raise_memory_error():
+    raise MemoryError
 
 
-def _segfault() -> StepRun:
-    ctypes.string_at(0)
-    raise AssertionError
-
-
-def _abort() -> StepRun:
+def native_bad_alloc():
+    sys.stderr.write("terminate called after throwing an instance of 'std::bad_alloc'\n")
     os.abort()
 
 
-def _unnamed_signal() -> StepRun:
-    os.kill(os.getpid(), signal.SIGRTMIN + 1)
-    raise AssertionError
-
-
-def _native_hang() -> StepRun:
-    collections.deque(itertools.repeat(0), maxlen=0)  # never leaves C, nor the interpreter's lock
-    raise AssertionError
-
-
-def _flood() -> StepRun:
+def flood():
     for _ in range(64):
         sys.stdout.write("x" * (1 << 20))
-    return _seen([10.0] * 20)
+    return seen()
 
 
-def _endless_flood() -> StepRun:
+def endless_flood():
     while True:
         os.write(1, b"x" * (1 << 16))
 
 
-def _close_output() -> StepRun:
+def close_output():
     os.close(1)
     os.close(2)
-    return _seen([10.0] * 20)
+    return seen()
 
 
-def _close_everything() -> StepRun:
+def close_everything():
     os.closerange(3, 256)
-    return _seen([10.0] * 20)
+    return seen()
 
 
-def _fill_the_disk() -> StepRun:
+def fill_the_disk():
     with open("/dev/full", "w", encoding="ascii") as full:
         full.write("x")
-    raise AssertionError
 
 
-def _hang() -> StepRun:
+def hang():
     touch = os.environ.get(TOUCH_VARIABLE)
     if touch is not None:
         Path(touch).write_text(str(os.getpid()), encoding="ascii")
@@ -127,49 +118,31 @@ def _hang() -> StepRun:
         pass
 
 
-def _native_bad_alloc() -> StepRun:
-    sys.stderr.write("terminate called after throwing an instance of 'std::bad_alloc'\n")
-    os.abort()
-
-
-def _exception() -> StepRun:
-    raise ValueError("a model's own mistake\nwith more lines")
-
-
-def _exit() -> StepRun:
-    os._exit(3)
-
-
-def _allocate_100_gib() -> StepRun:
-    torch.empty(100 << 30, dtype=torch.uint8)
-    raise AssertionError
-
-
-def _allocate_until_the_limit() -> StepRun:
+def allocate_until_the_limit():
     held = []
     while True:  # never touched, so the machine is not troubled
         held.append(torch.empty(1 << 30, dtype=torch.uint8))
 
 
-def _python_memory_error() -> StepRun:
-    raise MemoryError
-
-
-def _kill_server() -> StepRun:
+def kill_server():
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(60)
-    raise AssertionError
 
 
-def _leave_a_process_behind() -> StepRun:
+def stop_server():
+    os.kill(os.getppid(), signal.SIGSTOP)
+    hang()
+
+
+def leave_a_process():
     if os.fork() == 0:
-        _hang()
+        hang()
     while not Path(os.environ[TOUCH_VARIABLE]).exists():
         time.sleep(0.01)
     raise ValueError("went away and left a process")
 
 
-def _leave_strays() -> StepRun:
+def leave_strays():
     """Children and grandchildren, in the process group and in sessions of their own."""
     for number in range(12):
         if os.fork() == 0:
@@ -186,80 +159,58 @@ def _leave_strays() -> StepRun:
     raise ValueError("left a dozen")
 
 
-def _come_back_twice() -> StepRun:
+def come_back_twice():
     if os.fork() == 0:
-        return _seen([99.0] * 20)
+        return seen([99.0] * 20)
     time.sleep(0.2)
-    return _seen([10.0] * 20)
+    return seen()
 
 
-def _stop_server() -> StepRun:
-    os.kill(os.getppid(), signal.SIGSTOP)
-    return _hang()
-
-
-def _allocate_100_gib_in_numpy() -> StepRun:
-    np.zeros(100 << 30, dtype=np.uint8)
-    raise AssertionError
-
-
-def _note_times() -> StepRun:
+def note_times():
     with open(os.environ[TOUCH_VARIABLE], "a", encoding="ascii") as log:
         begin = time.monotonic()
         time.sleep(0.1)
         log.write(f"{begin} {time.monotonic()}\n")
-    return _seen([10.0] * 10)
+    return seen()
 
 
-def _write_environment() -> StepRun:
+def write_environment():
     Path(os.environ[TOUCH_VARIABLE]).write_text(json.dumps(dict(os.environ)), encoding="utf-8")
-    return _seen([10.0] * 20)
+    return seen()
 
 
-def _seen(samples_ms: list[float], **window: object) -> StepRun:
-    return StepRun(
-        samples_ms=tuple(samples_ms),
-        window=Window(seconds=1.0, energy_j=None, energy_missing="none here", **window),  # type: ignore[arg-type]
-        steps_in_window=len(samples_ms),
-        memory=MemoryReading(peak_mib=100.0, method="made up"),
-    )
-
-
-def _alternating() -> Iterator[float]:
-    yield from (10.0, 20.0) * 10
-
-
-FAULTS: dict[str, Callable[[], StepRun]] = {
-    "fault-cudnn": _cudnn,
-    "fault-write-environment": _write_environment,
-    "fault-sigkill": _sigkill,
-    "fault-segfault": _segfault,
-    "fault-abort": _abort,
-    "fault-unnamed-signal": _unnamed_signal,
-    "fault-hang": _hang,
-    "fault-native-hang": _native_hang,
+FAULTS = {
+    "fault-cudnn": cudnn_fails,
+    "fault-write-environment": write_environment,
+    "fault-sigkill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "fault-segfault": lambda: ctypes.string_at(0),
+    "fault-abort": os.abort,
+    "fault-unnamed-signal": lambda: os.kill(os.getpid(), signal.SIGRTMIN + 1),
+    "fault-hang": hang,
+    # Never leaves C, nor the interpreter's lock.
+    "fault-native-hang": lambda: collections.deque(itertools.repeat(0), maxlen=0),
     "fault-sys-exit": lambda: sys.exit(3),
-    "fault-flood": _flood,
-    "fault-endless-flood": _endless_flood,
-    "fault-close-output": _close_output,
-    "fault-close-everything": _close_everything,
-    "fault-full-disk": _fill_the_disk,
-    "fault-strays": _leave_strays,
-    "fault-come-back-twice": _come_back_twice,
-    "fault-stop-server": _stop_server,
-    "fault-100-gib-in-numpy": _allocate_100_gib_in_numpy,
-    "fault-native-bad-alloc": _native_bad_alloc,
-    "fault-exception": _exception,
-    "fault-exit": _exit,
-    "fault-100-gib": _allocate_100_gib,
-    "fault-limit": _allocate_until_the_limit,
-    "fault-memory-error": _python_memory_error,
-    "fault-kill-server": _kill_server,
-    "fault-leave-process": _leave_a_process_behind,
-    "note-times": _note_times,
-    "steady": lambda: _seen([10.0] * 20),
-    "noisy": lambda: _seen(list(_alternating())),
-    "drifting": lambda: _seen([10.0] * 10 + [12.0] * 10),
-    "contended": lambda: _seen([10.0] * 20, lost_share=0.4),
-    "disturbed": lambda: _seen([10.0] * 20, disturbances=("2 other processes on the GPU",)),
+    "fault-flood": flood,
+    "fault-endless-flood": endless_flood,
+    "fault-close-output": close_output,
+    "fault-close-everything": close_everything,
+    "fault-full-disk": fill_the_disk,
+    "fault-strays": leave_strays,
+    "fault-come-back-twice": come_back_twice,
+    "fault-stop-server": stop_server,
+    "fault-100-gib-in-numpy": lambda: np.zeros(100 << 30, dtype=np.uint8),
+    "fault-native-bad-alloc": native_bad_alloc,
+    "fault-exception": raise_exception,
+    "fault-exit": lambda: os._exit(3),
+    "fault-100-gib": lambda: torch.empty(100 << 30, dtype=torch.uint8),
+    "fault-limit": allocate_until_the_limit,
+    "fault-memory-error": raise_memory_error,
+    "fault-kill-server": kill_server,
+    "fault-leave-process": leave_a_process,
+    "note-times": note_times,
+    "steady": seen,
+    "noisy": lambda: seen([10.0, 20.0] * 10),
+    "drifting": lambda: seen([10.0] * 10 + [12.0] * 10),
+    "contended": lambda: seen(lost_share=0.4),
+    "disturbed": lambda: seen(disturbances=("2 other processes on the GPU",)),
 }

@@ -1,19 +1,13 @@
 """What a failure means: one attempt in this process, on a fake GPU and on the CPU."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from fake_cuda import Cuda, install_cuda
+from fake_cuda import install_cuda
 from nvml_stub import GIB, Board, Process, install
 
 from trappm.profiler.devices.cpu import CpuDevice
 from trappm.profiler.devices.gpu.cuda import CudaDevice
-from trappm.profiler.errors import DeviceError
+from trappm.profiler.errors import DeviceError, UnsupportedModelError
 from trappm.profiler.measuring.attempt import attempt, others_had_memory
 from trappm.profiler.measuring.isolation import _host_ran_out, _Progress
 from trappm.profiler.measuring.sweep import may_pass
@@ -21,15 +15,15 @@ from trappm.profiler.records import Configuration, Measurement, Outcome, Protoco
 
 HERE = "test_attempt:fail"
 CONFIGURATION = Configuration(architecture="resnet18", batch_size=1, input_size=32)
-failure: BaseException = ValueError("nothing set")
+failure = ValueError("nothing set")
 
 
-def fail(*_: object) -> None:
+def fail(*_):
     raise failure
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+def cuda(monkeypatch):
     install(monkeypatch, Board("GPU-a"))
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
         monkeypatch.setenv(name, "")  # `prepare` sets them, here in the process of the tests
@@ -37,11 +31,11 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     return install_cuda(monkeypatch)
 
 
-def attempted(key: str, tmp_path: Path, error: BaseException) -> Measurement:
+def attempted(key, tmp_path, error):
     """How an attempt ends whose step raises this."""
     global failure  # noqa: PLW0603  # the attempt names a function, and passes it nothing of ours
     failure = error
-    sent: list[Mapping[str, Any]] = []
+    sent = []
     request = {
         "configuration": CONFIGURATION.to_dict(),
         "device": key,
@@ -74,7 +68,7 @@ NO_ENGINE = "GET was unable to find an engine to execute this computation"
     ],
     ids=lambda error: str(error)[:40],
 )
-def test_memory_of_the_gpu_ran_out(error: Exception, cuda: Cuda, tmp_path: Path) -> None:
+def test_memory_of_the_gpu_ran_out(error, cuda, tmp_path):
     actual = attempted("cuda:0", tmp_path, error)
     assert actual.outcome is Outcome.OOM
     assert actual.failed_in == "create"
@@ -92,13 +86,12 @@ def test_memory_of_the_gpu_ran_out(error: Exception, cuda: Cuda, tmp_path: Path)
         MemoryError(),
         RuntimeError("std::bad_alloc"),
         OSError(12, "Cannot allocate memory"),
+        UnsupportedModelError(f"timm cannot build resnet50: {ON_THE_CPU}"),
         RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"),
     ],
     ids=lambda error: str(error)[:40],
 )
-def test_want_of_the_hosts_memory_says_nothing_of_a_gpu(
-    error: Exception, cuda: Cuda, tmp_path: Path
-) -> None:
+def test_want_of_the_hosts_memory_says_nothing_of_a_gpu(error, cuda, tmp_path):
     actual = attempted("cuda:0", tmp_path, error)
     assert (actual.outcome, actual.failed_in) == (Outcome.ERROR, "worker")
     assert "the host ran out of memory in create" in (actual.message or "")
@@ -118,15 +111,13 @@ def test_want_of_the_hosts_memory_says_nothing_of_a_gpu(
     ],
 )
 def test_error_without_a_reason_is_want_of_memory_on_a_full_gpu(
-    text: str, reserved_mib: int, outcome: Outcome, cuda: Cuda, tmp_path: Path
-) -> None:
+    text, reserved_mib, outcome, cuda, tmp_path
+):
     cuda.max_memory_reserved = reserved_mib
     assert attempted("cuda:0", tmp_path, RuntimeError(text)).outcome == outcome
 
 
-def test_memory_that_ran_out_beside_others_is_no_bound_of_the_gpu(
-    cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_ran_out_next_to_others_is_no_bound_of_the_gpu(cuda, tmp_path, monkeypatch):
     install(monkeypatch, Board("GPU-a", used=35 * GIB, processes=[Process(7, 34 * GIB)]))
     cuda.free, cuda.memory_reserved = 13, 4000
     actual = attempted("cuda:0", tmp_path, torch.OutOfMemoryError("CUDA out of memory."))
@@ -137,9 +128,7 @@ def test_memory_that_ran_out_beside_others_is_no_bound_of_the_gpu(
     assert may_pass(actual)
 
 
-def test_gpu_that_cannot_be_prepared_is_the_workers_failure(
-    cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpu_that_cannot_be_prepared_is_the_workers_failure(cuda, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # a driver too old for torch
     actual = attempted("cuda:0", tmp_path, ValueError("never comes to it"))
     assert (actual.outcome, actual.failed_in) == (Outcome.ERROR, "worker")
@@ -149,10 +138,8 @@ def test_gpu_that_cannot_be_prepared_is_the_workers_failure(
 
 
 @pytest.mark.parametrize("broken", [DeviceError("no OpenMP"), MemoryError(), RuntimeError("init")])
-def test_device_that_cannot_be_prepared_is_the_workers_failure(
-    broken: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def prepare(_: CpuDevice) -> None:
+def test_device_that_cannot_be_prepared_is_the_workers_failure(broken, tmp_path, monkeypatch):
+    def prepare(_):
         raise broken
 
     monkeypatch.setattr(CpuDevice, "prepare", prepare)
@@ -161,7 +148,7 @@ def test_device_that_cannot_be_prepared_is_the_workers_failure(
     assert may_pass(actual)
 
 
-def test_batch_norm_of_one_pixel_is_unsupported(cuda: Cuda, tmp_path: Path) -> None:
+def test_batch_norm_of_one_pixel_is_unsupported(cuda, tmp_path):
     layer = torch.nn.BatchNorm2d(4)
     with pytest.raises(ValueError, match="per channel") as raised:
         layer(torch.zeros(1, 4, 1, 1))
@@ -169,7 +156,7 @@ def test_batch_norm_of_one_pixel_is_unsupported(cuda: Cuda, tmp_path: Path) -> N
     assert (actual.outcome, actual.failed_in) == (Outcome.UNSUPPORTED, "create")
 
 
-def test_device_that_is_never_ready_is_the_workers_failure() -> None:
+def test_device_that_is_never_ready_is_the_workers_failure():
     progress = _Progress(lock_timeout_s=100.0, timeout_s=7.0)
     assert "never got to its lock" in progress.timed_out().message
     progress.follow(iter([{"environment": {"host": "a"}}]))  # its first words: it has the lock
@@ -182,7 +169,7 @@ def test_device_that_is_never_ready_is_the_workers_failure() -> None:
     assert (late.outcome, late.phase) == (Outcome.TIMEOUT, "create")
 
 
-def test_death_for_want_of_the_hosts_memory_is_no_bound_of_a_gpu() -> None:
+def test_death_for_want_of_the_hosts_memory_is_no_bound_of_a_gpu():
     cpu, gpu = CpuDevice("cpu-1t"), CudaDevice.__new__(CudaDevice)
     ends = [_host_ran_out("warmup", "killed", d) for d in (cpu, gpu)]
     assert [(e.outcome, e.phase) for e in ends] == [
@@ -191,7 +178,7 @@ def test_death_for_want_of_the_hosts_memory_is_no_bound_of_a_gpu() -> None:
     assert _host_ran_out("worker", "killed", cpu).outcome is Outcome.ERROR
 
 
-def test_a_message_that_no_database_takes_is_kept_with_marks(tmp_path: Path) -> None:
+def test_a_message_that_no_database_takes_is_kept_with_marks(tmp_path):
     actual = attempted("cpu-1t", tmp_path, ValueError("a\0b and half a pair: \ud83d."))
     assert actual.outcome is Outcome.ERROR
     assert actual.message == "ValueError: a\ufffdb and half a pair: \ufffd."

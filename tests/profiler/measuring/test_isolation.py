@@ -1,7 +1,5 @@
 """Faults are real here: processes die, hang and run out of memory, and every attempt is told."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -11,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import measuring_faults
@@ -20,28 +17,25 @@ import pytest
 from filelock import FileLock
 from trusting import TRUSTING
 
-import trappm.profiler.host.forks
-import trappm.profiler.measuring.isolation
+from trappm.profiler.devices import open_device
 from trappm.profiler.errors import DeviceError, TrappmError
+from trappm.profiler.host import forks
 from trappm.profiler.host.environment import stack_fingerprint
+from trappm.profiler.measuring import isolation
 from trappm.profiler.measuring.attempt import lock_path, others_had_memory
 from trappm.profiler.measuring.isolation import Measurer
-from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
+from trappm.profiler.records import Configuration, Outcome, Protocol
 
 TINY = Configuration(architecture="mobilenetv3_small_050", batch_size=1, input_size=64)
 
 
-def named(architecture: str) -> Configuration:
-    return Configuration(architecture=architecture, batch_size=1, input_size=64)
-
-
 @pytest.fixture(scope="module")
-def lock_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def lock_dir(tmp_path_factory):
     return tmp_path_factory.mktemp("locks")
 
 
 @pytest.fixture(scope="module")
-def touched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def touched(tmp_path_factory):
     """A file for what the faults leave behind; the fork server inherits its name."""
     path = tmp_path_factory.mktemp("touched") / "file"
     with pytest.MonkeyPatch.context() as patch:
@@ -50,21 +44,25 @@ def touched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def measurer(lock_dir: Path, touched: Path) -> Iterator[Measurer]:
+def measurer(lock_dir, touched):
     with Measurer(lock_dir=lock_dir, run="measuring_faults:run") as measurer:
         yield measurer
 
 
-def is_alive(pid: int) -> bool:
+def is_alive(pid):
     try:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return state != "Z"  # a zombie that nobody has waited for yet is dead
+    return state != "Z"  # a zombie that has not been waited for is dead
 
 
-def wait_until(condition: object, timeout_s: float = 20.0) -> bool:
-    assert callable(condition)
+def measure(measurer, model, protocol=TRUSTING, **more):
+    configuration = dataclasses.replace(TINY, architecture=model)
+    return measurer.measure(configuration, "cpu-1t", protocol, **more)
+
+
+def wait_until(condition, timeout_s=20.0):
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if condition():
@@ -73,24 +71,17 @@ def wait_until(condition: object, timeout_s: float = 20.0) -> bool:
     return False
 
 
-def test_real_measurement(measurer: Measurer) -> None:
+def test_real_measurement(measurer):
     measurement = measurer.measure(TINY, "cpu-1t", TRUSTING, attempt_key="a-1")
     assert measurement.outcome is Outcome.OK, measurement.message
-    assert measurement.configuration == TINY
-    assert measurement.device == "cpu-1t"
     assert measurement.attempt_key == "a-1"
     assert 3 <= len(measurement.step_samples_ms) <= 5
-    assert measurement.step is not None
-    assert min(measurement.step_samples_ms) <= measurement.step.median_ms
-    assert measurement.memory_mib is not None
     assert 1 < measurement.memory_mib < 500
-    assert (measurement.power_w is None) == ("power_w" in measurement.missing)
     assert measurement.environment["threads"] == 1
     assert len(measurement.environment["pinned_cores"]) == 1
     assert measurement.environment["precision"] == "fp32"
     assert list(measurement.environment["phase_seconds"]) == ["create", "warmup", "measure"]
     assert measurement.failed_in is None
-    assert Measurement.from_dict(json.loads(json.dumps(measurement.to_dict()))) == measurement
 
 
 @pytest.mark.parametrize(
@@ -112,33 +103,28 @@ def test_real_measurement(measurer: Measurer) -> None:
         ("fault-memory-error", Outcome.OOM, "MemoryError"),
     ],
 )
-def test_fault_becomes_an_outcome(
-    measurer: Measurer, fault: str, outcome: Outcome, message: str
-) -> None:
-    measurement = measurer.measure(named(fault), "cpu-1t", TRUSTING)
+def test_fault_becomes_an_outcome(measurer, fault, outcome, message):
+    measurement = measure(measurer, fault)
     assert measurement.outcome is outcome
-    assert message in (measurement.message or "")
-    assert "\n" not in (measurement.message or "")
+    assert message in measurement.message
+    assert "\n" not in measurement.message
     assert measurement.failed_in == "measure"
     assert measurement.step is None
     assert measurement.memory_mib is None
     assert measurement.environment["threads"] == 1
-    assert measurement.environment["torch"]
+    before = open_device("cpu-1t").environment()
+    assert stack_fingerprint(measurement.environment) == stack_fingerprint(before)
     if outcome is Outcome.OOM:
         assert measurement.memory_detail_mib["capacity"] > 0
+    if "100-gib" in fault:
+        assert measurement.memory_detail_mib["last_allocation"] == 100 * 1024
 
 
-@pytest.mark.parametrize("fault", ["fault-100-gib", "fault-100-gib-in-numpy"])
-def test_out_of_memory_tells_the_last_allocation(measurer: Measurer, fault: str) -> None:
-    measurement = measurer.measure(named(fault), "cpu-1t", TRUSTING)
-    assert measurement.memory_detail_mib["last_allocation"] == 100 * 1024
-
-
-def test_host_that_is_short_of_memory_is_told(measurer: Measurer) -> None:
-    measurement = measurer.measure(named("fault-short-host"), "cpu-1t", TRUSTING)
+def test_host_that_is_short_of_memory_is_told(measurer):
+    measurement = measure(measurer, "fault-short-host")
     assert measurement.outcome is Outcome.OOM
     assert measurement.failed_in == "create"
-    assert "could have 100 of" in (measurement.message or "")
+    assert "could have 100 of" in measurement.message
     assert measurement.memory_detail_mib["capacity"] == 100
     assert measurement.memory_detail_mib["host_memory"] > 100
     assert others_had_memory(measurement.memory_detail_mib)
@@ -148,38 +134,25 @@ def test_host_that_is_short_of_memory_is_told(measurer: Measurer) -> None:
 
 
 @pytest.mark.parametrize("model", ["fault-flood", "fault-close-output", "fault-come-back-twice"])
-def test_bad_manners_do_no_harm(measurer: Measurer, model: str) -> None:
-    measurement = measurer.measure(named(model), "cpu-1t", TRUSTING)
+def test_bad_manners_do_no_harm(measurer, model):
+    measurement = measure(measurer, model)
     assert measurement.outcome is Outcome.OK, measurement.message
     assert measurement.step_time_ms == 10.0
 
 
-@pytest.mark.parametrize("fault", ["fault-native-hang", "fault-endless-flood"])
-def test_busy_process_is_killed_in_time(measurer: Measurer, fault: str) -> None:
+@pytest.mark.parametrize("fault", ["fault-hang", "fault-native-hang", "fault-endless-flood"])
+def test_busy_process_is_killed_in_time(measurer, touched, fault):
+    touched.unlink(missing_ok=True)
     impatient = dataclasses.replace(TRUSTING, timeout_s=1.0)
-    measurement = measurer.measure(named(fault), "cpu-1t", impatient)
+    measurement = measure(measurer, fault, impatient)
     assert measurement.outcome is Outcome.TIMEOUT
     assert measurement.message == "killed after 1 s"
-
-
-def test_hang_is_killed_in_time(measurer: Measurer, touched: Path) -> None:
-    impatient = dataclasses.replace(TRUSTING, timeout_s=1.0)
-    measurement = measurer.measure(named("fault-hang"), "cpu-1t", impatient)
-    assert measurement.outcome is Outcome.TIMEOUT
-    assert "1 s" in (measurement.message or "")
     assert measurement.duration_s >= 1.0
     if touched.exists():  # it may not have come that far on a busy machine
         assert not is_alive(int(touched.read_text(encoding="ascii")))
 
 
-def test_unknown_architecture_is_unsupported(measurer: Measurer) -> None:
-    measurement = measurer.measure(named("resnet1888"), "cpu-1t", TRUSTING)
-    assert measurement.outcome is Outcome.UNSUPPORTED
-    assert measurement.failed_in == "create"
-    assert "resnet18" in (measurement.message or "")
-
-
-def test_wrong_device_is_the_callers_mistake(measurer: Measurer) -> None:
+def test_wrong_device_is_the_callers_mistake(measurer):
     with pytest.raises(DeviceError, match="cpu-1t"):
         measurer.measure(TINY, "cpu-9999t", TRUSTING)
 
@@ -193,112 +166,102 @@ def test_wrong_device_is_the_callers_mistake(measurer: Measurer) -> None:
         ("disturbed", "2 other processes"),
     ],
 )
-def test_untrustworthy_samples_are_unstable_and_kept(
-    measurer: Measurer, run: str, reason: str
-) -> None:
+def test_untrustworthy_samples_are_unstable_and_kept(measurer, run, reason):
     strict = Protocol(min_steps=20, max_steps=20, unstable_relative_iqr=0.25)
     if run == "drifting":
         strict = dataclasses.replace(strict, unstable_relative_iqr=0.3)  # drift alone, not noise
-    measurement = measurer.measure(named(run), "cpu-1t", strict)
+    measurement = measure(measurer, run, strict)
     assert measurement.outcome is Outcome.UNSTABLE
-    assert reason in (measurement.message or "")
-    assert ";" not in (measurement.message or "")
+    assert reason in measurement.message
+    assert ";" not in measurement.message
     assert len(measurement.step_samples_ms) == 20
     assert measurement.missing == {"power_w": "none here", "energy_j": "none here"}
 
 
-def test_death_of_the_fork_server_is_told_and_mended(measurer: Measurer) -> None:
-    measurement = measurer.measure(named("fault-kill-server"), "cpu-1t", TRUSTING)
+def test_death_of_the_fork_server_is_told_and_mended(measurer):
+    measurement = measure(measurer, "fault-kill-server")
     assert measurement.outcome is Outcome.ERROR
     assert measurement.failed_in == "worker"
-    assert measurer.measure(named("steady"), "cpu-1t", TRUSTING).outcome is Outcome.OK
+    assert measure(measurer, "steady").outcome is Outcome.OK
 
 
-def test_process_that_cannot_be_killed_holds_nobody_up(
-    measurer: Measurer, touched: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trappm.profiler.host.forks, "_ANSWER_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(trappm.profiler.host.forks, "_STOP_TIMEOUT_S", 1.0)
+def test_process_that_cannot_be_killed_holds_nobody_up(measurer, touched, monkeypatch):
+    monkeypatch.setattr(forks, "_ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(forks, "_STOP_TIMEOUT_S", 1.0)
     touched.unlink(missing_ok=True)
-    measurement = measurer.measure(
-        named("fault-stop-server"), "cpu-1t", dataclasses.replace(TRUSTING, timeout_s=2.0)
+    measurement = measure(
+        measurer, "fault-stop-server", dataclasses.replace(TRUSTING, timeout_s=2.0)
     )
     assert measurement.outcome is Outcome.TIMEOUT
-    assert "without effect" in (measurement.message or "")
+    assert "without effect" in measurement.message
     if touched.exists():
         assert wait_until(lambda: not is_alive(int(touched.read_text(encoding="ascii"))))
     monkeypatch.undo()
-    assert measurer.measure(named("steady"), "cpu-1t", TRUSTING).outcome is Outcome.OK
+    assert measure(measurer, "steady").outcome is Outcome.OK
 
 
-SECRETS = {
-    "RAY_AUTH_TOKEN": "hidden",
-    "PGPASSWORD": "hidden",
-    "TRAPPM_DATABASE": "hidden",
-    "TRAPPM_TOKEN": "hidden",
-    "AWS_SECRET_ACCESS_KEY": "hidden",
-    "registry_password": "hidden",
-    "OPENAI_APIKEY": "hidden",
+HIDDEN = (
+    "RAY_AUTH_TOKEN", "PGPASSWORD", "TRAPPM_DATABASE", "TRAPPM_TOKEN", "AWS_SECRET_ACCESS_KEY",
+    "registry_password", "OPENAI_APIKEY",
+)  # fmt: skip
+SECRETS = dict.fromkeys(HIDDEN, "hidden") | {
     "AZURE_STORAGE_CONNECTION_STRING": "AccountName=a;AccountKey=hidden",
     "SOME_DATABASE": "postgresql://somebody:hidden@host/labels",
 }
 
 
-def test_measured_models_see_no_secrets_in_their_environment(
-    tmp_path: Path, lock_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_measured_models_see_no_secrets_in_their_environment(tmp_path, lock_dir, monkeypatch):
     written = tmp_path / "environment"
     settings = {measuring_faults.TOUCH_VARIABLE: str(written), "CUBLAS_WORKSPACE_CONFIG": ":16:8"}
     for name, value in (SECRETS | settings).items():
         monkeypatch.setenv(name, value)
     with Measurer(lock_dir=lock_dir, run="measuring_faults:run") as measurer:
-        measurer.measure(named("fault-write-environment"), "cpu-1t", TRUSTING)
+        measure(measurer, "fault-write-environment")
     seen = json.loads(written.read_text(encoding="utf-8"))
     assert not seen.keys() & SECRETS.keys()
     assert settings.items() <= seen.items()
 
 
-def _children() -> set[int]:
-    return {process.pid for process in psutil.Process().children(recursive=True)}
+def held_by_this_process():
+    children = {process.pid for process in psutil.Process().children(recursive=True)}
+    return len(os.listdir("/proc/self/fd")), children, set(os.listdir("/dev/shm"))
 
 
-def test_nothing_leaks(measurer: Measurer, touched: Path) -> None:
-    measurer.measure(named("steady"), "cpu-1t", TRUSTING)
-    before = (len(os.listdir("/proc/self/fd")), _children(), set(os.listdir("/dev/shm")))
+def test_nothing_leaks(measurer, touched):
+    measure(measurer, "steady")
+    before = held_by_this_process()
     touched.unlink(missing_ok=True)
     for fault in ("fault-sigkill", "fault-leave-process", "fault-exception", "steady"):
-        measurer.measure(named(fault), "cpu-1t", TRUSTING)
+        measure(measurer, fault)
     left_behind = int(touched.read_text(encoding="ascii"))
     assert not is_alive(left_behind)
-    assert before == (len(os.listdir("/proc/self/fd")), _children(), set(os.listdir("/dev/shm")))
+    assert held_by_this_process() == before
 
 
-def test_whatever_was_left_behind_ends_wherever_it_went(measurer: Measurer, touched: Path) -> None:
+def test_whatever_was_left_behind_ends_wherever_it_went(measurer, touched):
     touched.write_text("", encoding="ascii")
-    measurement = measurer.measure(named("fault-strays"), "cpu-1t", TRUSTING)
-    assert "left a dozen" in (measurement.message or "")
+    measurement = measure(measurer, "fault-strays")
+    assert "left a dozen" in measurement.message
     strays = [int(pid) for pid in touched.read_text(encoding="ascii").split()]
     assert len(strays) == 12
     assert [pid for pid in strays if is_alive(pid)] == []
 
 
-def test_waiting_for_the_lock_is_no_timeout(measurer: Measurer, lock_dir: Path) -> None:
+def test_waiting_for_the_lock_is_no_timeout(measurer, lock_dir):
     held = FileLock(lock_path(lock_dir, "cpu"), thread_local=False)
     held.acquire()
     release = threading.Timer(4.0, held.release)
     release.start()
     patient = dataclasses.replace(TRUSTING, timeout_s=3.0)
-    measurement = measurer.measure(named("steady"), "cpu-1t", patient)
+    measurement = measure(measurer, "steady", patient)
     release.join()
     assert measurement.outcome is Outcome.OK, measurement.message
     assert measurement.environment["lock_wait_s"] > 2.0
     assert measurement.duration_s < measurement.environment["lock_wait_s"]
 
 
-def test_lock_that_is_never_free_is_told(lock_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        trappm.profiler.measuring.isolation, "_PRELOAD", ()
-    )  # it never comes to need torch
+def test_lock_that_is_never_free_is_told(lock_dir, monkeypatch):
+    monkeypatch.setattr(isolation, "_PRELOAD", ())  # it never comes to need torch
     with (
         FileLock(lock_path(lock_dir, "cpu")),
         Measurer(lock_dir=lock_dir, lock_timeout_s=0.2) as measurer,
@@ -306,10 +269,10 @@ def test_lock_that_is_never_free_is_told(lock_dir: Path, monkeypatch: pytest.Mon
         measurement = measurer.measure(TINY, "cpu-1t", TRUSTING)
     assert measurement.outcome is Outcome.ERROR
     assert measurement.failed_in == "worker"
-    assert "another measurement has held cpu" in (measurement.message or "")
+    assert "another measurement has held cpu" in measurement.message
 
 
-def test_lock_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_lock_folder_of_somebody_else_is_refused(tmp_path):
     if os.getuid() != 0:
         pytest.skip("only root can give a folder away")
     os.chown(tmp_path, 12345, -1)
@@ -317,17 +280,11 @@ def test_lock_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
         lock_path(tmp_path, "cpu")
 
 
-def test_measurements_of_one_host_never_overlap(
-    measurer: Measurer, lock_dir: Path, touched: Path
-) -> None:
+def test_measurements_of_one_host_never_overlap(measurer, lock_dir, touched):
     touched.unlink(missing_ok=True)
     with Measurer(lock_dir=lock_dir, run="measuring_faults:run") as other:
         threads = [
-            threading.Thread(
-                target=lambda m=m: [
-                    m.measure(named("note-times"), "cpu-1t", TRUSTING) for _ in range(4)
-                ]
-            )
+            threading.Thread(target=lambda m=m: [measure(m, "note-times") for _ in range(4)])
             for m in (measurer, other)
         ]
         for thread in threads:
@@ -351,7 +308,7 @@ Measurer(lock_dir=Path(sys.argv[1]), run="measuring_faults:run").measure(
 """
 
 
-def test_killed_worker_leaves_no_process_and_no_lock(tmp_path: Path) -> None:
+def test_killed_worker_leaves_no_process_and_no_lock(tmp_path):
     touch = tmp_path / "pid"
     worker = subprocess.Popen(
         [sys.executable, "-c", WORKER, str(tmp_path / "locks")],
@@ -376,30 +333,22 @@ def test_killed_worker_leaves_no_process_and_no_lock(tmp_path: Path) -> None:
     FileLock(lock_path(tmp_path / "locks", "cpu")).acquire(timeout=5.0)
 
 
-def test_library_of_the_gpu_that_fails_is_tried_once_more_in_a_new_process(
-    measurer: Measurer, touched: Path
-) -> None:
+def test_library_of_the_gpu_that_fails_is_tried_once_more_in_a_new_process(measurer, touched):
     touched.unlink(missing_ok=True)
-    actual = measurer.measure(named("fault-cudnn-once"), "cpu-1t", TRUSTING, attempt_key="key")
+    actual = measure(measurer, "fault-cudnn-once", attempt_key="key")
     assert actual.outcome is Outcome.OK, actual.message
     assert actual.attempt_key == "key"
     assert "CUDNN_STATUS_INTERNAL_ERROR" in actual.environment["first_try"]
-
-
-def test_library_of_the_gpu_that_fails_twice_is_told_as_such(
-    measurer: Measurer, touched: Path
-) -> None:
-    touched.unlink(missing_ok=True)
-    actual = measurer.measure(named("fault-cudnn"), "cpu-1t", TRUSTING)
+    touched.unlink()
+    actual = measure(measurer, "fault-cudnn")
     assert (actual.outcome, actual.failed_in) == (Outcome.ERROR, "measure")
-    assert "CUDNN_STATUS_INTERNAL_ERROR" in (actual.message or "")
-    assert "perhaps for want of memory" in (actual.message or "")
+    assert "CUDNN_STATUS_INTERNAL_ERROR" in actual.message
+    assert "perhaps for want of memory" in actual.message
     assert touched.read_text(encoding="ascii").split() == ["tried"] * 2
 
 
-def test_fingerprint_is_known_before_measuring(measurer: Measurer) -> None:
-    from trappm.profiler.devices import open_device
-
-    measurement = measurer.measure(named("fault-exception"), "cpu-1t", TRUSTING)
-    before = open_device("cpu-1t").environment()
-    assert stack_fingerprint(measurement.environment) == stack_fingerprint(before)
+def test_power_is_measured_in_the_first_of_two_processes_only(measurer):
+    actual = measure(measurer, "waits-for-host")
+    assert actual.outcome is Outcome.OK, actual.message
+    assert actual.environment["process_medians_ms"] == [20.0, 10.0]
+    assert (actual.power_w, actual.protocol) == (5.0, TRUSTING)

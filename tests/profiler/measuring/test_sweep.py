@@ -1,7 +1,5 @@
 """Sweeps that are killed, torn, retried and run on a full disk."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -10,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,7 +20,7 @@ from trappm.profiler.devices import local_devices
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.files.json_lines import JsonLines
 from trappm.profiler.measuring.canary import CanaryReading
-from trappm.profiler.measuring.sweep import Sweep, duration
+from trappm.profiler.measuring.sweep import Sweep, duration, read_configurations
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
 from trappm.profiler.steps.sampling import summarize
 
@@ -31,11 +28,11 @@ KEY, PROTOCOL = "cpu-1t", Protocol(name="test")
 STACK = {"device": KEY, "torch": "2.13.0"}
 
 
-def configuration(number: int) -> Configuration:
+def configuration(number):
     return Configuration(architecture=f"model{number}", batch_size=1, input_size=64)
 
 
-def measured(what: Configuration, outcome: Outcome = Outcome.OK, **fields: object) -> Measurement:
+def measured(what, outcome=Outcome.OK, **fields):
     ok = outcome is Outcome.OK
     return Measurement(
         configuration=what,
@@ -50,30 +47,24 @@ def measured(what: Configuration, outcome: Outcome = Outcome.OK, **fields: objec
             "failed_in": None if ok else "measure",
             "message": None if ok else "why",
             "environment": STACK,
-        }
-        | fields,  # type: ignore[arg-type]
+            **fields,
+        },
     )
 
 
-def lines_of(path: Path) -> list[Measurement]:
+def lines_of(path):
     return [Measurement.from_dict(json.loads(line)) for line in path.read_bytes().splitlines()]
 
 
-def run_sweep(
-    path: Path,
-    configurations: list[Configuration],
-    measure: Callable[[Configuration], Measurement],
-    *,
-    retries: int = 2,
-) -> tuple[Sweep, list[str]]:
-    messages: list[str] = []
+def run_sweep(path, configurations, measure, *, retries=2):
+    messages = []
     with JsonLines(path, Measurement) as results:
         sweep = Sweep(configurations, results, KEY, PROTOCOL, STACK, retries=retries)
         sweep.run(measure, messages.append)
     return sweep, messages
 
 
-def test_every_configuration_is_measured_once_in_order(tmp_path: Path) -> None:
+def test_every_configuration_is_measured_once_in_order(tmp_path):
     wanted = [configuration(n) for n in (3, 1, 2, 1)]
     sweep, messages = run_sweep(tmp_path / "out", wanted, measured)
     assert [m.configuration for m in lines_of(tmp_path / "out")] == wanted[:3]
@@ -86,7 +77,7 @@ def test_every_configuration_is_measured_once_in_order(tmp_path: Path) -> None:
     assert again.outcomes == sweep.outcomes
 
 
-def test_another_protocol_or_device_does_not_count(tmp_path: Path) -> None:
+def test_another_protocol_or_device_does_not_count(tmp_path):
     run_sweep(tmp_path / "out", [configuration(1)], measured)
     with JsonLines(tmp_path / "out", Measurement) as results:
         assert Sweep([configuration(1)], results, KEY, Protocol(name="x"), STACK).settled == 0
@@ -94,7 +85,7 @@ def test_another_protocol_or_device_does_not_count(tmp_path: Path) -> None:
         assert Sweep([configuration(1)], results, KEY, PROTOCOL, STACK).settled == 1
 
 
-def test_results_of_another_stack_are_refused(tmp_path: Path) -> None:
+def test_results_of_another_stack_are_refused(tmp_path):
     run_sweep(tmp_path / "out", [configuration(1)], measured)
     with (
         JsonLines(tmp_path / "out", Measurement) as results,
@@ -103,7 +94,7 @@ def test_results_of_another_stack_are_refused(tmp_path: Path) -> None:
         Sweep([configuration(1)], results, KEY, PROTOCOL, {**STACK, "torch": "2.14.0"})
 
 
-def test_a_worker_that_broke_down_early_has_no_stack_to_compare(tmp_path: Path) -> None:
+def test_a_worker_that_broke_down_early_has_no_stack_to_compare(tmp_path):
     broken = measured(configuration(1), Outcome.ERROR, failed_in="worker", environment={})
     with JsonLines(tmp_path / "out", Measurement) as results:
         results.append(broken)
@@ -111,7 +102,7 @@ def test_a_worker_that_broke_down_early_has_no_stack_to_compare(tmp_path: Path) 
     assert (sweep.measured, sweep.attempts) == (1, 2)
 
 
-def test_only_what_is_ok_counts_as_measured(tmp_path: Path) -> None:
+def test_only_what_is_ok_counts_as_measured(tmp_path):
     sweep, _ = run_sweep(
         tmp_path / "out",
         [configuration(1), configuration(2)],
@@ -120,43 +111,27 @@ def test_only_what_is_ok_counts_as_measured(tmp_path: Path) -> None:
     assert (sweep.settled, sweep.measured) == (2, 1)
 
 
+def out_of_memory(**detail_mib):
+    return {"outcome": Outcome.OOM, "memory_detail_mib": detail_mib}
+
+
 @pytest.mark.parametrize(
     ("fields", "tries"),
     [
         ({"outcome": Outcome.UNSTABLE}, 3),
         ({"outcome": Outcome.ERROR, "failed_in": "worker"}, 3),
-        (
-            {
-                "outcome": Outcome.OOM,
-                "memory_detail_mib": {"capacity": 100.0, "host_memory": 1000.0},
-            },
-            3,
-        ),
-        (
-            {
-                "outcome": Outcome.OOM,
-                "memory_detail_mib": {"capacity": 900.0, "host_memory": 1000.0},
-            },
-            1,
-        ),
-        ({"outcome": Outcome.OOM, "memory_detail_mib": {"capacity": 40_000.0}}, 1),
-        (
-            {
-                "outcome": Outcome.OOM,
-                "memory_detail_mib": {"capacity": 30_000.0, "device_memory": 40_000.0},
-            },
-            3,
-        ),
+        (out_of_memory(capacity=100.0, host_memory=1000.0), 3),
+        (out_of_memory(capacity=900.0, host_memory=1000.0), 1),
+        (out_of_memory(capacity=40_000.0), 1),
+        (out_of_memory(capacity=30_000.0, device_memory=40_000.0), 3),
         ({"outcome": Outcome.ERROR}, 1),
         ({"outcome": Outcome.TIMEOUT}, 1),
         ({"outcome": Outcome.UNSUPPORTED}, 1),
     ],
 )
-def test_only_what_may_pass_is_tried_again(
-    tmp_path: Path, fields: dict[str, object], tries: int
-) -> None:
-    def measure(what: Configuration) -> Measurement:
-        return measured(what, **fields) if what == configuration(1) else measured(what)  # type: ignore[arg-type]
+def test_only_what_may_pass_is_tried_again(tmp_path, fields, tries):
+    def measure(what):
+        return measured(what, **fields) if what == configuration(1) else measured(what)
 
     sweep, messages = run_sweep(tmp_path / "out", [configuration(n) for n in (1, 2, 3)], measure)
     order = [m.configuration.architecture for m in lines_of(tmp_path / "out")]
@@ -166,7 +141,7 @@ def test_only_what_may_pass_is_tried_again(
     assert sum("to be tried again" in line for line in messages) == tries - 1
 
 
-def test_a_retry_may_succeed_and_counts_across_runs(tmp_path: Path) -> None:
+def test_a_retry_may_succeed_and_counts_across_runs(tmp_path):
     outcomes = iter([Outcome.UNSTABLE, Outcome.UNSTABLE, Outcome.OK])
     sweep, _ = run_sweep(
         tmp_path / "out", [configuration(1)], lambda c: measured(c, next(outcomes)), retries=5
@@ -183,8 +158,8 @@ def test_a_retry_may_succeed_and_counts_across_runs(tmp_path: Path) -> None:
     assert len(messages) == 1  # two of three attempts were there already
 
 
-def test_broken_worker_ends_the_sweep(tmp_path: Path) -> None:
-    def measure(what: Configuration) -> Measurement:
+def test_broken_worker_ends_the_sweep(tmp_path):
+    def measure(what):
         return measured(what, Outcome.ERROR, failed_in="worker", message="no torch")
 
     with pytest.raises(TrappmError, match="no torch"):
@@ -214,7 +189,7 @@ print("done", flush=True)
 """
 
 
-def start_sweep(path: Path, count: int, *file_limit_bytes: int) -> subprocess.Popen[str]:
+def start_sweep(path, count, *file_limit_bytes):
     arguments = [str(path), str(count), ":".join(sys.path), *map(str, file_limit_bytes)]
     return subprocess.Popen(
         [sys.executable, "-c", SWEEP, *arguments],
@@ -224,11 +199,10 @@ def start_sweep(path: Path, count: int, *file_limit_bytes: int) -> subprocess.Po
     )
 
 
-def test_killed_sweeps_lose_and_repeat_nothing(tmp_path: Path) -> None:
+def test_killed_sweeps_lose_and_repeat_nothing(tmp_path):
     path, chance = tmp_path / "out", random.Random(0)
     for _ in range(3):
         process = start_sweep(path, 400)
-        assert process.stdout is not None
         process.stdout.readline()
         time.sleep(0.05 + chance.random() * 0.2)
         process.send_signal(signal.SIGKILL)
@@ -242,9 +216,7 @@ def test_killed_sweeps_lose_and_repeat_nothing(tmp_path: Path) -> None:
 
 
 @given(cut=st.integers(0, 10_000))
-def test_torn_line_is_cut_off_wherever_it_was_torn(
-    tmp_path_factory: pytest.TempPathFactory, cut: int
-) -> None:
+def test_torn_line_is_cut_off_wherever_it_was_torn(tmp_path_factory, cut):
     path = tmp_path_factory.mktemp("torn") / "out"
     run_sweep(path, [configuration(n) for n in range(3)], measured)
     lines = path.read_bytes().splitlines(keepends=True)
@@ -261,7 +233,7 @@ def test_torn_line_is_cut_off_wherever_it_was_torn(
 @pytest.mark.parametrize(
     "content", [b"{}\n", b"not ours", b'{"configuration": 1}\n', b"[1]\n", b"{architecture: x}"]
 )
-def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_ours_is_left_alone(tmp_path, content):
     path = tmp_path / "precious"
     path.write_bytes(content)
     with pytest.raises(InputError, match="line 1"):
@@ -269,7 +241,7 @@ def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path, content: bytes) -
     assert path.read_bytes() == content
 
 
-def test_results_have_one_writer(tmp_path: Path) -> None:
+def test_results_have_one_writer(tmp_path):
     with (
         JsonLines(tmp_path / "out", Measurement),
         pytest.raises(InputError, match="another process"),
@@ -281,26 +253,21 @@ def test_results_have_one_writer(tmp_path: Path) -> None:
             JsonLines(wrong, Measurement)
 
 
-def assert_goes_on_after_a_full_disk(path: Path, *make_room: str) -> None:
+def test_file_limit_ends_with_one_error_and_loses_nothing(tmp_path):
+    path = tmp_path / "out"
+    _, error = start_sweep(path, 100, 300_000).communicate()
+    assert "File too large" in error.splitlines()[-1]
+    assert path.stat().st_size <= 300_000
     kept = path.read_bytes()
     assert kept.endswith(b"\n")
     assert 0 < len(lines_of(path)) < 100
-    subprocess.run(make_room, check=True)
-    out, error = start_sweep(path, 100).communicate()
+    out, error = start_sweep(path, 100).communicate()  # without a limit
     assert "done" in out, error
     assert path.read_bytes().startswith(kept)
     assert len(lines_of(path)) == 100
 
 
-def test_file_limit_ends_with_one_error_and_loses_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    _, error = start_sweep(path, 100, 300_000).communicate()
-    assert "File too large" in error.splitlines()[-1]
-    assert path.stat().st_size <= 300_000
-    assert_goes_on_after_a_full_disk(path, "true")  # the next one has no limit
-
-
-def test_interrupted_sweep_says_how_far_it_is(tmp_path: Path) -> None:
+def test_interrupted_sweep_says_how_far_it_is(tmp_path):
     """Ctrl-C on the command line, while it waits for a lock that somebody else has."""
     wanted = tmp_path / "list.jsonl"
     wanted.write_text(json.dumps(configuration(1).to_dict()), encoding="utf-8")
@@ -327,10 +294,7 @@ def test_interrupted_sweep_says_how_far_it_is(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--sweep", "LIST"], "--out"),
-        (
-            ["--sweep", "LIST", "--out", "OUT", "--batch-size", "2"],
-            "batch_size must be in",
-        ),
+        (["--sweep", "LIST", "--out", "OUT", "--batch-size", "2"], "batch_size must be in"),
         (["--sweep", "LIST", "--out", "OUT", "--retries", "-1"], "--retries"),
         (["--sweep", "LIST", "--out", "OUT", "--shuffle", "-1"], "--shuffle"),
         (["--sweep", "/dev/zero", "--out", "OUT"], "not a plain file"),
@@ -342,9 +306,7 @@ def test_interrupted_sweep_says_how_far_it_is(tmp_path: Path) -> None:
         ([], "name an architecture"),
     ],
 )
-def test_wrong_command_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
+def test_wrong_command_is_one_line(tmp_path, capsys, arguments, message):
     (tmp_path / "LIST").write_text(json.dumps(configuration(1).to_dict()), encoding="utf-8")
     os.mkfifo(tmp_path / "FIFO")
     places = {name: str(tmp_path / name) for name in ("LIST", "OUT", "FIFO")}
@@ -355,7 +317,7 @@ def test_wrong_command_is_one_line(
     assert "Traceback" not in error
 
 
-def test_readings_of_the_canary_are_kept_like_results(tmp_path: Path) -> None:
+def test_readings_of_the_canary_are_kept_like_results(tmp_path):
     path = tmp_path / "out.canary"
     readings = test_canary.read_all([test_canary.measured(t) for t in (100.0, 130.0)])
     with JsonLines(path, CanaryReading) as file:
@@ -365,12 +327,75 @@ def test_readings_of_the_canary_are_kept_like_results(tmp_path: Path) -> None:
         assert list(file.earlier) == readings
 
 
-def test_devices_of_this_machine_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_devices_of_this_machine_are_listed(capsys):
     assert cli.run(["measure", "--devices"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == local_devices()
     assert all("GiB" in line for line in lines if line.startswith("cpu-"))
 
 
-def test_durations_are_told_in_the_units_that_matter() -> None:
+def test_durations_are_told_in_the_units_that_matter():
     assert [duration(s) for s in (3, 99, 180, 7800)] == ["3 s", "99 s", "3 min", "2 h 10 min"]
+
+
+# The lists that sweeps measure.
+
+
+GROUP = {"architectures": ["test_resnet", "test_vi*"], "batch_sizes": [1, 2], "input_sizes": [64]}
+
+
+def test_lists_are_read_from_lines_and_documents(tmp_path):
+    entries = [configuration(2).to_dict(), configuration(1).to_dict(), configuration(2).to_dict()]
+    lines = tmp_path / "list.jsonl"
+    lines.write_text("\n".join(map(json.dumps, entries)) + "\n\n", encoding="utf-8")
+    document = tmp_path / "list.json"
+    document.write_text(json.dumps(entries), encoding="utf-8")
+    expected = [configuration(2), configuration(1)]
+    assert read_configurations(lines) == read_configurations(document) == expected
+
+
+def test_groups_are_those_of_a_pool(tmp_path):
+    path = tmp_path / "pool.yaml"
+    path.write_text(json.dumps({"groups": [GROUP]}), encoding="utf-8")
+    actual = read_configurations(path)
+    assert {c.architecture for c in actual} >= {"test_resnet", "test_vit"}
+    assert {c.batch_size for c in actual} == {1, 2}
+    path.write_text(json.dumps([configuration(9).to_dict(), GROUP]), encoding="utf-8")
+    assert read_configurations(path) == [configuration(9), *actual]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "lists no configurations"),
+        ("[", "line 1 .* is not JSON"),
+        ('{"architecture": "x"}', "batch_size is missing"),
+        (
+            '{"architecture": "x", "batch_size": 1, "input_size": 2, "sizes": 3}',
+            "unknown key 'sizes'",
+        ),
+        ('{"architecture": "x", "batch_size": 0, "input_size": 2}', "batch_size is 0"),
+        ('{"architecture": ["x"], "batch_size": 1, "input_size": 2}', "must be a name"),
+        ('{"architectures": "x", "batch_sizes": [1], "input_sizes": [2]}', "lists of names"),
+        ('{"architectures": [1], "batch_sizes": [1], "input_sizes": [2]}', "lists of names"),
+        ('{"architectures": ["x"], "batch_sizes": [], "input_sizes": [2]}', "batch_sizes is empty"),
+        ('{"batch_sizes": [1], "input_sizes": [2]}', "neither architectures nor families"),
+        ("7", "neither a configuration"),
+        ("[" * 100_000, "is not JSON"),
+    ],
+)
+def test_wrong_line_is_told(tmp_path, text, message):
+    path = tmp_path / "list.jsonl"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        read_configurations(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["a: b", "- [", "!!python/object/apply:os.system [ls]", "7", "[" * 5000, "\0"]
+)
+def test_wrong_document_is_told(tmp_path, text):
+    path = tmp_path / "list.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=r"list\.yaml"):
+        read_configurations(path)

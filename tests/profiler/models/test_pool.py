@@ -3,43 +3,44 @@ import pytest
 from trappm.profiler.errors import InputError
 from trappm.profiler.models import pool as pool_module
 from trappm.profiler.models.pool import PoolGroup, PoolSpec, build_pool
-from trappm.profiler.records import MAX_SIZE, Configuration, Optimizer
+from trappm.profiler.records import MAX_SIZE, Configuration, Execution, Optimizer
+
+SMALL = {
+    "architectures": ("resnet18", "vgg1[13]"), "batch_sizes": (4, 1), "input_sizes": (64,),
+}  # fmt: skip
 
 
 def group(**changes):
-    return PoolGroup(
-        **{
-            "architectures": ("resnet18", "vgg1[13]"),
-            "batch_sizes": (4, 1),
-            "input_sizes": (64,),
-            **changes,
-        }
-    )
+    return PoolGroup(**{**SMALL, **changes})
+
+
+def pool_of(*groups):
+    return build_pool(PoolSpec(groups=groups))
 
 
 def test_a_group_contains_every_combination_in_a_fixed_order():
-    pool = build_pool(PoolSpec(groups=(group(optimizers=("sgd", "adam")),)))
-    assert [(c.architecture, c.batch_size, c.optimizer) for c in pool] == [
-        (architecture, batch_size, optimizer)
+    pool = pool_of(group(optimizers=("sgd", "adam"), executions=("eager", "compile")))
+    assert [(c.architecture, c.batch_size, c.optimizer, c.execution) for c in pool] == [
+        (architecture, batch_size, optimizer, execution)
         for architecture in ("resnet18", "vgg11", "vgg13")
         for batch_size in (1, 4)
         for optimizer in (Optimizer.ADAM, Optimizer.SGD)
+        for execution in (Execution.COMPILE, Execution.EAGER)
     ]
 
 
 def test_overlapping_groups_give_no_duplicates():
     first, second = group(), group(architectures=("vgg*",), batch_sizes=(1, 2))
-    pool = build_pool(PoolSpec(groups=(first, second)))
+    pool = pool_of(first, second)
     assert len({c.id for c in pool}) == len(pool) == 3 * 2 + 8 * 2 - 2
-    assert build_pool(PoolSpec(groups=(second, first))) == pool
+    assert pool_of(second, first) == pool
 
 
 def test_too_large_groups_are_refused_before_expansion(monkeypatch):
     made = []
     monkeypatch.setattr(pool_module, "Configuration", lambda **fields: made.append(fields))
-    spec = PoolSpec(groups=(group(batch_sizes=tuple(range(1, 400_000))),))
     with pytest.raises(InputError, match="more than 1,000,000"):
-        build_pool(spec)
+        pool_of(group(batch_sizes=tuple(range(1, 400_000))))
     assert made == []
 
 
@@ -54,19 +55,18 @@ def test_sizes_have_an_upper_bound(name):
 
 
 def test_families_expand_to_their_architectures():
-    by_family = build_pool(PoolSpec(groups=(group(architectures=(), families=("vgg",)),)))
-    by_names = build_pool(PoolSpec(groups=(group(architectures=("vgg*",)),)))
+    by_family = pool_of(group(architectures=(), families=("vgg",)))
+    by_names = pool_of(group(architectures=("vgg*",)))
     assert by_family == by_names
     both = group(architectures=("resnet18",), families=("vgg",), batch_sizes=(1,))
-    assert len(build_pool(PoolSpec(groups=(both,)))) == 1 + len(by_names) // 2
+    assert len(pool_of(both)) == 1 + len(by_names) // 2
     with pytest.raises(InputError, match="did you mean 'vgg'"):
-        build_pool(PoolSpec(groups=(group(families=("vggg",)),)))
+        pool_of(group(families=("vggg",)))
 
 
 def test_native_sizes_are_resolved_and_deduplicated():
     named = ("resnet18", "mnasnet_small", "test_vit")
-    sizes = group(architectures=named, input_sizes=("native", 224), batch_sizes=(1,))
-    pool = build_pool(PoolSpec(groups=(sizes,)))
+    pool = pool_of(group(architectures=named, input_sizes=("native", 224), batch_sizes=(1,)))
     assert {(c.architecture, c.input_size) for c in pool} == {
         ("resnet18", 224), ("mnasnet_small", 224), ("test_vit", 160), ("test_vit", 224),
     }  # fmt: skip

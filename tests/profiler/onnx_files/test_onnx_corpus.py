@@ -36,8 +36,8 @@ def test_each_node_test_is_read_or_refused(node_tests, tmp_path):
         path.write_bytes(model.SerializeToString())
         outcomes[outcome(path)] += 1
         path.unlink()
-    assert outcomes["read"] > 50  # most others have no image, or inputs besides it
-    assert outcomes["refused"] > 1000
+    assert outcomes["read"] > 300  # most others compute nothing from an input with a batch
+    assert outcomes["refused"] > 500
 
 
 @pytest.mark.parametrize("kind", ["light", "pytorch-converted", "pytorch-operator", "simple"])

@@ -5,28 +5,34 @@ slow tests make them again.
 """
 
 import math
+import tempfile
 import warnings
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from onnx_export import export_onnx, file_graph
+from small_modules import Function
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from trappm.profiler.errors import InputError, ModelFileError, UnsupportedModelError
 from trappm.profiler.graphs.features import OPERATORS, node_features
 from trappm.profiler.graphs.nodes import CONVOLUTIONS, PRODUCTS
+from trappm.profiler.models import zoo
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.static_profile import graph_template
 
 DATA = Path(__file__).with_name("data")
-LATEST = onnx.defs.onnx_opset_version()
 
 
 class Small(nn.Module):
@@ -55,18 +61,6 @@ class Small(nn.Module):
 def layers():
     pooled = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), *pooled).eval()
-
-
-def reference(module, batch_size):
-    """MACs by PyTorch's own counter, and the number of parameters."""
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        module(torch.zeros(batch_size, 3, 8, 8))
-    return counter.get_total_flops() // 2, sum(p.numel() for p in module.parameters())
-
-
-def linear_macs(graph):
-    pairs = zip(graph.macs.tolist(), graph.operators, strict=True)
-    return sum(macs for macs, operator in pairs if operator in CONVOLUTIONS | PRODUCTS)
 
 
 @pytest.mark.parametrize("opset", range(11, 21))
@@ -111,7 +105,7 @@ def test_a_file_of_todays_exporter_counts_as_the_module_does(tmp_path, opset, ba
     template = file_graph(saved(proto, tmp_path / "m.onnx", place))
     assert template.fixed_batch_size == batch
     graph = template.at(3)
-    macs, parameters = reference(Small(), 3)
+    macs, parameters = reference(Small(), torch.zeros(3, 3, 8, 8))
     assert linear_macs(graph) == macs
     # Before opset 21 group norm is written with instance norm, whose scale and shift are constants
     # (two of each) as the weights are, and so is one number: the file does not tell them apart.
@@ -231,3 +225,152 @@ def test_the_cases_above_reach_the_latest_opset():
         "AffineGrid", "ImageDecoder", "RegexFullMatch", "StringConcat", "StringSplit",
     }  # fmt: skip
     assert newer - not_of_images <= {case[0] for case in NEWER} | IN_PYTORCH.keys()
+
+
+# One or two of each family of the paper, with what makes it special.
+MODELS = (
+    ("test_convnext", 64),
+    ("convnext_zepto_rms", 32),
+    ("densenet121", 32),
+    ("test_efficientnet", 64),
+    ("semnasnet_050", 32),
+    ("mobilenetv3_small_050", 64),
+    ("poolformerv2_s12", 32),
+    ("test_resnet", 64),
+    ("swin_s3_tiny_224", 64),
+    ("visformer_tiny", 32),
+    ("test_vit", 64),
+    ("test_vit4", 64),
+)
+
+
+@cache
+def read(architecture, input_size):
+    """The file's bytes, and its graph."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        export_onnx(architecture, input_size, path)
+        return path.read_bytes(), file_graph(path)
+
+
+def template(architecture, input_size):
+    return read(architecture, input_size)[1]
+
+
+def reference(model, images):
+    """MACs by PyTorch's own counter, and the number of parameters."""
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(images)
+    return counter.get_total_flops() // 2, sum(p.numel() for p in model.parameters())
+
+
+def reference_of(architecture, input_size, batch_size):
+    with torch.device("meta"):
+        model = zoo.create_model(architecture, input_size).eval()
+        return reference(model, torch.empty(batch_size, 3, input_size, input_size))
+
+
+def linear_macs(graph):
+    pairs = zip(graph.macs.tolist(), graph.operators, strict=True)
+    return sum(macs for macs, operator in pairs if operator in CONVOLUTIONS | PRODUCTS)
+
+
+@pytest.mark.parametrize(("architecture", "input_size"), MODELS)
+def test_macs_and_parameters_are_those_of_pytorch(architecture, input_size):
+    graph = template(architecture, input_size).at(7)
+    macs, parameters = reference_of(architecture, input_size, 7)
+    assert linear_macs(graph) == macs
+    assert macs < graph.macs.sum() < 1.25 * macs
+    assert graph.parameters.sum() == parameters
+
+
+def test_work_on_weights_alone_is_folded_even_where_it_is_done_for_each_sample():
+    """test_vit3 projects its one learned query (96 to 96) for each image of the batch."""
+    graph = template("test_vit3", 64).at(7)
+    macs, parameters = reference_of("test_vit3", 64, 7)
+    assert macs - linear_macs(graph) == 7 * 96 * 96
+    assert graph.parameters.sum() == parameters
+
+
+@pytest.mark.parametrize(("architecture", "input_size"), MODELS)
+@settings(max_examples=3, deadline=None)
+@given(batch_size=st.integers(1, 300))
+def test_a_rebatched_template_equals_a_fresh_reading_at_that_batch(
+    tmp_path_factory, architecture, input_size, batch_size
+):
+    """The same file with its batch axis closed; MODELS are of all families."""
+    model = onnx.ModelProto.FromString(read(architecture, input_size)[0])
+    for value in (*model.graph.input, *model.graph.output):
+        if value.name in ("image", "logits"):
+            value.type.tensor_type.shape.dim[0].dim_value = batch_size
+    path = tmp_path_factory.mktemp("closed") / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    fresh = file_graph(path)
+    assert fresh.fixed_batch_size == batch_size
+    assert_same(template(architecture, input_size).at(batch_size), fresh.at(batch_size))
+
+
+def assert_same(graph, other):
+    assert graph.operators == other.operators
+    assert graph.batch_size == other.batch_size
+    for name in ("edges", "input_shapes", "output_shapes", "macs", "parameters", "memory_bytes"):
+        assert np.array_equal(getattr(graph, name), getattr(other, name)), name
+
+
+@pytest.mark.parametrize(("architecture", "input_size"), MODELS)
+def test_only_computing_nodes_are_left_and_all_are_connected(architecture, input_size):
+    graph = template(architecture, input_size).at(1)
+    assert not {"Constant", "Identity", "Shape", "Cast", "Where"} & set(graph.operators)
+    reached = {0} | set(graph.edges[:, 1].tolist())
+    used = {graph.node_count - 1} | set(graph.edges[:, 0].tolist())
+    assert reached == used == set(range(graph.node_count))
+    assert (graph.edges[:, 0] < graph.edges[:, 1]).all()
+
+
+def test_sizes_of_a_model_counted_by_hand(tmp_path):
+    module = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 5)
+    )
+    export_onnx(module, 4, tmp_path / "m.onnx")
+    graph = file_graph(tmp_path / "m.onnx").at(6)
+    assert graph.operators == ("Conv", "BatchNormalization", "Relu", "Flatten", "Gemm")
+    assert graph.parameters.tolist() == [8 * 27 + 8, 16, 0, 0, 128 * 5 + 5]
+    assert graph.macs.tolist() == [6 * 16 * 8 * 27, 768, 768, 0, 6 * 128 * 5]
+    assert graph.memory_bytes.tolist() == [4 * (768 + 224), 4 * (768 + 16), 3072, 3072, 4 * 675]
+    assert graph.input_shapes[0].tolist() == [6, 3, 4, 4, 0, 0]
+    assert graph.output_shapes[-1].tolist() == [6, 5, 0, 0, 0, 0]
+    assert graph.edges.tolist() == [[0, 1], [1, 2], [2, 3], [3, 4]]
+
+
+def test_a_shared_weight_counts_at_its_first_use(tmp_path):
+    """One convolution used twice, and a weight that is rearranged before its use."""
+    shared = Function(
+        lambda self, x: self.conv(torch.relu(self.conv(x))) * self.scale.view(1, 3, 1, 1),
+        conv=nn.Conv2d(3, 3, 3, padding=1, bias=False),
+        scale=nn.Parameter(torch.rand(3)),
+    )
+    export_onnx(shared, 8, tmp_path / "m.onnx")
+    graph = file_graph(tmp_path / "m.onnx").at(1)
+    assert graph.operators == ("Conv", "Relu", "Conv", "Mul")
+    assert graph.parameters.tolist() == [81, 0, 0, 3]
+
+
+def test_a_batch_size_that_is_written_into_the_model_is_noticed(tmp_path):
+    export_onnx(Function(lambda _, x: x.reshape(1, -1, 3)), 8, tmp_path / "m.onnx")
+    with pytest.raises(UnsupportedModelError, match="batch size is written into the model"):
+        file_graph(tmp_path / "m.onnx")
+
+
+def test_an_open_image_size_is_asked_for(tmp_path):
+    value = onnx.helper.make_tensor_value_info
+    node = onnx.helper.make_node("Relu", ["x"], ["y"])
+    graph = onnx.helper.make_graph(
+        [node], "g", [value("x", 1, ["n", 3, "h", "w"])], [value("y", 1, ["n", 3, "h", "w"])]
+    )
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "m.onnx")
+    with pytest.raises(ModelFileError, match="give an input size"):
+        file_graph(tmp_path / "m.onnx")
+    assert file_graph(tmp_path / "m.onnx", input_size=32).at(2).macs.tolist() == [2 * 3 * 32 * 32]
+    export_onnx("test_resnet", 64, tmp_path / "fixed.onnx")
+    with pytest.raises(InputError, match="not 96 px"):
+        file_graph(tmp_path / "fixed.onnx", input_size=96)

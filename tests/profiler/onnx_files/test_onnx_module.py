@@ -8,6 +8,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 from onnx_export import export_onnx
+from small_modules import Function
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  # the usual name
 
@@ -57,19 +58,12 @@ def exported(tmp_path, module, example, opset, **options):
     return path
 
 
-def function(body):
-    class Module(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first = nn.Conv2d(3, 8, 1)
-            self.norm = nn.LayerNorm(8)
-            self.groups = nn.GroupNorm(2, 8)
-            self.last = nn.Linear(8, 4)
-
-        def forward(self, x):
-            return self.last(body(self, self.first(x)).mean((2, 3)))
-
-    return Module()
+def classifier(body):
+    return Function(
+        lambda self, x: self.last(body(self, self.first(x)).mean((2, 3))),
+        first=nn.Conv2d(3, 8, 1), norm=nn.LayerNorm(8), groups=nn.GroupNorm(2, 8),
+        last=nn.Linear(8, 4),
+    )  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore")  # of the exporter, about its own future
@@ -90,13 +84,13 @@ def function(body):
     ],
 )
 def test_what_an_exporter_takes_apart_is_put_together(tmp_path, body, operator, opset):
-    path = exported(tmp_path, function(body), torch.zeros(1, 3, 8, 8), opset)
+    path = exported(tmp_path, classifier(body), torch.zeros(1, 3, 8, 8), opset)
     assert operator in rebuilt(path).operators
     assert not {"Erf", "Tanh", "InstanceNormalization", "Sigmoid"} & rebuilt(path).operators
 
 
 def test_products_that_only_look_like_an_activation_stay_apart(tmp_path):
-    gate = function(lambda _, x: x.roll(1, 1) * torch.sigmoid(x))
+    gate = classifier(lambda _, x: x.roll(1, 1) * torch.sigmoid(x))
     operators = rebuilt(exported(tmp_path, gate, torch.zeros(1, 3, 8, 8), 17)).operators
     assert {"Sigmoid", "Mul"} <= operators
     assert "trappm.Silu" not in operators

@@ -1,3 +1,5 @@
+"""Records without torch, and the content hash: blind to the order of nodes, and to nothing else."""
+
 import dataclasses
 
 import numpy as np
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.records import (
     Configuration,
+    Execution,
     Graph,
     GraphTemplate,
     Measurement,
@@ -18,6 +21,7 @@ from trappm.profiler.records import (
     Protocol,
     Provenance,
 )
+from trappm.profiler.records.graph import graph_hash
 
 RESNET = Configuration(architecture="resnet18", batch_size=4, input_size=96)
 SCALED = ("input_shapes", "output_shapes", "macs", "memory_bytes")
@@ -30,6 +34,7 @@ configurations = st.builds(
     precision=st.sampled_from(Precision),
     optimizer=st.sampled_from(Optimizer),
     phase=st.sampled_from(Phase),
+    execution=st.sampled_from(Execution),
 )
 
 
@@ -61,7 +66,7 @@ def test_invalid_configurations_are_refused(field, value):
 
 
 @st.composite
-def graphs(draw, batch_size=2, **fixed):
+def graphs(draw):
     count = draw(st.integers(1, 6))
     sizes = st.integers(0, 2**40)
     array = lambda *shape: np.array(  # noqa: E731
@@ -76,7 +81,7 @@ def graphs(draw, batch_size=2, **fixed):
         macs=array(count),
         parameters=array(count),
         memory_bytes=array(count),
-        batch_size=batch_size,
+        batch_size=2,
     )
 
 
@@ -95,15 +100,9 @@ def test_templates_extrapolate_over_batch_sizes(unit, batch_size):
 
 
 def test_sizes_not_affine_in_the_batch_are_refused():
-    unit = Graph(
-        operators=("Conv",),
-        edges=np.zeros((0, 2), dtype=np.int64),
-        input_shapes=np.ones((1, 6), dtype=np.int64),
-        output_shapes=np.ones((1, 6), dtype=np.int64),
-        macs=np.ones(1, dtype=np.int64),
-        parameters=np.ones(1, dtype=np.int64),
-        memory_bytes=np.ones(1, dtype=np.int64),
-        batch_size=1,
+    ones = {name: np.ones((1, 6) if "shapes" in name else 1, dtype=np.int64) for name in SCALED}
+    unit = dataclasses.replace(
+        Graph.empty(1), operators=("Conv",), parameters=np.ones(1, dtype=np.int64), **ones
     )
     with pytest.raises(TrappmError, match="not affine"):
         GraphTemplate.from_graphs(*(scaled(unit, b * b, b) for b in (2, 3, 5)))
@@ -165,3 +164,115 @@ def test_outcomes_are_parsed_from_text():
     assert measurement.provenance is Provenance.IMPORTED
     with pytest.raises(InputError, match="outcome is 'fine'; it must be one of ok, oom"):
         Measurement(outcome="fine", **fields)
+
+
+def test_a_share_of_the_configurations_has_power():
+    steps = [
+        Configuration(architecture="vgg11", batch_size=n, input_size=96) for n in range(1, 901)
+    ]
+    chosen = {
+        share: {each for each in steps if Protocol(power_share=share).measures_power(each)}
+        for share in (0.0, 0.25, 0.5, 1.0)
+    }
+    assert chosen[0.0] == set()
+    assert chosen[1.0] == set(steps)
+    assert chosen[0.25] < chosen[0.5]  # a larger share adds to a smaller one
+    assert len(chosen[0.25]) == pytest.approx(225, rel=0.2)
+    with pytest.raises(InputError, match=r"power_share of 1\.5; it must be"):
+        Protocol(power_share=1.5)
+
+
+def test_records_from_before_the_power_share_equal_those_of_today():
+    earlier = Protocol(name="adaptive").to_dict()
+    del earlier["power_share"]
+    assert Protocol(**earlier) == Protocol(name="adaptive")
+
+
+# The content hash.
+
+
+SIZES = ("input_shapes", "output_shapes", "macs", "memory_bytes")
+
+
+@st.composite
+def templates(draw):
+    count = draw(st.integers(2, 12))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    possible = [(i, j) for j in range(count) for i in range(j)]
+    edges = [pair for pair in possible if rng.random() < 0.3]
+    # Few values, so that many nodes look alike and only their neighbours tell them apart.
+    shapes = {name: rng.integers(0, 2, (count, 6)) for name in SIZES[:2]}
+    numbers = {name: rng.integers(0, 2, count) for name in SIZES[2:]}
+    return GraphTemplate(
+        operators=tuple(rng.choice(["Add", "Conv"], count).tolist()),
+        edges=np.array(edges, dtype=np.int64).reshape(-1, 2),
+        constant=shapes | numbers,
+        slope={name: np.zeros_like(values) for name, values in (shapes | numbers).items()},
+        parameters=rng.integers(0, 2, count),
+    )
+
+
+def reordered(template, rng):
+    """The same graph, its nodes in another topological order."""
+    count = len(template.operators)
+    waiting = {j: set(template.edges[template.edges[:, 1] == j, 0].tolist()) for j in range(count)}
+    order = []
+    while waiting:
+        ready = [j for j, sources in waiting.items() if not sources - set(order)]
+        order.append(ready[rng.integers(len(ready))])
+        del waiting[order[-1]]
+    place = np.argsort(order)
+    return dataclasses.replace(
+        template,
+        operators=tuple(template.operators[i] for i in order),
+        edges=rng.permutation(place[template.edges]) if len(template.edges) else template.edges,
+        constant={name: values[order] for name, values in template.constant.items()},
+        slope={name: values[order] for name, values in template.slope.items()},
+        parameters=template.parameters[order],
+    )
+
+
+@given(templates(), st.integers(0, 2**32))
+def test_node_order_does_not_change_the_hash(template, seed):
+    again = reordered(template, np.random.default_rng(seed))
+    assert again.content_hash == template.content_hash
+    assert len(template.content_hash) == 64
+
+
+@given(templates(), st.data())
+def test_changed_numbers_change_the_hash(template, data):
+    node = data.draw(st.integers(0, len(template.operators) - 1))
+    part = data.draw(st.sampled_from(["constant", "slope", "parameters", "operators", "batch"]))
+    if part == "batch":
+        other = dataclasses.replace(template, fixed_batch_size=4)
+    elif part == "operators":
+        operators = list(template.operators)
+        operators[node] = "Relu"
+        other = dataclasses.replace(template, operators=tuple(operators))
+    elif part == "parameters":
+        other = dataclasses.replace(template, parameters=template.parameters.copy())
+        other.parameters[node] += 5
+    else:
+        name = data.draw(st.sampled_from(SIZES))
+        sizes = {key: values.copy() for key, values in getattr(template, part).items()}
+        sizes[name][node] += 5
+        other = dataclasses.replace(template, **{part: sizes})
+    assert other.content_hash != template.content_hash
+
+
+@given(templates(), st.data())
+def test_changed_edges_change_the_hash(template, data):
+    count = len(template.operators)
+    edge = sorted(
+        data.draw(st.lists(st.integers(0, count - 1), min_size=2, max_size=2, unique=True))
+    )
+    edges = {tuple(pair) for pair in template.edges.tolist()} ^ {tuple(edge)}
+    other = dataclasses.replace(
+        template, edges=np.array(sorted(edges), dtype=np.int64).reshape(-1, 2)
+    )
+    assert other.content_hash != template.content_hash
+
+
+def test_cycles_are_refused():
+    with pytest.raises(TrappmError, match="topological order"):
+        graph_hash(["Add", "Add"], np.array([[0, 1], [1, 0]]), np.zeros((2, 1), dtype=np.int64))

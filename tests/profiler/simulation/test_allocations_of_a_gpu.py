@@ -1,4 +1,4 @@
-"""Our model of CUDA's allocator beside the real: requests recorded on an H100, and its peaks."""
+"""Our model of CUDA's allocator against the real one, by requests and peaks of an H100."""
 
 import functools
 import json

@@ -1,6 +1,7 @@
 """The model of CUDA's allocator, and steps replayed through it."""
 
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -145,8 +146,13 @@ def test_a_larger_batch_never_needs_less_live_memory(trace, batch_size, more):
     assert small.live_mib <= large.live_mib <= large.reserved_mib
 
 
+@cache
+def resnet10t():
+    return trace_step(meta("resnet10t"), 64)[0]
+
+
 def test_memory_grows_with_batch_and_optimizer_states():
-    trace = trace_step(meta("resnet10t"), 64)[0]
+    trace = resnet10t()
     by_batch = [simulate_memory(trace, b).reserved_mib for b in (1, 8, 64)]
     assert by_batch == sorted(by_batch)
     assert by_batch[0] < by_batch[-1]
@@ -158,7 +164,7 @@ def test_memory_grows_with_batch_and_optimizer_states():
 
 
 def test_adam_has_no_temporaries_at_the_backward_peak():
-    trace = trace_step(meta("resnet10t"), 64)[0]
+    trace = resnet10t()
     sgd, adam = (
         simulate_memory(trace, 64, TrainingLoop(optimizer=o))
         for o in (Optimizer.SGD, Optimizer.ADAM)
@@ -182,7 +188,7 @@ def test_empty_parameters_and_buffers_take_no_memory():
 
 def test_tuned_loops_have_momenta_and_temporaries():
     """The peak at batch 1 is the optimizer's step, at 64 the end of the forward pass."""
-    trace = trace_step(meta("resnet10t"), 64)[0]
+    trace = resnet10t()
     weights = trace.parameter_bytes.sum() / MIB
     tuned = Loop.TUNED.with_optimizer(Optimizer.SGD)
     added = [

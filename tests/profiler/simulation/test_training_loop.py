@@ -7,6 +7,7 @@ from itertools import product
 
 import pytest
 import torch
+from small_modules import Function
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.profiler import ProfilerActivity, profile
@@ -25,7 +26,6 @@ WIDTH = 301
 SHAPES = ((7,), (1000,), (33, 65), (), (129, 301), (3, 5, 7), (200, 100))
 """Odd sizes, each below what makes CUDA's norm sum in more than one chunk."""
 BOTH = (False, True)
-_LEARNING_RATE = 1e-3
 
 
 def units(nbytes):
@@ -75,11 +75,11 @@ def make_optimizer(parameters, loop):
         Optimizer.ADAM: torch.optim.Adam,
         Optimizer.ADAMW: torch.optim.AdamW,
     }[loop.optimizer]
-    forms = {
-        "foreach": loop.implementation is Implementation.FOREACH,
-        "fused": loop.implementation is Implementation.FUSED,
-    }
-    return make(parameters, lr=_LEARNING_RATE, weight_decay=decay, **forms)
+    return make(
+        parameters, lr=1e-3, weight_decay=decay,
+        foreach=loop.implementation is Implementation.FOREACH,
+        fused=loop.implementation is Implementation.FUSED,
+    )  # fmt: skip
 
 
 def update(optimizer, scaler, parameters, loop):
@@ -101,17 +101,10 @@ def name_of(loop):
     )
 
 
+SWITCHES = ("optimizer", "implementation", "weight_decay", "clip_gradients", "gradient_scaler")
 LOOPS = [
-    TrainingLoop(
-        optimizer=optimizer,
-        implementation=implementation,
-        weight_decay=weight_decay,
-        clip_gradients=clip,
-        gradient_scaler=scaler,
-    )
-    for optimizer, implementation, weight_decay, clip, scaler in product(
-        Optimizer, Implementation, BOTH, BOTH, BOTH
-    )
+    TrainingLoop(**dict(zip(SWITCHES, values, strict=True)))
+    for values in product(Optimizer, Implementation, BOTH, BOTH, BOTH)
 ]
 
 
@@ -135,21 +128,18 @@ def test_optimizer_steps_allocate_as_in_pytorch(loop):
             assert (memory.live, memory.peak_live) == (ledger.alive, ledger.peak)
 
 
-class Residual(nn.Module):
+def residual():
     """Odd widths, a weight that is used twice, a sum of two paths, and a parameter without use."""
 
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(WIDTH, 403)
-        self.tied = nn.Linear(403, 403, bias=False)
-        self.norm = nn.LayerNorm(403)
-        self.last = nn.Linear(403, 257)
-        self.unused = nn.Parameter(torch.empty(1001))
-
-    def forward(self, x):
+    def body(self, x):
         x = self.first(x)
         x = x + self.tied(torch.relu(self.tied(x)))
         return self.last(self.norm(x))
+
+    return Function(
+        body, first=nn.Linear(WIDTH, 403), tied=nn.Linear(403, 403, bias=False),
+        norm=nn.LayerNorm(403), last=nn.Linear(403, 257), unused=nn.Parameter(torch.empty(1001)),
+    )  # fmt: skip
 
 
 def loss_of(output, inputs):
@@ -185,7 +175,7 @@ def train(model, batch_size, loop):
 @cache
 def residual_trace():
     with torch.device("meta"):
-        model = Residual()
+        model = residual()
     inputs = Sample((WIDTH,), torch.float32)
     return Tracer(model, inputs, StepOptions(loss=loss_of)).step().trace
 
@@ -200,8 +190,8 @@ def test_simulated_peaks_agree_with_pytorch(
 ):
     """At a small batch and a large one, in units of 512 bytes, on the CPU's own allocator.
 
-    Beside what CUDA allocates, a CPU has Adam's counters of steps, and one or two numbers where
-    it has no kernel for all parameters at once.
+    In addition to what CUDA allocates, a CPU has Adam's counters of steps, and one or two numbers
+    where it has no kernel for all parameters at once.
     """
     loop = TrainingLoop(
         optimizer=optimizer,
@@ -213,7 +203,7 @@ def test_simulated_peaks_agree_with_pytorch(
         clip_gradients=accumulation_steps == 3,
     )
     for batch_size in (3, 700):
-        model = Residual()
+        model = residual()
         weights = sum(units(p.untyped_storage().nbytes()) for p in model.parameters())
         simulated = simulate_memory(residual_trace(), batch_size, loop).live_mib * MIB / UNIT
         counted = loop.optimizer.is_adam and loop.implementation is not Implementation.FUSED

@@ -1,7 +1,8 @@
-"""The order of a run: memory, warm-up, window; and steps whose gradients overflow in fp16."""
+"""The order of a run, steps whose gradients overflow in fp16, and steps under `torch.compile`."""
 
 import itertools
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,12 +14,15 @@ from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.records import (
     QUICK,
     Configuration,
+    Execution,
     MemoryFormat,
     Optimizer,
     Outcome,
+    Phase,
     Precision,
     Protocol,
 )
+from trappm.profiler.steps import compiling
 from trappm.profiler.steps import step as step_module
 from trappm.profiler.steps.sampling import judge, unstable_reasons
 from trappm.profiler.steps.step import make_step, run_protocol
@@ -95,17 +99,12 @@ def run_recorded(monkeypatch, model, **changes):
     return run_protocol(tiny(**fields), device, FEW, lambda _: None), device
 
 
-def test_memory_is_read_after_optimizer_states_exist(monkeypatch):
-    monkeypatch.setattr(step_module, "_FIRST_SCALE", 2.0**20)
-    run, device = run_recorded(monkeypatch, Overflowing())
-    assert device.steps_for_memory > 2
-    assert device.states_at_memory == 2  # of weight and bias
-    assert run.window.disturbances == ()
-
-
-def test_memory_of_a_fresh_model_is_read_after_finite_gradients(monkeypatch):
+@pytest.mark.parametrize("name", ["made up", "test_vit"])
+def test_memory_is_read_after_finite_gradients_and_optimizer_states(monkeypatch, name):
     """With the scale that torch begins with the first steps of test_vit are left out."""
-    model = step_module.create_model("test_vit", 160)
+    if name == "made up":
+        monkeypatch.setattr(step_module, "_FIRST_SCALE", 2.0**20)
+    model = Overflowing() if name == "made up" else step_module.create_model(name, 160)
     run, device = run_recorded(monkeypatch, model, input_size=160)
     assert device.steps_for_memory > 2
     assert device.states_at_memory == len(list(model.parameters()))
@@ -163,6 +162,19 @@ def test_the_window_has_the_length_of_the_protocol(window_s, steps, monkeypatch)
     run, _ = run_recorded(monkeypatch, Overflowing())
     assert len(run.samples_ms) == 3
     assert run.steps_in_window == steps + 1
+
+
+def test_a_step_without_power_is_not_run_for_the_meter(monkeypatch):
+    monkeypatch.setattr(Recorded, "power_window_s", lambda *_: 0.2)
+    with_power, _ = run_recorded(monkeypatch, Overflowing())
+    few = replace(FEW, power_share=0.0)
+    monkeypatch.setitem(globals(), "FEW", few)
+    without, _ = run_recorded(monkeypatch, Overflowing())
+    assert (with_power.steps_in_window, without.steps_in_window) == (21, 3)
+    assert without.samples_ms == with_power.samples_ms
+    label = judge(without, few)
+    assert (label.outcome, label.power_w, label.energy_j) == (Outcome.OK, None, None)
+    assert label.missing["power_w"] == "protocol few measures the power of 0% only"
 
 
 @pytest.mark.parametrize("memory_format", list(MemoryFormat))
@@ -249,3 +261,78 @@ def test_runs_without_clean_steps_are_unstable(lost_ms, reason):
     found = judge(run_protocol(tiny(), Starved(0.0), impatient, lambda _: None), impatient)
     assert found.outcome is (Outcome.OK if reason is None else Outcome.UNSTABLE)
     assert found.message == reason
+
+
+# Under `torch.compile`; dynamo is real, and the compiler behind it is replaced.
+
+
+class Broken(Overflowing):
+    def forward(self, images):
+        torch._dynamo.graph_break()
+        return super().forward(images)
+
+
+class Changing(Overflowing):
+    """Runs another graph in every second step."""
+
+    is_odd = False
+
+    def forward(self, images):
+        self.is_odd = not self.is_odd
+        return super().forward(images) + int(self.is_odd)
+
+
+def run(monkeypatch, model, backend="eager", **changes):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    monkeypatch.setattr(step_module, "create_model", lambda *_: model)
+    configuration = tiny(execution=Execution.COMPILE, **changes)
+    return run_protocol(configuration, Recorded([]), FEW, lambda _: None)
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_a_compiled_step_has_facts_of_its_compilation(monkeypatch, phase):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    facts = run(monkeypatch, Overflowing(), backend, phase=phase).window.facts
+    assert len(graphs) == 1
+    assert (facts["graph_breaks"], facts["recompilations"]) == (0, 0)
+    assert facts["compile_s"] > 0
+
+
+def test_graph_breaks_and_recompilations_are_counted(monkeypatch):
+    assert run(monkeypatch, Broken()).window.facts["graph_breaks"] == 1
+    assert run(monkeypatch, Changing()).window.facts["recompilations"] >= 1
+
+
+def test_memory_on_a_cpu_is_missing_because_of_the_compiler(monkeypatch):
+    memory = run(monkeypatch, Overflowing()).memory
+    assert memory.peak_mib is None
+    assert "compiler" in memory.missing["memory_mib"]
+
+
+def test_errors_of_the_compiler_are_one_line(monkeypatch):
+    def backend(graph, inputs):
+        raise RuntimeError("no C++ compiler\nin a long text")
+
+    with pytest.raises(UnsupportedModelError, match=r"^torch.compile fails: .*$") as error:
+        run(monkeypatch, Overflowing(), backend)
+    assert "no C++ compiler" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_cache_of_an_attempt_is_empty(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
+    (tmp_path / "cache" / "old").mkdir(parents=True)
+    compiling.use_empty_cache(tmp_path / "cache")
+    from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
+
+    assert cache_dir() == str(tmp_path / "cache")
+    assert triton_cache_dir(0).startswith(str(tmp_path / "cache"))
+    assert [*(tmp_path / "cache").glob("old")] == []

@@ -1,17 +1,22 @@
 """Sampling rules on made-up clocks, and real steps of a tiny model."""
 
 import itertools
+import resource
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from small_modules import Function, Parts
+from test_run_protocol import tiny
+from torch import nn
 
 from trappm.profiler.devices.cpu import CpuDevice
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.records import (
     ADAPTIVE,
+    ADAPTIVE_THIRD,
     PAPER,
     PROTOCOLS,
     QUICK,
@@ -32,7 +37,7 @@ from trappm.profiler.steps.sampling import (
     sample_clean,
     summarize,
 )
-from trappm.profiler.steps.step import make_step, run_protocol
+from trappm.profiler.steps.step import give_ordinary_gains, make_step, run_protocol
 
 CPU = torch.device("cpu")
 
@@ -40,11 +45,6 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread():
     torch.set_num_threads(1)
-
-
-def tiny(**changes):
-    fields = {"architecture": "mobilenetv3_small_050", "batch_size": 2, "input_size": 32}
-    return Configuration(**{**fields, **changes})
 
 
 @given(
@@ -55,11 +55,9 @@ def tiny(**changes):
 )
 def test_sampling_respects_its_bounds(times, min_steps, more, target):
     protocol = Protocol(
-        min_steps=min_steps,
-        max_steps=min_steps + more,
-        max_seconds=3600.0,
+        min_steps=min_steps, max_steps=min_steps + more, max_seconds=3600.0,
         target_relative_error=target,
-    )
+    )  # fmt: skip
     clock = itertools.cycle(times)
     samples_ms = sample(lambda n: [next(clock) for _ in range(n)], protocol)
     assert protocol.min_steps <= len(samples_ms) <= protocol.max_steps
@@ -86,15 +84,12 @@ def sampled(steps, protocol=QUICK):
     return sample_clean(time_steps, protocol, clock=lambda: now[0])
 
 
-def test_disturbed_steps_are_rejected():
+def test_disturbed_steps_are_rejected_and_small_losses_subtracted():
     found = sampled([StepTime(10.0), StepTime(18.0, 8.0), StepTime(30.0, 20.0)])
     assert set(found.times_ms) == {10.0}
     assert len(found.times_ms) >= QUICK.min_steps
     assert found.rejected > QUICK.min_steps
     assert found.lost_share == 0.0
-
-
-def test_small_losses_are_subtracted():
     found = sampled([StepTime(10.5, 0.5)])
     assert found.rejected == 0
     assert set(found.times_ms) == {10.0}
@@ -117,7 +112,7 @@ def test_undisturbed_steps_are_all_used(cycle_ms, steps):
 
 
 def test_the_least_disturbed_steps_are_used_at_the_time_limit():
-    """Steps of 0.2 s beside a program that uses a core in short bursts."""
+    """Steps of 0.2 s next to a program that uses a core in short bursts."""
     steps = [StepTime(200.0 + lost, lost) for lost in (60.0, 90.0, 300.0, 50.0)]
     found = sampled(steps)
     assert len(found.times_ms) >= QUICK.min_steps
@@ -151,7 +146,7 @@ def test_adaptive_sampling_continues_while_samples_help():
 
 
 def test_protocols_are_found_by_name():
-    assert [protocol_named(name) for name in PROTOCOLS] == [PAPER, QUICK, ADAPTIVE]
+    assert [protocol_named(name) for name in PROTOCOLS] == [PAPER, QUICK, ADAPTIVE, ADAPTIVE_THIRD]
     with pytest.raises(InputError, match="paper, quick, adaptive"):
         protocol_named("papr")
 
@@ -165,12 +160,9 @@ def test_relative_error_is_that_of_the_median():
     assert np.median(estimates) == pytest.approx(spread, rel=0.1)
 
 
-def test_summaries_of_known_samples():
+def test_summaries_of_known_samples_and_parts():
     summary = summarize((1.0, 2.0, 3.0, 4.0, 100.0))
     assert (summary.median_ms, summary.mean_ms, summary.iqr_ms) == (3.0, 22.0, 2.0)
-
-
-def test_shares_of_a_step_sum_over_its_parts():
     summary = summarize((10.0,) * 3, [(3.0, 6.0, 1.0), (30.0, 60.0, 10.0), (3.0, 6.0, 1.0)])
     shares = (summary.forward_share, summary.backward_share, summary.optimizer_share)
     assert shares == pytest.approx((0.3, 0.6, 0.1))
@@ -182,8 +174,8 @@ def captured_model(configuration, monkeypatch):
     models = []
     really_create = step_module.create_model
 
-    def create(architecture, input_size):
-        models.append(really_create(architecture, input_size))
+    def create(*arguments):
+        models.append(really_create(*arguments))
         return models[-1]
 
     monkeypatch.setattr(step_module, "create_model", create)
@@ -262,14 +254,63 @@ def test_equal_seeds_give_equal_weights(monkeypatch):
 
 
 def test_models_without_class_scores_are_unsupported(monkeypatch):
-    class Pair(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.ones(1))
-
-        def forward(self, images):
-            return images * self.weight, images
-
-    monkeypatch.setattr(step_module, "create_model", lambda *_: Pair())
+    weight = torch.nn.Parameter(torch.ones(1))
+    pair = Function(lambda self, images: (images * self.weight, images), weight=weight)
+    monkeypatch.setattr(step_module, "create_model", lambda *_: pair)
     with pytest.raises(UnsupportedModelError, match="tuple"):
         make_step(tiny(), CPU)()
+
+
+def test_a_model_larger_than_the_hosts_free_memory_is_refused_before_the_kernel_acts(monkeypatch):
+    monkeypatch.setattr(step_module.procfs, "available_memory_mib", lambda: 30.0)
+    name = "wide_resnet101_2"  # 484 MiB, more than freed memory of earlier tests
+    configuration = Configuration(architecture=name, batch_size=1, input_size=32)
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    with pytest.raises(UnsupportedModelError, match="can't allocate memory"):
+        step_module.make_step(configuration, torch.device("meta"))
+    assert resource.getrlimit(resource.RLIMIT_DATA) == limits
+
+
+def zero_share(model):
+    """Of all gradients of the parameters, how many are exactly 0."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    zeros = sum(int((gradient == 0).sum()) for gradient in gradients)
+    return zeros / sum(gradient.numel() for gradient in gradients)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fresh_share"), [("resnet18", 0.7), ("mixer_s32_224", 0.9)]
+)
+def test_few_gradients_of_a_measured_step_are_zero(architecture, fresh_share, monkeypatch):
+    """A fresh model multiplies much by zero."""
+    configuration = tiny(architecture=architecture, batch_size=8, input_size=64)
+    model, step = captured_model(configuration, monkeypatch)
+    step()
+    assert zero_share(model) < 0.02
+    monkeypatch.setattr(step_module, "give_ordinary_gains", lambda _: None)
+    fresh, step = captured_model(configuration, monkeypatch)
+    step()
+    assert zero_share(fresh) > fresh_share
+
+
+def test_biases_and_random_weights_are_not_changed():
+    model = Parts(
+        norm=nn.BatchNorm2d(4),  # weights of 1
+        last=nn.BatchNorm2d(4),
+        linear=nn.Linear(3, 5),
+        head=nn.Linear(64, 64),
+        gamma_1=nn.Parameter(torch.full((4,), 1e-6)),
+        skip_gain=nn.Parameter(torch.tensor(0.0)),
+        cls_token=nn.Parameter(torch.zeros(1, 1, 4)),
+        pos_embed=nn.Parameter(torch.zeros(1, 9, 4)),
+    )
+    nn.init.zeros_(model.last.weight)
+    nn.init.zeros_(model.head.weight)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    give_ordinary_gains(model)
+    changed = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
+    assert changed == {"last.weight", "gamma_1", "skip_gain", "head.weight"}
+    assert model.last.weight.tolist() == model.gamma_1.tolist() == [1.0] * 4
+    assert model.skip_gain.item() == 1.0
+    assert model.head.weight.std().item() == pytest.approx(1 / 8, rel=0.1)
+    assert all(p.requires_grad for p in model.parameters())

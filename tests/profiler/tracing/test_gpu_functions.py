@@ -1,4 +1,4 @@
-"""Functions of a GPU on the meta device: attention, dropout, autocast, and names of the GPU."""
+"""Functions of a GPU on the meta device: attention, dropout, autocast, names of the GPU."""
 
 import threading
 import warnings
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from small_modules import Function
 from torch import nn
 
 from trappm.profiler.models.model_input import Sample
@@ -14,6 +15,7 @@ from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import Phase, Precision
 from trappm.profiler.simulation.kernel_profile import KernelKind
 from trappm.profiler.tracing.gpu_functions import GpuFunctions
+from trappm.profiler.tracing.gpu_operators import result_of
 from trappm.profiler.tracing.kernel_log import KernelLog
 from trappm.profiler.tracing.tracer import StepOptions, Tracer
 
@@ -66,20 +68,12 @@ def test_two_threads_that_overlap_leave_nothing_behind_and_do_not_see_each_other
     assert attention() == plain
 
 
-class Naming(nn.Module):
-    """A classifier that runs a function of its features in its forward pass."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.head = nn.Linear(3, 2)
-        self.function = function
-
-    def forward(self, x):
-        return self.head(self.function(self, x.mean((2, 3))))
-
-
 def table_of(function, phase=Phase.TRAIN, **options):
-    model = on_meta(Naming(function), 8)
+    """Kernels of a classifier that runs a function of its features in its forward pass."""
+    classifier = Function(
+        lambda self, x: self.head(function(self, x.mean((2, 3)))), head=nn.Linear(3, 2)
+    )
+    model = on_meta(classifier, 8)
     return Tracer(model, Sample.of(8), StepOptions(**options)).phase(phase)[1]
 
 
@@ -167,3 +161,68 @@ def test_autocast_made_before_a_trace_applies_within_it(enabled):
     with GpuFunctions(KernelLog()), made:
         assert torch.is_autocast_enabled("cuda") is enabled
     assert not torch.is_autocast_enabled("cuda")
+
+
+# What is remembered of an operator's results is what the operator would return again.
+
+
+ATEN = torch.ops.aten
+
+
+def meta(*shape, dtype=torch.float32):
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def kind_of(tensor):
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device.type
+
+
+CALLS = [
+    (ATEN.add.Tensor, (meta(4, 1, 3), meta(5, 1)), {}),
+    (ATEN.add.Tensor, (meta(4, 3), meta((), dtype=torch.float64)), {}),
+    (ATEN.mul.Scalar, (meta(4, dtype=torch.int64), 1), {}),
+    (ATEN.mul.Scalar, (meta(4, dtype=torch.int64), 1.0), {}),
+    (ATEN.mul.Scalar, (meta(4, dtype=torch.int64), True), {}),
+    (ATEN.relu.default, (meta(2, 8, 3, 3).to(memory_format=torch.channels_last),), {}),
+    (ATEN.native_dropout.default, (meta(3, 3), 0.5, True), {}),
+    (ATEN.cat.default, ([meta(2, 3), meta(4, 3)],), {}),
+    (ATEN.convolution_backward.default,
+     (meta(2, 8, 6, 6), meta(2, 3, 8, 8), meta(8, 3, 3, 3), [8], [1, 1], [0, 0], [1, 1], False,
+      [0, 0], 1, [False, True, True]), {}),
+    (ATEN.empty.memory_format, ([2, 3],), {"device": torch.device("cpu")}),
+    (ATEN.empty.memory_format, ([2, 3],), {"device": torch.device("meta")}),
+    (ATEN.sum.dim_IntList, (meta(4, 3), [0]), {"dtype": torch.float64}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("func", "args", "kwargs"), CALLS)
+def test_a_second_call_returns_what_the_first_did(func, args, kwargs):
+    def kinds(output):
+        several = output if isinstance(output, tuple) else (output,)
+        return [None if t is None else kind_of(t) for t in several]
+
+    expected = kinds(func(*args, **kwargs))
+    first, second = (result_of(func, args, kwargs) for _ in range(2))
+    assert kinds(first) == kinds(second) == expected
+    if expected[-1] is not None:
+        outputs = [o[-1] if isinstance(o, tuple) else o for o in (first, second)]
+        assert len({o.untyped_storage()._cdata for o in outputs}) == 2
+
+
+@pytest.mark.parametrize(
+    ("func", "others"),
+    [
+        (ATEN._unsafe_view.default, ([6],)),  # its schema does not say that it is a view
+        (ATEN.view.default, ([6],)),
+        (ATEN.relu_.default, ()),
+        (ATEN.hardswish_.default, ()),
+        (ATEN.add_.Tensor, (meta(2, 3),)),
+        (ATEN.mul_.Tensor, (meta(3),)),
+        (ATEN.zero_.default, ()),
+    ],
+)
+def test_what_lies_in_the_memory_of_another_tensor_still_does(func, others):
+    for _ in range(3):
+        tensor = meta(2, 3)
+        result = result_of(func, (tensor, *others), {})
+        assert result.untyped_storage()._cdata == tensor.untyped_storage()._cdata

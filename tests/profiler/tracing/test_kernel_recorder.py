@@ -1,53 +1,37 @@
 """The kernels of a step are those that a GPU would run: counts, bytes, operations, types."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from small_modules import Function, Parts
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import MemoryFormat, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import KernelKind, Pass, Size
 from trappm.profiler.static_profile import kernel_profile
 
 
-class Tiny(nn.Module):
+def tiny():
     """All of its kernels can be counted by hand."""
+    return Function(
+        lambda self, x: self.head(self.norm(self.convolution(x)).relu().mean((2, 3))),
+        convolution=nn.Conv2d(3, 8, 3, padding=1, bias=False),
+        norm=nn.BatchNorm2d(8),
+        head=nn.Linear(8, 10),
+    )
 
-    def __init__(self):
-        super().__init__()
-        self.convolution = nn.Conv2d(3, 8, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(8)
-        self.head = nn.Linear(8, 10)
 
+class Attention(Parts):
     def forward(self, x):
-        return self.head(self.norm(self.convolution(x)).relu().mean((2, 3)))
-
-
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.query_key_value = nn.Linear(32, 96)
-
-    def forward(self, x):
-        tokens = x.flatten(2).transpose(1, 2)
+        tokens = self.stem(x).flatten(2).transpose(1, 2)
         parts = self.query_key_value(tokens).reshape(x.shape[0], -1, 3, 4, 8)
         query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
         mixed = F.scaled_dot_product_attention(query, key, value)
         return mixed.transpose(1, 2).flatten(2).mean(1)
-
-
-class AttentionOfImages(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.stem, self.attention = nn.Conv2d(3, 32, 4, 4), Attention()
-
-    def forward(self, x):
-        return self.attention(self.stem(x))
 
 
 def rows(profile, kind, phase=Phase.TRAIN, which=None):
@@ -65,7 +49,7 @@ def total_flops(profile, batch_size, phase):
 
 
 def test_a_convolution_has_three_passes_but_no_gradient_of_the_images():
-    profile = kernel_profile(Tiny(), 16)
+    profile = kernel_profile(tiny(), 16)
     flops = 2 * 4 * 256 * 8 * 27
     images, weight, result = 4 * 3 * 256 * 4, 8 * 27 * 4, 4 * 8 * 256 * 4
     counts, sizes = rows(profile, KernelKind.DENSE, which=Pass.FORWARD)
@@ -78,7 +62,7 @@ def test_a_convolution_has_three_passes_but_no_gradient_of_the_images():
 
 
 def test_a_batch_norm_reads_twice_when_it_takes_statistics():
-    profile = kernel_profile(Tiny(), 16)
+    profile = kernel_profile(tiny(), 16)
     images, vector = 4 * 8 * 256 * 4, 8 * 4
     _, sizes = rows(profile, KernelKind.BATCH_NORM, Phase.TRAIN, Pass.FORWARD)
     read, written = sizes[0, : Size.WRITTEN_BYTES + 1]
@@ -90,7 +74,7 @@ def test_a_batch_norm_reads_twice_when_it_takes_statistics():
 
 
 def test_an_optimizer_works_on_what_gets_a_gradient():
-    model = Tiny()
+    model = tiny()
     model.convolution.weight.requires_grad_(False)
     profile = kernel_profile(model, 16)
     assert profile.parameter_tensors == 4
@@ -99,8 +83,6 @@ def test_an_optimizer_works_on_what_gets_a_gradient():
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_convnext", "test_efficientnet"])
 def test_operations_of_inference_are_those_of_the_flop_counter(name):
-    from trappm.profiler.models.on_meta import on_meta
-
     profile = kernel_profile(name, 96, fused_attention=False)
     model = on_meta(name, 96).eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -133,7 +115,7 @@ def test_autocast_normalises_in_32_bits():
 
 
 def test_attention_is_one_kernel_or_several_as_the_stack_has_it():
-    model = AttentionOfImages()
+    model = Attention(stem=nn.Conv2d(3, 32, 4, 4), query_key_value=nn.Linear(32, 96))
     fused = kernel_profile(model, 16)
     apart = kernel_profile(model, 16, fused_attention=False)
     assert rows(fused, KernelKind.ATTENTION, Phase.INFER)[0].sum() == 1
@@ -142,25 +124,21 @@ def test_attention_is_one_kernel_or_several_as_the_stack_has_it():
     assert rows(apart, KernelKind.MATMUL, Phase.INFER)[0].sum() == 2
     assert rows(apart, KernelKind.MATMUL)[0].sum() == 6
     assert rows(apart, KernelKind.SOFTMAX, Phase.INFER)[0].sum() == 1
-    for phase in (Phase.INFER,):
-        assert total_flops(fused, 4, phase) == total_flops(apart, 4, phase)
+    assert total_flops(fused, 4, Phase.INFER) == total_flops(apart, 4, Phase.INFER)
 
 
 def test_channels_last_images_stay_so_and_mixed_layouts_are_copied():
-    last = kernel_profile(Tiny(), 16, memory_format=MemoryFormat.CHANNELS_LAST)
+    last = kernel_profile(tiny(), 16, memory_format=MemoryFormat.CHANNELS_LAST)
     assert last.infer.channels_last[last.infer.kinds == KernelKind.DENSE].all()
-    plain = kernel_profile(Tiny(), 16)
+    plain = kernel_profile(tiny(), 16)
     assert not plain.infer.channels_last.any()
 
-    class Crossed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1)
-
-        def forward(self, x):
-            return self.second(self.first(x).transpose(2, 3))
-
-    assert rows(kernel_profile(Crossed(), 16), KernelKind.COPY, Phase.INFER)[0].sum() == 1
+    crossed = Function(
+        lambda self, x: self.second(self.first(x).transpose(2, 3)),
+        first=nn.Conv2d(3, 8, 1),
+        second=nn.Conv2d(8, 8, 1),
+    )
+    assert rows(kernel_profile(crossed, 16), KernelKind.COPY, Phase.INFER)[0].sum() == 1
 
 
 class Standardised(nn.Conv2d):
@@ -182,16 +160,13 @@ def test_convolutions_of_channels_last_images_write_such_whatever_their_weights(
     assert table.channels_last[relu].any()
 
 
+def recurrent(kind, **options):
+    layer = kind(16, 8, batch_first=True, **options)
+    return Function(lambda self, x: self.layer(x.mean(1))[0].mean(1), layer=layer)
+
+
 def test_a_recurrent_layer_is_a_product_of_all_inputs_and_one_for_each_step():
-    class Recurrent(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.LSTM(16, 8, bidirectional=True, batch_first=True)
-
-        def forward(self, x):
-            return self.layer(x.mean(1))[0].mean(1)
-
-    profile = kernel_profile(Recurrent(), 16)
+    profile = kernel_profile(recurrent(nn.LSTM, bidirectional=True), 16)
     # For each direction one product of all inputs, and one more for each of the 16 steps.
     assert sorted(rows(profile, KernelKind.LINEAR, Phase.INFER)[0]) == [2, 2 * 16]
     of_weights = rows(profile, KernelKind.LINEAR, which=Pass.WEIGHT_GRADIENT)[0]
@@ -202,28 +177,16 @@ def test_a_recurrent_layer_is_a_product_of_all_inputs_and_one_for_each_step():
 
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
 def test_autocast_runs_every_recurrent_layer_in_16_bits(layer):
-    class Recurrent(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = layer(16, 8, batch_first=True)
-
-        def forward(self, x):
-            return self.layer(x.mean(1))[0].mean(1)
-
-    table = kernel_profile(Recurrent(), 16, precision=Precision.AMP_BF16).train
+    table = kernel_profile(recurrent(layer), 16, precision=Precision.AMP_BF16).train
     assert table.half[table.kinds == KernelKind.LINEAR].all()
 
 
 def test_an_operator_that_nobody_described_is_bound_by_memory():
-    class Fourier(nn.Module):
-        def forward(self, x):
-            return torch.fft.fft2(x).abs().mean((2, 3)) + self.bias
-
-        def __init__(self):
-            super().__init__()
-            self.bias = nn.Parameter(torch.zeros(3))
-
-    profile = kernel_profile(Fourier(), 16)
+    fourier = Function(
+        lambda self, x: torch.fft.fft2(x).abs().mean((2, 3)) + self.bias,
+        bias=nn.Parameter(torch.zeros(3)),
+    )
+    profile = kernel_profile(fourier, 16)
     counts, sizes = rows(profile, KernelKind.OTHER, Phase.INFER)
     assert counts.sum() >= 1
     assert sizes[0, Size.READ_BYTES] >= 4 * 3 * 256 * 4
@@ -231,16 +194,9 @@ def test_an_operator_that_nobody_described_is_bound_by_memory():
 
 
 def test_a_model_for_one_batch_size_is_traced_at_that():
-    class Fixed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(192, 10)
-
-        def forward(self, x):
-            return self.head(x.reshape(4, 192))
-
-    fixed = kernel_profile(Fixed(), 8, batch_size=4)
+    model = Function(lambda self, x: self.head(x.reshape(4, 192)), head=nn.Linear(192, 10))
+    fixed = kernel_profile(model, 8, batch_size=4)
     free = kernel_profile(nn.Sequential(nn.Flatten(), nn.Linear(192, 10)), 8)
     np.testing.assert_array_equal(fixed.at(4).sizes, free.at(4).sizes)
     with pytest.raises(UnsupportedModelError):
-        kernel_profile(Fixed(), 8)
+        kernel_profile(model, 8)

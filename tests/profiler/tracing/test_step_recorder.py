@@ -1,10 +1,9 @@
 """The traced step against real ones on the CPU, and against what can be counted by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
+from small_modules import Function
 from torch import nn
 from traced_steps import Tiny, meta, tiny, trace_step
 
@@ -55,66 +54,36 @@ def test_every_free_is_of_a_block_that_was_allocated_before():
     assert set(trace.gradients.tolist()) <= alive
 
 
-def kept_on_the_cpu(model, images):
-    """Bytes of all storages that a real forward pass keeps, weights and buffers aside."""
-    present = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
-    kept = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in present and storage.nbytes():
-            kept[storage.data_ptr()] = storage
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = model(images)
-    assert result.requires_grad
-    return sum(storage.nbytes() for storage in kept.values())
-
-
-class Attention(nn.Module):
-    def __init__(self, size):
-        super().__init__()
-        self.qkv = nn.Conv2d(3, 3 * size, 1)
-        self.size = size
-
-    def forward(self, x):
-        q, k, v = (t[:, None] for t in self.qkv(x).flatten(2).transpose(1, 2).chunk(3, -1))
-        return nn.functional.scaled_dot_product_attention(q, k, v)
+def attention(self, x):
+    q, k, v = (t[:, None] for t in self.qkv(x).flatten(2).transpose(1, 2).chunk(3, -1))
+    return nn.functional.scaled_dot_product_attention(q, k, v)
 
 
 def test_fused_attention_keeps_no_scores():
     pixels, size = 16 * 16, 8
     images, qkv, result, normaliser = (4 * pixels * width for width in (3, 3 * size, size, 1))
-    saved = saved_at(Attention(size), 16)
+    saved = saved_at(Function(attention, qkv=nn.Conv2d(3, 3 * size, 1)), 16)
     assert saved.constant == 0
     assert saved.slope == images + qkv + result + normaliser
-    assert saved_at(Attention(3), 16).slope > 4 * pixels * pixels  # no kernel for three
+    three = Function(attention, qkv=nn.Conv2d(3, 9, 1))
+    assert saved_at(three, 16).slope > 4 * pixels * pixels  # no kernel for three
 
 
 def test_what_is_kept_grows_with_the_batch_only_where_it_should():
-    class Weighted(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.rand(3))
-
-        def forward(self, x):
-            return x * self.weight.exp()[:, None, None]
-
-    saved = saved_at(Weighted(), 4)
+    weighted = Function(
+        lambda self, x: x * self.weight.exp()[:, None, None], weight=nn.Parameter(torch.rand(3))
+    )
+    saved = saved_at(weighted, 4)
     assert saved.constant == 4 * 3  # the exponential
     assert saved.slope == 4 * 3 * 16  # the images
 
 
 def test_a_model_that_cannot_be_traced_says_why():
-    class Broken(nn.Module):
-        def forward(self, x):
-            return x[x > 0]  # its shape depends on the pixels
-
+    broken = Function(lambda _, x: x[x > 0])  # its shape depends on the pixels
     with pytest.raises(
         UnsupportedModelError, match=r"cannot be traced: .* needs the values of a tensor \(aten::"
     ):
-        trace_step(Broken(), 16)
+        trace_step(broken, 16)
 
 
 def test_what_a_model_keeps_from_its_first_step_is_not_taken_for_a_change_of_order():

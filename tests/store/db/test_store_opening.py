@@ -100,12 +100,12 @@ def test_a_file_that_is_not_a_database_is_refused_unchanged(tmp_path, content):
 def test_a_read_only_store_can_be_read(tmp_path):
     path = tmp_path / "labels.db"
     with Store.open(f"sqlite:///{path}") as store:
-        store.measurements.record(measurement())
+        store.measurements.record_many([measurement()])
         # Opened read-only while somebody writes: afterwards SQLite would need to write to read.
         with Store.open(f"sqlite:///file:{path}?mode=ro&uri=true") as readable:
             assert len(readable.labels.matching()) == 1
             with pytest.raises(StoreAccessError, match="readonly database"):
-                readable.measurements.record(measurement())
+                readable.measurements.record_many([measurement()])
 
 
 def test_a_locked_database_is_not_a_user_error(tmp_path, monkeypatch):
@@ -118,7 +118,7 @@ def test_a_locked_database_is_not_a_user_error(tmp_path, monkeypatch):
     with engine.connect() as other, Store.open(url, Patience(wait_s=0)) as waiting:
         other.exec_driver_sql("BEGIN EXCLUSIVE")
         with pytest.raises(StoreError, match="locked") as caught:
-            waiting.measurements.record(measurement())
+            waiting.measurements.record_many([measurement()])
         assert not isinstance(caught.value, StoreAccessError)
     engine.dispose()
 
@@ -128,7 +128,7 @@ def test_our_own_errors_are_not_reported_as_database_errors(tmp_path):
         with pytest.raises(ValueError, match="ours"), store.database.writing():
             raise ValueError("ours")
         with pytest.raises(StoreError, match="surrogates not allowed"):
-            store.pools.save("\ud800", {}, [])
+            store.pools.save("\ud800", [configuration()])
         with pytest.raises(StoreError, match="too large"):
             store.campaigns.create("a", {}, 1 << 70)
 
@@ -154,7 +154,7 @@ def path(tmp_path):
     path = tmp_path / "50% & more? a#b naïve" / "labels.db"
     path.parent.mkdir()
     with Store.open(url_of(path)) as store:
-        store.measurements.record(measurement())
+        store.measurements.record_many([measurement()])
     return path
 
 
@@ -166,28 +166,24 @@ def files(folder):
     return {p.name: p.read_bytes() for p in folder.iterdir()}
 
 
-def test_a_store_opened_to_read_refuses_changes(store, database_url):
-    store.measurements.record(measurement())
+def test_a_store_opened_to_read_refuses_changes_and_sees_new_labels(store, database_url):
+    store.measurements.record_many([measurement()])
     campaign = store.campaigns.create("one", {}, 0)
     before = contents(database_url)
     with Store.open_to_read(database_url) as readable:
         assert len(readable.labels.query(LabelFilter())) == 1
         assert readable.campaigns.get() == campaign
         for change in (
-            lambda: readable.measurements.record(measurement(configuration(2))),
+            lambda: readable.measurements.record_many([measurement(configuration(2))]),
             lambda: readable.campaigns.create("two", {}, 0),
             lambda: readable.campaigns.log_event(campaign.id, "note", {}),
-            lambda: readable.pools.save("late", {}, [configuration(99)]),
+            lambda: readable.pools.save("late", [configuration(99)]),
         ):
             with pytest.raises(StoreError, match=r"readonly|read-only"):
                 change()
-    assert contents(database_url) == before
-
-
-def test_a_store_opened_to_read_sees_new_labels(store, database_url):
-    with Store.open_to_read(database_url) as readable:
-        for count in (1, 2, 3):
-            store.measurements.record(measurement(configuration(count)))
+        assert contents(database_url) == before
+        for count in (2, 3):
+            store.measurements.record_many([measurement(configuration(count))])
             assert len(readable.labels.matching()) == count
 
 
@@ -239,13 +235,13 @@ def test_other_users_can_read_a_store_they_cannot_write(read_only):
     assert ask_as_nobody(url_of(read_only)) == "1 labels"
     assert files(read_only.parent) == before
     with Store.open(url_of(read_only)) as store:
-        store.measurements.record(measurement(configuration(2)))
+        store.measurements.record_many([measurement(configuration(2))])
         assert ask_as_nobody(url_of(read_only)) == "2 labels"
 
 
 def test_labels_only_in_the_write_ahead_log_are_not_missed(read_only, tmp_path):
     with Store.open(url_of(read_only)) as store:
-        store.measurements.record(measurement(configuration(2)))
+        store.measurements.record_many([measurement(configuration(2))])
         log = read_only.with_name("labels.db-wal")
         kept = read_only.read_bytes(), log.read_bytes()
     read_only.write_bytes(kept[0])

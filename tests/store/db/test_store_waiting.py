@@ -84,9 +84,7 @@ def test_a_measurement_recorded_during_an_outage_is_stored_afterwards(outage, no
         take_away()
         recorded = []
         recorder = threading.Thread(
-            target=lambda: recorded.append(
-                opened.measurements.record(result, assignment_id=lease.id)
-            )
+            target=lambda: recorded.append(opened.measurements.record([(result, lease.id)]))
         )
         recorder.start()
         assert notices.has_begun.wait(PATIENCE_S)
@@ -96,7 +94,7 @@ def test_a_measurement_recorded_during_an_outage_is_stored_afterwards(outage, no
         assert len(recorded) == 1
         assert "trying again" in notices.lines[0]
         assert "answers again" in notices.lines[-1]
-        assert opened.measurements.record(result, assignment_id=lease.id) == recorded[0]
+        opened.measurements.record([(result, lease.id)])
         assert states(opened, campaign_id) == [("done", 1, 0), ("open", 0, 0)]
         (label,) = opened.labels.of_campaign(campaign_id)
         assert opened.measurements.get(label.measurement_id) == result
@@ -107,11 +105,11 @@ def test_the_wait_is_bounded_and_its_length_reported(outage, notices):
     with Store.open(url, Patience(1.5, notices)) as opened:
         take_away()
         with pytest.raises(StoreError, match=r"waited [1-9]\d* s for it in vain.*resume") as caught:
-            opened.measurements.record(measurement())
+            opened.measurements.record_many([measurement()])
         assert "\n" not in str(caught.value)
         assert len(notices.lines) == 1
         bring_back()
-        opened.measurements.record(measurement())
+        opened.measurements.record_many([measurement()])
         assert len(opened.labels.matching()) == 1
 
 
@@ -178,7 +176,7 @@ def test_a_stopped_server_is_waited_for(own_server, guarded, notices):
     os.kill(process.pid, signal.SIGINT)  # in order, so that it is up again soon
     process.wait(PATIENCE_S)
     clock = Clock()
-    with pytest.raises(StoreError, match=r"waited [56]\d\d s for it in vain"):
+    with pytest.raises(StoreError, match="waited 600 s for it in vain"):
         clock.patience(tell=notices)(partial(Store.open, url))
     assert len(notices.lines) == 1
     clock = Clock(own_server.ensure_postgres_running)

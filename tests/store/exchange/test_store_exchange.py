@@ -15,7 +15,7 @@ from research.evaluation.label_files import read_usable
 from research.importers.sheets import read_rows
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Measurement, Provenance, StepSummary
-from trappm.store import LabelFilter
+from trappm.store import LabelFilter, files
 from trappm.store.files import export_file, import_file, read_file
 
 FORMATS = ("parquet", "jsonl")
@@ -31,6 +31,7 @@ measurements = st.builds(
         st.integers(1, 1024),
         precision=st.sampled_from(["fp32", "amp-bf16"]),
         phase=st.sampled_from(["train", "infer"]),
+        execution=st.sampled_from(["eager", "compile"]),
     ),
     st.sampled_from(["ok", "oom", "error"]),
     attempt_key=st.uuids().map(lambda key: key.hex),
@@ -67,6 +68,16 @@ def test_exported_measurements_are_read_unchanged(tmp_path, many, suffix):
     assert export_file(many, path) == len(many)
     assert [verdict.measurement for verdict in read_file(path)] == many
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_labels_of_exports_without_an_execution_are_eager(tmp_path, monkeypatch, suffix):
+    path, compiled = tmp_path / f"old.{suffix}", measurement(configuration(execution="compile"))
+    columns = tuple(name for name in files.COLUMNS if name != "execution")
+    monkeypatch.setattr(files, "COLUMNS", columns)
+    export_file([compiled], path)
+    (verdict,) = read_file(path)
+    assert verdict.measurement.configuration == configuration()
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -123,6 +134,10 @@ def test_measured_rows_need_the_fingerprint_of_their_environment(tmp_path, chang
     assert verdict.measurement.provenance == provenance
 
 
+def nested(levels):
+    return {"a": nested(levels - 1)} if levels else 1
+
+
 def test_profiler_records_can_be_imported(tmp_path):
     ours = measurement(environment={"device": "cpu-2t", "measuring_version": 1})
     other = measurement(environment={"device": "cpu-2t"})
@@ -146,6 +161,8 @@ def test_profiler_records_can_be_imported(tmp_path):
         (dict.fromkeys(NO_METRIC), "neither step time nor memory nor power"),
         ({"message": "half a pair: \ud800"}, "message has a value .* surrogates"),
         ({"environment": {"host": ["a\0b"]}}, "environment has a NUL"),
+        ({"environment": nested(40)}, "more than 32 nested levels"),
+        ({"environment": {"host": "LARGE"}}, "environment has a value .*not JSON compliant"),
         ({"started_at": "0001-01-01T00:00:00+14:00"}, "started_at is '0001"),
         ({"protocol": {"name": "x", "steps": 3}}, "protocol.steps is 3; Unexpected"),
         ({"protocol": {"name": "x", "min_steps": 0}}, "at least one"),
@@ -155,44 +172,37 @@ def test_profiler_records_can_be_imported(tmp_path):
         ({"memory_mib": 1e308}, r"memory_mib is 1e\+308; .* less than or equal to 1000000000"),
     ],
 )
-def test_one_invalid_row_refuses_the_whole_file(store, tmp_path, changes, message):
+def test_one_invalid_row_refuses_the_whole_file(store, tmp_path, refused, changes, message):
     good = row(tmp_path)
     path = lines(tmp_path, good | {"attempt_key": "other"}, good | changes)
-    with pytest.raises(InputError, match=message) as caught:
+    path.write_text(path.read_text().replace('"LARGE"', "1e999"))
+    with refused(f"^rows.jsonl, row 2: .*{message}"):
         import_file(store.measurements.record_many, path)
-    assert str(caught.value).startswith("rows.jsonl, row 2: ")
-    assert "\n" not in str(caught.value)
     assert store.labels.matching() == []
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("name", "content", "message"),
     [
-        ("a.parquet", b"PAR1 but not really PAR1"),
-        ("a.csv", b"architecture,batch_size\nresnet18,4\n"),
-        ("a.jsonl", b"[1, 2]\n"),
-        ("a.jsonl", b"{\n"),
-        ("a.jsonl", b"[" * 100_000 + b"\n"),
-        ("a.jsonl", b"{}\n"),
-        ("a.txt", b""),
-        ("gone.jsonl", None),
+        ("a.parquet", b"PAR1 but not really PAR1", ""),
+        ("a.csv", b"architecture,batch_size\nresnet18,4\n", ""),
+        ("a.jsonl", b"[1, 2]\n", ""),
+        ("a.jsonl", b"{\n", ""),
+        ("a.jsonl", b"[" * 100_000 + b"\n", ""),
+        ("a.jsonl", b"{}\n", ""),
+        ("a.jsonl", b'{"message": "' + b"x" * (9 << 20), "longer than 8 MiB"),
+        ("a.txt", b"", ""),
+        ("gone.jsonl", None, ""),
     ],
+    ids=range(9),
 )
-def test_invalid_files_are_refused_in_one_line(store, tmp_path, name, content):
+def test_invalid_files_are_refused_in_one_line(store, tmp_path, refused, name, content, message):
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(InputError, match=name) as caught:
+    with refused(f"{name}.*{message}"):
         import_file(store.measurements.record_many, path)
-    assert "\n" not in str(caught.value)
     assert store.labels.matching() == []
-
-
-def test_overlong_lines_are_refused(store, tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"message": "' + b"x" * (9 << 20))
-    with pytest.raises(InputError, match="longer than 8 MiB"):
-        import_file(store.measurements.record_many, path)
 
 
 def test_parquet_files_that_unpack_to_gigabytes_are_refused(store, tmp_path):
@@ -205,24 +215,6 @@ def test_parquet_files_that_unpack_to_gigabytes_are_refused(store, tmp_path):
     shared = pa.array(["x" * 300_000] * 500).dictionary_encode()
     pq.write_table(pa.table({"message": shared}), path, compression="zstd")
     with pytest.raises(InputError, match="columns message are dictionaries"):
-        import_file(store.measurements.record_many, path)
-
-
-def test_deeply_nested_rows_are_refused(store, tmp_path):
-    good = row(tmp_path)
-    deep = {"a": 1}
-    for _ in range(40):
-        deep = {"a": deep}
-    path = lines(tmp_path, good, good | {"attempt_key": "deep", "environment": deep})
-    with pytest.raises(InputError, match="more than 32 nested levels"):
-        import_file(store.measurements.record_many, path)
-    assert store.labels.matching() == []
-
-
-def test_numbers_too_large_for_a_float_are_refused(store, tmp_path):
-    path = lines(tmp_path, row(tmp_path))
-    path.write_text(path.read_text().replace('"host": "here"', '"host": 1e999'))
-    with pytest.raises(InputError, match=r"environment has a value .*not JSON compliant"):
         import_file(store.measurements.record_many, path)
 
 

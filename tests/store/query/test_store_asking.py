@@ -21,9 +21,9 @@ def filled_store(store):
         (configuration(1, "vgg11_bn", precision=Precision.AMP_FP16), {"provenance": "imported"}),
         (configuration(1, "odd%name"), {}),
     ]:
-        store.measurements.record(measurement(what, **fields))
-    store.measurements.record(measurement(configuration(64, "resnet18"), "oom"))
-    store.measurements.record(measurement(configuration(1, "resnet18"), "unstable"))
+        store.measurements.record_many([measurement(what, **fields)])
+    store.measurements.record_many([measurement(configuration(64, "resnet18"), "oom")])
+    store.measurements.record_many([measurement(configuration(1, "resnet18"), "unstable")])
     return store
 
 
@@ -76,15 +76,29 @@ def test_labels_are_filtered_by_campaign(filled_store):
     assert filled_store.labels.query(wanted).message.tolist() == ["ended as error"]
 
 
-def test_rows_are_sorted_with_missing_values_last(filled_store):
-    fastest = filled_store.labels.query(LabelFilter(), sort="step_time_ms", limit=2)
+def test_rows_are_sorted_with_missing_values_last_and_have_the_requested_columns(filled_store):
+    query = filled_store.labels.query
+    fastest = query(LabelFilter(), sort="step_time_ms", limit=2)
     assert fastest.step_time_ms.tolist() == [4.0, 5.0]
-    by_power = filled_store.labels.query(LabelFilter(), sort="-power_w")
+    by_power = query(LabelFilter(), sort="-power_w")
     assert by_power.power_w.iloc[0] == 40.0
     assert by_power.power_w.iloc[1:].isna().all()
     assert by_power.memory_mib.dtype == "float64"
-    with pytest.raises(InputError, match="cannot sort by 'speed'"):
-        filled_store.labels.query(LabelFilter(), sort="speed")
+    wanted = LabelFilter(architecture="resnet18")
+    frame = query(wanted, columns=["power_w", "batch_size"], sort="-batch_size")
+    assert list(frame.columns) == ["power_w", "batch_size"]
+    assert frame.batch_size.tolist() == [2, 1]
+    for wrong, reason in (
+        ({"sort": "speed"}, "cannot sort by 'speed'"),
+        ({"columns": ["prize"]}, "cannot show 'prize'"),
+        ({"columns": ["outcome"]}, "cannot show 'outcome'"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            query(LabelFilter(), **wrong)
+    names = filled_store.labels.names()
+    assert names["device"] == ["a100", "cpu-2t"]
+    assert names["family"] == ["odd", "resnet", "vgg"]
+    assert names["architecture"] == ["odd%name", "resnet18", "resnet50", "vgg11_bn"]
 
 
 def test_pages_are_consecutive_and_counted(filled_store):
@@ -99,24 +113,6 @@ def test_pages_are_consecutive_and_counted(filled_store):
     assert filled_store.labels.count(wanted, at_most=100) == len(whole)
     assert filled_store.labels.count(wanted, at_most=5) == 5
     assert filled_store.labels.count(LabelFilter(family="resnet"), at_most=100) == 3
-
-
-def test_names_for_filters_are_listed(filled_store):
-    names = filled_store.labels.names()
-    assert names["device"] == ["a100", "cpu-2t"]
-    assert names["family"] == ["odd", "resnet", "vgg"]
-    assert names["architecture"] == ["odd%name", "resnet18", "resnet50", "vgg11_bn"]
-
-
-def test_columns_are_returned_as_requested(filled_store):
-    wanted = LabelFilter(architecture="resnet18")
-    frame = filled_store.labels.query(wanted, columns=["power_w", "batch_size"], sort="-batch_size")
-    assert list(frame.columns) == ["power_w", "batch_size"]
-    assert frame.batch_size.tolist() == [2, 1]
-    with pytest.raises(InputError, match="cannot show 'prize'"):
-        filled_store.labels.query(wanted, columns=["prize"])
-    with pytest.raises(InputError, match="cannot show 'outcome'"):
-        filled_store.labels.query(wanted, columns=["outcome"])
 
 
 @pytest.mark.parametrize(

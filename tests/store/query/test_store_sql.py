@@ -17,7 +17,9 @@ TIMEOUT_S = 20.0
 @pytest.fixture
 def filled_store(store):
     for batch_size in (1, 2, 3):
-        store.measurements.record(measurement(configuration(batch_size), step_ms=float(batch_size)))
+        store.measurements.record_many(
+            [measurement(configuration(batch_size), step_ms=float(batch_size))]
+        )
     return store
 
 

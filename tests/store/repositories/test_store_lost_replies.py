@@ -16,7 +16,6 @@ from store_samples import (
     measurement,
     planned,
     process,
-    snapshot,
     step_profile,
     template,
 )
@@ -26,25 +25,23 @@ from trappm.store import Patience, Store
 from trappm.store.schema import METADATA
 
 
-def turn(store, campaign_id):
-    """A result comes in, and its worker gets the next assignment."""
+def recorded(store, campaign_id):
+    """A result comes in."""
     lease = lease_next(store, campaign_id)
     result = measurement(lease.configuration, attempt_key=lease.attempt_key)
+    return lambda: store.measurements.record([(result, lease.id)])
+
+
+def leased(store, campaign_id):
     following = store.assignments.of_campaign(campaign_id, state="open")[0]
-    return lambda: store.measurements.record_and_lease([(result, lease.id)], [(following.id, "w")])
+    return lambda: store.assignments.lease([(following.id, "w")])
 
 
-def failed_turn(store, campaign_id):
-    """A worker fails, and gets the same assignment again."""
+def failure_recorded(store, campaign_id):
+    """A worker fails."""
     lease = lease_next(store, campaign_id)
     result = measurement(lease.configuration, "timeout", attempt_key=lease.attempt_key)
-    return lambda: store.measurements.record_and_lease([(result, lease.id)], [(lease.id, "w")])
-
-
-def recorded(store, campaign_id):
-    lease = lease_next(store, campaign_id)
-    result = measurement(lease.configuration, attempt_key=lease.attempt_key)
-    return lambda: store.measurements.record(result, assignment_id=lease.id)
+    return lambda: store.measurements.record([(result, lease.id)])
 
 
 def claimed(store, campaign_id):
@@ -106,13 +103,13 @@ CASES = {
     "assignments.reopen_failed": given_up,
     "assignments.reopen": reopened,
     "assignments.adopt_labels": adopted,
+    "assignments.lease": leased,
     "measurements.record": recorded,
-    "measurements.record_and_lease": turn,
-    "measurements.record_and_lease of a failure": failed_turn,
+    "measurements.record of a failure": failure_recorded,
     "measurements._record_batch": lambda s, c: lambda: s.measurements.record_many(MANY),
     "canaries.save": lambda s, c: lambda: s.canaries.save(canary_reading(), campaign_id=c),
     "kernels.record": lambda s, c: lambda: s.kernels.record_many([kernel("ok", time_ms=0.5)]),
-    "pools.save": lambda s, c: lambda: s.pools.save("p", {"name": "p"}, [configuration(32)]),
+    "pools.save": lambda s, c: lambda: s.pools.save("p", [configuration(32)]),
     "workloads.save_graph": lambda s, c: (
         lambda: s.workloads.save_graph(
             "resnet18", 64, template().to_bytes(), None, step=step_profile()
@@ -133,7 +130,7 @@ CASES = {
         s, c, lambda: s.owners.end_campaign(c, "failed", "no worker")
     ),
     "owners.finish_campaign": lambda s, c: running(
-        s, c, lambda: s.owners.finish_campaign(c, "done", snapshot("s1", c))
+        s, c, lambda: s.owners.finish_campaign(c, "done", "s1")
     ),
 }
 """Functions that prepare a store with a campaign and return the call to repeat, by method."""

@@ -1,7 +1,8 @@
 """The life of assignments under any order of turns, results, losses, orders and changes of owner.
 
-A small model of what should be true runs beside the store, which is asked as a campaign asks it: by
-its owner, a turn at a time. Hypothesis looks for an order of events after which the two differ.
+A small model of what should be true runs in parallel to the store, which is asked as a campaign
+asks it: by its owner, a turn at a time. Hypothesis looks for an order of events after which the two
+differ.
 """
 
 import itertools
@@ -62,12 +63,10 @@ def assignment_machine(store):
             )
 
         def turn(self, results, wanted):
-            """Records and leases as one, and has the model know of it."""
-            leases = self.mine.measurements.record_and_lease(
-                [(result, lease.id) for result, lease in results],
-                [(id_, "w") for id_ in wanted],
-                max_attempts=MAX_ATTEMPTS,
-            )
+            """Records and leases, and has the model know of it."""
+            handed_in = [(result, lease.id) for result, lease in results]
+            self.mine.measurements.record(handed_in, max_attempts=MAX_ATTEMPTS)
+            leases = self.mine.assignments.lease([(id_, "w") for id_ in wanted])
             self.handed_in += [(result, lease.id) for result, lease in results]
             self.held |= {lease.id: lease for lease in leases}
             self.state |= dict.fromkeys(wanted, "leased")
@@ -104,9 +103,7 @@ def assignment_machine(store):
         def what_is_not_open_is_given_to_nobody(self, data):
             closed = [i for i in self.order if self.state[i] in {"done", "failed"}]
             with pytest.raises(StoreError, match="cannot be given"):
-                self.mine.measurements.record_and_lease(
-                    [], [(data.draw(st.sampled_from(closed)), "w")]
-                )
+                self.mine.assignments.lease([(data.draw(st.sampled_from(closed)), "w")])
 
         @precondition(lambda self: self.held)
         @rule(data=st.data())
@@ -151,7 +148,8 @@ def assignment_machine(store):
             late = [(self.result_of(self.old[-1], "ok"), self.old[-1].id)] if self.old else []
             dead = self.dead
             writes = [
-                lambda: dead.measurements.record_and_lease(late, [(first_id, "ghost")]),
+                lambda: dead.measurements.record(late),
+                lambda: dead.assignments.lease([(first_id, "ghost")]),
                 lambda: dead.assignments.take_back(first_id, "ghost"),
                 lambda: dead.assignments.release_leases(self.campaign_id),
                 lambda: dead.assignments.reopen_failed(self.campaign_id),
@@ -183,7 +181,7 @@ def assignment_machine(store):
         @rule(data=st.data())
         def hand_in_again(self, data):
             result, id_ = data.draw(st.sampled_from(self.handed_in))
-            self.mine.measurements.record_and_lease([(result, id_)], [])
+            self.mine.measurements.record([(result, id_)])
 
         @invariant()
         def store_and_model_agree(self):

@@ -19,22 +19,24 @@ from store_samples import (
 from trappm.profiler.errors import InputError, StoreError
 from trappm.store import LabelFilter
 
+ANY = LabelFilter(outcome="any")
+
 
 def test_measurements_are_read_unchanged(store):
     whole = measurement(power_w=41.5, energy_j=0.5, missing={})
     step = dataclasses.replace(whole.step, forward_share=0.25, optimizer_share=0.125)
     for given in (dataclasses.replace(whole, step=step), measurement(outcome="oom")):
-        kept = store.measurements.get(store.measurements.record(given).measurement_id)
-        assert kept == given
+        store.measurements.record_many([given])
+        assert [*store.measurements.each(ANY)][-1] == given
     with pytest.raises(InputError, match="no measurement has the id 99"):
         store.measurements.get(99)
 
 
 def test_a_successful_measurement_creates_a_label(store):
     campaign_id = campaign_with(store, [configuration()], role="evaluate")
-    given, recorded = measure_next(store, campaign_id)
+    given = measure_next(store, campaign_id)
     (label,) = store.labels.of_campaign(campaign_id)
-    assert (label.id, label.measurement_id) == (recorded.label_id, recorded.measurement_id)
+    assert store.measurements.get(label.measurement_id) == given
     assert (label.step_time_ms, label.memory_mib, label.power_w) == (12.5, 321.5, None)
     assert (label.role, label.provenance, label.protocol) == ("evaluate", "measured", "quick")
     assert label.configuration == given.configuration
@@ -54,25 +56,25 @@ def test_labels_of_a_campaign_are_in_planned_order(store):
 
 
 def test_the_first_label_of_a_stack_and_protocol_is_kept(store):
-    first = store.measurements.record(measurement(step_ms=10.0))
-    assert store.measurements.record(measurement(step_ms=20.0)).label_id == first.label_id
-    assert store.measurements.record(measurement(protocol="paper")).label_id != first.label_id
     other_stack = {**ENVIRONMENT, "torch": "2.14.0"}
-    assert (
-        store.measurements.record(measurement(environment=other_stack)).label_id != first.label_id
-    )
     other_load = {**ENVIRONMENT, "load_average_before": 3.0, "host": "there"}
-    assert store.measurements.record(measurement(environment=other_load)).label_id == first.label_id
-    assert [x.step_time_ms for x in store.labels.matching(LabelFilter())] == [10.0, 12.5, 12.5]
+    for step_ms, fields in (
+        (10.0, {}),
+        (20.0, {}),
+        (30.0, {"protocol": "paper"}),
+        (40.0, {"environment": other_stack}),
+        (50.0, {"environment": other_load}),
+    ):
+        store.measurements.record_many([measurement(step_ms=step_ms, **fields)])
+    assert [x.step_time_ms for x in store.labels.matching()] == [10.0, 30.0, 40.0]
 
 
 @pytest.mark.parametrize("value", [0.0, -3.5, math.inf, math.nan])
 def test_invalid_metrics_are_stored_as_missing_with_the_reason(store, value):
-    kept = store.measurements.get(
-        store.measurements.record(measurement(memory_mib=value)).measurement_id
-    )
+    store.measurements.record_many([measurement(memory_mib=value)])
+    (kept,) = store.measurements.each(ANY)
     assert kept.memory_mib is None
-    assert str(value) in kept.missing["memory_mib"]
+    assert kept.missing["memory_mib"] == f"measured as {value}, which is impossible"
     (label,) = store.labels.matching()
     assert (label.step_time_ms, label.memory_mib) == (12.5, None)
 
@@ -83,9 +85,9 @@ def test_measurements_of_something_else_settle_no_assignment(store, database_url
     before = contents(database_url)
     for wrong in (measurement(configuration(2)), measurement(device="a100")):
         with pytest.raises(StoreError, match="something else"):
-            store.measurements.record(wrong, assignment_id=lease.id)
+            store.measurements.record([(wrong, lease.id)])
     with pytest.raises(StoreError, match="no assignment 'nope'"):
-        store.measurements.record(measurement(), assignment_id="nope")
+        store.measurements.record([(measurement(), "nope")])
     assert contents(database_url) == before
 
 
@@ -94,9 +96,9 @@ CAPACITY = {"capacity": 40_536.0, "last_allocation": 512.0}
 
 def test_out_of_memory_creates_a_label_with_the_capacity_as_bound(store):
     campaign_id = campaign_with(store, [configuration()])
-    _, recorded = measure_next(store, campaign_id, "oom", memory_detail_mib=CAPACITY)
+    given = measure_next(store, campaign_id, "oom", memory_detail_mib=CAPACITY)
     (label,) = store.labels.of_campaign(campaign_id)
-    assert (label.id, label.measurement_id) == (recorded.label_id, recorded.measurement_id)
+    assert store.measurements.get(label.measurement_id) == given
     assert (label.memory_mib, label.memory_above_mib) == (None, 40_536.0)
     assert label.step_time_ms is label.power_w is label.energy_j is None
     assert states(store, campaign_id) == [("done", 1, 0)]
@@ -111,10 +113,7 @@ def test_out_of_memory_creates_a_label_with_the_capacity_as_bound(store):
     ],
 )
 def test_out_of_memory_without_capacity_creates_no_label(store, outcome, detail):
-    assert (
-        store.measurements.record(measurement(outcome=outcome, memory_detail_mib=detail)).label_id
-        is None
-    )
+    store.measurements.record_many([measurement(outcome=outcome, memory_detail_mib=detail)])
     assert store.labels.matching() == []
 
 
@@ -142,17 +141,16 @@ def ok(provenance="measured"):
 )
 def test_labels_are_replaced_only_by_more_valuable_ones(store, first, then, replaced):
     first, then = (dataclasses.replace(m, attempt_key=k) for m, k in [(first, "a"), (then, "b")])
-    recorded = [store.measurements.record(first), store.measurements.record(then)]
+    for given in (first, then, then):
+        store.measurements.record_many([given])
     (label,) = store.labels.matching()
-    assert [r.label_id for r in recorded] == [label.id, label.id]
     kept = then if replaced else first
-    assert label.measurement_id == recorded[replaced].measurement_id
+    assert store.measurements.get(label.measurement_id) == kept
     assert (label.provenance, label.memory_mib) == (kept.provenance, kept.memory_mib)
     assert label.memory_above_mib == (40_536.0 if kept.outcome == "oom" else None)
-    assert store.measurements.record(then) == recorded[1]
 
 
-def test_many_measurements_are_recorded_as_one_by_one(store, database_url, monkeypatch):
+def test_many_measurements_are_recorded_in_batches_and_once(store, database_url, monkeypatch):
     monkeypatch.setattr("trappm.store.measurements.BATCH", 4)
     given = [
         measurement(configuration(1), "oom", memory_detail_mib=CAPACITY),
@@ -160,21 +158,14 @@ def test_many_measurements_are_recorded_as_one_by_one(store, database_url, monke
         measurement(configuration(1), step_ms=99.0),
         measurement(configuration(2), environment={"torch": "1"}),
         measurement(configuration(2), "error"),
-        measurement(configuration(3), memory_mib=0.0),
         measurement(configuration(3), device="a100"),
     ]
     assert store.measurements.record_many(iter(given)) == len(given)
-    kept = {m.attempt_key: m for m in map(store.measurements.get, range(1, len(given) + 1))}
-    assert (
-        kept[given[5].attempt_key].missing["memory_mib"] == "measured as 0.0, which is impossible"
-    )
-    assert [kept[m.attempt_key] for m in given[:5]] == given[:5]
-    many = [dataclasses.replace(x, id=0, created_at="") for x in store.labels.matching()]
-    assert len(many) == 4
+    kept = {m.attempt_key: m for m in store.measurements.each(ANY)}
+    assert [kept[m.attempt_key] for m in given] == given
+    assert len(store.labels.matching()) == 3
     before = contents(database_url)
     assert store.measurements.record_many(given) == 0
-    for again in given:
-        store.measurements.record(again)
     assert contents(database_url) == before
 
 
@@ -190,15 +181,17 @@ def test_a_batch_with_an_invalid_measurement_is_rejected_whole(store, monkeypatc
 
 
 def test_an_attempt_key_belongs_to_one_measurement(store):
-    first = measurement(outcome="error", attempt_key="same")
-    store.measurements.record(first)
-    for other in (
-        measurement(configuration(10), attempt_key="same"),
-        measurement(step_ms=3.0, attempt_key="same"),
+    campaign_id = campaign_with(store, [configuration(1), configuration(10)])
+    lease, other_lease = (lease_next(store, campaign_id) for _ in range(2))
+    first = measurement(lease.configuration, "error", attempt_key="same")
+    store.measurements.record([(first, lease.id)])
+    for other, of_lease in (
+        (measurement(other_lease.configuration, attempt_key="same"), other_lease),
+        (measurement(lease.configuration, step_ms=3.0, attempt_key="same"), lease),
     ):
         with pytest.raises(StoreError, match="'same' was recorded before, of another"):
-            store.measurements.record(other)
-    store.measurements.record(first)
+            store.measurements.record([(other, of_lease.id)])
+    store.measurements.record([(first, lease.id)])
 
 
 @pytest.mark.parametrize(
@@ -219,5 +212,5 @@ def test_an_attempt_key_belongs_to_one_measurement(store):
 def test_values_that_one_database_cannot_store_are_refused_by_both(store, fields):
     """SQLite takes most of it, and could then never be restored into PostgreSQL."""
     with pytest.raises(StoreError, match="cannot be stored: "):
-        store.measurements.record(measurement(**fields))
-    assert store.labels.query(LabelFilter(outcome="any")).empty
+        store.measurements.record_many([measurement(**fields)])
+    assert store.labels.query(ANY).empty

@@ -5,17 +5,10 @@ import threading
 from datetime import timedelta
 
 import pytest
-from store_samples import (
-    campaign_with,
-    configuration,
-    owned,
-    process,
-    publish,
-    snapshot,
-)
+from store_samples import campaign_with, configuration, owned, process
 
 import trappm.store.owners
-from trappm.profiler.errors import InputError, SnapshotError
+from trappm.profiler.errors import InputError
 from trappm.store import CampaignState, NotOwnerError, Store
 from trappm.store.engine import database_time
 from trappm.store.owners import SILENT_S, OwnedError
@@ -111,15 +104,15 @@ def test_one_of_many_simultaneous_claims_succeeds(store, database_url, campaign_
     assert store.campaigns.get(campaign_id).owner.id == name
 
 
-def test_a_finished_campaign_cannot_be_ended_again(store, campaign_id):
+def test_a_finished_campaign_has_its_snapshot_and_cannot_be_ended_again(store, campaign_id):
     mine = owned(store, campaign_id)
     assert mine.owners.end_campaign(campaign_id, CampaignState.FAILED, "x") == "failed"
     assert store.campaigns.get(campaign_id).finished_at is None
     store.owners.begin_campaign(campaign_id, gone="o")
-    assert mine.owners.finish_campaign(campaign_id, "done", None)
-    assert mine.owners.finish_campaign(campaign_id, "done", None)  # the first answer was lost
+    for _ in "twice":  # the first answer was lost
+        assert mine.owners.finish_campaign(campaign_id, "done", "s2")
     ended = store.campaigns.get(campaign_id)
-    assert ended.state == "finished"
+    assert (ended.state, ended.snapshot) == ("finished", "s2")
     assert ended.finished_at is not None
     for order in (CampaignState.CANCELLED, CampaignState.PAUSED):
         with pytest.raises(InputError, match="is finished already"):
@@ -134,17 +127,7 @@ def test_a_finished_campaign_cannot_be_ended_again(store, campaign_id):
 def test_a_stopped_campaign_publishes_nothing(store, campaign_id, order):
     mine = owned(store, campaign_id)
     store.owners.stop_campaign(campaign_id, order)
-    assert not mine.owners.finish_campaign(campaign_id, "done", snapshot("s1", campaign_id))
-    assert store.snapshots.all() == []
+    assert not mine.owners.finish_campaign(campaign_id, "done", "s1")
+    assert store.campaigns.get(campaign_id).snapshot is None
     assert mine.owners.end_campaign(campaign_id, CampaignState.FAILED, "x") == order
     assert not store.owners.claim_campaign(campaign_id, "late", process("late"))
-
-
-def test_a_campaign_finishes_together_with_its_snapshot(store, campaign_id):
-    mine = owned(store, campaign_id)
-    publish(store, snapshot("s1", location="elsewhere"))
-    with pytest.raises(SnapshotError, match="published already"):
-        mine.owners.finish_campaign(campaign_id, "done", snapshot("s1", campaign_id))
-    assert store.campaigns.state(campaign_id) == "running"
-    assert mine.owners.finish_campaign(campaign_id, "done", snapshot("s2", campaign_id))
-    assert [s.campaign_id for s in store.snapshots.all() if s.id == "s2"] == [campaign_id]

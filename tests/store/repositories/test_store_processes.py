@@ -96,7 +96,7 @@ def test_competing_processes_lose_and_duplicate_no_labels(store, database_url, s
 
 
 def test_acknowledged_records_survive_a_kill(database_url, started):
-    """A process is killed when it has told of so many records."""
+    """A process is killed when it has reported this number of records."""
     acknowledged = set()
     for count in (3, 40):
         ours, theirs = context.Pipe(duplex=False)

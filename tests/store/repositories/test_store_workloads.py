@@ -65,20 +65,18 @@ def test_an_invalid_step_profile_also_rejects_its_graph(store, step):
 
 def test_a_pool_is_replaced_when_saved_again(store):
     first = [configuration(batch) for batch in (1, 2, 4)]
-    store.pools.save("small", {"groups": [1]}, [*first, first[0]])
-    store.pools.save("other", {}, first[:1])
+    store.pools.save("small", [*first, first[0]])
+    store.pools.save("other", first[:1])
     assert store.pools.get("small") == sorted(first)
     second = [first[2], configuration(8, precision=Precision.AMP_FP16)]
-    store.pools.save("small", {"groups": [2]}, second)
+    store.pools.save("small", second)
     assert store.pools.get("small") == sorted(second)
     assert store.pools.get("other") == first[:1]
-    assert [(p.name, p.size) for p in store.pools.all()] == [("small", 2), ("other", 1)]
-    assert store.pools.all()[0].spec == {"groups": [2]}
 
 
 def test_parts_of_a_pool_report_what_is_profiled(store):
     names = ("resnet18", "resnet34", "resnet50", "vgg11", "vit_x")
-    store.pools.save("small", {}, [configuration(b, name) for b in (1, 2) for name in names])
+    store.pools.save("small", [configuration(b, name) for b in (1, 2) for name in names])
     graph = template()
     store.workloads.save_graph("resnet18", 64, graph.to_bytes(), None, step=step_profile())
     store.workloads.save_graph(
@@ -108,6 +106,6 @@ def test_parts_of_a_pool_report_what_is_profiled(store):
 def test_unknown_pools_are_reported(store):
     with pytest.raises(InputError, match="trappm pool build"):
         store.pools.get("small")
-    store.pools.save("small", {}, [configuration()])
+    store.pools.save("small", [configuration()])
     with pytest.raises(InputError, match="did you mean 'small'"):
         store.pools.parts("smal")

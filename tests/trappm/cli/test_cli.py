@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import typer
+import yaml
 
 from trappm import cli
 
@@ -23,44 +23,19 @@ def _commands(group, path=()):
 COMMANDS = list(_commands(typer.main.get_command(cli.app)))
 
 
-@pytest.fixture
-def trappm(command, monkeypatch):
-    """Run commands in this process, since a new one takes seconds to import timm."""
-
-    def run(*arguments, home):
-        monkeypatch.setenv("TRAPPM_HOME", str(home))
-        monkeypatch.setenv("COLUMNS", "200")
-        return subprocess.CompletedProcess(arguments, *command(*arguments))
-
-    return run
-
-
-def in_a_process(*arguments, home):
-    return subprocess.run(
-        [Path(sys.executable).with_name("trappm"), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "TRAPPM_HOME": str(home), "COLUMNS": "200"},
-    )
-
-
-@pytest.fixture
-def home(tmp_path):
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "200")
     return tmp_path / "home"
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_every_command_has_help_with_an_example(trappm, home, words):
-    result = trappm(*words, "--help", home=home)
-    assert result.returncode == 0
-    assert "Example: trappm" in result.stdout
+def test_every_command_has_help_with_an_example(printed, words):
+    assert "Example: trappm" in printed(*words, "--help")
 
 
 def _small_campaign(tmp_path, **changes):
-    import yaml
-
     data = {
         "name": "small",
         "devices": {"source": "cpu-2t"},
@@ -69,14 +44,11 @@ def _small_campaign(tmp_path, **changes):
         "rounds": {"count": 0, "source": 0},
         "pool": {
             "groups": [
-                {
-                    "architectures": ["resnet10t", "resnet18"],
-                    "batch_sizes": [1, 2, 4, 8],
-                    "input_sizes": [64],
-                }
+                {"architectures": ["resnet10t", "resnet18"], "batch_sizes": [1, 2, 4, 8],
+                 "input_sizes": [64]}
             ]
         },
-    } | changes
+    } | changes  # fmt: skip
     path = tmp_path / "campaign.yaml"
     path.write_text(yaml.safe_dump(data))
     return str(path)
@@ -90,6 +62,10 @@ def _small_campaign(tmp_path, **changes):
         (["predict", "resnet18", "--batch-size", "99999999999999999999"], "1,000,000"),
         (["predict", "resnet18", "--input-size", "-3"], "input size"),
         (["predict", "resnet18", "--device", "gaudi2"], "unknown device 'gaudi2'"),
+        (["predict", "resnet18", "--device", "cuda:0"], "does not say which model it is"),
+        (["predict", "resnet18", "--device", "mi300x"], "TraPPM covers NVIDIA cards"),
+        (["predict", "resnet18", "--device", "a100", "--phase", "eval"], "phase"),
+        (["predict", "resnet18", "--device", "a100", "--optimizer", "lion"], "optimizer"),
         (["predict", "resnet18", "--snapshot", "v3"], "no snapshot 'v3'"),
         (["predict", "none.onnx"], "none.onnx"),
         (["predict"], "MODEL"),
@@ -103,6 +79,8 @@ def _small_campaign(tmp_path, **changes):
         (["campaign", "resume", "--outcome", "timeout"], "--retry-failed"),
         (["campaign", "watch"], "use trappm campaign status --follow"),
         (["estimate", "resnet18"], "use trappm predict MODEL --breakdown"),
+        (["predict", "resnet18", "--batch-size", "16,x"], "must be a number, or up to 64 numbers"),
+        (["predict", "resnet18", "--batch-size", "1,2", "--breakdown"], "is of one batch size"),
         (["device", "show", "a100"], "use trappm devices NAME"),
         (["predict", "resnet18", "--gpus", "2"], "use trappm scale MODEL --gpus N"),
         (["snapshot", "alias", "stable", "latest"], "use trappm snapshot push SNAPSHOT --alias"),
@@ -114,23 +92,17 @@ def _small_campaign(tmp_path, **changes):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_bad_input_is_reported_in_one_line_with_status_2(trappm, home, arguments, reason):
-    result = trappm(*arguments, home=home)
-    assert result.returncode == 2, result.stderr
-    assert reason in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
-    assert "Traceback" not in result.stderr
-    assert result.stdout == ""
+def test_bad_input_is_reported_in_one_line_with_status_2(refusal, arguments, reason):
+    assert reason in refusal(*arguments)
 
 
-def test_an_unusable_data_folder_is_reported_only_where_it_is_needed(trappm, tmp_path):
-    blocked = tmp_path / "file"
-    blocked.write_text("in the way")
-    result = trappm("campaign", "resume", home=blocked / "home")
-    assert result.returncode == 2
-    assert "TRAPPM_HOME" in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
-    assert trappm("predict", "test_resnet", home=blocked / "home").returncode == 0
+def test_an_unusable_data_folder_is_reported_only_where_it_is_needed(
+    refusal, printed, monkeypatch, tmp_path
+):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "file" / "home"))
+    assert "TRAPPM_HOME" in refusal("campaign resume")
+    printed("predict test_resnet")
 
 
 @pytest.mark.parametrize(
@@ -151,48 +123,44 @@ def test_an_unusable_data_folder_is_reported_only_where_it_is_needed(trappm, tmp
          "unknown architecture"],
 )  # fmt: skip
 def test_faulty_campaign_files_are_refused_before_any_measurement(
-    trappm, home, tmp_path, changes, reason
+    refusal, as_json, tmp_path, changes, reason
 ):
-    result = trappm("campaign", "launch", _small_campaign(tmp_path, **changes), home=home)
-    assert result.returncode == 2, result.stderr
-    assert reason in result.stderr
-    assert "campaign.yaml: " in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
-    assert json.loads(trappm("campaign", "status", "--json", home=home).stdout) == []
+    error = refusal("campaign launch", _small_campaign(tmp_path, **changes))
+    assert reason in error
+    assert "campaign.yaml: " in error
+    assert as_json("campaign status") == []
 
 
-def test_validate_lists_every_fault_and_starts_nothing(trappm, home, tmp_path):
+def test_validate_lists_every_fault_and_starts_nothing(command, tmp_path):
     faulty = {"sead": 1, "rounds": {"count": "many", "source": 2}}
-    result = trappm("campaign", "validate", _small_campaign(tmp_path, **faulty), home=home)
-    assert result.returncode == 2
-    assert sorted(line.split(": ")[1] for line in result.stderr.splitlines()) == [
-        "rounds.count", "sead",
-    ]  # fmt: skip
+    status, _, err = command("campaign validate", _small_campaign(tmp_path, **faulty))
+    assert status == 2
+    keys = sorted(line.split(": ")[1] for line in err.splitlines())
+    assert keys == ["rounds.count", "sead"]
     wrong = {"devices": {"source": "a100"}, "initial": {"source": 99}}
-    result = trappm("campaign", "validate", _small_campaign(tmp_path, **wrong), home=home)
-    assert result.returncode == 2
-    assert len(result.stderr.splitlines()) == 2
+    status, _, err = command("campaign validate", _small_campaign(tmp_path, **wrong))
+    assert (status, len(err.splitlines())) == (2, 2)
 
 
-def test_validate_shows_the_planned_measurements(trappm, home, tmp_path):
-    result = trappm("campaign", "validate", _small_campaign(tmp_path), home=home)
-    assert result.returncode == 0, result.stderr
-    assert "pool: 8 configurations of 2 architectures" in result.stdout
-    assert "cpu-2t: 2 evaluation, 4 initial" in result.stdout
-    schema = json.loads(trappm("campaign", "validate", "--schema", home=home).stdout)
-    assert "devices" in schema["required"]
+def test_validate_shows_the_planned_measurements(printed, tmp_path):
+    out = printed("campaign validate", _small_campaign(tmp_path))
+    assert "pool: 8 configurations of 2 architectures" in out
+    assert "cpu-2t: 2 evaluation, 4 initial" in out
+    assert "devices" in json.loads(printed("campaign validate --schema"))["required"]
 
 
-def test_errors_set_the_exit_status_of_the_process(home):
-    result = in_a_process("predict", "resnet188", home=home)
+def test_errors_set_the_exit_status_of_the_process():
+    result = subprocess.run(
+        [Path(sys.executable).with_name("trappm"), "predict", "resnet188"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
     assert result.returncode == 2
     assert len(result.stderr.strip().splitlines()) == 1
     assert "did you mean" in result.stderr
     assert result.stdout == ""
 
 
-def test_debug_shows_the_traceback(home, monkeypatch, capsys):
-    monkeypatch.setenv("TRAPPM_HOME", str(home))
+def test_debug_shows_the_traceback(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["trappm", "predict", "resnet188", "--debug"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -200,18 +168,24 @@ def test_debug_shows_the_traceback(home, monkeypatch, capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_empty_lists_suggest_the_next_command(trappm, home):
-    assert "trappm campaign launch" in trappm("campaign", "status", home=home).stdout
-    assert json.loads(trappm("campaign", "status", "--json", home=home).stdout) == []
-    (shipped,) = json.loads(trappm("snapshot", "show", "--json", home=home).stdout)
+def test_empty_lists_suggest_the_next_command(printed, as_json, refusal):
+    assert "trappm campaign launch" in printed("campaign status")
+    assert as_json("campaign status") == []
+    (shipped,) = as_json("snapshot show")
     assert shipped["aliases"] == ["default"]
-    earlier = trappm("snapshot", "list", home=home)
-    assert earlier.returncode == 2
-    assert "'snapshot list' is gone; use trappm snapshot show" in earlier.stderr
+    assert "'snapshot list' is gone; use trappm snapshot show" in refusal("snapshot list")
 
 
-def test_a_pulled_snapshot_comes_with_a_working_example(capsys, tmp_path):
-    assert cli.run(["snapshot", "pull", "default", "--to", str(tmp_path / "copy")]) == 0
-    command = capsys.readouterr().out.partition("Use it with: trappm ")[2]
-    assert cli.run(command.split()) == 0
-    assert capsys.readouterr().out.startswith("Fits A100 40 GB: ")
+def test_several_batch_sizes_give_each_answer_and_the_fastest_that_fits(printed, as_json):
+    question = "predict resnet18 --device rtx3090 --batch-size"
+    assert printed(question, "8,64,8192").startswith("Fastest that fits: batch 64, ")
+    answers = as_json(question, "8,64,8192")
+    assert [answer["batch_size"] for answer in answers] == [8, 64, 8192]
+    assert [answer["fits"] for answer in answers] == [True, True, False]
+    assert as_json(question, 64) == answers[1]
+
+
+def test_a_pulled_snapshot_comes_with_a_working_example(printed, tmp_path):
+    pulled = printed("snapshot pull default --to", tmp_path / "copy")
+    command = pulled.partition("Use it with: trappm ")[2]
+    assert printed(command).startswith("Fits A100 40 GB: ")

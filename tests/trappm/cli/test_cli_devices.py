@@ -35,21 +35,15 @@ def filled(run, tmp_path):
         store.kernels.record(SOME)
 
 
-def test_devices_are_shown_with_evidence_and_timed_kernels(run, filled):
-    status, out, _ = run("devices", SOME[0].device, "v100")
-    assert status == 0
-    assert out.splitlines()[0] == SOME[0].device
+def test_devices_are_shown_with_evidence_and_timed_kernels(run, filled, printed, as_json, refusal):
+    device = SOME[0].device
+    out = printed("devices", device, "v100")
+    assert out.splitlines()[0] == device
     assert "  timed kernels: 3" in out
     assert "v100-16gb\n  training: step time from its labels" in out
-    facts = json.loads(run("devices", SOME[0].device, "--json")[1])
-    assert [(row["device"], row["kernels"]) for row in facts] == [(SOME[0].device, 3)]
-
-
-def test_unknown_devices_are_reported_in_one_line(run, filled):
-    status, _, error = run("devices", "v9000")
-    assert status == 2
-    assert "unknown device 'v9000'" in error
-    assert len(error.splitlines()) == 1
+    facts = as_json("devices", device)
+    assert [(row["device"], row["kernels"]) for row in facts] == [(device, 3)]
+    assert "unknown device 'v9000'" in refusal("devices v9000")
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
@@ -103,7 +97,5 @@ def test_kernels_are_written_to_a_file_without_a_database(run, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [["cpu-1t", "--seconds", "0"], ["v9000"], ["simulated:a100"]])
-def test_bad_input_is_reported_in_one_line(arguments, run, tmp_path):
-    status, _, error = run(*MEASURE, *arguments, "--out", tmp_path / "out")
-    assert status == 2
-    assert len(error.strip().splitlines()) == 1
+def test_bad_input_is_reported_in_one_line(arguments, run, refusal, tmp_path):
+    refusal(*MEASURE, *arguments, "--out", tmp_path / "out")

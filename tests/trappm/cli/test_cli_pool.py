@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import yaml
 import trappm.cluster.pool_file
 from trappm.cluster.profiles import profile_graph
 from trappm.label_store import store_or_none_yet
+from trappm.profiler.errors import InputError
 from trappm.reports.pools import pool_facts
 from trappm.store import Home
 
@@ -29,15 +31,10 @@ def group(**changes):
 
 
 class User:
-    """One data folder, and the commands that are typed at it."""
+    """One data folder, and builds that are typed at it."""
 
-    def __init__(self, folder, command):
+    def __init__(self, folder):
         self.folder = folder
-        self._command = command
-
-    def types(self, *arguments):
-        """Runs a command here, which is quick."""
-        return subprocess.CompletedProcess(arguments, *self._command("pool", *arguments))
 
     @contextlib.contextmanager
     def builds(self, *arguments):
@@ -46,8 +43,6 @@ class User:
             [Path(sys.executable).with_name("trappm"), "pool", "build", *arguments],
             cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True,
-            # Whoever runs the tests in the background may have told them to ignore it.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
         )  # fmt: skip
         try:
             deadline = time.monotonic() + 250
@@ -62,7 +57,6 @@ class User:
 
     def writes(self, data):
         (self.folder / "pool.yaml").write_text(yaml.safe_dump(data))
-        return "pool.yaml"
 
     def profiled(self):
         """The graph hash of every architecture that is recorded, None for a refusal."""
@@ -76,19 +70,18 @@ class User:
         except sqlite3.OperationalError:  # its tables are being made
             return {}
 
-    def facts(self, name=None):
-        """Counts of a pool; None if there is none."""
+    def facts(self, name="small"):
+        """Counts of a pool."""
         with store_or_none_yet(Home.find()) as store:
-            names = [name] if name else [pool.name for pool in store.pools.all()]
-            return pool_facts(store, names[0]).to_json() if names else None
+            return asdict(pool_facts(store, name))
 
 
 @pytest.fixture
-def user(tmp_path, monkeypatch, command):
+def user(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
-    return User(tmp_path, command)
+    return User(tmp_path)
 
 
 @pytest.fixture
@@ -101,39 +94,36 @@ def at_once(monkeypatch):
     )
 
 
-def test_a_killed_build_is_continued(user, at_once):
-    spec = user.writes({"name": "small", "groups": [group(
+def test_a_killed_build_is_continued(user, printed, at_once):
+    user.writes({"name": "small", "groups": [group(
         architectures=ARCHITECTURES, batch_sizes=[1, 2], precisions=["fp32", "amp-fp16"]
     )]})  # fmt: skip
-    with user.builds("--spec", spec, "--processes", "1") as process:
+    with user.builds("--spec", "pool.yaml", "--processes", "1") as process:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    before = user.profiled()
-    assert 1 <= len(before) < len(ARCHITECTURES)
+    before, count = user.profiled(), len(ARCHITECTURES)
+    assert 1 <= len(before) < count
     total = user.facts()["total"]
-    assert total["configurations"] == 4 * len(ARCHITECTURES)
+    assert total["configurations"] == 4 * count
     assert total["graphs"] == total["step_profiles"] == len(before)
-    assert total["to_do"] == len(ARCHITECTURES) - len(before)
+    assert total["to_do"] == count - len(before)
 
-    result = user.types("build", "--spec", spec, "--processes", "1")
-    assert result.returncode == 0, result.stderr
-    assert f"static profiles: {len(before)} of {len(ARCHITECTURES)} are there" in result.stdout
+    shown = printed("pool build --spec pool.yaml --processes 1")
+    assert f"static profiles: {len(before)} of {count} are there" in shown
     after = user.profiled()
     assert set(after) == set(ARCHITECTURES)
     assert None not in after.values()
     assert before.items() <= after.items()
-    again = user.types("build", "--spec", spec)
-    assert f"{len(ARCHITECTURES)} of {len(ARCHITECTURES)} are there" in again.stdout
+    assert f"{count} of {count} are there" in printed("pool build --spec pool.yaml")
 
 
-def test_refusals_are_counted_by_reason_and_retried_on_request(user, at_once):
-    spec = user.writes({"name": "some", "groups": [
+def test_refusals_are_counted_by_reason_and_retried_on_request(user, printed, at_once):
+    user.writes({"name": "small", "groups": [
         group(architectures=["test_vit"], input_sizes=[64, 67], batch_sizes=[1, 2]),
         group(architectures=["test_resnet"]),
     ]})  # fmt: skip
-    result = user.types("build", "--spec", spec, "--processes", "1")
-    assert result.returncode == 0, result.stderr
-    facts = user.facts("some")
+    printed("pool build --spec pool.yaml --processes 1")
+    facts = user.facts()
     by_family = {row["family"]: row for row in facts["families"]}
     assert by_family["vit"]["configurations"] == 4
     assert by_family["vit"]["usable"] == 2
@@ -142,27 +132,24 @@ def test_refusals_are_counted_by_reason_and_retried_on_request(user, at_once):
     total = facts["total"]
     assert (total["graphs"], total["step_profiles"], total["refused"]) == (2, 2, 1)
     assert (total["steps_refused"], total["to_do"]) == (0, 0)
-    (refusal,) = facts["refusals"]
-    assert refusal["count"] == 1
-    assert "67" in refusal["reason"]
-    assert refusal["architectures"] == ["test_vit"]
+    (refused,) = facts["refusals"]
+    assert "67" in refused["reason"]
+    assert (refused["count"], refused["architectures"]) == (1, ["test_vit"])
 
     with sqlite3.connect(user.folder / "home" / "labels.db") as connection:
         connection.execute(
             "UPDATE static_profiles SET step_refusal = 'too new', step = NULL "
             "WHERE architecture = 'test_resnet'"
         )
-    again = user.types("build", "--spec", spec)
-    assert "too new" in again.stdout
-    assert "static profiles: 3 of 3 are there" in again.stdout
+    again = printed("pool build --spec pool.yaml")
+    assert "too new" in again
+    assert "static profiles: 3 of 3 are there" in again
     facts = user.facts()
-    assert facts["step_refusals"] == [
-        {"count": 1, "reason": "too new", "architectures": ["test_resnet"]}
-    ]
+    too_new = {"count": 1, "reason": "too new", "architectures": ["test_resnet"]}
+    assert facts["step_refusals"] == [too_new]
     assert (facts["total"]["steps_refused"], facts["total"]["to_do"]) == (1, 0)
-    retried = user.types("build", "--spec", spec, "--processes", "1", "--retry-refused")
-    assert retried.returncode == 0
-    assert "static profiles: 1 of 3 are there" in retried.stdout
+    retried = printed("pool build --spec pool.yaml --processes 1 --retry-refused")
+    assert "static profiles: 1 of 3 are there" in retried
     facts = user.facts()
     assert facts["step_refusals"] == []
     assert len(facts["refusals"]) == 1
@@ -184,15 +171,14 @@ def test_refusals_are_counted_by_reason_and_retried_on_request(user, at_once):
         ([], "mapping"),
     ],
 )  # fmt: skip
-def test_faulty_pool_files_are_reported_in_one_line(user, data, reason):
-    result = user.types("build", "--spec", user.writes(data))
-    assert result.returncode == 2, result.stderr
-    assert reason in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
+def test_faulty_pool_files_are_reported_in_one_line(user, refusal, data, reason):
+    user.writes(data)
+    assert reason in refusal("pool build --spec pool.yaml")
     assert user.profiled() == {}
-    assert user.facts() is None
+    with pytest.raises(InputError, match="trappm pool build"):
+        user.facts()
 
 
-def test_a_missing_pool_file_is_reported(user):
-    assert "none.yaml" in user.types("build", "--spec", "none.yaml").stderr
-    assert "--spec" in user.types("build").stderr
+def test_a_missing_pool_file_is_reported(user, refusal):
+    assert "none.yaml" in refusal("pool build --spec none.yaml")
+    assert "--spec" in refusal("pool build")

@@ -1,6 +1,5 @@
 """Why a campaign chose what it chose: reasons come back from the store, the map has every kind."""
 
-import json
 import os
 import re
 import shutil
@@ -9,91 +8,33 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from encoded_pool import HELD_OUT, POOL, encode, hasty_encoders, new_campaign
+from store_samples import lease_next, measurement, planned
 from terminal import Terminal
 
-from trappm.cli import run
-from trappm.cluster.learning.campaign_learner import CampaignLearner
-from trappm.cluster.spec import parse_spec
-from trappm.cluster.tasks import ChoiceRequest
-from trappm.learner.paper.presets import LAPTOP, PRESETS
+from trappm.cluster.scheduler.messages import ChoiceRequest
 from trappm.profiler.errors import InputError
-from trappm.profiler.host.environment import utc_now
-from trappm.profiler.records import (
-    QUICK,
-    Configuration,
-    Measurement,
-    Outcome,
-    Provenance,
-    StepSummary,
-)
 from trappm.reports.choices import explain
-from trappm.store import Assignment, Home, Store
-
-SPEC = """
-name: explained
-devices: {source: cpu-2t}
-evaluation: {source: 2}
-initial: {source: 4}
-rounds: {count: 1, source: 2}
-pool:
-  groups:
-    - {architectures: [test_resnet, test_vit, test_efficientnet], batch_sizes: [1, 2, 4],
-       input_sizes: [64]}
-"""
+from trappm.store import Home, Store
 
 
 @pytest.fixture(scope="module")
-def hasty():
-    """The laptop preset with an encoder that hardly learns: where points lie does not matter."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PRESETS, "laptop", replace(LAPTOP, encoder=replace(LAPTOP.encoder, steps=1)))
-        yield
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory, hasty):
-    from trappm.profiler.static_profile import graph_template
-
-    folder = tmp_path_factory.mktemp("home")
-    home = Home(folder)
-    spec = parse_spec(SPEC, origin="the test")
-    templates = {
-        name: graph_template(name, 64).to_bytes()
-        for name in ("test_resnet", "test_vit", "test_efficientnet")
-    }
-    pool = [
-        (Configuration(architecture=name, batch_size=batch, input_size=64), templates[name])
-        for name in templates
-        for batch in (1, 2, 4)
-    ]
-    with Store.open(home.database_url) as store:
-        for name, template in templates.items():
-            store.workloads.save_graph(name, 64, template, None)
-        campaign = store.campaigns.create(spec.name, spec.model_dump(mode="json"), spec.seed)
-        held_out = "test_vit"
-        store.campaigns.set_pool(campaign.id, [(c, c.architecture == held_out) for c, _ in pool])
-        learner = CampaignLearner(
-            preset=spec.learner, strategy=spec.strategy, source="cpu-2t", seed=spec.seed,
-            cache=home.campaigns / campaign.id,
-        )  # fmt: skip
-        ordered = [(c, templates[c.architecture]) for c, _ in store.campaigns.pool(campaign.id)]
-        learner.set_pool(ordered)
-        ids = [c.id for c, _ in pool if c.architecture != held_out]
-        choices = learner.choose(
-            ChoiceRequest(device="cpu-2t", count=2, candidates=ids, known=[], seed=(1,))
-        )
-        by_id = {c.id: c for c, _ in pool}
-        store.rounds.plan(
-            campaign.id, 0, "acquired",
-            [
-                Assignment(
-                    configuration=by_id[c.configuration_id], device="cpu-2t", role="train",
-                    rank=rank, reason=dict(c.reason),
-                )
-                for rank, c in enumerate(choices)
-            ],
-        )  # fmt: skip
-    return home
+def home(tmp_path_factory):
+    """A data folder with a campaign that has chosen two configurations."""
+    home = Home(tmp_path_factory.mktemp("home"))
+    with hasty_encoders(), Store.open(home.database_url) as store:
+        campaign = new_campaign(store)
+        free = {c.id: c for c in POOL if c.architecture != HELD_OUT}
+        request = ChoiceRequest(device="cpu-2t", count=2, candidates=[*free], known=[], seed=(1,))
+        choices = encode(home, store, campaign).choose(request)
+        chosen = [
+            replace(assignment, reason=dict(choice.reason))
+            for choice, assignment in zip(
+                choices, planned(free[c.configuration_id] for c in choices), strict=True
+            )
+        ]
+        store.rounds.plan(campaign, 0, "acquired", chosen)
+        yield home
 
 
 def test_choices_have_reasons_and_the_next_ones_differ(home):
@@ -115,48 +56,37 @@ def test_choices_have_reasons_and_the_next_ones_differ(home):
 
 
 def test_labels_change_the_next_choices(home, tmp_path):
-    folder = shutil.copytree(home.path, tmp_path / "labelled")
-    labelled = Home(folder)
+    labelled = Home(shutil.copytree(home.path, tmp_path / "labelled"))
     with Store.open(labelled.database_url) as store:
         campaign = store.campaigns.get(None).id
         taken = {a.configuration for a in store.assignments.of_campaign(campaign)}
         free = [c for c, held_out in store.campaigns.pool(campaign) if not held_out]
         more = [c for c in free if c not in taken][:2]
-        store.rounds.plan(campaign, 1, "acquired", [
-            Assignment(configuration=c, device="cpu-2t", role="train", rank=rank, reason={})
-            for rank, c in enumerate(more)
-        ])  # fmt: skip
-        for waiting in store.assignments.of_campaign(campaign, device="cpu-2t", state="open"):
-            (lease,) = store.measurements.record_and_lease([], [(waiting.id, "one")])
+        store.rounds.plan(campaign, 1, "acquired", planned(more))
+        for _ in range(4):
+            lease = lease_next(store, campaign)
             ms = 10.0 * lease.configuration.batch_size + 3.0 * len(lease.configuration.architecture)
-            measurement = Measurement(
-                configuration=lease.configuration, device="cpu-2t", outcome=Outcome.OK,
-                protocol=QUICK, started_at=utc_now(), duration_s=1.0, attempt_key=lease.attempt_key,
-                provenance=Provenance.MEASURED, step_samples_ms=(ms,) * 8,
-                step=StepSummary(median_ms=ms, mean_ms=ms, iqr_ms=0.0, p95_ms=ms),
-                memory_mib=10 * ms,
-            )  # fmt: skip
-            store.measurements.record(measurement, assignment_id=lease.id)
+            result = measurement(
+                lease.configuration, step_ms=ms, attempt_key=lease.attempt_key, memory_mib=10 * ms
+            )
+            store.measurements.record([(result, lease.id)])
         facts = explain(store, labelled, campaign, device=None, count=2)
     assert len(facts.wanted) == 2
     # The labels are 40 to 80 ms; what the prior says without heads is 2 or 3.
     assert all(20 < choice.reason["predicted_step_time_ms"] < 150 for choice in facts.wanted)
 
 
-def test_the_command_prints_draws_and_writes_json(home, monkeypatch, capsys, tmp_path):
+def test_the_command_prints_draws_and_writes_json(home, monkeypatch, printed, as_json, tmp_path):
     monkeypatch.setenv("TRAPPM_HOME", str(home.path))
-    command = ["campaign", "report", "--choices"]
-    assert run([*command, "--png", str(tmp_path / "map.png")], debug=True) == 0
-    printed = capsys.readouterr().out
-    assert "next choices" in printed
-    assert "X wanted" in printed
+    shown = printed("campaign report --choices --png", tmp_path / "map.png")
+    assert "next choices" in shown
+    assert "X wanted" in shown
     assert (tmp_path / "map.png").read_bytes()[:4] == b"\x89PNG"
-    assert run([*command, "--json"], debug=True) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert [*printed] == ["campaign", "device", "strategy", "chosen", "wanted", "map"]
-    assert {*printed["chosen"][0]} == {"configuration", "round", "state", "reason"}
-    assert len(printed["map"]) == 9
-    assert {*printed["map"][0]} == {"configuration", "x", "y", "kind"}
+    facts = as_json("campaign report --choices")
+    assert [*facts] == ["campaign", "device", "strategy", "chosen", "wanted", "map"]
+    assert {*facts["chosen"][0]} == {"configuration", "round", "state", "reason"}
+    assert len(facts["map"]) == 9
+    assert {*facts["map"][0]} == {"configuration", "x", "y", "kind"}
 
 
 COMMANDS = (
@@ -188,7 +118,7 @@ def words_and_widths(home, columns):
 
 
 def test_tables_fit_the_screen_without_cutting_words(home):
-    """On 250 columns nothing needs to be broken: what a narrow screen has beside is a cut word."""
+    """On 250 columns nothing needs to be broken: a narrow screen that differs has cut a word."""
     whole, _ = words_and_widths(home, 250)
     words, rules = words_and_widths(home, 80)
     assert max(rules) <= 80

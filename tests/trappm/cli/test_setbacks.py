@@ -1,12 +1,10 @@
 """A campaign that got worse says so, and does not publish transfer that lost."""
 
-import json
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from encoded_pool import POOL, hasty_encoders, new_campaign
+from store_samples import configuration, planned
 
-from trappm.cli import run
 from trappm.cluster.learning import campaign_learner
 from trappm.cluster.learning.campaign_learner import (
     CampaignLearner,
@@ -18,14 +16,12 @@ from trappm.cluster.scheduler.training_report import (
     TransferErrors,
     difference_of,
 )
-from trappm.cluster.spec import parse_spec
-from trappm.learner.paper.presets import LAPTOP, PRESETS
 from trappm.learner.snapshots.snapshot import load_snapshot
 from trappm.learner.workload import TrainingLabel
-from trappm.profiler.records import METRICS, Configuration
+from trappm.profiler.records import METRICS
 from trappm.profiler.static_profile import graph_template
 from trappm.reports.campaign_facts import setbacks
-from trappm.store import Assignment, Home, Store
+from trappm.store import Home, Store
 
 
 def judged(device, errors_percent, metric="step_time_ms"):
@@ -83,36 +79,25 @@ def test_only_unsuccessful_transfer_is_reported():
     assert setbacks([(1, report(BEFORE, TransferErrors(7.0, 9.0, 0.5)))]) == []
 
 
-def label(name, batch, device, ms, role="train"):
-    what = Configuration(architecture=name, batch_size=batch, input_size=64)
+def label(what, device, ms, role):
     values = tuple(ms if metric == "step_time_ms" else 20.0 for metric in METRICS)
-    return TrainingLabel(
-        configuration_id=what.id, device=device, role=role, values=values,
-        provenance="measured",
-    )  # fmt: skip
+    return TrainingLabel(what.id, device, role, values, "measured")
 
 
 @pytest.fixture(scope="module")
 def learner(tmp_path_factory):
-    preset = replace(LAPTOP, encoder=replace(LAPTOP.encoder, steps=1))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PRESETS, "laptop", preset)
+    names = ("test_resnet", "test_vit", "test_efficientnet", "test_convnext")
+    pool = [configuration(batch, name) for name in names for batch in (1, 2, 4)]
+    with hasty_encoders():
         learner = CampaignLearner(
             preset="laptop", strategy="random", source="cpu-2t", seed=1,
             cache=tmp_path_factory.mktemp("cache"),
         )  # fmt: skip
-    names = ("test_resnet", "test_vit", "test_efficientnet", "test_convnext")
-    pool = [
-        (Configuration(architecture=name, batch_size=batch, input_size=64),
-         graph_template(name, 64).to_bytes())
-        for name in names for batch in (1, 2, 4)
-    ]  # fmt: skip
-    learner.set_pool(pool)
+        learner.set_pool([(c, graph_template(c.architecture, 64).to_bytes()) for c in pool])
     labels = [
-        label(name, batch, device, scale * batch * (3 + at), "evaluate" if at == 3 else "train")
+        label(c, device, scale * c.batch_size * (3 + at // 3), "train" if at < 9 else "evaluate")
         for device, scale in (("cpu-2t", 1.0), ("cpu-1t", 2.0))
-        for at, name in enumerate(names)
-        for batch in (1, 2, 4)
+        for at, c in enumerate(pool)
     ]
     learner.training = learner.fit(labels)
     return learner
@@ -120,8 +105,8 @@ def learner(tmp_path_factory):
 
 def published(learner, folder):
     errors = {device: dict(of) for device, of in learner.training.devices.items()}
-    made = learner.publish(folder, {"errors": errors})
-    return made, load_snapshot(folder / made.folder)
+    name, notes = learner.publish(folder, {"errors": errors})
+    return notes, load_snapshot(folder / name)
 
 
 def test_unsuccessful_transfer_is_not_published(learner, tmp_path, monkeypatch):
@@ -130,8 +115,8 @@ def test_unsuccessful_transfer_is_not_published(learner, tmp_path, monkeypatch):
     lost = {"step_time_ms": TransferErrors(9.0, 7.0), "memory_mib": TransferErrors(3.0, 4.0)}
     monkeypatch.setattr(campaign_learner, "cross_validated", lambda *_: lost)
     transferred, scratch = learner._heads["cpu-1t"], learner._scratch["cpu-1t"]
-    made, snapshot = published(learner, tmp_path / "lost")
-    (note,) = made.notes
+    notes, snapshot = published(learner, tmp_path / "lost")
+    (note,) = notes
     assert note == (
         "cpu-1t: published from scratch, as transfer lost: step_time_ms (9 % against 7 % from "
         "scratch)"
@@ -148,47 +133,24 @@ def test_unsuccessful_transfer_is_not_published(learner, tmp_path, monkeypatch):
 def test_successful_transfer_is_published(learner, tmp_path, monkeypatch):
     won = {"step_time_ms": TransferErrors(6.0, 7.0)}
     monkeypatch.setattr(campaign_learner, "cross_validated", lambda *_: won)
-    made, snapshot = published(learner, tmp_path / "won")
-    assert made.notes == ()
+    notes, snapshot = published(learner, tmp_path / "won")
+    assert notes == ()
     transferred = learner.training.transfer["cpu-1t"]["step_time_ms"].transferred
     errors = snapshot.manifest.errors_by_phase("cpu-1t")[None]
     assert errors["step_time_ms"].mape == pytest.approx(transferred)
 
 
-SPEC = """
-name: worse
-devices: {source: cpu-2t}
-evaluation: {source: 2}
-initial: {source: 4}
-rounds: {count: 1, source: 2}
-pool:
-  groups:
-    - {architectures: [test_resnet], batch_sizes: [1, 2], input_sizes: [64]}
-"""
-
-
-def test_status_and_report_show_rising_errors(tmp_path, monkeypatch, capsys):
+def test_status_and_report_show_rising_errors(tmp_path, monkeypatch, printed, as_json):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
-    spec = parse_spec(SPEC, origin="the test")
-    pool = [Configuration(architecture="test_resnet", batch_size=b, input_size=64) for b in (1, 2)]
     with Store.open(Home(tmp_path).database_url) as store:
-        campaign = store.campaigns.create(spec.name, spec.model_dump(mode="json"), 1).id
-        store.workloads.save_graph(
-            "test_resnet", 64, graph_template("test_resnet", 64).to_bytes(), None
-        )
-        store.campaigns.set_pool(campaign, [(c, False) for c in pool])
-        for number, (what, judgements) in enumerate(zip(pool, (BEFORE, WORSE), strict=True)):
-            planned = Assignment(
-                configuration=what, device="cpu-2t", role="train", rank=0, reason={}
-            )
-            store.rounds.plan(campaign, number, "initial", [planned])
+        campaign = new_campaign(store)
+        for number, judgements in enumerate((BEFORE, WORSE)):
+            store.rounds.plan(campaign, number, "initial", planned([POOL[number]]))
             store.rounds.close(campaign, number, report(judgements).to_json())
     for command in ("status", "report"):
-        assert run(["campaign", command, campaign]) == 0
-        shown = capsys.readouterr().out
+        shown = printed("campaign", command, campaign)
         assert "errors that increased:" in shown
         assert "cpu-2t step_time_ms: errors rose from round 0 to 1, 5 to 9.25 %" in shown
-    assert run(["campaign", "status", campaign, "--json"]) == 0
-    (setback,) = json.loads(capsys.readouterr().out)["setbacks"]
+    (setback,) = as_json("campaign status", campaign)["setbacks"]
     assert (setback["metric"], setback["judged"]) == ("step_time_ms", 4)
     assert setback["chance"] == pytest.approx(2 / 3)

@@ -1,16 +1,12 @@
 """Labels of a predicted step, found by its graph in the label store."""
 
-import json
-
 import pytest
 import torch
-from label_samples import DEVICE, measurement
 from onnx_export import export_onnx
+from store_samples import DEVICE, configuration, measurement
 
 import trappm
-from trappm import cli
 from trappm.profiler.models import zoo
-from trappm.profiler.records import Protocol
 from trappm.profiler.static_profile import static_profile, step_profile
 from trappm.store import Home, Store
 
@@ -39,16 +35,21 @@ def ask(model=MODEL, **fields):
     return trappm.predict(model, device=DEVICE, labels=True, **fields)
 
 
+def record(store, name, batch_size, outcome="ok", *, settings=(), **fields):
+    what = configuration(batch_size, name, **dict(settings))
+    store.measurements.record_many([measurement(what, outcome, **fields)])
+
+
 def test_predictions_include_the_label_of_the_same_step(store):
-    label = store.measurements.record(measurement(MODEL, 2, step_ms=7.0)).label_id
-    store.measurements.record(measurement(MODEL, 4, step_ms=9.0))
-    store.measurements.record(measurement(MODEL, 2, step_ms=8.0, device="a100"))
-    store.measurements.record(
-        measurement(MODEL, 2, step_ms=5.0, settings={"precision": "amp-fp16"})
-    )
+    record(store, MODEL, 2, step_ms=7.0)
+    (label,) = store.labels.matching()
+    record(store, MODEL, 4, step_ms=9.0)
+    record(store, MODEL, 2, step_ms=8.0, device="a100")
+    record(store, MODEL, 2, step_ms=5.0, settings={"precision": "amp-fp16"})
     answer = ask()
     measured = answer.measured
-    assert (measured.label_id, measured.step_time_ms, measured.source) == (label, 7.0, "measured")
+    found = (measured.label_id, measured.step_time_ms, measured.source)
+    assert found == (label.id, 7.0, "measured")
     assert answer.step_time_ms != 7.0
     assert ask(batch_size=4).measured.step_time_ms == 9.0
     assert ask(precision="amp-fp16").measured.step_time_ms == 5.0
@@ -57,12 +58,21 @@ def test_predictions_include_the_label_of_the_same_step(store):
     assert "No label of this step on cpu-2t." in without.remarks
 
 
+def test_compiled_steps_have_labels_of_their_own(store):
+    compiled = {"execution": "compile"}
+    record(store, MODEL, 2, step_ms=5.0, settings=compiled)
+    assert ask().measured is None
+    record(store, MODEL, 2, step_ms=7.0)
+    assert ask().measured.step_time_ms == 7.0
+    assert ask(**compiled).measured.step_time_ms == 5.0
+
+
 def test_labels_of_an_equal_graph_are_second_choice(store):
-    store.measurements.record(measurement("twin", 2, step_ms=6.0))
+    record(store, "twin", 2, step_ms=6.0)
     other = ask()
     assert (other.measured.architecture, other.measured.label_count) == ("twin", 1)
     assert any("label is of twin" in remark for remark in other.remarks)
-    store.measurements.record(measurement(MODEL, 2, step_ms=7.0))
+    record(store, MODEL, 2, step_ms=7.0)
     assert (ask().measured.step_time_ms, ask().measured.label_count) == (7.0, 2)
 
 
@@ -73,33 +83,29 @@ def test_an_equal_graph_with_another_training_step_does_not_match(store, profile
     graph = profile.graph.to_bytes()
     step = step_profile(frozen, SIZE).to_bytes()
     store.workloads.save_graph("frozen", SIZE, graph, None, step=step)
-    store.measurements.record(measurement("frozen", 2, step_ms=6.0))
+    record(store, "frozen", 2, step_ms=6.0)
     assert ask().measured is None
 
 
 def test_measured_labels_precede_imported_ones_and_simulated_are_ignored(store):
-    store.measurements.record(measurement(MODEL, 2, provenance="simulated", step_ms=1.0))
+    record(store, MODEL, 2, provenance="simulated", step_ms=1.0)
     assert ask().measured is None
-    published = Protocol(name="published")
-    store.measurements.record(
-        measurement(MODEL, 2, provenance="imported", step_ms=2.0, protocol=published)
-    )
+    record(store, MODEL, 2, provenance="imported", step_ms=2.0, protocol="published")
     assert (ask().measured.source, ask().measured.step_time_ms) == ("imported", 2.0)
-    store.measurements.record(measurement(MODEL, 2, step_ms=3.0, protocol=Protocol(name="paper")))
+    record(store, MODEL, 2, step_ms=3.0, protocol="paper")
     assert (ask().measured.source, ask().measured.step_time_ms) == ("measured", 3.0)
 
 
 def test_out_of_memory_labels_are_bounds(store):
-    store.measurements.record(
-        measurement(MODEL, 2, "oom", memory_detail_mib={"capacity": 40_000.0})
-    )
+    record(store, MODEL, 2, "oom", memory_detail_mib={"capacity": 40_000.0})
     measured = ask().measured
     assert (measured.memory_mib, measured.memory_above_mib) == (None, 40_000.0)
     assert "out of memory above" in str(measured)
 
 
 def test_files_and_modules_match_by_their_graph(store, tmp_path):
-    label = store.measurements.record(measurement("twin", 2, step_ms=6.0)).label_id
+    record(store, "twin", 2, step_ms=6.0)
+    (label,) = store.labels.matching()
     export_onnx(MODEL, SIZE, tmp_path / "open.onnx")
     export_onnx(MODEL, SIZE, tmp_path / "fixed.onnx", batch_size=2)
     images = torch.empty(2, 3, SIZE, SIZE)
@@ -108,7 +114,7 @@ def test_files_and_modules_match_by_their_graph(store, tmp_path):
         ask(tmp_path / "fixed.onnx", input_size=None),
         ask(zoo.create_model(MODEL, SIZE), input_size=None, example_input=images),
     ):
-        assert answer.measured.label_id == label
+        assert answer.measured.label_id == label.id
         assert any("dropout" in remark for remark in answer.remarks)
 
 
@@ -120,11 +126,11 @@ def test_without_a_store_the_prediction_has_a_remark(tmp_path, monkeypatch):
     assert {path.name for path in (tmp_path / "nowhere").iterdir()} == {"answers", "profiles"}
 
 
-def test_the_command_prints_the_label(store, capsys):
-    store.measurements.record(measurement(MODEL, 2, step_ms=7.0))
-    command = ["predict", MODEL, "--input-size", str(SIZE), "--device", DEVICE, "--batch-size", "2"]
-    settings = ["--precision", "fp32", "--optimizer", "sgd"]
-    assert cli.run([*command, *settings, "--labels"]) == 0
-    assert "\nMeasured: 7 ms, 321.1 MiB (label 1, test_resnet).\n" in capsys.readouterr().out
-    assert cli.run([*command, *settings, "--labels", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["measured"]["label_id"] == 1
+def test_the_command_prints_the_label(store, printed, as_json):
+    record(store, MODEL, 2, step_ms=7.0)
+    command = (
+        f"predict {MODEL} --input-size {SIZE} --device {DEVICE} --batch-size 2 --precision fp32 "
+        "--optimizer sgd --labels"
+    )
+    assert "\nMeasured: 7 ms, 321.5 MiB (label 1, test_resnet).\n" in printed(command)
+    assert as_json(command)["measured"]["label_id"] == 1

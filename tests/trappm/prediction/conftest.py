@@ -4,8 +4,5 @@ import pytest
 
 
 @pytest.fixture(autouse=True, scope="module")
-def home(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("home")
-        patch.setenv("TRAPPM_HOME", str(folder))
-        yield folder
+def home(module_home):
+    return module_home

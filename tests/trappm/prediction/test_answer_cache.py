@@ -1,13 +1,10 @@
 """Repeated questions are answered from a cache, and an entry ends with what it depends on."""
 
 import pytest
+from snapshot_samples import publish, shipped_heads
 
 import trappm
-from trappm.learner.paper.presets import LAPTOP
-from trappm.learner.snapshots.registry import Registry
-from trappm.learner.snapshots.snapshot import load_snapshot, save_snapshot
 from trappm.prediction.prediction import Prediction
-from trappm.prediction.snapshot_choice import SHIPPED
 
 
 @pytest.fixture
@@ -44,13 +41,8 @@ def test_damaged_entries_are_replaced(home):
 
 def test_a_new_snapshot_invalidates_cached_answers(home):
     before = ask()
-    heads = {"a100-40gb": load_snapshot(SHIPPED).heads["a100-40gb"]}
-    made = save_snapshot(
-        home / "snapshots", heads=heads, source_device="a100-40gb", preset=LAPTOP, labels=[],
-        fields={},
-    )  # fmt: skip
-    Registry(home / "snapshots").set_alias("latest", made.id, "published")
-    assert before.snapshot != ask().snapshot == made.id
+    made = publish(home / "snapshots", {"a100-40gb": shipped_heads("a100-40gb")})
+    assert before.snapshot != ask().snapshot == made
 
 
 def test_predictions_work_without_a_writable_cache(home):

@@ -13,21 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx_export import export_onnx
+from snapshot_samples import shipped_heads, snapshot_of
 
 import trappm
-from trappm.cli import run
-from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.snapshots.manifest import read_whole
-from trappm.learner.snapshots.snapshot import load_snapshot, save_snapshot
 from trappm.prediction.comparison import verdicts
 from trappm.prediction.costs import Price, prices_of, run_of
 from trappm.prediction.device_names import device_key
 from trappm.prediction.models import subjects
-from trappm.prediction.question import PLAIN, Question
+from trappm.prediction.question import Question
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.devices.catalogue import USABLE_SHARE
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import METRICS, Optimizer, Phase
+from trappm.profiler.records import METRICS, Optimizer, Phase, StepSettings
 from trappm.profiler.text import number_text
 
 ROOT = Path(__file__).parents[3]
@@ -86,37 +84,45 @@ def test_the_shipped_snapshot_answers_with_sources(answer):
     assert all((getattr(answer, name) is None) == (name in answer.missing) for name in every)
 
 
+STEP = "205 ms (183 to 239) in fp32, eager, at batch 64"
+HEADLINES = (
+    ({}, rf"Fits A100 40 GB: 8.0 GiB \(7.7 to 8.6\) of 40.0. A step takes {re.escape(STEP)}."),
+    (
+        {"capacity_mib": 9000.0},
+        r"May not fit A100 40 GB: 8.0 GiB \(7.7 to 8.6\) of 8.8, 8.3 usable. A.*",
+    ),
+    ({"capacity_mib": 8000.0}, "Does not fit A100 40 GB: .* would take 205 ms.*"),
+    ({"memory_mib": None}, rf"A step on A100 40 GB takes {re.escape(STEP)}."),
+    (
+        {"memory_mib": None, "step_time_ms": None},
+        "Nothing is known about this step on A100 40 GB, in fp32, eager, at batch 64.",
+    ),
+    ({"device_is_default": True}, r"Fits A100 40 GB \(default\): .*"),
+    ({"sequence_length": 512}, ".*at batch 64 and 512 tokens."),
+)
+
+
 def test_the_headline_has_medians_and_intervals(answer):
     known = replace(
         answer, memory_mib=8192.0, capacity_mib=40_960.0, step_time_ms=205.2,
         intervals={"memory_mib": (7884.8, 8806.4), "step_time_ms": (183.4, 239.2)},
     )  # fmt: skip
-    text = (
-        "Fits A100 40 GB: 8.0 GiB (7.7 to 8.6) of 40.0. "
-        "A step takes 205 ms (183 to 239) in fp32 at batch 64."
-    )
-    assert str(known) == text
-    assert (known.fits, known.verdict) == (True, "fits")
-    small = replace(known, capacity_mib=9000.0)
-    begin = "May not fit A100 40 GB: 8.0 GiB (7.7 to 8.6) of 8.8, 8.3 usable. A"
-    assert str(small).startswith(begin)
-    assert (small.fits, small.verdict) == (False, "may not fit")
-    smaller = replace(known, capacity_mib=8000.0)
-    assert str(smaller).startswith("Does not fit A100 40 GB: ")
-    assert " would take 205 ms" in str(smaller)
-    alone = replace(known, memory_mib=None)
-    assert str(alone) == "A step on A100 40 GB takes 205 ms (183 to 239) in fp32 at batch 64."
-    neither = replace(alone, step_time_ms=None)
-    assert str(neither) == "Nothing is known about this step on A100 40 GB."
-    assert str(replace(known, device_is_default=True)).startswith("Fits A100 40 GB (default): ")
-    assert str(replace(known, sequence_length=512)).endswith("at batch 64 and 512 tokens.")
     run = trappm.predict("test_resnet", batch_size=64, device="a100", epochs=2, samples=10**6).run
     offer = replace(run.offers[0], usd=74.66)
-    priced, dearer = (replace(known, run=replace(run, offers=(offer,) * n)) for n in (1, 2))
-    assert str(priced).endswith(") and cost 74.7 USD, without data loading.")
-    assert str(dearer).endswith(") and cost from 74.7 USD, without data loading.")
-    unpriced = replace(known, run=replace(run, offers=()))
-    assert re.search(r" 2 epochs take [\d.]+ h \([\d.]+ to [\d.]+\), without data", str(unpriced))
+    hours = r"2 epochs take [\d.]+ h \([\d.]+ to [\d.]+\)"
+    of_runs = (
+        ((offer,), r" and cost 74.7 USD"),
+        ((offer, offer), r" and cost from 74.7 USD"),
+        ((), ""),
+    )
+    runs = (
+        ({"run": replace(run, offers=offers)}, rf".* {hours}{cost}, without data loading\.")
+        for offers, cost in of_runs
+    )
+    for changes, text in (*HEADLINES, *runs):
+        assert re.fullmatch(text, str(replace(known, **changes)))
+    small = replace(known, capacity_mib=9000.0)
+    assert [(p.fits, p.verdict) for p in (known, small)] == [(True, "fits"), (False, "may not fit")]
 
 
 def test_the_largest_batch_fits_and_the_next_does_not(answer):
@@ -133,12 +139,9 @@ def test_the_largest_batch_fits_and_the_next_does_not(answer):
      ({"a100": "a100 sxm4 80gb"}, 81_251, False)],
 )  # fmt: skip
 def test_the_measured_gpu_decides_what_fits(tmp_path, answer, cards, capacity_mib, has_part):
-    snapshot = save_snapshot(
-        tmp_path, heads={"a100": load_snapshot(SHIPPED).heads["a100-40gb"]}, source_device="a100",
-        preset=LAPTOP, labels=[], fields={"cards": cards} if cards else {},
-    )  # fmt: skip
-    options = {"batch_size": 64, "snapshot": snapshot.folder}
-    prediction = trappm.predict("test_resnet", device="a100", **options)
+    fields = {"cards": cards} if cards else {}
+    snapshot = snapshot_of(tmp_path, {"a100": shipped_heads("a100-40gb")}, **fields)
+    prediction = trappm.predict("test_resnet", device="a100", batch_size=64, snapshot=snapshot)
     assert prediction.memory_mib == answer.memory_mib
     assert prediction.capacity_mib == capacity_mib
     larger = prediction.largest_batch / answer.largest_batch
@@ -148,14 +151,10 @@ def test_the_measured_gpu_decides_what_fits(tmp_path, answer, cards, capacity_mi
 
 
 def test_samples_of_a_parallel_step_count_all_ranks(tmp_path):
-    cpus = load_snapshot(SHIPPED).heads["cpu-1t"]
     single, double = (
         trappm.predict(
             "test_resnet", batch_size=8, device=device, epochs=1, samples=1600,
-            snapshot=save_snapshot(
-                tmp_path, heads={device: cpus}, source_device=device,
-                preset=LAPTOP, labels=[], fields={},
-            ).folder,
+            snapshot=snapshot_of(tmp_path, {device: shipped_heads("cpu-1t")}),
         )
         for device in ("cpu-1t", "cpu-2x1t")
     )  # fmt: skip
@@ -167,9 +166,9 @@ def test_samples_of_a_parallel_step_count_all_ranks(tmp_path):
 @pytest.mark.parametrize(
     ("device", "instead"), [("a100x4-fsdp", "'a100'"), ("cpu-2x1t", "'cpu-1t'")]
 )
-def test_unlabelled_ranks_are_not_treated_as_one_device(capsys, device, instead):
-    assert run(["predict", "test_resnet", "--device", device]) == 2
-    assert capsys.readouterr().err.rstrip().endswith(f"measure it, or predict {instead}")
+def test_unlabelled_ranks_are_not_treated_as_one_device(refusal, device, instead):
+    error = refusal("predict test_resnet --device", device)
+    assert error.endswith(f"measure it, or predict {instead}")
 
 
 def test_phases_are_predicted_separately_with_the_settings_of_their_labels():
@@ -236,31 +235,27 @@ def test_mig_slices_and_other_forms_are_separate_devices():
 
 
 @pytest.mark.parametrize("device", ["v100", "RTX 2080 Ti"])
-def test_bf16_is_refused_on_gpus_without_it(device, capsys):
+def test_bf16_is_refused_on_gpus_without_it(device, refusal):
     for precision in ("amp-bf16", "bf16"):
         with pytest.raises(InputError, match=r"no bf16 hardware .* use amp-fp16"):
             trappm.predict("test_resnet", device=device, precision=precision)
     for command in ("predict", "compare"):
-        assert run([command, "test_resnet", "--device", device, "--precision", "bf16"]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert "use amp-fp16" in line
+        error = refusal(command, "test_resnet", "--device", device, "--precision", "bf16")
+        assert "use amp-fp16" in error
     assert trappm.predict("test_resnet", device=device, precision="amp-fp16").fits
 
 
-def test_devices_without_bf16_are_left_out_with_a_reason(capsys):
+def test_devices_without_bf16_are_left_out_with_a_reason(printed, as_json):
     asked = {"batch_size": 8, "precision": "amp-bf16"}
     able, unable = trappm.compare("test_resnet", ["a100", "v100"], **asked)
     assert able.step_time_ms > 0
     assert tuple(unable) == (None, None, None)
     assert "no bf16 hardware" in unable.missing["step_time_ms"]
-    command = ["compare", "test_resnet", "--batch-size", "8", "--precision", "amp-bf16"]
-    devices = ["--device", "a100", "--device", "v100"]
-    assert run([*command, *devices]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "Left out: v100-16gb (V100 16 GB has no bf16" in shown
-    for named in (devices, []):  # without names: all
-        assert run([*command, *named, "--json"]) == 0
-        report = json.loads(capsys.readouterr().out)
+    words = "compare test_resnet --batch-size 8 --precision amp-bf16"
+    named = f"{words} --device a100 --device v100"
+    assert "Left out: v100-16gb (V100 16 GB has no bf16" in " ".join(printed(named).split())
+    for question in (named, words):  # without names: all
+        report = as_json(question)
         predicted = {p["device"] for p in report["predictions"]}
         assert "a100-40gb" in predicted
         assert "v100-16gb" not in predicted
@@ -286,38 +281,18 @@ def test_a_snapshot_without_a_phase_hides_no_other():
     assert Question(phase="train", snapshots=[latest, shipped]).snapshot_for("h100") is latest
 
 
-def test_compare_starts_with_the_cheapest_model(capsys):
-    models = ["test_resnet", "test_vit"]
-    command = ["compare", *models, "--batch-size", "32", "--phase", "infer", "--epochs", "1",
-               "--samples", "10000"]  # fmt: skip
-    predictions = trappm.compare(models, phase="infer", batch_size=32, epochs=1, samples=10_000)
-    assert run(command) == 0
-    lines = capsys.readouterr().out.splitlines()
-    cheapest = min((p for p in predictions if p.run.offers), key=lambda p: p.run.offers[0].usd)
-    cost = f"{number_text(cheapest.run.offers[0].usd)} USD for 1 epoch"
-    assert lines[1] == f"Cheapest: {cheapest.model} on {cheapest.device}, {cost}."
-    assert not any("No price" in line for line in lines)
-    assert run([*command, "--json"]) == 0
-    of_all = json.loads(capsys.readouterr().out)["best_of_all"]
-    assert of_all["cheapest"] == {"model": cheapest.model, "device": cheapest.device}
-    fastest = max(predictions, key=lambda p: p.samples_per_s)
-    assert of_all["fastest"] == {"model": fastest.model, "device": fastest.device}
-    assert run([*command, "--device", "t4"]) == 0  # of one device nothing is said by model
-    first, *others = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"Fastest: test_\w+ on t4, [\d,.]+ samples/s\.", first)
-    assert any(line.startswith("No price is known for t4; add one to") for line in others)
-
-
-def test_missing_prices_and_adamw_are_explained(capsys):
-    command = ["predict", "test_resnet", "--device", "t4", "--epochs", "1", "--samples", "1000"]
-    assert run([*command, "--optimizer", "AdamW", "--explain"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "No price is known for t4; add one to prices.yaml in TRAPPM_HOME." in shown
+def test_missing_prices_and_adamw_are_explained(printed):
+    words = "predict test_resnet --device l20 --epochs 1 --samples 1000 --optimizer AdamW --explain"
+    shown = " ".join(printed(words).split())
+    assert "No price is known for l20; add one to prices.yaml in TRAPPM_HOME." in shown
     assert "AdamW is treated as Adam" in shown
     assert "Settings: train, fp32, contiguous, adamw" in shown
 
 
-def test_compare_finds_the_fastest_and_cheapest_device(capsys):
+COMPARE = "compare test_resnet test_vit --batch-size 32 --phase infer --epochs 1 --samples 10000"
+
+
+def test_compare_finds_the_fastest_and_cheapest_device_and_model(printed, as_json):
     options = {"phase": "infer", "batch_size": 32, "epochs": 1, "samples": 10_000}
     predictions = trappm.compare(["test_resnet", "test_vit"], **options)
     assert [(p.model, p.device) for p in predictions] == [
@@ -325,24 +300,39 @@ def test_compare_finds_the_fastest_and_cheapest_device(capsys):
         for model in ("test_resnet", "test_vit")
         for device in ("h100", "rtx3090", "rtx4090", "v100-16gb")
     ]
+
+    def usd(prediction):
+        return prediction.run.offers[0].usd
+
     best = verdicts(predictions)["test_vit"]
     assert best["fastest"] == min(predictions[4:], key=lambda p: p.step_time_ms).device
-    assert best["cheapest"] == min(predictions[4:], key=lambda p: p.run.offers[0].usd).device
-    full = [replace(p, capacity_mib=1.0) if p.device == best["fastest"] else p for p in predictions]
-    others = verdicts(full)["test_vit"]
+    assert best["cheapest"] == min(predictions[4:], key=usd).device
+    full = [replace(p, capacity_mib=1.0) for p in predictions]
+    kept = [f if p.device == best["fastest"] else p for f, p in zip(full, predictions, strict=True)]
+    others = verdicts(kept)["test_vit"]
     assert best["fastest"] not in (others["fastest"], others["cheapest"])
-    assert (
-        verdicts([replace(p, capacity_mib=1.0) for p in predictions])["test_vit"]["cheapest"]
-        is None
-    )
+    assert verdicts(full)["test_vit"]["cheapest"] is None
     assert set(verdicts(predictions[4:5])["test_vit"].values()) == {None}  # compared with nothing
-    command = ["compare", "test_resnet", "test_vit", "--batch-size", "32", "--phase", "infer",
-               "--epochs", "1", "--samples", "10000"]  # fmt: skip
-    assert run([*command, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+
+    cheapest, fastest = min(predictions, key=usd), max(predictions, key=lambda p: p.samples_per_s)
+    report = as_json(COMPARE)
     assert report["predictions"] == json.loads(json.dumps([p.to_dict() for p in predictions]))
-    assert run(command) == 0
-    assert "fastest: " in capsys.readouterr().out
+    assert {name: tuple(pair.values()) for name, pair in report["best_of_all"].items()} == {
+        "cheapest": (cheapest.model, cheapest.device),
+        "fastest": (fastest.model, fastest.device),
+    }
+    lines = printed(COMPARE).splitlines()
+    cost = f"{number_text(usd(cheapest))} USD for 1 epoch"
+    assert lines[1] == f"Cheapest: {cheapest.model} on {cheapest.device}, {cost}."
+    assert any("fastest: " in line for line in lines)
+    assert not any("No price" in line for line in lines)
+    unpriced = f"{COMPARE} --device rtx-5090"
+    first, *lines = printed(unpriced).splitlines()  # of one device nothing is said by model
+    assert re.fullmatch(r"Fastest: test_\w+ on rtx-5090, [\d,.]+ samples/s\.", first)
+    assert any(line.startswith("No price is known for rtx-5090; add one to") for line in lines)
+    priced, *of_models = printed(f"{unpriced} --device t4 --device l4").splitlines()[1:4]
+    assert priced.endswith(" USD for 1 epoch (prices known: 2 of 3 GPUs).")
+    assert all("4 (prices known: 2 of 3 GPUs), best fit: " in line for line in of_models)
 
 
 def test_cached_answers_need_no_heavy_imports(file, answer):
@@ -358,6 +348,19 @@ def test_cached_answers_need_no_heavy_imports(file, answer):
     arguments = [sys.executable, "-c", program, "test_resnet", str(file)]
     done = subprocess.run(arguments, cwd=ROOT, check=True, capture_output=True, text=True)
     assert float(done.stdout.split()[0]) == answer.memory_mib
+
+
+def test_mfu_is_the_published_arithmetic_of_a_model_over_the_peak():
+    """He et al. (2015) count 3.8 GMAC of their ResNet-50; torchvision's and timm's has 4.09."""
+    step = trappm.predict("resnet50", batch_size=64, device="rtx3090", precision="amp-fp16")
+    tflop = 64 * 3 * 2 * 4.09e9 / 1e12
+    peak_tflops = 71  # 16 bits with fp32 accumulation, by NVIDIA's data sheet of GA102
+    assert step.mfu_percent == pytest.approx(
+        100 * tflop / (step.step_time_ms / 1000) / peak_tflops, rel=0.03
+    )
+    low, high = step.intervals["mfu_percent"]
+    assert low < step.mfu_percent < high
+    assert trappm.predict("resnet18", device="cpu-2t").mfu_percent is None
 
 
 def test_damaged_profiles_are_replaced(home, file):
@@ -398,8 +401,9 @@ def test_devices_have_many_names(name, key):
     ],
 )
 def test_unknown_devices_are_refused_with_advice(name, keys, reason):
-    with pytest.raises(InputError, match=reason):
+    with pytest.raises(InputError, match=reason) as refused:
         device_key(name, keys)
+    assert "did you mean" not in str(refused.value)
 
 
 @given(
@@ -428,10 +432,76 @@ def test_costs_of_a_run_add_up(epochs, samples, batch, ms):
     assert whole_run.co2_kg == pytest.approx(whole_run.energy_kwh / 2)
 
 
-def test_labelled_gpus_have_prices_with_sources():
-    for device in ("a100-40gb", "h100", "rtx3090", "rtx4090", "v100-16gb"):
-        assert prices_of(device)
-        assert all(price.source and price.noted for price in prices_of(device))
+@pytest.mark.parametrize(
+    ("device", "clouds"),
+    [
+        ("t4", "aws azure gcp"),
+        ("l4-24gb", "aws gcp runpod"),
+        ("a10g", "aws"),
+        ("l40s-48gb", "aws runpod"),
+        ("a100-40gb", "aws azure gcp lambda"),
+        ("a100-80gb", "aws azure gcp lambda runpod"),
+        ("NVIDIA A100 80GB PCIe", "azure runpod"),
+        ("h100", "aws azure gcp lambda runpod"),
+        ("h100-94gb", "azure"),
+        ("h200-141gb", "aws gcp runpod"),
+        ("rtx3090", "runpod"),
+        ("rtx4090", "runpod"),
+        ("v100-16gb", "ibm lambda verda"),
+        ("l40-48gb", ""),
+        ("h200-nvl", ""),
+        ("rtx-4090-d-24gb", ""),
+        ("a100-mig-1g.5gb", ""),
+        ("v100-32gb", ""),
+        ("v100:2", ""),
+        ("cpu-2t", ""),
+    ],
+)
+def test_prices_are_of_this_card_and_have_sources(device, clouds):
+    prices = prices_of(device)
+    assert sorted(price.cloud for price in prices) == clouds.split()
+    assert all(price.source and price.noted for price in prices)
+
+
+def test_a_given_price_replaces_the_known_ones(printed):
+    step = {"batch_size": 8, "epochs": 1, "samples": 10**6}
+    known, own = (
+        trappm.predict("test_resnet", device="h100", **step, **price)
+        for price in ({}, {"usd_per_hour": 0.5})
+    )
+    assert len(known.run.offers) > 1
+    [offer] = own.run.offers
+    assert (offer.cloud, offer.usd_per_hour, offer.noted) == ("given", 0.5, "")
+    assert offer.usd == pytest.approx(0.5 * own.run.hours)
+    assert (known.usd_per_hour, own.usd_per_hour) == (None, 0.5)
+    again = trappm.predict("test_resnet", device="h100", **step, usd_per_hour=0.25)
+    assert again.run.offers[0].usd == pytest.approx(offer.usd / 2)  # and is no cached answer
+    shown = printed("compare test_resnet --device l20 --device h100 --price 0.5")
+    assert re.search(r"fastest: (\S+), cheapest: \1, ", shown)  # at one price
+    assert "No price" not in shown
+
+
+@pytest.mark.parametrize("price", [0, -1.0, True, "1", float("nan"), float("inf"), 1e7])
+def test_prices_out_of_range_are_refused(price):
+    with pytest.raises(InputError, match="must be a number of USD per hour above 0, at most 1,0"):
+        trappm.predict("test_resnet", usd_per_hour=price)
+
+
+def test_comparisons_are_sorted_by_cost_or_time(as_json, refusal):
+    command = "compare test_resnet --device l20 --device v100 --device h100 --device t4"
+
+    def rows(*options):
+        return as_json(command, *options)["predictions"]
+
+    assert [row["device"] for row in rows()] == ["l20", "v100-16gb", "h100", "t4"]
+    times = [row["step_time_ms"] for row in rows("--sort", "time")]
+    assert times == sorted(times)
+    by_cost = rows("--sort", "cost", "--epochs", "1", "--samples", "1000")
+    costs = [row["run"]["offers"][0]["usd"] for row in by_cost[:-1]]
+    assert costs == sorted(costs)
+    assert by_cost[-1]["device"] == "l20"  # has no price
+    assert [row["device"] for row in rows("--sort", "cost")] == [row["device"] for row in by_cost]
+    assert "name" in refusal(f"{command} --sort name")
 
 
 def test_own_prices_replace_the_shipped_ones(home):
@@ -479,13 +549,10 @@ def test_invalid_options_are_refused(options, reason):
         trappm.predict("test_resnet", **options)
 
 
-@pytest.mark.parametrize(
-    ("models", "devices", "reason"),
-    [([], "a100", "list of models is empty"), ("test_resnet", [], "list of devices is empty")],
-)
-def test_empty_lists_are_refused(models, devices, reason):
-    with pytest.raises(InputError, match=reason):
-        trappm.compare(models, devices)
+def test_empty_lists_are_refused():
+    for models, devices, what in (([], "a100", "models"), ("test_resnet", [], "devices")):
+        with pytest.raises(InputError, match=f"list of {what} is empty"):
+            trappm.compare(models, devices)
 
 
 @pytest.mark.parametrize(
@@ -500,6 +567,23 @@ def test_empty_lists_are_refused(models, devices, reason):
     ],
 )
 def test_adam_and_adamw_share_labels(labelled, optimizer, answered):
-    rows = tuple(PLAIN._replace(optimizer=Optimizer(name)) for name in labelled)
+    rows = tuple(StepSettings(optimizer=Optimizer(name)) for name in labelled)
     trained = SimpleNamespace(settings=rows)
     assert Question(optimizer=optimizer).settings(trained).optimizer == answered
+
+
+def test_settings_without_labels_are_predicted_by_published_steps_of_the_card():
+    """The heads of a V100 learned from fp32 only; NVIDIA published steps in autocast."""
+    (shipped,) = Question(snapshot="default").snapshots
+    others = shipped.others.heads("v100-16gb", Phase.TRAIN).heads.heads["step_time_ms"]
+    own = shipped.heads["v100-16gb"][Phase.TRAIN].heads.heads["step_time_ms"]
+    for precision, expected in (("amp-fp16", others), ("fp32", own)):
+        question = Question(precision=precision, snapshots=[shipped])
+        trained, basis = question.trained("v100-16gb", "resnet50")
+        head = trained.heads.heads["step_time_ms"]
+        assert head.prior.constants is expected.prior.constants
+        assert (basis is not None) == (precision == "amp-fp16")
+    # A campaign answers for settings that it did not measure.
+    own = replace(shipped, manifest=shipped.manifest.model_copy(update={"campaign": "mine"}))
+    question = Question(precision="amp-fp16", snapshots=[own])
+    assert question.trained("v100-16gb", "resnet50")[1] is None

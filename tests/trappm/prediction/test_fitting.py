@@ -1,6 +1,5 @@
 """One rule for what fits on every surface, and which devices are covered by which evidence."""
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,27 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from snapshot_samples import graphs, hasty_encoder, snapshot_of, trained
 
 import trappm
-from trappm import cli
-from trappm.learner.heads.device_heads import train_heads
-from trappm.learner.heads.predictions import TrainedHeads
-from trappm.learner.paper.encoder import train_encoder
 from trappm.learner.paper.presets import LAPTOP
-from trappm.learner.snapshots.snapshot import save_snapshot
-from trappm.learner.workload import Workload
 from trappm.prediction.device_names import OWN
 from trappm.prediction.fitting import LARGEST_BATCH, MemoryInterval, Verdict, largest_batch
 from trappm.profiler.devices.catalogue import USABLE_SHARE
-from trappm.profiler.records import Phase
-from trappm.profiler.static_profile import graph_template
-
-
-@pytest.fixture(autouse=True, scope="module")
-def home(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAPPM_HOME", str(tmp_path_factory.mktemp("home")))
-        yield
 
 
 @given(
@@ -65,26 +50,20 @@ def test_memory_is_printed_with_its_interval():
     assert MemoryInterval(779, 740, 812).of(40_536) == "779 MiB (740 to 812) of 39.6 GiB"
 
 
-def from_json(capsys, *command):
-    capsys.readouterr()
-    assert cli.run([*map(str, command), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
 @pytest.mark.parametrize("device", ["a100", "v100", "t4"])
 @pytest.mark.parametrize("size", [4, 4096])
-def test_python_and_commands_agree_on_what_fits(capsys, device, size):
-    settings = {"precision": "amp-fp16", "optimizer": "momentum", "memory_format": "contiguous"}
-    asked = {"input_size": 160, "batch_size": size, **settings}
+def test_python_and_commands_agree_on_what_fits(as_json, device, size):
+    asked = {"precision": "amp-fp16", "optimizer": "momentum", "memory_format": "contiguous"}
+    asked |= {"input_size": 160, "batch_size": size}
     options = [x for k, v in asked.items() for x in (f"--{k.replace('_', '-')}", v)]
+    options += ["--device", device]
     predicted = trappm.predict("test_resnet", device=device, **asked)
     [compared] = trappm.compare("test_resnet", device, **asked)
-    rows = [
-        from_json(capsys, "predict", "test_resnet", "--device", device, *options),
-        *from_json(capsys, "compare", "test_resnet", "--device", device, *options)["predictions"],
+    for row in (
+        as_json("predict test_resnet", *options),
+        *as_json("compare test_resnet", *options)["predictions"],
         compared.to_dict(),
-    ]
-    for row in rows:
+    ):
         assert row["memory_mib"] == pytest.approx(predicted.memory_mib)
         assert (row["fits"], row["verdict"]) == (predicted.fits, predicted.verdict)
         assert row["largest_batch"] == predicted.largest_batch
@@ -102,49 +81,21 @@ def test_modules_fit_by_the_same_rule():
         assert answer.memory.low_mib < answer.memory_mib < answer.memory.high_mib
 
 
-def test_a_model_larger_than_the_gpu_does_not_fit(capsys):
-    assert cli.run(["predict", "vit_7b_patch16_dinov3", "--device", "gtx1650"]) == 0
-    first, *lines = capsys.readouterr().out.splitlines()
+def test_a_model_larger_than_the_gpu_does_not_fit(printed):
+    first, *lines = printed("predict vit_7b_patch16_dinov3 --device gtx1650").splitlines()
     assert first.startswith("Does not fit GTX 1650 4 GB: ")
     assert " of 4.0. " in first
     assert "Not even batch 1 fits GTX 1650 4 GB." in lines
 
 
-def test_invalid_questions_are_refused_in_one_line(capsys):
-    for arguments, words in (
-        (["--device", "cuda:0"], "does not say which model it is"),
-        (["--device", "mi300x"], "TraPPM covers NVIDIA cards"),
-        (["--device", "a100", "--phase", "eval"], "phase"),
-        (["--device", "a100", "--optimizer", "lion"], "optimizer"),
-    ):
-        assert cli.run(["predict", "test_resnet", *arguments]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert words in line
-        assert "did you mean" not in line
-
-
 def test_network_heads_predict_the_risk_of_running_out_of_memory(tmp_path):
-    preset = replace(
-        LAPTOP,
-        encoder=replace(LAPTOP.encoder, widths=(8, 8), steps=2),
-        head=replace(
-            LAPTOP.head, physical_prior=False, widths=(8,), hidden=(8,), steps=2, members=2
-        ),
+    head = replace(LAPTOP.head, physical_prior=False, widths=(8,), hidden=(8,), steps=2, members=2)
+    preset = replace(LAPTOP, encoder=replace(LAPTOP.encoder, widths=(8, 8), steps=2), head=head)
+    encoder = hasty_encoder(preset.encoder)
+    heads = trained(np.full((len(graphs()), 3), 15_000.0), head, encoder)
+    snapshot = snapshot_of(
+        tmp_path, {"v100": heads}, preset=preset, encoder=encoder, cards={"v100": "v100 16gb"}
     )
-    graphs = [graph_template(n, 64).at(2) for n in ("test_resnet", "test_vit", "test_convnext")]
-    encoder = train_encoder(graphs, preset.encoder, np.random.default_rng(0))
-    embedded = zip(graphs, encoder.embed(graphs), strict=True)
-    heads = train_heads(
-        [Workload(graph=graph, embedding=row) for graph, row in embedded],
-        np.full((3, 3), 15_000.0),
-        groups=["a", "b", "c"],
-        preset=preset.head,
-        generator=np.random.default_rng(0),
-    )
-    snapshot = save_snapshot(
-        tmp_path, encoder=encoder, heads={"v100": {Phase.TRAIN: TrainedHeads(heads, ())}},
-        source_device="v100", preset=preset, labels=[], fields={"cards": {"v100": "v100 16gb"}},
-    ).folder  # fmt: skip
     prediction = trappm.predict("test_resnet", input_size=64, snapshot=snapshot, device="v100")
     limit = USABLE_SHARE * prediction.capacity_mib
     assert 0 <= prediction.out_of_memory <= 1
@@ -152,23 +103,20 @@ def test_network_heads_predict_the_risk_of_running_out_of_memory(tmp_path):
     assert "out_of_memory" not in prediction.missing
 
 
-def test_devices_come_with_their_evidence(capsys):
+def test_devices_come_with_their_evidence(printed, as_json):
     rows = {row.device: row for row in trappm.devices("default")}
     assert rows["h100"].evidence["train"] == {"step_time_ms": OWN, "memory_mib": OWN}
     assert "data sheet" in rows["rtx-5090-32gb"].evidence["train"]["step_time_ms"]
     assert rows["cpu-2t"].memory_gib is None
     assert not rows["cpu-2t"].has_labels
-    for row in rows.values():  # each is answered for by the name that is listed
-        assert row.evidence
+    assert all(row.evidence for row in rows.values())
     prediction = trappm.predict("test_resnet", device="rtx-5090-32gb")
     assert prediction.out_of_memory is not None
     assert any("from the simulated step" in remark for remark in prediction.remarks)
-    assert cli.run(["devices"]) == 0
-    shown = capsys.readouterr().out
+    shown = printed("devices")
     assert "step time and memory from its labels" in shown
     assert all(device in shown for device in rows)
-    assert cli.run(["devices", "--json"]) == 0
-    assert {row["device"] for row in json.loads(capsys.readouterr().out)} == set(rows)
+    assert {row["device"] for row in as_json("devices")} == set(rows)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,10 @@
 """Power and energy of the shipped snapshot's answers, and what a power limit does to them."""
 
-import json
-
 import pytest
+from snapshot_samples import shipped_heads, snapshot_of
 
 import trappm
-from trappm.cli import run
 from trappm.learner.physics.power.step_power import MOST_SLOWER
-from trappm.learner.snapshots.snapshot import load_snapshot
-from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.errors import InputError
 
 MODEL, BATCH = "resnet18", 64
@@ -77,15 +73,8 @@ def test_limits_outside_the_range_of_a_gpu_are_refused(limit, message):
         ask(power_limit_w=limit)
 
 
-def test_devices_of_unknown_power_have_no_limit(tmp_path, monkeypatch):
-    from trappm.learner.paper.presets import LAPTOP
-    from trappm.learner.snapshots.snapshot import save_snapshot
-
-    heads = load_snapshot(SHIPPED).heads["v100-16gb"]
-    folder = save_snapshot(
-        tmp_path, heads={"cpu-2t": heads}, source_device="cpu-2t", preset=LAPTOP, labels=[],
-        fields={},
-    ).folder  # fmt: skip
+def test_devices_of_unknown_power_have_no_limit(tmp_path):
+    folder = snapshot_of(tmp_path, {"cpu-2t": shipped_heads("v100-16gb")})
     answer = ask("cpu-2t", snapshot=folder)
     assert answer.power_w is answer.power_source is None
     assert "no model was trained on the power" in answer.missing["power_w"]
@@ -93,19 +82,16 @@ def test_devices_of_unknown_power_have_no_limit(tmp_path, monkeypatch):
         ask("cpu-2t", snapshot=folder, power_limit_w=100)
 
 
-def test_the_command_shows_power_its_source_and_the_best_limit(capsys):
-    command = ["predict", MODEL, "--batch-size", str(BATCH), "--device", "v100"]
-    assert run([*command, "--power-limit", "200", "--explain"]) == 0
-    shown = capsys.readouterr().out
+def test_the_command_shows_power_its_source_and_the_best_limit(printed, as_json, refusal):
+    command = f"predict {MODEL} --batch-size {BATCH} --device v100 --power-limit"
+    shown = printed(command, 200, "--explain")
     assert "under a limit of 200 W" in shown
     assert "Zeus" in shown
     assert "Best power limit within 5 % of full speed: " in shown
-    assert run([*command, "--power-limit", "200", "--json"]) == 0
-    as_json = json.loads(capsys.readouterr().out)
-    assert as_json["power_limit_w"] == 200
-    assert as_json["thriftiest"]["saved"] > 0
-    assert run([*command, "--power-limit", "999"]) == 2
-    assert "75 to 300 W" in capsys.readouterr().err
+    answer = as_json(command, 200)
+    assert answer["power_limit_w"] == 200
+    assert answer["thriftiest"]["saved"] > 0
+    assert "75 to 300 W" in refusal(command, 999)
 
 
 def test_inference_and_autocast_use_less_energy():

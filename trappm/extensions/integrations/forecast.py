@@ -20,7 +20,8 @@ from trappm.prediction.question import Question, loop_of
 from trappm.profiler.errors import InputError, TrappmError, one_line
 from trappm.profiler.host import procfs
 from trappm.profiler.measuring.sweep import duration
-from trappm.profiler.records import Precision, is_cpu_device
+from trappm.profiler.models.on_meta import is_compiled
+from trappm.profiler.records import Execution, Precision, is_cpu_device
 from trappm.profiler.simulation.training_loop import TrainingLoop
 
 if TYPE_CHECKING:
@@ -46,6 +47,12 @@ class FirstStep:
     """Batches per epoch of this process; None if unknown."""
     processes: int = 1
     device: torch.device
+    will_compile: bool = False
+    """True if the trainer compiles the model itself."""
+
+    @property
+    def is_compiled(self) -> bool:
+        return self.will_compile or is_compiled(self.model)
 
     @property
     def loop(self) -> TrainingLoop:
@@ -121,6 +128,8 @@ def forecast(first: FirstStep, device: str | None = None) -> Forecast:
         answer = replace(answer, capacity_mib=procfs.allowed_memory_mib(), largest_batch=None)
     if missing is None and (first.processes > 1 or first.accumulation_steps > 1):
         missing = "only steps of one process without accumulation are predicted"
+    if missing is None and first.is_compiled:
+        missing = "the step is compiled, and this forecast is for eager mode"
     if missing is None and answer.step_time_ms is None:
         missing = answer.missing.get("step_time_ms", "it is not predicted")
     return Forecast(replace(answer, precision=first.precision.value), first.epoch_batches, missing)
@@ -141,6 +150,7 @@ def _prediction(
                 example_input=example,
                 precision=precision,
                 optimizer=first.loop,
+                execution=Execution.EAGER,
             )
             return answer, "the model has no timm or hf: name"
         answer = predict(

@@ -19,6 +19,8 @@ from trappm.profiler.simulation.memory_breakdown import Part
 
 HOST_MIB = 4096
 """Host memory of a process with PyTorch and CUDA, without weights and data, rounded up."""
+SHARING = ("hami", "kai", "volcano")
+"""Schedulers of Kubernetes that share a GPU among pods by their memory in MiB."""
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 """Node label set by NVIDIA GPU feature discovery: the NVML name with dashes."""
 PRODUCTS = (
@@ -59,15 +61,21 @@ def ray_options(prediction: Prediction) -> dict[str, float]:
     return {"num_gpus": min(share, 1.0), "memory": host_mib(prediction) << 20}
 
 
-def pod(predictions: Sequence[Prediction]) -> dict[str, Any]:
+def pod(predictions: Sequence[Prediction], shared_by: str | None = None) -> dict[str, Any]:
     """Return a pod that requests one GPU on nodes with GPUs that fit the step.
 
     Args:
         predictions: Predictions of one step for several devices, as from `trappm.compare`.
+        shared_by: Scheduler that shares a GPU among pods by memory: `hami`, `kai` or `volcano`.
+            The pod then requests the upper bound of the step's memory instead of a whole GPU.
 
     Raises:
-        InputError: The step fits no device, or no product name is known.
+        InputError: The step fits no device, no product name is known, or no such scheduler.
     """
+    if shared_by not in {None, *SHARING}:
+        raise InputError(
+            f"{shared_by!r} is no scheduler that shares GPUs; known: {', '.join(SHARING)}"
+        )
     fitting = [p for p in predictions if p.fits]
     if not fitting:
         raise InputError(
@@ -86,23 +94,28 @@ def pod(predictions: Sequence[Prediction]) -> dict[str, Any]:
         )
     on_product = {"key": PRODUCT_LABEL, "operator": "In", "values": products}
     nodes = {"nodeSelectorTerms": [{"matchExpressions": [on_product]}]}
+    metadata: dict[str, Any] = {"generateName": "train-"}
+    limits: dict[str, Any] = {"nvidia.com/gpu": "1"}
+    scheduler: dict[str, Any] = {}
+    gpu_mib = str(max(math.ceil(p.memory.high_mib) for p in fitting if p.memory is not None))
+    if shared_by == "hami":
+        limits["nvidia.com/gpumem"] = gpu_mib
+    elif shared_by == "kai":
+        metadata["annotations"] = {"gpu-memory": gpu_mib}
+        limits, scheduler = {}, {"schedulerName": "kai-scheduler"}
+    elif shared_by == "volcano":
+        limits = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": gpu_mib}
+        scheduler = {"schedulerName": "volcano"}
+    resources = {"limits": limits, "requests": {"memory": f"{host_mib(fitting[0])}Mi"}}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"generateName": "train-"},
+        "metadata": metadata,
         "spec": {
+            **scheduler,
             "restartPolicy": "Never",
             "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": nodes}},
-            "containers": [
-                {
-                    "name": "train",
-                    "image": "your-image",
-                    "resources": {
-                        "limits": {"nvidia.com/gpu": "1"},
-                        "requests": {"memory": f"{host_mib(fitting[0])}Mi"},
-                    },
-                }
-            ],
+            "containers": [{"name": "train", "image": "your-image", "resources": resources}],
         },
     }
 

@@ -25,10 +25,11 @@ from trappm.profiler.files.json_lines import JsonLines
 from trappm.profiler.host.environment import host_facts, utc_now
 from trappm.profiler.measuring.sweep import duration
 from trappm.profiler.models.known_names import refuse_unknown
-from trappm.profiler.models.on_meta import is_compiled, on_meta
+from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import (
     Configuration,
+    Execution,
     Measurement,
     Outcome,
     Protocol,
@@ -93,8 +94,6 @@ class RecordedSteps:
             raise InputError(f"{self._count} steps were timed; a label needs {needed} or more")
         if first.processes > 1 or first.accumulation_steps > 1:
             raise InputError("only steps of one process without accumulation are comparable")
-        if is_compiled(first.model):
-            raise InputError("the model is compiled, but labels describe steps in eager mode")
         device = first.device_name
         key = device if is_cpu_device(device) else read_name(device).key
         samples_ms = tuple(self.samples_ms)
@@ -142,6 +141,7 @@ def configuration_of(first: FirstStep) -> Configuration:
         input_size=tensor.shape[-1],
         precision=first.precision,
         optimizer=first.loop.optimizer,
+        execution=Execution.COMPILE if first.is_compiled else Execution.EAGER,
     )
     named = on_meta(what.architecture, what.input_size)
     ours, theirs = _shapes(first.model), _shapes(named)

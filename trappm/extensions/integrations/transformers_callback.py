@@ -100,4 +100,5 @@ def _first_step(
         epoch_batches=batches,
         processes=args.world_size,
         device=args.device,
+        will_compile=bool(args.torch_compile),
     )

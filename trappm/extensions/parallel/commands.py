@@ -50,9 +50,15 @@ def scale(
         typer.Option("--per-node", min=1, help="GPUs per node (default: those of a usual node)."),
     ] = None,
     strategy: Annotated[
-        list[str] | None, typer.Option(help="ddp, fsdp or tp, repeatable (default: all).")
+        list[str] | None,
+        typer.Option(help="ddp, fsdp, tp, or auto for the fastest; repeatable (default: all)."),
     ] = None,
     accumulation: Annotated[int, typer.Option(min=1, help="Passes per optimizer step.")] = 1,
+    tensor: Annotated[
+        int | None,
+        typer.Option(min=1, help="GPUs that split each product with tp (default: a node's)."),
+    ] = None,
+    pipeline: Annotated[int, typer.Option(min=1, help="Stages of the model with tp.")] = 1,
     network: Annotated[
         float | None,
         typer.Option("--network", help="Network between nodes in Gbit/s (default: usual node's)."),
@@ -80,6 +86,8 @@ def scale(
         strategy or (),
         gpus_per_node=per_node,
         accumulation=accumulation,
+        tensor=tensor,
+        pipeline=pipeline,
         network_gbit=network,
         batch_size=batch_size,
         input_size=input_size,

@@ -2,7 +2,8 @@
 
     DDP    all parameters, gradients and states; buckets in addition to the gradients
     FSDP   1/n of all three; two gathered blocks (current and next) with unsharded gradients
-    TP     1/t of blocks; unsharded block inputs and norms (Korthikanti et al. 2022)
+    TP     1/(t p) of all three; unsharded block inputs and norms (Korthikanti et al. 2022). The
+           first of p stages keeps 1/p of the layers for p micro-batches
 
 NCCL's own buffers are not counted, because no label measures them separately.
 """
@@ -72,7 +73,7 @@ def rank_memory(needs: MemoryNeeds, parallelism: Parallelism) -> RankMemory:
     """Return the memory of the rank with the highest peak."""
     replicas, tensor = parallelism.data_parallel, parallelism.tensor_parallel
     is_fsdp = parallelism.strategy is Strategy.FSDP and replicas > 1
-    shards = tensor * (replicas if is_fsdp else 1)
+    shards = tensor * parallelism.pipeline * (replicas if is_fsdp else 1)
     divided = DIVIDED_BY_TENSOR_PARALLEL
     activations = needs.activations * (1 - divided + divided / tensor)
     keeps = parallelism.accumulation > 1
@@ -84,7 +85,7 @@ def rank_memory(needs: MemoryNeeds, parallelism: Parallelism) -> RankMemory:
         states=needs.states / shards,
         gradients=float(gradients[peak]),
         gathered=_gathered(needs) if is_fsdp else 0.0,
-        buckets=needs.all_gradients / tensor if replicas > 1 and not is_fsdp else 0.0,
+        buckets=needs.all_gradients / shards if replicas > 1 and not is_fsdp else 0.0,
         activations=float(activations[peak]),
     )
 

@@ -32,7 +32,7 @@ from trappm.profiler.errors import DeviceError
 from trappm.profiler.host.forks import end_with
 from trappm.profiler.measuring.attempt import WORKER, explain
 from trappm.profiler.models.sources import source_of
-from trappm.profiler.records import Configuration, Outcome, Phase, Protocol
+from trappm.profiler.records import Configuration, Execution, Outcome, Phase, Protocol
 from trappm.profiler.steps.meter import Findings, MarkedStep, MemoryReading, StepMeter, Window
 from trappm.profiler.steps.sampling import StepRun
 from trappm.profiler.steps.step import make_step, run_protocol
@@ -138,6 +138,8 @@ class _Leader(StepMeter):
             follower.send(order)
 
     def refusal(self, configuration: Configuration) -> str | None:
+        if configuration.execution is Execution.COMPILE:
+            return "compiled steps of several ranks are not measured"
         return self._device.refusal(configuration)
 
     @property
@@ -324,19 +326,26 @@ class RankProcesses:
         self, configuration: Configuration, protocol: Protocol, enter: Callable[[str], None]
     ) -> list[RankRun] | Findings:
         """Return the results of all ranks or the first failure, and end all ranks."""
-        for rank in self._ranks:
-            rank.connection.send((configuration, protocol))
+        self._send((configuration, protocol))
         results: list[RankRun] | Findings = self._receive(enter)
         self._kill()
         return results
 
     def order(self, *order: Any) -> list[Any] | Findings:
         """Return the responses of all ranks to an order, or the first failure; it ends all."""
-        for rank in self._ranks:
-            rank.connection.send(order)
+        self._send(order)
         self._phase = "measure"
         answers: list[Any] | Findings = self._receive(lambda name: None)
         return answers
+
+    def _send(self, message: Any) -> None:
+        """Send each rank a message, or exit like a rank that has ended."""
+        for rank in self._ranks:
+            try:
+                rank.connection.send(message)
+            except OSError:  # a broken pipe
+                wait([rank.process])
+                self._exit_like(rank)
 
     def _receive(self, enter: Callable[[str], None]) -> Any:
         """Return the response of each rank, or the first failure."""
@@ -353,7 +362,7 @@ class RankProcesses:
                     self._exit_like(rank)
                 try:
                     answer = ready.recv()
-                except EOFError:
+                except (EOFError, ConnectionResetError):
                     wait([rank.process])
                     self._exit_like(rank)
                 if isinstance(answer, _Phase):

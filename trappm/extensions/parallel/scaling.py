@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from trappm.extensions.parallel.schedules import Parallelism, Strategy
@@ -17,6 +18,8 @@ from trappm.terminal.tables import print_line, print_notes, print_table
 if TYPE_CHECKING:
     from trappm.prediction.models.subjects import Subject
 
+AUTO = "auto"
+"""Name of the fastest strategy whose memory may fit."""
 Scaling = tuple[list[ParallelPrediction], list[str]]
 """Predictions, and one line with the reason for each rejected combination."""
 
@@ -28,6 +31,8 @@ def scaling(
     strategies: Sequence[str] = (),
     *,
     accumulation: int = 1,
+    tensor: int | None = None,
+    pipeline: int = 1,
     gpus_per_node: int | None = None,
     network_gbit: float | None = None,
     **question: Any,
@@ -38,8 +43,10 @@ def scaling(
         models: Timm names, transformers, paths of ONNX files, or profiled models.
         devices: Devices by any of their names, or `all` GPUs (default: `DEFAULT_DEVICE`).
         counts: Total numbers of GPUs; several nodes are used if one node has too few GPUs.
-        strategies: Strategies (default: all).
+        strategies: Strategies (default: all). `auto` is the fastest of all that may fit.
         accumulation: Passes per optimizer step.
+        tensor: GPUs that split each product with `tp` (default: all of a node).
+        pipeline: Stages of the model with `tp`.
         gpus_per_node: GPUs per node (default: those of a typical node of the card).
         network_gbit: Network speed per node in Gbit/s (default: that of a typical node).
         **question: Further arguments of `SharedStep.of`.
@@ -48,7 +55,9 @@ def scaling(
         InputError: No combination is feasible, with the first reason.
         TrappmError: As `predict`.
     """
-    chosen = [member("strategy", Strategy, name) for name in strategies or Strategy]
+    for name in strategies:
+        if name != AUTO:
+            member("strategy", Strategy, name)
     predictions, refusals = list[ParallelPrediction](), dict[str, None]()
     cards = _devices(devices, question.get("snapshot"))
     for model in models:
@@ -61,27 +70,35 @@ def scaling(
                 refusals[str(error)] = None
                 continue
             per_node = gpus_per_node or step.node.gpus
-            for strategy in chosen:
+            for strategy in strategies or Strategy:
                 for count in counts:
-                    try:
-                        parallelism = _spread(strategy, count, per_node, accumulation)
-                        predictions.append(step.on(parallelism, network_gbit))
-                    except InputError as error:
-                        refusals[str(error)] = None
+                    made, reasons = list[ParallelPrediction](), list[str]()
+                    layouts = [{"strategy": strategy, "tensor": tensor, "pipeline": pipeline}]
+                    for layout in _layouts(count) if strategy == AUTO else layouts:
+                        try:
+                            parallelism = _spread(count, per_node, accumulation, **layout)
+                            made.append(step.on(parallelism, network_gbit))
+                        except InputError as error:
+                            reasons.append(str(error))
+                    predictions += [_fastest(made)] if strategy == AUTO and made else made
+                    refusals |= dict.fromkeys([] if made else reasons)
     if not predictions:
         raise InputError(next(iter(refusals), "no number of GPUs was given; add --gpus 1,2,4,8"))
     return predictions, list(refusals)
 
 
 def best(predictions: Sequence[ParallelPrediction]) -> dict[str, ParallelPrediction]:
-    """Return the `fastest` and the `cheapest` prediction of one model among those that may fit."""
+    """Return the `fastest` and the `cheapest` prediction of one model among those that may fit.
+
+    The first of several that are equal to four digits, as tables print them.
+    """
     fitting = [p for p in predictions if p.verdict is not Verdict.DOES_NOT_FIT]
     priced = [(p.usd_per_million, p) for p in fitting if p.usd_per_million is not None]
     chosen = {}
     if fitting:
-        chosen["fastest"] = max(fitting, key=lambda p: p.samples_per_s)
+        chosen["fastest"] = _fastest(fitting)
     if priced:
-        chosen["cheapest"] = min(priced, key=lambda pair: pair[0])[1]
+        chosen["cheapest"] = min(priced, key=lambda pair: _to_digits(pair[0]))[1]
     return chosen
 
 
@@ -100,16 +117,47 @@ def scaling_json(
     }
 
 
-def _spread(strategy: Strategy, count: int, per_node: int, accumulation: int) -> Parallelism:
+def _fastest(predictions: Sequence[ParallelPrediction]) -> ParallelPrediction:
+    """Return the fastest prediction that may fit, or else the one with the least memory."""
+    fitting = [p for p in predictions if p.verdict is not Verdict.DOES_NOT_FIT]
+    if not fitting:
+        return min(predictions, key=lambda p: p.memory_mib or 0.0)
+    return max(fitting, key=lambda p: _to_digits(p.samples_per_s))
+
+
+def _to_digits(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _layouts(count: int) -> Iterator[dict[str, Any]]:
+    """Yield all strategies, and all divisions of the model over `count` GPUs."""
+    yield from ({"strategy": strategy} for strategy in (Strategy.DDP, Strategy.FSDP))
+    for tensor, pipeline in product([n for n in range(1, count + 1) if not count % n], repeat=2):
+        if 1 < tensor * pipeline <= count:
+            yield {"strategy": Strategy.TP, "tensor": tensor, "pipeline": pipeline}
+
+
+def _spread(
+    count: int,
+    per_node: int,
+    accumulation: int,
+    *,
+    strategy: str,
+    tensor: int | None = None,
+    pipeline: int = 1,
+) -> Parallelism:
     """Distribute `count` GPUs over the smallest number of nodes."""
     nodes = -(-count // per_node)
     if nodes > 0 and count % nodes:
         raise InputError(f"{count} GPUs cannot be split evenly over {nodes} nodes; use a multiple")
+    divides = strategy == Strategy.TP
     return Parallelism(
-        strategy=strategy,
+        strategy=Strategy(strategy),
         gpus=count // nodes if nodes > 0 else count,
         nodes=max(nodes, 1),
         accumulation=accumulation,
+        tensor=tensor if divides else None,
+        pipeline=pipeline if divides else 1,
     )
 
 
@@ -136,7 +184,7 @@ def print_scaling(
         rows = [
             [
                 *([p.device] if several else []),
-                p.strategy,
+                p.layout,
                 p.ranks,
                 p.step_time_ms,
                 p.samples_per_s,
@@ -170,4 +218,4 @@ def _print_best(predictions: Sequence[ParallelPrediction], *, several: bool) -> 
         figure = f"{p.samples_per_s:,.0f} samples/s"
         if what == "cheapest":
             figure = f"{p.usd_per_million:.2f} USD per million samples"
-        print_line(f"{what.capitalize()}: {p.strategy} on {p.ranks}{cards}, {figure}.")
+        print_line(f"{what.capitalize()}: {p.layout} on {p.ranks}{cards}, {figure}.")

@@ -3,11 +3,10 @@
     DDP    forward | backward             | update
                         bucket | bucket | bucket
     FSDP   forward: gather the next block | backward: gather the next, reduce the last
-    TP     forward, sum, forward, sum, ... within each block
+    TP     in `model_parallel`
 
 Ranks are not equally fast in each step: data, clocks and hosts differ, and all ranks wait for the
-slowest one. A link runs one collective at a time. With tensor parallelism, the GPUs of a node are
-one group, and the nodes are replicas.
+slowest one. A link runs one collective at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from statistics import NormalDist
 import numpy as np
 
 from trappm.extensions.parallel.links import Group, Node
-from trappm.extensions.parallel.step_work import Gradient, StepWork
+from trappm.extensions.parallel.step_work import StepWork
 from trappm.profiler.errors import InputError
 
 
@@ -32,7 +31,7 @@ class Strategy(StrEnum):
     FSDP = "fsdp"
     """Sharded; each rank gathers the parameters of a block when needed (FSDP2)."""
     TP = "tp"
-    """Ranks of a node split each block's products (Megatron-LM); nodes are replicas (DDP)."""
+    """Ranks split each block's products and the sequence of blocks (Megatron-LM)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +48,29 @@ class Parallelism:
     nodes: int = 1
     accumulation: int = 1
     """Forward and backward passes (micro-batches) per optimizer step."""
+    tensor: int | None = None
+    """GPUs that split each product with `tp` (default: all of a node)."""
+    pipeline: int = 1
+    """Stages that split the blocks of the model with `tp`."""
 
     def __post_init__(self) -> None:
-        for name in ("gpus", "nodes", "accumulation"):
+        for name in ("gpus", "nodes", "accumulation", "tensor", "pipeline"):
             value = getattr(self, name)
+            if name == "tensor" and value is None:
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"{name} is {value!r}; it must be a positive integer")
+        if self.strategy is not Strategy.TP and (self.tensor or 1) * self.pipeline > 1:
+            raise InputError(f"{self.strategy} has no tensor and pipeline; use strategy tp")
+        if self.gpus % self.tensor_parallel:
+            raise InputError(
+                f"tensor is {self.tensor}; it must divide the {self.gpus} GPUs of a node"
+            )
+        if self.ranks % (self.tensor_parallel * self.pipeline):
+            raise InputError(
+                f"tensor {self.tensor_parallel} times pipeline {self.pipeline} does not divide "
+                f"{self.ranks} GPUs"
+            )
 
     @property
     def ranks(self) -> int:
@@ -62,13 +78,13 @@ class Parallelism:
 
     @property
     def tensor_parallel(self) -> int:
-        """Return the number of GPUs that split each product: `gpus` for `tp`, else 1."""
-        return self.gpus if self.strategy is Strategy.TP else 1
+        """Return the number of GPUs that split each product; 1 except for `tp`."""
+        return (self.tensor or self.gpus) if self.strategy is Strategy.TP else 1
 
     @property
     def data_parallel(self) -> int:
         """Return the number of replicas, each with its own samples."""
-        return self.ranks // self.tensor_parallel
+        return self.ranks // (self.tensor_parallel * self.pipeline)
 
 
 MIB = 1 << 20
@@ -77,9 +93,6 @@ BUCKETS_MIB = (1.0, 25.0)
 SCATTER = 0.05
 """Relative standard deviation of a rank's step time, estimated as 0.05 in nodes of A100s and 0.08
 in nodes of V100s (docs/research/many_gpus.md)."""
-SUMS_PER_PASS = 2
-"""All-reduces of a block's result per forward pass and per backward pass: after attention and
-after the MLP (Shoeybi et al. 2019)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,34 +114,28 @@ class StepSchedule:
 
 
 def schedule(work: StepWork, parallelism: Parallelism, node: Node) -> StepSchedule:
-    """Return the schedule of a step with `accumulation` passes under a parallel strategy.
-
-    Raises:
-        InputError: The strategy does not support the model.
-    """
-    own, sums_ms = _of_a_rank(work, parallelism, node)
+    """Return the schedule of a DDP or FSDP step with `accumulation` passes."""
+    own = _of_a_rank(work, parallelism)
     passes = parallelism.accumulation
     compute_ms = passes * (own.forward_ms + own.backward_ms) + own.update_ms + own.fixed_ms
-    tensor = parallelism.tensor_parallel
-    within = parallelism.gpus // tensor
-    group = Group(node=node, gpus=within, nodes=parallelism.nodes, sharing=tensor)
+    group = Group(node=node, gpus=parallelism.gpus, nodes=parallelism.nodes)
     if parallelism.data_parallel == 1:
         synced = _Timeline(compute_ms, 0.0)
     elif parallelism.strategy is Strategy.FSDP:
         synced = _fsdp(own, group, passes)
     else:
         synced = _ddp(own, group, passes)
-    end_ms = synced.end_ms + passes * sums_ms
+    end_ms = synced.end_ms
     # Exposed communication hides differences between ranks. If the overhead of sharding was
     # measured (`contention`), it includes waiting.
     known = parallelism.strategy is Strategy.FSDP and work.contention
-    scatter = 0.0 if known else SCATTER
+    scatter = 0.0 if known else SCATTER / passes**0.5
     slowest_ms = scatter * expected_most(parallelism.data_parallel) * compute_ms
     waiting_ms = max(slowest_ms - (end_ms - compute_ms), 0.0)
     return StepSchedule(
         step_ms=end_ms + waiting_ms,
         compute_ms=compute_ms,
-        communication_ms=synced.communication_ms + passes * sums_ms,
+        communication_ms=synced.communication_ms,
         waiting_ms=waiting_ms,
     )
 
@@ -162,45 +169,18 @@ class _Timeline:
     communication_ms: float
 
 
-def _of_a_rank(work: StepWork, parallelism: Parallelism, node: Node) -> tuple[StepWork, float]:
-    """Return the work of one rank, and the time per pass to sum block results over TP ranks."""
-    tensor = parallelism.tensor_parallel
-    if tensor > 1 and not work.boundary_bytes:
-        raise InputError(
-            "strategy tp needs a model with identical blocks of linear layers; use ddp or fsdp for "
-            "this model"
-        )
-    if work.heads % tensor:
-        raise InputError(
-            f"{work.heads} attention heads cannot be divided over {tensor} tensor-parallel GPUs; "
-            f"use a divisor of {work.heads}"
-        )
-    share = work.divisible / tensor + 1 - work.divisible
-    update_ms, copies_ms = work.update_ms / tensor, 0.0
-    if parallelism.strategy is Strategy.FSDP and parallelism.data_parallel > 1:
-        saved_ms = update_ms * (1 - 1 / parallelism.data_parallel)
-        update_ms -= saved_ms
-        if not work.contention:  # else the measured overhead of sharding includes copies
-            # FSDP2 copies each block out of the gathered buffer twice per pass, and into the
-            # buffer for the reduction. No label shows that the sharded update saves more time than
-            # these copies take, so the compute of a rank is never below that of one GPU.
-            copies = 2 * parallelism.accumulation + 1
-            copies_ms = max(copies * work.copy_ms / tensor, saved_ms)
-    own = replace(
-        work,
-        forward_ms=work.forward_ms * share,
-        backward_ms=work.backward_ms * share,
-        update_ms=update_ms,
-        fixed_ms=work.fixed_ms + copies_ms,
-        gradients=tuple(
-            Gradient(gradient.size_bytes / tensor, gradient.ready) for gradient in work.gradients
-        ),
-        blocks_bytes=tuple(size / tensor for size in work.blocks_bytes),
-        root_bytes=work.root_bytes / tensor,
-    )
-    summing = Group(node=node, gpus=tensor)
-    sums = 2 * SUMS_PER_PASS * len(work.blocks_bytes)
-    return own, sums * summing.all_reduce_ms(work.boundary_bytes)
+def _of_a_rank(work: StepWork, parallelism: Parallelism) -> StepWork:
+    """Return the work of one rank."""
+    if parallelism.strategy is not Strategy.FSDP or parallelism.data_parallel == 1:
+        return work
+    saved_ms = work.update_ms * (1 - 1 / parallelism.data_parallel)
+    copies_ms = 0.0
+    if not work.contention:  # else the measured overhead of sharding includes copies
+        # FSDP2 copies each block out of the gathered buffer twice per pass, and into the buffer
+        # for the reduction. No label shows that the sharded update saves more time than these
+        # copies take, so the compute of a rank is never below that of one GPU.
+        copies_ms = max((2 * parallelism.accumulation + 1) * work.copy_ms, saved_ms)
+    return replace(work, update_ms=work.update_ms - saved_ms, fixed_ms=work.fixed_ms + copies_ms)
 
 
 def _ddp(work: StepWork, group: Group, passes: int) -> _Timeline:

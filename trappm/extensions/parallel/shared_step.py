@@ -22,11 +22,14 @@ from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.extensions import extension_modules
 from trappm.profiler.models.known_names import is_prefixed
+from trappm.profiler.models.pool import Attention
 from trappm.profiler.records import Phase, member
 from trappm.profiler.text import number_text
 
 if TYPE_CHECKING:
+    from trappm.extensions.parallel.model_parallel import DividedStep
     from trappm.extensions.parallel.rank_memory import MemoryNeeds
+    from trappm.extensions.parallel.schedules import StepSchedule
     from trappm.extensions.parallel.step_work import StepWork
     from trappm.learner.heads.predictions import TrainedHeads
     from trappm.learner.workload import Workload
@@ -60,6 +63,10 @@ class ParallelPrediction(MemoryAnswer):
     nodes: int
     accumulation: int
     """Forward and backward passes per optimizer step."""
+    tensor: int
+    """GPUs that split each product."""
+    pipeline: int
+    """Stages of the model."""
     batch_size: int
     """Samples per pass and GPU, or per pass and tensor-parallel group."""
     sequence_length: int | None
@@ -94,6 +101,13 @@ class ParallelPrediction(MemoryAnswer):
     @property
     def ranks(self) -> int:
         return self.gpus * self.nodes
+
+    @property
+    def layout(self) -> str:
+        """Return the strategy with its numbers of ranks per product and of stages, if any."""
+        parts = [f"tensor {self.tensor}"] * (self.tensor > 1)
+        parts += [f"pipeline {self.pipeline}"] * (self.pipeline > 1)
+        return " ".join([self.strategy, *parts])
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -130,6 +144,8 @@ def predict_parallel(
     nodes: int = 1,
     strategy: str = Strategy.DDP,
     accumulation: int = 1,
+    tensor: int | None = None,
+    pipeline: int = 1,
     network_gbit: float | None = None,
     batch_size: int | None = None,
     input_size: int | None = None,
@@ -148,6 +164,8 @@ def predict_parallel(
         nodes: Number of nodes.
         strategy: `ddp`, `fsdp` or `tp`.
         accumulation: Forward and backward passes per optimizer step.
+        tensor: GPUs that split each product with `tp` (default: all of a node).
+        pipeline: Stages that split the blocks of the model with `tp`.
         network_gbit: Network speed per node in Gbit/s (default: that of a typical node).
         batch_size: Samples per pass and GPU (default: that of the ONNX file, or 1).
         input_size, sequence_length, precision, memory_format, optimizer, snapshot: As for
@@ -162,6 +180,8 @@ def predict_parallel(
         gpus=gpus,
         nodes=nodes,
         accumulation=accumulation,
+        tensor=tensor,
+        pipeline=pipeline,
     )
     step = SharedStep.of(
         model,
@@ -187,6 +207,8 @@ class SharedStep:
     needs: MemoryNeeds
     node: Node
     about_links: tuple[str, ...] = ()
+    divided: DividedStep | None = None
+    """Step whose blocks can be divided; None if the model has no identical blocks."""
 
     @classmethod
     def of(
@@ -220,7 +242,9 @@ class SharedStep:
             raise UnsupportedModelError("the step could not be traced, so scaling is unknown")
         loop = TrainingLoop(optimizer=workload.optimizer)
         needs = traced_needs(workload.step.trace, workload.batch_size, loop)
-        work = _work(workload, prior, needs.all_gradients)
+        work, divided = _work(workload, prior, needs.all_gradients)
+        if divided is not None:
+            divided = replace(divided, slower=single.step_time_ms / work.step_ms)
         card = question.snapshot_for(key).card(key)
         slowed = (
             extension.contention(subject.name, card, workload.precision)
@@ -233,12 +257,12 @@ class SharedStep:
             needs=needs,
             node=node,
             about_links=about_links,
+            divided=divided,
         )
 
     def on(self, parallelism: Parallelism, network_gbit: float | None = None) -> ParallelPrediction:
         """Return the prediction with a parallel strategy."""
         from trappm.extensions.parallel.rank_memory import rank_memory
-        from trappm.extensions.parallel.schedules import schedule
 
         single, node = self.single, self.node
         if parallelism.gpus > node.most_gpus:
@@ -248,8 +272,8 @@ class SharedStep:
             )
         if network_gbit is not None:
             node = node.with_network(network_gbit)
-        step = schedule(self.work, parallelism, node)
-        alone = schedule(self.work, Parallelism(accumulation=parallelism.accumulation), node)
+        step = self._scheduled(parallelism, node)
+        alone = self._scheduled(Parallelism(accumulation=parallelism.accumulation), node)
         samples = single.batch_size * parallelism.accumulation * parallelism.data_parallel
         rate = 1000 * samples / step.step_ms
         low_ms, high_ms = self._interval(parallelism, node, step.step_ms)
@@ -266,7 +290,7 @@ class SharedStep:
             share = memory_mib / single.memory_mib
             low_mib, high_mib = single.intervals["memory_mib"]
             intervals["memory_mib"] = (share * low_mib, share * high_mib)
-        prices = [price.usd_per_hour for price in prices_of(single.device)]
+        prices = [price.usd_per_hour for price in prices_of(single.device, card=single.card)]
         usd = min(prices) * parallelism.ranks / 3600 * 1e6 / rate if prices else None
         return ParallelPrediction(
             **{name: getattr(single, name) for name in _OF_ONE_GPU},
@@ -274,6 +298,8 @@ class SharedStep:
             gpus=parallelism.gpus,
             nodes=parallelism.nodes,
             accumulation=parallelism.accumulation,
+            tensor=parallelism.tensor_parallel,
+            pipeline=parallelism.pipeline,
             links=_links(node, parallelism),
             step_time_ms=step.step_ms,
             compute_ms=step.compute_ms,
@@ -294,19 +320,37 @@ class SharedStep:
             remarks=(*self.about_links, *single.remarks),
         )
 
+    def _scheduled(
+        self, parallelism: Parallelism, node: Node, step_ms: float | None = None
+    ) -> StepSchedule:
+        """Return the schedule, optionally if one GPU took `step_ms`."""
+        from trappm.extensions.parallel.model_parallel import schedule_divided
+        from trappm.extensions.parallel.schedules import schedule
+
+        factor = 1.0 if step_ms is None else step_ms / self.work.step_ms
+        is_megatron = self.single.model.endswith(f",{Attention.MEGATRON}")
+        is_ddp = parallelism.strategy is Strategy.DDP and parallelism.ranks > 1
+        if parallelism.strategy is not Strategy.TP and not (is_megatron and is_ddp):
+            return schedule(self.work.lasting(factor * self.work.step_ms), parallelism, node)
+        if self.divided is None:
+            raise InputError(
+                "strategy tp needs a model with identical blocks of linear layers; use ddp or fsdp "
+                "for this model"
+            )
+        step = schedule_divided(self.divided, parallelism, node)
+        return replace(step, step_ms=factor * step.step_ms)
+
     def _interval(
         self, parallelism: Parallelism, node: Node, step_ms: float
     ) -> tuple[float, float]:
         """Return the 90 % interval, with independent errors of one GPU and of collectives."""
-        from trappm.extensions.parallel.schedules import schedule
-
         spread = Group(node=node, gpus=parallelism.gpus, nodes=parallelism.nodes).spread
         bounds = self.single.intervals["step_time_ms"]
         widths = []
         for bound_ms, sign in zip(bounds, (-1, 1), strict=True):
             slower = node.slower(exp(sign * SPREAD_90 * spread))
-            computed = schedule(self.work.lasting(bound_ms), parallelism, node).step_ms
-            communicated = schedule(self.work, parallelism, slower).step_ms
+            computed = self._scheduled(parallelism, node, bound_ms).step_ms
+            communicated = self._scheduled(parallelism, slower).step_ms
             widths.append(hypot(log(computed / step_ms), log(communicated / step_ms)))
         return step_ms * exp(-widths[0]), step_ms * exp(widths[1])
 
@@ -332,14 +376,17 @@ def _workload(
     return workload, None if head is None else head.prior
 
 
-def _work(workload: Workload, prior: Any, gradient_bytes: float) -> StepWork:
+def _work(
+    workload: Workload, prior: Any, gradient_bytes: float
+) -> tuple[StepWork, DividedStep | None]:
     """Return the work from the step's kernels, or evenly spread without a prior for kernels."""
+    from trappm.extensions.parallel.model_parallel import DividedStep
     from trappm.extensions.parallel.step_work import even_work, traced_work
     from trappm.learner.physics.step_time_prior import StepTimePrior
 
     if isinstance(prior, StepTimePrior) and workload.kernels is not None:
-        return traced_work(workload, prior)
-    return even_work(1.0, gradient_bytes)
+        return traced_work(workload, prior), DividedStep.of(workload, prior)
+    return even_work(1.0, gradient_bytes), None
 
 
 def _links(node: Node, parallelism: Parallelism) -> str:

@@ -52,12 +52,6 @@ class StepWork:
     """Parameters of each repeated block, in order; FSDP gathers one block at a time."""
     root_bytes: float = 0.0
     """Parameters outside of blocks, which FSDP gathers once per step."""
-    boundary_bytes: float = 0.0
-    """Size of a block's result, which tensor-parallel ranks sum."""
-    divisible: float = 0.0
-    """Share of the passes' time that tensor parallelism divides."""
-    heads: int = 0
-    """Attention heads per block, which tensor parallelism does not split; 0 if unknown."""
     contention: float = 0.0
     """Slowdown of compute by FSDP and all other overhead of sharding, as a share of the time of
     overlapped collectives; 0 if not measured."""
@@ -127,8 +121,6 @@ def traced_work(workload: Workload, prior: StepTimePrior) -> StepWork:
     waiting_ms = total_ms - once_ms - device_ms
     update_ms = max(float(times.updating[0]) - waiting_ms, 0.0)
     blocks, root = blocks_of(trace.parameter_bytes.tolist())
-    hidden_bytes, tokens = _hidden(blocks, kernels, workload.batch_size)
-    linear = np.isin(table.kinds, (KernelKind.LINEAR, KernelKind.MATMUL, KernelKind.ATTENTION))
     return StepWork(
         forward_ms=float(each_ms[forward].sum()) * factor,
         backward_ms=float(each_ms[~forward].sum()) * factor,
@@ -138,9 +130,6 @@ def traced_work(workload: Workload, prior: StepTimePrior) -> StepWork:
         gradients=gradients_of(trace, kernels, each_ms, workload.batch_size),
         blocks_bytes=tuple(blocks),
         root_bytes=root,
-        boundary_bytes=hidden_bytes * tokens,
-        divisible=float(each_ms[linear].sum() / each_ms.sum()) if hidden_bytes else 0.0,
-        heads=_heads(kernels),
     )
 
 
@@ -228,34 +217,3 @@ def _longest_run(sizes: Sequence[int], start: int) -> tuple[int, int]:
         if count > 1 and period * count > best[0] * best[1]:
             best = period, count
     return best
-
-
-def _heads(kernels: KernelProfile) -> int:
-    """Return the number of attention heads per block; 0 if it differs between blocks."""
-    table = kernels.train
-    attention = np.isin(table.kinds, (KernelKind.ATTENTION, KernelKind.MATMUL))
-    heads = table.sizes[attention & (table.passes == Pass.FORWARD), Size.PRODUCTS, 1]
-    return int(heads[0]) if len(set(heads.tolist())) == 1 else 0
-
-
-def _hidden(
-    blocks: Sequence[float], kernels: KernelProfile, batch_size: int
-) -> tuple[float, float]:
-    """Return the bytes of a token's hidden state between identical blocks, and tokens per step.
-
-    Both are 0 if the model has no such blocks, so tensor parallelism does not apply.
-    """
-    table = kernels.train
-    rows = (table.kinds == KernelKind.LINEAR) & (table.passes == Pass.FORWARD)
-    sizes = table.sizes_at(batch_size)
-    common = len(set(blocks)) == 1 and bool(rows.any())
-    if not common:
-        return 0.0, 0.0
-    often = rows & (table.counts >= len(blocks))
-    if not often.any():
-        return 0.0, 0.0
-    # Most linear layers of a block read the hidden state; only the MLP's last layer is wider.
-    tokens = float(np.median(sizes[often, Size.ROWS]))
-    width = float(np.median(np.repeat(sizes[often, Size.DEPTH], table.counts[often])))
-    half = bool(table.half[often].all())
-    return width * (2 if half else 4), tokens

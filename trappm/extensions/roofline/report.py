@@ -12,7 +12,7 @@ from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, LAUNCH, UNITS, 
 from trappm.profiler.kernels.ceilings import sentence as ceilings_sentence
 from trappm.profiler.records import Outcome, Phase
 from trappm.profiler.text import number_text
-from trappm.terminal.kernel_report import facts
+from trappm.reports.kernels import facts
 from trappm.terminal.tables import print_line, print_table
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ import torch
 
 from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, LAUNCH, KnownDevice
 from trappm.learner.heads.device_heads import Heads
-from trappm.learner.heads.predictions import StepSettings, TrainedHeads
+from trappm.learner.heads.predictions import TrainedHeads
 from trappm.learner.physics.device_specs import CPU, spec_of
 from trappm.learner.physics.devices.joint_fit import Distribution
 from trappm.learner.physics.devices.known_devices import known_devices, measured_evidence
@@ -33,6 +33,7 @@ from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.prediction.device_names import key_among
 from trappm.profiler.errors import InputError, SnapshotError, UnsupportedModelError
+from trappm.profiler.records import StepSettings
 from trappm.profiler.simulation.kernel_profile import KernelKind, Kernels, KernelTable, Pass, Size
 from trappm.profiler.text import number_text
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from trappm.prediction.fitting import (
     room_text,
     simulated_interval,
 )
+from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import MemoryFormat, Phase, Precision, member
 from trappm.terminal.tables import console, print_line, print_notes, table
@@ -32,11 +33,32 @@ from trappm.terminal.tables import console, print_line, print_notes, table
 MIB = 1 << 20
 MOST = 1 << 24
 """Largest number of tokens or sequences, to catch typing errors."""
-UNLABELLED = (
-    "No decode steps were measured. The interval comes from other inference on held-out cards, "
+PROMPT_ERRORS, TOKEN_ERRORS = (0.969, 1.044), (0.914, 1.068)
+"""90 % intervals of measured / predicted at held-out batch sizes."""
+LABELLED = (
+    "The interval comes from published steps of one model on one machine, "
     "with a host CPU up to twice or half as fast."
 )
+UNLABELLED = (
+    "No decode steps were measured on this card in this precision. The interval comes from other "
+    "inference on held-out cards, with a host CPU up to twice or half as fast."
+)
 Interval = tuple[float, float]
+
+
+class GenerationFactors(NamedTuple):
+    """Constants of generation, in addition to those of the device.
+
+    `python -m research fit-priors decoding` prints them and the errors above; their source is
+    Llama-2-7B in fp16 on an A100 (docs/research/language_models.md).
+    """
+
+    dispatch_us: float = 18.0
+    """Host time per operator without gradients."""
+    products: float = 1.32
+    """Factor on the products of prefill."""
+    copies: float = 1.40
+    """Factor on the copies of the cache in decode steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +162,7 @@ def generate(
     prefill = decoder.prefill(prompt)
     decodes = [decoder.decode(context) for context in contexts] if tokens > 1 else []
     steps = [prefill, *decodes]
-    median, low, high, alone = _times_ms([s.kernels for s in steps], batch_size, device, which)
+    median, low, high, alone = step_times_ms([s.kernels for s in steps], batch_size, device, which)
 
     def mean(times: npt.NDArray[np.float64]) -> float:
         """Return the mean of all decode steps, interpolated between the traced ones."""
@@ -174,17 +196,25 @@ def generate(
         activations_mib=max(peak_mib - weights_mib - cache_mib, 0.0),
         context_mib=process_memory_mib(device, Phase.INFER),
         capacity_mib=capacity_mib,
-        remarks=(UNLABELLED,),
+        remarks=(LABELLED if _is_labelled(device, which) else UNLABELLED,),
     )
 
 
-def _times_ms(
-    steps: Sequence[Any], batch_size: int, device: str, precision: Precision
+def _is_labelled(device: str, precision: Precision) -> bool:
+    return read_name(device).model == "a100" and precision is not Precision.FP32
+
+
+def step_times_ms(
+    steps: Sequence[Any],
+    batch_size: int,
+    device: str,
+    precision: Precision,
+    factors: GenerationFactors = GenerationFactors(),  # noqa: B008  (immutable)
 ) -> tuple[npt.NDArray[np.float64], ...]:
     """Return median, low, high and GPU-only median of each step, shape (n,) each.
 
-    Published steps of language models resemble the prefill step and give its errors. No decode
-    steps were published, so their errors are those of any inference on held-out cards.
+    Published prefill and decode steps give the errors on the A100 in 16 bits, and whole language
+    models those of prefill in fp32. Other errors are those of any inference on held-out cards.
     """
     from trappm.extensions.transformers.model_heads import (
         OTHERS,
@@ -204,7 +234,15 @@ def _times_ms(
         raise InputError(f"the speed of {device} is unknown; name a GPU, such as a100")
     others, _ = known_of_others()
     known = transformer_times(device, precision)
-    times, any_other = known or OTHERS, others.step_time[Basis.KERNELS, Phase.INFER]
+    any_other = others.step_time[Basis.KERNELS, Phase.INFER]
+    of_token = replace(known or OTHERS, dispatch_us=factors.dispatch_us, copies=factors.copies)
+    of_prompt = replace(of_token, products=factors.products * of_token.products, copies=1.0)
+    prompt_errors = token_errors = any_other
+    if _is_labelled(device, precision):
+        prompt_errors = errors_of(replace(of_prompt, errors=PROMPT_ERRORS))
+        token_errors = errors_of(replace(of_token, errors=TOKEN_ERRORS))
+    elif known is not None and precision is Precision.FP32:
+        prompt_errors = errors_of(known)
     workloads = [
         Workload(
             graph=Graph.empty(batch_size),
@@ -222,15 +260,17 @@ def _times_ms(
         )
         for kernels in steps
     ]
-    of_prompt = language_model_head(
-        others, device, spec, times, any_other if known is None else errors_of(known)
-    ).predict(workloads[:1])
-    head = language_model_head(others, device, spec, times, any_other)
-    of_tokens = head.predict(workloads[1:])
+    heads = (
+        language_model_head(others, device, spec, of_prompt, prompt_errors),
+        language_model_head(others, device, spec, of_token, token_errors),
+    )
+    made = [
+        head.predict(part) for head, part in zip(heads, (workloads[:1], workloads[1:]), strict=True)
+    ]
     keeps_up = StepScope(waits_for_host=False)
-    alone = np.exp(head.prior.log_values([replace(w, scope=keeps_up) for w in workloads]))
+    alone = np.exp(heads[1].prior.log_values([replace(w, scope=keeps_up) for w in workloads]))
     both = [
-        np.concatenate([np.atleast_1d(getattr(part, name)) for part in (of_prompt, of_tokens)])
+        np.concatenate([np.atleast_1d(getattr(part, name)) for part in made])
         for name in ("median", "low", "high")
     ]
     return (*both, alone)

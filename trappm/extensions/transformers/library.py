@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trappm.extensions.transformers.model_names import (
     PREFIX,
@@ -29,6 +29,7 @@ from trappm.extensions.transformers.model_names import (
 )
 from trappm.profiler.errors import InputError, TrappmError, from_extra
 from trappm.profiler.models.model_input import Field, NamedInputs
+from trappm.profiler.models.pool import Attention
 from trappm.profiler.records import Phase
 
 with from_extra("transformers", "a transformer"):
@@ -43,6 +44,8 @@ DEFAULT_LENGTH = 2048
 """Default number of tokens per sample, limited to the model's maximum."""
 _LONGEST_REASON = 200
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
+_TANH = ("gelu_new", "gelu_fast")
+"""Activations that Megatron-LM computes in one kernel."""
 _TASKS = (
     (auto.AutoModelForImageClassification, auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES),
     (auto.AutoModelForSeq2SeqLM, auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
@@ -122,6 +125,8 @@ def create_model(architecture: str, input_size: int) -> nn.Module:
     config = copy.deepcopy(_config(name))
     if _image_size(config):
         config.image_size = input_size
+    if name.attention is Attention.MEGATRON and getattr(config, "activation_function", "") in _TANH:
+        config.activation_function = "gelu_pytorch_tanh"
     with _reasons(architecture), _quiet():
         model = _task(config).from_config(config, attn_implementation=str(name.attention))
         if model.loss_type is None:  # classes named LMHeadModel warn about it
@@ -180,6 +185,35 @@ def with_adapters(model: nn.Module, rank: int) -> nn.Module:
     targets = None if kind in DEFAULTS else "all-linear"
     adapters = peft.LoraConfig(r=rank, target_modules=targets)
     return cast(nn.Module, peft.get_peft_model(model, adapters))
+
+
+def megatron_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **_settings: Any,
+) -> tuple[Tensor, None]:
+    """Return causal attention by Megatron-LM's kernels; its softmax applies mask and scale.
+
+    Args:
+        module: Attention layer.
+        query, key, value: Shape (batch, heads, tokens, width); fewer heads of keys are repeated.
+        scaling: Factor of the scores; it has no kernel of its own.
+        dropout: Probability that a weight is dropped.
+    """
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    weights = torch.matmul(query, key.transpose(2, 3)).softmax(-1)
+    weights = nn.functional.dropout(weights, dropout, module.training)
+    return torch.matmul(weights, value).transpose(1, 2).contiguous(), None
+
+
+transformers.AttentionInterface.register("megatron", megatron_attention)
 
 
 @lru_cache(maxsize=64)

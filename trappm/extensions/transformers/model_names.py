@@ -27,7 +27,9 @@ SOURCE = "trappm.extensions.transformers.library"
 MAX_CONFIG_BYTES = 1 << 20
 MAX_RANK = 65_536
 MAX_VOCABULARY = 1_000_000
-_OPTIONS = "lora=RANK, frozen=embeddings, frozen=body, vocabulary=N, checkpointing, eager, sdpa"
+_OPTIONS = (
+    "lora=RANK, frozen=embeddings, frozen=body, vocabulary=N, checkpointing, eager, sdpa, megatron"
+)
 
 
 def is_transformer(architecture: str) -> bool:
@@ -97,7 +99,7 @@ class TransformerName:
             *([f"frozen={self.frozen}"] if self.frozen else []),
             *([f"vocabulary={self.vocabulary}"] if self.vocabulary else []),
             *(["checkpointing"] if self.checkpointing else []),
-            *(["eager"] if self.attention is Attention.EAGER else []),
+            *([] if self.attention is Attention.SDPA else [str(self.attention)]),
         ]
         return ",".join([PREFIX + self.name, *options])
 

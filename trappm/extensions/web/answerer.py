@@ -34,9 +34,9 @@ from trappm.store import Home
 
 if TYPE_CHECKING:
     from trappm.extensions.roofline.roofs import KnownDevice
-    from trappm.learner.heads.predictions import StepSettings
     from trappm.prediction.models.tracers import TracedStep
     from trappm.prediction.prediction import Prediction
+    from trappm.profiler.records import StepSettings
 
 MAX_KNOWN = 4096
 """Number of cached answers, about 10 kB each."""

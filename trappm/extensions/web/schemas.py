@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from trappm.prediction.costs import MAX_CARBON_G_PER_KWH, MAX_COUNT, MOST_LIMIT_W
+from trappm.prediction.costs import MAX_CARBON_G_PER_KWH, MAX_COUNT, MOST_LIMIT_W, MOST_USD_PER_HOUR
 from trappm.prediction.device_names import DEFAULT_DEVICE
 from trappm.profiler.records import MAX_SIZE
 
@@ -55,6 +55,7 @@ class Settings(Step):
         Literal["all"] | Annotated[list[Name], Field(min_length=1, max_length=MAX_LIST)] | None
     ) = Field(None, description="Several devices instead of one; the response is a list.")
     phase: Name = Field("train", description="train or infer")
+    execution: Name = Field("eager", description="eager or compile")
     epochs: Count | None = Field(
         None, description="Number of epochs of a whole run, excluding data loading; needs samples."
     )
@@ -65,6 +66,9 @@ class Settings(Step):
     power_limit_w: Annotated[float, Field(gt=0, le=MOST_LIMIT_W, allow_inf_nan=False)] | None = (
         Field(None, description="GPU power limit in watts (default: factory setting).")
     )
+    usd_per_hour: (
+        Annotated[float, Field(gt=0, le=MOST_USD_PER_HOUR, allow_inf_nan=False)] | None
+    ) = Field(None, description="USD per hour of the device (default: known prices of clouds).")
     breakdown_depth: Annotated[int, Field(ge=1, le=20, strict=True)] | None = Field(
         None, description="Module levels of the memory breakdown (default: no breakdown)."
     )

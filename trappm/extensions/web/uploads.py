@@ -23,7 +23,6 @@ from typing import Any, BinaryIO, Generic, TypeVar
 
 from trappm.extensions.web.gate import ServingSettings
 from trappm.extensions.web.problems import ServingError
-from trappm.learner.heads.predictions import StepSettings
 from trappm.prediction.models.subjects import file_key, traced
 from trappm.prediction.models.tracers import (
     FOR_FILES,
@@ -37,7 +36,7 @@ from trappm.prediction.models.tracers import (
 )
 from trappm.profiler.errors import ModelFileError
 from trappm.profiler.host.forks import ForkServerError
-from trappm.profiler.records import Phase
+from trappm.profiler.records import Phase, StepSettings
 
 _ADVICE = "; increase --timeout, or run trappm predict"
 _CHUNK_BYTES = 1 << 20

@@ -14,7 +14,6 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trappm.learner.heads.predictions import StepSettings
 from trappm.prediction.models.profile_cache import (
     cached_input_size,
     cached_profile,
@@ -41,12 +40,21 @@ from trappm.profiler.models.known_names import (
     unit_of,
 )
 from trappm.profiler.models.model_input import TARGETS, ExampleInputs, Sample
-from trappm.profiler.records import MAX_SIZE, MemoryFormat, Phase, Precision
+from trappm.profiler.records import (
+    MAX_SIZE,
+    Execution,
+    MemoryFormat,
+    Phase,
+    Precision,
+    StepSettings,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from trappm.profiler.models.model_input import Inputs
     from trappm.profiler.simulation.step_profile import StaticProfile, StepProfile
+    from trappm.profiler.tracing.tracer import StepOptions
 
 
 class Subject(ABC):
@@ -57,6 +65,10 @@ class Subject(ABC):
     """Batch size of a module's example; None if it is 1 by default."""
     input_size: int | None = None
     """Pixels or tokens of the question; None for the model's default."""
+    sequence_length: int | None = None
+    """Tokens of the question, of a file."""
+    has_one_input: bool = True
+    """False for modules with several inputs, targets or a loss."""
     identity: object = None
     """Equal for the same model in any process; None for a module, whose content is unknown."""
 
@@ -94,9 +106,15 @@ def subject_of(
         for name, value in (("example_input", example_input), ("targets", targets), ("loss", loss)):
             if value is not None:
                 raise InputError(f"{name} is for modules; names and files know their input")
-        size = _size_of(model, input_size, sequence_length)
         if isinstance(model, Path) or is_file(model):
-            return _file(Path(model), content_key(Path(model)), size, data_folder())
+            if None not in (input_size, sequence_length):
+                raise InputError(
+                    f"{model} is a file; give an input size or a sequence length, not both"
+                )
+            path, is_tokens = Path(model), sequence_length is not None
+            size = input_size or sequence_length
+            return _file(path, content_key(path), size, is_tokens, data_folder())
+        size = _size_of(model, input_size, sequence_length)
         refuse_unknown(model)
         return _architecture(model, size, data_folder())
     from torch import nn
@@ -112,6 +130,33 @@ def subject_of(
             "such as example_input=torch.empty(8, 3, 224, 224)"
         )
     return Module(model, example_input, targets, loss)
+
+
+_OTHER = "only PyTorch and ONNX are traced; export it to ONNX and give the file"
+_FOREIGN = {
+    "torch.export": "give the module that was exported",
+    "onnxruntime": "ONNX Runtime is not covered; give the path of the ONNX file for PyTorch's step",
+    "onnx": "save it with onnx.save(model, 'model.onnx') and give that path",
+    "torch_tensorrt": "TensorRT is not covered; give the module that was compiled",
+    "tensorrt": "engines are not predicted; give the ONNX file that it was built from",
+    "keras": _OTHER,
+    "tensorflow": _OTHER,
+    "vllm": "serving engines are not predicted; the nearest is: trappm generate hf:NAME",
+    "diffusers.pipelines": "pipelines are not predicted; give one of its modules, such as its unet",
+    "stable_baselines3": "reinforcement learning is not predicted; give the policy's module and a "
+    "batch of observations",
+}
+"""The advice for objects of other tools, by the module of their class."""
+
+
+def refuse_foreign(model: object) -> None:
+    """Raise InputError for an object of another tool, or a form of a module; with a remedy."""
+    if isinstance(model, str | Path) and Path(model).suffix in {".engine", ".plan", ".trt"}:
+        raise InputError(f"{model} is a TensorRT engine: {_FOREIGN['tensorrt']}")
+    where = f"{type(model).__module__}."
+    for package, remedy in _FOREIGN.items():
+        if where.startswith(f"{package}."):
+            raise InputError(f"the model is {package}'s {type(model).__name__}: {remedy}")
 
 
 def size_kind(model: object) -> str:
@@ -198,14 +243,16 @@ class _Cached(Subject):
         self.identity = key
         self.input_size = key[2] if isinstance(key[2], int) else None
         self._tracer_or_none = tracer
-        self._steps: dict[tuple[str, str], StepProfile | str] = {}
+        self._steps: dict[tuple[str, ...], StepProfile | str] = {}
         self.name, self._profile = cached_profile(key, self._make)
 
     def profile(self) -> StaticProfile:
         return self._profile
 
     def step(self, settings: StepSettings) -> StepProfile | str:
-        layout = settings.precision.value, settings.memory_format.value
+        layout: tuple[str, ...] = settings.precision.value, settings.memory_format.value
+        if settings.execution is Execution.COMPILE:
+            layout = *layout, settings.execution.value
         if layout == (Precision.FP32, MemoryFormat.CONTIGUOUS):  # in the profile
             return self._profile.step or self._profile.step_refusal or ""
         if layout not in self._steps:
@@ -255,21 +302,29 @@ class Module(Subject):
         self._inputs = _example_inputs(self._module, args, kwargs, targets)
         is_one = len(args) == 1 and not kwargs and loss is None and targets is None
         self._only_input = args[0] if is_one and hasattr(args[0], "shape") else None
+        self.has_one_input = self._only_input is not None
         self.batch_size = self._inputs.batch_size
 
     @cached_property
-    def _sample(self) -> Sample:
+    def _sample(self) -> Inputs:
         if self._only_input is None:
-            raise UnsupportedModelError(
-                "only the memory of a module with several inputs, targets or a loss is predicted"
-            )
+            return self._inputs
         return Sample.from_example(self._module, self._only_input)
 
     @cached_property
     def _profile(self) -> StaticProfile:
         from trappm.profiler.static_profile import static_profile
 
-        return replace(static_profile(self._module, self._sample), step_remark=self.remark)
+        profile = static_profile(self._module, self._sample, self._options(StepSettings()))
+        if profile.step is None and not self.has_one_input:  # the graph has neither loss nor batch
+            raise UnsupportedModelError(profile.step_refusal or "")
+        return replace(profile, step_remark=self.remark)
+
+    def _options(self, settings: StepSettings) -> StepOptions:
+        from trappm.profiler.tracing.losses import loss_of
+
+        has_targets = TARGETS in self._inputs.kwargs
+        return replace(step_options(settings), loss=loss_of(self._loss, has_targets=has_targets))
 
     def profile(self) -> StaticProfile:
         return self._profile
@@ -278,18 +333,16 @@ class Module(Subject):
         from trappm.profiler.static_profile import step_profile
 
         try:
-            return step_profile(self._module, self._sample, step_options(settings))
+            return step_profile(self._module, self._sample, self._options(settings))
         except TrappmError as error:
             return str(error)
 
     def traced_step(self, settings: StepSettings, phase: Phase, batch_size: int) -> TracedStep:
         from trappm.profiler.models.on_meta import on_meta
-        from trappm.profiler.tracing.losses import loss_of
 
-        has_targets = TARGETS in self._inputs.kwargs
-        options = replace(step_options(settings), loss=loss_of(self._loss, has_targets=has_targets))
+        options = self._options(settings)
         module = on_meta(self._module, None, settings.memory_format, settings.precision)
-        return traced_step(module, self._inputs, options, phase, batch_size)
+        return traced_step(module, self._inputs, options, phase, batch_size, original=self._module)
 
 
 def _example_inputs(
@@ -297,7 +350,8 @@ def _example_inputs(
 ) -> ExampleInputs:
     """Return what `forward()` and the loss are called with.
 
-    A last positional input that `forward()` does not accept becomes the targets.
+    A last positional input that `forward()` does not accept becomes the targets. Optional `labels`,
+    as of Transformers' models, are inputs of training only.
 
     Raises:
         InputError: `forward()` does not take these inputs; with a call that works.
@@ -322,6 +376,9 @@ def _example_inputs(
             ) from error
         args, targets = args[:-1], args[-1]
     example = ExampleInputs.of(*args, **kwargs)
+    labels = signature.parameters.get("labels")
+    if labels is not None and labels.default is None:
+        example = replace(example, of_training=example.of_training | {"labels"})
     if targets is None:
         return example
     return replace(example, kwargs={**example.kwargs, TARGETS: targets})
@@ -344,9 +401,11 @@ def _architecture(name: str, input_size: int | None, _home: Path) -> Subject:
 
 
 @lru_cache(maxsize=64)
-def _file(path: Path, digest: str, input_size: int | None, _home: Path) -> Subject:
-    tracer = OutsideTracer(own_process(), FileTracer(str(path), input_size), str(path))
-    subject = _Cached(file_key(digest, input_size), tracer)
+def _file(path: Path, digest: str, size: int | None, is_tokens: bool, _home: Path) -> Subject:
+    tracer = OutsideTracer(own_process(), FileTracer(str(path), size, is_tokens), str(path))
+    key = file_key(digest, size)
+    subject = _Cached((*key, "tokens") if is_tokens else key, tracer)
+    subject.sequence_length = size if is_tokens else None
     subject.name = str(path)
     subject.identity = (subject.identity, subject.name)
     return subject

@@ -15,19 +15,31 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from trappm.learner.heads.predictions import StepSettings
 from trappm.prediction.models.profile_cache import profile_from_bytes, profile_to_bytes
 from trappm.profiler import errors
-from trappm.profiler.errors import BatchOrderError, ModelFileError, TrappmError, one_line
+from trappm.profiler.errors import (
+    BatchOrderError,
+    ModelFileError,
+    TrappmError,
+    UnsupportedModelError,
+    one_line,
+)
 from trappm.profiler.files.untrusted import pack, unpack
 from trappm.profiler.host.forks import ForkServer, ForkServerError
-from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
+from trappm.profiler.records import (
+    Execution,
+    MemoryFormat,
+    Optimizer,
+    Phase,
+    Precision,
+    StepSettings,
+)
 from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, Origin, StepTrace
 
 if TYPE_CHECKING:
@@ -72,21 +84,23 @@ class TracedStep(NamedTuple):
     """The only batch size that the trace holds for, if there is only one."""
     reason: str
     """Reason why there is only one."""
+    by_values: bool = False
+    """True if the step was run on the example, as its operators depend on values."""
 
     def to_bytes(self) -> bytes:
         """Return the step as a compressed archive."""
         arrays = {name: np.asarray(getattr(self.trace, name)) for name in _ARRAYS}
-        rest = json.dumps([self.origins, self.only_batch, self.reason]).encode()
+        rest = json.dumps([self.origins, self.only_batch, self.reason, self.by_values]).encode()
         return pack({**arrays, "rest": np.frombuffer(rest, dtype=np.uint8)})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Return the step that `to_bytes` wrote."""
         arrays = unpack(data)
-        origins, only_batch, reason = json.loads(arrays.pop("rest").tobytes())
+        origins, *rest = json.loads(arrays.pop("rest").tobytes())
         sizes = arrays.pop("batch_sizes").tolist()
         trace = StepTrace(batch_sizes=tuple(sizes), **arrays)
-        return cls(trace, [Origin(*origin) for origin in origins], only_batch, reason)
+        return cls(trace, [Origin(*origin) for origin in origins], *rest)
 
 
 _ARRAYS = (
@@ -101,8 +115,11 @@ def traced_step(
     phase: Phase,
     batch_size: int,
     only_because: str = "",
+    original: nn.Module | None = None,
 ) -> TracedStep:
     """Trace a step for all batch sizes, or for a single one if it is not linear in the batch size.
+
+    A step whose operators depend on values is run on the values of an original on the CPU.
 
     Args:
         module: On the meta device.
@@ -111,10 +128,12 @@ def traced_step(
         phase: Training or inference.
         batch_size: The single one.
         only_because: Why no other one can be traced, if that is known.
+        original: The module with values that `module` is a copy of, if there is one.
 
     Raises:
         TrappmError: It cannot be traced at that batch size either.
     """
+    from trappm.profiler.models.on_meta import on_meta
     from trappm.profiler.tracing.tracer import Tracer
 
     reason = only_because
@@ -133,8 +152,19 @@ def traced_step(
             "a fixed batch, give them as targets=labels"
         )
     tracer = Tracer(module, inputs, options, (batch_size, batch_size), with_origins=True)
-    trace, _ = tracer.phase(phase)
-    return TracedStep(trace, tracer.origins[phase], batch_size, reason)
+    by_values = False
+    try:
+        trace, _ = tracer.phase(phase)
+    except UnsupportedModelError:
+        if original is None:
+            raise
+        by_values, reason = True, "its operators depend on the values of its inputs"
+        module = on_meta(original, None, options.memory_format, options.precision)
+        tracer = Tracer(
+            module, inputs, options, (batch_size, batch_size), with_origins=True, original=original
+        )
+        trace, _ = tracer.phase(phase)
+    return TracedStep(trace, tracer.origins[phase], batch_size, reason, by_values)
 
 
 class StepTracer(Protocol):
@@ -154,7 +184,11 @@ def step_options(settings: StepSettings) -> StepOptions:
     """Return how the tracer runs a step in these settings."""
     from trappm.profiler.tracing.tracer import StepOptions
 
-    return StepOptions(precision=settings.precision, memory_format=settings.memory_format)
+    return StepOptions(
+        precision=settings.precision,
+        memory_format=settings.memory_format,
+        is_compiled=settings.execution is Execution.COMPILE,
+    )
 
 
 @dataclass(frozen=True)
@@ -199,16 +233,19 @@ class FileTracer:
 
     model: str
     input_size: int | None
+    is_tokens: bool = False
+    """True if the input size is a number of tokens."""
 
     def profile(self) -> tuple[str, StaticProfile]:
         from trappm.profiler.static_profile import file_profile
 
-        return Path(self.model).name, file_profile(Path(self.model), self.input_size)
+        path = Path(self.model)
+        return path.name, file_profile(path, self.input_size, is_tokens=self.is_tokens)
 
     def step(self, settings: StepSettings, batch_size: int | None) -> StepProfile:
         from trappm.profiler.static_profile import rebuilt, step_profile
 
-        module, sample, _ = rebuilt(Path(self.model), self.input_size)
+        module, sample, _ = rebuilt(Path(self.model), self.input_size, is_tokens=self.is_tokens)
         batch_sizes = (batch_size, batch_size) if batch_size else TRACED_BATCH_SIZES
         return step_profile(module, sample, step_options(settings), batch_sizes)
 
@@ -216,7 +253,7 @@ class FileTracer:
         from trappm.profiler.models.on_meta import on_meta
         from trappm.profiler.static_profile import rebuilt
 
-        module, sample, only = rebuilt(Path(self.model), self.input_size)
+        module, sample, only = rebuilt(Path(self.model), self.input_size, is_tokens=self.is_tokens)
         copied = on_meta(module, None, settings.memory_format, settings.precision)
         why = "the file has this one only; export it with a dynamic batch axis" if only else ""
         return traced_step(copied, sample, step_options(settings), phase, only or batch_size, why)
@@ -234,18 +271,16 @@ class OutsideTracer:
     """Deadline of all traces, by `time.monotonic`; None for one of its own per trace."""
 
     def profile(self) -> tuple[str, StaticProfile]:
-        return profile_from_bytes(self._trace("profile"))
+        return profile_from_bytes(self.process.trace(self, "profile"))
 
     def step(self, settings: StepSettings, batch_size: int | None) -> StepProfile:
         from trappm.profiler.simulation.step_profile import StepProfile
 
-        return StepProfile.from_bytes(self._trace("step", settings, batch_size))
+        return StepProfile.from_bytes(self.process.trace(self, "step", settings, batch_size))
 
     def traced_step(self, settings: StepSettings, phase: Phase, batch_size: int) -> TracedStep:
-        return TracedStep.from_bytes(self._trace("traced_step", settings, phase, batch_size))
-
-    def _trace(self, what: str, *arguments: object) -> bytes:
-        return self.process.trace(self.inner, what, arguments, self.name, self.until_s)
+        data = self.process.trace(self, "traced_step", settings, phase, batch_size)
+        return TracedStep.from_bytes(data)
 
 
 class TracingProcess:
@@ -277,22 +312,13 @@ class TracingProcess:
         """End the process with its current trace; the next trace starts it again."""
         self._server.stop()
 
-    def trace(
-        self,
-        tracer: NameTracer | FileTracer,
-        what: str,
-        arguments: Sequence[object],
-        name: str,
-        until_s: float | None,
-    ) -> bytes:
-        """Run a method of a tracer in a fork, and return its result as bytes.
+    def trace(self, outside: OutsideTracer, what: str, *arguments: object) -> bytes:
+        """Run a method of an inner tracer in a fork, and return its result as bytes.
 
         Args:
-            tracer: Tracer to run.
+            outside: The inner tracer, with the model's name and the deadline.
             what: Name of the method.
             arguments: Arguments of the method, which JSON can hold.
-            name: Name of the model in messages.
-            until_s: Deadline by `time.monotonic` (default: the timeout from now).
 
         Raises:
             TracingTimeoutError: It took too long, and was ended.
@@ -305,33 +331,24 @@ class TracingProcess:
             import torch  # noqa: F401  # in parallel: the prediction will need it
 
             self._server.start()
-            if until_s is None:
-                until_s = time.monotonic() + self._timeout_s
             try:
-                return self._trace(tracer, what, arguments, name, until_s)
+                return self._trace(outside, what, arguments)
             except BaseException as error:
                 if isinstance(error, ForkServerError) or not isinstance(error, TrappmError):
                     self._server.stop()  # its next message would not be about the next model
                 raise
 
-    def _trace(
-        self,
-        tracer: NameTracer | FileTracer,
-        what: str,
-        arguments: Sequence[object],
-        name: str,
-        until_s: float,
-    ) -> bytes:
-        is_file = isinstance(tracer, FileTracer)
-        model = os.path.abspath(tracer.model) if is_file else tracer.model
+    def _trace(self, outside: OutsideTracer, what: str, arguments: Sequence[object]) -> bytes:
+        tracer, name = outside.inner, outside.name
+        until_s = outside.until_s or time.monotonic() + self._timeout_s
         memory_bytes = self._memory_mib << 20
-        if is_file:
+        if isinstance(tracer, FileTracer):
+            tracer = replace(tracer, model=os.path.abspath(tracer.model))
             memory_bytes = min(memory_bytes, _FILE_MEMORY_MIB << 20)
-            memory_bytes += _COPIES * os.stat(model).st_size
+            memory_bytes += _COPIES * os.stat(tracer.model).st_size
         message = {
-            "is_file": is_file,
-            "model": model,
-            "input_size": tracer.input_size,
+            "kind": type(tracer).__name__,
+            "tracer": asdict(tracer),
             "what": what,
             "arguments": arguments,
             "memory_bytes": memory_bytes,
@@ -352,7 +369,7 @@ class TracingProcess:
             child.close()
         if "error" in reply:
             kind = getattr(errors, str(reply["error"]), TrappmError)
-            raise kind(str(reply["message"]).replace(model, name))
+            raise kind(str(reply["message"]).replace(tracer.model, name))
         if "result" not in reply:
             raise ModelFileError(
                 f"looking at {name} ended its process ({child.exit_code}): it needs more than "
@@ -380,7 +397,7 @@ def trace_confined(message: Mapping[str, Any], send: Callable[[Mapping[str, Any]
 
     confine(message["memory_bytes"], message["cpu_s"])
     torch.set_num_threads(1)
-    model = message["model"]
+    model = message["tracer"]["model"]
     try:
         result = _result(message)
     except TrappmError as error:
@@ -414,12 +431,15 @@ def confine(memory_bytes: int, cpu_s: int) -> None:
 
 
 def _result(message: Mapping[str, Any]) -> bytes:
-    kind = FileTracer if message["is_file"] else NameTracer
-    tracer = kind(message["model"], message["input_size"])
+    kinds: Mapping[str, type[NameTracer | FileTracer]]
+    kinds = {kind.__name__: kind for kind in (NameTracer, FileTracer)}
+    tracer = kinds[message["kind"]](**message["tracer"])
     if message["what"] == "profile":
         return profile_to_bytes(*tracer.profile())
-    (precision, memory_format, optimizer), *rest = message["arguments"]  # JSON has plain strings
-    settings = StepSettings(Precision(precision), MemoryFormat(memory_format), Optimizer(optimizer))
+    (precision, layout, optimizer, execution), *rest = message["arguments"]  # plain strings
+    settings = StepSettings(
+        Precision(precision), MemoryFormat(layout), Optimizer(optimizer), Execution(execution)
+    )
     if message["what"] == "step":
         return tracer.step(settings, rest[0]).to_bytes()
     phase, batch_size = rest

@@ -18,6 +18,7 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import (
     METRICS,
+    Execution,
     MemoryFormat,
     Optimizer,
     Outcome,
@@ -66,7 +67,7 @@ def campaign(store: Store, campaign_id: str) -> dict[str, Any]:
         "protocol": _name_of(known.spec.get("protocol")),
         "targets": (known.spec.get("stop") or {}).get("target_mape") or {},
         "rounds": [
-            {"number": r.number, "purpose": str(r.purpose), "state": str(r.state)}
+            {"number": r.number, "purpose": str(r.purpose), "is_closed": r.is_closed}
             for r in known.rounds
         ],
         "errors": [
@@ -154,6 +155,7 @@ def label_names(store: Store) -> dict[str, Any]:
         "memory_format": list(MemoryFormat),
         "optimizer": list(Optimizer),
         "phase": list(Phase),
+        "execution": list(Execution),
         "provenance": list(Provenance),
         "outcome": [*Outcome, "any"],
         "metric": [*METRICS, "energy_j"],
@@ -204,7 +206,7 @@ def labels_file(store: Store, wanted: LabelFilter, *, sort: str, kind: str) -> s
 
 def snapshots() -> list[dict[str, Any]]:
     """Return one row per snapshot, the latest first, the shipped one last."""
-    return [row.to_json() for row in listings(local_registry(), with_shipped=True)]
+    return [asdict(row) for row in listings(local_registry(), with_shipped=True)]
 
 
 def snapshot(store: Store, name: str) -> dict[str, Any]:

@@ -77,22 +77,21 @@ class Maps:
 def _explained(home: Home, campaign_id: str, device: str | None) -> dict[str, Any]:
     """Return the explanation of a campaign, with a reason per point, thinned for the page."""
     from trappm.label_store import store_to_read
-    from trappm.reports.choices import PastChoice, WantedChoice, explain
+    from trappm.reports.choices import explain
 
     with store_to_read(home) as store, _without_measurements():
         explanation = explain(store, home, campaign_id, device=device, count=WANTED)
         devices = list(store.assignments.counts(campaign_id))
-    choices: list[PastChoice | WantedChoice] = [*explanation.chosen, *explanation.wanted]
+    choices = [*explanation.chosen, *explanation.wanted]
     reasons = {choice.configuration: choice for choice in choices}
     points = []
     for point in _thinned(explanation.map):
         about = reasons.get(point.configuration)
-        in_round = about.round if isinstance(about, PastChoice) else None
         points.append(
             {
                 **asdict(point),
                 "family": family_of(point.configuration.split()[0]),
-                "round": in_round,
+                "round": about.round if about else None,
                 "reason": about.reason if about else {},
             }
         )

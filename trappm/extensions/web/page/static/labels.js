@@ -6,7 +6,7 @@ import { download, get, query } from "./server.js";
 import { card, choice, empty, errorBox, facts, field, figure, pill, table, waiting } from "./parts.js";
 import { xyChart } from "./charts.js";
 
-const SELECTS = { device: "Device", family: "Family", phase: "Phase", provenance: "Provenance", precision: "Precision", memory_format: "Memory format", optimizer: "Optimizer", metric: "Has metric", outcome: "Attempt outcome", campaign: "Campaign" };
+const SELECTS = { device: "Device", family: "Family", phase: "Phase", provenance: "Provenance", precision: "Precision", memory_format: "Memory format", optimizer: "Optimizer", execution: "Execution", metric: "Has metric", outcome: "Attempt outcome", campaign: "Campaign" };
 const SIZES = [["25", "25"], ["50", "50"], ["100", "100"], ["200", "200"]];
 const MANY = 4; // number of filters that are always visible
 
@@ -63,7 +63,7 @@ function rows(data, asked, go) {
   const what = asked.outcome ? "attempts" : "labels";
   if (!data.rows.length)
     return [empty(page > 1 ? "No such page" : `No ${what} match the filter`, page > 1 ? "The list has become shorter." : "Widen or clear the filter.")];
-  const same = ["precision", "memory_format", "optimizer", "phase", "protocol", "provenance"].filter((n) => data.rows.length > 1 && new Set(data.rows.map((r) => r[n])).size === 1);
+  const same = ["precision", "memory_format", "optimizer", "phase", "execution", "protocol", "provenance"].filter((n) => data.rows.length > 1 && new Set(data.rows.map((r) => r[n])).size === 1);
   const hidden = new Set([...same, "fingerprint", "message", ...Object.keys(data.rows[0]).filter((n) => data.rows.every((r) => r[n] === null))]);
   const order = ["id", "architecture", "family", "batch_size", "input_size", "device", ...Object.keys(METRICS), "memory_above_mib", "outcome"];
   const shown = [...order, ...Object.keys(data.rows[0]).filter((n) => !order.includes(n))].filter((n) => n in data.rows[0] && !hidden.has(n));

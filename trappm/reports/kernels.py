@@ -10,40 +10,35 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, Self
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
 
 from trappm.profiler.kernels.ceilings import Ceilings, ceilings, sentence
 from trappm.profiler.kernels.kernel_call import KernelMeasurement
 from trappm.profiler.records import Outcome
+from trappm.terminal.progress_bars import LiveBar
 
 _EVERY_S = 2.0
 """Seconds between two lines of progress in a file."""
 
 
-class Progress:
+class KernelDisplay(LiveBar):
     """Progress of timing kernels on standard error: a bar on a terminal, lines in a file."""
 
     def __init__(self) -> None:
-        console = Console(stderr=True, highlight=False)
-        columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("to go")
-        text = TextColumn("{task.description}")
-        self._bar = RichProgress(
-            *columns, text, console=console, transient=True, disable=not console.is_terminal
+        super().__init__(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("to go"),
+            TextColumn("{task.description}"),
+            to=Console(stderr=True, highlight=False),
         )
         self._task = self._bar.add_task("")
         self._done, self._shown_at = 0, 0.0
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
 
     def show(self, result: KernelMeasurement, count: int) -> None:
         """Show a result; kernels that are timed again come after the first `count`."""
@@ -89,5 +84,5 @@ def facts(
         "kernels": len(results),
         "outcomes": dict(Counter(result.outcome.value for result in results)),
         "seconds": seconds,
-        "ceilings": {**asdict(known), "bandwidths": [asdict(b) for b in known.bandwidths]},
+        "ceilings": asdict(known),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trappm.prediction.comparison import best_models, cheapest_usd, verdicts
+from trappm.prediction.comparison import FAR_REASON, best_models, cheapest_usd, verdicts
 from trappm.prediction.costs import prices_of
 from trappm.prediction.fitting import VERDICTS
 from trappm.prediction.prediction import LOADING_REMARK
@@ -13,6 +13,7 @@ from trappm.profiler.records import is_cpu_device
 from trappm.terminal.tables import cell, print_line, print_notes, print_table
 
 if TYPE_CHECKING:
+    from trappm.prediction.comparison import Payoff
     from trappm.prediction.costs import Run
     from trappm.prediction.prediction import Prediction
 
@@ -85,6 +86,7 @@ def _notes(prediction: Prediction) -> list[str]:
 def print_comparison(
     predictions: Sequence[Prediction],
     left_out: Sequence[Mapping[str, str]] = (),
+    compiling: Sequence[Payoff] = (),
     *,
     explain: bool = False,
 ) -> None:
@@ -93,13 +95,14 @@ def print_comparison(
     Args:
         predictions: The answers.
         left_out: Device and reason of each that was not compared.
+        compiling: When compiling pays.
         explain: Print all remarks.
     """
     _print_best(predictions)
     run = any(prediction.run is not None for prediction in predictions)
     columns = (
-        "model", "device", "batch", "precision", "step, ms", "USD, run" if run else "USD, 1M",
-        "MiB", "fits", "1/s", "largest batch",
+        "model", "device", "batch", "precision", "run", "step, ms",
+        "USD, run" if run else "USD, 1M", "MiB", "fits", "1/s", "largest batch",
     )  # fmt: skip
     rows = [
         (
@@ -107,6 +110,7 @@ def print_comparison(
             prediction.device,
             prediction.batch_size,
             prediction.precision,
+            prediction.execution,
             prediction.step_time_ms,
             cheapest_usd(prediction),
             prediction.memory_mib,
@@ -117,16 +121,40 @@ def print_comparison(
         for prediction in predictions
     ]
     # Columns with one value become the title, so that the table fits 80 characters.
-    common = [at for at in range(4) if at != 1 and len({row[at] for row in rows}) == 1]
+    common = [at for at in range(5) if at != 1 and len({row[at] for row in rows}) == 1]
     title = [
-        f"batch {rows[0][at]}" if columns[at] == "batch" else str(rows[0][at]) for at in common
-    ]
+        f"batch {rows[0][at]}" if columns[at] == "batch" else str(rows[0][at])
+        for at in common if columns[at] != "run"
+    ]  # fmt: skip
     lengths = {p.sequence_length for p in predictions} - {None}
     title += [f"{length:,} tokens" for length in lengths if len(lengths) == 1]
     kept = [at for at in range(len(columns)) if at not in common]
     shown = [[row[at] for at in kept] for row in rows]
     print_table(", ".join(title), [columns[at] for at in kept], shown)
+    for model, device, compile_s, steps in compiling:
+        pays = "never pays" if steps is None else f"pays after {steps:,} steps"
+        print_line(f"{model} on {device}: compiling took {cell(compile_s)} s and {pays}.")
     print_notes(_notes_on_all(predictions, left_out), explain=explain)
+
+
+def print_batch_sizes(predictions: Sequence[Prediction], *, explain: bool = False) -> None:
+    """Print the best batch size that fits, all of them as one table, and a plot of the speed.
+
+    Args:
+        predictions: Answers that differ by their batch size only.
+        explain: Print all remarks.
+    """
+    from trappm.terminal.plots import curve
+
+    speeds = {p.batch_size: p.samples_per_s for p in predictions if p.samples_per_s is not None}
+    fitting = [p.batch_size for p in predictions if p.fits and p.batch_size in speeds]
+    if fitting:
+        best = max(fitting, key=lambda size: speeds[size])
+        print_line(f"Fastest that fits: batch {best:,}, {cell(speeds[best])} samples/s.")
+    print_comparison(predictions, explain=explain)
+    if len(speeds) > 1:
+        points = [(float(size), speed) for size, speed in sorted(speeds.items())]
+        print_line(curve(points, title="Speed", x_label="batch size", y_label="samples/s"))
 
 
 def _notes_on_all(
@@ -139,12 +167,11 @@ def _notes_on_all(
         reasons.setdefault(row["reason"], {})[row["device"]] = None
     for reason, devices in reasons.items():
         named = " ".join(f"--device {device}" for device in devices)
-        see = "" if "bf16" in reason else f"; show with {named}"
+        see = f"; show with {named}" if reason == FAR_REASON else ""
         notes.append(f"Left out: {', '.join(devices)} ({reason}){see}.")
     if len({prediction.precision for prediction in predictions}) > 1:
         notes.append("Precisions differ between devices; compare in one with --precision.")
-    cards = dict.fromkeys(p.device for p in predictions if not is_cpu_device(p.device))
-    unpriced = [card for card in cards if not prices_of(card)]
+    unpriced = [card for card, is_priced in _priced(predictions).items() if not is_priced]
     if unpriced:
         notes.append(_no_price(unpriced))
     gaps = sorted({f"{p.device}: {gap}" for p in predictions for gap in p.gaps()})
@@ -154,18 +181,28 @@ def _notes_on_all(
 
 def _print_best(predictions: Sequence[Prediction]) -> None:
     """Print the best of all models, then the best devices of each model."""
+    priced = _priced(predictions).values()
+    known = "" if all(priced) else f" (prices known: {sum(priced)} of {len(priced)} GPUs)"
     for what, p in best_models(predictions).items():
         figure = f"{cell(p.samples_per_s)} samples/s"
         if what == "cheapest":
             work = "a million samples" if p.run is None else f"for {p.run.length}"
-            figure = f"{cell(cheapest_usd(p))} USD {work}"
+            figure = f"{cell(cheapest_usd(p))} USD {work}{known}"
         print_line(f"{what.capitalize()}: {p.model} on {p.device}, {figure}.")
     for model, best in verdicts(predictions).items():
         winners = ", ".join(
-            f"{what.replace('_', ' ')}: {device}" for what, device in best.items() if device
+            f"{what.replace('_', ' ')}: {device}{known if what == 'cheapest' else ''}"
+            for what, device in best.items()
+            if device
         )
         if winners:
             print_line(f"{model}: {winners}")
+
+
+def _priced(predictions: Sequence[Prediction]) -> dict[str, bool]:
+    """Return whether a price is known, by GPU."""
+    gpus = [p for p in predictions if not is_cpu_device(p.device)]
+    return {p.device: bool(prices_of(p.device, p.usd_per_hour, p.card)) for p in gpus}
 
 
 def _no_price(devices: Iterable[str]) -> str:

@@ -1,0 +1,130 @@
+"""Step time under `torch.compile`: the fused kernels with the constants of the eager step.
+
+What eager labels do not show has a few constants of its own here: how fast fused kernels are
+relative to eager ones, what another layout is worth to a convolution, and how long the host takes
+per kernel. The ratio of a compiled to an eager step is that of a reference card with such pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.physics.kernel_terms import PASSES, PRODUCTS, terms_of
+from trappm.learner.physics.kernel_times import LEAST_MS, SHARPNESS, Lookup, times_of
+from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.workload import Array, Workload
+from trappm.profiler.simulation.kernel_profile import KernelKind
+
+PARTS = (
+    "pixel",
+    "dense",
+    "grouped",
+    "depthwise",
+    "other products",
+    "pointwise",
+    "strided",
+    "norm",
+    "reduction",
+    "host",
+    "step",
+)
+"""Parts of a step with a constant each: the logarithm of their time relative to the eager prior."""
+SPREAD = 0.15
+"""Deviation of each constant before any label; a round number."""
+_STREAM_PARTS = {
+    KernelKind.ELEMENTWISE: 5,
+    KernelKind.BATCH_NORM: 5,
+    KernelKind.LAYER_NORM: 7,
+    KernelKind.SOFTMAX: 7,
+    KernelKind.REDUCTION: 8,
+}
+"""Part by kind of a memory-bound kernel; others are strided."""
+
+
+def part_times(prior: StepTimePrior, workloads: Sequence[Workload]) -> Array:
+    """Return the time of each of `PARTS` in ms, with the constants of eager steps (n, parts).
+
+    Args:
+        prior: Prior of the card's eager steps.
+        workloads: Steps with fused kernels (n).
+    """
+    terms = terms_of(workloads, prior.spec)
+    with torch.no_grad():
+        times = times_of(terms, Lookup(prior.constants), prior.spec)
+    result = torch.zeros(len(workloads), len(PARTS), dtype=torch.float64)
+    kinds = terms.products.base // PASSES
+    is_last = (terms.products.last > 0) & (kinds <= KernelKind.DEPTHWISE)
+    places = torch.where(is_last, kinds, 4)
+    result.index_put_((terms.products.owner, places), times.products, accumulate=True)
+    of_kind = torch.tensor([_STREAM_PARTS.get(k, 6) for k in KernelKind if k >= PRODUCTS])
+    places = of_kind[terms.streams.kind]
+    result.index_put_((terms.streams.owner, places), times.streams, accumulate=True)
+    result[:, -2], result[:, -1] = times.host, times.step
+    values: Array = result.numpy()
+    return values
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledStep:
+    """Constants of compiled steps, the same for all cards."""
+
+    constants: Array
+    """Logarithms by part (parts)."""
+
+    @classmethod
+    def unknown(cls) -> CompiledStep:
+        return cls(np.zeros(len(PARTS)))
+
+    def log_times(self, parts: Array) -> Array:
+        """Return the logarithm of the step time in ms (n) from times by part (n, parts)."""
+        scaled = parts * np.exp(self.constants)
+        both = np.stack([scaled[:, :-2].sum(1), scaled[:, -2]]).clip(min=LEAST_MS)
+        busy = np.exp(np.logaddexp(*(SHARPNESS * np.log(both))) / SHARPNESS)
+        values: Array = np.log(busy + scaled[:, -1])
+        return values
+
+    def refit(self, parts: Array, log_values: Array) -> CompiledStep:
+        """Return the most probable constants for labelled steps; their prior is centered here."""
+        from scipy.optimize import least_squares  # type: ignore[import-untyped]
+
+        def errors(constants: Array) -> Array:
+            off = CompiledStep(constants).log_times(parts) - log_values
+            return np.concatenate([off / 0.05, (constants - self.constants) / SPREAD])
+
+        fitted = least_squares(errors, self.constants, loss="soft_l1")
+        return CompiledStep(fitted.x)
+
+
+FILE = Path(__file__).with_name("compiled_step.safetensors")
+"""Reference: constants of an RTX 4090's eager steps and of its compiled ones, from timm's published
+pairs (Apache-2.0; docs/research/compiled_steps.md)."""
+REFERENCE = "rtx-4090"
+RATIO_90 = 0.22
+"""Bound of the ratio's logarithmic error that 90 % of the held-out architectures of a card without
+compiled labels keep."""
+
+
+def log_ratio(eager: Workload, compiled: Workload) -> float:
+    """Return the logarithm of the compiled step's time relative to the eager step's.
+
+    It is that of the reference card: how a card's time divides into parts matters more than its
+    speed, and its eager labels hardly show it.
+    """
+    prior, step = _reference()
+    parts = part_times(prior, [compiled])
+    return float(step.log_times(parts)[0] - prior.log_values([eager])[0])
+
+
+@cache
+def _reference() -> tuple[StepTimePrior, CompiledStep]:
+    tensors = load_file(FILE)
+    prior = StepTimePrior(spec_of(REFERENCE), tensors["eager"])
+    return prior, CompiledStep(tensors["compiled"].numpy())

@@ -1,0 +1,389 @@
+"""Kernels of a step under `torch.compile`: what inductor fuses, derived from the recorded step.
+
+A product (convolution, matrix product, attention) remains the library's kernel. Pointwise operators
+and reductions between products become one kernel, which reads its inputs and writes its outputs
+once. Tensors that only its own operators read are never written. The rules follow
+`torch/_inductor` of PyTorch 2.4 to 2.13: `lowering.py` (what is inlined), `scheduler.py` (what is
+fused) and `graph.py` (layout of convolutions). In the backward pass, pointwise results of the
+forward pass are computed again rather than kept, as AOTAutograd's min-cut partition does.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from trappm.profiler.errors import BatchOrderError
+from trappm.profiler.records import IntArray, Phase
+from trappm.profiler.simulation.kernel_profile import KernelKind, KernelTable, Size
+from trappm.profiler.simulation.step_trace import Pass
+from trappm.profiler.tracing.kernel_log import (
+    DESCRIPTION,
+    NOT_A_PRODUCT,
+    AllocationLog,
+    KernelLog,
+    Product,
+    bytes_of,
+    channels_last,
+    name_of,
+)
+
+
+class Role(Enum):
+    """Part of an operator in a fused kernel."""
+
+    EXTERN = "extern"
+    """Kernel of a library; fuses with nothing."""
+    POINTWISE = "pointwise"
+    WINDOW = "window"
+    """Reads its input many times, so the input is written first; fuses with what follows."""
+    REDUCTION = "reduction"
+
+
+class Contents(NamedTuple):
+    """Contents of a storage after one of its writes."""
+
+    storage: int
+    version: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """One recorded kernel with its data flow."""
+
+    name: str
+    role: Role
+    backward: bool
+    elements: int
+    """Number of elements that its loop visits."""
+    kept: int
+    """Number of elements of its result."""
+    reads: Mapping[tuple[Contents, int], int]
+    """Bytes by contents and offset in the storage."""
+    writes: Mapping[tuple[Contents, int], int]
+
+
+_EXTERN = frozenset(("sort", "topk", "nonzero", "cumsum", "cumprod", "fft_r2c", "fft_c2r"))
+"""Operators without a product that inductor leaves to the library, or that are scans."""
+_REDUCTIONS = (KernelKind.REDUCTION, KernelKind.SOFTMAX, KernelKind.LAYER_NORM)
+_WINDOW = 25
+"""Largest window of a pool that inductor computes itself (`lowering.py`)."""
+_JOINED = 8
+"""Largest number of tensors that inductor joins within another kernel (`lowering.py`)."""
+
+
+def _role(
+    kind: KernelKind,
+    name: str,
+    call: Mapping[str, Any],
+    written: Tensor,
+    count: int,
+    read: Sequence[Tensor],
+) -> Role:
+    if kind <= KernelKind.ATTENTION or kind is KernelKind.OTHER or count > 1 or name in _EXTERN:
+        return Role.EXTERN
+    if name == "cat" and len(read) > _JOINED:
+        return Role.EXTERN
+    if kind is KernelKind.REDUCTION and any(map(channels_last, read)):
+        return Role.WINDOW  # pixels are no inner axis of a loop over channels-last images
+    if kind in _REDUCTIONS:
+        return Role.REDUCTION
+    if kind is KernelKind.BATCH_NORM and call.get("training"):
+        return Role.WINDOW  # the statistics are a kernel before
+    if kind is not KernelKind.POOLING:
+        return Role.POINTWISE
+    if all(size == 1 for size in written.shape[2:]):
+        return Role.REDUCTION
+    return Role.EXTERN if np.prod(call.get("kernel_size") or 1) > _WINDOW else Role.WINDOW
+
+
+class FusedKernelLog(KernelLog):
+    """The kernels of one compiled step at one batch size.
+
+    Args:
+        allocations: Numbers the storages of the step.
+    """
+
+    def __init__(self, allocations: AllocationLog) -> None:
+        super().__init__()
+        self.nodes: list[Node] = []
+        self.groups: Sequence[Sequence[int]] = []
+        """Nodes of each fused kernel; set by `fuse`."""
+        self._allocations = allocations
+        self._versions: dict[int, int] = defaultdict(int)
+        self._operator: tuple[str, Mapping[str, Any]] = "", {}
+
+    def operator(self, func: Any, call: Mapping[str, Any], output: Any) -> None:
+        self._operator = name_of(func), call
+        super().operator(func, call, output)
+        self._operator = "", {}
+
+    def add(
+        self,
+        kind: KernelKind,
+        which: Pass,
+        read: Sequence[Tensor],
+        written: Sequence[Tensor],
+        product: Product = NOT_A_PRODUCT,
+        count: int = 1,
+    ) -> None:
+        super().add(kind, which, read, written, product, count)
+        if len(self.nodes) == len(self._rows):  # nothing is read or written
+            return
+        name, call = self._operator
+        reads = self._pieces(read)
+        for number in {self._allocations.number(tensor) for tensor in written}:
+            self._versions[number] += 1
+        role = _role(kind, name, call, written[0], count, read)
+        kept = max(tensor.numel() for tensor in written)
+        visited = (*read, *written) if role is Role.REDUCTION else written
+        elements = max(tensor.numel() for tensor in visited)
+        backward, writes = which is not Pass.FORWARD, self._pieces(written)
+        name = name or kind.name.lower()
+        self.nodes.append(Node(name, role, backward, elements, kept, reads, writes))
+
+    def _pieces(self, tensors: Sequence[Tensor]) -> Mapping[tuple[Contents, int], int]:
+        pieces: dict[tuple[Contents, int], int] = defaultdict(int)
+        for tensor in tensors:
+            number = self._allocations.number(tensor)
+            contents = Contents(number, self._versions[number])
+            pieces[contents, int(tensor.storage_offset())] += bytes_of([tensor])
+        return pieces
+
+    def fuse(self, like: FusedKernelLog | None = None) -> None:
+        """Derive the fused kernels, or take those of the same step at another batch size.
+
+        Raises:
+            BatchOrderError: The other step has other kernels.
+        """
+        if like is None:
+            self.groups = fused_groups(self.nodes)
+        elif [node.name for node in like.nodes] == [node.name for node in self.nodes]:
+            self.groups = like.groups
+        else:
+            raise BatchOrderError("the order of its kernels changes with the batch size")
+
+    def rows(self) -> IntArray:
+        """Return one row per fused kernel, with the bytes that cross its border."""
+        rows = super().rows()
+        traffic = _traffic(self.nodes, self.groups)
+        fused = [
+            self._row(rows, members, *sizes)
+            for members, sizes in zip(self.groups, traffic, strict=True)
+        ]
+        return np.array(fused, dtype=np.int64).reshape(-1, rows.shape[1])
+
+    def counts(self) -> IntArray:
+        counts = super().counts()
+        return np.array([counts[members[0]] for members in self.groups], dtype=np.int64)
+
+    def _row(self, rows: IntArray, members: Sequence[int], read: int, written: int) -> IntArray:
+        """Return the row of a kernel; its class and shape are those of one of its nodes."""
+
+        def weight(i: int) -> tuple[bool, int]:
+            return self.nodes[i].role is Role.REDUCTION, self.nodes[i].elements
+
+        first = max(members, key=weight)
+        row: IntArray = rows[first].copy()
+        if self.nodes[first].role is Role.EXTERN:
+            return row
+        if self.nodes[first].role is not Role.REDUCTION:
+            row[0] = _pointwise_kind(rows[members, 0].tolist())
+        row[2:4] = rows[members, 2:4].max(axis=0)
+        row[DESCRIPTION + Size.READ_BYTES : DESCRIPTION + Size.WRITTEN_BYTES + 1] = read, written
+        return row
+
+
+def _pointwise_kind(kinds: Sequence[int]) -> KernelKind:
+    """Return the class of a kernel of pointwise nodes: that of the slowest access to memory."""
+    for slow in (KernelKind.INDEX, KernelKind.POOLING, KernelKind.STRIDED):
+        if slow in kinds:
+            return slow
+    return KernelKind.STRIDED if KernelKind.COPY in kinds else KernelKind.ELEMENTWISE
+
+
+@dataclass(eq=False)
+class _Group:
+    """Nodes of one kernel. Sets of nodes are bits of integers."""
+
+    nodes: int
+    before: int
+    """All nodes that run before the group."""
+    elements: int
+    """Number of elements that its loop visits."""
+    kept: set[int]
+    """Numbers of elements of its reductions' results."""
+    backward: bool
+    fuses: bool
+
+
+class _Fusion:
+    """Greedy fusion of nodes in the order in which they were recorded."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._nodes = nodes
+        self._group_of: list[_Group] = []
+        self._writer: dict[Contents, int] = {}
+        self._readers: dict[Contents, list[int]] = defaultdict(list)
+        for i, node in enumerate(nodes):
+            self._writer.update((contents, i) for contents, _ in node.writes)
+            for contents in {contents for contents, _ in node.reads}:
+                self._readers[contents].append(i)
+
+    def groups(self) -> list[list[int]]:
+        for i, node in enumerate(self._nodes):
+            self._append(i, node)
+            if node.role is Role.EXTERN:
+                continue
+            read = dict.fromkeys(contents for contents, _ in node.reads)
+            if node.role is not Role.WINDOW:
+                for contents in read:
+                    self._try(i, self._writer.get(contents, i), produces=True)
+                for contents in read:
+                    for reader in self._readers[contents]:
+                        if reader < i:
+                            self._try(i, reader, produces=False)
+        members: dict[_Group, list[int]] = defaultdict(list)
+        for i, group in enumerate(self._group_of):
+            members[group].append(i)
+        return list(members.values())
+
+    def _append(self, i: int, node: Node) -> None:
+        before = 0
+        for contents, _ in node.reads:
+            writer = self._writer.get(contents, i)
+            if writer < i:
+                group = self._group_of[writer]
+                before |= group.nodes | group.before
+        kept = {node.kept} if node.role is Role.REDUCTION else set[int]()
+        fuses = node.role is not Role.EXTERN
+        group = _Group(1 << i, before, node.elements, kept, node.backward, fuses)
+        self._group_of.append(group)
+
+    def _try(self, i: int, other: int, *, produces: bool) -> None:
+        """Fuse the group of node i with that of an earlier node, if inductor would."""
+        if other >= i:
+            return
+        later, earlier = self._group_of[i], self._group_of[other]
+        if later is earlier or not earlier.fuses or later.backward != earlier.backward:
+            return
+        node = self._nodes[i]
+        inlined = produces and not earlier.kept and self._only_for(earlier, later)
+        if node.role is Role.REDUCTION and earlier.kept - {earlier.elements}:
+            matches = earlier.elements == node.elements and node.kept in earlier.kept
+        else:
+            matches = node.elements in {earlier.elements, *(earlier.kept if produces else ())}
+        if (matches or inlined) and not self._is_between(earlier, later):
+            self._merge(earlier, later, node.elements if inlined else earlier.elements)
+
+    def _only_for(self, earlier: _Group, later: _Group) -> bool:
+        """Return whether nothing else reads the results of a group."""
+        both = earlier.nodes | later.nodes
+        return all(
+            both >> reader & 1
+            for i in _bits(earlier.nodes)
+            for contents, _ in self._nodes[i].writes
+            for reader in self._readers[contents]
+        )
+
+    def _is_between(self, earlier: _Group, later: _Group) -> bool:
+        """Return whether a path from one group to the other leads over a third."""
+        both = earlier.nodes | later.nodes
+        between = (earlier.before | later.before) & ~both
+        return any(self._group_of[i].before & both for i in _bits(between))
+
+    def _merge(self, one: _Group, other: _Group, elements: int) -> None:
+        nodes = one.nodes | other.nodes
+        before = (one.before | other.before) & ~nodes
+        for group in set(self._group_of):
+            if group.before & nodes:
+                group.before |= nodes | before
+        merged = _Group(nodes, before, elements, one.kept | other.kept, one.backward, True)
+        for i in _bits(nodes):
+            self._group_of[i] = merged
+
+
+def fused_groups(nodes: Sequence[Node]) -> list[list[int]]:
+    """Return the nodes of each kernel of a compiled step, ordered by their first node."""
+    return _Fusion(nodes).groups()
+
+
+def _bits(nodes: int) -> Iterator[int]:
+    while nodes:
+        lowest = nodes & -nodes
+        yield lowest.bit_length() - 1
+        nodes ^= lowest
+
+
+def _traffic(nodes: Sequence[Node], groups: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
+    """Yield the bytes that each fused kernel reads and writes.
+
+    What only the backward pass reads of a fused kernel of the forward pass is computed again there
+    from that kernel's inputs.
+    """
+    group_of = {i: at for at, members in enumerate(groups) for i in members}
+    writer = {contents: i for i, node in enumerate(nodes) for contents, _ in node.writes}
+    read: set[Contents] = set()
+    in_memory: set[Contents] = set()
+    """Contents that another group reads; a backward kernel may compute them again instead."""
+    for i, node in enumerate(nodes):
+        for contents, _ in node.reads:
+            read.add(contents)
+            source = writer.get(contents, i)
+            again = node.backward > nodes[source].backward
+            if again and Role.EXTERN not in (node.role, nodes[source].role):
+                continue
+            if group_of[source] != group_of[i]:
+                in_memory.add(contents)
+    inputs: list[dict[tuple[Contents, int], int]] = []
+    for at, members in enumerate(groups):
+        reads: dict[tuple[Contents, int], int] = {}
+        writes = 0
+        for i in members:
+            for (contents, offset), size in nodes[i].reads.items():
+                pieces = {(contents, offset): size}
+                if contents in writer and contents not in in_memory:
+                    source_group = group_of[writer[contents]]
+                    pieces = inputs[source_group] if source_group < at else {}
+                elif contents in writer and group_of[writer[contents]] == at:
+                    continue
+                for piece, bytes_ in pieces.items():
+                    reads[piece] = max(reads.get(piece, 0), bytes_)
+            results = {contents: size for (contents, _), size in nodes[i].writes.items()}
+            kept = in_memory if read.intersection(results) else results
+            writes += sum(size for contents, size in results.items() if contents in kept)
+        inputs.append(reads)
+        yield sum(reads.values()), writes
+
+
+FEW_CONVOLUTIONS = 300
+"""Number of operators per convolution from which inductor keeps the layout (`graph.py`)."""
+
+
+def prefers_channels_last(table: KernelTable, phase: Phase) -> bool:
+    """Return whether inductor runs the convolutions of a step in channels-last on a GPU.
+
+    `decide_layout_opt` in `torch/_inductor/graph.py` weights the operations of four classes.
+    """
+    forward = (table.kinds <= KernelKind.DEPTHWISE) & (table.passes == Pass.FORWARD)
+    number = int(table.counts[forward].sum())
+    if not number or int(table.counts.sum()) >= FEW_CONVOLUTIONS * number:
+        return False
+    sizes = table.sizes_at(1)[forward]
+    windows, kinds = table.windows[forward], table.kinds[forward]
+    outputs = sizes[:, Size.COLUMNS] * sizes[:, Size.PRODUCTS]
+    inputs = sizes[:, Size.DEPTH] / windows
+    grouped = kinds == KernelKind.GROUPED
+    small = (outputs <= 64) & (inputs <= 64)
+    narrowing = (outputs * 2 <= inputs) & (windows > 1)
+    if phase is Phase.TRAIN:
+        return not (grouped.any() or narrowing.any() or small.all())
+    factor = np.select([grouped, small, narrowing], [1.358, 0.783, 0.725], 0.823)
+    operations = sizes[:, Size.FLOPS] * table.counts[forward]
+    return bool((factor * operations).sum() <= operations.sum())

@@ -1,0 +1,146 @@
+"""Values of tensors on the meta device, for steps that depend on them.
+
+Hugging Face's models ask whether a mask hides anything, and whether positions count without a gap.
+Such tensors are small and made of constants and of the caller's masks, so they are computed apart
+from the trace, on the CPU. Tensors that depend on a weight, a random number or an image are
+unknown. Where the operators of a step depend on those as well, such as with routed experts, the
+step is run on the caller's values, and all tensors are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+from torch.utils.weak import WeakIdKeyDictionary
+
+from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.host.procfs import available_memory_mib
+from trappm.profiler.tracing.kernel_log import tensors_of
+
+_SOFTMAX = (torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default)
+MAX_ELEMENTS = 1 << 22
+"""Largest tensor with known values: masks of a few thousand tokens by as many."""
+
+
+class KnownValues:
+    """Known values of tensors on the meta device, computed on the CPU.
+
+    Args:
+        everything: Compute all tensors, not only small ones of whole numbers.
+    """
+
+    def __init__(self, everything: bool = False) -> None:
+        self.everything = everything
+        self._storages = WeakIdKeyDictionary()
+        """Storages with values by storages on the meta device."""
+
+    def set(self, tensor: Tensor, values: Tensor) -> None:
+        """Set the values of a tensor, in its own layout."""
+        storage = tensor.untyped_storage()
+        same = values.stride() == tensor.stride() and values.dtype == tensor.dtype
+        if same and values.untyped_storage().nbytes() == storage.nbytes():
+            self._storages[storage] = values.untyped_storage()
+            return
+        self._storages[storage] = torch.UntypedStorage(storage.nbytes())  # type: ignore[no-untyped-call]
+        self._view(tensor).copy_(values)
+
+    def get(self, tensor: Tensor) -> Tensor | None:
+        """Return the values on the CPU, or None if they are unknown."""
+        return self._view(tensor) if tensor.untyped_storage() in self._storages else None
+
+    def number(self, tensor: Tensor) -> bool | int | float | None:
+        """Return the value of a tensor with one element, or None if it is unknown."""
+        values = self.get(tensor)
+        return None if values is None else values.item()
+
+    def forget(self, tensor: Tensor) -> None:
+        """Forget the values of a tensor and of its views."""
+        self._storages.pop(tensor.untyped_storage(), None)  # type: ignore[no-untyped-call]
+
+    def _view(self, tensor: Tensor) -> Tensor:
+        values = torch.empty(0, dtype=tensor.dtype)
+        layout = tensor.storage_offset(), tensor.shape, tensor.stride()
+        return values.set_(self._storages[tensor.untyped_storage()], *layout)
+
+    def results(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return what a function of these arguments returns on the CPU; None if one is unknown."""
+        unknown = False
+
+        def values_of(value: Any) -> Any:
+            nonlocal unknown
+            if isinstance(value, torch.device) or (isinstance(value, str) and value == "meta"):
+                return torch.device("cpu")
+            if not isinstance(value, Tensor) or not value.is_meta:
+                return value
+            values = self.get(value)
+            unknown = unknown or values is None
+            return values
+
+        given, named = tree_map(values_of, (tuple(args), dict(kwargs)))
+        if unknown:
+            return None
+        if func in _SOFTMAX and given[2]:  # a CPU does not read 16 bits and write 32
+            given = given[0].float(), given[1], False
+        try:
+            return func(*given, **named)
+        except RuntimeError as error:
+            if "not implemented for" in str(error):  # the type, on the CPU
+                return None
+            raise
+
+    def follow(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        """Compute the values of a function's results, if its arguments are known."""
+        tensors = [t for t in tensors_of((out,)) if t.is_meta]
+        if not self.everything:
+            tensors = [t for t in tensors if is_whole(t)]
+        if not tensors:
+            return
+        results = None
+        if self.everything:
+            check_memory(tensors)
+            results = self.results(func, args, kwargs)
+        elif sum(t.numel() for t in tensors) <= MAX_ELEMENTS and not _is_arbitrary(func):
+            results = self.results(func, args, kwargs)
+        if results is None:
+            for tensor in tensors:
+                self.forget(tensor)
+            return
+        wanted = {id(tensor) for tensor in tensors}
+        is_empty = "empty" in getattr(func, "__name__", "")
+        for tensor, values in zip(tensors_of((out,)), tensors_of((results,)), strict=True):
+            if is_empty:
+                values.zero_()  # class numbers of a default loss, for instance
+            # Views, and what is written in place, have their values already.
+            if id(tensor) in wanted and tensor.untyped_storage() not in self._storages:
+                self.set(tensor, values)
+
+    def replace(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        """Compute the values of new tensors that have been made by other operators."""
+        if self.everything:
+            for tensor in tensors_of((out,)):
+                self.forget(tensor)
+            self.follow(func, args, kwargs, out)
+
+
+def check_memory(tensors: Sequence[Tensor]) -> None:
+    """Raise UnsupportedModelError if this machine has no memory for twice these tensors."""
+    needed_mib = 2 * sum(t.numel() * t.element_size() for t in tensors) / 2**20
+    if needed_mib > 1 and needed_mib > available_memory_mib():
+        raise UnsupportedModelError(
+            "its operators depend on values, so it must run on the CPU, which has too little "
+            "memory for it; give an example with fewer samples"
+        )
+
+
+def is_whole(tensor: Tensor) -> bool:
+    """Return whether a tensor is of integers or booleans."""
+    return not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+
+
+def _is_arbitrary(func: Any) -> bool:
+    """Return whether an operator's result is random or uninitialized."""
+    return torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name

@@ -1,0 +1,215 @@
+"""Errors of predicted inference steps under `torch.compile`, on timm's published pairs.
+
+Each seed holds out a fifth of the architectures of one card, whose other eager labels fit the
+card's constants. The ratio to the eager step is learned from pairs of the other architectures, on
+this card or on the other one (docs/research/compiled_steps.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+import typer
+from safetensors.torch import save_file
+
+from research.data import data_folder
+from research.held_out import Array, held_out, percent_errors
+from research.priors.steps import TRACES, Steps, Traces, kernels
+from trappm.learner.physics.compiled_step import FILE as FILE_OF_CONSTANTS
+from trappm.learner.physics.compiled_step import REFERENCE, CompiledStep, part_times
+from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.workload import Workload
+from trappm.profiler.models.families import family_of
+from trappm.profiler.models.zoo import current_name
+from trappm.profiler.records import Graph, Optimizer, Phase, Precision
+from trappm.profiler.simulation.kernel_profile import KernelProfile
+from trappm.profiler.static_profile import compiled_kernels, phase_kernels
+from trappm.profiler.tracing.tracer import StepOptions
+
+FILE = "new/timm_infer_2026_eager_and_compiled.csv.gz"
+CARDS = {"rtx-4090": "4090", "rtx-pro-6000-blackwell-max-q-workstation": "pro6000maxq"}
+"""Name in the sheet by card of the catalogue."""
+MOST_EAGER_ERROR = 0.25
+"""Log error of the eager prior above which a pair neither teaches nor judges a ratio: timm runs
+such models otherwise than by default (reparameterized, or without a cache of positions)."""
+AMP = StepOptions(precision=Precision.AMP_FP16)
+"""Precision of the sheet's eager rows."""
+
+
+def inference_kernels(
+    name: str, size: int, folder: Path
+) -> tuple[KernelProfile | None, KernelProfile | None]:
+    """Return the kernels of the eager and the compiled step; both phases are inference.
+
+    None if they cannot be traced.
+    """
+    phase = Phase.INFER
+
+    def profile(is_compiled: bool) -> KernelProfile:
+        table = phase_kernels(name, size, phase, AMP)
+        if is_compiled:
+            table = compiled_kernels(name, size, phase, AMP, table)
+        return KernelProfile(
+            train=table, infer=table, parameter_tensors=0, parameters=0,
+            precision=AMP.precision, memory_format=AMP.memory_format,
+        )  # fmt: skip
+
+    eager, compiled = (
+        kernels(folder, f"{name}@{size}-{kind}", lambda kind=kind: profile(kind == "compiled"))
+        for kind in ("eager", "compiled")
+    )
+    return eager, compiled
+
+
+def pairs(path: Path, most: int | None = None) -> pd.DataFrame:
+    """Return the rows measured eager and compiled in one configuration, in random order.
+
+    Args:
+        path: The sheet.
+        most: Largest number of inputs of a family, as drawn of the first card (default: all).
+    """
+    sheet = pd.read_csv(path)
+    keys = ["device", "precision", "torch", "model", "infer_img_size", "infer_batch_size"]
+    first = sheet.groupby([*keys, "compiled"]).infer_step_time.median().unstack("compiled")
+    both = first.dropna().rename(columns={False: "eager_ms", True: "compiled_ms"}).reset_index()
+    both = both.sample(frac=1, random_state=0)
+    if most is None:
+        return both
+    first = both[both.device == CARDS[REFERENCE]]
+    families = first.model.map(lambda name: family_of(current_name(name)))
+    drawn = first[first.groupby(families).cumcount() < most]
+    return both.merge(drawn[["model", "infer_img_size"]].drop_duplicates())
+
+
+@dataclass(frozen=True, eq=False)
+class Card:
+    """Pairs of one card (n rows)."""
+
+    eager: Steps
+    compiled: Steps
+
+    @classmethod
+    def of(cls, card: str, table: pd.DataFrame, traces: Path) -> Card:
+        """Return the pairs whose kernels are in the folder or can be traced."""
+        rows: tuple[list[tuple[Workload, str, float]], ...] = [], []
+        for row in table[table.device == CARDS[card]].to_dict("records"):
+            name = current_name(str(row["model"]))
+            profiles = inference_kernels(name, int(row["infer_img_size"]), traces)
+            times = row["eager_ms"], row["compiled_ms"]
+            if None in profiles:
+                continue
+            for steps, profile, time_ms in zip(rows, profiles, times, strict=True):
+                workload = Workload(
+                    graph=Graph.empty(int(row["infer_batch_size"])),
+                    precision=AMP.precision,
+                    optimizer=Optimizer.MOMENTUM,
+                    phase=Phase.INFER,
+                    kernels=profile,
+                )
+                steps.append((workload, name, time_ms))
+        return cls(*(Steps.of(card, f"timm {card}", steps) for steps in rows))
+
+    def at(self, chosen: npt.NDArray[np.bool_]) -> Card:
+        return Card(self.eager.at(chosen), self.compiled.at(chosen))
+
+    def parts(self, prior: StepTimePrior) -> Array:
+        return part_times(prior, self.compiled.evidence.workloads)
+
+    @cached_property
+    def eager_prior(self) -> StepTimePrior:
+        """Prior with constants of the eager labels."""
+        evidence = self.eager.evidence
+        return StepTimePrior(evidence.spec).refit(evidence.workloads, evidence.log_values)
+
+    @property
+    def log_ratios(self) -> Array:
+        values: Array = self.compiled.evidence.log_values - self.eager.evidence.log_values
+        return values
+
+
+def judge(card: Card, reference: Card, seed: int) -> list[dict[str, object]]:
+    """Return errors on held-out architectures of a card.
+
+    Args:
+        card: Pairs of the card; its compiled labels only judge, unless it is the reference.
+        reference: Card whose pairs of the other architectures teach the ratios.
+        seed: Seed of the held-out architectures.
+    """
+    test = held_out(card.eager.groups, seed)
+    known, unseen = card.at(~test), card.at(test)
+    prior = known.eager_prior
+    pairs = reference.at(~np.isin(reference.eager.architectures, unseen.eager.architectures))
+    first = prior if reference is card else pairs.eager_prior
+    of_eager = first.log_values(pairs.eager.evidence.workloads)
+    like = np.abs(of_eager - pairs.eager.evidence.log_values) < MOST_EAGER_ERROR
+    step = CompiledStep.unknown().refit(
+        pairs.parts(first)[like], (of_eager + pairs.log_ratios)[like]
+    )
+    families = [family_of(name) for name in pairs.eager.architectures.tolist()]
+    by_family = pd.Series(pairs.log_ratios).groupby(families).median()
+    middle = float(np.median(pairs.log_ratios))
+    own = [family_of(name) for name in unseen.eager.architectures.tolist()]
+    eager = prior.log_values(unseen.eager.evidence.workloads)
+    ratio = step.log_times(unseen.parts(first)) - first.log_values(unseen.eager.evidence.workloads)
+    ratios = {
+        "eager answer": np.zeros(len(eager)),
+        "times one ratio": np.full(len(eager), middle),
+        "times the family's ratio": by_family.reindex(own).fillna(middle).to_numpy(),
+        "fused kernels": ratio,
+    }
+    rows = []
+    like = np.abs(eager - unseen.eager.evidence.log_values) < MOST_EAGER_ERROR
+    for name, log_ratio in ratios.items():
+        off = percent_errors(unseen.compiled.evidence.log_values - eager - log_ratio)
+        of_ratio = percent_errors(unseen.log_ratios - log_ratio)[like]
+        rows.append(
+            {
+                "variant": name,
+                "step_mean_%": off.mean(),
+                "step_median_%": np.median(off),
+                "ratio_mean_%": of_ratio.mean(),
+                "ratio_median_%": np.median(of_ratio),
+                "eager_mean_%": percent_errors(unseen.eager.evidence.log_values - eager).mean(),
+            }
+        )
+    return rows
+
+
+def main(
+    traces: Traces = TRACES,
+    seeds: Annotated[int, typer.Option(help="Number of seeds, from 1337 on.")] = 5,
+    most: Annotated[
+        int | None, typer.Option(help="Largest number of inputs of a family (default: all).")
+    ] = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write the reference's constants.")
+    ] = False,
+) -> None:
+    """Print mean errors over seeds, for each card with its own ratios and with the other's."""
+    table = pairs(data_folder() / FILE, most)
+    cards = {card: Card.of(card, table, traces) for card in CARDS}
+    for name, card in cards.items():
+        for key, reference in cards.items():
+            rows = [
+                row for seed in range(1337, 1337 + seeds) for row in judge(card, reference, seed)
+            ]
+            print(f"{name}: {len(card.eager.architectures)} pairs, ratios of {key}")
+            means = pd.DataFrame(rows).groupby("variant", sort=False).mean()
+            print(means.round(2).to_string())
+    if write:
+        reference = cards[REFERENCE]
+        prior = reference.eager_prior
+        eager = prior.log_values(reference.eager.evidence.workloads)
+        like = np.abs(eager - reference.eager.evidence.log_values) < MOST_EAGER_ERROR
+        step = CompiledStep.unknown().refit(
+            reference.parts(prior)[like], (eager + reference.log_ratios)[like]
+        )
+        tensors = {"eager": prior.constants, "compiled": torch.from_numpy(step.constants)}
+        save_file(tensors, FILE_OF_CONSTANTS)

@@ -1,0 +1,90 @@
+"""Published kernels of several cards as evidence for fits.
+
+neusight        single kernels in fp32, without TF32; times include the launch by a host
+aiconfigurator  products in bf16, replayed without a host, so that launches take 2 to 5 us
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from research.snapshot.shipped_sheets import neusight_kernels
+from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.physics.devices.joint_fit import Evidence
+from trappm.learner.physics.devices.known_devices import kernel_evidence
+from trappm.profiler.devices.catalogue import read_name
+from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
+from trappm.profiler.records import MemoryFormat
+
+NEUSIGHT_SHARES = {
+    "a100-pcie-40gb": 0.5,
+    "a100-pcie-80gb": 0.5,
+    "p100-pcie-16gb": 0.5,
+    "v100-pcie-32gb": 1.0,
+    "t4": 1.0,
+    "h100-sxm-80gb": 1.0,
+}
+"""Share of the drawn kernels of each card."""
+PRODUCTS_FILE = "new/aiconfigurator_gemm_a100_h100_h200.csv.gz"
+PRODUCT_CARDS = ("a100-sxm4-80gb", "h100-sxm5-80gb")
+PRODUCT_COUNT = 100
+"""Number of drawn products of each card and use."""
+HEIGHTS = (1, 2, 4, 7, 8, 14, 16, 28, 32, 56)
+"""Heights of square images that the rows of a product may be pixels of."""
+LEAST_HEIGHT, LEAST_PIXELS, MOST_CHANNELS = 7, 1024, 4096
+"""Sizes of convolutions of one pixel, rounded from those of timm's networks."""
+
+
+def published_kernels(nodes: Path, card: str) -> Evidence:
+    """Return NeuSight's kernels of one card, the share of `NEUSIGHT_SHARES`."""
+    file = "v100_a100" if card[:4] in {"v100", "a100"} else "other_gpus"
+    whole = neusight_kernels(nodes / f"neusight_kernels_fp32_{file}.csv.gz", card)
+    chosen = np.arange(len(whole.workloads)) % round(1 / NEUSIGHT_SHARES[card]) == 0
+    return replace(whole.at(chosen), device=read_name(card).model, host=f"neusight {card}")
+
+
+def half_products(data: Path, card: str) -> Evidence:
+    """Return products in bf16 of one card, drawn at random from aiconfigurator's.
+
+    Half of them count as linear layers. The others have sizes of networks for images and count as
+    convolutions of one pixel: in channels-last, these are the same products.
+    """
+    model = read_name(card).model
+    sheet = pd.read_csv(data / PRODUCTS_FILE)
+    sheet = sheet[(sheet.system == f"{model}_sxm") & (sheet.gemm_dtype == "bfloat16")]
+    heights = [max(h for h in HEIGHTS if rows % h**2 == 0) for rows in sheet.m]
+    sheet = sheet.assign(height=heights)
+    of_images = sheet[
+        (sheet.height >= LEAST_HEIGHT)
+        & (sheet.m >= LEAST_PIXELS)
+        & (sheet[["n", "k"]].max(axis=1) <= MOST_CHANNELS)
+    ]
+    calls = [
+        (
+            KernelCall.of(Operator.LINEAR, DataType.BF16, batch=1, rows=m, inputs=k, outputs=n),
+            time_ms,
+        )
+        for m, n, k, time_ms, _ in _drawn(sheet)
+    ]
+    calls += [
+        (
+            KernelCall.of(
+                Operator.CONV2D, DataType.BF16, MemoryFormat.CHANNELS_LAST,
+                batch=m // h**2, inputs=k, outputs=n, height=h, window=1, stride=1, groups=1,
+            ),
+            time_ms,
+        )
+        for m, n, k, time_ms, h in _drawn(of_images)
+    ]  # fmt: skip
+    return kernel_evidence(model, f"aiconfigurator {model}", spec_of(card), calls)
+
+
+def _drawn(sheet: pd.DataFrame) -> Iterator[tuple[int, int, int, float, int]]:
+    """Return rows, columns, depth, time in ms and height of products drawn at random."""
+    drawn = sheet.sample(PRODUCT_COUNT, random_state=0)
+    return drawn[["m", "n", "k", "latency_ms", "height"]].itertuples(index=False)

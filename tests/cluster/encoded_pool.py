@@ -1,0 +1,65 @@
+"""A campaign whose pool is profiled and encoded, for what explains and draws it."""
+
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from trappm.cluster.learning.campaign_learner import CampaignLearner
+from trappm.cluster.spec import parse_spec
+from trappm.learner.paper.presets import LAPTOP, PRESETS
+from trappm.profiler.records import Configuration
+from trappm.profiler.static_profile import graph_template
+
+NAMES = ("test_resnet", "test_vit", "test_efficientnet")
+HELD_OUT = "test_vit"
+POOL = [
+    Configuration(architecture=name, batch_size=batch, input_size=64)
+    for name in NAMES
+    for batch in (1, 2, 4)
+]
+SPEC = """
+name: seen
+devices: {source: cpu-2t}
+evaluation: {source: 2}
+initial: {source: 4}
+rounds: {count: 2, source: 1}
+stop: {target_mape: {step_time_ms: 10}, price_per_gpu_hour: 2.5}
+pool:
+  groups:
+    - {architectures: [test_resnet, test_vit, test_efficientnet], batch_sizes: [1, 2, 4],
+       input_sizes: [64]}
+"""
+
+
+@contextmanager
+def hasty_encoders():
+    """Encoders hardly learn meanwhile: where points lie does not matter."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("laptop", "paper"):
+            encoder = replace(LAPTOP.encoder, steps=1)
+            patch.setitem(PRESETS, name, replace(PRESETS[name], encoder=encoder))
+        yield patch
+
+
+def new_campaign(store, name="seen"):
+    """The id of a campaign with this pool, which is profiled."""
+    spec = parse_spec(SPEC, origin="the test")
+    for architecture in NAMES:
+        graph = graph_template(architecture, 64).to_bytes()
+        store.workloads.save_graph(architecture, 64, graph, None)
+    campaign_id = store.campaigns.create(name, spec.model_dump(mode="json"), spec.seed).id
+    store.campaigns.set_pool(campaign_id, [(c, c.architecture == HELD_OUT) for c in POOL])
+    return campaign_id
+
+
+def encode(home, store, campaign_id):
+    """A learner of the campaign, whose embeddings are now in its folder."""
+    spec = parse_spec(SPEC, origin="the test")
+    learner = CampaignLearner(
+        preset=spec.learner, strategy=spec.strategy, source="cpu-2t", seed=spec.seed,
+        cache=home.campaigns / campaign_id,
+    )  # fmt: skip
+    pool = store.campaigns.pool(campaign_id)
+    learner.set_pool([(c, graph_template(c.architecture, 64).to_bytes()) for c, _ in pool])
+    return learner

@@ -1,0 +1,120 @@
+"""Steps whose blocks are divided over ranks and stages, as Megatron-LM runs them."""
+
+import pytest
+
+from trappm.extensions.parallel.scaling import scaling
+from trappm.extensions.parallel.schedules import Parallelism, Strategy
+from trappm.extensions.parallel.shared_step import SharedStep
+from trappm.profiler.errors import InputError
+
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.extension("transformers")
+
+LONG = {"sequence_length": 1024, "precision": "bf16", "optimizer": "adamw"}
+
+
+def step_of(model, batch_size, **settings):
+    return SharedStep.of(model, "a100", batch_size=batch_size, **{**LONG, **settings})
+
+
+def on(step, tensor=1, pipeline=1, gpus=None, **sizes):
+    gpus = gpus or tensor * pipeline
+    layout = {"tensor": tensor, "pipeline": pipeline, "gpus": gpus}
+    return step.on(Parallelism(strategy=Strategy.TP, **layout, **sizes))
+
+
+@pytest.fixture(scope="module")
+def large():
+    """A step that computes for much longer than its kernels take to launch."""
+    return step_of("hf:pythia-1.4b,megatron", 8)
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A step that waits for the host."""
+    return step_of("hf:pythia-410m,megatron", 1)
+
+
+def test_device_bound_steps_are_divided_by_tensor_and_pipeline(large):
+    alone = on(large, accumulation=8).step_time_ms
+    for tensor in (2, 4):
+        assert 0.6 / tensor < on(large, tensor, accumulation=8).step_time_ms / alone < 1.0
+    staged = on(large, pipeline=4, accumulation=64).step_time_ms
+    assert 0.25 < staged / on(large, accumulation=64).step_time_ms < 0.35
+
+
+def test_tensor_parallelism_does_not_divide_the_wait_for_the_host(small):
+    steps = [on(small, tensor, accumulation=4).step_time_ms for tensor in (1, 2, 4)]
+    assert steps == sorted(steps)
+    assert steps[0] < 1.5 * steps[2]
+
+
+def test_stages_of_unequal_depth_take_as_long_as_the_deepest(large):
+    steps = [on(large, pipeline=stages, accumulation=64).step_time_ms for stages in (4, 5, 6)]
+    assert steps == sorted(steps, reverse=True)
+
+
+def test_bubble_grows_with_stages_and_shrinks_with_micro_batches(large):
+    def idle(pipeline, accumulation):
+        step = on(large, pipeline=pipeline, accumulation=accumulation)
+        return step.step_time_ms * pipeline / accumulation
+
+    assert idle(2, 4) < idle(4, 4) < idle(8, 4)
+    assert idle(4, 4) > idle(4, 8) > idle(4, 64)
+
+
+def test_checkpointed_blocks_are_summed_once_more(small):
+    again = step_of("hf:pythia-410m,checkpointing,megatron", 1)
+    assert again.divided.sums == 6
+    assert small.divided.sums == 4
+    assert on(again, 2).communication_ms > 1.3 * on(small, 2).communication_ms
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 4])
+def test_a_step_takes_between_the_larger_of_its_parts_and_their_sum(small, large, tensor):
+    for step in (small, large):
+        for nodes in (1, 2, 4):
+            made = on(step, tensor, nodes, gpus=4, nodes=nodes, accumulation=4)
+            longest = max(made.compute_ms, made.communication_ms)
+            total = made.compute_ms + made.communication_ms
+            assert longest <= made.step_time_ms <= total * (1 + 1e-9)
+            low_ms, high_ms = made.intervals["step_time_ms"]
+            assert low_ms < made.step_time_ms < high_ms
+
+
+def test_megatron_kernels_are_between_fused_and_single_operators():
+    fused, megatron, eager = (
+        step_of(f"hf:pythia-160m{kernels}", 8).work.step_ms
+        for kernels in ("", ",megatron", ",eager")
+    )
+    assert fused < 0.95 * megatron
+    assert megatron < 0.95 * eager
+
+
+def test_pipeline_divides_parameters_but_not_activations(large):
+    parts = [on(large, pipeline=stages).memory_parts_mib for stages in (1, 4)]
+    assert parts[1]["states"] == pytest.approx(parts[0]["states"] / 4)
+    assert parts[1]["activations"] <= parts[0]["activations"]
+    assert parts[1]["activations"] > 0.8 * parts[0]["activations"]
+
+
+def test_auto_chooses_the_fastest_layout_that_may_fit():
+    sizes = {**LONG, "batch_size": 1}
+    chosen, refused = scaling(["hf:pythia-6.9b"], ["a100"], [8], ["auto"], accumulation=8, **sizes)
+    assert [p.fits is not False for p in chosen] == [True]
+    assert not refused
+    layouts = [
+        scaling(["hf:pythia-6.9b"], ["a100"], [8], ["tp"], accumulation=8, **layout, **sizes)[0][0]
+        for layout in ({"tensor": 8}, {"tensor": 4, "pipeline": 2}, {"tensor": 1, "pipeline": 8})
+    ]
+    for other in layouts:
+        assert not other.fits or chosen[0].samples_per_s >= other.samples_per_s
+
+
+def test_indivisible_models_give_one_line(small):
+    with pytest.raises(InputError, match="16 attention heads cannot be divided over 3"):
+        on(small, 3)
+    with pytest.raises(InputError, match="24 layers cannot be divided into 32 pipeline stages"):
+        on(small, pipeline=32, gpus=8, nodes=4)
+    with pytest.raises(InputError, match="identical blocks of linear layers"):
+        on(SharedStep.of("resnet18", "a100", batch_size=8), 2)

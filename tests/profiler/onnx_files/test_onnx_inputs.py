@@ -1,0 +1,204 @@
+"""Files whose inputs are no images: traced by the file's own signature, or refused in one line."""
+
+import contextlib
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812  # the usual name
+from onnx import TensorProto, helper
+from small_modules import Function, Parts
+from torch import nn
+
+import trappm
+from trappm.profiler.errors import TrappmError
+from trappm.profiler.models.model_input import ExampleInputs
+from trappm.profiler.static_profile import file_profile, rebuilt, step_profile
+
+NAMES = ["input_ids", "attention_mask"]
+AXES = {name: {0: "batch", 1: "sequence"} for name in NAMES}
+
+
+class Bert(nn.Module):
+    """A text encoder with a mask, written out as exporters get it."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Embedding(100, 32), nn.Embedding(64, 32)
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+        self.norm, self.pooler = nn.LayerNorm(32), nn.Linear(32, 32)
+
+    def forward(self, input_ids, attention_mask):
+        places = torch.arange(input_ids.shape[1], device=input_ids.device)
+        x = self.norm(self.words(input_ids) + self.places(places))
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 16)).permute(2, 0, 3, 1, 4)
+        hidden = (1.0 - attention_mask[:, None, None].float()) * -1e4
+        scores = (q @ k.transpose(-1, -2) / 4.0 + hidden).softmax(-1)
+        x = x + self.out((scores @ v).transpose(1, 2).flatten(2))
+        return x, torch.tanh(self.pooler(x[:, 0]))
+
+
+def recurrent(layer, batch_first=False):
+    """A language model of recurrent layers."""
+    return Function(
+        lambda self, words: self.head(self.layers(self.words(words))[0]),
+        words=nn.Embedding(100, 16), head=nn.Linear(64, 100),
+        layers=layer(16, 32, 2, bidirectional=True, batch_first=batch_first),
+    )  # fmt: skip
+
+
+class WithFacts(Parts):
+    """A picture and a vector of facts."""
+
+    def forward(self, image, facts):
+        return self.head(F.relu(self.layer(image)).mean((2, 3)) + self.facts(facts))
+
+
+def exported(tmp_path, module, example, names, axes):
+    path = tmp_path / "m.onnx"
+    with contextlib.redirect_stdout(None):
+        torch.onnx.export(
+            module.eval(), example, path, dynamo=False, opset_version=17, input_names=names,
+            dynamic_axes=axes,
+        )  # fmt: skip
+    return path
+
+
+def tokens(batch_size=2, length=12):
+    return torch.randint(100, (batch_size, length))
+
+
+def bert(tmp_path, axes):
+    return exported(tmp_path, Bert(), (tokens(), torch.ones(2, 12).long()), NAMES, axes)
+
+
+def value(name, kind, sizes):
+    return helper.make_tensor_value_info(name, kind, sizes)
+
+
+def saved(tmp_path, nodes, inputs, weights=()):
+    graph = helper.make_graph(nodes, "g", inputs, [value("y", TensorProto.FLOAT, None)], weights)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets), tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+def weight(name, kind, *shape):
+    data = np.zeros(shape, helper.tensor_dtype_to_np_dtype(kind))
+    return helper.make_tensor(name, kind, shape, data.tobytes(), raw=True)
+
+
+def equal_steps(path, module, inputs, size=None, rel=0.02):
+    """Compare the step of a file with the step of its module."""
+    ours = step_profile(*rebuilt(path, size)[:2])
+    theirs = step_profile(module, ExampleInputs.of(*inputs))
+    assert ours.trainable_parameters == theirs.trainable_parameters
+    for batch_size in (8, 64):
+        assert ours.memory(batch_size).live_mib == pytest.approx(
+            theirs.memory(batch_size).live_mib, rel=rel
+        )
+
+
+@pytest.mark.parametrize(
+    "axes", [AXES, {name: [0, 1] for name in NAMES}], ids=["named axes", "axes without names"]
+)
+def test_a_text_model_is_predicted_at_a_sequence_length(tmp_path, axes):
+    path = bert(tmp_path, axes)
+    short, long = (
+        trappm.predict(path, sequence_length=n, batch_size=8, device="a100") for n in (16, 64)
+    )
+    assert long.simulated_memory.live_mib > 2 * short.simulated_memory.live_mib
+    assert (long.sequence_length, long.batch_size) == (64, 8)
+    assert "at batch 8 and 64 tokens." in str(long)
+    long_mask = torch.ones(2, 64).long()
+    equal_steps(path, Bert(), (tokens(length=64), long_mask), 64, rel=0.1)
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_are_those_of_the_module(tmp_path, layer):
+    axes = {"words": {1: "batch"}}
+    path = exported(tmp_path, recurrent(layer), (tokens(12, 2),), ["words"], axes)
+    equal_steps(path, recurrent(layer, batch_first=True), (tokens(),), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("axes", "size"),
+    [
+        ({"image": {0: "batch"}, "facts": {0: "batch"}}, None),
+        ({"image": {0: "batch", 2: "height", 3: "width"}, "facts": {0: "batch"}}, 32),
+    ],
+)
+def test_two_inputs_are_those_of_the_module(tmp_path, axes, size):
+    example = torch.rand(2, 3, 32, 32), torch.rand(2, 5)
+    model = WithFacts(layer=nn.Conv2d(3, 8, 3), facts=nn.Linear(5, 8), head=nn.Linear(8, 2))
+    path = exported(tmp_path, model, example, ["image", "facts"], axes)
+    equal_steps(path, model, example, size)
+
+
+def test_a_recurrent_file_with_time_first_has_its_batch_behind(tmp_path):
+    nodes = [helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=4)]
+    weights = [weight("w", TensorProto.FLOAT, 1, 16, 8), weight("r", TensorProto.FLOAT, 1, 16, 4)]
+    fixed = saved(tmp_path, nodes, [value("x", TensorProto.FLOAT, [10, 3, 8])], weights)
+    assert file_profile(fixed).graph.fixed_batch_size == 3
+    opened = saved(tmp_path, nodes, [value("x", TensorProto.FLOAT, [None, None, 8])], weights)
+    shapes = rebuilt(opened, 10, is_tokens=True)[1].shapes
+    assert shapes == ((10, None, 8),)
+
+
+@pytest.mark.parametrize("sizes", [["N", 8], ["N", 8, 16], ["N", 3, 4, 8, 8]])
+def test_vectors_series_and_volumes_are_predicted(tmp_path, sizes):
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    weights = [weight("w", TensorProto.FLOAT, sizes[-1], 4)]
+    path = saved(tmp_path, nodes, [value("x", TensorProto.FLOAT, sizes)], weights)
+    assert trappm.predict(path, batch_size=64, device="a100").step_time_ms > 0
+
+
+DYNAMIC = [
+    helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
+    helper.make_node("MatMulInteger", ["q", "w", "zero"], ["p"]),
+    helper.make_node("Cast", ["p"], ["y"], to=TensorProto.FLOAT),
+]
+
+
+def test_a_dynamically_quantized_file_is_predicted_in_inference(tmp_path):
+    inputs = [value("x", TensorProto.FLOAT, ["batch", 64])]
+    path = saved(tmp_path, DYNAMIC, inputs, [weight("w", TensorProto.INT8, 64, 8)])
+    assert trappm.predict(path, phase="infer", device="a100").memory_mib > 0
+    with pytest.raises(TrappmError, match="is not trained; ask about inference"):
+        trappm.predict(path, device="a100")
+
+
+FLOAT, TEXT, WORDS = TensorProto.FLOAT, TensorProto.STRING, TensorProto.INT64
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "message"),
+    [
+        ([("x", FLOAT, None)], {}, "'x' has no shape; export the model with the shapes"),
+        ([("x", FLOAT, ["N", None, None, None])], {"input_size": 8}, "its channels as well"),
+        ([("x", TEXT, ["N"])], {}, "tensors of type STRING are not supported"),
+        ([("x", WORDS, ["N", "length"])], {}, r"'x' open \(N, length\); give a sequence length"),
+        ([("x", WORDS, ["N", 16])], {"sequence_length": 9}, r"takes x \(N, 16\), not 9 tokens"),
+        ([("x", FLOAT, ["N", 3, "h", "w"])], {"sequence_length": 9}, "not 9 tokens"),
+        ([("x", FLOAT, ["N", 3, "h", "w"])], {"sequence_length": 9, "input_size": 9}, "not both"),
+        (
+            [("x", FLOAT, ["N", 3, "h", "w"]), ("z", WORDS, ["N", "length"])],
+            {"input_size": 9},
+            "leaves open the sizes of x and z; export it with a fixed size of its images",
+        ),
+        (
+            [("x", WORDS, ["N", 1]), ("past_key_values.0.key", FLOAT, ["N", 2, "past", 8])],
+            {},
+            r"takes the cache of earlier tokens \(past_key_values.0.key\)",
+        ),
+        ([("x", FLOAT, [])], {}, "no input of .* has a batch axis"),
+        ([], {}, "has no input but its weights"),
+    ],
+)
+def test_what_cannot_be_traced_is_refused_in_one_line(tmp_path, inputs, options, message):
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    path = saved(tmp_path, nodes, [value(*entry) for entry in inputs])
+    with pytest.raises(TrappmError, match=message) as refused:
+        trappm.predict(path, device="a100", **options)
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,108 @@
+"""Fused kernels of compiled steps, by small modules whose fusion follows from inductor's rules."""
+
+import numpy as np
+import pytest
+import torch
+from small_modules import Function, Parts
+from torch import nn
+
+from trappm.profiler.records import MemoryFormat, Phase, Precision
+from trappm.profiler.simulation.kernel_profile import KernelKind, Size
+from trappm.profiler.static_profile import compiled_kernels, phase_kernels
+from trappm.profiler.tracing.fusion import prefers_channels_last
+from trappm.profiler.tracing.tracer import StepOptions
+
+SIZE, BATCH = 8, 4
+IMAGES = BATCH * 16 * SIZE * SIZE * 4
+"""Bytes of 16 channels of all images in fp32."""
+
+
+def kernels(model, phase=Phase.INFER, **options):
+    how = StepOptions(**options)
+    return compiled_kernels(model, SIZE, phase, how, phase_kernels(model, SIZE, phase, how))
+
+
+def of_kind(table, *kinds):
+    """Return bytes read and written by each run of the kernels of these kinds."""
+    rows = np.flatnonzero(np.isin(table.kinds, kinds))
+    sizes = table.sizes_at(BATCH).astype(int)
+    return [
+        (int(sizes[i, Size.READ_BYTES]), int(sizes[i, Size.WRITTEN_BYTES]))
+        for i in rows
+        for _ in range(int(table.counts[i]))
+    ]
+
+
+def convolution(channels=3):
+    return nn.Conv2d(channels, 16, 1, bias=False)
+
+
+class Residual(Parts):
+    """Two branches whose sum is one kernel; the second one is longer."""
+
+    def forward(self, images):
+        x = torch.relu(self.stem(images))
+        return self.tail(torch.relu(self.norm(self.branch(x)) + x))
+
+
+def test_what_follows_a_convolution_is_one_kernel():
+    model = nn.Sequential(convolution(), nn.BatchNorm2d(16), nn.ReLU(), nn.Hardswish())
+    ((read, written),) = of_kind(kernels(model), KernelKind.ELEMENTWISE)
+    assert written == IMAGES
+    assert read == IMAGES + 4 * 16 * 4  # and four numbers per channel
+
+
+def test_a_sum_waits_for_its_longer_branch():
+    model = Residual(
+        stem=convolution(), branch=convolution(16), norm=nn.BatchNorm2d(16), tail=convolution(16)
+    )
+    pointwise = of_kind(kernels(model), KernelKind.ELEMENTWISE)
+    assert [written for _, written in pointwise] == [IMAGES, IMAGES]
+    assert pointwise[1][0] == 2 * IMAGES + 4 * 16 * 4
+
+
+def test_a_layer_norm_takes_in_its_neighbors():
+    model = nn.Sequential(
+        convolution(), nn.Flatten(), nn.ReLU(), nn.LayerNorm(16 * SIZE * SIZE), nn.GELU(),
+        nn.Linear(16 * SIZE * SIZE, 2),
+    )  # fmt: skip
+    table = kernels(model, precision=Precision.AMP_FP16)
+    ((read, written),) = of_kind(table, KernelKind.LAYER_NORM)
+    assert written == IMAGES // 2  # in 16 bits, as the product reads it
+    assert read == IMAGES // 2 + 2 * 16 * SIZE * SIZE * 4
+
+
+@pytest.mark.parametrize(
+    ("layout", "count"), [(MemoryFormat.CONTIGUOUS, 1), (MemoryFormat.CHANNELS_LAST, 2)]
+)
+def test_a_mean_of_pixels_is_fused_only_where_they_are_the_inner_axis(layout, count):
+    # Mostly grouped operations, so inductor keeps the layout.
+    mean = Function(
+        lambda self, images: torch.relu(self.grouped(self.convolution(images))).mean((2, 3)),
+        convolution=nn.Conv2d(3, 96, 3, groups=3, bias=False),
+        grouped=nn.Conv2d(96, 96, 3, groups=2, bias=False),
+    )
+    table = kernels(mean, memory_format=layout)
+    fused = of_kind(table, KernelKind.ELEMENTWISE, KernelKind.REDUCTION)
+    assert len(fused) == count
+
+
+def test_the_backward_pass_computes_pointwise_results_again():
+    model = nn.Sequential(convolution(), nn.GELU(), nn.Hardswish(), convolution(16))
+    eager = phase_kernels(model, SIZE, Phase.TRAIN, StepOptions())
+    fused = kernels(model, Phase.TRAIN)
+    assert fused.counts.sum() < eager.counts.sum()
+    backward = fused.passes > 0
+    pointwise = backward & (fused.kinds == KernelKind.ELEMENTWISE)
+    read = fused.sizes_at(BATCH)[pointwise, Size.READ_BYTES].max()
+    assert read == 2 * IMAGES  # the gradient and the convolution's result, not the GELU's
+
+
+def test_inductor_chooses_the_layout_by_its_convolutions():
+    def prefers(model, phase=Phase.INFER):
+        return prefers_channels_last(phase_kernels(model, 64, phase, StepOptions()), phase)
+
+    assert prefers("resnet18")
+    assert prefers("resnet18", Phase.TRAIN)
+    assert not prefers("resnext50_32x4d", Phase.TRAIN)  # grouped convolutions
+    assert not prefers(nn.Sequential(nn.Flatten(), nn.Linear(3 * 64 * 64, 2)))

@@ -1,0 +1,59 @@
+"""Snapshots for the tests of predictions, with heads that ship or that are trained a little."""
+
+import numpy as np
+
+from trappm.learner.heads.device_heads import train_heads
+from trappm.learner.heads.predictions import TrainedHeads
+from trappm.learner.paper.encoder import train_encoder
+from trappm.learner.paper.presets import LAPTOP
+from trappm.learner.snapshots.registry import Registry
+from trappm.learner.snapshots.snapshot import load_snapshot, save_snapshot
+from trappm.learner.workload import Workload
+from trappm.prediction.snapshot_choice import SHIPPED
+from trappm.profiler.records import Phase
+from trappm.profiler.static_profile import graph_template
+
+NAMES = ("test_resnet", "test_vit", "test_convnext")
+BATCHES = (1, 2, 4, 8)
+
+
+def shipped_heads(device):
+    """The heads of a device that ship with the package."""
+    return load_snapshot(SHIPPED).heads[device]
+
+
+def snapshot_of(folder, heads, *, preset=LAPTOP, encoder=None, **fields):
+    """The folder of a snapshot with these heads by device; the first device is the source."""
+    return save_snapshot(
+        folder, encoder=encoder, heads=heads, source_device=next(iter(heads)), preset=preset,
+        labels=[], fields=fields,
+    ).folder  # fmt: skip
+
+
+def publish(registry, heads):
+    """The id of such a snapshot, which is now the latest of a registry."""
+    made = snapshot_of(registry, heads).name
+    Registry(registry).set_alias("latest", made, "published")
+    return made
+
+
+def graphs():
+    """Graphs of three models at four batch sizes."""
+    return [graph_template(name, 64).at(batch) for name in NAMES for batch in BATCHES]
+
+
+def trained(targets, preset, encoder=None):
+    """Heads of training steps, from labels of these graphs."""
+    some = graphs()
+    rows = [None] * len(some) if encoder is None else encoder.embed(some)
+    heads = train_heads(
+        [Workload(graph=graph, embedding=row) for graph, row in zip(some, rows, strict=True)],
+        targets, groups=[name for name in NAMES for _ in BATCHES], preset=preset,
+        generator=np.random.default_rng(0),
+    )  # fmt: skip
+    return {Phase.TRAIN: TrainedHeads(heads, ())}
+
+
+def hasty_encoder(preset):
+    """An encoder that hardly learns."""
+    return train_encoder(graphs(), preset, np.random.default_rng(0))

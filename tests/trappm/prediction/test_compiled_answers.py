@@ -1,0 +1,99 @@
+"""Answers about compiled steps: their own step time, and no eager figure as if it were theirs."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from snapshot_samples import shipped_heads, snapshot_of
+from store_samples import configuration, measurement
+
+import trappm
+from trappm.learner.snapshots.manifest import CompiledRatio
+from trappm.prediction.prediction import Prediction, quantity
+from trappm.profiler.errors import InputError
+from trappm.store import Home, Store
+
+
+def ask(**options: object) -> Prediction:
+    given = {"device": "a100", "batch_size": 64, "phase": "infer", "precision": "fp32", **options}
+    return trappm.predict("test_resnet", **given)  # type: ignore[arg-type]
+
+
+def test_compiled_inference_has_a_step_time_of_its_own():
+    eager, compiled = ask(), ask(execution="compile")
+    assert ", eager, " in str(eager)
+    assert ", compiled, " in str(compiled)
+    assert eager.step_time_ms is not None
+    assert compiled.step_time_ms is not None
+    assert compiled.step_time_ms != eager.step_time_ms
+    low, high = compiled.intervals["step_time_ms"]
+    assert low < compiled.step_time_ms < high
+    assert high / low > eager.intervals["step_time_ms"][1] / eager.intervals["step_time_ms"][0]
+    assert compiled.samples_per_s == pytest.approx(64_000 / compiled.step_time_ms)
+    assert (compiled.memory_mib, compiled.largest_batch, compiled.verdict) == (None, None, None)
+    assert quantity("step_time_ms", eager.step_time_ms) in compiled.remarks[0]
+    read = Prediction.from_dict(json.loads(json.dumps(compiled.to_dict(), default=str)))
+    assert (read.execution, str(read)) == ("compile", str(compiled))
+
+
+def test_compiled_training_says_that_nothing_was_measured():
+    answer = ask(phase="train", execution="compile")
+    assert list(answer) == [None, None, None]
+    assert answer.gaps()[0].endswith("no compiled training step was measured.")
+
+
+@pytest.mark.parametrize(
+    ("execution", "reason"),
+    [
+        ("fast", "one of eager, compile$"),
+        ("reduce-overhead", "CUDA graphs are not covered"),
+        ("tensorrt", "TensorRT is not covered"),
+    ],
+)
+def test_unknown_execution_is_refused(execution, reason):
+    with pytest.raises(InputError, match=reason):
+        ask(execution=execution)
+
+
+@pytest.fixture
+def of_pairs(tmp_path):
+    """A snapshot with the ratio of compiled training steps on two threads, from four pairs."""
+    ratio = CompiledRatio.of([math.log(x) for x in (0.4, 0.5, 0.5, 0.6)])
+    compiled = {"cpu-2t": {"train": ratio.model_dump()}}
+    return snapshot_of(tmp_path, {"cpu-2t": shipped_heads("cpu-1t")}, compiled=compiled)
+
+
+def test_measured_pairs_of_a_device_give_the_ratio(of_pairs):
+    options = {"device": "cpu-2t", "phase": "train", "snapshot": of_pairs}
+    eager, compiled = ask(**options), ask(execution="compile", **options)
+    assert compiled.step_time_ms == pytest.approx(0.5 * eager.step_time_ms)
+    low, high = compiled.intervals["step_time_ms"]
+    assert high / low > eager.intervals["step_time_ms"][1] / eager.intervals["step_time_ms"][0]
+    assert compiled.memory_mib is None
+    assert "from 4 pairs on cpu-2t" in compiled.remarks[-1]
+
+
+def test_a_comparison_shows_eager_and_compiled_steps_and_when_compiling_pays(
+    of_pairs, tmp_path, monkeypatch, printed, as_json
+):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
+    step = configuration(4, "test_resnet", execution="compile")
+    label = measurement(step, environment={"compile_s": 30.0})
+    with Store.open(Home.open().database_url) as store:
+        store.measurements.record_many([label])
+    words = "compare test_resnet --device cpu-2t --batch-size 4 --input-size 64 --compile"
+    shown = printed(words, "--snapshot", of_pairs)
+    assert "cpu-2t compiled" in shown  # the fastest
+    assert "test_resnet on cpu-2t: compiling took 30 s and pays after" in " ".join(shown.split())
+    both = as_json(words, "--snapshot", of_pairs)
+    times = {p["execution"]: p["step_time_ms"] for p in both["predictions"]}
+    (payoff,) = both["compiling"]
+    assert payoff["steps"] == math.ceil(30_000 / (times["eager"] - times["compile"]))
+
+
+def test_half_precision_is_not_compiled_for_old_gpus():
+    with pytest.raises(InputError, match="Triton needs"):
+        ask(device="v100", precision="amp-fp16", execution="compile")
+    assert ask(device="v100", precision="amp-fp16").step_time_ms is not None
