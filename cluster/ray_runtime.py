@@ -13,8 +13,10 @@ import math
 import os
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -315,7 +317,8 @@ def ray_runtime(address: str | None) -> Iterator[None]:
         CampaignError: Ray cannot be started or reached.
     """
     _set_environment(is_private=address is None)
-    import ray
+    with _held_interrupts():
+        import ray
 
     options: dict[str, Any] = {
         "namespace": NAMESPACE,
@@ -349,6 +352,25 @@ def ray_runtime(address: str | None) -> Iterator[None]:
         ray.shutdown()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _held_interrupts() -> Iterator[None]:
+    """Let a Ctrl-C in the block interrupt at its end.
+
+    Compiled modules print an interruption of their import and go on, so it would be lost.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    interrupts: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupts:
+        signal.raise_signal(signal.SIGINT)
 
 
 def _set_environment(*, is_private: bool) -> None:

@@ -34,6 +34,30 @@ with ray_runtime(None):
 """
 
 
+SWALLOWS = """
+import signal
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    pass
+def shutdown(): pass
+def init(**options): print("went on")
+"""
+
+
+def test_an_interrupt_while_ray_is_imported_is_not_lost(tmp_path):
+    """Compiled modules of Ray print an interruption of their import and go on."""
+    (tmp_path / "ray.py").write_text(SWALLOWS)
+    interrupted = "from trappm.cluster.ray_runtime import ray_runtime\nwith ray_runtime(None): pass"
+    run = subprocess.run(
+        [sys.executable, "-c", interrupted],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "KeyboardInterrupt" in run.stderr
+    assert "went on" not in run.stdout
+
+
 def _looked(ask, **environment):
     with subprocess.Popen(
         [sys.executable, "-c", LOOK],
