@@ -48,6 +48,14 @@ BatchSizes = Annotated[
         help="Samples per step; several make a table (default: the file's own, or 1).",
     ),
 ]
+Precisions = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        metavar="<str>[,<str>...]",
+        help="fp32, amp-fp16, amp-bf16 or bf16; several make a table (default: most labels').",
+    ),
+]
 PowerLimit = Annotated[
     float | None,
     typer.Option("--power-limit", help="GPU power limit in watts (default: factory setting)."),
@@ -66,7 +74,7 @@ def predict(
     input_size: options.InputSize = None,
     sequence_length: options.SequenceLength = None,
     phase: options.Phase = "train",
-    precision: options.Precision = None,
+    precision: Precisions = None,
     memory_format: options.MemoryFormat = None,
     optimizer: options.Optimizer = None,
     implementation: Annotated[
@@ -103,8 +111,9 @@ def predict(
     from trappm.profiler.errors import InputError
 
     sizes = _batch_sizes(batch_size)
-    if breakdown and len(sizes) > 1:
-        raise InputError("--breakdown is of one batch size; give --batch-size one number")
+    precisions = [None] if precision is None else [part.strip() for part in precision.split(",")]
+    if breakdown and len(sizes) * len(precisions) > 1:
+        raise InputError("--breakdown is of one step; give it one batch size and one precision")
     predictions = [
         predict_step(
             model,
@@ -113,9 +122,9 @@ def predict(
             input_size=input_size,
             sequence_length=sequence_length,
             phase=phase,
-            precision=precision,
+            precision=arithmetic,
             memory_format=memory_format,
-            optimizer=_loop(optimizer, precision, implementation, accumulation, phase),
+            optimizer=_loop(optimizer, arithmetic, implementation, accumulation, phase),
             execution="compile" if is_compiled else None,
             snapshot=snapshot,
             epochs=epochs,
@@ -125,6 +134,7 @@ def predict(
             usd_per_hour=price,
             labels=labels,
         )
+        for arithmetic in precisions
         for size in sizes
     ]
     if as_json:
@@ -134,7 +144,7 @@ def predict(
     from trappm.reports import predictions as tables
 
     if len(predictions) > 1:
-        tables.print_batch_sizes(predictions, explain=explain)
+        tables.print_settings(predictions, explain=explain)
         return
     tables.print_prediction(predictions[0], explain=explain)
     if breakdown:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from trappm.prediction.comparison import FAR_REASON, best_models, cheapest_usd, verdicts
@@ -121,7 +122,7 @@ def print_comparison(
         for prediction in predictions
     ]
     # Columns with one value become the title, so that the table fits 80 characters.
-    common = [at for at in range(5) if at != 1 and len({row[at] for row in rows}) == 1]
+    common = [at for at in range(5) if len({row[at] for row in rows}) == 1]
     title = [
         f"batch {rows[0][at]}" if columns[at] == "batch" else str(rows[0][at])
         for at in common if columns[at] != "run"
@@ -137,23 +138,27 @@ def print_comparison(
     print_notes(_notes_on_all(predictions, left_out), explain=explain)
 
 
-def print_batch_sizes(predictions: Sequence[Prediction], *, explain: bool = False) -> None:
-    """Print the best batch size that fits, all of them as one table, and a plot of the speed.
+def print_settings(predictions: Sequence[Prediction], *, explain: bool = False) -> None:
+    """Print the best setting that fits, all of them as one table, and a plot of the speed.
 
     Args:
-        predictions: Answers that differ by their batch size only.
+        predictions: Answers that differ by batch size and precision only.
         explain: Print all remarks.
     """
     from trappm.terminal.plots import curve
 
-    speeds = {p.batch_size: p.samples_per_s for p in predictions if p.samples_per_s is not None}
-    fitting = [p.batch_size for p in predictions if p.fits and p.batch_size in speeds]
+    precisions = {p.precision for p in predictions}
+    speeds = [(p.samples_per_s, p) for p in predictions if p.samples_per_s is not None]
+    fitting = [(speed, p) for speed, p in speeds if p.fits]
     if fitting:
-        best = max(fitting, key=lambda size: speeds[size])
-        print_line(f"Fastest that fits: batch {best:,}, {cell(speeds[best])} samples/s.")
+        speed, best = max(fitting, key=itemgetter(0))
+        setting = f"batch {best.batch_size:,}"
+        if len(precisions) > 1:
+            setting += f" in {best.precision}"
+        print_line(f"Fastest that fits: {setting}, {cell(speed)} samples/s.")
     print_comparison(predictions, explain=explain)
-    if len(speeds) > 1:
-        points = [(float(size), speed) for size, speed in sorted(speeds.items())]
+    points = sorted((float(p.batch_size), speed) for speed, p in speeds)
+    if len(points) > 1 and len(precisions) == 1:
         print_line(curve(points, title="Speed", x_label="batch size", y_label="samples/s"))
 
 
@@ -169,7 +174,10 @@ def _notes_on_all(
         named = " ".join(f"--device {device}" for device in devices)
         see = f"; show with {named}" if reason == FAR_REASON else ""
         notes.append(f"Left out: {', '.join(devices)} ({reason}){see}.")
-    if len({prediction.precision for prediction in predictions}) > 1:
+    precisions: dict[str, set[str]] = {}
+    for prediction in predictions:
+        precisions.setdefault(prediction.device, set()).add(prediction.precision)
+    if any(used != precisions[predictions[0].device] for used in precisions.values()):
         notes.append("Precisions differ between devices; compare in one with --precision.")
     unpriced = [card for card, is_priced in _priced(predictions).items() if not is_priced]
     if unpriced:

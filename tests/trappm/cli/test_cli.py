@@ -80,7 +80,7 @@ def _small_campaign(tmp_path, **changes):
         (["campaign", "watch"], "use trappm campaign status --follow"),
         (["estimate", "resnet18"], "use trappm predict MODEL --breakdown"),
         (["predict", "resnet18", "--batch-size", "16,x"], "must be a number, or up to 64 numbers"),
-        (["predict", "resnet18", "--batch-size", "1,2", "--breakdown"], "is of one batch size"),
+        (["predict", "resnet18", "--batch-size", "1,2", "--breakdown"], "is of one step"),
         (["device", "show", "a100"], "use trappm devices NAME"),
         (["predict", "resnet18", "--gpus", "2"], "use trappm scale MODEL --gpus N"),
         (["snapshot", "alias", "stable", "latest"], "use trappm snapshot push SNAPSHOT --alias"),
@@ -183,6 +183,17 @@ def test_several_batch_sizes_give_each_answer_and_the_fastest_that_fits(printed,
     assert [answer["batch_size"] for answer in answers] == [8, 64, 8192]
     assert [answer["fits"] for answer in answers] == [True, True, False]
     assert as_json(question, 64) == answers[1]
+
+
+def test_several_precisions_give_a_table(printed, as_json, refusal):
+    question = "predict hf:gpt2-tiny --device a100 --batch-size 8,64 --precision"
+    shown = printed(question, "fp32,bf16")
+    assert shown.startswith("Fastest that fits: batch ")
+    assert "Precisions differ" not in shown
+    answers = as_json(question, "fp32,bf16")
+    settings = [(answer["precision"], answer["batch_size"]) for answer in answers]
+    assert settings == [("fp32", 8), ("fp32", 64), ("bf16", 8), ("bf16", 64)]
+    assert "'int3'" in refusal(question, "fp32,int3")
 
 
 def test_a_pulled_snapshot_comes_with_a_working_example(printed, tmp_path):
