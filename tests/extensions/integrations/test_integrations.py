@@ -76,6 +76,53 @@ def test_lightning_callback_forecasts_and_records(folder, capsys, command):
     )
 
 
+def test_lightning_trains_at_the_largest_batch_that_fits(capsys):
+    lightning = pytest.importorskip("lightning", reason="the extra integrations is not installed")
+    from trappm.extensions.integrations.lightning_callback import LargestBatch
+
+    trained = []
+
+    class Classifier(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = zoo.create_model("resnet10t", 64)
+
+        def forward(self, images):
+            return self.net(images)
+
+        def training_step(self, images, _):
+            return self(images).sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    class Data(lightning.LightningDataModule):
+        batch_size = 2
+
+        def train_dataloader(self):
+            trained.append(self.batch_size)
+            return torch.zeros(1, 2, 3, 64, 64)
+
+    def fit(module, name, device):
+        trainer = lightning.Trainer(
+            callbacks=[LargestBatch(name, device)], max_steps=1, accelerator="cpu", devices=1,
+            logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        )  # fmt: skip
+        trainer.fit(module, datamodule=Data())
+        return trained.pop(), sentences(capsys)[-1]
+
+    module = Classifier()
+    stays = "TraPPM: batch_size stays as it is: "
+    assert fit(module, None, "v100") == (2, f"{stays}the module has no example_input_array")
+    module.example_input_array = torch.zeros(4, 3, 64, 64)
+    for name in (None, "resnet10t"):
+        largest, line = fit(module, name, "v100")
+        assert line == f"TraPPM: batch_size is {largest:,}, the largest that is predicted to fit"
+        assert largest > 64
+    cpu = f"cpu-{torch.get_num_threads()}t"
+    assert fit(module, None, None) == (2, f"{stays}there is no prediction on {cpu}")
+
+
 @pytest.mark.extension("transformers")
 def test_transformers_callback_forecasts_and_records(folder, capsys, command):
     pytest.importorskip("transformers", reason="the extra transformers is not installed")

@@ -1,4 +1,4 @@
-"""Lightning callback that forecasts a training run and records its step times."""
+"""Lightning callbacks that forecast and record a training run, and that set its batch size."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import lightning
+from lightning.pytorch.utilities.parsing import lightning_setattr
 
-from trappm.extensions.integrations.forecast import FirstStep
-from trappm.extensions.integrations.training_watch import TrainingWatch
-from trappm.profiler.errors import InputError
+from trappm.extensions.integrations.forecast import FirstStep, forecast
+from trappm.extensions.integrations.training_watch import TrainingWatch, say
+from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.records import Precision
 
 _PRECISIONS = {
@@ -62,6 +63,53 @@ class TrappmCallback(lightning.Callback):
     def on_train_end(self, trainer: lightning.Trainer, *_: Any) -> None:
         if trainer.is_global_zero:
             self._watch.finish()
+
+
+class LargestBatch(lightning.Callback):
+    """Callback that sets the batch size to the largest one predicted to fit, before training.
+
+    Lightning's `BatchSizeFinder` tries steps until the GPU runs out of memory; this tries none. The
+    module needs its `example_input_array`. If there is no prediction, as on a CPU, the batch size
+    stays as it is, and one line gives the reason.
+
+    Args:
+        model_name: timm name, or a transformer such as `hf:gpt2` (default: the module is traced).
+        device: GPU to choose for, such as `a100` (default: the device in use).
+        attribute: Attribute of the module, its `hparams` or the data module that is set.
+    """
+
+    def __init__(
+        self,
+        model_name: str | None = None,
+        device: str | None = None,
+        attribute: str = "batch_size",
+    ) -> None:
+        self._model_name, self._device, self._attribute = model_name, device, attribute
+
+    def on_fit_start(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
+    ) -> None:
+        try:
+            largest = self._largest(trainer, pl_module)
+            lightning_setattr(pl_module, self._attribute, largest)
+            line = f"{self._attribute} is {largest:,}, the largest that is predicted to fit"
+        except (TrappmError, AttributeError) as error:
+            line = f"{self._attribute} stays as it is: {error}"
+        if trainer.is_global_zero:
+            say(line)
+
+    def _largest(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> int:
+        example = module.example_input_array
+        if example is None:
+            raise InputError("the module has no example_input_array")
+        if trainer.world_size > 1:
+            raise InputError("only the memory of one process is predicted")
+        first = _first_step(trainer, module, example, self._model_name)
+        answer = forecast(first, self._device).prediction
+        if not answer.largest_batch:
+            reason = "not even 1 fits" if answer.largest_batch == 0 else "there is no prediction"
+            raise InputError(f"{reason} on {answer.device_name}")
+        return answer.largest_batch
 
 
 def _first_step(

@@ -203,15 +203,15 @@ class TrainingWatch:
         try:
             self._first = make()
         except Exception as error:  # an unknown trainer may raise anything
-            _say(f"steps will be neither forecast nor timed: {one_line(error)}")
+            say(f"steps will be neither forecast nor timed: {one_line(error)}")
             return
         self._time_is_due = True
         try:
             what = forecast(self._first, self._device)
             self._time_is_due = what.time_missing is not None
-            _say(str(what))
+            say(str(what))
         except Exception as error:  # an unknown module may raise anything
-            _say(f"no forecast; the step time is reported after some steps: {one_line(error)}")
+            say(f"no forecast; the step time is reported after some steps: {one_line(error)}")
 
     def begin(self) -> None:
         """Begin a step after its batch has been loaded."""
@@ -236,9 +236,9 @@ class TrainingWatch:
         try:
             record = self._steps.write(self._first, self._file)
         except TrappmError as error:
-            _say(f"steps were not recorded: {error}")
+            say(f"steps were not recorded: {error}")
         else:
-            _say(
+            say(
                 f"{record.configuration} took {record.step_time_ms:,.1f} ms per step in this run; "
                 f"import the label with: trappm labels import {self._file}"
             )
@@ -250,8 +250,9 @@ class TrainingWatch:
         if first.epoch_batches is not None:
             text += f", an epoch about {duration(first.epoch_batches * median(steps_ms) / 1000)}"
         warmup = PROTOCOL.warmup_steps
-        _say(f"{text} (measured over {len(steps_ms)} steps after {warmup} warm-up steps)")
+        say(f"{text} (measured over {len(steps_ms)} steps after {warmup} warm-up steps)")
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Print a line of a callback."""
     typer.echo(f"TraPPM: {text}")
