@@ -1,11 +1,13 @@
 """Callbacks in real trainings, requests that real schedulers take; the code is the page's own."""
 
+import io
 import json
 import math
 import re
 from pathlib import Path
 from statistics import median
 
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -13,6 +15,7 @@ import yaml
 import trappm
 from trappm.extensions.integrations.forecast import FirstStep, forecast
 from trappm.extensions.integrations.gpu_requests import PRODUCTS, pod, ray_options, yaml_text
+from trappm.extensions.integrations.tracked_runs import write_runs
 from trappm.extensions.integrations.training_watch import PROTOCOL, RecordedSteps
 from trappm.profiler.devices.catalogue import memory_mib
 from trappm.profiler.errors import InputError
@@ -121,6 +124,63 @@ def test_lightning_trains_at_the_largest_batch_that_fits(capsys):
         assert largest > 64
     cpu = f"cpu-{torch.get_num_threads()}t"
     assert fit(module, None, None) == (2, f"{stays}there is no prediction on {cpu}")
+
+
+def test_runs_of_mlflow_become_labels(folder, command):
+    pytest.importorskip("mlflow", reason="MLflow is not installed: two dozen packages")
+    run_page("MLflow and Weights & Biases")
+    assert json.loads(command("labels", "import", folder / "steps.jsonl", "--json")[1])["new"] == 1
+
+
+EXPORT = """Name,State,arch,bs,step (ms),peak MiB
+a,finished,resnet50,64,187.5,8000
+b,finished,resnet18,32,,3000
+c,crashed,resnet18,4096,,
+"""
+COLUMNS = {
+    "architecture": "arch",
+    "batch_size": "bs",
+    "step_time_ms": "step (ms)",
+    "memory_mib": "peak MiB",
+}
+
+
+def test_exported_runs_of_wandb_become_labels_that_train_no_model(folder, command):
+    runs = pd.read_csv(io.StringIO(EXPORT))
+    shared = {"device": "NVIDIA A100-SXM4-40GB", "input_size": 224, "precision": "amp-bf16"}
+    assert write_runs(runs, "steps.jsonl", COLUMNS, **shared) == 2
+    for new in (2, 0):
+        imported = command("labels", "import", folder / "steps.jsonl", "--json")[1]
+        assert json.loads(imported)["new"] == new
+    with Store.open(Home.open().database_url) as store:
+        labels = store.labels.matching()
+        assert store.labels.of_pairs(
+            [("resnet50", 224)], labels[0].configuration, labels[0].device
+        ) == []  # fmt: skip
+    assert {(x.configuration.architecture, x.step_time_ms, x.memory_mib) for x in labels} == {
+        ("resnet50", 187.5, 8000.0), ("resnet18", None, 3000.0)
+    }  # fmt: skip
+    assert {(x.device, x.protocol, x.provenance) for x in labels} == {
+        ("a100", "in-training", "imported")
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"columns": {**COLUMNS, "batch": "bs"}}, "unknown: batch; fields: "),
+        ({"columns": {**COLUMNS, "memory_mib": "peak"}}, "lack the columns peak"),
+        ({"input_size": None}, "row 0 of the runs: no 'input_size'"),
+        ({"precision": "int3"}, "row 0 of the runs: precision is 'int3'"),
+        ({"batch_size": "many"}, "row 0 of the runs: batch_size is 'many'"),
+    ],
+)
+def test_wrong_runs_are_refused_and_write_nothing(folder, change, told):
+    shared = {"device": "a100", "input_size": 224, "columns": COLUMNS} | change
+    given = {name: value for name, value in shared.items() if value is not None}
+    with pytest.raises(InputError, match=re.escape(told)):
+        write_runs(pd.read_csv(io.StringIO(EXPORT)), "steps.jsonl", **given)
+    assert not (folder / "steps.jsonl").exists()
 
 
 @pytest.mark.extension("transformers")
