@@ -24,6 +24,8 @@ WAYS = [
     "hf:llama-tiny,eager",
     "hf:CONFIG,checkpointing,eager",
     "hf:CONFIG,lora=4,eager",
+    "hf:CONFIG,qlora=4,eager",
+    "hf:llama-tiny,qlora=4,checkpointing,eager",
     "hf:llama-tiny,frozen=body,eager",
 ]
 CONFIG = {
@@ -47,7 +49,11 @@ class Trained:
 
     def __init__(self, name, precision):
         source = source_of(name)
-        self.model = source.create_model(name, LENGTH).train()
+        with torch.device("meta" if "qlora" in name else "cpu"):
+            self.model = source.create_model(name, LENGTH).train()
+        if "qlora" in name:  # of any values
+            self.model = self.model.to_empty(device="cpu")
+            self.model.get_base_model().tie_weights()
         if precision is Precision.BF16:
             self.model = self.model.to(torch.bfloat16)
         self._autocast = precision is Precision.AMP_BF16

@@ -23,14 +23,18 @@ from trappm.profiler.records import Configuration
 
 ROOT = Path(__file__).parents[3]
 
-NAMES = st.builds(
-    TransformerName,
-    name=st.sampled_from(["gpt2", "./config.json", "org/model"]),
-    frozen=st.none() | st.sampled_from(Frozen),
-    vocabulary=st.none() | st.integers(2, 1_000_000),
-    checkpointing=st.booleans(),
-    attention=st.sampled_from(Attention),
-) | st.builds(TransformerName, name=st.just("gpt2"), lora_rank=st.integers(1, 512))
+NAMES = (
+    st.builds(
+        TransformerName,
+        name=st.sampled_from(["gpt2", "./config.json", "org/model"]),
+        frozen=st.none() | st.sampled_from(Frozen),
+        vocabulary=st.none() | st.integers(2, 1_000_000),
+        checkpointing=st.booleans(),
+        attention=st.sampled_from(Attention),
+    )
+    | st.builds(TransformerName, name=st.just("gpt2"), lora_rank=st.integers(1, 512))
+    | st.builds(TransformerName, name=st.just("gpt2"), qlora_rank=st.integers(1, 512))
+)
 
 
 @given(NAMES)
@@ -45,6 +49,8 @@ def test_names_round_trip_through_text(name):
         ("hf:gpt2,lora=0", "the rank must be from 1"),
         ("hf:gpt2,eager,sdpa", "sets attention twice"),
         ("hf:gpt2,lora=4,frozen=body", "cannot be combined"),
+        ("hf:gpt2,lora=4,qlora=4", "lora=4 cannot be combined with qlora=4"),
+        ("hf:gpt2,qlora=0", "qlora=0; the rank must be from 1"),
         ("hf:gpt2,vocabulary=1", "from 2 to 1,000,000 tokens"),
         ("hf:gpt2,vocabulary=many", "options: lora=RANK"),
     ],
@@ -85,6 +91,19 @@ def test_only_adapters_are_trained():
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     # Query (128 to 128) and value (128 to 64) of two layers.
     assert trained == 2 * 8 * ((128 + 128) + (128 + 64))
+
+
+@pytest.mark.parametrize("shape", ["llama-tiny", "gpt2-tiny"])
+def test_qlora_has_four_bits_per_frozen_weight_and_is_never_measured(shape):
+    pytest.importorskip("peft")
+    full, quantized = (
+        sum(p.nbytes for name, p in on_meta(f"hf:{shape},{method}=8", 64).named_parameters()
+            if ".h." in name or ".layers." in name)
+        for method in ("lora", "qlora")
+    )  # fmt: skip
+    assert full / 8 < quantized < full / 5  # norms, biases and adapters stay
+    with pytest.raises(InputError, match="steps with qlora are predicted, not measured"):
+        source_of("hf:").create_model(f"hf:{shape},qlora=8", 64)
 
 
 def test_another_vocabulary_changes_embeddings_head_and_tokens():

@@ -39,6 +39,7 @@ with from_extra("transformers", "a transformer"):
     from transformers.models.auto.configuration_auto import (  # type: ignore[attr-defined]
         CONFIG_MAPPING_NAMES,
     )
+    from transformers.pytorch_utils import Conv1D
 
 DEFAULT_LENGTH = 2048
 """Default number of tokens per sample, limited to the model's maximum."""
@@ -137,8 +138,10 @@ def create_model(architecture: str, input_size: int) -> nn.Module:
             model.get_input_embeddings().requires_grad_(False)
         elif name.frozen is Frozen.BODY:
             model.base_model.requires_grad_(False)
-        if name.lora_rank is not None:
-            model = with_adapters(model, name.lora_rank)
+        if rank := name.lora_rank or name.qlora_rank:
+            model = with_adapters(model, rank)
+        if name.qlora_rank is not None:
+            _quantize(model)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(
             f"{architecture} has nothing to train: its head shares the frozen embeddings"
@@ -185,6 +188,65 @@ def with_adapters(model: nn.Module, rank: int) -> nn.Module:
     targets = None if kind in DEFAULTS else "all-linear"
     adapters = peft.LoraConfig(r=rank, target_modules=targets)
     return cast(nn.Module, peft.get_peft_model(model, adapters))
+
+
+class _FourBitProduct(torch.autograd.Function):
+    """Product with weights of 4 bits, which each pass makes in the type of its input."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, packed: Tensor, shape: torch.Size) -> Tensor:
+        ctx.save_for_backward(packed)
+        ctx.shape = shape
+        return nn.functional.linear(inputs, _unpacked(packed, shape, inputs.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (packed,) = ctx.saved_tensors
+        return gradient @ _unpacked(packed, ctx.shape, gradient.dtype), None, None
+
+
+def _unpacked(packed: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    return packed.expand(-1, 2).to(dtype).flatten()[: shape.numel()].view(shape)
+
+
+class FourBitLinear(nn.Module):
+    """Memory and kernels of bitsandbytes' frozen linear layer of 4 bits; its values are no weights.
+
+    Half a byte per weight, and with double quantization a byte for each 64 weights (Dettmers et
+    al., QLoRA, 2023, section 3).
+    """
+
+    def __init__(self, linear: nn.Linear | Conv1D) -> None:
+        super().__init__()
+        weight = linear.weight.T if isinstance(linear, Conv1D) else linear.weight
+        self._shape = weight.shape
+        sizes, kind = (-(-weight.numel() // 2), -(-weight.numel() // 64)), torch.uint8
+        packed = torch.zeros(sizes[0], 1, dtype=kind, device=weight.device)
+        self.packed = nn.Parameter(packed, requires_grad=False)
+        self.register_buffer("scales", torch.zeros(sizes[1], dtype=kind, device=weight.device))
+        self.bias = linear.bias
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        made: Tensor = _FourBitProduct.apply(  # type: ignore[no-untyped-call]
+            inputs, self.packed, self._shape
+        )
+        return made if self.bias is None else made + self.bias
+
+
+def _quantize(model: nn.Module) -> None:
+    """Replace the frozen linear layers, except the head, by layers of 4 bits.
+
+    Raises:
+        InputError: The model is on a device: its steps would not be those of bitsandbytes.
+    """
+    if any(parameter.device.type != "meta" for parameter in model.parameters()):
+        raise InputError("steps with qlora are predicted, not measured; measure lora=RANK")
+    head = model.get_base_model().get_output_embeddings()  # type: ignore[operator]
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            is_frozen = isinstance(child, nn.Linear | Conv1D) and not child.weight.requires_grad
+            if is_frozen and child is not head:
+                setattr(parent, name, FourBitLinear(cast(nn.Linear, child)))
 
 
 def megatron_attention(

@@ -28,7 +28,8 @@ MAX_CONFIG_BYTES = 1 << 20
 MAX_RANK = 65_536
 MAX_VOCABULARY = 1_000_000
 _OPTIONS = (
-    "lora=RANK, frozen=embeddings, frozen=body, vocabulary=N, checkpointing, eager, sdpa, megatron"
+    "lora=RANK, qlora=RANK, frozen=embeddings, frozen=body, vocabulary=N, checkpointing, eager, "
+    "sdpa, megatron"
 )
 
 
@@ -55,6 +56,8 @@ class TransformerName:
     name: str
     lora_rank: int | None = None
     """Rank of LoRA adapters, which freeze all other parameters; None without adapters."""
+    qlora_rank: int | None = None
+    """Rank of LoRA adapters on frozen weights of 4 bits (QLoRA)."""
     frozen: Frozen | None = None
     vocabulary: int | None = None
     """Vocabulary size that replaces the one of the configuration."""
@@ -65,12 +68,16 @@ class TransformerName:
     def __post_init__(self) -> None:
         if not self.name or "," in self.name or self.name != self.name.strip():
             raise InputError(f"{PREFIX}{self.name} names no model; name one, such as hf:gpt2")
-        if self.lora_rank is not None and not 1 <= self.lora_rank <= MAX_RANK:
-            raise InputError(f"lora={self.lora_rank}; the rank must be from 1 to {MAX_RANK:,}")
-        if self.lora_rank is not None and self.frozen is not None:
+        methods = [f"lora={self.lora_rank}"] if self.lora_rank is not None else []
+        methods += [f"qlora={self.qlora_rank}"] if self.qlora_rank is not None else []
+        for rank in (self.lora_rank, self.qlora_rank):
+            if rank is not None and not 1 <= rank <= MAX_RANK:
+                raise InputError(f"{methods[-1]}; the rank must be from 1 to {MAX_RANK:,}")
+        methods += [f"frozen={self.frozen}"] if self.frozen is not None else []
+        if len(methods) > 1:
             raise InputError(
-                f"lora={self.lora_rank} cannot be combined with frozen={self.frozen}, because LoRA "
-                "freezes all other parameters; remove one option"
+                f"{' cannot be combined with '.join(methods)}, because LoRA freezes all other "
+                "parameters; remove one option"
             )
         if self.vocabulary is not None and not 2 <= self.vocabulary <= MAX_VOCABULARY:
             raise InputError(
@@ -96,6 +103,7 @@ class TransformerName:
     def __str__(self) -> str:
         options = [
             *([f"lora={self.lora_rank}"] if self.lora_rank else []),
+            *([f"qlora={self.qlora_rank}"] if self.qlora_rank else []),
             *([f"frozen={self.frozen}"] if self.frozen else []),
             *([f"vocabulary={self.vocabulary}"] if self.vocabulary else []),
             *(["checkpointing"] if self.checkpointing else []),
@@ -131,7 +139,7 @@ class TransformerName:
         return None
 
 
-_NUMBERS = {"lora": "lora_rank", "vocabulary": "vocabulary"}
+_NUMBERS = {"lora": "lora_rank", "qlora": "qlora_rank", "vocabulary": "vocabulary"}
 
 
 def _option(option: str, text: str) -> tuple[str, Any]:
