@@ -46,8 +46,8 @@ class PoolGroup:
     """Every combination of these architectures and settings.
 
     Raises:
-        InputError: No architectures, a setting without values, no input size, a number that is no
-            integer from 1 to MAX_SIZE, or an unknown method.
+        InputError: No architectures, a setting without values, no input size, a number that is not
+            an integer from 1 to MAX_SIZE, or an unknown method.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "use_attribute_docstrings": True}

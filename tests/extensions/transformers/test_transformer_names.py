@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import trappm
 from trappm.extensions.transformers import model_names as names
+from trappm.extensions.transformers.generation import generate
 from trappm.extensions.transformers.model_names import (
     Attention,
     Frozen,
@@ -49,7 +51,7 @@ def test_names_round_trip_through_text(name):
         ("hf:gpt2,lora=0", "the rank must be from 1"),
         ("hf:gpt2,eager,sdpa", "sets attention twice"),
         ("hf:gpt2,lora=4,frozen=body", "cannot be combined"),
-        ("hf:gpt2,lora=4,qlora=4", "lora=4 cannot be combined with qlora=4"),
+        ("hf:gpt2,lora=4,qlora=4", "lora and qlora cannot be combined"),
         ("hf:gpt2,qlora=0", "qlora=0; the rank must be from 1"),
         ("hf:gpt2,vocabulary=1", "from 2 to 1,000,000 tokens"),
         ("hf:gpt2,vocabulary=many", "options: lora=RANK"),
@@ -93,17 +95,55 @@ def test_only_adapters_are_trained():
     assert trained == 2 * 8 * ((128 + 128) + (128 + 64))
 
 
-@pytest.mark.parametrize("shape", ["llama-tiny", "gpt2-tiny"])
-def test_qlora_has_four_bits_per_frozen_weight_and_is_never_measured(shape):
+@pytest.mark.parametrize("shape", ["llama-tiny", "gpt2-tiny", "bert-tiny", "t5-tiny", "vit-tiny"])
+def test_qlora_packs_the_linear_layers_of_the_blocks_only(shape):
     pytest.importorskip("peft")
-    full, quantized = (
-        sum(p.nbytes for name, p in on_meta(f"hf:{shape},{method}=8", 64).named_parameters()
-            if ".h." in name or ".layers." in name)
-        for method in ("lora", "qlora")
-    )  # fmt: skip
-    assert full / 8 < quantized < full / 5  # norms, biases and adapters stay
-    with pytest.raises(InputError, match="steps with qlora are predicted, not measured"):
-        source_of("hf:").create_model(f"hf:{shape},qlora=8", 64)
+    full, packed = (on_meta(f"hf:{shape},{method}=8", 64) for method in ("lora", "qlora"))
+    sizes = dict(full.named_parameters())
+    kept = {"lm_head", "classifier", "decoder", "wo"}  # wo of T5 stays in 32 bits
+    layers = {
+        name for name, module in full.named_modules()
+        if type(module).__module__.startswith(("torch.nn", "transformers.pytorch_utils"))
+        and hasattr(module, "weight") and module.weight.dim() == 2
+        and not isinstance(module, torch.nn.Embedding) and "lora_" not in name
+        and not kept & {*name.removesuffix(".base_layer").rsplit(".", 1)}
+    }  # fmt: skip
+    packed_layers = {n for n, m in packed.named_modules() if type(m).__name__ == "FourBitLinear"}
+    assert packed_layers == layers
+    for name, parameter in packed.named_parameters():
+        if name.removesuffix(".weight") in layers:
+            assert parameter.nbytes == sizes[name].numel() / 2
+        else:
+            assert parameter.shape == sizes[name].shape
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_four_bit_layers_compute_as_linear_ones(autocast, bias):
+    library = pytest.importorskip("trappm.extensions.transformers.library")
+    linear = torch.nn.Linear(6, 5, bias=bias).requires_grad_(False)
+    packed = library.FourBitLinear(linear)
+    packed.weight.random_(0, 4)
+    linear.weight.copy_(library._unpacked(packed.weight, linear.weight.shape, torch.float32))
+    inputs = torch.randint(3, (2, 3, 6)).float().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        ours, theirs = packed(inputs), linear(inputs)
+    assert ours.dtype == inputs.dtype  # bitsandbytes returns the type of its input
+    assert torch.allclose(ours, theirs.float())
+    gradients = [torch.autograd.grad(made.float().sum(), inputs)[0] for made in (ours, theirs)]
+    assert torch.equal(*gradients)
+
+
+def test_qlora_is_not_measured_and_does_not_generate():
+    source = source_of("hf:")
+    for refused in (
+        lambda: source.create_model("hf:llama-tiny,qlora=8", 64),
+        lambda: source.architectures(["hf:llama-tiny,qlora=8"]),
+    ):
+        with pytest.raises(InputError, match="steps with qlora are predicted, not measured"):
+            refused()
+    with pytest.raises(InputError, match="generation with 4-bit weights is not covered"):
+        generate("hf:llama-tiny,qlora=8")
 
 
 def test_another_vocabulary_changes_embeddings_head_and_tokens():

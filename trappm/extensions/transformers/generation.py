@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from trappm.extensions.transformers.model_names import TransformerName
 from trappm.prediction.device_names import DEFAULT_DEVICE, device_title, precision_gap
 from trappm.prediction.fitting import (
     MemoryInterval,
@@ -149,6 +150,10 @@ def generate(
     for name, value in (("prompt", prompt), ("tokens", tokens), ("batch size", batch_size)):
         if not 1 <= value <= MOST:
             raise InputError(f"{name} is {value}; it must be from 1 to {MOST:,}")
+    if TransformerName.parse(model).qlora_rank is not None:
+        raise InputError(
+            f"generation with 4-bit weights is not covered; leave qlora out of {model}"
+        )
     is_default, device = device is None, device or DEFAULT_DEVICE
     capacity_mib = capacity_of(device)
     if gap := precision_gap(device, which):

@@ -10,7 +10,7 @@ import copy
 import inspect
 import logging
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -43,6 +43,7 @@ with from_extra("transformers", "a transformer"):
 
 DEFAULT_LENGTH = 2048
 """Default number of tokens per sample, limited to the model's maximum."""
+NOT_MEASURED = "steps with qlora are predicted, not measured; measure lora=RANK"
 _LONGEST_REASON = 200
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
 _TANH = ("gelu_new", "gelu_fast")
@@ -65,6 +66,8 @@ def architectures(patterns: Iterable[str]) -> list[str]:
     texts: set[str] = set()
     for pattern in patterns:
         wanted = TransformerName.parse(pattern)
+        if wanted.qlora_rank is not None:
+            raise InputError(NOT_MEASURED)
         names = [name for name in builtin_shapes() if fnmatchcase(name, wanted.name)]
         if not names or wanted.is_builtin:
             texts.add(check(pattern))
@@ -122,6 +125,8 @@ def create_model(architecture: str, input_size: int) -> nn.Module:
             transformers, or invalid.
     """
     name = TransformerName.parse(architecture)
+    if name.qlora_rank is not None and torch.empty(0).device.type != "meta":
+        raise InputError(NOT_MEASURED)
     input_size = input_size_of(architecture, input_size)
     config = copy.deepcopy(_config(name))
     if _image_size(config):
@@ -138,10 +143,15 @@ def create_model(architecture: str, input_size: int) -> nn.Module:
             model.get_input_embeddings().requires_grad_(False)
         elif name.frozen is Frozen.BODY:
             model.base_model.requires_grad_(False)
-        if rank := name.lora_rank or name.qlora_rank:
-            model = with_adapters(model, rank)
-        if name.qlora_rank is not None:
-            _quantize(model)
+        if name.lora_rank is not None:
+            model = with_adapters(model, name.lora_rank)
+        elif name.qlora_rank is not None:
+            # transformers leaves the head, the last layer and some by name unquantized.
+            last, _, _ = list(model.named_parameters())[-1][0].rpartition(".")
+            kept = (model.get_output_embeddings(), model.get_submodule(last))
+            names = set(model._keep_in_fp32_modules or ())
+            model = with_adapters(model, name.qlora_rank)
+            _quantize(model, kept, names)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(
             f"{architecture} has nothing to train: its head shares the frozen embeddings"
@@ -191,18 +201,20 @@ def with_adapters(model: nn.Module, rank: int) -> nn.Module:
 
 
 class _FourBitProduct(torch.autograd.Function):
-    """Product with weights of 4 bits, which each pass makes in the type of its input."""
+    """Linear layer with packed 4-bit weights; each pass unpacks them in its input's data type."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, packed: Tensor, shape: torch.Size) -> Tensor:
+    def forward(
+        ctx: Any, inputs: Tensor, packed: Tensor, shape: torch.Size, bias: Tensor | None
+    ) -> Tensor:
         ctx.save_for_backward(packed)
         ctx.shape = shape
-        return nn.functional.linear(inputs, _unpacked(packed, shape, inputs.dtype))
+        return nn.functional.linear(inputs, _unpacked(packed, shape, inputs.dtype), bias)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         (packed,) = ctx.saved_tensors
-        return gradient @ _unpacked(packed, ctx.shape, gradient.dtype), None, None
+        return gradient @ _unpacked(packed, ctx.shape, gradient.dtype), None, None, None
 
 
 def _unpacked(packed: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -210,42 +222,48 @@ def _unpacked(packed: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
 
 
 class FourBitLinear(nn.Module):
-    """Memory and kernels of bitsandbytes' frozen linear layer of 4 bits; its values are no weights.
+    """Stand-in for bitsandbytes' frozen 4-bit linear layer, with its memory and kernels only.
 
     Half a byte per weight, and with double quantization a byte for each 64 weights (Dettmers et
-    al., QLoRA, 2023, section 3).
+    al., QLoRA, 2023, section 3). Under autocast the product is computed in autocast's data type and
+    returned in the input's, as there.
     """
 
     def __init__(self, linear: nn.Linear | Conv1D) -> None:
         super().__init__()
         weight = linear.weight.T if isinstance(linear, Conv1D) else linear.weight
         self._shape = weight.shape
-        sizes, kind = (-(-weight.numel() // 2), -(-weight.numel() // 64)), torch.uint8
-        packed = torch.zeros(sizes[0], 1, dtype=kind, device=weight.device)
-        self.packed = nn.Parameter(packed, requires_grad=False)
-        self.register_buffer("scales", torch.zeros(sizes[1], dtype=kind, device=weight.device))
+        count, device = weight.numel(), weight.device
+        packed = torch.zeros(-(-count // 2), 1, dtype=torch.uint8, device=device)
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        scales = torch.zeros(-(-count // 64), dtype=torch.uint8, device=device)
+        self.register_buffer("scales", scales)
         self.bias = linear.bias
 
     def forward(self, inputs: Tensor) -> Tensor:
+        kind = "cuda" if inputs.is_meta else inputs.device.type
+        autocast = torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if autocast else inputs.dtype
+        bias = None if self.bias is None else self.bias.to(dtype)
         made: Tensor = _FourBitProduct.apply(  # type: ignore[no-untyped-call]
-            inputs, self.packed, self._shape
+            inputs.to(dtype), self.weight, self._shape, bias
         )
-        return made if self.bias is None else made + self.bias
+        return made.to(inputs.dtype)
 
 
-def _quantize(model: nn.Module) -> None:
-    """Replace the frozen linear layers, except the head, by layers of 4 bits.
+def _quantize(model: nn.Module, kept: Collection[nn.Module | None], kept_names: Set[str]) -> None:
+    """Replace the frozen linear layers by 4-bit layers, except some by themselves or by name.
 
     Raises:
-        InputError: The model is on a device: its steps would not be those of bitsandbytes.
+        InputError: The model has experts, which are no linear layers.
     """
-    if any(parameter.device.type != "meta" for parameter in model.parameters()):
-        raise InputError("steps with qlora are predicted, not measured; measure lora=RANK")
-    head = model.get_base_model().get_output_embeddings()  # type: ignore[operator]
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 3 and parameter.shape[0] > 1:
+            raise InputError(f"{name} is not a linear layer; experts in 4 bits are not covered")
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             is_frozen = isinstance(child, nn.Linear | Conv1D) and not child.weight.requires_grad
-            if is_frozen and child is not head:
+            if is_frozen and child not in kept and name not in kept_names:
                 setattr(parent, name, FourBitLinear(cast(nn.Linear, child)))
 
 

@@ -57,7 +57,7 @@ class TransformerName:
     lora_rank: int | None = None
     """Rank of LoRA adapters, which freeze all other parameters; None without adapters."""
     qlora_rank: int | None = None
-    """Rank of LoRA adapters on frozen weights of 4 bits (QLoRA)."""
+    """Rank of LoRA adapters on frozen 4-bit weights (QLoRA)."""
     frozen: Frozen | None = None
     vocabulary: int | None = None
     """Vocabulary size that replaces the one of the configuration."""
@@ -68,17 +68,16 @@ class TransformerName:
     def __post_init__(self) -> None:
         if not self.name or "," in self.name or self.name != self.name.strip():
             raise InputError(f"{PREFIX}{self.name} names no model; name one, such as hf:gpt2")
-        methods = [f"lora={self.lora_rank}"] if self.lora_rank is not None else []
-        methods += [f"qlora={self.qlora_rank}"] if self.qlora_rank is not None else []
-        for rank in (self.lora_rank, self.qlora_rank):
-            if rank is not None and not 1 <= rank <= MAX_RANK:
-                raise InputError(f"{methods[-1]}; the rank must be from 1 to {MAX_RANK:,}")
-        methods += [f"frozen={self.frozen}"] if self.frozen is not None else []
-        if len(methods) > 1:
+        methods = {"lora": self.lora_rank, "qlora": self.qlora_rank, "frozen": self.frozen}
+        given = {method: value for method, value in methods.items() if value is not None}
+        if len(given) > 1:
             raise InputError(
-                f"{' cannot be combined with '.join(methods)}, because LoRA freezes all other "
-                "parameters; remove one option"
+                f"{' and '.join(given)} cannot be combined, because adapters freeze all other "
+                "parameters; keep one of them"
             )
+        for method, rank in given.items():
+            if isinstance(rank, int) and not 1 <= rank <= MAX_RANK:
+                raise InputError(f"{method}={rank}; the rank must be from 1 to {MAX_RANK:,}")
         if self.vocabulary is not None and not 2 <= self.vocabulary <= MAX_VOCABULARY:
             raise InputError(
                 f"vocabulary={self.vocabulary}; it must be from 2 to {MAX_VOCABULARY:,} tokens"
