@@ -18,7 +18,7 @@ from trappm.extensions.integrations.gpu_requests import PRODUCTS, pod, ray_optio
 from trappm.extensions.integrations.tracked_runs import write_runs
 from trappm.extensions.integrations.training_watch import PROTOCOL, RecordedSteps
 from trappm.profiler.devices.catalogue import memory_mib
-from trappm.profiler.errors import InputError
+from trappm.profiler.errors import InputError, UnknownArchitectureError
 from trappm.profiler.models import zoo
 from trappm.profiler.records import Configuration, Precision
 from trappm.store import Home, Store
@@ -90,11 +90,12 @@ def test_lightning_trains_at_the_largest_batch_that_fits(capsys):
             super().__init__()
             self.net = zoo.create_model("resnet10t", 64)
 
-        def forward(self, images):
-            return self.net(images)
+        def forward(self, images, weights=None):
+            made = self.net(images)
+            return made if weights is None else made * weights
 
         def training_step(self, images, _):
-            return self(images).sum()
+            return self(images.to(self.dtype)).sum()
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.01)
@@ -106,24 +107,34 @@ def test_lightning_trains_at_the_largest_batch_that_fits(capsys):
             trained.append(self.batch_size)
             return torch.zeros(1, 2, 3, 64, 64)
 
-    def fit(module, name, device):
+    def fit(name, device, precision="32-true", most=100_000, **data):
         trainer = lightning.Trainer(
-            callbacks=[LargestBatch(name, device)], max_steps=1, accelerator="cpu", devices=1,
-            logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            callbacks=[LargestBatch(name, device, most=most)], max_steps=1, accelerator="cpu", devices=1,
+            precision=precision, logger=False, enable_checkpointing=False,
+            enable_progress_bar=False,
         )  # fmt: skip
-        trainer.fit(module, datamodule=Data())
-        return trained.pop(), sentences(capsys)[-1]
+        trainer.fit(module, **(data or {"datamodule": Data()}))
+        return trained.pop() if trained else None, sentences(capsys)[-1]
 
     module = Classifier()
     stays = "TraPPM: batch_size stays as it is: "
-    assert fit(module, None, "v100") == (2, f"{stays}the module has no example_input_array")
-    module.example_input_array = torch.zeros(4, 3, 64, 64)
+    assert fit(None, "v100") == (2, f"{stays}the module has no example_input_array")
+    module.example_input_array = (torch.zeros(4, 3, 64, 64), torch.zeros(4, 1))
     for name in (None, "resnet10t"):
-        largest, line = fit(module, name, "v100")
-        assert line == f"TraPPM: batch_size is {largest:,}, the largest that is predicted to fit"
-        assert largest > 64
+        size, line = fit(name, "v100")
+        assert line == f"TraPPM: batch_size is {size:,}, the largest predicted to fit"
+        assert fit(name, "v100", most=size - 1) == (
+            size - 1, f"TraPPM: batch_size is {size - 1:,}, of {size:,} predicted to fit"
+        )  # fmt: skip
+    assert fit("resnet10t", "a100", "bf16-true")[1] != fit("resnet10t", "a100")[1]
     cpu = f"cpu-{torch.get_num_threads()}t"
-    assert fit(module, None, None) == (2, f"{stays}there is no prediction on {cpu}")
+    assert fit(None, None) == (2, f"{stays}there is no prediction on {cpu}")
+    loader = torch.zeros(1, 2, 3, 64, 64)
+    assert fit(None, "v100", train_dataloaders=loader)[1].startswith(f"{stays}the data loaders")
+    module.example_input_array = ()
+    assert fit(None, "v100")[1].startswith(stays)
+    with pytest.raises(UnknownArchitectureError, match="resnet5o"):
+        LargestBatch("resnet5o")
 
 
 def test_runs_of_mlflow_become_labels(folder, command):
@@ -135,7 +146,8 @@ def test_runs_of_mlflow_become_labels(folder, command):
 EXPORT = """Name,State,arch,bs,step (ms),peak MiB
 a,finished,resnet50,64,187.5,8000
 b,finished,resnet18,32,,3000
-c,crashed,resnet18,4096,,
+c,crashed,resnet18,4096,9.9,
+d,finished,resnet18,16,,
 """
 COLUMNS = {
     "architecture": "arch",
@@ -143,15 +155,17 @@ COLUMNS = {
     "step_time_ms": "step (ms)",
     "memory_mib": "peak MiB",
 }
+SHARED = {"device": "NVIDIA A100-SXM4-40GB", "input_size": 224, "precision": "amp-bf16"}
+
+
+def imported(command, folder):
+    return json.loads(command("labels", "import", folder / "steps.jsonl", "--json")[1])["new"]
 
 
 def test_exported_runs_of_wandb_become_labels_that_train_no_model(folder, command):
     runs = pd.read_csv(io.StringIO(EXPORT))
-    shared = {"device": "NVIDIA A100-SXM4-40GB", "input_size": 224, "precision": "amp-bf16"}
-    assert write_runs(runs, "steps.jsonl", COLUMNS, **shared) == 2
-    for new in (2, 0):
-        imported = command("labels", "import", folder / "steps.jsonl", "--json")[1]
-        assert json.loads(imported)["new"] == new
+    assert write_runs(runs, "steps.jsonl", COLUMNS, **SHARED) == 2
+    assert [imported(command, folder) for _ in range(2)] == [2, 0]
     with Store.open(Home.open().database_url) as store:
         labels = store.labels.matching()
         assert store.labels.of_pairs(
@@ -165,21 +179,56 @@ def test_exported_runs_of_wandb_become_labels_that_train_no_model(folder, comman
     }
 
 
+def test_a_run_is_imported_once_although_other_runs_have_more_columns(folder, command):
+    """As `mlflow.search_runs`, whose frame has the columns of all runs, and text as parameters."""
+    run = {"run_id": "r1", "status": "FINISHED", "params.arch": "resnet50", "params.bs": "64",
+           "start_time": pd.Timestamp("2026-11-28", tz="UTC"), "metrics.ms": 187.5}  # fmt: skip
+    columns = {
+        "architecture": "params.arch", "batch_size": "params.bs", "step_time_ms": "metrics.ms"
+    }  # fmt: skip
+    later = {**run, "run_id": "r2", "params.lr": "0.1", "params.bs": "32", "start_time": pd.NaT}
+    unfinished = {**run, "run_id": "r3", "status": "RUNNING"}
+    for new, runs in ((1, [run]), (1, [run, later, unfinished]), (0, [later])):
+        (folder / "steps.jsonl").unlink(missing_ok=True)
+        write_runs(pd.DataFrame(runs), "steps.jsonl", columns, **SHARED)
+        assert imported(command, folder) == new
+    (folder / "steps.jsonl").unlink()
+    write_runs(pd.DataFrame([run]), "steps.jsonl", columns, **{**SHARED, "device": "v100"})
+    assert imported(command, folder) == 1  # a corrected device is another label
+
+
+def test_runs_without_a_label_write_no_file(folder):
+    for runs in (pd.DataFrame(), pd.read_csv(io.StringIO(EXPORT)).tail(2)):
+        assert write_runs(runs, "steps.jsonl", COLUMNS, **SHARED) == 0
+    assert not (folder / "steps.jsonl").exists()
+
+
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
-        ({"columns": {**COLUMNS, "batch": "bs"}}, "unknown: batch; fields: "),
+        ({"columns": {**COLUMNS, "batch": "bs"}}, "unknown: batch; fields: device, architecture"),
         ({"columns": {**COLUMNS, "memory_mib": "peak"}}, "lack the columns peak"),
-        ({"input_size": None}, "row 0 of the runs: no 'input_size'"),
+        ({"columns": {"architecture": "arch"}}, "no figure has a column; name one for step_time"),
+        ({"batch_size": 8}, "batch_size has a column and a shared value"),
+        ({"input_size": None}, "row 0 of the runs: input_size is missing"),
+        ({"input_size": 224.5}, "row 0 of the runs: input_size is 224.5; it must be a whole"),
         ({"precision": "int3"}, "row 0 of the runs: precision is 'int3'"),
-        ({"batch_size": "many"}, "row 0 of the runs: batch_size is 'many'"),
+        ({"arch": "my_net"}, "row 0 of the runs: "),
+        ({"arch": None}, "row 0 of the runs: architecture is missing"),
+        ({"bs": "many"}, "row 0 of the runs: batch_size is 'many'"),
+        ({"step (ms)": -1.0}, "row 0 of the runs: step_time_ms is -1.0"),
     ],
 )
-def test_wrong_runs_are_refused_and_write_nothing(folder, change, told):
-    shared = {"device": "a100", "input_size": 224, "columns": COLUMNS} | change
-    given = {name: value for name, value in shared.items() if value is not None}
-    with pytest.raises(InputError, match=re.escape(told)):
-        write_runs(pd.read_csv(io.StringIO(EXPORT)), "steps.jsonl", **given)
+def test_wrong_runs_are_refused_and_write_nothing(folder, change, message):
+    runs = pd.read_csv(io.StringIO(EXPORT)).head(1).astype(object)
+    shared = {**SHARED, "columns": COLUMNS}
+    for name, value in change.items():
+        if name in runs:
+            runs[name] = value
+        else:
+            shared[name] = value
+    with pytest.raises(InputError, match=re.escape(message)):
+        write_runs(runs, "steps.jsonl", **{k: v for k, v in shared.items() if v is not None})
     assert not (folder / "steps.jsonl").exists()
 
 

@@ -159,7 +159,7 @@ def _prediction(
             batch_size=first.first_tensor.shape[0],
             input_size=None if is_text else size,
             sequence_length=size if is_text else None,
-            precision=precision,
+            precision=first.precision,
             optimizer=first.loop,
         )
         return answer, None

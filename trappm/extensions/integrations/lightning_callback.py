@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import lightning
 from lightning.pytorch.utilities.parsing import lightning_setattr
 
 from trappm.extensions.integrations.forecast import FirstStep, forecast
-from trappm.extensions.integrations.training_watch import TrainingWatch, say
-from trappm.profiler.errors import InputError, TrappmError
+from trappm.extensions.integrations.training_watch import TrainingWatch, checked_name, say
+from trappm.profiler.errors import InputError, one_line
 from trappm.profiler.records import Precision
 
 _PRECISIONS = {
@@ -68,14 +69,19 @@ class TrappmCallback(lightning.Callback):
 class LargestBatch(lightning.Callback):
     """Callback that sets the batch size to the largest one predicted to fit, before training.
 
-    Lightning's `BatchSizeFinder` tries steps until the GPU runs out of memory; this tries none. The
-    module needs its `example_input_array`. If there is no prediction, as on a CPU, the batch size
-    stays as it is, and one line gives the reason.
+    Lightning's `BatchSizeFinder` tries steps until the GPU runs out of memory; this tries none.
+    Speed and convergence are not considered, so `most` limits the size. The module needs its
+    `example_input_array`. If there is no prediction, as on a CPU, the batch size stays as it is,
+    and one line gives the reason.
 
     Args:
         model_name: timm name, or a transformer such as `hf:gpt2` (default: the module is traced).
         device: GPU to choose for, such as `a100` (default: the device in use).
-        attribute: Attribute of the module, its `hparams` or the data module that is set.
+        attribute: Attribute that is set, of the module, its `hparams` and the data module.
+        most: Largest batch size to set.
+
+    Raises:
+        InputError, UnknownArchitectureError: Unknown model.
     """
 
     def __init__(
@@ -83,18 +89,22 @@ class LargestBatch(lightning.Callback):
         model_name: str | None = None,
         device: str | None = None,
         attribute: str = "batch_size",
+        most: int = 8192,
     ) -> None:
-        self._model_name, self._device, self._attribute = model_name, device, attribute
+        self._model_name = None if model_name is None else checked_name(model_name)
+        self._device, self._attribute, self._most = device, attribute, most
 
     def on_fit_start(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
     ) -> None:
         try:
             largest = self._largest(trainer, pl_module)
-            lightning_setattr(pl_module, self._attribute, largest)
-            line = f"{self._attribute} is {largest:,}, the largest that is predicted to fit"
-        except (TrappmError, AttributeError) as error:
-            line = f"{self._attribute} stays as it is: {error}"
+            lightning_setattr(pl_module, self._attribute, min(largest, self._most))
+            line = f"{self._attribute} is {min(largest, self._most):,}"
+            line += f", of {largest:,}" if largest > self._most else ", the largest"
+            line += " predicted to fit"
+        except Exception as error:  # an unknown module may raise anything
+            line = f"{self._attribute} stays as it is: {one_line(error)}"
         if trainer.is_global_zero:
             say(line)
 
@@ -104,7 +114,11 @@ class LargestBatch(lightning.Callback):
             raise InputError("the module has no example_input_array")
         if trainer.world_size > 1:
             raise InputError("only the memory of one process is predicted")
+        if not trainer.fit_loop._data_source.is_module():
+            raise InputError("the data loaders that were given to fit() have a size already")
         first = _first_step(trainer, module, example, self._model_name)
+        if isinstance(example, tuple):  # Lightning passes all of them
+            first = replace(first, args=example)
         answer = forecast(first, self._device).prediction
         if not answer.largest_batch:
             reason = "not even 1 fits" if answer.largest_batch == 0 else "there is no prediction"

@@ -6,12 +6,13 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import fields
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trappm.extensions.integrations.training_watch import PROTOCOL
+from trappm.extensions.integrations.training_watch import PROTOCOL, checked_name
 from trappm.profiler.devices.catalogue import read_name
-from trappm.profiler.errors import InputError
+from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.files.json_lines import JsonLines
 from trappm.profiler.records import (
     Configuration,
@@ -27,92 +28,107 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _FIGURES = ("step_time_ms", "memory_mib")
+_SIZES = ("batch_size", "input_size")
 _SETTINGS = tuple(setting.name for setting in fields(Configuration))
+_FIELDS = ("device", *_SETTINGS, *_FIGURES)
+_STATES, _IDS = ("status", "State"), ("run_id", "ID", "Name")
+"""Columns of MLflow and W&B."""
 _UNKNOWN = "the run does not have it"
-_UNTOLD_TIME = "1970-01-01T00:00:00+00:00"
+_UNKNOWN_TIME = "1970-01-01T00:00:00+00:00"
 
 
 def write_runs(
     runs: pd.DataFrame, file: str | Path, columns: Mapping[str, str], **shared: Any
 ) -> int:
-    """Append a record for each run to a file, for `trappm labels import`.
+    """Append a record for each finished run to a file, for `trappm labels import`.
 
-    As all steps recorded in a training, they are kept apart: no model learns from them. Importing a
-    run twice has no effect.
+    No model learns from these labels, as from all labels with the protocol `in-training`. Importing
+    a run again has no effect unless its settings or figures differ.
 
     Args:
         runs: One run per row: `mlflow.search_runs()`, or a CSV export of W&B, read by pandas.
         file: JSON lines.
         columns: Column of each setting or figure: the fields of `Configuration`, `device`,
             `step_time_ms` (the median of steps after warm-up) and `memory_mib` (the peak).
-        **shared: Settings that all runs have, such as `device="a100"`.
+        **shared: Settings that all runs have, such as `device="a100"`. Settings without a value
+            have the defaults of `Configuration`, such as fp32.
 
     Returns:
-        Number of records; runs without a figure, such as failed ones, have none.
+        Number of records; runs that failed, or without a figure, have none.
 
     Raises:
-        InputError: An unknown field or column, or a run with a wrong value; with the run's row.
+        InputError: An unknown field or column, or a run with a wrong or missing value.
     """
-    names = {*_SETTINGS, *_FIGURES, "device"}
-    if unknown := {*columns, *shared} - names:
-        raise InputError(f"unknown: {', '.join(sorted(unknown))}; fields: {', '.join(names)}")
-    if missing := set(columns.values()) - set(runs.columns):
+    if wrong := {*columns, *shared} - {*_FIELDS}:
+        raise InputError(f"unknown: {', '.join(sorted(wrong))}; fields: {', '.join(_FIELDS)}")
+    if twice := columns.keys() & shared.keys():
+        raise InputError(f"{', '.join(sorted(twice))} has a column and a shared value; keep one")
+    if not columns.keys() & {*_FIGURES}:
+        raise InputError(f"no figure has a column; name one for {' or '.join(_FIGURES)}")
+    if runs.empty:
+        return 0
+    if missing := {*columns.values()} - {*runs.columns}:
         raise InputError(f"the runs lack the columns {', '.join(sorted(missing))}")
     records = []
-    for at, row in enumerate(runs.to_dict("records")):
-        values = {name: row[column] for name, column in columns.items()} | shared
+    cells = runs.astype(object).where(runs.notna(), None)
+    for at, row in enumerate(cells.to_dict("records")):
+        states = [str(row[column]).lower() for column in _STATES if row.get(column) is not None]
+        values = {field: row[column] for field, column in columns.items()} | shared
+        values = {field: value for field, value in values.items() if value is not None}
+        if values.keys().isdisjoint(_FIGURES) or any(state != "finished" for state in states):
+            continue
         try:
-            figures = {name: _number(name, values.get(name)) for name in _FIGURES}
-            if any(figures.values()):
-                records.append(_record(row, values, figures))
-        except (InputError, KeyError) as error:
-            reason = f"no {error}" if isinstance(error, KeyError) else error
-            raise InputError(f"row {at} of the runs: {reason}; nothing was written") from error
-    with JsonLines(Path(file), Measurement) as lines:
-        for record in records:
-            lines.append(record)
+            records.append(_record(row, values))
+        except TrappmError as error:
+            raise InputError(f"row {at} of the runs: {error}; nothing was written") from error
+    if records:
+        with JsonLines(Path(file), Measurement) as lines:
+            for record in records:
+                lines.append(record)
     return len(records)
 
 
-def _record(
-    row: Mapping[Any, Any], values: Mapping[str, Any], figures: Mapping[str, float | None]
-) -> Measurement:
+def _record(row: Mapping[Any, Any], values: Mapping[str, Any]) -> Measurement:
+    for field in ("device", "architecture", *_SIZES):
+        if field not in values:
+            raise InputError(f"{field} is missing; give a column or a value for all runs")
     named = str(values["device"])
     device = named if is_cpu_device(named) else read_name(named).key
-    settings = {name: values[name] for name in _SETTINGS if name in values}
-    for size in ("batch_size", "input_size"):
-        settings[size] = int(_number(size, values[size]) or 0)
-    step_ms = figures["step_time_ms"]
-    identity = sorted((str(key), str(value)) for key, value in row.items())
+    settings = {field: values[field] for field in _SETTINGS if field in values}
+    settings["architecture"] = checked_name(str(values["architecture"]))
+    settings |= {size: int(_number(size, values[size], whole=True)) for size in _SIZES}
+    configuration = Configuration(**settings)
+    figures = {name: _number(name, values[name]) for name in _FIGURES if name in values}
+    step_ms = figures.get("step_time_ms")
+    step = None
+    if step_ms is not None:
+        step = StepSummary(median_ms=step_ms, mean_ms=step_ms, iqr_ms=0.0, p95_ms=step_ms)
+    run = next((row[column] for column in _IDS if row.get(column) is not None), None)
+    identity = f"{run} {configuration.id} {device} {sorted(figures.items())}"
+    begun = row.get("start_time")
+    unknown = {*_FIGURES, "power_w", "energy_j", "step_spread", "duration_s"} - {*figures}
     return Measurement(
-        configuration=Configuration(**settings),
+        configuration=configuration,
         device=device,
         outcome=Outcome.OK,
         protocol=PROTOCOL,
-        started_at=str(row.get("start_time", _UNTOLD_TIME)).replace(" ", "T"),
+        started_at=begun.isoformat() if isinstance(begun, datetime) else _UNKNOWN_TIME,
         duration_s=0.0,
-        attempt_key=hashlib.sha256(repr(identity).encode()).hexdigest()[:32],
+        attempt_key=hashlib.sha256(identity.encode()).hexdigest()[:32],
         provenance=Provenance.IMPORTED,
-        step=None
-        if step_ms is None
-        else StepSummary(median_ms=step_ms, mean_ms=step_ms, iqr_ms=0.0, p95_ms=step_ms),
-        memory_mib=figures["memory_mib"],
-        missing={
-            **{name: _UNKNOWN for name, value in figures.items() if value is None},
-            **dict.fromkeys(("power_w", "energy_j", "step_spread", "duration_s"), _UNKNOWN),
-        },
+        step=step,
+        memory_mib=figures.get("memory_mib"),
+        missing=dict.fromkeys(sorted(unknown), _UNKNOWN),
         environment={"device": device, "device_name": named, "source": RECORDED},
     )
 
 
-def _number(name: str, value: object) -> float | None:
-    """Return the number above 0 of a cell; None if it is empty."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return None
+def _number(name: str, value: object, *, whole: bool = False) -> float:
     try:
         number = float(str(value))
     except ValueError:
         number = 0.0
-    if not 0 < number < math.inf:
-        raise InputError(f"{name} is {value!r}; it must be a number above 0")
+    if not 0 < number < math.inf or (whole and number % 1):
+        kind = "whole number" if whole else "number"
+        raise InputError(f"{name} is {value!r}; it must be a {kind} above 0")
     return number

@@ -184,10 +184,7 @@ class TrainingWatch:
                 "record_to needs a timm or hf: model_name, such as model_name='resnet18', because "
                 "a label must name its model"
             )
-        if model_name is not None:
-            refuse_unknown(model_name)
-            model_name = source_of(model_name).check(model_name)
-        self.model_name = model_name
+        self.model_name = None if model_name is None else checked_name(model_name)
         self._file = None if record_to is None else Path(record_to)
         self._device = device
         self._steps = RecordedSteps(framework=framework)
@@ -251,6 +248,16 @@ class TrainingWatch:
             text += f", an epoch about {duration(first.epoch_batches * median(steps_ms) / 1000)}"
         warmup = PROTOCOL.warmup_steps
         say(f"{text} (measured over {len(steps_ms)} steps after {warmup} warm-up steps)")
+
+
+def checked_name(model_name: str) -> str:
+    """Return the canonical name of a model.
+
+    Raises:
+        InputError, UnknownArchitectureError: Unknown model.
+    """
+    refuse_unknown(model_name)
+    return source_of(model_name).check(model_name)
 
 
 def say(text: str) -> None:
