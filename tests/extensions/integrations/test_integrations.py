@@ -95,7 +95,7 @@ def test_lightning_trains_at_the_largest_batch_that_fits(capsys):
             return made if weights is None else made * weights
 
         def training_step(self, images, _):
-            return self(images.to(self.dtype)).sum()
+            return self(images.to(next(self.parameters()).dtype)).sum()
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.01)
@@ -109,9 +109,9 @@ def test_lightning_trains_at_the_largest_batch_that_fits(capsys):
 
     def fit(name, device, precision="32-true", most=100_000, **data):
         trainer = lightning.Trainer(
-            callbacks=[LargestBatch(name, device, most=most)], max_steps=1, accelerator="cpu", devices=1,
-            precision=precision, logger=False, enable_checkpointing=False,
-            enable_progress_bar=False,
+            callbacks=[LargestBatch(name, device, most=most)], max_steps=1, precision=precision,
+            accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False,
         )  # fmt: skip
         trainer.fit(module, **(data or {"datamodule": Data()}))
         return trained.pop() if trained else None, sentences(capsys)[-1]
