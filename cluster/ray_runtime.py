@@ -369,8 +369,8 @@ def _held_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if interrupts:
-        signal.raise_signal(signal.SIGINT)
+        if interrupts:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _set_environment(*, is_private: bool) -> None:

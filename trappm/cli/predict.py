@@ -109,11 +109,15 @@ def predict(
     """
     from trappm.prediction.predict import predict as predict_step
     from trappm.profiler.errors import InputError
+    from trappm.profiler.records import Precision, member
 
     sizes = _batch_sizes(batch_size)
-    precisions = [None] if precision is None else [part.strip() for part in precision.split(",")]
+    precisions: list[str | None] = [None]
+    if precision is not None:
+        parts = dict.fromkeys(part.strip() for part in precision.split(","))
+        precisions = [member("precision", Precision, part) for part in parts]
     if breakdown and len(sizes) * len(precisions) > 1:
-        raise InputError("--breakdown is of one step; give it one batch size and one precision")
+        raise InputError("--breakdown needs one batch size and one precision")
     predictions = [
         predict_step(
             model,
@@ -122,9 +126,9 @@ def predict(
             input_size=input_size,
             sequence_length=sequence_length,
             phase=phase,
-            precision=arithmetic,
+            precision=each,
             memory_format=memory_format,
-            optimizer=_loop(optimizer, arithmetic, implementation, accumulation, phase),
+            optimizer=_loop(optimizer, each, implementation, accumulation, phase),
             execution="compile" if is_compiled else None,
             snapshot=snapshot,
             epochs=epochs,
@@ -134,7 +138,7 @@ def predict(
             usd_per_hour=price,
             labels=labels,
         )
-        for arithmetic in precisions
+        for each in precisions
         for size in sizes
     ]
     if as_json:
@@ -255,7 +259,7 @@ def _batch_sizes(text: str | None) -> list[int | None]:
             f"--batch-size is {text!r}; it must be a number, or up to {MAX_BATCH_SIZES} numbers "
             "separated by commas, such as 16,32,64"
         )
-    return [int(part) for part in parts]
+    return [*dict.fromkeys(int(part) for part in parts)]
 
 
 def _loop(

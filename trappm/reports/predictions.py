@@ -218,13 +218,24 @@ def _no_price(devices: Iterable[str]) -> str:
 
 
 def _remarks(predictions: Sequence[Prediction]) -> list[str]:
-    """Return each remark once, with models and devices unless it names them or is about all."""
+    """Return each remark once, with what it is about unless it names that or is about all.
+
+    That is models and devices, or settings of one model on one device.
+    """
+    is_one_model = len({(p.model, p.device) for p in predictions}) == 1
     by_remark: dict[str, list[Prediction]] = {}
     for prediction in predictions:
         for remark in prediction.remarks:
             by_remark.setdefault(remark, []).append(prediction)
     lines = []
     for remark, concerned in by_remark.items():
+        if is_one_model:
+            settings = dict.fromkeys(f"{p.precision}, batch {p.batch_size:,}" for p in concerned)
+            if {p.precision for p in concerned} != {p.precision for p in predictions}:
+                settings = dict.fromkeys(p.precision for p in concerned)
+            about = "; ".join(settings) if len(concerned) < len(predictions) else ""
+            lines.append(f"{about}: {remark}" if about else remark)
+            continue
         devices = dict.fromkeys(p.device for p in concerned)
         of_them = [p for p in predictions if p.device in devices]
         models = dict.fromkeys(p.model for p in concerned) if len(concerned) < len(of_them) else ()

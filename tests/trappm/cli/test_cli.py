@@ -80,7 +80,7 @@ def _small_campaign(tmp_path, **changes):
         (["campaign", "watch"], "use trappm campaign status --follow"),
         (["estimate", "resnet18"], "use trappm predict MODEL --breakdown"),
         (["predict", "resnet18", "--batch-size", "16,x"], "must be a number, or up to 64 numbers"),
-        (["predict", "resnet18", "--batch-size", "1,2", "--breakdown"], "is of one step"),
+        (["predict", "resnet18", "--batch-size", "1,2", "--breakdown"], "needs one batch size"),
         (["device", "show", "a100"], "use trappm devices NAME"),
         (["predict", "resnet18", "--gpus", "2"], "use trappm scale MODEL --gpus N"),
         (["snapshot", "alias", "stable", "latest"], "use trappm snapshot push SNAPSHOT --alias"),
@@ -194,6 +194,10 @@ def test_several_precisions_give_a_table(printed, as_json, refusal):
     settings = [(answer["precision"], answer["batch_size"]) for answer in answers]
     assert settings == [("fp32", 8), ("fp32", 64), ("bf16", 8), ("bf16", 64)]
     assert "'int3'" in refusal(question, "fp32,int3")
+    assert as_json(question, "fp32,fp32") == answers[:2]
+    explained = printed(question, "fp32,bf16", "--explain")
+    (basis,) = [line for line in explained.splitlines() if "llm-foundry" in line]
+    assert basis.startswith("bf16: ")
 
 
 def test_a_pulled_snapshot_comes_with_a_working_example(printed, tmp_path):
