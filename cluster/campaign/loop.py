@@ -694,6 +694,7 @@ class Campaign:
             "evaluation_labels": dict(Counter(x.device for x in labels if x.role == Role.EVALUATE)),
             "compiled": ratios,
         }
+        self._tell(eta_s=None)
         snapshot: str
         snapshot, notes = self._wait_for("publishing", "publish", self.snapshots, fields)
         self._finish(f"snapshot {snapshot}", snapshot)

@@ -67,7 +67,7 @@ IntArray = npt.NDArray[np.int64]
 Errors = dict[str, Accuracy]
 """Errors by metric."""
 
-Train = Callable[[Sequence[TrainingLabel], DeviceHeads | None], DeviceHeads]
+Train = Callable[[Sequence[TrainingLabel], DeviceHeads | None, OnProgress], DeviceHeads]
 """Trains heads on labels, from the heads of another device or from scratch."""
 Judge = Callable[[DeviceHeads, Sequence[TrainingLabel]], Mapping[str, Accuracy]]
 """Returns errors of heads on labels."""
@@ -396,14 +396,16 @@ class CampaignLearner:
             A line per device whose heads were replaced, and the errors of the present heads.
         """
         notes = []
-        for device in self._scratch:
+        self._note(0, 0)
+        for number, device in enumerate(self._scratch):
             training = [x for x in self._training_labels if x.device == device]
             judged = cross_validated(
                 training,
                 [self._pool.groups[i] for i in self._pool.rows_of(training)],
                 self._heads[self._source],
-                lambda labels, init: self._train(labels, init, lambda done, total: None),
+                self._train,
                 lambda heads, labels: self._judge(heads, labels)[0],
+                _part(self._note, number, len(self._scratch)),
             )
             heads, lost = better_heads(self._heads[device], self._scratch[device], judged)
             if not lost:
@@ -503,6 +505,7 @@ def cross_validated(
     source: DeviceHeads,
     train: Train,
     judge: Judge,
+    on_progress: OnProgress,
 ) -> dict[str, TransferErrors]:
     """Return the mean errors of transferred heads and of heads from scratch, by metric.
 
@@ -518,7 +521,10 @@ def cross_validated(
         rest = [label for label, group in zip(labels, groups, strict=True) if group not in out]
         if len(rest) < LEAST_TRAINING_LABELS or not held_out:
             continue
-        transferred, scratch = (judge(train(rest, init), held_out) for init in (source, None))
+        transferred, scratch = (
+            judge(train(rest, init, _part(on_progress, 2 * fold + at, 2 * FOLDS)), held_out)
+            for at, init in enumerate((source, None))
+        )
         for metric in transferred.keys() & scratch.keys():
             errors = transferred[metric]["mape"], scratch[metric]["mape"]
             folds.setdefault(metric, []).append((transferred[metric]["count"], *errors))
