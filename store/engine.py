@@ -332,7 +332,7 @@ def _store_error(engine: Engine, cause: BaseException, opening: bool) -> StoreEr
 
 
 def _is_not_up(engine: Engine) -> bool:
-    """Return whether no PostgreSQL server accepts connections at the engine's address.
+    """Return whether no PostgreSQL server accepted connections at the engine's address.
 
     A failed connection gives its reason in the server's language only. So libpq's ping decides: a
     server that is up refuses the user, the password or the database, and would do so again.
@@ -349,7 +349,13 @@ def _is_not_up(engine: Engine) -> bool:
             socket.getaddrinfo(engine.url.host, None)
     except OSError:
         return False  # there is no such host
-    return PGconn.ping(server.encode()) in {Ping.REJECT, Ping.NO_RESPONSE}
+    if PGconn.ping(server.encode()) in {Ping.REJECT, Ping.NO_RESPONSE}:
+        return True
+    try:
+        engine.connect().close()
+    except SQLAlchemyError:
+        return False
+    return True  # it has come up since the failure
 
 
 def _to_json(value: object) -> str:
