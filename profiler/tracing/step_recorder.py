@@ -212,7 +212,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(result, Tensor) and self._is_misplaced(result, args, kwargs):
                 return result_of(func, *tree_map(self._on_meta, (args, kwargs)))
             return result
-        except RuntimeError:  # what meta tensors do not know, NotImplementedError as well
+        except RuntimeError:  # values of meta tensors are unknown; includes NotImplementedError
             if not self._values.everything or func.namespace == "quantized":
                 raise
             results = self._values.results(func, args, kwargs)

@@ -127,7 +127,7 @@ def test_invalid_replays_are_rejected(samples):
             named_strategy(name)
 
 
-# `python -m research replay`: pairs, areas, and what is told of them.
+# `python -m research replay`: pairs, areas, and their report.
 
 
 @pytest.fixture

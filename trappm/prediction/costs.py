@@ -21,7 +21,7 @@ from trappm.profiler.host.environment import data_folder
 
 if TYPE_CHECKING:
     from trappm.learner.heads.predictions import DeviceHeads
-    from trappm.learner.physics.power import Thrift
+    from trappm.learner.physics.power import BestPowerLimit
     from trappm.learner.physics.power.step_power import Interval
     from trappm.learner.workload import Workload
 
@@ -88,7 +88,7 @@ class Power:
     """Median, low and high of power and of what follows from it, by the names of `Prediction`."""
     power_source: str | None = None
     """Labels that it is based on."""
-    thriftiest: Thrift | None = None
+    best_power_limit: BestPowerLimit | None = None
 
 
 def check_amount(name: str, unit: str, value: object, most: int) -> None:
@@ -144,7 +144,7 @@ def power_of_step(
     return Power(
         figures=figures,
         power_source=known.rests_on,
-        thriftiest=None if step_time_ms is None else step.thriftiest(),
+        best_power_limit=None if step_time_ms is None else step.best_limit(),
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
-from trappm.learner.physics.power import Thrift
+from trappm.learner.physics.power import BestPowerLimit
 from trappm.prediction.costs import Offer, Run
 from trappm.prediction.fitting import MemoryAnswer, Verdict, process_memory_mib, room_text
 from trappm.prediction.question import loop_of
@@ -128,7 +128,7 @@ class Prediction(MemoryAnswer):
     """Price of the device that the question gave; None for the known prices."""
     power_source: str | None = None
     """Labels that power is based on, if no head of the device predicts it."""
-    thriftiest: Thrift | None = None
+    best_power_limit: BestPowerLimit | None = None
     """Power limit of the least energy, if power and step time are known under any limit."""
     out_of_memory: float | None = None
     """Probability of running out of memory."""
@@ -237,7 +237,9 @@ class Prediction(MemoryAnswer):
         given["simulated_memory"] = given["simulated_memory"] and SimulatedMemory(
             **given["simulated_memory"]
         )
-        given["thriftiest"] = given["thriftiest"] and Thrift(**given["thriftiest"])
+        given["best_power_limit"] = given["best_power_limit"] and BestPowerLimit(
+            **given["best_power_limit"]
+        )
         given["memory_source"] = given["memory_source"] and StepSource(given["memory_source"])
         given["intervals"] = {name: tuple(ends) for name, ends in given["intervals"].items()}
         for name in ("unfamiliar", "remarks"):

@@ -189,9 +189,11 @@ class Question:
     def settings_traced(self, devices: Iterable[str]) -> list[StepSettings]:
         """Return the settings that a model's steps are traced in, except fp32 and contiguous."""
         trained = [self.snapshot_for(key).trained(key, self.phase) for key in devices]
-        asked = list(map(self.settings, trained))
-        eager = [row._replace(execution=Execution.EAGER) for row in asked]  # ratios are to these
-        settings = dict.fromkeys([*eager, *asked])
+        predicted = list(map(self.settings, trained))
+        eager = [
+            row._replace(execution=Execution.EAGER) for row in predicted
+        ]  # ratios are to these
+        settings = dict.fromkeys([*eager, *predicted])
         plain = StepSettings()[:2], Execution.EAGER  # these are in the profile
         return [row for row in settings if (row[:2], row.execution) != plain]
 

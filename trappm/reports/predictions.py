@@ -270,12 +270,12 @@ def _about_power(prediction: Prediction) -> list[str]:
         limit = prediction.power_limit_w
         under = "" if limit is None else f", under a limit of {limit:g} W"
         lines.append(f"Power{under} is based on: {prediction.power_source}")
-    thrift = prediction.thriftiest
-    if thrift is not None and thrift.saved > 0:
+    best = prediction.best_power_limit
+    if best is not None and best.saved > 0:
         lines.append(
-            f"Best power limit within 5 % of full speed: {thrift.power_limit_w:g} W, "
-            f"{cell(thrift.step_time_ms)} ms, {cell(thrift.energy_j)} J "
-            f"({thrift.saved:.0%} less than at the factory setting)"
+            f"Best power limit within 5 % of full speed: {best.power_limit_w:g} W, "
+            f"{cell(best.step_time_ms)} ms, {cell(best.energy_j)} J "
+            f"({best.saved:.0%} less than at the factory setting)"
         )
     return lines
 

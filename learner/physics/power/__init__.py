@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Thrift:
+class BestPowerLimit:
     """Power limit with the least energy per step and at most 5 % more time."""
 
     power_limit_w: float

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from trappm.learner.physics.device_specs import spec_of
-from trappm.learner.physics.power import Thrift
+from trappm.learner.physics.power import BestPowerLimit
 from trappm.learner.physics.power.operating_point import Loads, Steps, loads_of
 from trappm.learner.physics.power.power_prior import CardPower
 from trappm.learner.physics.step_time_prior import StepTimePrior
@@ -86,7 +86,7 @@ class StepPower:
         values = {"step_time_ms": times, "power_w": power, "energy_j": power * times / 1e3}
         return {name: _interval(value) for name, value in values.items()}
 
-    def thriftiest(self) -> Thrift:
+    def best_limit(self) -> BestPowerLimit:
         """Return the limit with the least energy within `MOST_SLOWER` of the time."""
         most = self._known.limit_w
         limits = np.arange(most, LEAST_SHARE * most - 1e-9, -5.0)
@@ -97,7 +97,7 @@ class StepPower:
         energy = point.power_w * point.time_ms / 1e3
         allowed = point.time_ms <= MOST_SLOWER * point.time_ms[0]
         best = int(np.argmin(np.where(allowed, energy, np.inf)))
-        return Thrift(
+        return BestPowerLimit(
             power_limit_w=float(limits[best]),
             step_time_ms=float(point.time_ms[best]),
             power_w=float(point.power_w[best]),

@@ -200,7 +200,7 @@ def templates(draw):
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     possible = [(i, j) for j in range(count) for i in range(j)]
     edges = [pair for pair in possible if rng.random() < 0.3]
-    # Few values, so that many nodes look alike and only their neighbours tell them apart.
+    # Few values, so that many nodes are equal except for their neighbours.
     shapes = {name: rng.integers(0, 2, (count, 6)) for name in SIZES[:2]}
     numbers = {name: rng.integers(0, 2, count) for name in SIZES[2:]}
     return GraphTemplate(
