@@ -38,7 +38,12 @@ PRIORS: Mapping[str, Script] = {
     for name, module, makes, arguments in (
         ("step-time", "second_device", f"{_PHYSICS}/devices/known_devices.safetensors", WRITE),
         ("other-devices", "other_devices", f"{_PHYSICS}/devices/other_devices.safetensors", WRITE),
-        ("compiled", "compiled", f"{_PHYSICS}/compiled_step.safetensors", WRITE),
+        (
+            "compiled",
+            "compiled",
+            f"{_PHYSICS}/compiled_step.safetensors",
+            ("--most", "6", "--write"),
+        ),
         ("power", "power", f"{_PHYSICS}/power/known_power.safetensors", WRITE),
         ("links", "collectives", "trappm/extensions/parallel/link_kinds.csv", WRITE),
         (

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 
 from research.data import data_folder
 from research.held_out import Array, held_out, percent_errors
+from research.priors import IsWriting
 from research.priors.steps import TRACES, Steps, Traces, kernels
 from trappm.learner.physics.compiled_step import FILE as FILE_OF_CONSTANTS
 from trappm.learner.physics.compiled_step import REFERENCE, CompiledStep, part_times
@@ -182,18 +183,33 @@ def judge(card: Card, reference: Card, seed: int) -> list[dict[str, object]]:
     return rows
 
 
+def fit_and_write(reference: Card) -> None:
+    """Write the constants of the reference's eager steps and of its compiled ones."""
+    prior = reference.eager_prior
+    eager = prior.log_values(reference.eager.evidence.workloads)
+    like = np.abs(eager - reference.eager.evidence.log_values) < MOST_EAGER_ERROR
+    step = CompiledStep.unknown().refit(
+        reference.parts(prior)[like], (eager + reference.log_ratios)[like]
+    )
+    tensors = {"eager": prior.constants, "compiled": torch.from_numpy(step.constants)}
+    save_file(tensors, FILE_OF_CONSTANTS)
+
+
 def main(
     traces: Traces = TRACES,
     seeds: Annotated[int, typer.Option(help="Number of seeds, from 1337 on.")] = 5,
     most: Annotated[
         int | None, typer.Option(help="Largest number of inputs of a family (default: all).")
     ] = None,
-    write: Annotated[
-        bool, typer.Option("--write", help="Write the reference's constants.")
-    ] = False,
+    is_writing: IsWriting = False,
 ) -> None:
-    """Print mean errors over seeds, for each card with its own ratios and with the other's."""
+    """Print mean errors over seeds, for each card with its own ratios and with the other's, or
+    fit and write the constants of the reference.
+    """
     table = pairs(data_folder() / FILE, most)
+    if is_writing:
+        fit_and_write(Card.of(REFERENCE, table, traces))
+        return
     cards = {card: Card.of(card, table, traces) for card in CARDS}
     for name, card in cards.items():
         for key, reference in cards.items():
@@ -203,13 +219,3 @@ def main(
             print(f"{name}: {len(card.eager.architectures)} pairs, ratios of {key}")
             means = pd.DataFrame(rows).groupby("variant", sort=False).mean()
             print(means.round(2).to_string())
-    if write:
-        reference = cards[REFERENCE]
-        prior = reference.eager_prior
-        eager = prior.log_values(reference.eager.evidence.workloads)
-        like = np.abs(eager - reference.eager.evidence.log_values) < MOST_EAGER_ERROR
-        step = CompiledStep.unknown().refit(
-            reference.parts(prior)[like], (eager + reference.log_ratios)[like]
-        )
-        tensors = {"eager": prior.constants, "compiled": torch.from_numpy(step.constants)}
-        save_file(tensors, FILE_OF_CONSTANTS)
