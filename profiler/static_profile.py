@@ -23,7 +23,7 @@ from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import GraphTemplate, MemoryFormat, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import KernelProfile, KernelTable
 from trappm.profiler.simulation.step_profile import StaticProfile, StepProfile, StepSource
-from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
+from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, StepTrace
 from trappm.profiler.tracing.fusion import prefers_channels_last
 from trappm.profiler.tracing.tracer import StepOptions, Tracer
 
@@ -77,7 +77,7 @@ def step_profile(
     Args:
         model, input_size: As `graph_template`.
         options: How the steps are run; by default in fp32, contiguous, with cross-entropy.
-            Of a compiled step, the kernels are fused; the allocations are those of eager mode.
+            Kernels and allocations are those of the compiled step, if it is compiled.
         batch_sizes: Two different ones, or twice the only one of the model.
 
     Raises:
@@ -88,11 +88,12 @@ def step_profile(
     step = _tracer(model, input_size, replace(options, is_compiled=False), batch_sizes).step()
     if not options.is_compiled or step.kernels is None:
         return step
-    train, infer = (
-        compiled_kernels(model, input_size, phase, options, step.kernels.table(phase), batch_sizes)
+    (trace, train), (infer_trace, infer) = (
+        compiled_phase(model, input_size, phase, options, step.kernels.table(phase), batch_sizes)
         for phase in (Phase.TRAIN, Phase.INFER)
     )
-    return replace(step, kernels=replace(step.kernels, train=train, infer=infer))
+    kernels = replace(step.kernels, train=train, infer=infer)
+    return replace(step, trace=trace, infer_trace=infer_trace, kernels=kernels)
 
 
 def kernel_profile(
@@ -112,38 +113,43 @@ def kernel_profile(
     return cast(KernelProfile, step.kernels)
 
 
-def phase_kernels(
+def traced_phase(
     model: str | nn.Module,
     input_size: int | Inputs,
     phase: Phase,
     options: StepOptions,
     batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES,
-) -> KernelTable:
-    """Return the kernels of one phase's eager step; arguments as `step_profile`."""
-    return _tracer(model, input_size, options, batch_sizes).phase(phase)[1]
+) -> tuple[StepTrace, KernelTable]:
+    """Return allocations and kernels of one phase's step; arguments as `step_profile`."""
+    return _tracer(model, input_size, options, batch_sizes).phase(phase)
 
 
-def compiled_kernels(
+def compiled_phase(
     model: str | nn.Module,
     input_size: int | Inputs,
     phase: Phase,
     options: StepOptions,
     eager: KernelTable,
     batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES,
-) -> KernelTable:
-    """Return the kernels of one phase's step under `torch.compile`, in inductor's layout.
+) -> tuple[StepTrace, KernelTable]:
+    """Return allocations and kernels of one phase's step under `torch.compile`.
 
     Args:
         model, input_size, batch_sizes: As `step_profile`.
         phase: Training or inference.
         options: How the eager step is run.
-        eager: Kernels of the eager step, which decide the layout.
+        eager: Kernels of the eager step, which decide inductor's layout.
     """
     layout = options.memory_format
     if prefers_channels_last(eager, phase):
         layout = MemoryFormat.CHANNELS_LAST
-    compiled = replace(options, memory_format=layout, is_compiled=True)
-    return phase_kernels(model, input_size, phase, compiled, batch_sizes)
+    compiled = replace(
+        options,
+        memory_format=layout,
+        is_compiled=True,
+        copies_weights=layout is not options.memory_format,
+    )
+    return traced_phase(model, input_size, phase, compiled, batch_sizes)
 
 
 def _traced(batch_size: int | None) -> tuple[int, int]:

@@ -169,9 +169,13 @@ class FusedKernelLog(KernelLog):
         else:
             raise BatchOrderError("the order of its kernels changes with the batch size")
 
+    def node_rows(self) -> IntArray:
+        """Return one row per kernel before fusion."""
+        return super().rows()
+
     def rows(self) -> IntArray:
         """Return one row per fused kernel, with the bytes that cross its border."""
-        rows = super().rows()
+        rows = self.node_rows()
         traffic = _traffic(self.nodes, self.groups)
         fused = [
             self._row(rows, members, *sizes)

@@ -473,13 +473,13 @@ class _FusedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, mask, output, _ = ctx.saved_tensors
-        ctx.kernels.attention(query, key, value, mask, output, ctx.causal, backward=True)
         batch, heads, length, width = query.shape
         passing = [query.new_empty((batch, heads, length), dtype=torch.float32)]
         if ctx.flash:  # the queries' gradient is summed in 32 bits (flash_api.cpp, mha_bwd)
             rounded = (batch, heads, -(-length // 128) * 128, -(-width // 32) * 32)
             passing.append(query.new_empty(rounded, dtype=torch.float32))
         gradients = [torch.empty_like(t) for t in (query, key, value)]
+        ctx.kernels.attention(query, key, value, mask, output, ctx.causal, gradients)
         mask_gradient = None
         if mask is not None and ctx.needs_input_grad[6]:
             full = query.new_empty(*query.shape[:3], key.shape[-2])

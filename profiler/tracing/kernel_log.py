@@ -247,17 +247,17 @@ class KernelLog:
         mask: Tensor | None,
         output: Tensor,
         causal: bool,
-        backward: bool = False,
+        gradients: Sequence[Tensor] = (),
     ) -> None:
-        """Add a fused attention; its backward pass has five products instead of two."""
+        """Add a fused attention, or its backward pass, which has five products instead of two."""
         products, length, width = query.shape[:-2].numel(), query.shape[-2], query.shape[-1]
         both = width + value.shape[-1]
         read = [query, key, value] + ([] if mask is None else [mask])
         written = [output]
-        if backward:
+        if gradients:
             both = 3 * width + 2 * value.shape[-1]
-            read, written = [*read, output, output], [query, key, value]
-        which = Pass.DATA_GRADIENT if backward else Pass.FORWARD
+            read, written = [*read, output, output], list(gradients)
+        which = Pass.DATA_GRADIENT if gradients else Pass.FORWARD
         keys = key.shape[-2]
         if causal:  # the kernels leave out blocks above the diagonal
             keys = (keys + 1) // 2
@@ -444,6 +444,12 @@ class AllocationLog:
         self._events.append((Event.ALLOCATE, number, size))
         if self._origin is not None:
             self.origins.append(self._origin(self.operator))
+
+    def see_all(self, tensors: Iterable[Tensor]) -> int:
+        """Log the storages of the step's inputs and return their number."""
+        for tensor in tensors:
+            self.see(tensor)
+        return self._count
 
     def workspace(
         self, which: Pass, images: Tensor, weight: Tensor, output: Tensor, groups: int

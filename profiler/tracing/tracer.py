@@ -16,7 +16,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -40,9 +40,10 @@ from trappm.profiler.records import (
 from trappm.profiler.simulation.kernel_profile import KernelProfile, KernelTable
 from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
 from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, Origin, StepTrace
+from trappm.profiler.tracing.compiled_memory import CompiledMemory
 from trappm.profiler.tracing.fusion import FusedKernelLog
 from trappm.profiler.tracing.gpu_functions import GpuFunctions
-from trappm.profiler.tracing.kernel_log import AllocationLog, KernelLog, kernel_table
+from trappm.profiler.tracing.kernel_log import AllocationLog, KernelLog, channels_last, kernel_table
 from trappm.profiler.tracing.known_values import KnownValues, check_memory
 from trappm.profiler.tracing.losses import Loss, default_loss
 from trappm.profiler.tracing.step_recorder import StepRecorder
@@ -159,7 +160,9 @@ class StepOptions:
     loss: Loss = default_loss
     """Loss of the output and the inputs."""
     is_compiled: bool = False
-    """True for the kernels of `torch.compile`; allocations are those of the eager step."""
+    """True for a step under `torch.compile`."""
+    copies_weights: bool = False
+    """True if the compiled step copies weights and images into the channels-last layout."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,8 @@ class _Recorded:
     allocations: AllocationLog
     kernels: KernelLog
     graph: Graph | None
+    inputs: int
+    """Number of storages of the inputs."""
 
     @property
     def order(self) -> IntArray:
@@ -293,11 +298,30 @@ class Tracer:
             buffer_bytes=_storage_bytes(fixed),
             batch_sizes=(self._batch_sizes[0], self._batch_sizes[0] + self._span),
         )
-        logs = first.kernels, second.kernels
-        if isinstance(logs[0], FusedKernelLog) and isinstance(logs[1], FusedKernelLog):
-            logs[1].fuse()
-            logs[0].fuse(logs[1])
-        return trace, kernel_table(first.kernels, second.kernels, self._batch_sizes)
+        kernels, others = first.kernels, second.kernels
+        if isinstance(kernels, FusedKernelLog) and isinstance(others, FusedKernelLog):
+            others.fuse()
+            kernels.fuse(others)
+            trace = self._compiled(trace, second, (kernels, others))
+        return trace, kernel_table(kernels, others, self._batch_sizes)
+
+    def _compiled(
+        self, eager: StepTrace, recorded: _Recorded, logs: tuple[FusedKernelLog, FusedKernelLog]
+    ) -> StepTrace:
+        """Return the allocations of the compiled step; parameters and buffers are the eager's."""
+        copied: set[int] = set()
+        if self._options.copies_weights:
+            weights = (p for p in self._model.parameters() if channels_last(p))
+            copied = {*range(recorded.inputs), *map(recorded.allocations.number, weights)}
+        memory = CompiledMemory(logs[1], recorded.allocations.gradients, recorded.inputs, copied)
+        kinds, blocks, sizes, gradients = memory.arrays(logs)
+        return replace(
+            eager,
+            kinds=kinds.astype(np.int8),
+            blocks=blocks.astype(np.int32),
+            sizes=sizes,
+            gradients=gradients.astype(np.int32),
+        )
 
     def is_affine(self, phase: Phase) -> bool:
         """Return whether the sizes of a phase's blocks are affine in the batch size.
@@ -368,8 +392,7 @@ class Tracer:
                 warnings.catch_warnings(),
             ):
                 warnings.simplefilter("ignore")  # of sizes read while tracing, for instance
-                for tensor in tensors:
-                    allocations.see(tensor)
+                present = allocations.see_all(tensors)
                 with recorder, functions, torch.autocast("cuda", half, enabled=half is not None):
                     with keeping if training else contextlib.nullcontext():
                         output = model(*args, **{k: v for k, v in kwargs.items() if k != TARGETS})
@@ -377,14 +400,14 @@ class Tracer:
                     if not training:
                         allocations.end_forward()
                         del output
-                        return _Recorded(allocations, kernels, made)
+                        return _Recorded(allocations, kernels, made, present)
                     loss = options.loss(output, (args, kwargs))
                     del output
                     recorder.end_forward()
                     _run_backward(loss, values)
                     allocations.note_gradients(parameters)
                     del loss
-            return _Recorded(allocations, kernels, None)
+            return _Recorded(allocations, kernels, None, present)
         except TrappmError:
             raise
         except Exception as error:

@@ -15,7 +15,12 @@ from scipy.special import ndtr  # type: ignore[import-untyped]
 
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.predictions import Z90, Predictions
-from trappm.learner.physics.compiled_step import RATIO_90, log_ratio
+from trappm.learner.physics.compiled_step import (
+    MEMORY_RATIO_90,
+    RATIO_90,
+    log_memory_ratio,
+    log_ratio,
+)
 from trappm.learner.physics.device_specs import CPU, known_spec
 from trappm.learner.workload import Workload
 from trappm.prediction import costs
@@ -58,6 +63,7 @@ KERNELS_REMARK = (
     "kernels."
 )
 SIMULATED_REMARK = "No model like this one was measured: memory is simulated."
+COMPILED_MEMORY_REMARK = "Memory is simulated from the fused kernels, relative to the eager step."
 RATIO_REMARK = "The ratio to the eager step is from pairs of inference steps on an RTX 4090."
 VALUES_REMARK = (
     "Measured for these inputs, as the operators depend on values; other values may take more."
@@ -92,7 +98,7 @@ def answers(asks: Sequence[tuple[Question, Subject, str]]) -> list[Prediction]:
         elif reason := _only_memory(subject):
             answer = simulated_answer(question, subject, device, reason)
             if question.execution is Execution.COMPILE:
-                answer = compiled_answer(answer, reason)
+                answer = compiled_answer(answer, {}, reason)
             predictions[place] = answer
         else:
             inquiry = _Inquiry(question, subject, device)
@@ -193,40 +199,53 @@ def simulated_answer(question: Question, subject: Subject, device: str, why: str
 
 
 def compiled_answer(
-    eager: Prediction, times: Interval | str, remark: str = RATIO_REMARK
+    eager: Prediction,
+    figures: Mapping[str, Interval],
+    without_time: str,
+    remarks: Sequence[str] = (),
 ) -> Prediction:
     """Return the answer about the compiled step; the eager figures become one remark.
 
     Args:
         eager: Answer about the eager step.
-        times: Step time in ms of the compiled step, or why it is not predicted.
-        remark: Source of the ratio to the eager step.
+        figures: Step time and memory of the compiled step, as far as they are predicted.
+        without_time: Why no step time is among them.
+        remarks: Sources of the figures.
     """
-    figures: dict[str, Interval] = {}
-    if not isinstance(times, str):
+    known = dict(figures)
+    if (times := known.get("step_time_ms")) is not None:
         per_ms = 1000 * rank_key(eager.device).ranks * eager.batch_size
-        throughput = per_ms / times[0], per_ms / times[2], per_ms / times[1]
-        figures = {"step_time_ms": times, "samples_per_s": throughput}
-    why = "it is not predicted for compiled steps" if figures else str(times)
-    without = (*METRIC_NAMES, "mfu_percent", "out_of_memory", "largest_batch")
-    values: dict[str, Any] = {
-        name: figures[name][0] if name in figures else None for name in without
+        known["samples_per_s"] = per_ms / times[0], per_ms / times[2], per_ms / times[1]
+    risk = None
+    if (memory := known.get("memory_mib")) is not None and eager.capacity_mib is not None:
+        deviation = math.log(memory[2] / memory[1]) / (2 * Z90)
+        gap = math.log(memory[0] / (USABLE_SHARE * eager.capacity_mib))
+        risk = float(ndtr(gap / deviation))
+    without = (*METRIC_NAMES, "mfu_percent", "largest_batch")
+    values: dict[str, Any] = {name: known[name][0] if name in known else None for name in without}
+    missing = {
+        name: "it is not predicted for compiled steps" if known else without_time
+        for name in without
+        if name not in known
     }
+    if "step_time_ms" in missing:
+        missing["step_time_ms"] = without_time
+    if risk is None:
+        missing["out_of_memory"] = missing.get("memory_mib", "the device's capacity is unknown")
     in_eager = [quantity(name, value) for name in METRICS if (value := getattr(eager, name))]
-    remarks = [r for r in eager.remarks if r != eager.memory_remark]
+    texts = [r for r in eager.remarks if r != eager.memory_remark]
     if in_eager:
-        remarks.insert(0, f"In eager mode this step takes {', '.join(in_eager)}.")
-    if figures:
-        remarks.append(remark)
+        texts.insert(0, f"In eager mode this step takes {', '.join(in_eager)}.")
     return replace(
         eager,
         execution=Execution.COMPILE.value,
         **values,
-        intervals={name: value[1:] for name, value in figures.items()},
-        missing={name: why for name in without if name not in figures},
-        unfamiliar=tuple(metric for metric in eager.unfamiliar if metric in figures),
+        out_of_memory=risk,
+        intervals={name: value[1:] for name, value in known.items()},
+        missing=missing,
+        unfamiliar=tuple(metric for metric in eager.unfamiliar if metric in known),
         beyond_labels={},
-        remarks=tuple(remarks),
+        remarks=(*texts, *remarks),
         mig_profile=None,
         power_source=None,
         best_power_limit=None,
@@ -413,14 +432,40 @@ class _Inquiry:
             subject=self._subject,
             loop=question.loop,
         )
-        if question.execution is Execution.EAGER:
-            return answer
+        return answer if question.execution is Execution.EAGER else self._compiled(answer, figures)
+
+    def _compiled(self, eager: Prediction, figures: Mapping[str, Interval]) -> Prediction:
+        """Return the answer about the compiled step from the one about the eager step."""
+        known: dict[str, Interval] = {}
+        remarks = []
         times = self._compiled_times(figures)
-        run = None if isinstance(times, str) else self._run({"step_time_ms": times})
-        pairs, remark = self._measured_ratio, RATIO_REMARK
-        if pairs is not None:
-            remark = f"The ratio to the eager step is from {pairs.pairs} pairs on {self.device}."
-        return replace(compiled_answer(answer, times, remark), run=run)
+        if not isinstance(times, str):
+            known["step_time_ms"] = times
+            pairs = self._measured_ratio
+            remarks.append(
+                RATIO_REMARK
+                if pairs is None
+                else f"The ratio to the eager step is from {pairs.pairs} pairs on {self.device}."
+            )
+        steps = self._both_steps()
+        if "memory_mib" in figures and not isinstance(steps, str):
+            ratio = log_memory_ratio(*steps, known_spec(self.card))
+            known["memory_mib"] = _scaled(figures["memory_mib"], ratio, MEMORY_RATIO_90)
+            remarks.append(COMPILED_MEMORY_REMARK)
+        answer = compiled_answer(eager, known, times if isinstance(times, str) else "", remarks)
+        return answer if isinstance(times, str) else replace(answer, run=self._run(known))
+
+    def _both_steps(self) -> tuple[Workload, Workload] | str:
+        """Return the eager and the compiled step on one GPU, or why they cannot be compared."""
+        if is_cpu_device(self.device) or self._ranks > 1:
+            return f"no compiled step was measured on anything like {self.device}"
+        workloads = []
+        for how in Execution:
+            step = self._subject.step(self._settings._replace(execution=how))
+            if isinstance(step, str):
+                return f"the kernels cannot be traced: {step}"
+            workloads.append(replace(self.workload, step=step, kernels=step.kernels))
+        return workloads[0], workloads[1]
 
     @property
     def _measured_ratio(self) -> CompiledRatio | None:
@@ -435,18 +480,15 @@ class _Inquiry:
         It is the eager one times the ratio by the fused kernels, or that of measured pairs.
         """
         if (pairs := self._measured_ratio) is not None and "step_time_ms" in figures:
-            return _times(figures["step_time_ms"], pairs.log_ratio, pairs.log_error)
+            return _scaled(figures["step_time_ms"], pairs.log_ratio, pairs.log_error)
         if self._phase is Phase.TRAIN:
             return "no compiled training step was measured"
-        if is_cpu_device(self.device) or self._ranks > 1 or "step_time_ms" not in figures:
+        steps = self._both_steps()
+        if isinstance(steps, str):
+            return steps
+        if "step_time_ms" not in figures:
             return f"no compiled step was measured on anything like {self.device}"
-        workloads = []
-        for how in Execution:
-            step = self._subject.step(self._settings._replace(execution=how))
-            if isinstance(step, str):
-                return f"the kernels cannot be traced: {step}"
-            workloads.append(replace(self.workload, kernels=step.kernels))
-        return _times(figures["step_time_ms"], log_ratio(*workloads), RATIO_90)
+        return _scaled(figures["step_time_ms"], log_ratio(*steps), RATIO_90)
 
     def _figures(self, output: Predictions, row: int) -> dict[str, Interval]:
         """Return median, low and high of what the heads predict in this row, and what follows."""
@@ -639,9 +681,9 @@ class _Inquiry:
         )
 
 
-def _times(eager_ms: Interval, log_ratio: float, log_error: float) -> Interval:
-    """Return step times times a ratio with an error of its own, the bound of 90 % (logarithms)."""
-    median, low, high = (math.log(ms) for ms in eager_ms)
+def _scaled(eager: Interval, log_ratio: float, log_error: float) -> Interval:
+    """Return a figure times a ratio with an error of its own, the bound of 90 % (logarithms)."""
+    median, low, high = (math.log(value) for value in eager)
     low = log_ratio + median - math.hypot(median - low, log_error)
     high = log_ratio + median + math.hypot(high - median, log_error)
     return math.exp(log_ratio + median), math.exp(low), math.exp(high)

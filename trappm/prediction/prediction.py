@@ -175,7 +175,7 @@ class Prediction(MemoryAnswer):
             UnsupportedModelError: The step cannot be traced.
         """
         if self.execution == Execution.COMPILE:
-            raise UnsupportedModelError("the memory of compiled steps is not predicted")
+            raise UnsupportedModelError("the breakdown is of eager steps; leave compile out")
         if self.subject is None:
             raise UnsupportedModelError(f"the step of {self.model} cannot be traced")
         return self.break_down(

@@ -8,7 +8,7 @@ from torch import nn
 
 from trappm.profiler.records import MemoryFormat, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import KernelKind, Size
-from trappm.profiler.static_profile import compiled_kernels, phase_kernels
+from trappm.profiler.static_profile import compiled_phase, traced_phase
 from trappm.profiler.tracing.fusion import prefers_channels_last
 from trappm.profiler.tracing.tracer import StepOptions
 
@@ -19,7 +19,7 @@ IMAGES = BATCH * 16 * SIZE * SIZE * 4
 
 def kernels(model, phase=Phase.INFER, **options):
     how = StepOptions(**options)
-    return compiled_kernels(model, SIZE, phase, how, phase_kernels(model, SIZE, phase, how))
+    return compiled_phase(model, SIZE, phase, how, traced_phase(model, SIZE, phase, how)[1])[1]
 
 
 def of_kind(table, *kinds):
@@ -89,7 +89,7 @@ def test_a_mean_of_pixels_is_fused_only_where_they_are_the_inner_axis(layout, co
 
 def test_the_backward_pass_computes_pointwise_results_again():
     model = nn.Sequential(convolution(), nn.GELU(), nn.Hardswish(), convolution(16))
-    eager = phase_kernels(model, SIZE, Phase.TRAIN, StepOptions())
+    eager = traced_phase(model, SIZE, Phase.TRAIN, StepOptions())[1]
     fused = kernels(model, Phase.TRAIN)
     assert fused.counts.sum() < eager.counts.sum()
     backward = fused.passes > 0
@@ -100,7 +100,7 @@ def test_the_backward_pass_computes_pointwise_results_again():
 
 def test_inductor_chooses_the_layout_by_its_convolutions():
     def prefers(model, phase=Phase.INFER):
-        return prefers_channels_last(phase_kernels(model, 64, phase, StepOptions()), phase)
+        return prefers_channels_last(traced_phase(model, 64, phase, StepOptions())[1], phase)
 
     assert prefers("resnet18")
     assert prefers("resnet18", Phase.TRAIN)

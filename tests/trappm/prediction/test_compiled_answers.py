@@ -32,16 +32,29 @@ def test_compiled_inference_has_a_step_time_of_its_own():
     assert low < compiled.step_time_ms < high
     assert high / low > eager.intervals["step_time_ms"][1] / eager.intervals["step_time_ms"][0]
     assert compiled.samples_per_s == pytest.approx(64_000 / compiled.step_time_ms)
-    assert (compiled.memory_mib, compiled.largest_batch, compiled.verdict) == (None, None, None)
+    assert compiled.memory_mib < eager.memory_mib
+    assert (compiled.largest_batch, compiled.verdict) == (None, "fits")
     assert quantity("step_time_ms", eager.step_time_ms) in compiled.remarks[0]
     read = Prediction.from_dict(json.loads(json.dumps(compiled.to_dict(), default=str)))
     assert (read.execution, str(read)) == ("compile", str(compiled))
 
 
-def test_compiled_training_says_that_nothing_was_measured():
-    answer = ask(phase="train", execution="compile")
-    assert list(answer) == [None, None, None]
+def test_compiled_training_has_memory_and_says_that_no_time_was_measured():
+    eager, answer = ask(phase="train"), ask(phase="train", execution="compile")
+    assert (answer.step_time_ms, answer.power_w) == (None, None)
     assert answer.gaps()[0].endswith("no compiled training step was measured.")
+    low, high = answer.intervals["memory_mib"]
+    assert low < answer.memory_mib < high
+    assert answer.memory_mib < eager.memory_mib
+    assert high / low > eager.intervals["memory_mib"][1] / eager.intervals["memory_mib"][0]
+    assert any("simulated from the fused kernels" in remark for remark in answer.remarks)
+
+
+def test_a_compiled_step_that_is_too_large_does_not_fit():
+    options = {"phase": "train", "execution": "compile"}
+    risks = [ask(batch_size=n, **options).out_of_memory for n in (64, 100_000)]
+    assert risks[0] < 0.01
+    assert risks[1] > 0.99
 
 
 @pytest.mark.parametrize(
