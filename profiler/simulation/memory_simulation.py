@@ -5,7 +5,8 @@ rounded up to 512 bytes; requests up to 1 MiB come from segments of 2 MiB, those
 segments of 20 MiB, larger ones from segments of their own rounded up to 2 MiB; the best fitting
 free block is taken and split, neighbors merge when freed, and unused segments are returned only
 after cuDNN's search for the fastest algorithm and before an allocation fails. So reserved memory
-includes rounding and fragmentation, and a step runs on less than it reserves.
+includes rounding and fragmentation, and a step runs on less than it reserves. With
+`expandable_segments`, each of the two kinds has one segment that grows by pages instead.
 
 The step is in fp32 on contiguous tensors, without AMP or compilation. For other configurations the
 result is still that of fp32 and contiguous.
@@ -133,7 +134,7 @@ def _replay(
     shares: Mapping[int, float],
     capacity: int | None = None,
 ) -> Allocator:
-    allocator = Allocator(capacity)
+    allocator = (ExpandableAllocator if loop.expandable_segments else Allocator)(capacity)
     parameters, buffers = (
         [size for size in _units(sizes).tolist() if size]  # an empty tensor takes no memory
         for sizes in (trace.parameter_bytes, trace.buffer_bytes)
@@ -234,6 +235,9 @@ class Allocator:
     neighbors. Gaps between segments keep their blocks from merging.
     """
 
+    _least_rest = _MIB_UNITS
+    """Largest rest of a large block that is not split off."""
+
     def __init__(self, capacity: int | None = None) -> None:
         self._capacity = capacity
         """Memory of the device; None for one that is never full."""
@@ -260,18 +264,9 @@ class Allocator:
             address, have = block & _ADDRESS, block >> _ADDRESS_BITS
             del self._borders[address], self._borders[address + have]
         else:
-            have = _segment(size)
-            if self._capacity is not None and self.reserved + have > self._capacity:
-                self.give_back()
-                if self.reserved + have > self._capacity:
-                    raise _DeviceIsFullError
-            address = self._next
-            self._next += have + 1
-            self._segments[address] = have
-            self.reserved += have
-            self.peak_reserved = max(self.peak_reserved, self.reserved)
+            address, have = self._extend(size)
         rest = have - size
-        if rest > (0 if small else _MIB_UNITS):
+        if rest > (0 if small else self._least_rest):
             tail = address + size
             self._borders[tail] = rest
             self._borders[tail + rest] = -rest
@@ -281,6 +276,24 @@ class Allocator:
         if self.live > self.peak_live:  # noqa: PLR1730  (called 10,000 times a step)
             self.peak_live = self.live
         return address, have
+
+    def _extend(self, size: int) -> Block:
+        """Return a free block of at least this size in memory taken from the device."""
+        have = _segment(size)
+        self._reserve(have)
+        address = self._next
+        self._next += have + 1
+        self._segments[address] = have
+        return address, have
+
+    def _reserve(self, size: int) -> None:
+        """Take memory from the device, after unused memory is returned if it is full."""
+        if self._capacity is not None and self.reserved + size > self._capacity:
+            self.give_back()
+            if self.reserved + size > self._capacity:
+                raise _DeviceIsFullError
+        self.reserved += size
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
 
     def free(self, block: Block) -> None:
         address, size = block
@@ -311,6 +324,66 @@ class Allocator:
                     del self._borders[address], self._borders[address + size]
                     del self._segments[address]
                     self.reserved -= size
+
+
+class ExpandableAllocator(Allocator):
+    """The allocator with `expandable_segments:True`: one segment for small blocks, one for large.
+
+    A segment grows at its end by pages of 2 or 20 MiB, which the free block before the end joins.
+    All blocks are split exactly. A full device takes back the free pages at the segments' ends;
+    PyTorch also takes free pages between blocks.
+    """
+
+    _least_rest = 0
+
+    def __init__(self, capacity: int | None = None) -> None:
+        super().__init__(capacity)
+        self._ends = [0, 1 << (_ADDRESS_BITS - 1)]
+        """End of each segment: that of small blocks, and that of large ones."""
+
+    def _extend(self, size: int) -> Block:
+        which = int(size > _MIB_UNITS)
+        last, pages = self._growth(which, size)
+        if self._capacity is not None and self.reserved + pages > self._capacity:
+            self.give_back()  # which may shorten this segment
+            last, pages = self._growth(which, size)
+        self._reserve(pages)
+        end = self._ends[which]
+        self._ends[which] += pages
+        if last:
+            self._remove(which, end - last, last)
+        return end - last, last + pages
+
+    def _growth(self, which: int, size: int) -> tuple[int, int]:
+        """Return the size of the free block at the end, and that of the pages that it lacks."""
+        last = -self._borders.get(self._ends[which], 0)
+        page = _PAGES[which]
+        return last, -(-(size - last) // page) * page
+
+    def give_back(self) -> None:
+        for which, page in enumerate(_PAGES):
+            end = self._ends[which]
+            last = -self._borders.get(end, 0)
+            pages = last // page * page
+            if pages:
+                self._ends[which] -= pages
+                self.reserved -= pages
+                self._remove(which, end - last, last)
+                if last > pages:
+                    self._insert(which, end - last, last - pages)
+
+    def _remove(self, which: int, address: int, size: int) -> None:
+        pool = self._large if which else self._small
+        pool.pop(bisect_left(pool, size << _ADDRESS_BITS | address))
+        del self._borders[address], self._borders[address + size]
+
+    def _insert(self, which: int, address: int, size: int) -> None:
+        insort(self._large if which else self._small, size << _ADDRESS_BITS | address)
+        self._borders[address], self._borders[address + size] = size, -size
+
+
+_PAGES = 2 * _MIB_UNITS, 20 * _MIB_UNITS
+"""Pages of expandable segments of small and of large blocks (`kSmallBuffer`, `kLargeBuffer`)."""
 
 
 def _segment(size: int) -> int:

@@ -78,6 +78,9 @@ class TrainingLoop:
     aten/src/ATen/native/cudnn/Conv_v7.cpp).
     """
 
+    expandable_segments: bool = False
+    """True with `PYTORCH_ALLOC_CONF=expandable_segments:True`, in inference as well."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "optimizer", member("optimizer", Optimizer, self.optimizer))
         if self.accumulation_steps < 1:

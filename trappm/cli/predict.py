@@ -82,6 +82,10 @@ def predict(
         typer.Option(help="Optimizer implementation: foreach, fused or plain (default: foreach)."),
     ] = None,
     accumulation: Annotated[int, typer.Option(min=1, help="Passes per optimizer step.")] = 1,
+    expandable: Annotated[
+        bool,
+        typer.Option("--expandable-segments", help="Allocate as PYTORCH_ALLOC_CONF can set it."),
+    ] = False,
     is_compiled: Annotated[
         bool, typer.Option("--compile", help="Predict the step under torch.compile.")
     ] = False,
@@ -128,7 +132,7 @@ def predict(
             phase=phase,
             precision=each,
             memory_format=memory_format,
-            optimizer=_loop(optimizer, each, implementation, accumulation, phase),
+            optimizer=_loop(optimizer, each, implementation, accumulation, expandable, phase),
             execution="compile" if is_compiled else None,
             snapshot=snapshot,
             epochs=epochs,
@@ -267,6 +271,7 @@ def _loop(
     precision: str | None,
     implementation: str | None,
     accumulation: int,
+    expandable: bool,
     phase: str,
 ) -> str | TrainingLoop | None:
     """Return the optimizer's name, or the training loop if it is not the usual one.
@@ -274,14 +279,15 @@ def _loop(
     Raises:
         InputError: There is no such implementation, or the step is one of inference.
     """
-    if implementation is None and accumulation == 1:
+    is_usual = implementation is None and accumulation == 1
+    if is_usual and not expandable:
         return optimizer
     from trappm.prediction.question import loop_of
     from trappm.profiler.errors import InputError
     from trappm.profiler.records import Precision, member
     from trappm.profiler.simulation.training_loop import Implementation
 
-    if phase == "infer":
+    if phase == "infer" and not is_usual:
         raise InputError(
             "--accumulation and --implementation are of training; leave them out with --phase infer"
         )
@@ -290,4 +296,5 @@ def _loop(
         loop_of(optimizer or "sgd", arithmetic),
         implementation=member("implementation", Implementation, implementation or "foreach"),
         accumulation_steps=accumulation,
+        expandable_segments=expandable,
     )

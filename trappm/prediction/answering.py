@@ -341,7 +341,7 @@ class _Inquiry:
         None if the loop is the usual one of its optimizer, or no step could be traced.
         """
         loop, precision = self._question.loop, self._settings.precision
-        if loop is None or self._phase is Phase.INFER:
+        if loop is None or (self._phase is Phase.INFER and not loop.expandable_segments):
             return None
         usual = loop_of(loop.optimizer, precision)
         steps = [(w.step, w.batch_size) for w in workloads if w.step is not None]

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from traced_steps import meta, tiny, trace_step
 
 from trappm.profiler.records import Optimizer
-from trappm.profiler.simulation.memory_simulation import MIB, Allocator, simulate_memory
+from trappm.profiler.simulation.memory_simulation import (
+    MIB,
+    Allocator,
+    ExpandableAllocator,
+    simulate_memory,
+)
 from trappm.profiler.simulation.step_trace import Event, StepTrace
 from trappm.profiler.simulation.training_loop import Loop, TrainingLoop
 
@@ -84,9 +89,10 @@ sizes_asked = st.one_of(st.integers(1, 4 * MIB_UNITS), st.integers(1, 40 * MIB_U
 
 
 @settings(deadline=None)
+@pytest.mark.parametrize("kind", [Allocator, ExpandableAllocator])
 @given(st.lists(st.tuples(sizes_asked, st.integers(0, 30), st.booleans()), max_size=120))
-def test_blocks_never_overlap_and_memory_is_conserved(requests):
-    allocator, held = Allocator(), []
+def test_blocks_never_overlap_and_memory_is_conserved(kind, requests):
+    allocator, held = kind(), []
     for size, which, release in requests:
         if release and held:
             allocator.free(held.pop(which % len(held)))
@@ -105,6 +111,42 @@ def test_blocks_never_overlap_and_memory_is_conserved(requests):
     for _, size in held:  # every segment is whole again: what fitted fits again
         allocator.free(allocator.allocate(size))
     assert allocator.reserved == reserved
+
+
+def test_an_expandable_segment_grows_by_pages_from_the_free_block_at_its_end():
+    allocator = ExpandableAllocator()
+    first = allocator.allocate(30 * MIB_UNITS)
+    assert allocator.reserved == 40 * MIB_UNITS
+    allocator.allocate(25 * MIB_UNITS)  # 10 MiB were free at the end
+    assert allocator.reserved == 60 * MIB_UNITS
+    allocator.free(first)
+    allocator.allocate(29 * MIB_UNITS + 1)  # splits exactly, however small the rest is
+    assert allocator.live == 54 * MIB_UNITS + 1
+    assert allocator.reserved == 60 * MIB_UNITS
+    allocator.allocate(1)  # small blocks have pages of 2 MiB
+    assert allocator.reserved == 62 * MIB_UNITS
+
+
+def test_a_full_device_takes_free_pages_of_expandable_segments_back():
+    allocator = ExpandableAllocator(60 * MIB_UNITS)
+    _, freed = (allocator.allocate(n * MIB_UNITS) for n in (25, 15))
+    small = [allocator.allocate(MIB_UNITS) for _ in range(10)]
+    assert allocator.reserved == 50 * MIB_UNITS
+    for block in small:
+        allocator.free(block)
+    allocator.free(freed)
+    allocator.allocate(35 * MIB_UNITS)  # 10 MiB of small blocks' pages are in the way
+    assert allocator.reserved == 60 * MIB_UNITS
+    assert allocator.live == (25 + 35) * MIB_UNITS
+
+
+def test_expandable_segments_leave_fewer_fragments():
+    trace = resnet10t()
+    loops = TrainingLoop(), TrainingLoop(expandable_segments=True)
+    usual, expandable = (simulate_memory(trace, 64, loop) for loop in loops)
+    assert expandable.live_mib == pytest.approx(usual.live_mib, rel=0.01)
+    fragments = [memory.reserved_mib - memory.live_mib for memory in (usual, expandable)]
+    assert 0 <= fragments[1] < fragments[0]
 
 
 @st.composite

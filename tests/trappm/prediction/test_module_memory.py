@@ -522,6 +522,13 @@ def test_the_printed_breakdown_fits_a_terminal(printed, as_json, monkeypatch):
     assert "memory_breakdown" not in as_json(words)
 
 
+@pytest.mark.parametrize("phase", ["train", "infer"])
+def test_expandable_segments_reserve_less(phase, as_json):
+    words = f"predict resnet50 --device a100 --batch-size 64 --phase {phase}"
+    usual, grown = (as_json(words, *o.split())["memory_mib"] for o in ("", "--expandable-segments"))
+    assert grown < usual
+
+
 def test_options_of_the_training_loop_change_the_breakdown(as_json, refusal):
     words = "predict resnet10t --input-size 64 --optimizer adamw --breakdown"
     plain, fused, often = (
