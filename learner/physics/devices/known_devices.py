@@ -29,7 +29,7 @@ LEARNED_FROM = (
         "nodes/pgb_torchvision_step.csv",
         "pytorch-gpu-benchmark, other cards",
         "MIT",
-        225,
+        181,
     ),
     ("rtx3090_train_step_amp_nchw.csv", "timm, RTX 3090", "Apache-2.0", 248),
     ("nodes/neusight_kernels_fp32_other_gpus.csv.gz", "neusight, P100", "MIT", 97),
