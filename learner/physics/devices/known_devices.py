@@ -1,6 +1,6 @@
 """Constants of GPUs without labels, learned from published steps and kernels.
 
-`known_devices.safetensors` is written by `research/priors/second_device.py --write`, from the
+`known_devices.safetensors` is written by `python -m research fit-priors step-time`, from the
 sources of `LEARNED_FROM`. The V100's heads of the shipped snapshot start from it, and those of
 campaigns whose device was characterised; others start from the specification (`starting_prior`).
 """
