@@ -1,4 +1,4 @@
-"""`python -m research`: evaluate, tune, replay, snapshot, fit-priors, tables, data and import."""
+"""`python -m research`: evaluate, tune, replay, costbench, fit-priors, tables and more."""
 
 from __future__ import annotations
 
@@ -88,6 +88,7 @@ TABLES: Mapping[str, Script] = {
 """Tables and figures of the documentation."""
 
 SNAPSHOT = Script("research.snapshot.default_snapshot", "trappm/shipped_snapshot")
+COSTBENCH = Script("research.costbench", "docs/compared.md")
 
 app = typer.Typer(
     name="research",
@@ -115,6 +116,12 @@ _PASS_ON = {
 def snapshot(context: typer.Context) -> None:
     """Train the shipped snapshot; for its options: snapshot --help."""
     execute(SNAPSHOT, context.args)
+
+
+@app.command(context_settings={**_PASS_ON, "help_option_names": []})
+def costbench(context: typer.Context) -> None:
+    """Compare published predictors on the same rows of published sheets."""
+    execute(COSTBENCH, context.args)
 
 
 @app.command(name="fit-priors", context_settings=_PASS_ON)
