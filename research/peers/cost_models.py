@@ -67,6 +67,7 @@ class Run:
     """Tensor-parallel ranks share the activations outside of products."""
     options: str = ""
     """Options of the model's name."""
+    precision: Precision = Precision.BF16
 
 
 def simumax_run(row: Any) -> Run:
@@ -92,6 +93,7 @@ def bigscience_run(row: Any) -> Run:
         passes=int(row.global_batch // (row.micro_batch * row.dp)), gpus=int(row.n_gpus),
         tensor=int(row.tp), pipeline=int(row.pp),
         options=("" if str(row.act_ckpt) == "False" else ",checkpointing") + ",megatron",
+        precision=Precision.BF16 if row.precision == "bf16" else Precision.AMP_FP16,
     )  # fmt: skip
 
 
@@ -101,7 +103,7 @@ def _folder() -> TemporaryDirectory[str]:
 
 
 def predicted_run(run: Run) -> Figures:
-    """Predict a run by the public API, in bf16, or in autocast on V100s, which have no bf16."""
+    """Predict a run by the public API."""
     hidden, layers, heads, tokens = run.hidden, run.layers, run.heads, run.tokens
     name = (run.model_type, hidden, layers, heads, run.vocabulary, tokens)
     file = Path(_folder().name) / f"{'-'.join(map(str, name))}.json"
@@ -125,9 +127,10 @@ def predicted_run(run: Run) -> Figures:
         tensor=run.tensor if is_divided else None,
         pipeline=run.pipeline,
         accumulation=run.passes,
+        sharded_optimizer=True,
         batch_size=run.batch,
         sequence_length=tokens,
-        precision=Precision.AMP_FP16 if run.device.startswith("v100") else Precision.BF16,
+        precision=run.precision,
         optimizer="adamw",
     )
     assert result.memory_mib is not None

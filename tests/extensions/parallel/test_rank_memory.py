@@ -2,8 +2,15 @@
 
 import pytest
 
-from trappm.extensions.parallel.rank_memory import rank_memory, traced_needs
+from trappm.extensions.parallel.rank_memory import (
+    DEEPSPEED_BF16,
+    MEGATRON_LM,
+    rank_memory,
+    traced_needs,
+)
 from trappm.extensions.parallel.schedules import Parallelism, Strategy
+from trappm.extensions.parallel.shared_step import predict_parallel
+from trappm.profiler.errors import InputError
 from trappm.profiler.records import Optimizer
 from trappm.profiler.simulation.training_loop import TrainingLoop
 from trappm.profiler.static_profile import step_profile
@@ -43,3 +50,72 @@ def test_tensor_parallelism_divides_a_transformer(trace):
     sizes = [rank_memory(needs, Parallelism(strategy=Strategy.TP, gpus=gpus)) for gpus in (1, 2, 4)]
     assert sizes[0].parameters == pytest.approx(4 * sizes[2].parameters)
     assert sizes[0].total > sizes[1].total > sizes[2].total
+
+
+def test_a_sharded_optimizer_divides_states_over_replicas_only(trace):
+    needs = traced_needs(trace, BATCH, ADAM)
+    plain, sharded = (
+        rank_memory(
+            needs, Parallelism(strategy=Strategy.TP, gpus=8, tensor=2, sharded_optimizer=choice)
+        )
+        for choice in (False, True)
+    )
+    assert sharded.states == pytest.approx(plain.states / 4)
+    assert sharded.parameters == plain.parameters
+    assert sharded.gradients == plain.gradients
+    with pytest.raises(InputError, match="fsdp shards the optimizer anyway"):
+        Parallelism(strategy=Strategy.FSDP, gpus=2, sharded_optimizer=True)
+
+
+def test_mixed_precision_has_main_copies_and_one_buffer_of_gradients(trace):
+    halves = traced_needs(trace, BATCH, ADAM)  # as if its parameters had 16 bits
+    parameters = halves.all_gradients / 2
+    for kind, of_gradients, of_states in ((MEGATRON_LM, 4, 12), (DEEPSPEED_BF16, 6, 16)):
+        rank = rank_memory(kind.needs(halves), Parallelism(gpus=4, sharded_optimizer=True))
+        assert rank.gradients == pytest.approx(of_gradients * parameters)
+        assert rank.states == pytest.approx(of_states * parameters / 4)
+        assert rank.buckets == 0.0
+
+
+def test_the_first_stage_keeps_several_micro_batches_and_the_last_one_the_head(trace):
+    needs = traced_needs(trace, BATCH, ADAM)
+    one, two, four = (
+        rank_memory(
+            needs, Parallelism(strategy=Strategy.TP, tensor=1, gpus=4, pipeline=4, accumulation=n)
+        ).activations
+        for n in (1, 2, 4)
+    )
+    assert one < two < four
+    alone = rank_memory(needs, Parallelism(accumulation=4)).activations
+    assert four <= alone
+
+
+@pytest.mark.parametrize("precision", ["bf16", "amp-fp16"])
+def test_megatron_keeps_16_bit_parameters_with_main_copies(precision):
+    options = {"sequence_length": 128, "batch_size": 1, "optimizer": "adamw", "device": "a100"}
+    ranks = {
+        sharded: predict_parallel(
+            "hf:gpt2,megatron", gpus=8, precision=precision, sharded_optimizer=sharded, **options
+        )
+        for sharded in (False, True)
+    }
+    parts = ranks[True].memory_parts_mib
+    assert parts["states"] == pytest.approx(ranks[False].memory_parts_mib["states"] / 8)
+    assert parts["states"] * 8 == pytest.approx(8 * parts["parameters"], rel=0.01)
+    gradients = {"bf16": 3, "amp-fp16": 1}[precision]
+    assert parts["gradients"] == pytest.approx(gradients * parts["parameters"], rel=0.01)
+    low, high = ranks[True].intervals["memory_mib"]
+    assert low < ranks[True].memory_mib < high
+    assert ranks[True].sharded_optimizer
+
+
+def test_a_sharded_optimizer_in_bf16_has_main_copies_of_any_transformer():
+    options = {"sequence_length": 128, "batch_size": 1, "optimizer": "adamw", "device": "a100"}
+    sharded, plain = (
+        predict_parallel(
+            "hf:gpt2", gpus=8, precision="bf16", sharded_optimizer=choice, **options
+        ).memory_parts_mib
+        for choice in (True, False)
+    )
+    assert sharded["states"] * 8 == pytest.approx(6 * sharded["parameters"], rel=0.01)
+    assert plain["states"] == pytest.approx(2 * plain["parameters"], rel=0.01)

@@ -59,6 +59,10 @@ def scale(
         typer.Option(min=1, help="GPUs that split each product with tp (default: a node's)."),
     ] = None,
     pipeline: Annotated[int, typer.Option(min=1, help="Stages of the model with tp.")] = 1,
+    sharded: Annotated[
+        bool,
+        typer.Option("--sharded-optimizer", help="Divide optimizer states over replicas (ZeRO-1)."),
+    ] = False,
     network: Annotated[
         float | None,
         typer.Option("--network", help="Network between nodes in Gbit/s (default: usual node's)."),
@@ -88,6 +92,7 @@ def scale(
         accumulation=accumulation,
         tensor=tensor,
         pipeline=pipeline,
+        sharded_optimizer=sharded,
         network_gbit=network,
         batch_size=batch_size,
         input_size=input_size,

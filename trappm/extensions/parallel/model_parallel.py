@@ -167,14 +167,18 @@ def schedule_divided(step: DividedStep, parallelism: Parallelism, node: Node) ->
     replicas, slots = parallelism.data_parallel, parallelism.gpus // tensor
     within = min(replicas, slots)
     group = Group(node=node, gpus=within, nodes=-(-replicas // within), sharing=tensor)
-    reduce_ms = group.all_reduce_ms(step.gradient_bytes / (tensor * stages))
+    own_bytes = step.gradient_bytes / (tensor * stages)
+    reduce_ms, shards = group.all_reduce_ms(own_bytes), tensor * stages
+    if parallelism.sharded_optimizer:
+        reduce_ms = group.reduce_scatter_ms(own_bytes) + group.all_gather_ms(own_bytes)
+        shards *= replicas
     pair = Group(node=node, gpus=2)
     if replicas >= slots:
         pair = Group(node=node, gpus=1, nodes=2, sharing=parallelism.gpus)
     # Ranks of a stage each send their share. A gather of two halves moves one of them.
     turns = parallelism.accumulation + stages - 2 if stages > 1 else 0
     messages_ms = 2 * turns * pair.all_gather_ms(2 * step.hidden_bytes / tensor)
-    update_ms = step.update_ms(tensor * stages)
+    update_ms = step.update_ms(shards)
 
     def passes_ms(sum_ms: float) -> float:
         blocks_ms, head_ms = step.pass_ms(tensor, sum_ms)

@@ -5,13 +5,16 @@
     TP     1/(t p) of all three; unsharded block inputs and norms (Korthikanti et al. 2022). The
            first of p stages keeps 1/p of the layers for p micro-batches
 
+A sharded optimizer (ZeRO-1, Megatron's distributed optimizer) keeps 1/n of the states with DDP and
+TP. With 16-bit parameters it has main copies in fp32, and one buffer for all gradients.
+
 NCCL's own buffers are not counted, because no label measures them separately.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +52,19 @@ class MemoryNeeds:
     """Parameters of each block that FSDP gathers at once."""
     root: float = 0.0
     """Parameters outside of blocks."""
+    head: float = 0.0
+    """Parameters of a head as large as the embeddings, which is part of the root."""
+    head_ends: int = 0
+    """Event from which the backward pass is past the head."""
+    checkpoints: bool = False
+    """True if blocks keep their inputs only."""
+    buffers_gradients: bool = False
+    """True if one buffer holds all gradients during the step; it is summed in place."""
+
+    @property
+    def kept(self) -> float:
+        """Return the activations of all blocks that are kept for the backward pass."""
+        return float(self.activations[self.head_ends])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,25 +89,61 @@ def rank_memory(needs: MemoryNeeds, parallelism: Parallelism) -> RankMemory:
     """Return the memory of the rank with the highest peak."""
     replicas, tensor = parallelism.data_parallel, parallelism.tensor_parallel
     is_fsdp = parallelism.strategy is Strategy.FSDP and replicas > 1
-    shards = tensor * parallelism.pipeline * (replicas if is_fsdp else 1)
-    divided = DIVIDED_BY_TENSOR_PARALLEL
-    activations = needs.activations * (1 - divided + divided / tensor)
-    keeps = parallelism.accumulation > 1
+    stages = parallelism.pipeline
+    shards = tensor * stages * (replicas if is_fsdp else 1)
+    share = _of_first_stage(needs, stages) * stages / shards
+    activations = _activations(needs, parallelism)
+    keeps = parallelism.accumulation > 1 or needs.buffers_gradients
     gradients = np.full_like(needs.gradients, needs.all_gradients) if keeps else needs.gradients
-    gradients = gradients / shards
+    gradients = share * gradients
     peak = int((activations + gradients).argmax())
+    sums_apart = replicas > 1 and not is_fsdp and not needs.buffers_gradients
     return RankMemory(
-        parameters=needs.parameters / shards,
-        states=needs.states / shards,
+        parameters=share * needs.parameters,
+        states=share * needs.states / (replicas if parallelism.sharded_optimizer else 1),
         gradients=float(gradients[peak]),
         gathered=_gathered(needs) if is_fsdp else 0.0,
-        buckets=needs.all_gradients / shards if replicas > 1 and not is_fsdp else 0.0,
+        buckets=share * needs.all_gradients if sums_apart else 0.0,
         activations=float(activations[peak]),
     )
 
 
-def traced_needs(trace: StepTrace, batch_size: int, loop: TrainingLoop) -> MemoryNeeds:
-    """Return the memory needs of a traced step in a training loop."""
+def _of_first_stage(needs: MemoryNeeds, stages: int) -> float:
+    """Return the share of the parameters on the first of the stages, which has the embeddings."""
+    if stages == 1 or not needs.all_gradients:
+        return 1.0
+    in_blocks = needs.all_gradients - needs.root
+    return (in_blocks / stages + needs.root - needs.head) / needs.all_gradients
+
+
+def _activations(needs: MemoryNeeds, parallelism: Parallelism) -> Array:
+    """Return the activations of a rank at each event, of the stage that needs most, shape (E,).
+
+    The first stage keeps its blocks for several micro-batches, and the last one has the head.
+    Checkpoints are not divided by tensor parallelism (Korthikanti et al. 2022).
+    """
+    stages, divided = parallelism.pipeline, DIVIDED_BY_TENSOR_PARALLEL
+    share = 1 - divided + divided / parallelism.tensor_parallel
+    kept = np.minimum(needs.activations, needs.kept) * (1.0 if needs.checkpoints else share)
+    working = np.maximum(needs.activations - needs.kept, 0.0) * share
+    if stages == 1:
+        return np.asarray(kept + working)
+    in_blocks = np.arange(len(working)) >= needs.head_ends
+    first = kept * min(parallelism.accumulation, stages) / stages + working * in_blocks
+    return np.asarray(np.maximum(first, kept / stages + working))
+
+
+def traced_needs(
+    trace: StepTrace, batch_size: int, loop: TrainingLoop, *, checkpoints: bool = False
+) -> MemoryNeeds:
+    """Return the memory needs of a traced step in a training loop.
+
+    Args:
+        trace: Allocations of the step.
+        batch_size: Samples per step.
+        loop: Training loop around it.
+        checkpoints: Whether blocks keep their inputs only.
+    """
     sizes = trace.sizes_at(batch_size).astype(np.float64)
     born, died = (trace.kinds == kind for kind in (Event.ALLOCATE, Event.FREE))
     block_sizes = sizes[born]
@@ -100,6 +152,8 @@ def traced_needs(trace: StepTrace, batch_size: int, loop: TrainingLoop) -> Memor
     of_gradients = (born | died) & np.isin(trace.blocks, trace.gradients)
     parameters = float(trace.parameter_bytes.sum())
     blocks, root = blocks_of(trace.parameter_bytes.tolist())
+    most = sorted(trace.parameter_bytes.tolist())[-2:]
+    has_head = len(most) == 2 and most[0] == most[1] and root >= sum(most)
     gradients = np.cumsum(np.where(of_gradients, change, 0.0))
     # The optimizer allocates temporary tensors when only the gradients are alive.
     passing = parameters if loop.optimizer.is_adam else 0.0
@@ -111,7 +165,44 @@ def traced_needs(trace: StepTrace, batch_size: int, loop: TrainingLoop) -> Memor
         all_gradients=parameters,
         blocks=blocks,
         root=root,
+        head=float(most[0]) if has_head else 0.0,
+        head_ends=int(np.flatnonzero(born & of_gradients)[HEAD_GRADIENTS - 1 :][:1].sum()),
+        checkpoints=checkpoints,
     )
+
+
+HEAD_GRADIENTS = 2
+"""Number of gradients after which the head's logits are freed: its weight's and the norm's."""
+
+
+@dataclass(frozen=True)
+class MixedPrecision:
+    """Bytes per parameter of training with 16-bit parameters and main copies in fp32."""
+
+    gradients: float
+    """Gradients, and their sums in fp32 if they are separate."""
+    states: float
+    """Main copy, Adam's two moments, and the optimizer's own gradient, all in fp32."""
+
+    def needs(self, needs: MemoryNeeds) -> MemoryNeeds:
+        """Return the needs of a step whose needs with everything in 16 bits are given."""
+        parameters = needs.all_gradients / 2
+        gradients = self.gradients * parameters
+        return replace(
+            needs,
+            states=self.states * parameters,
+            all_gradients=gradients,
+            gradients=np.full_like(needs.gradients, gradients),
+            root=needs.root * gradients / needs.all_gradients,
+            head=needs.head * gradients / needs.all_gradients,
+            buffers_gradients=True,
+        )
+
+
+MEGATRON_LM = MixedPrecision(gradients=4, states=12)
+"""Megatron-LM with its distributed optimizer: gradients are summed in fp32 in place."""
+DEEPSPEED_BF16, DEEPSPEED_FP16 = MixedPrecision(2 + 4, 16), MixedPrecision(2, 16)
+"""Megatron-DeepSpeed of 2021 and 2022, by bigscience's published runs."""
 
 
 def _gathered(needs: MemoryNeeds) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ def scaling(
     accumulation: int = 1,
     tensor: int | None = None,
     pipeline: int = 1,
+    sharded_optimizer: bool = False,
     gpus_per_node: int | None = None,
     network_gbit: float | None = None,
     **question: Any,
@@ -47,6 +49,7 @@ def scaling(
         accumulation: Passes per optimizer step.
         tensor: GPUs that split each product with `tp` (default: all of a node).
         pipeline: Stages of the model with `tp`.
+        sharded_optimizer: Whether replicas divide the optimizer states with `ddp` and `tp`.
         gpus_per_node: GPUs per node (default: those of a typical node of the card).
         network_gbit: Network speed per node in Gbit/s (default: that of a typical node).
         **question: Further arguments of `SharedStep.of`.
@@ -76,7 +79,10 @@ def scaling(
                     layouts = [{"strategy": strategy, "tensor": tensor, "pipeline": pipeline}]
                     for layout in _layouts(count) if strategy == AUTO else layouts:
                         try:
-                            parallelism = _spread(count, per_node, accumulation, **layout)
+                            parallelism = replace(
+                                _spread(count, per_node, accumulation, **layout),
+                                sharded_optimizer=sharded_optimizer and strategy != Strategy.FSDP,
+                            )
                             made.append(step.on(parallelism, network_gbit))
                         except InputError as error:
                             reasons.append(str(error))

@@ -52,6 +52,8 @@ class Parallelism:
     """GPUs that split each product with `tp` (default: all of a node)."""
     pipeline: int = 1
     """Stages that split the blocks of the model with `tp`."""
+    sharded_optimizer: bool = False
+    """True if replicas divide the optimizer states: ZeRO-1, Megatron's distributed optimizer."""
 
     def __post_init__(self) -> None:
         for name in ("gpus", "nodes", "accumulation", "tensor", "pipeline"):
@@ -62,6 +64,8 @@ class Parallelism:
                 raise InputError(f"{name} is {value!r}; it must be a positive integer")
         if self.strategy is not Strategy.TP and (self.tensor or 1) * self.pipeline > 1:
             raise InputError(f"{self.strategy} has no tensor and pipeline; use strategy tp")
+        if self.sharded_optimizer and self.strategy is Strategy.FSDP:
+            raise InputError("fsdp shards the optimizer anyway; leave sharded_optimizer out")
         if self.gpus % self.tensor_parallel:
             raise InputError(
                 f"tensor is {self.tensor}; it must divide the {self.gpus} GPUs of a node"
@@ -124,7 +128,7 @@ def schedule(work: StepWork, parallelism: Parallelism, node: Node) -> StepSchedu
     elif parallelism.strategy is Strategy.FSDP:
         synced = _fsdp(own, group, passes)
     else:
-        synced = _ddp(own, group, passes)
+        synced = _ddp(own, group, parallelism)
     end_ms = synced.end_ms
     # Exposed communication hides differences between ranks. If the overhead of sharding was
     # measured (`contention`), it includes waiting.
@@ -171,9 +175,11 @@ class _Timeline:
 
 def _of_a_rank(work: StepWork, parallelism: Parallelism) -> StepWork:
     """Return the work of one rank."""
+    saved_ms = work.update_ms * (1 - 1 / parallelism.data_parallel)
+    if parallelism.sharded_optimizer:
+        return replace(work, update_ms=work.update_ms - saved_ms)
     if parallelism.strategy is not Strategy.FSDP or parallelism.data_parallel == 1:
         return work
-    saved_ms = work.update_ms * (1 - 1 / parallelism.data_parallel)
     copies_ms = 0.0
     if not work.contention:  # else the measured overhead of sharding includes copies
         # FSDP2 copies each block out of the gathered buffer twice per pass, and into the buffer
@@ -183,18 +189,24 @@ def _of_a_rank(work: StepWork, parallelism: Parallelism) -> StepWork:
     return replace(work, update_ms=work.update_ms - saved_ms, fixed_ms=work.fixed_ms + copies_ms)
 
 
-def _ddp(work: StepWork, group: Group, passes: int) -> _Timeline:
-    """Return the timeline of DDP, which sums buckets only in the last backward pass."""
+def _ddp(work: StepWork, group: Group, parallelism: Parallelism) -> _Timeline:
+    """Return the timeline of DDP, which sums buckets only in the last backward pass.
+
+    With a sharded optimizer, ranks gather the parameters after its update.
+    """
+    passes, is_sharded = parallelism.accumulation, parallelism.sharded_optimizer
+    sum_ms = group.reduce_scatter_ms if is_sharded else group.all_reduce_ms
     start = (passes - 1) * (work.forward_ms + work.backward_ms) + work.forward_ms
     gradients = sorted(work.gradients, key=lambda gradient: gradient.ready)
     end, total = start, 0.0
     for places in buckets([gradient.size_bytes for gradient in gradients]):
-        lasts = group.all_reduce_ms(sum(gradients[place].size_bytes for place in places))
+        lasts = sum_ms(sum(gradients[place].size_bytes for place in places))
         ready = start + work.backward_ms * gradients[places[-1]].ready
         end = max(end, ready) + lasts
         total += lasts
-    once_ms = work.update_ms + work.fixed_ms
-    return _Timeline(max(end, start + work.backward_ms) + once_ms, total)
+    gather_ms = group.all_gather_ms(work.gradient_bytes) if is_sharded else 0.0
+    once_ms = work.update_ms + gather_ms + work.fixed_ms
+    return _Timeline(max(end, start + work.backward_ms) + once_ms, total + gather_ms)
 
 
 def _fsdp(work: StepWork, group: Group, passes: int) -> _Timeline:

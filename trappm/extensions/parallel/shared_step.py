@@ -17,13 +17,19 @@ from trappm.extensions.parallel.link_fit import known_node
 from trappm.extensions.parallel.links import Group, Node
 from trappm.extensions.parallel.schedules import Parallelism, Strategy
 from trappm.prediction.costs import prices_of
-from trappm.prediction.fitting import MemoryAnswer, Verdict, process_memory_mib, room_text
+from trappm.prediction.device_names import precision_gap
+from trappm.prediction.fitting import (
+    MemoryAnswer,
+    Verdict,
+    process_memory_mib,
+    room_text,
+)
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.extensions import extension_modules
 from trappm.profiler.models.known_names import is_prefixed
 from trappm.profiler.models.pool import Attention
-from trappm.profiler.records import Phase, member
+from trappm.profiler.records import Phase, Precision, StepSettings, member
 from trappm.profiler.text import number_text
 
 if TYPE_CHECKING:
@@ -44,6 +50,11 @@ _OF_ONE_GPU = (
     "precision", "optimizer", "capacity_mib",
 )  # fmt: skip
 """Fields copied from the prediction for one GPU."""
+FRAGMENTS = 0.1
+"""Allocator's share on top of a rank's activations in mixed precision; a round number."""
+MIXED_ERRORS = 0.88, 1.12
+"""Measured over predicted memory in mixed precision: bounds of 90 % of bigscience's 77 runs with
+their shape, on which the bytes per parameter were chosen (docs/research/many_gpus.md)."""
 PROCESS = "allocator_and_libraries"
 """Key of the GPU memory that the step's tensors do not use."""
 
@@ -67,6 +78,8 @@ class ParallelPrediction(MemoryAnswer):
     """GPUs that split each product."""
     pipeline: int
     """Stages of the model."""
+    sharded_optimizer: bool
+    """True if replicas divide the optimizer states."""
     batch_size: int
     """Samples per pass and GPU, or per pass and tensor-parallel group."""
     sequence_length: int | None
@@ -146,6 +159,7 @@ def predict_parallel(
     accumulation: int = 1,
     tensor: int | None = None,
     pipeline: int = 1,
+    sharded_optimizer: bool = False,
     network_gbit: float | None = None,
     batch_size: int | None = None,
     input_size: int | None = None,
@@ -166,6 +180,8 @@ def predict_parallel(
         accumulation: Forward and backward passes per optimizer step.
         tensor: GPUs that split each product with `tp` (default: all of a node).
         pipeline: Stages that split the blocks of the model with `tp`.
+        sharded_optimizer: Whether replicas divide the optimizer states (ZeRO-1, or Megatron's
+            distributed optimizer) with `ddp` and `tp`.
         network_gbit: Network speed per node in Gbit/s (default: that of a typical node).
         batch_size: Samples per pass and GPU (default: that of the ONNX file, or 1).
         input_size, sequence_length, precision, memory_format, optimizer, snapshot: As for
@@ -182,6 +198,7 @@ def predict_parallel(
         accumulation=accumulation,
         tensor=tensor,
         pipeline=pipeline,
+        sharded_optimizer=sharded_optimizer,
     )
     step = SharedStep.of(
         model,
@@ -209,6 +226,8 @@ class SharedStep:
     about_links: tuple[str, ...] = ()
     divided: DividedStep | None = None
     """Step whose blocks can be divided; None if the model has no identical blocks."""
+    mixed: MemoryNeeds | None = None
+    """Memory in 16 bits with main copies in fp32; None in other precisions, and without Adam."""
 
     @classmethod
     def of(
@@ -241,7 +260,10 @@ class SharedStep:
         if workload.step is None:
             raise UnsupportedModelError("the step could not be traced, so scaling is unknown")
         loop = TrainingLoop(optimizer=workload.optimizer)
-        needs = traced_needs(workload.step.trace, workload.batch_size, loop)
+        checkpoints = _has_checkpoints(subject.name)
+        needs = traced_needs(
+            workload.step.trace, workload.batch_size, loop, checkpoints=checkpoints
+        )
         work, divided = _work(workload, prior, needs.all_gradients)
         if divided is not None:
             divided = replace(divided, slower=single.step_time_ms / work.step_ms)
@@ -255,6 +277,7 @@ class SharedStep:
             single=single,
             work=work.lasting(single.step_time_ms),
             needs=needs,
+            mixed=_mixed_needs(subject, question.settings(trained), single.batch_size, key),
             node=node,
             about_links=about_links,
             divided=divided,
@@ -277,10 +300,19 @@ class SharedStep:
         samples = single.batch_size * parallelism.accumulation * parallelism.data_parallel
         rate = 1000 * samples / step.step_ms
         low_ms, high_ms = self._interval(parallelism, node, step.step_ms)
-        rank = rank_memory(self.needs, parallelism)
+        mixed = self.mixed
+        if not (parallelism.sharded_optimizer or _is_megatron(single.model)):
+            mixed = None
+        rank = rank_memory(mixed or self.needs, parallelism)
         parts = {name: size / MIB for name, size in asdict(rank).items()}
         memory_mib, intervals = None, {}
-        if single.memory_mib is not None:
+        if mixed is not None:
+            fragments_mib = FRAGMENTS * rank.activations / MIB
+            parts[PROCESS] = process_memory_mib(single.device, Phase.TRAIN) + fragments_mib
+            memory_mib = sum(parts.values())
+            low, high = MIXED_ERRORS
+            intervals["memory_mib"] = low * memory_mib, high * memory_mib
+        elif single.memory_mib is not None:
             plain = rank_memory(self.needs, Parallelism())
             process_mib = single.memory_mib - plain.total / MIB
             if is_prefixed(single.model):  # of a full card, it is the least memory of the step
@@ -300,6 +332,7 @@ class SharedStep:
             accumulation=parallelism.accumulation,
             tensor=parallelism.tensor_parallel,
             pipeline=parallelism.pipeline,
+            sharded_optimizer=parallelism.sharded_optimizer,
             links=_links(node, parallelism),
             step_time_ms=step.step_ms,
             compute_ms=step.compute_ms,
@@ -328,7 +361,7 @@ class SharedStep:
         from trappm.extensions.parallel.schedules import schedule
 
         factor = 1.0 if step_ms is None else step_ms / self.work.step_ms
-        is_megatron = self.single.model.endswith(f",{Attention.MEGATRON}")
+        is_megatron = _is_megatron(self.single.model)
         is_ddp = parallelism.strategy is Strategy.DDP and parallelism.ranks > 1
         if parallelism.strategy is not Strategy.TP and not (is_megatron and is_ddp):
             return schedule(self.work.lasting(factor * self.work.step_ms), parallelism, node)
@@ -353,6 +386,48 @@ class SharedStep:
             communicated = self._scheduled(parallelism, slower).step_ms
             widths.append(hypot(log(computed / step_ms), log(communicated / step_ms)))
         return step_ms * exp(-widths[0]), step_ms * exp(widths[1])
+
+
+def _has_checkpoints(model: str) -> bool:
+    """Return whether the blocks of a transformer keep their inputs only, by its name."""
+    return "checkpointing" in model.split(",")
+
+
+def _is_megatron(model: str) -> bool:
+    """Return whether a model runs as Megatron-LM's, by its name."""
+    return model.endswith(f",{Attention.MEGATRON}")
+
+
+def _mixed_needs(
+    subject: Subject, settings: StepSettings, batch_size: int, card: str
+) -> MemoryNeeds | None:
+    """Return the memory needs with 16-bit parameters and main copies in fp32, if they apply.
+
+    Raises:
+        UnsupportedModelError: The step with 16-bit parameters cannot be traced.
+    """
+    from trappm.extensions.parallel import rank_memory
+    from trappm.profiler.simulation.training_loop import TrainingLoop
+
+    is_megatron, precision = _is_megatron(subject.name), settings.precision
+    is_16_bit = precision is Precision.BF16 or (is_megatron and precision is not Precision.FP32)
+    if not is_16_bit or not settings.optimizer.is_adam:
+        return None
+    step = subject.step(settings._replace(precision=Precision.BF16))
+    if isinstance(step, str):
+        raise UnsupportedModelError(step)
+    needs = rank_memory.traced_needs(
+        step.trace,
+        batch_size,
+        TrainingLoop(optimizer=settings.optimizer),
+        checkpoints=_has_checkpoints(subject.name),
+    )
+    if not is_megatron:
+        return rank_memory.MEGATRON_LM.needs(needs)
+    # Of published fp16 runs, those on V100s have sums in fp32, and those on A100s have not.
+    sums = precision is not Precision.AMP_FP16 or precision_gap(card, Precision.BF16) is not None
+    kind = rank_memory.DEEPSPEED_BF16 if sums else rank_memory.DEEPSPEED_FP16
+    return kind.needs(needs)
 
 
 def _workload(
