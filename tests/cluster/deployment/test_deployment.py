@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import copy
+import functools
+import json
+import operator
 import re
 import shutil
 import subprocess
@@ -217,38 +220,104 @@ def test_the_slurm_script_takes_sqlite_on_one_host_and_postgresql_from_the_data_
 
 
 @pytest.fixture
-def ray_cluster():
-    claim, made = yaml.safe_load_all((ROOT / "deploy" / "raycluster.yaml").read_text())
-    assert (claim["kind"], made["kind"]) == ("PersistentVolumeClaim", "RayCluster")
-    return made
+def kuberay_documents():
+    """Documents of the file by kind; parts that share an anchor are separate objects."""
+    documents = yaml.safe_load_all((ROOT / "deploy" / "raycluster.yaml").read_text())
+    return {document["kind"]: json.loads(json.dumps(document)) for document in documents}
 
 
-CONTAINER = {"name", "image", "env", "resources", "volumeMounts"}
-"""Of a container's fields, those that we use; a misspelt one would be ignored."""
-GROUP = {
-    "groupName", "replicas", "minReplicas", "maxReplicas", "labels", "rayStartParams", "template",
-}  # fmt: skip
-SPEC = {
-    "rayVersion", "authOptions", "enableInTreeAutoscaling", "autoscalerOptions", "headGroupSpec",
-    "workerGroupSpecs",
-}  # fmt: skip
+@pytest.fixture
+def ray_cluster(kuberay_documents):
+    return kuberay_documents["RayCluster"]
 
 
-def test_the_kuberay_file_has_known_fields_and_our_versions(ray_cluster):
-    assert ray_cluster["apiVersion"] == "ray.io/v1"
+@pytest.fixture(scope="module")
+def kuberay_schemas():
+    """Schemas by kind, which refuse unknown fields: Kubernetes would drop them silently."""
+
+    def close(schema):
+        if isinstance(schema, dict):
+            if "properties" in schema:
+                schema["additionalProperties"] = False
+            for part in schema.values():
+                close(part)
+
+    schemas = yaml.safe_load((Path(__file__).parent / "kuberay_schema.yaml").read_text())
+    for schema in schemas.values():
+        close(schema)
+        jsonschema.Draft202012Validator.check_schema(schema)
+    return schemas
+
+
+def errors_of(document, schemas):
+    """Return the errors of a document of a known kind by their paths."""
+    validator = jsonschema.Draft202012Validator(schemas[document["kind"]])
+    return {error.json_path: error.message for error in validator.iter_errors(document)}
+
+
+def renamed(document, schema):
+    """Yield a copy of the document for each field of it, with the field's name misspelled."""
+
+    def paths(value, of_value, path=()):
+        if isinstance(value, list):
+            for i, item in enumerate(value):
+                yield from paths(item, of_value["items"], (*path, i))
+        elif isinstance(value, dict) and "properties" in of_value:
+            for name, part in value.items():
+                yield (*path, name)
+                yield from paths(part, of_value["properties"][name], (*path, name))
+
+    for *path, name in paths(document, schema):
+        if path or name != "kind":  # which chooses the schema
+            misspelled = copy.deepcopy(document)
+            parent = functools.reduce(operator.getitem, path, misspelled)
+            parent[f"{name}s"] = parent.pop(name)
+            yield misspelled
+
+
+def test_the_kuberay_file_follows_the_schemas_of_kuberay_and_kubernetes(
+    kuberay_documents, kuberay_schemas
+):
+    assert kuberay_documents.keys() == kuberay_schemas.keys()
+    for document in kuberay_documents.values():
+        assert not errors_of(document, kuberay_schemas)
+
+
+@pytest.mark.parametrize("kind", ["PersistentVolumeClaim", "RayCluster"])
+def test_a_misspelled_field_of_the_kuberay_file_is_refused(
+    kuberay_documents, kuberay_schemas, kind
+):
+    misspelled = list(renamed(kuberay_documents[kind], kuberay_schemas[kind]))
+    assert len(misspelled) > 5
+    assert all(errors_of(document, kuberay_schemas) for document in misspelled)
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [
+        ("authOptions.mode", "tokens"),
+        ("rayVersion", 2.6),
+        ("headGroupSpec.rayStartParams.num-gpus", 0),
+        ("workerGroupSpecs.0.replicas", "0"),
+        ("workerGroupSpecs.0.template.spec.containers.0.env.0.value", 0),
+        ("workerGroupSpecs.0.template.spec.containers.0.resources.limits.memory", "48 GiB"),
+    ],
+)
+def test_a_wrong_value_in_the_kuberay_file_is_refused(ray_cluster, kuberay_schemas, path, wrong):
+    *parents, name = [int(key) if key.isdigit() else key for key in path.split(".")]
+    functools.reduce(operator.getitem, parents, ray_cluster["spec"])[name] = wrong
+    assert len(errors_of(ray_cluster, kuberay_schemas)) == 1
+
+
+def test_the_kuberay_file_has_our_versions_and_requests_what_it_limits(ray_cluster):
     spec = ray_cluster["spec"]
-    assert set(spec) == SPEC
     head, groups = spec["headGroupSpec"], spec["workerGroupSpecs"]
-    assert set(head) == {"serviceType", "rayStartParams", "template"}
-    assert all(set(group) == GROUP for group in groups)
     containers = []
     for group in (head, *groups):
         (container,) = group["template"]["spec"]["containers"]
         containers.append(container)
-        assert set(container) <= CONTAINER
         requested, limits = container["resources"]["requests"], container["resources"]["limits"]
         assert requested == limits  # nobody else's load beside a measurement
-        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert {c["image"] for c in containers} == {f"REGISTRY/trappm:{version}"}
     pins = (ROOT / "constraints.txt").read_text().split()
