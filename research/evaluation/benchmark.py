@@ -12,7 +12,7 @@ import itertools
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -123,6 +123,15 @@ class Run:
     """Predictions of these rows."""
 
 
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Labels of another device, and the estimators that learn from them."""
+
+    samples: Samples
+    estimators: Mapping[str, Estimator]
+    """Estimators with this device's specification, by the name of the estimator that starts."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """Plan of trainings: all combinations of its fields."""
@@ -132,8 +141,8 @@ class Plan:
     label_counts: Sequence[int] = ()
     """Additional numbers of training labels, drawn uniformly, for learning curves. Below an
     estimator's `least_labels` only the start is evaluated; counts above a split's are omitted."""
-    starts: Mapping[str, Model] = field(default_factory=dict)
-    """Models of another device by estimator, as additional starting points."""
+    source: Source | None = None
+    """Another device, whose models are additional starting points."""
 
 
 def splits_of(samples: Samples, kind: SplitKind, seeds: Sequence[int]) -> Iterator[Split]:
@@ -195,20 +204,64 @@ def run_plan(
 ) -> Iterator[Run]:
     """Run every training of the plan in order, and predict the held-out rows."""
     jobs = list(_jobs(samples, estimators, plan))
+    starts = None if plan.source is None else _Starts(samples, plan.source)
     for done, (split, estimator, count, transferred) in enumerate(jobs):
         on_progress(done, len(jobs), f"{estimator.name}, {split.kind} held out, seed {split.seed}")
         rows, test = _drawn(split, count), np.flatnonzero(split.test)
-        start = plan.starts[estimator.name] if transferred else None
+        start = starts.model(estimator.name, split) if starts and transferred else None
         if start is not None and not _can(estimator, samples, rows):
             model = start
         else:
-            # Seeded by its name, so that an estimator does not depend on the others.
-            own = zlib.crc32(estimator.name.encode())
-            generator = np.random.default_rng([split.seed, own])
+            generator = _generator(estimator.name, split)
             model = estimator.fit(samples.at(rows), samples.targets(rows), generator, start)
         estimate = model.predict(samples.at(test))
         yield Run(estimator.name, split.kind, split.seed, count, transferred, test, estimate)
     on_progress(len(jobs), len(jobs), "")
+
+
+def _generator(name: str, split: Split) -> np.random.Generator:
+    """Return a generator seeded by the name: an estimator does not depend on the others."""
+    return np.random.default_rng([split.seed, zlib.crc32(name.encode())])
+
+
+class _Starts:
+    """Models of another device, trained without the architectures that a split holds out.
+
+    Splits by configuration hold out the same configurations instead.
+    """
+
+    def __init__(self, samples: Samples, source: Source) -> None:
+        self._source = source
+        self._last: tuple[str, Split, Model] | None = None
+        both = samples, source.samples
+        groups = content_groups(
+            [name for part in both for name in part.architectures],
+            [workload for part in both for workload in part.workloads],
+        )
+        self._groups = np.array(groups[: len(samples)])
+        self._groups_of_source = np.array(groups[len(samples) :])
+        self._configurations, self._configurations_of_source = (
+            np.array([f"{c.architecture} {c.batch_size}" for c in part.configurations])
+            for part in both
+        )
+
+    def model(self, name: str, split: Split) -> Model:
+        """Return the start of an estimator; raises InputError if no label of the source is left."""
+        if self._last is not None and self._last[0] == name and self._last[1] is split:
+            return self._last[2]
+        if split.kind is SplitKind.CONFIGURATIONS:
+            here, there = self._configurations, self._configurations_of_source
+        else:
+            here, there = self._groups, self._groups_of_source
+        source = self._source
+        rows = np.flatnonzero(~np.isin(there, here[split.test]))
+        if not len(rows):
+            raise InputError("all labels of the other device are held out; give it more labels")
+        model = source.estimators[name].fit(
+            source.samples.at(rows), source.samples.targets(rows), _generator(name, split)
+        )
+        self._last = name, split, model
+        return model
 
 
 def _jobs(
@@ -216,10 +269,11 @@ def _jobs(
 ) -> Iterator[tuple[Split, Estimator, int | None, bool]]:
     """Yield each split with each estimator and number of labels, with and without a start."""
     splits = [split for kind in plan.splits for split in splits_of(samples, kind, plan.seeds)]
+    starting = () if plan.source is None else plan.source.estimators
     for split, estimator, count in itertools.product(
         splits, estimators, (None, *plan.label_counts)
     ):
-        for transferred in (False, True) if estimator.name in plan.starts else (False,):
+        for transferred in (False, True) if estimator.name in starting else (False,):
             if count is None or (
                 split.kind is not SplitKind.EACH_FAMILY
                 and count <= np.count_nonzero(split.train)

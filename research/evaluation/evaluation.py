@@ -15,6 +15,7 @@ from research.evaluation.benchmark import (
     PAPER_SEEDS,
     Plan,
     Samples,
+    Source,
     SplitKind,
     run_plan,
     score,
@@ -63,9 +64,11 @@ def evaluate_splits(
     bench = request.bench
     prepared = bench.prepared(_labels(bench.home, labels, device))
     samples, estimators = prepared.samples, _estimators(request, prepared)
-    starts = _starts(request, estimators)
     plan = Plan(
-        splits=splits, seeds=request.seeds, label_counts=request.label_counts, starts=starts
+        splits=splits,
+        seeds=request.seeds,
+        label_counts=request.label_counts,
+        source=_source(request, prepared, estimators),
     )
     return {
         "metric": bench.metric,
@@ -93,11 +96,13 @@ def evaluate_files(request: Request, train: Path, test: Path) -> dict[str, Any]:
         )
     estimates = {**learned.estimates_mib, **tested.estimates_mib}
     estimators = _estimators(request, replace(learned, estimates_mib=estimates))
-    starts = _starts(request, estimators)
+    source = _source(request, learned, estimators)
     results = []
     for done, estimator in enumerate(estimators):
         bench.watch(done, len(estimators), estimator.name)
-        start = starts.get(estimator.name)
+        start = None
+        if source is not None and estimator.name in source.estimators:
+            start = _fit(source.estimators[estimator.name], source.samples, request)
         estimate = _fit(estimator, learned.samples, request, start).predict(
             tested.samples.workloads
         )
@@ -148,17 +153,18 @@ def _estimators(request: Request, prepared: Prepared) -> list[Estimator]:
     return [bench.estimator(name, prepared, request.size) for name in names]
 
 
-def _starts(request: Request, estimators: Sequence[Estimator]) -> dict[str, Model]:
-    """Return a model of the other device for each estimator that supports a start."""
+def _source(request: Request, target: Prepared, estimators: Sequence[Estimator]) -> Source | None:
+    """Return the other device with the estimators that can start from its models."""
     if request.start is None:
-        return {}
-    source = request.bench.prepared(read_labels(request.start))
-    starts = {}
-    for estimator in estimators:
-        if estimator.name not in WITHOUT_WEIGHTS:
-            request.bench.watch(0, 1, f"{estimator.name} on {source.device}")
-            starts[estimator.name] = _fit(estimator, source.samples, request)
-    return starts
+        return None
+    bench = request.bench
+    source = bench.prepared(read_labels(request.start))
+    # The encoder is the target's, since networks start from weights over its embeddings.
+    of_source = replace(target, card=source.card)
+    names = [e.name for e in estimators if e.name not in WITHOUT_WEIGHTS]
+    return Source(
+        source.samples, {name: bench.estimator(name, of_source, request.size) for name in names}
+    )
 
 
 def _fit(

@@ -9,6 +9,7 @@ from workload_samples import one_layer
 
 from research.evaluation.benchmark import (
     Plan,
+    Source,
     SplitKind,
     run_plan,
     score,
@@ -114,11 +115,49 @@ def test_training_excludes_held_out_rows_and_draws_are_nested():
 
 
 def test_start_is_evaluated_in_addition_to_from_scratch():
-    estimator, start = Memory(), _Constant(3.0)
-    plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[1], starts={"memory": start})
+    estimator, other = Memory(), Memory()
+    estimator.least_labels = 3
+    source = Source(samples(), {"memory": other})
+    plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[1], label_counts=[0, 4], source=source)
     runs = list(run_plan(samples(), [estimator], plan))
-    assert [run.transferred for run in runs] == [False, True]
-    assert estimator.starts == [None, start]
+    assert [(run.labels, run.transferred) for run in runs] == [
+        (None, False), (None, True), (0, True), (4, False), (4, True),
+    ]  # fmt: skip
+    assert [start is not None for start in estimator.starts] == [False, True, False, True]
+    assert len(other.fits) == 1  # one model for all numbers of labels
+
+
+@pytest.mark.parametrize("kind", [k for k in SplitKind if k is not SplitKind.CONFIGURATIONS])
+def test_start_has_not_seen_held_out_architectures_on_the_other_device(kind):
+    estimator, other = Memory(), Memory()
+    here, there = samples(), samples()
+    plan = Plan(splits=[kind], seeds=[1, 2], source=Source(there, {"memory": other}))
+    runs = [run for run in run_plan(here, [estimator], plan) if run.transferred]
+    assert len(other.fits) == len(runs)
+    for run, seen in zip(runs, other.fits, strict=True):
+        held_out = {here.architectures[i] for i in run.test}
+        assert set(seen.groups) == set(there.architectures) - held_out
+
+
+def test_start_of_a_split_by_configuration_has_not_seen_held_out_configurations():
+    estimator, other = Memory(), Memory()
+    here, there = samples(), samples()
+    source = Source(there, {"memory": other})
+    plan = Plan(splits=[SplitKind.CONFIGURATIONS], seeds=[1], source=source)
+    run = list(run_plan(here, [estimator], plan))[-1]
+    (seen,) = other.fits
+    assert not set(here.values[run.test]) & set(seen.values)
+    assert len(run.test) + len(seen.values) == len(here)
+
+
+def test_labels_of_held_out_architectures_alone_are_no_start():
+    here = samples()
+    (split,) = splits_of(here, SplitKind.ARCHITECTURES, [1])
+    rows = np.flatnonzero(split.test)
+    there = bench_samples([here.configurations[i] for i in rows], here.at(rows))
+    plan = Plan(splits=[split.kind], seeds=[1], source=Source(there, {"memory": Memory()}))
+    with pytest.raises(InputError, match="all labels of the other device are held out"):
+        list(run_plan(here, [Memory()], plan))
 
 
 def test_scores_use_judged_rows_and_report_oom_and_spikes():

@@ -130,6 +130,29 @@ def test_the_same_seed_gives_the_same_numbers(report, sheets):
     assert [r["split"] for r in first["results"]] == ["architectures"] * 2
 
 
+def test_start_is_learned_with_the_data_sheet_of_its_own_device(
+    report, sheets, tmp_path, monkeypatch
+):
+    other, cards = tmp_path / "other.jsonl", []
+    export_file(
+        [replace(m, device="v100-16gb", environment={}) for m in read_labels(sheets[2])], other
+    )
+
+    def recorded(self, name, prepared, size="laptop", own=Workbench.estimator):
+        cards.append((name, prepared.card))
+        return own(self, name, prepared, size)
+
+    monkeypatch.setattr(Workbench, "estimator", recorded)
+    names = "--estimator", "prior", "--estimator", "trappm-laptop-random", "--estimator", "mlp"
+    found = report("--labels", sheets[2], "--start", other, *names, "--seeds", 1)
+    a100, v100 = cards[0][1], cards[-1][1]
+    assert a100.startswith("a100")
+    assert v100.startswith("v100")
+    assert cards[3:] == [("prior", v100), ("trappm-laptop-random", v100)]
+    started = [r["estimator"] for r in found["results"] if r["transferred"]]
+    assert started == ["prior", "trappm-laptop-random"]
+
+
 def test_suite_shows_the_architecture_split_first(say, sheets):
     status, out, err = say(
         "--suite", "paper", "--labels", sheets[2], "--estimator", "mlp", "--estimator",
