@@ -113,7 +113,7 @@ RATIO_90 = 0.22
 compiled labels keep."""
 
 
-MEMORY_RATIO_90 = 0.06
+MEMORY_RATIO_90 = 0.10
 """Bound of the logarithmic error of the memory's ratio: that of simulated and real tensors of
 compiled steps on a CPU (docs/research/compiled_steps.md); a GPU has no published pair."""
 
