@@ -203,6 +203,7 @@ def compiled_answer(
     figures: Mapping[str, Interval],
     without_time: str,
     remarks: Sequence[str] = (),
+    largest: int | None = None,
 ) -> Prediction:
     """Return the answer about the compiled step; the eager figures become one remark.
 
@@ -211,6 +212,7 @@ def compiled_answer(
         figures: Step time and memory of the compiled step, as far as they are predicted.
         without_time: Why no step time is among them.
         remarks: Sources of the figures.
+        largest: Largest batch size that fits, if it is known.
     """
     known = dict(figures)
     if (times := known.get("step_time_ms")) is not None:
@@ -221,13 +223,12 @@ def compiled_answer(
         deviation = math.log(memory[2] / memory[1]) / (2 * Z90)
         gap = math.log(memory[0] / (USABLE_SHARE * eager.capacity_mib))
         risk = float(ndtr(gap / deviation))
-    without = (*METRIC_NAMES, "mfu_percent", "largest_batch")
+    without = (*METRIC_NAMES, "mfu_percent")
     values: dict[str, Any] = {name: known[name][0] if name in known else None for name in without}
-    missing = {
-        name: "it is not predicted for compiled steps" if known else without_time
-        for name in without
-        if name not in known
-    }
+    reason = "it is not predicted for compiled steps" if known else without_time
+    missing = {name: reason for name in without if name not in known}
+    if largest is None:
+        missing["largest_batch"] = eager.missing.get("largest_batch", reason)
     if "step_time_ms" in missing:
         missing["step_time_ms"] = without_time
     if risk is None:
@@ -241,6 +242,7 @@ def compiled_answer(
         execution=Execution.COMPILE.value,
         **values,
         out_of_memory=risk,
+        largest_batch=largest,
         intervals={name: value[1:] for name, value in known.items()},
         missing=missing,
         unfamiliar=tuple(metric for metric in eager.unfamiliar if metric in known),
@@ -447,15 +449,25 @@ class _Inquiry:
                 if pairs is None
                 else f"The ratio to the eager step is from {pairs.pairs} pairs on {self.device}."
             )
-        steps = self._both_steps()
+        largest = None
+        steps = self._both_steps(self._batch_size)
         if "memory_mib" in figures and not isinstance(steps, str):
-            ratio = log_memory_ratio(*steps, known_spec(self.card))
-            known["memory_mib"] = _scaled(figures["memory_mib"], ratio, MEMORY_RATIO_90)
+            known["memory_mib"] = self._compiled_memory(figures["memory_mib"], *steps)
             remarks.append(COMPILED_MEMORY_REMARK)
-        answer = compiled_answer(eager, known, times if isinstance(times, str) else "", remarks)
+            if eager.largest_batch is not None and eager.capacity_mib is not None:
+                largest = self._largest(eager.capacity_mib, Execution.COMPILE)
+        without_time = times if isinstance(times, str) else ""
+        answer = compiled_answer(eager, known, without_time, remarks, largest)
         return answer if isinstance(times, str) else replace(answer, run=self._run(known))
 
-    def _both_steps(self) -> tuple[Workload, Workload] | str:
+    def _compiled_memory(
+        self, memory: Interval, eager: Workload, compiled: Workload
+    ) -> MemoryInterval:
+        """Return the compiled step's memory from the eager one's, by both simulated steps."""
+        ratio = log_memory_ratio(eager, compiled, known_spec(self.card))
+        return MemoryInterval(*_scaled(memory, ratio, MEMORY_RATIO_90))
+
+    def _both_steps(self, batch_size: int) -> tuple[Workload, Workload] | str:
         """Return the eager and the compiled step on one GPU, or why they cannot be compared."""
         if is_cpu_device(self.device) or self._ranks > 1:
             return f"no compiled step was measured on anything like {self.device}"
@@ -464,7 +476,8 @@ class _Inquiry:
             step = self._subject.step(self._settings._replace(execution=how))
             if isinstance(step, str):
                 return f"the kernels cannot be traced: {step}"
-            workloads.append(replace(self.workload, step=step, kernels=step.kernels))
+            workload = self._workload(batch_size)
+            workloads.append(replace(workload, step=step, kernels=step.kernels))
         return workloads[0], workloads[1]
 
     @property
@@ -483,7 +496,7 @@ class _Inquiry:
             return _scaled(figures["step_time_ms"], pairs.log_ratio, pairs.log_error)
         if self._phase is Phase.TRAIN:
             return "no compiled training step was measured"
-        steps = self._both_steps()
+        steps = self._both_steps(self._batch_size)
         if isinstance(steps, str):
             return steps
         if "step_time_ms" not in figures:
@@ -667,11 +680,13 @@ class _Inquiry:
             limit_mib = limit_of_step_mib(self.card, self._phase, Z90 * SIMULATED_ERROR)
         return step.memory_in(loop, self._batch_size, self._phase, limit_mib)
 
-    def _largest(self, capacity_mib: float) -> int:
+    def _largest(self, capacity_mib: float, execution: Execution = Execution.EAGER) -> int:
         known = _LARGEST.setdefault(self._subject, {})
-        key = (self._snapshot.id, self.device, self._phase, self._settings, self._question.loop)
+        settings = self._settings._replace(execution=execution)
+        key = (self._snapshot.id, self.device, self._phase, settings, self._question.loop)
         if key not in known:
-            known[key] = largest_batch(self._memory, capacity_mib)
+            memory = self._memory if execution is Execution.EAGER else self._memory_compiled
+            known[key] = largest_batch(memory, capacity_mib)
         return known[key]
 
     def _memory(self, batch_size: int) -> MemoryInterval:
@@ -679,6 +694,12 @@ class _Inquiry:
         return MemoryInterval(
             *_interval(self.predict([self._workload(batch_size)]), 0, "memory_mib")
         )
+
+    def _memory_compiled(self, batch_size: int) -> MemoryInterval:
+        """Return the predicted memory of the compiled step at a batch size."""
+        steps = self._both_steps(batch_size)
+        assert not isinstance(steps, str)  # noqa: S101  (they can be compared at another size)
+        return self._compiled_memory(self._memory(batch_size), *steps)
 
 
 def _scaled(eager: Interval, log_ratio: float, log_error: float) -> Interval:

@@ -33,7 +33,10 @@ def test_compiled_inference_has_a_step_time_of_its_own():
     assert high / low > eager.intervals["step_time_ms"][1] / eager.intervals["step_time_ms"][0]
     assert compiled.samples_per_s == pytest.approx(64_000 / compiled.step_time_ms)
     assert compiled.memory_mib < eager.memory_mib
-    assert (compiled.largest_batch, compiled.verdict) == (None, "fits")
+    assert compiled.verdict == "fits"
+    assert compiled.largest_batch > eager.largest_batch
+    larger = ask(execution="compile", batch_size=2 * compiled.largest_batch)
+    assert larger.out_of_memory > 0.5
     assert quantity("step_time_ms", eager.step_time_ms) in compiled.remarks[0]
     read = Prediction.from_dict(json.loads(json.dumps(compiled.to_dict(), default=str)))
     assert (read.execution, str(read)) == ("compile", str(compiled))
