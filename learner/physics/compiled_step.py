@@ -16,10 +16,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from trappm.learner.physics.device_specs import DeviceSpec, spec_of
+from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.kernel_terms import PASSES, PRODUCTS, terms_of
 from trappm.learner.physics.kernel_times import LEAST_MS, SHARPNESS, Lookup, times_of
-from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Array, Workload
 from trappm.profiler.simulation.kernel_profile import KernelKind
@@ -116,18 +115,6 @@ compiled labels keep."""
 MEMORY_RATIO_90 = 0.10
 """Bound of the logarithmic error of the memory's ratio: that of simulated and real tensors of
 compiled steps on a CPU (docs/research/compiled_steps.md); a GPU has no published pair."""
-
-
-def log_memory_ratio(eager: Workload, compiled: Workload, device: DeviceSpec | None) -> float:
-    """Return the logarithm of the compiled step's memory relative to the eager step's.
-
-    Args:
-        eager: The step with its eager allocations.
-        compiled: The same step with those of the compiled one.
-        device: Data sheet of the card, for the memory of the process.
-    """
-    of_eager, of_compiled = MemoryPrior.on(device).log_values([eager, compiled])
-    return float(of_compiled - of_eager)
 
 
 def log_ratio(eager: Workload, compiled: Workload) -> float:

@@ -155,28 +155,40 @@ _COPY = -1
 class CompiledMemory:
     """Allocations of one step in order, the same at every batch size.
 
+    The model is compiled, and its loss is not.
+
     Args:
         log: Fused kernels of the step.
         gradients: Storages of the parameters' gradients.
         inputs: Number of storages of the inputs, which come first.
+        outputs: Storages of the model's output, which live until the forward pass ends.
         copied: Storages of weights and images that inductor copies into another layout.
     """
 
     def __init__(
-        self, log: FusedKernelLog, gradients: Set[int], inputs: int, copied: Set[int]
+        self,
+        log: FusedKernelLog,
+        *,
+        gradients: Set[int],
+        inputs: int,
+        outputs: Set[int],
+        copied: Set[int],
     ) -> None:
         self._flow = _Flow.of(log.nodes)
         self._groups, self._inputs, self._copied = log.groups, inputs, copied
         self._kinds = log.node_rows()[:, :2]
-        versions: dict[int, Contents] = {}
-        for contents in self._flow.writer:
-            if contents.storage in gradients:
-                versions[contents.storage] = contents
-        self._gradients = frozenset(versions.values())
+        self._gradients, self._outputs = (
+            self._latest(storages) for storages in (gradients, outputs)
+        )
         trains = any(node.backward for node in log.nodes)
         self._kept = kept_contents(log.nodes) if trains else frozenset[Contents]()
-        self._sources: dict[Contents, Set[Contents]] = {}
+        self._sources = self._kept_sources()
         self.events = list(self._events())
+
+    def _latest(self, storages: Set[int]) -> Set[Contents]:
+        """Return the contents of these storages after their last writes."""
+        latest = {c.storage: c for c in self._flow.writer if c.storage in storages}
+        return frozenset(latest.values())
 
     def arrays(
         self, logs: Sequence[FusedKernelLog]
@@ -216,11 +228,12 @@ class CompiledMemory:
             members = [flow.nodes[i] for i in self._groups[at]]
             if members[0].backward and not ended:
                 ended = True
-                yield Event.END_OF_FORWARD, 0
+                yield from self._end_forward(alive, {c for c in last if last[c] >= step})
+            stays = self._gradients if ended else self._gradients | self._outputs
             results = [c for node in members for c in _written_by(node)]
-            results = [c for c in results if c in last or c in self._gradients]
+            results = [c for c in results if c in last or c in stays]
             unwritten = [c for c in reads[step] if c not in flow.writer and c not in alive]
-            dead = [c for c in reads[step] if last[c] == step and c not in self._gradients]
+            dead = [c for c in reads[step] if last[c] == step and c not in stays]
             if members[0].role is not Role.EXTERN:  # it may write over what it has read
                 for contents in self._overwritten(dead, results):
                     dead.remove(contents)
@@ -236,9 +249,18 @@ class CompiledMemory:
                 alive.remove(contents)
                 yield Event.FREE, contents
         if not ended:
-            yield Event.END_OF_FORWARD, 0
+            yield from self._end_forward(alive, frozenset())
         for contents in self._gradients:
             yield Event.ACCUMULATE, contents
+
+    def _end_forward(
+        self, alive: set[Contents], read_later: Set[Contents]
+    ) -> Iterator[tuple[Event, Contents | int]]:
+        """Yield the end of the forward pass, and free outputs that the backward pass skips."""
+        yield Event.END_OF_FORWARD, 0
+        for contents in self._outputs & alive - read_later - self._gradients:
+            alive.remove(contents)
+            yield Event.FREE, contents
 
     def _order(self) -> list[int]:
         """Return the fused kernels in an order in which they can run, as early as recorded."""
@@ -278,22 +300,22 @@ class CompiledMemory:
                     elif contents.storage >= self._inputs:
                         result.add(contents)
                 elif flow.nodes[i].backward and not flow.nodes[writer].backward:
-                    result.update(self._kept_sources(contents))
+                    result.update(self._sources[contents])
                 elif writer not in members:
                     result.add(contents)
         return result
 
-    def _kept_sources(self, contents: Contents) -> Set[Contents]:
-        """Return the kept contents that a result of the forward pass is computed again from."""
-        if contents not in self._sources:
-            sources = {contents}
-            if contents not in self._kept:
-                node = self._flow.nodes[self._flow.writer[contents]]
-                read = [c for c in _read_by(node) if c in self._flow.writer and c != contents]
-                sources = {c for c in _written_by(node) if c in self._kept}
-                sources.update(*map(self._kept_sources, read))
-            self._sources[contents] = sources
-        return self._sources[contents]
+    def _kept_sources(self) -> Mapping[Contents, Set[Contents]]:
+        """Return the kept contents that each result of the forward pass is computed again from."""
+        sources: dict[Contents, Set[Contents]] = {}
+        for node in self._flow.nodes:
+            if node.backward:
+                continue
+            written = _written_by(node)
+            kept = {contents for contents in written if contents in self._kept}
+            again = kept.union(*(sources.get(contents, ()) for contents in _read_by(node)))
+            sources |= {c: {c} if c in kept else again for c in written}
+        return sources
 
     def _overwritten(
         self, dead: Sequence[Contents], results: Sequence[Contents]

@@ -10,6 +10,8 @@ forward pass are computed again rather than kept, as AOTAutograd's min-cut parti
 
 from __future__ import annotations
 
+import math
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from trappm.profiler.errors import BatchOrderError
@@ -31,6 +34,7 @@ from trappm.profiler.tracing.kernel_log import (
     Product,
     bytes_of,
     channels_last,
+    in_backward,
     name_of,
 )
 
@@ -74,6 +78,8 @@ _EXTERN = frozenset(("sort", "topk", "nonzero", "cumsum", "cumprod", "fft_r2c", 
 _REDUCTIONS = (KernelKind.REDUCTION, KernelKind.SOFTMAX, KernelKind.LAYER_NORM)
 _WINDOW = 25
 """Largest window of a pool that inductor computes itself (`lowering.py`)."""
+_MOST_NODES = 64
+"""Largest number of operators of a kernel (`max_fusion_size` in `config.py`)."""
 _JOINED = 8
 """Largest number of tensors that inductor joins within another kernel (`lowering.py`)."""
 
@@ -113,11 +119,16 @@ class FusedKernelLog(KernelLog):
     def __init__(self, allocations: AllocationLog) -> None:
         super().__init__()
         self.nodes: list[Node] = []
+        self._loss_begins = math.inf
+        """Autograd's number of the first operator of the loss, which is not compiled."""
         self.groups: Sequence[Sequence[int]] = []
         """Nodes of each fused kernel; set by `fuse`."""
         self._allocations = allocations
         self._versions: dict[int, int] = defaultdict(int)
         self._operator: tuple[str, Mapping[str, Any]] = "", {}
+
+    def begin_loss(self) -> None:
+        self._loss_begins = torch._C._autograd._get_sequence_nr()
 
     def operator(self, func: Any, call: Mapping[str, Any], output: Any) -> None:
         self._operator = name_of(func), call
@@ -140,13 +151,22 @@ class FusedKernelLog(KernelLog):
         reads = self._pieces(read)
         for number in {self._allocations.number(tensor) for tensor in written}:
             self._versions[number] += 1
-        role = _role(kind, name, call, written[0], count, read)
+        role = (
+            Role.EXTERN if self._is_of_loss() else _role(kind, name, call, written[0], count, read)
+        )
         kept = max(tensor.numel() for tensor in written)
         visited = (*read, *written) if role is Role.REDUCTION else written
         elements = max(tensor.numel() for tensor in visited)
         backward, writes = which is not Pass.FORWARD, self._pieces(written)
         name = name or kind.name.lower()
         self.nodes.append(Node(name, role, backward, elements, kept, reads, writes))
+
+    def _is_of_loss(self) -> bool:
+        """Return whether an operator outside of the model runs, or its backward pass."""
+        node: Any = torch._C._current_autograd_node()
+        if node is None:
+            return self._loss_begins < math.inf and not in_backward()
+        return bool(self._loss_begins <= node._sequence_nr() < sys.maxsize)  # that of a parameter
 
     def _pieces(self, tensors: Sequence[Tensor]) -> Mapping[tuple[Contents, int], int]:
         pieces: dict[tuple[Contents, int], int] = defaultdict(int)
@@ -283,7 +303,8 @@ class _Fusion:
             matches = earlier.elements == node.elements and node.kept in earlier.kept
         else:
             matches = node.elements in {earlier.elements, *(earlier.kept if produces else ())}
-        if (matches or inlined) and not self._is_between(earlier, later):
+        is_small = (earlier.nodes | later.nodes).bit_count() <= _MOST_NODES
+        if (matches or inlined) and is_small and not self._is_between(earlier, later):
             self._merge(earlier, later, node.elements if inlined else earlier.elements)
 
     def _only_for(self, earlier: _Group, later: _Group) -> bool:

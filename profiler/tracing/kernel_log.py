@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from trappm.profiler.errors import BatchOrderError
 from trappm.profiler.graphs.nodes import ATEN
@@ -166,6 +167,9 @@ class KernelLog:
         self.forward_ended = False
         self._rows: list[tuple[int, ...]] = []
         self._counts: list[int] = []
+
+    def begin_loss(self) -> None:
+        """Note that the model has returned."""
 
     def operator(self, func: Any, call: Mapping[str, Any], output: Any) -> None:
         """Add the kernel of an operator, if it runs any.
@@ -405,6 +409,10 @@ class AllocationLog:
         """Blocks of parameters' gradients."""
         self.trained: set[int] = set()
         """Ids of the parameters with a gradient."""
+        self.inputs = 0
+        """Number of storages of the inputs, which come first."""
+        self.outputs: frozenset[int] = frozenset()
+        """Storages of the model's output."""
         self.saved_bytes = 0
         """Bytes that autograd keeps at the end of the forward pass."""
         self.operator: Any = None
@@ -445,11 +453,11 @@ class AllocationLog:
         if self._origin is not None:
             self.origins.append(self._origin(self.operator))
 
-    def see_all(self, tensors: Iterable[Tensor]) -> int:
-        """Log the storages of the step's inputs and return their number."""
-        for tensor in tensors:
+    def begin(self, inputs: Iterable[Tensor]) -> None:
+        """Log the storages of the step's inputs."""
+        for tensor in inputs:
             self.see(tensor)
-        return self._count
+        self.inputs = self._count
 
     def workspace(
         self, which: Pass, images: Tensor, weight: Tensor, output: Tensor, groups: int
@@ -471,6 +479,14 @@ class AllocationLog:
         """Return the number of a tensor's storage; negative for one from before the step."""
         key: int = tensor.untyped_storage()._cdata
         return self._live.get(key, -key)
+
+    def end_model(self, output: Any, *, training: bool) -> None:
+        """Note the storages of the model's output.
+
+        In inference, these are all that are alive, such as those of a cache.
+        """
+        leaves = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
+        self.outputs = frozenset(map(self.number, leaves) if training else self._live.values())
 
     def end_forward(self) -> None:
         alive = set(self._live.values())

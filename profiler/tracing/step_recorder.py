@@ -78,6 +78,10 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Tensors with values by storage, and as many bytes on the meta device."""
         self._last = _references_to_the_last()
 
+    def end_model(self, output: Any, *, training: bool) -> None:
+        self._allocations.end_model(output, training=training)
+        self._kernels.begin_loss()
+
     def end_forward(self) -> None:
         self._kernels.forward_ended = True
         self._functions.end_forward()

@@ -172,8 +172,6 @@ class _Recorded:
     allocations: AllocationLog
     kernels: KernelLog
     graph: Graph | None
-    inputs: int
-    """Number of storages of the inputs."""
 
     @property
     def order(self) -> IntArray:
@@ -312,8 +310,17 @@ class Tracer:
         copied: set[int] = set()
         if self._options.copies_weights:
             weights = (p for p in self._model.parameters() if channels_last(p))
-            copied = {*range(recorded.inputs), *map(recorded.allocations.number, weights)}
-        memory = CompiledMemory(logs[1], recorded.allocations.gradients, recorded.inputs, copied)
+            copied = {
+                *range(recorded.allocations.inputs),
+                *map(recorded.allocations.number, weights),
+            }
+        memory = CompiledMemory(
+            logs[1],
+            gradients=recorded.allocations.gradients,
+            inputs=recorded.allocations.inputs,
+            outputs=recorded.allocations.outputs,
+            copied=copied,
+        )
         kinds, blocks, sizes, gradients = memory.arrays(logs)
         return replace(
             eager,
@@ -366,7 +373,6 @@ class Tracer:
         kernels = FusedKernelLog(allocations) if options.is_compiled else KernelLog()
         values = KnownValues(everything=original is not None)
         functions = GpuFunctions(kernels, options.fused_attention, values)
-        half = _HALF.get(options.precision)
         grad: Any = torch.enable_grad() if training else torch.inference_mode()
         # A graph that ends in `.item()` is freed at once only if it does not hold its own results.
         pack = allocations.keep if original is None else lambda t: allocations.keep(t).detach()
@@ -392,22 +398,23 @@ class Tracer:
                 warnings.catch_warnings(),
             ):
                 warnings.simplefilter("ignore")  # of sizes read while tracing, for instance
-                present = allocations.see_all(tensors)
-                with recorder, functions, torch.autocast("cuda", half, enabled=half is not None):
+                allocations.begin(tensors)
+                with recorder, functions, _autocast(options):
                     with keeping if training else contextlib.nullcontext():
                         output = model(*args, **{k: v for k, v in kwargs.items() if k != TARGETS})
+                    recorder.end_model(output, training=training)
                     made = None if graph is None else graph.graph(output, batch_size)
                     if not training:
                         allocations.end_forward()
                         del output
-                        return _Recorded(allocations, kernels, made, present)
+                        return _Recorded(allocations, kernels, made)
                     loss = options.loss(output, (args, kwargs))
                     del output
                     recorder.end_forward()
                     _run_backward(loss, values)
                     allocations.note_gradients(parameters)
                     del loss
-            return _Recorded(allocations, kernels, None, present)
+            return _Recorded(allocations, kernels, None)
         except TrappmError:
             raise
         except Exception as error:
@@ -418,6 +425,11 @@ class Tracer:
             allocations.closed = True
             for parameter in parameters:
                 parameter.grad = None
+
+
+def _autocast(options: StepOptions) -> torch.autocast:
+    half = _HALF.get(options.precision)
+    return torch.autocast("cuda", half, enabled=half is not None)
 
 
 def _refusal(phase: Phase, error: Exception, operator: Any) -> UnsupportedModelError:

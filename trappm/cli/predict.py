@@ -84,7 +84,7 @@ def predict(
     accumulation: Annotated[int, typer.Option(min=1, help="Passes per optimizer step.")] = 1,
     expandable: Annotated[
         bool,
-        typer.Option("--expandable-segments", help="Allocate as PYTORCH_ALLOC_CONF can set it."),
+        typer.Option("--expandable-segments", help="CUDA allocator with expandable_segments:True."),
     ] = False,
     is_compiled: Annotated[
         bool, typer.Option("--compile", help="Predict the step under torch.compile.")

@@ -18,7 +18,6 @@ from trappm.learner.heads.predictions import Z90, Predictions
 from trappm.learner.physics.compiled_step import (
     MEMORY_RATIO_90,
     RATIO_90,
-    log_memory_ratio,
     log_ratio,
 )
 from trappm.learner.physics.device_specs import CPU, known_spec
@@ -63,6 +62,7 @@ KERNELS_REMARK = (
     "kernels."
 )
 SIMULATED_REMARK = "No model like this one was measured: memory is simulated."
+NOT_COMPILED = "it is not predicted for compiled steps"
 COMPILED_MEMORY_REMARK = "Memory is simulated from the fused kernels, relative to the eager step."
 RATIO_REMARK = "The ratio to the eager step is from pairs of inference steps on an RTX 4090."
 VALUES_REMARK = (
@@ -98,7 +98,8 @@ def answers(asks: Sequence[tuple[Question, Subject, str]]) -> list[Prediction]:
         elif reason := _only_memory(subject):
             answer = simulated_answer(question, subject, device, reason)
             if question.execution is Execution.COMPILE:
-                answer = compiled_answer(answer, {}, reason)
+                without = dict.fromkeys(METRIC_NAMES, reason)
+                answer = compiled_answer(answer, {}, without)
             predictions[place] = answer
         else:
             inquiry = _Inquiry(question, subject, device)
@@ -201,7 +202,7 @@ def simulated_answer(question: Question, subject: Subject, device: str, why: str
 def compiled_answer(
     eager: Prediction,
     figures: Mapping[str, Interval],
-    without_time: str,
+    without: Mapping[str, str],
     remarks: Sequence[str] = (),
     largest: int | None = None,
 ) -> Prediction:
@@ -210,7 +211,7 @@ def compiled_answer(
     Args:
         eager: Answer about the eager step.
         figures: Step time and memory of the compiled step, as far as they are predicted.
-        without_time: Why no step time is among them.
+        without: Why the others are not, as far as there is a particular reason.
         remarks: Sources of the figures.
         largest: Largest batch size that fits, if it is known.
     """
@@ -223,14 +224,12 @@ def compiled_answer(
         deviation = math.log(memory[2] / memory[1]) / (2 * Z90)
         gap = math.log(memory[0] / (USABLE_SHARE * eager.capacity_mib))
         risk = float(ndtr(gap / deviation))
-    without = (*METRIC_NAMES, "mfu_percent")
-    values: dict[str, Any] = {name: known[name][0] if name in known else None for name in without}
-    reason = "it is not predicted for compiled steps" if known else without_time
-    missing = {name: reason for name in without if name not in known}
+    names = (*METRIC_NAMES, "mfu_percent")
+    values: dict[str, Any] = {name: known[name][0] if name in known else None for name in names}
+    missing = {name: NOT_COMPILED for name in names if name not in known} | dict(without)
     if largest is None:
+        reason = missing.get("memory_mib", NOT_COMPILED)
         missing["largest_batch"] = eager.missing.get("largest_batch", reason)
-    if "step_time_ms" in missing:
-        missing["step_time_ms"] = without_time
     if risk is None:
         missing["out_of_memory"] = missing.get("memory_mib", "the device's capacity is unknown")
     in_eager = [quantity(name, value) for name in METRICS if (value := getattr(eager, name))]
@@ -343,6 +342,8 @@ class _Inquiry:
         None if the loop is the usual one of its optimizer, or no step could be traced.
         """
         loop, precision = self._question.loop, self._settings.precision
+        if loop is not None and is_cpu_device(self.device):  # the allocator is that of CUDA
+            loop = replace(loop, expandable_segments=False)
         if loop is None or (self._phase is Phase.INFER and not loop.expandable_segments):
             return None
         usual = loop_of(loop.optimizer, precision)
@@ -451,21 +452,31 @@ class _Inquiry:
             )
         largest = None
         steps = self._both_steps(self._batch_size)
-        if "memory_mib" in figures and not isinstance(steps, str):
+        without = {"step_time_ms": times} if isinstance(times, str) else {}
+        if isinstance(steps, str):
+            without["memory_mib"] = steps
+        elif "memory_mib" in figures:
             known["memory_mib"] = self._compiled_memory(figures["memory_mib"], *steps)
             remarks.append(COMPILED_MEMORY_REMARK)
             if eager.largest_batch is not None and eager.capacity_mib is not None:
                 largest = self._largest(eager.capacity_mib, Execution.COMPILE)
-        without_time = times if isinstance(times, str) else ""
-        answer = compiled_answer(eager, known, without_time, remarks, largest)
-        return answer if isinstance(times, str) else replace(answer, run=self._run(known))
+        if self._question.epochs is not None and "step_time_ms" in without:
+            without["run"] = f"{NEEDS}the step time"
+        answer = compiled_answer(eager, known, without, remarks, largest)
+        return replace(answer, run=self._run(known))
 
     def _compiled_memory(
         self, memory: Interval, eager: Workload, compiled: Workload
     ) -> MemoryInterval:
         """Return the compiled step's memory from the eager one's, by both simulated steps."""
-        ratio = log_memory_ratio(eager, compiled, known_spec(self.card))
-        return MemoryInterval(*_scaled(memory, ratio, MEMORY_RATIO_90))
+        loop = self._question.loop or Loop.PLAIN.with_optimizer(eager.optimizer)
+        of_process = process_memory_mib(self.card, self._phase)
+        this, that = (
+            of_process + w.step.memory_in(loop, w.batch_size, w.phase).reserved_with_workspace_mib
+            for w in (compiled, eager)
+            if w.step is not None
+        )
+        return MemoryInterval(*_scaled(memory, math.log(this / that), MEMORY_RATIO_90))
 
     def _both_steps(self, batch_size: int) -> tuple[Workload, Workload] | str:
         """Return the eager and the compiled step on one GPU, or why they cannot be compared."""

@@ -132,6 +132,8 @@ def subject_of(
     return Module(model, example_input, targets, loss)
 
 
+COMPILED = "compile-2"
+"""Key of cached compiled steps; its number increases when the tracing of them changes."""
 _OTHER = "only PyTorch and ONNX are traced; export it to ONNX and give the file"
 _FOREIGN = {
     "torch.export": "give the module that was exported",
@@ -252,7 +254,7 @@ class _Cached(Subject):
     def step(self, settings: StepSettings) -> StepProfile | str:
         layout: tuple[str, ...] = settings.precision.value, settings.memory_format.value
         if settings.execution is Execution.COMPILE:
-            layout = *layout, settings.execution.value
+            layout = *layout, COMPILED
         if layout == (Precision.FP32, MemoryFormat.CONTIGUOUS):  # in the profile
             return self._profile.step or self._profile.step_refusal or ""
         if layout not in self._steps:
