@@ -8,8 +8,7 @@ after cuDNN's search for the fastest algorithm and before an allocation fails. S
 includes rounding and fragmentation, and a step runs on less than it reserves. With
 `expandable_segments`, each of the two kinds has one segment that grows by pages instead.
 
-The step is in fp32 on contiguous tensors, without AMP or compilation. For other configurations the
-result is still that of fp32 and contiguous.
+The sizes are those of the trace, which is of one precision, layout and execution.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ from typing import Annotated, Any
 import matplotlib
 import typer
 
+from trappm.profiler.errors import InputError
+
 matplotlib.use("svg")
 from matplotlib import pyplot
 
@@ -33,11 +35,13 @@ def curves(text: str, heading: str) -> dict[str, list[float]]:
     rows = text.split(f"\n{heading}", 1)[1].split("\n\n", 2)[1].splitlines()
     errors = {}
     for row in rows:
-        cells = [cell.strip() for cell in row.split("|")]
+        cells = [cell.strip() for cell in row.strip("| ").split("|")]
         name = cells[0].strip("`")
         if name in STYLES:
             values = [re.match(r"[\d.]+", cell) for cell in cells[2 : 2 + len(BUDGETS)]]
             errors[name] = [float(value[0]) for value in values if value]
+    if not errors:
+        raise InputError(f"the page has no table of strategies under {heading!r}")
     return errors
 
 

@@ -9,7 +9,7 @@ from trappm.extensions.parallel.rank_memory import (
     traced_needs,
 )
 from trappm.extensions.parallel.schedules import Parallelism, Strategy
-from trappm.extensions.parallel.shared_step import predict_parallel
+from trappm.extensions.parallel.shared_step import PROCESS, SharedStep, predict_parallel
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Optimizer
 from trappm.profiler.simulation.training_loop import TrainingLoop
@@ -107,6 +107,32 @@ def test_megatron_keeps_16_bit_parameters_with_main_copies(precision):
     low, high = ranks[True].intervals["memory_mib"]
     assert low < ranks[True].memory_mib < high
     assert ranks[True].sharded_optimizer
+
+
+def test_one_gpu_and_fsdp_have_the_memory_of_the_step():
+    options = {"sequence_length": 128, "batch_size": 1, "optimizer": "adamw", "device": "a100"}
+    options |= {"precision": "bf16"}
+    step = SharedStep.of("hf:gpt2,megatron", **options)
+    for parallelism in (
+        Parallelism(sharded_optimizer=True),
+        Parallelism(strategy=Strategy.FSDP, gpus=8),
+    ):
+        of_rank, whole = step.on(parallelism), rank_memory(step.needs, parallelism)
+        tensors = {k: v for k, v in of_rank.memory_parts_mib.items() if k != PROCESS}
+        assert sum(tensors.values()) == pytest.approx(whole.total / 2**20)
+    alone = step.on(Parallelism(sharded_optimizer=True)).memory_mib
+    assert alone == pytest.approx(step.single.memory_mib, rel=0.01)
+
+
+def test_images_have_no_mixed_precision_of_megatron():
+    options = {"batch_size": 4, "optimizer": "adamw", "device": "a100", "precision": "bf16"}
+    step = SharedStep.of("resnet18", **options)
+    plain, sharded = (
+        step.on(Parallelism(gpus=8, sharded_optimizer=choice)).memory_parts_mib
+        for choice in (False, True)
+    )
+    assert sharded["states"] == pytest.approx(plain["states"] / 8)
+    assert sharded["activations"] == plain["activations"]
 
 
 def test_a_sharded_optimizer_in_bf16_has_main_copies_of_any_transformer():

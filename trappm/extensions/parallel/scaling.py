@@ -61,6 +61,8 @@ def scaling(
     for name in strategies:
         if name != AUTO:
             member("strategy", Strategy, name)
+    if sharded_optimizer and set(strategies) == {Strategy.FSDP}:
+        raise InputError("fsdp shards the optimizer anyway; leave sharded-optimizer out")
     predictions, refusals = list[ParallelPrediction](), dict[str, None]()
     cards = _devices(devices, question.get("snapshot"))
     for model in models:

@@ -52,7 +52,8 @@ _OF_ONE_GPU = (
 """Fields copied from the prediction for one GPU."""
 FRAGMENTS = 0.1
 """Allocator's share on top of a rank's activations in mixed precision; a round number."""
-MIXED_ERRORS = 0.88, 1.12
+MIXED_REMARK = "On several GPUs, 16-bit parameters have main copies in fp32, as in Megatron-LM."
+MIXED_ERRORS = 0.88, 1.13
 """Measured over predicted memory in mixed precision: bounds of 90 % of bigscience's 77 runs with
 their shape, on which the bytes per parameter were chosen (docs/research/many_gpus.md)."""
 PROCESS = "allocator_and_libraries"
@@ -227,7 +228,8 @@ class SharedStep:
     divided: DividedStep | None = None
     """Step whose blocks can be divided; None if the model has no identical blocks."""
     mixed: MemoryNeeds | None = None
-    """Memory in 16 bits with main copies in fp32; None in other precisions, and without Adam."""
+    """Memory in 16 bits with main copies in fp32; None in other precisions, without Adam, and for
+    models other than transformers, which no published run judges."""
 
     @classmethod
     def of(
@@ -300,9 +302,7 @@ class SharedStep:
         samples = single.batch_size * parallelism.accumulation * parallelism.data_parallel
         rate = 1000 * samples / step.step_ms
         low_ms, high_ms = self._interval(parallelism, node, step.step_ms)
-        mixed = self.mixed
-        if not (parallelism.sharded_optimizer or _is_megatron(single.model)):
-            mixed = None
+        mixed = self.mixed if self._is_mixed(parallelism) else None
         rank = rank_memory(mixed or self.needs, parallelism)
         parts = {name: size / MIB for name, size in asdict(rank).items()}
         memory_mib, intervals = None, {}
@@ -350,8 +350,13 @@ class SharedStep:
                 "samples_per_s": (1000 * samples / high_ms, 1000 * samples / low_ms),
             },
             snapshot=f"{single.snapshot}",
-            remarks=(*self.about_links, *single.remarks),
+            remarks=(*self.about_links, *single.remarks, *([MIXED_REMARK] if mixed else [])),
         )
+
+    def _is_mixed(self, parallelism: Parallelism) -> bool:
+        """Return whether ranks keep 16-bit parameters with main copies in fp32."""
+        replicated = parallelism.ranks > 1 and parallelism.strategy is not Strategy.FSDP
+        return replicated and (parallelism.sharded_optimizer or _is_megatron(self.single.model))
 
     def _scheduled(
         self, parallelism: Parallelism, node: Node, step_ms: float | None = None
@@ -411,7 +416,8 @@ def _mixed_needs(
 
     is_megatron, precision = _is_megatron(subject.name), settings.precision
     is_16_bit = precision is Precision.BF16 or (is_megatron and precision is not Precision.FP32)
-    if not is_16_bit or not settings.optimizer.is_adam:
+    is_covered = is_prefixed(subject.name) and settings.optimizer.is_adam
+    if not (is_16_bit and is_covered):
         return None
     step = subject.step(settings._replace(precision=Precision.BF16))
     if isinstance(step, str):
