@@ -374,11 +374,12 @@ def test_compiled_module_gets_no_eager_figure_as_its_own():
     module = InParts("no")
     eager, compiled = (ask(x, images(12), LABELS) for x in (module, torch.compile(module)))
     assert (compiled.model, compiled.execution) == ("InParts", "compile")
-    assert compiled.memory_mib is None
+    assert compiled.memory_mib not in (None, eager.memory_mib)
+    assert compiled.memory_mib == pytest.approx(eager.memory_mib, rel=0.2)
     assert str(compiled).endswith(", compiled, at batch 12.")
     assert quantity("memory_mib", eager.memory_mib) in compiled.remarks[0]
     assert compiled.remarks[0].startswith("In eager mode")
-    with pytest.raises(UnsupportedModelError, match="compiled"):
+    with pytest.raises(UnsupportedModelError, match="of eager steps"):
         _ = compiled.memory_breakdown
     assert ask(torch.compile(module), images(12), LABELS, execution="eager").memory_mib == (
         eager.memory_mib
