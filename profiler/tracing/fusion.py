@@ -166,7 +166,8 @@ class FusedKernelLog(KernelLog):
         node: Any = torch._C._current_autograd_node()
         if node is None:
             return self._loss_begins < math.inf and not in_backward()
-        return bool(self._loss_begins <= node._sequence_nr() < sys.maxsize)  # that of a parameter
+        # The node that adds to a parameter's gradient has a number beyond `sys.maxsize`.
+        return bool(self._loss_begins <= node._sequence_nr() < sys.maxsize)
 
     def _pieces(self, tensors: Sequence[Tensor]) -> Mapping[tuple[Contents, int], int]:
         pieces: dict[tuple[Contents, int], int] = defaultdict(int)

@@ -193,8 +193,8 @@ class MixedPrecision:
             states=self.states * parameters,
             all_gradients=gradients,
             gradients=np.full_like(needs.gradients, gradients),
-            root=needs.root * gradients / needs.all_gradients,
-            head=needs.head * gradients / needs.all_gradients,
+            root=needs.root * self.gradients / 2,
+            head=needs.head * self.gradients / 2,
             buffers_gradients=True,
         )
 

@@ -262,7 +262,7 @@ class SharedStep:
         if workload.step is None:
             raise UnsupportedModelError("the step could not be traced, so scaling is unknown")
         loop = TrainingLoop(optimizer=workload.optimizer)
-        checkpoints = _has_checkpoints(subject.name)
+        checkpoints = "checkpointing" in subject.name.split(",")
         needs = traced_needs(
             workload.step.trace, workload.batch_size, loop, checkpoints=checkpoints
         )
@@ -279,7 +279,7 @@ class SharedStep:
             single=single,
             work=work.lasting(single.step_time_ms),
             needs=needs,
-            mixed=_mixed_needs(subject, question.settings(trained), single.batch_size, key),
+            mixed=_mixed_needs(subject, question.settings(trained), needs, workload, key),
             node=node,
             about_links=about_links,
             divided=divided,
@@ -393,18 +393,13 @@ class SharedStep:
         return step_ms * exp(-widths[0]), step_ms * exp(widths[1])
 
 
-def _has_checkpoints(model: str) -> bool:
-    """Return whether the blocks of a transformer keep their inputs only, by its name."""
-    return "checkpointing" in model.split(",")
-
-
 def _is_megatron(model: str) -> bool:
     """Return whether a model runs as Megatron-LM's, by its name."""
     return model.endswith(f",{Attention.MEGATRON}")
 
 
 def _mixed_needs(
-    subject: Subject, settings: StepSettings, batch_size: int, card: str
+    subject: Subject, settings: StepSettings, needs: MemoryNeeds, workload: Workload, card: str
 ) -> MemoryNeeds | None:
     """Return the memory needs with 16-bit parameters and main copies in fp32, if they apply.
 
@@ -419,15 +414,14 @@ def _mixed_needs(
     is_covered = is_prefixed(subject.name) and settings.optimizer.is_adam
     if not (is_16_bit and is_covered):
         return None
-    step = subject.step(settings._replace(precision=Precision.BF16))
-    if isinstance(step, str):
-        raise UnsupportedModelError(step)
-    needs = rank_memory.traced_needs(
-        step.trace,
-        batch_size,
-        TrainingLoop(optimizer=settings.optimizer),
-        checkpoints=_has_checkpoints(subject.name),
-    )
+    if precision is not Precision.BF16:  # autocast, which Megatron-LM does not use
+        step = subject.step(settings._replace(precision=Precision.BF16))
+        if isinstance(step, str):
+            raise UnsupportedModelError(step)
+        loop = TrainingLoop(optimizer=settings.optimizer)
+        needs = rank_memory.traced_needs(
+            step.trace, workload.batch_size, loop, checkpoints=needs.checkpoints
+        )
     if not is_megatron:
         return rank_memory.MEGATRON_LM.needs(needs)
     # Of published fp16 runs, those on V100s have sums in fp32, and those on A100s have not.
