@@ -1,152 +1,31 @@
 """Allocations of a step under `torch.compile`, derived from its fused kernels.
 
-A kernel allocates the results that other kernels read, and frees what no later kernel reads. AOT
-autograd decides what the forward pass keeps for the backward pass: a minimum cut through the bytes
-of the forward pass's results, where the rest is computed again in the kernels that read it
-(`min_cut_rematerialization_partition` in `torch/_functorch/partitioners.py`, PyTorch 2.4 to 2.13).
+A kernel allocates the results that other kernels read, and frees what no later kernel reads. What
+the forward pass keeps for the backward pass is in `data_flow.py`.
 """
 
 from __future__ import annotations
 
 import heapq
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 
 import numpy as np
 
 from trappm.profiler.records import IntArray
 from trappm.profiler.simulation.kernel_profile import KernelKind, Size
 from trappm.profiler.simulation.step_trace import Event, Pass
-from trappm.profiler.tracing.fusion import Contents, FusedKernelLog, Node, Role
+from trappm.profiler.tracing.data_flow import (
+    Contents,
+    Flow,
+    Node,
+    Role,
+    read_by,
+    sources,
+    written_by,
+)
+from trappm.profiler.tracing.fusion import FusedKernelLog
 from trappm.profiler.tracing.kernel_log import DESCRIPTION
-
-SMALL = 4
-"""Number of times that a reduction's input must exceed its result for the result to be kept
-(`should_ban_recomputation`)."""
-
-_NEVER_AGAIN = ("cat", "pad", "pool", "index", "gather", "embedding", "upsample")
-"""Parts of names of operators that are not among `recomputable_ops`, although inductor fuses
-them."""
-
-
-@dataclass(frozen=True)
-class _Flow:
-    """Writers and readers of all contents."""
-
-    nodes: Sequence[Node]
-    writer: Mapping[Contents, int]
-    """Node that writes the contents."""
-    readers: Mapping[Contents, Sequence[int]]
-    """Nodes that read the contents, in order."""
-    bytes: Mapping[Contents, int]
-
-    @classmethod
-    def of(cls, nodes: Sequence[Node]) -> _Flow:
-        readers: dict[Contents, list[int]] = defaultdict(list)
-        sizes: dict[Contents, int] = defaultdict(int)
-        for i, node in enumerate(nodes):
-            for contents in _read_by(node):
-                readers[contents].append(i)
-            for (contents, _), size in node.writes.items():
-                sizes[contents] += size
-        writer = {contents: i for i, node in enumerate(nodes) for contents, _ in node.writes}
-        return cls(nodes, writer, readers, sizes)
-
-    def is_read_backward(self, contents: Contents, *, by_library: bool = False) -> bool:
-        """Return whether the backward pass reads it, or one of its library kernels does."""
-        return any(
-            self.nodes[i].backward and (not by_library or self.nodes[i].role is Role.EXTERN)
-            for i in self.readers.get(contents, ())
-        )
-
-    def is_small(self, contents: Contents) -> bool:
-        """Return whether it is a statistic, or another small result of a reduction."""
-        node = self.nodes[self.writer[contents]]
-        if node.role not in (Role.REDUCTION, Role.WINDOW):
-            return False
-        return SMALL * self.bytes[contents] <= max(node.reads.values(), default=0)
-
-
-def _read_by(node: Node) -> dict[Contents, None]:
-    return dict.fromkeys(contents for contents, _ in node.reads)
-
-
-def _written_by(node: Node) -> dict[Contents, None]:
-    return dict.fromkeys(contents for contents, _ in node.writes)
-
-
-def kept_contents(nodes: Sequence[Node]) -> Set[Contents]:
-    """Return what the forward pass keeps for the backward pass, apart from parameters and inputs.
-
-    Args:
-        nodes: Kernels of a training step before fusion.
-    """
-    import networkx as nx  # type: ignore[import-untyped]  # PyTorch cuts by it, too
-
-    flow = _Flow.of(nodes)
-    never_again: set[Contents] = set()
-    """Contents that are not computed again."""
-    forward = [node for node in nodes if not node.backward]
-    for node in forward:
-        never_again.update(
-            contents
-            for contents in _written_by(node)
-            if node.role is Role.EXTERN
-            or any(word in node.name for word in _NEVER_AGAIN)
-            or flow.is_small(contents)
-            or flow.is_read_backward(contents, by_library=True)
-        )
-    cuts = nx.DiGraph()
-    cuts.add_nodes_from(("forward", "backward"))
-    for node in forward:
-        written = _written_by(node)
-        for contents in written:
-            cuts.add_edge((contents, "in"), (contents, "out"), capacity=flow.bytes[contents])
-            if contents not in never_again and _is_far(contents, flow, never_again):
-                never_again.add(contents)
-            if contents in never_again:
-                cuts.add_edge("forward", (contents, "in"), capacity=math.inf)
-            else:
-                statistics = [c for c in written if c != contents and flow.is_small(c)]
-                sources = [c for c in _read_by(node) if c in flow.writer and c != contents]
-                for source in (*sources, *statistics):
-                    cuts.add_edge((source, "out"), (contents, "in"), capacity=math.inf)
-            if flow.is_read_backward(contents):
-                cuts.add_edge((contents, "out"), "backward", capacity=math.inf)
-    _, (before, after) = nx.minimum_cut(cuts, "forward", "backward")
-    return {n[0] for n in before if n[1] == "in" and (n[0], "out") in after}
-
-
-def _is_far(contents: Contents, flow: _Flow, never_again: Set[Contents]) -> bool:
-    """Return whether a forward kernel reads it after a library's kernel that its value reaches.
-
-    Then it is in memory anyway (`ban_recompute_used_far_apart`).
-    """
-
-    def forward_readers(contents: Contents) -> list[int]:
-        return [i for i in flow.readers.get(contents, ()) if not flow.nodes[i].backward]
-
-    users = forward_readers(contents)
-    waiting, seen = list(users), set(users)
-    heapq.heapify(waiting)
-    while waiting and waiting[0] <= users[-1]:
-        i = heapq.heappop(waiting)
-        if flow.nodes[i].role is Role.EXTERN:
-            return any(
-                user > i
-                and flow.nodes[user].role is not Role.EXTERN
-                and not _written_by(flow.nodes[user]).keys() <= never_again
-                for user in users
-            )
-        for written in _written_by(flow.nodes[i]):
-            for reader in forward_readers(written):
-                if reader not in seen:
-                    seen.add(reader)
-                    heapq.heappush(waiting, reader)
-    return False
-
 
 _COPY = -1
 """Version of contents that inductor copies into another layout."""
@@ -174,15 +53,14 @@ class CompiledMemory:
         outputs: Set[int],
         copied: Set[int],
     ) -> None:
-        self._flow = _Flow.of(log.nodes)
+        self._flow = Flow.of(log.nodes)
         self._groups, self._inputs, self._copied = log.groups, inputs, copied
         self._kinds = log.node_rows()[:, :2]
         self._gradients, self._outputs = (
             self._latest(storages) for storages in (gradients, outputs)
         )
-        trains = any(node.backward for node in log.nodes)
-        self._kept = kept_contents(log.nodes) if trains else frozenset[Contents]()
-        self._sources = self._kept_sources()
+        self._kept = log.kept
+        self._again = sources(self._flow, log.kept)
         self.events = list(self._events())
 
     def _latest(self, storages: Set[int]) -> Set[Contents]:
@@ -230,7 +108,7 @@ class CompiledMemory:
                 ended = True
                 yield from self._end_forward(alive, {c for c in last if last[c] >= step})
             stays = self._gradients if ended else self._gradients | self._outputs
-            results = [c for node in members for c in _written_by(node)]
+            results = [c for node in members for c in written_by(node)]
             results = [c for c in results if c in last or c in stays]
             unwritten = [c for c in reads[step] if c not in flow.writer and c not in alive]
             dead = [c for c in reads[step] if last[c] == step and c not in stays]
@@ -270,7 +148,7 @@ class CompiledMemory:
         followers: dict[int, set[int]] = defaultdict(set)
         missing = [0] * len(self._groups)
         for at, members in enumerate(self._groups):
-            read = {c for i in members for c in _read_by(flow.nodes[i]) if c in flow.writer}
+            read = {c for i in members for c in read_by(flow.nodes[i]) if c in flow.writer}
             before = {group_of[flow.writer[contents]] for contents in read} - {at}
             missing[at] = len(before)
             for other in before:
@@ -292,7 +170,7 @@ class CompiledMemory:
         flow, members = self._flow, set(self._groups[at])
         result: set[Contents] = set()
         for i in members:
-            for contents in _read_by(flow.nodes[i]):
+            for contents in read_by(flow.nodes[i]):
                 writer = flow.writer.get(contents)
                 if writer is None:
                     if contents.storage in self._copied and self._is_convolution(i):
@@ -300,22 +178,11 @@ class CompiledMemory:
                     elif contents.storage >= self._inputs:
                         result.add(contents)
                 elif flow.nodes[i].backward and not flow.nodes[writer].backward:
-                    result.update(self._sources[contents])
+                    again = {c for c, _ in self._again[contents]} & self._kept
+                    result |= {contents} if contents in self._kept else again
                 elif writer not in members:
                     result.add(contents)
         return result
-
-    def _kept_sources(self) -> Mapping[Contents, Set[Contents]]:
-        """Return the kept contents that each result of the forward pass is computed again from."""
-        sources: dict[Contents, Set[Contents]] = {}
-        for node in self._flow.nodes:
-            if node.backward:
-                continue
-            written = _written_by(node)
-            kept = {contents for contents in written if contents in self._kept}
-            again = kept.union(*(sources.get(contents, ()) for contents in _read_by(node)))
-            sources |= {c: {c} if c in kept else again for c in written}
-        return sources
 
     def _overwritten(
         self, dead: Sequence[Contents], results: Sequence[Contents]
@@ -342,7 +209,7 @@ _READ_AND_WRITTEN = slice(DESCRIPTION + Size.READ_BYTES, DESCRIPTION + Size.WRIT
 
 def _bytes(nodes: Sequence[Node]) -> Mapping[Contents, int]:
     """Return the bytes of all contents, of inputs and of copies."""
-    known = dict(_Flow.of(nodes).bytes)
+    known = dict(Flow.of(nodes).bytes)
     for node in nodes:
         for (contents, _), size in node.reads.items():
             if contents not in known or contents.version <= 0:

@@ -4,8 +4,8 @@ A product (convolution, matrix product, attention) remains the library's kernel.
 and reductions between products become one kernel, which reads its inputs and writes its outputs
 once. Tensors that only its own operators read are never written. The rules follow
 `torch/_inductor` of PyTorch 2.4 to 2.13: `lowering.py` (what is inlined), `scheduler.py` (what is
-fused) and `graph.py` (layout of convolutions). In the backward pass, pointwise results of the
-forward pass are computed again rather than kept, as AOTAutograd's min-cut partition does.
+fused) and `graph.py` (layout of convolutions). What the backward pass computes again rather than
+reads is in `data_flow.py`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ from trappm.profiler.errors import BatchOrderError
 from trappm.profiler.records import IntArray, Phase
 from trappm.profiler.simulation.kernel_profile import KernelKind, KernelTable, Size
 from trappm.profiler.simulation.step_trace import Pass
+from trappm.profiler.tracing.data_flow import Contents, Node, Role, kept_contents, traffic
 from trappm.profiler.tracing.kernel_log import (
     DESCRIPTION,
     NOT_A_PRODUCT,
@@ -37,41 +37,6 @@ from trappm.profiler.tracing.kernel_log import (
     in_backward,
     name_of,
 )
-
-
-class Role(Enum):
-    """Part of an operator in a fused kernel."""
-
-    EXTERN = "extern"
-    """Kernel of a library; fuses with nothing."""
-    POINTWISE = "pointwise"
-    WINDOW = "window"
-    """Reads its input many times, so the input is written first; fuses with what follows."""
-    REDUCTION = "reduction"
-
-
-class Contents(NamedTuple):
-    """Contents of a storage after one of its writes."""
-
-    storage: int
-    version: int
-
-
-@dataclass(frozen=True)
-class Node:
-    """One recorded kernel with its data flow."""
-
-    name: str
-    role: Role
-    backward: bool
-    elements: int
-    """Number of elements that its loop visits."""
-    kept: int
-    """Number of elements of its result."""
-    reads: Mapping[tuple[Contents, int], int]
-    """Bytes by contents and offset in the storage."""
-    writes: Mapping[tuple[Contents, int], int]
-
 
 _EXTERN = frozenset(("sort", "topk", "nonzero", "cumsum", "cumprod", "fft_r2c", "fft_c2r"))
 """Operators without a product that inductor leaves to the library, or that are scans."""
@@ -100,8 +65,8 @@ def _role(
         return Role.WINDOW  # pixels are no inner axis of a loop over channels-last images
     if kind in _REDUCTIONS:
         return Role.REDUCTION
-    if kind is KernelKind.BATCH_NORM and call.get("training"):
-        return Role.WINDOW  # the statistics are a kernel before
+    if kind is KernelKind.BATCH_NORM and (call.get("training") or "backward" in name):
+        return Role.WINDOW  # the statistics, or the sums of gradients, are a kernel before
     if kind is not KernelKind.POOLING:
         return Role.POINTWISE
     if all(size == 1 for size in written.shape[2:]):
@@ -123,6 +88,8 @@ class FusedKernelLog(KernelLog):
         """Autograd's number of the first operator of the loss, which is not compiled."""
         self.groups: Sequence[Sequence[int]] = []
         """Nodes of each fused kernel; set by `fuse`."""
+        self.kept: Set[Contents] = frozenset()
+        """What the forward pass keeps for the backward pass; set by `fuse`."""
         self._allocations = allocations
         self._versions: dict[int, int] = defaultdict(int)
         self._operator: tuple[str, Mapping[str, Any]] = "", {}
@@ -185,8 +152,9 @@ class FusedKernelLog(KernelLog):
         """
         if like is None:
             self.groups = fused_groups(self.nodes)
+            self.kept = kept_contents(self.nodes)
         elif [node.name for node in like.nodes] == [node.name for node in self.nodes]:
-            self.groups = like.groups
+            self.groups, self.kept = like.groups, like.kept
         else:
             raise BatchOrderError("the order of its kernels changes with the batch size")
 
@@ -197,10 +165,10 @@ class FusedKernelLog(KernelLog):
     def rows(self) -> IntArray:
         """Return one row per fused kernel, with the bytes that cross its border."""
         rows = self.node_rows()
-        traffic = _traffic(self.nodes, self.groups)
+        sizes = traffic(self.nodes, self.groups, self.kept)
         fused = [
-            self._row(rows, members, *sizes)
-            for members, sizes in zip(self.groups, traffic, strict=True)
+            self._row(rows, members, *of_kernel)
+            for members, of_kernel in zip(self.groups, sizes, strict=True)
         ]
         return np.array(fused, dtype=np.int64).reshape(-1, rows.shape[1])
 
@@ -345,47 +313,6 @@ def _bits(nodes: int) -> Iterator[int]:
         lowest = nodes & -nodes
         yield lowest.bit_length() - 1
         nodes ^= lowest
-
-
-def _traffic(nodes: Sequence[Node], groups: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
-    """Yield the bytes that each fused kernel reads and writes.
-
-    What only the backward pass reads of a fused kernel of the forward pass is computed again there
-    from that kernel's inputs.
-    """
-    group_of = {i: at for at, members in enumerate(groups) for i in members}
-    writer = {contents: i for i, node in enumerate(nodes) for contents, _ in node.writes}
-    read: set[Contents] = set()
-    in_memory: set[Contents] = set()
-    """Contents that another group reads; a backward kernel may compute them again instead."""
-    for i, node in enumerate(nodes):
-        for contents, _ in node.reads:
-            read.add(contents)
-            source = writer.get(contents, i)
-            again = node.backward > nodes[source].backward
-            if again and Role.EXTERN not in (node.role, nodes[source].role):
-                continue
-            if group_of[source] != group_of[i]:
-                in_memory.add(contents)
-    inputs: list[dict[tuple[Contents, int], int]] = []
-    for at, members in enumerate(groups):
-        reads: dict[tuple[Contents, int], int] = {}
-        writes = 0
-        for i in members:
-            for (contents, offset), size in nodes[i].reads.items():
-                pieces = {(contents, offset): size}
-                if contents in writer and contents not in in_memory:
-                    source_group = group_of[writer[contents]]
-                    pieces = inputs[source_group] if source_group < at else {}
-                elif contents in writer and group_of[writer[contents]] == at:
-                    continue
-                for piece, bytes_ in pieces.items():
-                    reads[piece] = max(reads.get(piece, 0), bytes_)
-            results = {contents: size for (contents, _), size in nodes[i].writes.items()}
-            kept = in_memory if read.intersection(results) else results
-            writes += sum(size for contents, size in results.items() if contents in kept)
-        inputs.append(reads)
-        yield sum(reads.values()), writes
 
 
 FEW_CONVOLUTIONS = 300
