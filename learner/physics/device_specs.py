@@ -62,8 +62,8 @@ class DeviceSpec:
         return float((flops / tflops).sum() / 1e9)
 
     def uses_tf32(self, kinds: npt.NDArray[np.integer], half: BoolArray) -> BoolArray:
-        """Return which of n kernels compute in TF32: fp32 convolutions without groups."""
-        return ~half & (kinds <= KernelKind.DENSE) & (self.tf32_tflops is not None)
+        """Return which of n kernels compute in TF32: fp32 convolutions that are not depthwise."""
+        return ~half & (kinds <= KernelKind.GROUPED) & (self.tf32_tflops is not None)
 
 
 # Memory above the baseline of a warm CPU process consists mostly of tensors.

@@ -67,7 +67,7 @@ class Group:
 # Rough values from literature and data sheets.
 # Spreads were chosen with the formula, on folds of all published rows
 # (docs/research/step_time_constants.md).
-_SLOWDOWN = (0.6, 0.5, 2.0, 3.2, 0.4, 0.8, 0.8)
+_SLOWDOWN = (0.6, 0.5, 2.0, 2.5, 0.4, 0.8, 0.8)
 GROUPS = (
     Group("peak", (2,), 0.0, 0.5, common=True),
     Group("bandwidth", (), 0.1, 0.5, common=True),

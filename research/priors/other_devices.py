@@ -31,11 +31,13 @@ from research.priors.kernel_sources import (
 )
 from research.priors.second_device import judge_v100, medians
 from research.priors.steps import (
+    DASHBOARD,
     NVIDIA,
     TIMM,
     TRACES,
     Steps,
     Traces,
+    dashboard_steps,
     h100_labels,
     h100_steps,
     learned_from,
@@ -105,6 +107,7 @@ def all_evidence(data: Any, traces: Any) -> tuple[list[Steps], list[Evidence]]:
         *node_sheet_steps(nodes, traces),
         *(some_timm_steps(key, data, traces) for key in train),
         *nvidia_steps(nodes, traces),
+        dashboard_steps(traces),
         *(some_timm_steps(key, data, traces) for key in infer),
         h100_steps(traces),
     ]
@@ -284,6 +287,7 @@ FILES: Mapping[str, tuple[str, str]] = {
     "pytorch-gpu-benchmark": ("nodes/pgb_torchvision_step.csv", "MIT"),
     "timm": ("{card}_{phase}_step_amp_{layout}.csv", "Apache-2.0"),
     NVIDIA: ("nodes/dle_{{train_throughput,infer_latency}}.csv", "BSD-3-Clause"),
+    DASHBOARD: ("research/data/pytorch_dashboard_a100.csv", ""),
     "neusight": ("nodes/neusight_kernels_fp32_{part}.csv.gz", "MIT"),
     "aiconfigurator": (PRODUCTS_FILE, "Apache-2.0"),
     "trappm": ("h100/sweeps", ""),

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pandas as pd
 import typer
 
+from research.data import ROOT
 from research.held_out import Array, Chosen
 from research.importers import node_steps
 from research.snapshot.shipped_sheets import H100_FILES, our_labels
@@ -41,7 +42,7 @@ from trappm.profiler.records import (
     Precision,
 )
 from trappm.profiler.records.step_scope import WHOLE_STEP, StepScope
-from trappm.profiler.simulation.kernel_profile import KernelProfile
+from trappm.profiler.simulation.kernel_profile import KernelKind, KernelProfile, Size
 from trappm.profiler.static_profile import kernel_profile
 
 Traces = Annotated[Path, typer.Option(help="Folder of cached kernel traces.")]
@@ -50,6 +51,12 @@ TRACES = Path("traces")
 OF_DEVICES = 0.35
 """Initial spread of constants between devices, as a share of their spread; labels change it."""
 NVIDIA = "deep-learning-examples"
+DASHBOARD = "pytorch-dashboard"
+DASHBOARD_FILE = ROOT / "research/data/pytorch_dashboard_a100.csv"
+"""Training steps of timm's models, eager and compiled by inductor without CUDA graphs, from the
+tables in pytorch/pytorch's issues 96191 (autocast) and 96192 (fp32) of March 2023. The excerpts
+that we could read have the first ten or eleven rows of each table: the longest steps, the largest
+speed-ups and the largest savings of memory."""
 HOST_BOUND = ("a100-sxm4-40gb", "rtx-3090")
 """Cards on which pytorch-gpu-benchmark's steps of 12 images wait for the host. Fits explained these
 steps by convolutions in TF32 that are 1.6 times as slow as the data sheet."""
@@ -263,6 +270,42 @@ def nvidia_steps(nodes: Path, traces: Path) -> list[Steps]:
         if workload is not None:
             rows[str(row["device"]).lower()].append((workload, name, float(row["step_ms"])))
     return [Steps.of(device, f"{NVIDIA} {device}", labelled) for device, labelled in rows.items()]
+
+
+def dashboard_steps(traces: Path) -> Steps:
+    """Return the eager training steps of PyTorch's compiler dashboard on an A100.
+
+    The dashboard allows TF32 in matrix products, too, which our fp32 does not: steps in fp32 are
+    used only if nearly all of their arithmetic is in convolutions.
+    """
+    sheet = pd.read_csv(DASHBOARD_FILE)
+    rows = []
+    for row in sheet[sheet.eager_ms.notna()].to_dict("records"):
+        what = Configuration(
+            architecture=row["architecture"],
+            batch_size=int(row["batch_size"]),
+            input_size=int(row["input_size"]),
+            precision=Precision(row["precision"]),
+            memory_format=MemoryFormat.CONTIGUOUS,
+            optimizer=Optimizer.SGD,
+            phase=Phase.TRAIN,
+        )
+        # timm had no fused attention before May 2023.
+        workload = traced(what, WHOLE_STEP, traces, fused_attention=False)
+        is_half = what.precision is not Precision.FP32
+        if workload is not None and (is_half or _is_convolutional(workload)):
+            rows.append((workload, what.architecture, float(row["eager_ms"])))
+    return Steps.of("a100-40gb", f"{DASHBOARD} a100-40gb", rows)
+
+
+def _is_convolutional(workload: Workload) -> bool:
+    """Return whether less than 2 % of the arithmetic of a step is in matrix products."""
+    assert workload.kernels is not None
+    kernels = workload.kernels.at(workload.batch_size, workload.phase)
+    table = kernels.table
+    flops = table.counts * kernels.sizes[:, Size.FLOPS]
+    is_product = (table.kinds > KernelKind.DEPTHWISE) & (table.kinds <= KernelKind.ATTENTION)
+    return bool(flops[is_product].sum() < 0.02 * flops.sum())
 
 
 def h100_labels() -> list[Measurement]:
