@@ -21,6 +21,7 @@ from trappm.learner.physics.kernel_terms import PASSES, PRODUCTS, terms_of
 from trappm.learner.physics.kernel_times import LEAST_MS, SHARPNESS, Lookup, times_of
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Array, Workload
+from trappm.profiler.records import Phase
 from trappm.profiler.simulation.kernel_profile import KernelKind
 
 PARTS = (
@@ -107,14 +108,13 @@ FILE = Path(__file__).with_name("compiled_step.safetensors")
 """Reference: constants of an RTX 4090's eager steps and of its compiled ones, from timm's published
 pairs (Apache-2.0; docs/research/compiled_steps.md)."""
 REFERENCE = "rtx-4090"
-RATIO_90 = 0.22
-"""Bound of the ratio's logarithmic error that 90 % of the held-out architectures of a card without
-compiled labels keep."""
+RATIO_90 = {Phase.INFER: 0.22, Phase.TRAIN: 0.36}
+"""Bound of the ratio's logarithmic error that 90 % of the steps on a card without compiled labels
+keep: of held-out architectures in inference, and of an A100's published steps in training."""
 
-
-MEMORY_RATIO_90 = 0.10
+MEMORY_RATIO_90 = 0.20
 """Bound of the logarithmic error of the memory's ratio: that of simulated and real tensors of
-compiled steps on a CPU (docs/research/compiled_steps.md); a GPU has no published pair."""
+compiled steps on a CPU, in autocast, too (docs/research/compiled_steps.md)."""
 
 
 def log_ratio(eager: Workload, compiled: Workload) -> float:

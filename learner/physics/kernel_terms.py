@@ -48,7 +48,7 @@ class Peak(IntEnum):
     FULL = 0
     HALF = 1
     TF32 = 2
-    """fp32 convolutions on devices with TF32, except depthwise ones. By default, PyTorch allows TF32
+    """fp32 convolutions on devices with TF32, except depthwise ones. By default, PyTorch allows it
     in cuDNN but not in cuBLAS; `profiler.devices.gpu.cuda` sets the same."""
 
 

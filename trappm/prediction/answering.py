@@ -65,6 +65,9 @@ SIMULATED_REMARK = "No model like this one was measured: memory is simulated."
 NOT_COMPILED = "it is not predicted for compiled steps"
 COMPILED_MEMORY_REMARK = "Memory is simulated from the fused kernels, relative to the eager step."
 RATIO_REMARK = "The ratio to the eager step is from pairs of inference steps on an RTX 4090."
+TRAINING_RATIO_REMARK = (
+    "The ratio to the eager step is from the fused kernels; no compiled training step was fitted."
+)
 VALUES_REMARK = (
     "Measured for these inputs, as the operators depend on values; other values may take more."
 )
@@ -445,8 +448,9 @@ class _Inquiry:
         if not isinstance(times, str):
             known["step_time_ms"] = times
             pairs = self._measured_ratio
+            by_kernels = RATIO_REMARK if self._phase is Phase.INFER else TRAINING_RATIO_REMARK
             remarks.append(
-                RATIO_REMARK
+                by_kernels
                 if pairs is None
                 else f"The ratio to the eager step is from {pairs.pairs} pairs on {self.device}."
             )
@@ -505,14 +509,12 @@ class _Inquiry:
         """
         if (pairs := self._measured_ratio) is not None and "step_time_ms" in figures:
             return _scaled(figures["step_time_ms"], pairs.log_ratio, pairs.log_error)
-        if self._phase is Phase.TRAIN:
-            return "no compiled training step was measured"
         steps = self._both_steps(self._batch_size)
         if isinstance(steps, str):
             return steps
         if "step_time_ms" not in figures:
             return f"no compiled step was measured on anything like {self.device}"
-        return _scaled(figures["step_time_ms"], log_ratio(*steps), RATIO_90)
+        return _scaled(figures["step_time_ms"], log_ratio(*steps), RATIO_90[self._phase])
 
     def _figures(self, output: Predictions, row: int) -> dict[str, Interval]:
         """Return median, low and high of what the heads predict in this row, and what follows."""

@@ -7,7 +7,7 @@ from small_modules import Function, Parts
 from torch import nn
 
 from trappm.profiler.records import MemoryFormat, Phase, Precision
-from trappm.profiler.simulation.kernel_profile import KernelKind, Size
+from trappm.profiler.simulation.kernel_profile import KernelKind, Pass, Size
 from trappm.profiler.static_profile import compiled_phase, traced_phase
 from trappm.profiler.tracing.fusion import prefers_channels_last
 from trappm.profiler.tracing.tracer import StepOptions
@@ -96,6 +96,15 @@ def test_the_backward_pass_computes_pointwise_results_again():
     pointwise = backward & (fused.kinds == KernelKind.ELEMENTWISE)
     read = fused.sizes_at(BATCH)[pointwise, Size.READ_BYTES].max()
     assert read == 2 * IMAGES  # the gradient and the convolution's result, not the GELU's
+
+
+def test_the_backward_pass_of_a_batch_norm_sums_up_before_it_writes():
+    model = nn.Sequential(convolution(), nn.BatchNorm2d(16), nn.ReLU(), convolution(16))
+    table = kernels(model, Phase.TRAIN)
+    backward = table.passes == Pass.DATA_GRADIENT
+    pointwise = backward & (table.kinds == KernelKind.ELEMENTWISE)
+    written = table.sizes_at(BATCH)[pointwise, Size.WRITTEN_BYTES].astype(int).tolist()
+    assert written.count(IMAGES) == 2  # the ReLU's gradient, then the norm's
 
 
 def test_inductor_chooses_the_layout_by_its_convolutions():
