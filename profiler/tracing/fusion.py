@@ -89,7 +89,7 @@ class FusedKernelLog(KernelLog):
         self.groups: Sequence[Sequence[int]] = []
         """Nodes of each fused kernel; set by `fuse`."""
         self.kept: Set[Contents] = frozenset()
-        """What the forward pass keeps for the backward pass; set by `fuse`."""
+        """Results that the forward pass keeps for the backward pass; set by `fuse`."""
         self._allocations = allocations
         self._versions: dict[int, int] = defaultdict(int)
         self._operator: tuple[str, Mapping[str, Any]] = "", {}

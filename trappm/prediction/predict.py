@@ -66,7 +66,7 @@ def predict(
             a `trappm.TrainingLoop`, which has accumulation, clipping and fused optimizers, too
             (default: that of most labels).
         execution: `eager` or `compile` (default: `compile` for what `torch.compile` returned).
-            Of compiled steps on GPUs, memory and the step time of inference are predicted.
+            Of compiled steps, step time and memory on GPUs are predicted.
         snapshot: Id, alias or folder (default: the device's latest, then the shipped one).
         example_input: Input of a module: a tensor, a tuple of positional inputs, or a mapping of
             keyword inputs. Only shapes, types and whole numbers are read. The first axis of the

@@ -1,5 +1,6 @@
 """Transformers by name: texts, shapes, what is trained, what is refused."""
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,12 @@ NAMES = (
         attention=st.sampled_from(Attention),
     )
     | st.builds(TransformerName, name=st.just("gpt2"), lora_rank=st.integers(1, 512))
-    | st.builds(TransformerName, name=st.just("gpt2"), qlora_rank=st.integers(1, 512))
+    | st.builds(
+        TransformerName,
+        name=st.just("gpt2"),
+        lora_rank=st.integers(1, 512),
+        bits=st.sampled_from((8, 4)),
+    )
 )
 
 
@@ -48,11 +54,13 @@ def test_names_round_trip_through_text(name):
     ("text", "message"),
     [
         ("hf:", "names no model"),
-        ("hf:gpt2,lora=0", "the rank must be from 1"),
-        ("hf:gpt2,eager,sdpa", "sets attention twice"),
+        ("hf:gpt2,lora=0", "the LoRA rank is 0"),
+        ("hf:gpt2,eager,sdpa", "contradicts or repeats"),
         ("hf:gpt2,lora=4,frozen=body", "cannot be combined"),
-        ("hf:gpt2,lora=4,qlora=4", "lora and qlora cannot be combined"),
-        ("hf:gpt2,qlora=0", "qlora=0; the rank must be from 1"),
+        ("hf:gpt2,lora=4,qlora=4", "'qlora=4' in .* contradicts or repeats"),
+        ("hf:gpt2,int8,qlora=4", "'qlora=4' in .* contradicts or repeats"),
+        ("hf:gpt2,int8,frozen=body", "int8 or int4 and frozen cannot be combined"),
+        ("hf:gpt2,qlora=0", "the LoRA rank is 0"),
         ("hf:gpt2,vocabulary=1", "from 2 to 1,000,000 tokens"),
         ("hf:gpt2,vocabulary=many", "options: lora=RANK"),
     ],
@@ -96,9 +104,15 @@ def test_only_adapters_are_trained():
 
 
 @pytest.mark.parametrize("shape", ["llama-tiny", "gpt2-tiny", "bert-tiny", "t5-tiny", "vit-tiny"])
-def test_qlora_packs_the_linear_layers_of_the_blocks_only(shape):
-    pytest.importorskip("peft")
-    full, packed = (on_meta(f"hf:{shape},{method}=8", 64) for method in ("lora", "qlora"))
+@pytest.mark.parametrize(("plain", "options", "bits"), [
+    ("lora=8", "qlora=8", 4), ("lora=8", "lora=8,int8", 8), ("", "int4", 4), ("", "int8", 8),
+])  # fmt: skip
+def test_quantization_packs_the_linear_layers_of_the_blocks_only(shape, plain, options, bits):
+    if plain:
+        pytest.importorskip("peft")
+    full, packed = (
+        on_meta(",".join(filter(None, (f"hf:{shape}", given))), 64) for given in (plain, options)
+    )
     sizes = dict(full.named_parameters())
     kept = {"lm_head", "classifier", "decoder", "wo"}  # wo of T5 stays in 32 bits
     layers = {
@@ -108,21 +122,22 @@ def test_qlora_packs_the_linear_layers_of_the_blocks_only(shape):
         and not isinstance(module, torch.nn.Embedding) and "lora_" not in name
         and not kept & {*name.removesuffix(".base_layer").rsplit(".", 1)}
     }  # fmt: skip
-    packed_layers = {n for n, m in packed.named_modules() if type(m).__name__ == "FourBitLinear"}
+    packed_layers = {n for n, m in packed.named_modules() if type(m).__name__ == "PackedLinear"}
     assert packed_layers == layers
     for name, parameter in packed.named_parameters():
         if name.removesuffix(".weight") in layers:
-            assert parameter.nbytes == sizes[name].numel() / 2
+            assert parameter.nbytes == sizes[name].numel() * bits / 8
         else:
             assert parameter.shape == sizes[name].shape
 
 
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-def test_four_bit_layers_compute_as_linear_ones(autocast, bias):
+@pytest.mark.parametrize("bits", [4, 8])
+def test_packed_layers_compute_as_linear_ones(autocast, bias, bits):
     library = pytest.importorskip("trappm.extensions.transformers.library")
     linear = torch.nn.Linear(6, 5, bias=bias).requires_grad_(False)
-    packed = library.FourBitLinear(linear)
+    packed = library.PackedLinear(linear, bits)
     packed.weight.random_(0, 4)
     linear.weight.copy_(library._unpacked(packed.weight, linear.weight.shape, torch.float32))
     inputs = torch.randint(3, (2, 3, 6)).float().requires_grad_()
@@ -134,16 +149,21 @@ def test_four_bit_layers_compute_as_linear_ones(autocast, bias):
     assert torch.equal(*gradients)
 
 
-def test_qlora_is_not_measured_and_does_not_generate():
-    source = source_of("hf:")
-    for refused in (
-        lambda: source.create_model("hf:llama-tiny,qlora=8", 64),
-        lambda: source.architectures(["hf:llama-tiny,qlora=8"]),
-    ):
-        with pytest.raises(InputError, match="steps with qlora are predicted, not measured"):
+@pytest.mark.parametrize("option", ["qlora=8", "int8"])
+def test_packed_weights_are_not_measured_and_do_not_generate(option):
+    source, name = source_of("hf:"), f"hf:llama-tiny,{option}"
+    for refused in (lambda: source.create_model(name, 64), lambda: source.architectures([name])):
+        with pytest.raises(InputError, match="are predicted, not measured"):
             refused()
-    with pytest.raises(InputError, match="generation with 4-bit weights is not covered"):
-        generate("hf:llama-tiny,qlora=8")
+    with pytest.raises(InputError, match="generation with packed weights is not covered"):
+        generate(name)
+
+
+def test_fewer_bits_take_less_memory_in_inference():
+    ask = functools.partial(trappm.predict, device="a100", phase="infer", precision="bf16")
+    sizes = [ask(f"hf:gpt2{bits}").memory_mib for bits in ("", ",int8", ",int4")]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[2] < 0.9 * sizes[0]
 
 
 def test_another_vocabulary_changes_embeddings_head_and_tokens():

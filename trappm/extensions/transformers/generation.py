@@ -150,10 +150,8 @@ def generate(
     for name, value in (("prompt", prompt), ("tokens", tokens), ("batch size", batch_size)):
         if not 1 <= value <= MOST:
             raise InputError(f"{name} is {value}; it must be from 1 to {MOST:,}")
-    if TransformerName.parse(model).qlora_rank is not None:
-        raise InputError(
-            f"generation with 4-bit weights is not covered; leave qlora out of {model}"
-        )
+    if TransformerName.parse(model).bits is not None:
+        raise InputError(f"generation with packed weights is not covered: {model}")
     is_default, device = device is None, device or DEFAULT_DEVICE
     capacity_mib = capacity_of(device)
     if gap := precision_gap(device, which):

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from trappm.extensions.transformers.model_names import (
     PREFIX,
+    QLORA_BITS,
     Frozen,
     TransformerName,
     builtin_shapes,
@@ -43,7 +44,7 @@ with from_extra("transformers", "a transformer"):
 
 DEFAULT_LENGTH = 2048
 """Default number of tokens per sample, limited to the model's maximum."""
-NOT_MEASURED = "steps with qlora are predicted, not measured; measure lora=RANK"
+NOT_MEASURED = "steps with int8, int4 or qlora are predicted, not measured; leave them out"
 _LONGEST_REASON = 200
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
 _TANH = ("gelu_new", "gelu_fast")
@@ -66,7 +67,7 @@ def architectures(patterns: Iterable[str]) -> list[str]:
     texts: set[str] = set()
     for pattern in patterns:
         wanted = TransformerName.parse(pattern)
-        if wanted.qlora_rank is not None:
+        if wanted.bits is not None:
             raise InputError(NOT_MEASURED)
         names = [name for name in builtin_shapes() if fnmatchcase(name, wanted.name)]
         if not names or wanted.is_builtin:
@@ -125,7 +126,7 @@ def create_model(architecture: str, input_size: int) -> nn.Module:
             transformers, or invalid.
     """
     name = TransformerName.parse(architecture)
-    if name.qlora_rank is not None and torch.empty(0).device.type != "meta":
+    if name.bits is not None and torch.empty(0).device.type != "meta":
         raise InputError(NOT_MEASURED)
     input_size = input_size_of(architecture, input_size)
     config = copy.deepcopy(_config(name))
@@ -143,15 +144,14 @@ def create_model(architecture: str, input_size: int) -> nn.Module:
             model.get_input_embeddings().requires_grad_(False)
         elif name.frozen is Frozen.BODY:
             model.base_model.requires_grad_(False)
+        # transformers leaves the head, the last layer and some by name unquantized.
+        last, _, _ = list(model.named_parameters())[-1][0].rpartition(".")
+        kept = (model.get_output_embeddings(), model.get_submodule(last))
+        names = set(model._keep_in_fp32_modules or ())
         if name.lora_rank is not None:
             model = with_adapters(model, name.lora_rank)
-        elif name.qlora_rank is not None:
-            # transformers leaves the head, the last layer and some by name unquantized.
-            last, _, _ = list(model.named_parameters())[-1][0].rpartition(".")
-            kept = (model.get_output_embeddings(), model.get_submodule(last))
-            names = set(model._keep_in_fp32_modules or ())
-            model = with_adapters(model, name.qlora_rank)
-            _quantize(model, kept, names)
+        if name.bits is not None:
+            _quantize(model, name.bits, kept, names)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(
             f"{architecture} has nothing to train: its head shares the frozen embeddings"
@@ -200,8 +200,8 @@ def with_adapters(model: nn.Module, rank: int) -> nn.Module:
     return cast(nn.Module, peft.get_peft_model(model, adapters))
 
 
-class _FourBitProduct(torch.autograd.Function):
-    """Linear layer with packed 4-bit weights; each pass unpacks them in its input's data type."""
+class _PackedProduct(torch.autograd.Function):
+    """Linear layer with packed weights; each pass unpacks them in its input's data type."""
 
     @staticmethod
     def forward(
@@ -218,25 +218,28 @@ class _FourBitProduct(torch.autograd.Function):
 
 
 def _unpacked(packed: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    return packed.expand(-1, 2).to(dtype).flatten()[: shape.numel()].view(shape)
+    count = shape.numel()
+    return packed.expand(-1, -(-count // len(packed))).to(dtype).flatten()[:count].view(shape)
 
 
-class FourBitLinear(nn.Module):
-    """Stand-in for bitsandbytes' frozen 4-bit linear layer, with its memory and kernels only.
+class PackedLinear(nn.Module):
+    """Stand-in for a frozen linear layer in 8 or 4 bits, with its memory and kernels only.
 
-    Half a byte per weight, and with double quantization a byte for each 64 weights (Dettmers et
-    al., QLoRA, 2023, section 3). Under autocast the product is computed in autocast's data type and
-    returned in the input's, as there.
+    Half a byte per weight in 4 bits, and with double quantization a byte for each 64 weights
+    (Dettmers et al., QLoRA, 2023, section 3). In 8 bits, each row has a scale in fp32, and weights
+    are unpacked for each product, unlike in LLM.int8. Under autocast the product is computed in
+    autocast's data type and returned in the input's, as bitsandbytes does.
     """
 
-    def __init__(self, linear: nn.Linear | Conv1D) -> None:
+    def __init__(self, linear: nn.Linear | Conv1D, bits: int) -> None:
         super().__init__()
         weight = linear.weight.T if isinstance(linear, Conv1D) else linear.weight
         self._shape = weight.shape
         count, device = weight.numel(), weight.device
-        packed = torch.zeros(-(-count // 2), 1, dtype=torch.uint8, device=device)
+        packed = torch.zeros(-(-count * bits // 8), 1, dtype=torch.uint8, device=device)
         self.weight = nn.Parameter(packed, requires_grad=False)
-        scales = torch.zeros(-(-count // 64), dtype=torch.uint8, device=device)
+        scale_bytes = -(-count // 64) if bits == QLORA_BITS else 4 * len(weight)
+        scales = torch.zeros(scale_bytes, dtype=torch.uint8, device=device)
         self.register_buffer("scales", scales)
         self.bias = linear.bias
 
@@ -245,26 +248,29 @@ class FourBitLinear(nn.Module):
         autocast = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if autocast else inputs.dtype
         bias = None if self.bias is None else self.bias.to(dtype)
-        made: Tensor = _FourBitProduct.apply(  # type: ignore[no-untyped-call]
+        made: Tensor = _PackedProduct.apply(  # type: ignore[no-untyped-call]
             inputs.to(dtype), self.weight, self._shape, bias
         )
         return made.to(inputs.dtype)
 
 
-def _quantize(model: nn.Module, kept: Collection[nn.Module | None], kept_names: Set[str]) -> None:
-    """Replace the frozen linear layers by 4-bit layers, except some by themselves or by name.
+def _quantize(
+    model: nn.Module, bits: int, kept: Collection[nn.Module | None], kept_names: Set[str]
+) -> None:
+    """Freeze and pack the linear layers, except some by themselves or by name, and adapters.
 
     Raises:
         InputError: The model has experts, which are no linear layers.
     """
     for name, parameter in model.named_parameters():
         if parameter.dim() == 3 and parameter.shape[0] > 1:
-            raise InputError(f"{name} is not a linear layer; experts in 4 bits are not covered")
-    for parent in list(model.modules()):
+            raise InputError(f"{name} is not a linear layer; packed experts are not covered")
+    for path, parent in list(model.named_modules()):
         for name, child in list(parent.named_children()):
-            is_frozen = isinstance(child, nn.Linear | Conv1D) and not child.weight.requires_grad
-            if is_frozen and child not in kept and name not in kept_names:
-                setattr(parent, name, FourBitLinear(cast(nn.Linear, child)))
+            is_linear = isinstance(child, nn.Linear | Conv1D) and "lora_" not in path
+            if is_linear and child not in kept and name not in kept_names:
+                child.requires_grad_(False)
+                setattr(parent, name, PackedLinear(cast(nn.Linear, child), bits))
 
 
 def megatron_attention(

@@ -28,8 +28,8 @@ MAX_CONFIG_BYTES = 1 << 20
 MAX_RANK = 65_536
 MAX_VOCABULARY = 1_000_000
 _OPTIONS = (
-    "lora=RANK, qlora=RANK, frozen=embeddings, frozen=body, vocabulary=N, checkpointing, eager, "
-    "sdpa, megatron"
+    "lora=RANK, qlora=RANK, int8, int4, frozen=embeddings, frozen=body, vocabulary=N, "
+    "checkpointing, eager, sdpa, megatron"
 )
 
 
@@ -56,8 +56,9 @@ class TransformerName:
     name: str
     lora_rank: int | None = None
     """Rank of LoRA adapters, which freeze all other parameters; None without adapters."""
-    qlora_rank: int | None = None
-    """Rank of LoRA adapters on frozen 4-bit weights (QLoRA)."""
+    bits: int | None = None
+    """Bits of the frozen weights of linear layers, 8 or 4; None for those of the precision. With
+    LoRA and 4 bits, the method is QLoRA."""
     frozen: Frozen | None = None
     vocabulary: int | None = None
     """Vocabulary size that replaces the one of the configuration."""
@@ -68,16 +69,15 @@ class TransformerName:
     def __post_init__(self) -> None:
         if not self.name or "," in self.name or self.name != self.name.strip():
             raise InputError(f"{PREFIX}{self.name} names no model; name one, such as hf:gpt2")
-        methods = {"lora": self.lora_rank, "qlora": self.qlora_rank, "frozen": self.frozen}
-        given = {method: value for method, value in methods.items() if value is not None}
-        if len(given) > 1:
+        freezing = {"lora": self.lora_rank, "int8 or int4": self.bits}
+        given = [method for method, value in freezing.items() if value is not None]
+        if self.frozen is not None and given:
             raise InputError(
-                f"{' and '.join(given)} cannot be combined, because adapters freeze all other "
-                "parameters; keep one of them"
+                f"{given[0]} and frozen cannot be combined, because {given[0]} freezes parameters "
+                "itself; keep one of them"
             )
-        for method, rank in given.items():
-            if isinstance(rank, int) and not 1 <= rank <= MAX_RANK:
-                raise InputError(f"{method}={rank}; the rank must be from 1 to {MAX_RANK:,}")
+        if self.lora_rank is not None and not 1 <= self.lora_rank <= MAX_RANK:
+            raise InputError(f"the LoRA rank is {self.lora_rank}; it must be 1 to {MAX_RANK:,}")
         if self.vocabulary is not None and not 2 <= self.vocabulary <= MAX_VOCABULARY:
             raise InputError(
                 f"vocabulary={self.vocabulary}; it must be from 2 to {MAX_VOCABULARY:,} tokens"
@@ -93,16 +93,17 @@ class TransformerName:
         name, *options = text.removeprefix(PREFIX).split(",")
         fields: dict[str, Any] = {}
         for option in options:
-            field, value = _option(option, text)
-            if field in fields:
-                raise InputError(f"{text} sets {field} twice; remove {option!r} or the other one")
-            fields[field] = value
+            added = _option(option, text)
+            if fields.keys() & added.keys():
+                raise InputError(f"{option!r} in {text} contradicts or repeats an option before it")
+            fields |= added
         return cls(name=_hub_ids().get(name.lower(), name), **fields)
 
     def __str__(self) -> str:
+        is_qlora = self.lora_rank is not None and self.bits == QLORA_BITS
         options = [
-            *([f"lora={self.lora_rank}"] if self.lora_rank else []),
-            *([f"qlora={self.qlora_rank}"] if self.qlora_rank else []),
+            *([f"{'q' * is_qlora}lora={self.lora_rank}"] if self.lora_rank else []),
+            *([f"int{self.bits}"] if self.bits and not is_qlora else []),
             *([f"frozen={self.frozen}"] if self.frozen else []),
             *([f"vocabulary={self.vocabulary}"] if self.vocabulary else []),
             *(["checkpointing"] if self.checkpointing else []),
@@ -138,20 +139,24 @@ class TransformerName:
         return None
 
 
-_NUMBERS = {"lora": "lora_rank", "qlora": "qlora_rank", "vocabulary": "vocabulary"}
+_NUMBERS = {"lora": "lora_rank", "qlora": "lora_rank", "vocabulary": "vocabulary"}
+QLORA_BITS = 4
+_BITS = {"int8": 8, "int4": 4}
 
 
-def _option(option: str, text: str) -> tuple[str, Any]:
-    """Return the field and value set by an option."""
+def _option(option: str, text: str) -> Mapping[str, Any]:
+    """Return the fields set by an option."""
     key, _, value = option.partition("=")
     if key in _NUMBERS and value.isascii() and value.isdigit() and len(value) < 9:
-        return _NUMBERS[key], int(value)
+        return {_NUMBERS[key]: int(value)} | ({"bits": QLORA_BITS} if key == "qlora" else {})
+    if option in _BITS:
+        return {"bits": _BITS[option]}
     if key == "frozen" and value in list(Frozen):
-        return "frozen", Frozen(value)
+        return {"frozen": Frozen(value)}
     if option == "checkpointing":
-        return "checkpointing", True
+        return {"checkpointing": True}
     if option in list(Attention):
-        return "attention", Attention(option)
+        return {"attention": Attention(option)}
     raise InputError(f"{text} has an unknown option {option!r}; options: {_OPTIONS}")
 
 
