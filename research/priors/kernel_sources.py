@@ -31,6 +31,8 @@ NEUSIGHT_SHARES = {
 }
 """Share of the drawn kernels of each card."""
 PRODUCTS_FILE = "new/aiconfigurator_gemm_a100_h100_h200.csv.gz"
+ATTENTION_FILE = "new/aiconfigurator_attention_a100_h100_h200.csv.gz"
+ATTENTION_COUNT = 200
 PRODUCT_CARDS = ("a100-sxm4-80gb", "h100-sxm5-80gb")
 PRODUCT_COUNT = 100
 """Number of drawn products of each card and use."""
@@ -80,6 +82,33 @@ def half_products(data: Path, card: str) -> Evidence:
             time_ms,
         )
         for m, n, k, time_ms, h in _drawn(of_images)
+    ]  # fmt: skip
+    return kernel_evidence(model, f"aiconfigurator {model}", spec_of(card), calls)
+
+
+def flash_attention(data: Path, card: str) -> Evidence:
+    """Return attention in bf16 with 2,048 to 8,192 tokens of one card, drawn at random.
+
+    The sheet's kernels are causal. They have half of the arithmetic of ours, so they count twice.
+    """
+    model = read_name(card).model
+    sheet = pd.read_csv(data / ATTENTION_FILE)
+    sheet = sheet[
+        sheet.device.str.contains(model.upper())
+        & (sheet.op_name == "context_attention")
+        & (sheet.window_size.fillna(0) == 0)
+        & sheet.isl.between(2048, 8192)
+        & sheet.head_dim.isin((64, 128))
+    ].sample(ATTENTION_COUNT, random_state=0)
+    calls = [
+        (
+            KernelCall.of(
+                Operator.ATTENTION, DataType.BF16,
+                batch=row.batch_size, heads=row.num_heads, length=row.isl, width=row.head_dim,
+            ),
+            2 * row.latency_ms,
+        )
+        for row in sheet.itertuples()
     ]  # fmt: skip
     return kernel_evidence(model, f"aiconfigurator {model}", spec_of(card), calls)
 

@@ -5,6 +5,8 @@ Learned constants are judged on held-out models: each model's rows by a fit to a
 
 from __future__ import annotations
 
+from math import exp
+from statistics import median
 from typing import Annotated
 
 import pandas as pd
@@ -12,6 +14,9 @@ import typer
 
 from research.data import data_folder
 from research.priors import llm_foundry, neusight_models
+from research.priors.kernel_sources import flash_attention
+from trappm.learner.heads.other_devices import known_of_others
+from trappm.learner.physics.step_time_prior import StepTimePrior
 
 
 def error_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -38,6 +43,14 @@ def error_table(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def flash_2() -> str:
+    """Return the factor on an A100's attention that FlashAttention 2's kernels imply."""
+    kernels = flash_attention(data_folder(), "a100-sxm4-80gb")
+    plain = StepTimePrior(kernels.spec, known_of_others()[0].constants_of("a100-80gb"))
+    ratios = kernels.log_values - plain.log_values(kernels.workloads)
+    return f"a100: FlashAttention 2, attention={exp(median(ratios)):.3f}"
+
+
 def main(
     details: Annotated[bool, typer.Option("--details", help="Print every row as well.")] = False,
     fit: Annotated[bool, typer.Option("--fit", help="Print the constants of all rows.")] = False,
@@ -49,6 +62,7 @@ def main(
     whole_models = neusight_models.predicted(pd.read_csv(nodes / "neusight_llm_e2e_fp32.csv"))
     if fit:
         print(llm_foundry.fitted(foundry))
+        print(flash_2())
         print(neusight_models.fitted(whole_models))
     rows = pd.concat([llm_foundry.predicted(foundry), whole_models], ignore_index=True)
     if details:
