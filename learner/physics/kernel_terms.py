@@ -18,7 +18,7 @@ from torch import Tensor
 from trappm.learner.physics.device_specs import DeviceSpec
 from trappm.learner.workload import Array, BoolArray, IntArray, Workload, cached_with_first
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import Optimizer, Phase
+from trappm.profiler.records import Optimizer, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import KernelKind, Kernels, Pass, Size
 
 Indices = IntArray
@@ -181,7 +181,9 @@ def _parts(workload: Workload, spec: DeviceSpec) -> tuple[_Rows, _Rows, dict[str
         table.counts[~forward].sum(),
         profile.parameter_tensors if updates else 0,
     ]
-    bytes_ = profile.parameters * BYTES_PER_PARAMETER[workload.optimizer] if updates else 0.0
+    width = 0.5 if workload.precision is Precision.BF16 else 1.0
+    each = width * BYTES_PER_PARAMETER[workload.optimizer]
+    bytes_ = profile.parameters * each if updates else 0.0
     step = {
         "dispatches": np.array(dispatches, dtype=np.float64),
         "optimizer_bytes": float(bytes_),

@@ -86,29 +86,29 @@ class TransformerTimes:
         return moved
 
 
-FLASH_2 = 0.73
-"""Lower bound of measured over predicted times on an A100, from fms-acceleration's fine-tuning with
-FlashAttention 2; llm-foundry's attention is older, and its models held out give 0.926."""
+FLASH_2 = 1.342
+"""Factor on an A100's attention, from aiconfigurator's kernels of FlashAttention 2, which PyTorch
+has since 2.2. llm-foundry's steps with an older attention imply 2.167."""
 _HALF = "published steps of language models in bf16 (llm-foundry)"
 _FULL = "published whole language models in fp32, with eager attention (NeuSight)"
 KNOWN = {
     ("a100", True): TransformerTimes(
-        products=1.062, attention=1.936, contention=0.045, errors=(FLASH_2, 1.158), basis=_HALF
+        products=1.097, attention=FLASH_2, contention=0.043, errors=(0.80, 1.17), basis=_HALF
     ),
     ("h100", True): TransformerTimes(
-        products=1.414, attention=2.810, contention=0.180, errors=(0.942, 1.096), basis=_HALF
+        products=1.469, attention=3.247, contention=0.178, errors=(0.945, 1.095), basis=_HALF
     ),
     **{
-        (card, False): TransformerTimes(errors=(0.962, 1.206), basis=_FULL)
+        (card, False): TransformerTimes(errors=(0.976, 1.202), basis=_FULL)
         for card in ("v100", "t4", "a100", "h100")
     },
     # Both are limited to about 70 W, which keeps their clocks far below the data sheets.
-    ("l4", False): TransformerTimes(errors=(0.962, 1.206), basis=_FULL, like="t4"),
+    ("l4", False): TransformerTimes(errors=(0.976, 1.202), basis=_FULL, like="t4"),
 }
 """Factors by card model and by whether the step is in 16 bits."""
 
-OTHERS = TransformerTimes(attention=1.9, errors=(0.5, 2.0), basis="no step of a language model")
-"""Factors of other cards in 16 bits; attention is the one factor on which known cards agree."""
+OTHERS = TransformerTimes(attention=FLASH_2, errors=(0.5, 2.0), basis="no step of a language model")
+"""Factors of other cards in 16 bits."""
 
 
 def transformer_times(device: str, precision: Precision) -> TransformerTimes | None:
