@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any
 
 import pandas as pd
@@ -17,7 +18,7 @@ import torch
 import typer
 
 from trappm.profiler.models.zoo import create_model
-from trappm.profiler.records import MemoryFormat, Optimizer, Phase
+from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import KernelKind
 from trappm.profiler.simulation.memory_simulation import simulate_memory
 from trappm.profiler.simulation.training_loop import Loop
@@ -43,8 +44,11 @@ def peak_mib(step: Callable[[], object]) -> float:
     return float(pd.Series([size for _, size in sorted(sizes)]).cumsum().max() / MIB)
 
 
-def measured(name: str, input_size: int, batch_size: int) -> dict[tuple[Phase, bool], float]:
+def measured(
+    name: str, input_size: int, batch_size: int, precision: Precision
+) -> dict[tuple[Phase, bool], float]:
     """Return the peaks in MiB by phase, eager (False) and compiled (True)."""
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=precision is Precision.AMP_BF16)
     peaks = {}
     images = torch.randn(batch_size, 3, input_size, input_size)
     targets = torch.zeros(batch_size, dtype=torch.long)
@@ -55,10 +59,12 @@ def measured(name: str, input_size: int, batch_size: int) -> dict[tuple[Phase, b
 
         def train(model: torch.nn.Module = model, run: Any = run) -> None:
             model.zero_grad()
-            torch.nn.functional.cross_entropy(run(images), targets).backward()  # type: ignore[no-untyped-call]
+            with autocast:
+                loss = torch.nn.functional.cross_entropy(run(images), targets)
+            loss.backward()  # type: ignore[no-untyped-call]
 
         def infer(run: Any = run) -> None:
-            with torch.no_grad():
+            with torch.no_grad(), autocast:
                 run(images)
 
         for phase, step in ((Phase.TRAIN, train), (Phase.INFER, infer)):
@@ -69,14 +75,15 @@ def measured(name: str, input_size: int, batch_size: int) -> dict[tuple[Phase, b
     return peaks
 
 
-def simulated(name: str, input_size: int, batch_size: int) -> dict[tuple[Phase, bool], float]:
+def simulated(
+    name: str, input_size: int, batch_size: int, precision: Precision
+) -> dict[tuple[Phase, bool], float]:
     """Return the same peaks by the simulation; on a CPU, all convolutions are channels-last."""
-    eager = step_profile(name, input_size)
-    options = StepOptions(is_compiled=True)
+    how = StepOptions(precision=precision)
+    eager = step_profile(name, input_size, how)
+    options = replace(how, is_compiled=True)
     if eager.kernels is not None and (eager.kernels.train.kinds <= KernelKind.DEPTHWISE).any():
-        options = StepOptions(
-            is_compiled=True, memory_format=MemoryFormat.CHANNELS_LAST, copies_weights=True
-        )
+        options = replace(options, memory_format=MemoryFormat.CHANNELS_LAST, copies_weights=True)
     trace = eager.trace
     present = float(trace.parameter_bytes.sum() + trace.buffer_bytes.sum())
     present += batch_size * 3 * input_size**2 * 4  # the images
@@ -91,12 +98,13 @@ def simulated(name: str, input_size: int, batch_size: int) -> dict[tuple[Phase, 
 
 def main(
     most: Annotated[int, typer.Option(help="Number of architectures.")] = len(MODELS),
+    precision: Annotated[Precision, typer.Option(help="fp32 or amp-bf16.")] = Precision.FP32,
 ) -> None:
     """Print peaks in MiB and ratios compiled to eager; compiling takes a minute or more each."""
     warnings.filterwarnings("ignore")
     for case in MODELS[:most]:
         begun = time.perf_counter()
-        ours, theirs = simulated(*case), measured(*case)
+        ours, theirs = simulated(*case, precision), measured(*case, precision)
         for phase in Phase:
             eager, compiled = (phase, False), (phase, True)
             print(

@@ -212,6 +212,16 @@ def test_fp32_convolutions_use_tf32_where_available():
     assert np.exp(plain.log_values([step])[0]) > 100
 
 
+@pytest.mark.parametrize("kind", [KernelKind.GROUPED, KernelKind.DEPTHWISE])
+def test_tensor_cores_compute_grouped_but_no_depthwise_convolutions(kind):
+    step = workload([(kind, Pass.FORWARD, 100_000, 64, 576, 64)])
+    fp32 = replace(step.kernels, train=replace(step.kernels.train, half=np.zeros(1, np.bool_)))
+    fast, slow = (replace(A100, tf32_tflops=1e6, half_tflops=1e6), A100)
+    for one in (step, replace(step, precision=Precision.FP32, kernels=fp32)):
+        times = [StepTimePrior(spec).log_values([one])[0] for spec in (fast, slow)]
+        assert (times[0] < times[1]) == (kind is KernelKind.GROUPED)
+
+
 def test_matrix_products_and_half_precision_do_not_use_tf32():
     none = replace(A100, tf32_tflops=None)
     steps = [resnet50(Precision.AMP_FP16), *networks(5)]

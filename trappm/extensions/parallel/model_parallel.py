@@ -36,7 +36,7 @@ WIDE = 2.5
 """Least size of a divided tensor in hidden states of 16 bits; residuals in fp32 have 2."""
 SUMS_PER_PASS = 2
 """Sums of a block's result per pass: after attention and after the MLP."""
-LAUNCH_US = 60.0
+LAUNCH_US = 65.0
 """Host time per kernel of Megatron-DeepSpeed, fitted to A100 nodes (docs/research/many_gpus.md)."""
 FUSED_HEADS = 4
 """Divisor of heads times samples of a rank without which Megatron-LM's softmax is not fused."""
