@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from trappm.profiler.simulation.kernel_profile import Kernels
 
 
+WIDE_TFLOPS = 0.3
+"""Peak in fp32 of one multiprocessor: 64 lanes have 0.16 to 0.2, 128 have 0.35 to 0.65."""
+
+
 @dataclass(frozen=True)
 class DeviceSpec:
     """Speed of a device according to its data sheet, and memory of its processes."""
@@ -46,6 +50,16 @@ class DeviceSpec:
     """Share of the gaps between blocks of CUDA's allocator that also occurs here."""
     tf32_tflops: float | None = None
     """Peak of fp32 convolutions, for which PyTorch allows TF32 in cuDNN; None without TF32."""
+
+    @property
+    def lanes_tflops(self) -> float:
+        """Peak in fp32 next to the arithmetic of indices.
+
+        In multiprocessors of 128 lanes, half of them do either whole numbers or fp32 (NVIDIA's
+        whitepapers of GA102 and AD102).
+        """
+        is_wide = self.full_tflops / self.units > WIDE_TFLOPS
+        return self.full_tflops / (2 if is_wide else 1)
 
     def products_at_peak_ms(self, kernels: Kernels) -> float:
         """Return the time that the products of a step would take at the device's peak, in ms.

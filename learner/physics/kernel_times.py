@@ -67,7 +67,7 @@ class Group:
 # Rough values from literature and data sheets.
 # Spreads were chosen with the formula, on folds of all published rows
 # (docs/research/step_time_constants.md).
-_SLOWDOWN = (0.6, 0.5, 2.0, 2.5, 0.4, 0.8, 0.8)
+_SLOWDOWN = (0.6, 0.5, 2.0, 1.8, 0.4, 0.8, 0.8)
 GROUPS = (
     Group("peak", (2,), 0.0, 0.5, common=True),
     Group("bandwidth", (), 0.1, 0.5, common=True),
@@ -278,7 +278,8 @@ def _product_times(terms: Products, lookup: Lookup, spec: DeviceSpec) -> Tensor:
     def pick(name: str, index: Tensor = terms.base) -> Tensor:
         return lookup.pick(name, index, terms.owner)
 
-    tflops = [spec.full_tflops, spec.half_tflops, spec.tf32_tflops or spec.full_tflops]
+    tf32_tflops = spec.tf32_tflops or spec.full_tflops
+    tflops = [spec.full_tflops, spec.half_tflops, tf32_tflops, spec.lanes_tflops]
     peaks = torch.tensor(tflops, dtype=torch.float64)
     slower = torch.where(
         terms.peak == Peak.TF32,
