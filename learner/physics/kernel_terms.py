@@ -50,8 +50,6 @@ class Peak(IntEnum):
     TF32 = 2
     """fp32 convolutions on devices with TF32, except depthwise ones. By default, PyTorch allows it
     in cuDNN but not in cuBLAS; `profiler.devices.gpu.cuda` sets the same."""
-    LANES = 3
-    """Depthwise convolutions in any precision, as no library computes them on tensor cores."""
 
 
 FEW_GROUPS = 16
@@ -252,6 +250,7 @@ def _products(kernels: Kernels, spec: DeviceSpec) -> _Rows:
     alignment = np.where(axes % 8 == 0, 0, np.where(axes % 2 == 0, 1, 2))
     alignment[~(half & tiled & (kinds != KernelKind.ATTENTION))] = 0
     tf32 = spec.uses_tf32(kinds, half)
+    on_tensor_cores = half & (kinds != KernelKind.DEPTHWISE)
     detail = _FIRST_DETAIL[kinds] + _detail(kinds, windows, strides, fan_in, fan_out, products)
     behaves = np.where(_like_forward(kinds, passes, half), Pass.FORWARD, passes)
     return {
@@ -259,9 +258,7 @@ def _products(kernels: Kernels, spec: DeviceSpec) -> _Rows:
         "base": kinds * PASSES + passes,
         "like": kinds * PASSES + behaves,
         "detail": detail,
-        "peak": np.select(
-            [kinds == KernelKind.DEPTHWISE, half, tf32], [Peak.LANES, Peak.HALF, Peak.TF32]
-        ),
+        "peak": np.select([on_tensor_cores, tf32], [Peak.HALF, Peak.TF32]),
         "last": last.astype(np.float64),
         "full": (~half & ~tf32).astype(np.float64),
         "winograd": (

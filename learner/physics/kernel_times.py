@@ -31,6 +31,7 @@ from trappm.learner.physics.kernel_terms import (
     terms_of,
 )
 from trappm.learner.workload import Workload
+from trappm.profiler.simulation.kernel_profile import KernelKind
 
 STEP_MS = 0.1
 """Time of a step in addition to its kernels, before any label."""
@@ -279,14 +280,15 @@ def _product_times(terms: Products, lookup: Lookup, spec: DeviceSpec) -> Tensor:
         return lookup.pick(name, index, terms.owner)
 
     tf32_tflops = spec.tf32_tflops or spec.full_tflops
-    tflops = [spec.full_tflops, spec.half_tflops, tf32_tflops, spec.lanes_tflops]
-    peaks = torch.tensor(tflops, dtype=torch.float64)
+    tflops = [spec.full_tflops, spec.half_tflops, tf32_tflops]
+    peaks = torch.tensor(tflops, dtype=torch.float64)[terms.peak]
+    peaks[terms.base // PASSES == KernelKind.DEPTHWISE] = spec.lanes_tflops
     slower = torch.where(
         terms.peak == Peak.TF32,
         pick("tf32_peak", zeros),
         pick("peak", (terms.peak == Peak.HALF).long()),
     )
-    peak = slower - (peaks[terms.peak] * 1e9).log()
+    peak = slower - (peaks * 1e9).log()
     bandwidth = pick("bandwidth", zeros) - np.log(spec.bandwidth_gbs * 1e6)
     penalty, traffic = _product_penalties(terms, lookup)
     math = terms.log_flops + peak + MOST_PENALTY * torch.tanh(penalty / MOST_PENALTY)

@@ -79,7 +79,14 @@ def _cards(cards: dict[str, str]) -> dict[str, str]:
     return cards
 
 
-_Short = Annotated[str, StringConstraints(max_length=1000)]
+def _printable(text: str) -> str:
+    """Refuse what would control the terminal that it is printed on."""
+    if not text.isprintable():
+        raise ValueError("has characters that cannot be printed")
+    return text
+
+
+_Short = Annotated[str, StringConstraints(max_length=1000), AfterValidator(_printable)]
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
 _Count = Annotated[int, Field(ge=0, le=2**53)]
 _Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]

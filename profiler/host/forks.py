@@ -440,9 +440,11 @@ class ForkServer:
         return bool(data)
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError, OSError):
+        try:
             if self._owner_pid == os.getpid():  # not a fork of the worker, which has none of it
                 self.stop()
+        except (AttributeError, OSError):
+            pass
 
 
 class Child:

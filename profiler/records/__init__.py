@@ -367,19 +367,28 @@ def member(name: str, kind: type[Member], value: str) -> Member:
     except ValueError as error:
         meant = _ALSO_CALLED.get(text) if kind is Precision and isinstance(text, str) else None
         hint = "" if meant is None else f"; did you mean {meant}?"
-        if kind is Execution and text in _NOT_COVERED:
-            hint = f"; {_NOT_COVERED[text]} not covered"
+        if text in _ELSEWHERE:
+            hint = f"; {_ELSEWHERE[text]}"
         allowed = ", ".join(kind)
         raise InputError(f"{name} is {value!r}; it must be one of {allowed}{hint}") from error
 
 
-_NOT_COVERED = {
-    "reduce-overhead": "CUDA graphs are",
-    "max-autotune": "autotuned kernels are",
-    "tensorrt": "TensorRT is",
-    "onnxruntime": "ONNX Runtime is",
+_ELSEWHERE = {
+    "reduce-overhead": "CUDA graphs are not covered",
+    "max-autotune": "autotuned kernels are not covered",
+    "tensorrt": "TensorRT is not covered",
+    "onnxruntime": "ONNX Runtime is not covered",
+    "int8": "weights of transformers in int8 are a part of the name, as in hf:NAME,int8",
+    "int4": "weights of transformers in int4 are a part of the name, as in hf:NAME,int4",
+    "zero1": "ZeRO-1 is ddp with a sharded optimizer",
+    "zero2": "ZeRO-2 is not covered, and nearest to fsdp",
+    "zero3": "ZeRO-3 is nearest to fsdp",
+    "hsdp": "hybrid sharding is not covered, and nearest to fsdp",
+    "ep": "expert parallelism is not covered",
+    "cp": "context parallelism is not covered",
+    "offload": "offloading is not covered",
 }
-"""Other ways to run a step."""
+"""Names of common values here, or the remark that they are not covered."""
 
 _ALSO_CALLED = {
     "amp": Precision.AMP_FP16,

@@ -150,18 +150,18 @@ def _is_tokens(tensor: Tensor) -> bool:
 
 def _against(output: Tensor, targets: Any) -> Tensor:
     """Return the loss of one output, by the shape and the type of the targets."""
-    shape = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
-    if isinstance(targets, Tensor):
-        if targets.is_floating_point() and output.shape == targets.shape:
-            return F.mse_loss(output, targets)
-        if not targets.is_floating_point() and output.shape[:-1] == targets.shape:
-            return F.cross_entropy(output.flatten(0, -2), targets.flatten().long())
-        if not targets.is_floating_point() and (
-            *output.shape[:1], *output.shape[2:]
-        ) == targets.shape:  # fmt: skip
-            return F.cross_entropy(output, targets.long())
+    if not isinstance(targets, Tensor):
+        raise InputError(f"targets are a {type(targets).__name__}; give a tensor, or the loss")
+    if targets.is_floating_point() and output.shape == targets.shape:
+        return F.mse_loss(output, targets)
+    if not targets.is_floating_point() and output.shape[:-1] == targets.shape:
+        return F.cross_entropy(output.flatten(0, -2), targets.flatten().long())
+    if not targets.is_floating_point() and (
+        *output.shape[:1], *output.shape[2:]
+    ) == targets.shape:  # fmt: skip
+        return F.cross_entropy(output, targets.long())
     raise InputError(
-        f"targets of shape {shape} are not the classes of an output of shape "
+        f"targets of shape {tuple(targets.shape)} are not the classes of an output of shape "
         f"{tuple(output.shape)}, nor its values; give the loss as well, such as "
         "loss=lambda output, targets: ..."
     )

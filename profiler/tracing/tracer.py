@@ -26,7 +26,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from trappm.profiler.errors import BatchOrderError, TrappmError, UnsupportedModelError, one_line
+from trappm.profiler.errors import (
+    BatchOrderError,
+    InputError,
+    TrappmError,
+    UnsupportedModelError,
+    one_line,
+)
 from trappm.profiler.graphs.graph_log import GraphLog, needs_values
 from trappm.profiler.models.model_input import TARGETS, ExampleInputs, Inputs
 from trappm.profiler.records import (
@@ -445,7 +451,7 @@ def _refusal(phase: Phase, error: Exception, operator: Any) -> UnsupportedModelE
         why = f"{why} ({name})"
         if needs_values(operator) or "meta tensor" in str(error):
             why = f"needs the values of a tensor ({name})"
-    where_and_why = f"{line_of_error(error)} {why}".strip()
+    where_and_why = f"{line_of_error(error)} {why}".strip().rstrip(".")
     return UnsupportedModelError(f"{what} cannot be traced: {where_and_why}")
 
 
@@ -502,6 +508,11 @@ def _set_weights(values: KnownValues, model: nn.Module, original: nn.Module) -> 
 
 
 def _run_backward(loss: Tensor, values: KnownValues) -> None:
+    if isinstance(loss, Tensor) and loss.numel() != 1:
+        raise InputError(
+            f"the loss has the shape {tuple(loss.shape)}, and PyTorch trains a single number; give "
+            "a loss that is reduced, such as by .mean()"
+        )
     if not values.everything:
         loss.backward()  # type: ignore[no-untyped-call]
         return

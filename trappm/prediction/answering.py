@@ -168,6 +168,8 @@ def simulated_answer(question: Question, subject: Subject, device: str, why: str
         return simulated_interval(simulated(size).reserved_with_workspace_mib + process_mib)
 
     interval, capacity = memory(batch_size), memory_mib(device)
+    if traced.only_batch is not None and not traced.by_values:
+        why = f"kernels are traced at two batch sizes, but {traced.reason}"
     missing = {name: why for name in (*METRIC_NAMES, "out_of_memory") if name != "memory_mib"}
     largest = None
     if capacity is None:

@@ -341,6 +341,8 @@ def test_pod_requests_only_fitting_gpus(folder):
     asked = {"batch_size": 8, "input_size": 64}
     with pytest.raises(InputError, match="no Kubernetes product name is known for titan-v"):
         pod(trappm.compare("resnet10t", "titan-v", **asked))
+    one = trappm.predict("resnet10t", device="t4", **asked)
+    assert pod(one) == pod([one])
     with pytest.raises(InputError, match="does not fit t4"):
         pod(trappm.compare("resnet10t", "t4", **(asked | {"batch_size": 60_000})))
 

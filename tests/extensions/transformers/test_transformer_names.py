@@ -1,6 +1,7 @@
 """Transformers by name: texts, shapes, what is trained, what is refused."""
 
 import functools
+import json
 from pathlib import Path
 
 import pytest
@@ -255,3 +256,13 @@ def test_unknown_name_gives_a_suggestion(name, message, tmp_path, monkeypatch, r
         pytest.importorskip("transformers")
     with refused(message):
         trappm.predict(name)
+
+
+def test_quantized_configurations_are_refused_with_a_remedy(tmp_path):
+    pytest.importorskip("transformers")
+    shape = dict(builtin_shapes()["llama-tiny"])
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(shape | {"quantization_config": {"quant_method": "gptq"}}))
+    for ask in (functools.partial(trappm.predict, device="a100", precision="bf16"), generate):
+        with pytest.raises(InputError, match=r"quantized weights.* add int8 or int4 to the name"):
+            ask(f"hf:{file}")

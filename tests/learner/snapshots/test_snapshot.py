@@ -170,6 +170,7 @@ MANY = [f"device-{number}" for number in range(50_000)]
         ({"preset": {}}, r"is preset\.name: "),
         ({"cards": ["a100"]}, "is cards: "),
         ({"cards": {"v100-16gb": "h100"}}, "is cards: .* v100-16gb is no h100"),
+        ({"cards": {"mine": "red\x1b[31m"}}, "is cards.mine: .* characters that cannot be printed"),
         ({"cards": dict.fromkeys(MANY, "v100")}, "cards has 50,000 devices; at most 1,000"),
         ({"heads": {key: {} for key in MANY}}, "heads has 50,000 devices; at most 1,000"),
         ({"feature_schema": {}}, "other features of graph and memory and kernels"),

@@ -242,6 +242,9 @@ def test_modules_that_take_targets_receive_them():
         ((), {"loss": "cross-entropy"}, "loss is 'cross-entropy'; give a function"),
         ((), {"loss": nn.CrossEntropyLoss}, "loss is CrossEntropyLoss; give a function"),
         ((torch.rand(12, 1),), {}, r"shape \(12, 1\) are not the classes of an output of shape"),
+        ((), {"targets": [1] * 12}, "targets are a list; give a tensor"),
+        ((), {"loss": nn.CrossEntropyLoss(reduction="none")}, r"the loss has the shape \(\d+,\)"),
+        ((), {"loss": lambda output: output}, "PyTorch trains a single number"),
     ],
 )
 def test_problems_with_the_loss_are_explained(inputs, options, message):
@@ -261,7 +264,9 @@ def test_labels_in_a_closure_fix_the_batch_size(loss):
     answer = ask(classifier(), images(12), loss=loss)
     assert answer.fits
     assert answer.largest_batch is None
-    assert re.search("batch 12 only: at batch 8 .*targets=labels", answer.missing["largest_batch"])
+    assert re.search(
+        "batch 12 only: at other batch sizes .*targets=labels", answer.missing["largest_batch"]
+    )
 
 
 def test_a_tensor_of_a_closure_counts_as_a_buffer_of_the_module_does():
@@ -475,6 +480,9 @@ def of(module, name):
         (lambda: of("vllm.entrypoints.llm", "LLM"), "the nearest is: trappm generate"),
         (lambda: of("diffusers.pipelines.flux", "FluxPipeline"), "one of its modules"),
         (lambda: of("stable_baselines3.ppo.ppo", "PPO"), "the policy's module"),
+        (lambda: "hf:stabilityai/stable-diffusion-xl-base-1.0", "one of its modules"),
+        (lambda: "yolov8n", "or its ONNX file"),
+        (lambda: "vllm", "the nearest is: trappm generate"),
     ],
 )
 def test_objects_of_other_tools_are_refused_with_a_remedy(make, message):

@@ -61,11 +61,14 @@ def ray_options(prediction: Prediction) -> dict[str, float]:
     return {"num_gpus": min(share, 1.0), "memory": host_mib(prediction) << 20}
 
 
-def pod(predictions: Sequence[Prediction], shared_by: str | None = None) -> dict[str, Any]:
+def pod(
+    predictions: Prediction | Sequence[Prediction], shared_by: str | None = None
+) -> dict[str, Any]:
     """Return a pod that requests one GPU on nodes with GPUs that fit the step.
 
     Args:
-        predictions: Predictions of one step for several devices, as from `trappm.compare`.
+        predictions: Prediction of a step, or several of one step for several devices, as from
+            `trappm.compare`.
         shared_by: Scheduler that shares a GPU among pods by memory: `hami`, `kai` or `volcano`.
             The pod then requests the upper bound of the step's memory instead of a whole GPU.
 
@@ -76,6 +79,8 @@ def pod(predictions: Sequence[Prediction], shared_by: str | None = None) -> dict
         raise InputError(
             f"{shared_by!r} is no scheduler that shares GPUs; known: {', '.join(SHARING)}"
         )
+    if isinstance(predictions, Prediction):
+        predictions = [predictions]
     fitting = [p for p in predictions if p.fits]
     if not fitting:
         raise InputError(

@@ -305,6 +305,11 @@ transformers.AttentionInterface.register("megatron", megatron_attention)
 @lru_cache(maxsize=64)
 def _known_config(name: TransformerName, _content: str) -> PretrainedConfig:
     config = _stored_config(name)
+    if getattr(config, "quantization_config", None) is not None:
+        raise InputError(
+            f"{name} has quantized weights, whose kernels are not covered; remove "
+            "quantization_config, and add int8 or int4 to the name"
+        )
     if name.vocabulary is not None:
         if _image_size(config):
             raise InputError(f"{name} is an image model without a vocabulary; omit the option")

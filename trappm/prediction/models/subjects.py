@@ -149,12 +149,28 @@ _FOREIGN = {
     "batch of observations",
 }
 """The advice for objects of other tools, by the module of their class."""
+_DIFFUSION = f"{_FOREIGN['diffusers.pipelines']}, with an example input"
+_DETECTOR = "give its module with an example input, or its ONNX file"
+_FOREIGN_NAMES = {
+    "stable-diffusion": _DIFFUSION,
+    "sdxl": _DIFFUSION,
+    "flux.1": _DIFFUSION,
+    "yolo": _DETECTOR,
+    "rf-detr": _DETECTOR,
+    "vllm": _FOREIGN["vllm"],
+    "sglang": _FOREIGN["vllm"],
+}
+"""The advice for models of other tools, by a part of their name."""
 
 
 def refuse_foreign(model: object) -> None:
     """Raise InputError for an object of another tool, or a form of a module; with a remedy."""
     if isinstance(model, str | Path) and Path(model).suffix in {".engine", ".plan", ".trt"}:
         raise InputError(f"{model} is a TensorRT engine: {_FOREIGN['tensorrt']}")
+    if isinstance(model, str):
+        for part, remedy in _FOREIGN_NAMES.items():
+            if part in model.lower() and not model.endswith(".onnx"):
+                raise InputError(f"{model} is not known by name: {remedy}")
     where = f"{type(model).__module__}."
     for package, remedy in _FOREIGN.items():
         if where.startswith(f"{package}."):

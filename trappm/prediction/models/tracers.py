@@ -148,8 +148,8 @@ def traced_step(
         reason = "other operators run at every batch size, as where it loops over its samples"
     except TrappmError as error:
         reason = (
-            f"at batch {TRACED_BATCH_SIZES[0]} {str(error).rstrip('.')}; if the loss has labels of "
-            "a fixed batch, give them as targets=labels"
+            f"at other batch sizes {str(error).rstrip('.')}; if the loss has labels of a fixed "
+            "batch, give them as targets=labels"
         )
     tracer = Tracer(module, inputs, options, (batch_size, batch_size), with_origins=True)
     by_values = False
