@@ -86,24 +86,24 @@ class TransformerTimes:
         return moved
 
 
-FLASH_2 = 1.342
+FLASH_2 = 1.331
 """Factor on an A100's attention, from aiconfigurator's kernels of FlashAttention 2, which PyTorch
-has since 2.2. llm-foundry's steps with an older attention imply 2.167."""
+has since 2.2. llm-foundry's steps with an older attention imply 2.114."""
 _HALF = "published steps of language models in bf16 (llm-foundry)"
 _FULL = "published whole language models in fp32, with eager attention (NeuSight)"
 KNOWN = {
     ("a100", True): TransformerTimes(
-        products=1.097, attention=FLASH_2, contention=0.043, errors=(0.80, 1.17), basis=_HALF
+        products=1.079, attention=FLASH_2, contention=0.046, errors=(0.80, 1.17), basis=_HALF
     ),
     ("h100", True): TransformerTimes(
-        products=1.469, attention=3.247, contention=0.178, errors=(0.945, 1.095), basis=_HALF
+        products=1.460, attention=3.074, contention=0.167, errors=(0.946, 1.089), basis=_HALF
     ),
     **{
-        (card, False): TransformerTimes(errors=(0.976, 1.202), basis=_FULL)
+        (card, False): TransformerTimes(errors=(0.972, 1.164), basis=_FULL)
         for card in ("v100", "t4", "a100", "h100")
     },
     # Both are limited to about 70 W, which keeps their clocks far below the data sheets.
-    ("l4", False): TransformerTimes(errors=(0.976, 1.202), basis=_FULL, like="t4"),
+    ("l4", False): TransformerTimes(errors=(0.972, 1.164), basis=_FULL, like="t4"),
 }
 """Factors by card model and by whether the step is in 16 bits."""
 
