@@ -440,7 +440,7 @@ class ForkServer:
         return bool(data)
 
     def __del__(self) -> None:
-        try:
+        try:  # contextlib may be gone when the interpreter ends
             if self._owner_pid == os.getpid():  # not a fork of the worker, which has none of it
                 self.stop()
         except (AttributeError, OSError):

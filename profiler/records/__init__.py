@@ -355,8 +355,17 @@ METRICS: Mapping[str, str] = {"step_time_ms": "ms", "memory_mib": "MiB", "power_
 Member = TypeVar("Member", bound=enum.StrEnum)
 
 
-def member(name: str, kind: type[Member], value: str) -> Member:
+def member(
+    name: str, kind: type[Member], value: str, elsewhere: Mapping[str, str] | None = None
+) -> Member:
     """Return the member of an enumeration by its text, in any case.
+
+    Args:
+        name: Name of the setting.
+        kind: The enumeration.
+        value: The text.
+        elsewhere: Remarks on other texts that are common elsewhere (default: on the ways to run a
+            step).
 
     Raises:
         InputError: There is none; the message lists all members.
@@ -367,8 +376,9 @@ def member(name: str, kind: type[Member], value: str) -> Member:
     except ValueError as error:
         meant = _ALSO_CALLED.get(text) if kind is Precision and isinstance(text, str) else None
         hint = "" if meant is None else f"; did you mean {meant}?"
-        if text in _ELSEWHERE:
-            hint = f"; {_ELSEWHERE[text]}"
+        known = _ELSEWHERE if elsewhere is None else elsewhere
+        if isinstance(text, str) and text in known:
+            hint = f"; {known[text]}"
         allowed = ", ".join(kind)
         raise InputError(f"{name} is {value!r}; it must be one of {allowed}{hint}") from error
 
@@ -380,13 +390,6 @@ _ELSEWHERE = {
     "onnxruntime": "ONNX Runtime is not covered",
     "int8": "weights of transformers in int8 are a part of the name, as in hf:NAME,int8",
     "int4": "weights of transformers in int4 are a part of the name, as in hf:NAME,int4",
-    "zero1": "ZeRO-1 is ddp with a sharded optimizer",
-    "zero2": "ZeRO-2 is not covered, and nearest to fsdp",
-    "zero3": "ZeRO-3 is nearest to fsdp",
-    "hsdp": "hybrid sharding is not covered, and nearest to fsdp",
-    "ep": "expert parallelism is not covered",
-    "cp": "context parallelism is not covered",
-    "offload": "offloading is not covered",
 }
 """Names of common values here, or the remark that they are not covered."""
 

@@ -143,8 +143,8 @@ def kept_contents(nodes: Sequence[Node]) -> Set[Contents]:
                 cuts.add_edge("forward", (contents, "in"), capacity=math.inf)
             else:
                 statistics = [c for c in written if c != contents and flow.is_small(c)]
-                sources = [c for c in read_by(node) if c in flow.writer and c != contents]
-                for source in (*sources, *statistics):
+                read = [c for c in read_by(node) if c in flow.writer and c != contents]
+                for source in (*read, *statistics):
                     cuts.add_edge((source, "out"), (contents, "in"), capacity=math.inf)
             if flow.is_read_backward(contents):
                 cuts.add_edge((contents, "out"), "backward", capacity=math.inf)

@@ -19,6 +19,7 @@ from trappm.extensions.parallel.schedules import (
     buckets,
     expected_most,
     schedule,
+    strategy_of,
 )
 from trappm.extensions.parallel.step_work import blocks_of, even_work
 from trappm.profiler.errors import InputError
@@ -127,6 +128,11 @@ def test_more_ranks_of_a_node_take_no_less_time(size_bytes):
         for name in ("all_reduce_ms", "all_gather_ms", "reduce_scatter_ms"):
             times = [getattr(group, name)(size_bytes) for group in groups]
             assert times == sorted(times)
+
+
+def test_strategies_of_other_libraries_are_refused_with_the_nearest():
+    with pytest.raises(InputError, match="ZeRO-3 is nearest to fsdp"):
+        strategy_of("zero3")
 
 
 def test_gradients_are_summed_once_per_step():

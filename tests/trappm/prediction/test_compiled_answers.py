@@ -70,6 +70,7 @@ def test_a_compiled_step_that_is_too_large_does_not_fit():
         ("fast", "one of eager, compile$"),
         ("reduce-overhead", "CUDA graphs are not covered"),
         ("tensorrt", "TensorRT is not covered"),
+        (["eager"], "it must be one of eager, compile"),
     ],
 )
 def test_unknown_execution_is_refused(execution, reason):

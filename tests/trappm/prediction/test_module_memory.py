@@ -494,6 +494,13 @@ def test_objects_of_other_tools_are_refused_with_a_remedy(make, message):
             predict(model, example_input=torch.rand(2, 8))
 
 
+def test_folders_named_like_other_tools_are_no_models_of_theirs(tmp_path):
+    path = tmp_path / "vllm" / "config.json"
+    with pytest.raises(InputError) as caught:
+        trappm.predict(f"hf:{path}", device="a100")
+    assert "serving engines" not in str(caught.value)
+
+
 def test_scripted_modules_are_refused_with_a_remedy():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -7,13 +7,13 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from trappm.extensions.parallel.schedules import Parallelism, Strategy
+from trappm.extensions.parallel.schedules import Parallelism, Strategy, strategy_of
 from trappm.extensions.parallel.shared_step import ParallelPrediction, SharedStep
 from trappm.prediction.fitting import VERDICTS, Verdict
 from trappm.prediction.question import Question
 from trappm.profiler.devices.base import rank_key
 from trappm.profiler.errors import InputError, UnsupportedModelError
-from trappm.profiler.records import Phase, member
+from trappm.profiler.records import Phase
 from trappm.terminal.tables import print_line, print_notes, print_table
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def scaling(
     """
     for name in strategies:
         if name != AUTO:
-            member("strategy", Strategy, name)
+            strategy_of(name)
     if sharded_optimizer and set(strategies) == {Strategy.FSDP}:
         raise InputError("fsdp shards the optimizer anyway; leave sharded-optimizer out")
     predictions, refusals = list[ParallelPrediction](), dict[str, None]()

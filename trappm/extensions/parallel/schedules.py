@@ -21,6 +21,7 @@ import numpy as np
 from trappm.extensions.parallel.links import Group, Node
 from trappm.extensions.parallel.step_work import StepWork
 from trappm.profiler.errors import InputError
+from trappm.profiler.records import member
 
 
 class Strategy(StrEnum):
@@ -32,6 +33,23 @@ class Strategy(StrEnum):
     """Sharded; each rank gathers the parameters of a block when needed (FSDP2)."""
     TP = "tp"
     """Ranks split each block's products and the sequence of blocks (Megatron-LM)."""
+
+
+_ELSEWHERE = {
+    "zero1": "ZeRO-1 is ddp with a sharded optimizer",
+    "zero2": "ZeRO-2 is not covered, and nearest to fsdp",
+    "zero3": "ZeRO-3 is nearest to fsdp",
+    "hsdp": "hybrid sharding is not covered, and nearest to fsdp",
+    "ep": "expert parallelism is not covered",
+    "cp": "context parallelism is not covered",
+    "offload": "offloading is not covered",
+}
+"""Remarks on strategies of other libraries."""
+
+
+def strategy_of(text: str) -> Strategy:
+    """Return the strategy by its name; raises InputError for another one."""
+    return member("strategy", Strategy, text, _ELSEWHERE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.extensions.parallel.link_fit import known_node
 from trappm.extensions.parallel.links import Group, Node
-from trappm.extensions.parallel.schedules import Parallelism, Strategy
+from trappm.extensions.parallel.schedules import Parallelism, Strategy, strategy_of
 from trappm.prediction.costs import prices_of
 from trappm.prediction.device_names import precision_gap
 from trappm.prediction.fitting import (
@@ -29,7 +29,7 @@ from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.extensions import extension_modules
 from trappm.profiler.models.known_names import is_prefixed
 from trappm.profiler.models.pool import Attention
-from trappm.profiler.records import Phase, Precision, StepSettings, member
+from trappm.profiler.records import Phase, Precision, StepSettings
 from trappm.profiler.text import number_text
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def predict_parallel(
         TrappmError: As `predict`.
     """
     chosen = Parallelism(
-        strategy=member("strategy", Strategy, strategy),
+        strategy=strategy_of(strategy),
         gpus=gpus,
         nodes=nodes,
         accumulation=accumulation,

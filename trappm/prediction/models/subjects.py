@@ -168,8 +168,9 @@ def refuse_foreign(model: object) -> None:
     if isinstance(model, str | Path) and Path(model).suffix in {".engine", ".plan", ".trt"}:
         raise InputError(f"{model} is a TensorRT engine: {_FOREIGN['tensorrt']}")
     if isinstance(model, str):
+        name = model.rpartition("/")[2].lower()
         for part, remedy in _FOREIGN_NAMES.items():
-            if part in model.lower() and not model.endswith(".onnx"):
+            if part in name and not name.endswith((".onnx", ".json")):
                 raise InputError(f"{model} is not known by name: {remedy}")
     where = f"{type(model).__module__}."
     for package, remedy in _FOREIGN.items():
