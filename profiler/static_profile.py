@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from torch import nn
 
-from trappm.profiler.errors import TrappmError, UnsupportedModelError
+from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError
 from trappm.profiler.models.model_input import FileInputs, Inputs, Sample
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.models.sources import source_of
@@ -32,19 +32,26 @@ if TYPE_CHECKING:
 
 
 def static_profile(
-    model: str | nn.Module, input_size: int | Inputs, options: StepOptions | None = None
+    model: str | nn.Module,
+    input_size: int | Inputs,
+    options: StepOptions | None = None,
+    batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES,
+    *,
+    by_values: bool = False,
 ) -> StaticProfile:
     """Return the static profile of a timm architecture (or a module) at one input size.
 
     If the step cannot be traced, the profile has the reason in place of the step.
 
     Args:
-        model, input_size, options: As `step_profile`.
+        model, input_size, options, batch_sizes, by_values: As `step_profile`.
 
     Raises:
         UnknownArchitectureError, InputError, UnsupportedModelError: As `graph_template`.
     """
-    return _profile(_tracer(model, input_size, options), model, input_size, StepSource.TRACED)
+    source = StepSource.RUN if by_values else StepSource.TRACED
+    tracer = _tracer(model, input_size, options, batch_sizes, by_values=by_values)
+    return _profile(tracer, model, input_size, source)
 
 
 def graph_template(
@@ -71,6 +78,8 @@ def step_profile(
     input_size: int | Inputs,
     options: StepOptions | None = None,
     batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES,
+    *,
+    by_values: bool = False,
 ) -> StepProfile:
     """Return allocations and kernels of the steps of a timm architecture, or of a module.
 
@@ -79,15 +88,19 @@ def step_profile(
         options: How the steps are run; by default in fp32, contiguous, with cross-entropy.
             Kernels and allocations are those of the compiled step, if it is compiled.
         batch_sizes: Two different ones, or twice the only one of the model.
+        by_values: Run the steps of a module on its values and on those of the inputs, on the CPU.
 
     Raises:
         UnknownArchitectureError, InputError: As `profiler.models.zoo.create_model`.
         UnsupportedModelError: A step cannot be traced.
     """
     options = options or StepOptions()
-    step = _tracer(model, input_size, replace(options, is_compiled=False), batch_sizes).step()
+    eager = replace(options, is_compiled=False)
+    step = _tracer(model, input_size, eager, batch_sizes, by_values=by_values).step()
     if not options.is_compiled or step.kernels is None:
         return step
+    if by_values:
+        raise UnsupportedModelError("its operators depend on values, so parts of it run in eager")
     (trace, train), (infer_trace, infer) = (
         compiled_phase(model, input_size, phase, options, step.kernels.table(phase), batch_sizes)
         for phase in (Phase.TRAIN, Phase.INFER)
@@ -162,10 +175,13 @@ def _tracer(
     input_size: int | Inputs,
     options: StepOptions | None = None,
     batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES,
+    *,
+    by_values: bool = False,
 ) -> Tracer:
     options = options or StepOptions()
     module = on_meta(model, input_size, options.memory_format, options.precision)
-    return Tracer(module, _inputs(model, input_size), options, batch_sizes)
+    original = model if by_values and isinstance(model, nn.Module) else None
+    return Tracer(module, _inputs(model, input_size), options, batch_sizes, original=original)
 
 
 def _inputs(model: str | nn.Module, input_size: int | Inputs) -> Inputs:
@@ -180,6 +196,8 @@ def _profile(
     graph = _graph(tracer, model, inputs)
     try:
         step = tracer.step()
+    except InputError:  # PyTorch refuses this step, too
+        raise
     except TrappmError as error:
         return StaticProfile(graph=graph, step=None, step_refusal=str(error), step_source=None)
     return StaticProfile(graph=graph, step=step, step_refusal=None, step_source=source)

@@ -8,7 +8,7 @@ is in the graph: the rest is folded, and its weights count at the node that uses
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,13 +20,30 @@ from trappm.profiler.graphs.nodes import Call, GraphBuilder, Value
 from trappm.profiler.graphs.operators import RULES, Rule, elementwise
 from trappm.profiler.records import Graph
 
-Run = Callable[[], Any]
+_PACKED = {getattr(torch.ops.aten, name).data for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
+"""Recurrent layers of packed sequences, which ONNX does not have."""
 
 
 class GraphLog:
-    """Turns operators into nodes; holds no tensor, so lifetimes do not change."""
+    """Turns operators into nodes; holds no tensor, so lifetimes do not change.
 
-    def __init__(self, module: nn.Module, inputs: Sequence[Tensor]) -> None:
+    Args:
+        module: The model that runs.
+        inputs: Tensors of its inputs.
+        at_one_batch: True if the graph is of one batch size only, so that an output need not have
+            a batch axis.
+        by_values: True if the step runs on values, which operators may depend on.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: Sequence[Tensor],
+        *,
+        at_one_batch: bool = False,
+        by_values: bool = False,
+    ) -> None:
+        self._at_one_batch, self._by_values = at_one_batch, by_values
         parameters = {id(p): p for p in module.parameters()}
         self._builder = GraphBuilder({key: p.numel() for key, p in parameters.items()})
         self._values: dict[int, Value] = {}
@@ -50,8 +67,8 @@ class GraphLog:
         outputs = [value for value in map(self._value, results) if value.depends]
         if all(value.producer is None for value in outputs):
             raise UnsupportedModelError("no output depends on the inputs, but as a copy")
-        for value in outputs:
-            if batch_size not in value.shape:
+        for value in () if self._at_one_batch else outputs:
+            if value.shape and batch_size not in value.shape:
                 raise UnsupportedModelError(
                     f"at batch size {batch_size} an output has shape {value.shape}; the batch size "
                     "is written into the model, or the output has no batch axis"
@@ -67,7 +84,11 @@ class GraphLog:
         if not any(self._value(t).depends for t in tensors):
             return _folded
         if _needs_values(func, args):
+            if self._by_values:
+                return _own_rule(func)
             raise UnsupportedModelError(f"its forward pass depends on values of tensors ({func})")
+        if func in _PACKED:
+            return _own_rule(func)
         name = func._schema.name.removeprefix("aten::")
         return RULES.get(name) or RULES.get(name.removesuffix("_"))
 
@@ -82,7 +103,7 @@ class GraphLog:
             values = [Value(tuple(t.shape), weights=weights) for t in outputs]
         else:
             call = Call(func, args, kwargs, outputs, self._value, self._builder)
-            values = (rule or _rule_by_tag(func))(call)
+            values = (rule or _own_rule(func))(call)
         written = any(a.alias_info and a.alias_info.is_write for a in func._schema.arguments)
         for tensor, value in zip(outputs, values, strict=True):
             (self._overwrite if written else self._set)(tensor, value)
@@ -131,15 +152,13 @@ def needs_values(func: Any) -> bool:
 _NEEDS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
-def _rule_by_tag(func: Any) -> Rule:
-    """Return the rule of an elementwise operator: one node with its own name."""
-    if torch.Tag.pointwise not in func.tags:
-        raise UnsupportedModelError(
-            f"no rule maps {func} to ONNX operators; export the model to ONNX and "
-            "use the file, or add a rule to profiler/graphs/operators.py"
-        )
-    words = func._schema.name.removeprefix("aten::").strip("_").split("_")
-    return elementwise("".join(word.capitalize() for word in words))
+def _own_rule(func: Any) -> Rule:
+    """Return the rule of an operator that is in no table: one node with its own name."""
+    words = func._schema.name.rpartition("::")[2].strip("_").split("_")
+    operator = "".join(word.capitalize() for word in words)
+    if torch.Tag.pointwise in func.tags:
+        return elementwise(operator)
+    return lambda call: call.builder.emit(operator, call.tensors(), *call.shapes)
 
 
 def _storage(tensor: Tensor) -> int:

@@ -8,9 +8,11 @@ autocast casts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import wraps
+from threading import Lock
 from types import FunctionType
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -278,6 +280,66 @@ torch.autocast.__init__ = _construct  # type: ignore[method-assign]
 torch.autocast.__enter__ = _enter  # type: ignore[method-assign]
 
 
+class _Idle:
+    """A stream, an event or a range of a GPU that has nothing to do."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return _is_done
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _is_done(*_: Any, **__: Any) -> bool:
+    return True
+
+
+_ORDERS = {
+    torch.cuda: {
+        "synchronize": _is_done,
+        **dict.fromkeys(("Stream", "Event", "stream", "current_stream", "default_stream"), _Idle),
+    },
+    torch.cuda.nvtx: {"range": _Idle, "range_push": _is_done, "range_pop": _is_done},
+}
+"""What only orders or marks the work of a GPU, by its module in PyTorch."""
+
+
+class _IdleGpu:
+    """Lets calls that order or mark a GPU's work do nothing, where PyTorch finds no GPU.
+
+    The first of the threads that trace changes PyTorch's modules, and the last one restores them.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._traces = 0
+        self._changes = ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._traces == 0 and not torch.cuda.is_available():
+                for module, names in _ORDERS.items():
+                    for name, idle in names.items():
+                        self._changes.callback(setattr, module, name, getattr(module, name))
+                        setattr(module, name, idle)
+            self._traces += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._traces -= 1
+            if self._traces == 0:
+                self._changes.close()
+
+
+IDLE_GPU = _IdleGpu()
+
+
 def _on_meta(value: Any) -> Any:
     """Return the meta device for the name or index of a GPU, and other values as they are."""
     is_gpu = isinstance(value, str | torch.device) and str(value).startswith("cuda")
@@ -326,6 +388,8 @@ class GpuFunctions(TorchFunctionMode):
             kwargs = {**kwargs, "device": _on_meta(device)}
         elif func in _CONSTRUCTORS:
             kwargs = {**kwargs, "device": "meta"}
+        if func is Tensor.record_stream:
+            return None
         if func in (Tensor.numpy, Tensor.__array__) and args[0].is_meta:
             args = args[0].cpu(), *args[1:]
         name = getattr(func, "__name__", "")

@@ -71,7 +71,7 @@ def convolution(
     return Product(*shape, groups, window, max(stride, default=1), pixels)
 
 
-_FACTORS = {
+FACTORS = {
     "mm": ("self", "mat2"),
     "bmm": ("self", "mat2"),
     "addmm": ("mat1", "mat2"),
@@ -81,9 +81,9 @@ _FACTORS = {
 
 def product_of(name: str, call: Mapping[str, Any]) -> Product | None:
     """Return the product of an operator that multiplies matrices, or None."""
-    if name not in _FACTORS:
+    if name not in FACTORS:
         return None
-    left, right = (call[factor] for factor in _FACTORS[name])
+    left, right = (call[factor] for factor in FACTORS[name])
     products = left.shape[0] if left.dim() == 3 else 1
     return Product(left.shape[-2], right.shape[-1], left.shape[-1], products)
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.graph_log import GraphLog
 from trappm.profiler.graphs.nodes import bound
 from trappm.profiler.simulation.step_trace import Pass
@@ -32,6 +33,7 @@ from trappm.profiler.tracing.gpu_functions import (
 )
 from trappm.profiler.tracing.gpu_operators import COPYING, RESULTS, result_of
 from trappm.profiler.tracing.kernel_log import (
+    FACTORS,
     AllocationLog,
     KernelLog,
     channels_last,
@@ -41,6 +43,8 @@ from trappm.profiler.tracing.kernel_log import (
 from trappm.profiler.tracing.known_values import KnownValues, is_whole
 
 _ATEN = torch.ops.aten
+_ONE_TYPE = {**FACTORS, "convolution": ("input", "weight")}
+"""Factors of products, which have one data type on a GPU."""
 _RECURRENT = {
     overload: name
     for name in GATES
@@ -162,6 +166,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._note_results(func, args, kwargs, output)
             return output
         call = bound(func, args, kwargs)
+        self._check(func, call)
         if func is _ATEN.convolution.default:
             return self._convolution(func, args, call)
         if func is _ATEN.convolution_backward.default:
@@ -181,6 +186,28 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._note_results(func, args, kwargs, output)
         self._kernels.operator(func, call, output)
         return output
+
+    def _check(self, func: Any, call: Mapping[str, Any]) -> None:
+        """Raise InputError for arguments that a GPU refuses and the meta device does not."""
+        name = func._schema.name.removeprefix("aten::")
+        if factors := _ONE_TYPE.get(name):
+            first, second = (str(call[x].dtype).removeprefix("torch.") for x in factors)
+            if first != second:
+                raise InputError(f"a product of {first} and {second} ({name}); give one data type")
+        if name == "embedding":
+            self._check_range(call["indices"], call["weight"].shape[0], "a row of an embedding")
+        elif name in ("nll_loss_forward", "nll_loss2d_forward"):
+            classes = call["self"].shape[0 if call["self"].dim() == 1 else 1]
+            self._check_range(call["target"], classes, "a class", call["ignore_index"])
+
+    def _check_range(self, tensor: Tensor, size: int, what: str, ignored: int = 0) -> None:
+        """Raise InputError if known numbers are not from 0 to below `size`, or ignored."""
+        numbers = self._values.get(tensor)
+        if numbers is None:
+            return
+        wrong = numbers[((numbers < 0) | (numbers >= size)) & (numbers != ignored)]
+        if len(wrong):
+            raise InputError(f"{what} is {int(wrong[0])}, and there are {size}")
 
     def _is_of_cpu(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Return whether an operator runs on the CPU: a copy to there, or of such copies only."""

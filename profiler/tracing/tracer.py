@@ -48,7 +48,7 @@ from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
 from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, Origin, StepTrace
 from trappm.profiler.tracing.compiled_memory import CompiledMemory
 from trappm.profiler.tracing.fusion import FusedKernelLog
-from trappm.profiler.tracing.gpu_functions import GpuFunctions
+from trappm.profiler.tracing.gpu_functions import IDLE_GPU, GpuFunctions
 from trappm.profiler.tracing.kernel_log import AllocationLog, KernelLog, channels_last, kernel_table
 from trappm.profiler.tracing.known_values import KnownValues, check_memory
 from trappm.profiler.tracing.losses import Loss, default_loss
@@ -222,7 +222,7 @@ class Tracer:
         """Return the graph of the forward pass in inference.
 
         Raises:
-            UnsupportedModelError: It depends on values, or has an operator without rule.
+            UnsupportedModelError: It depends on values, or has an output without a batch axis.
             TrappmError: Its structure changes with the batch size, or it mixes samples.
         """
         recorded = self._record_twice(Phase.INFER, with_graph=True)
@@ -366,6 +366,10 @@ class Tracer:
             self._known[phase, with_graph] = first, second
         return self._known[phase, with_graph]
 
+    def _graph_log(self, inputs: Sequence[Tensor]) -> GraphLog:
+        by_values = self._original is not None
+        return GraphLog(self._model, inputs, at_one_batch=self._single, by_values=by_values)
+
     def _record(self, phase: Phase, batch_size: int, *, with_graph: bool) -> _Recorded:
         model, log = self._model, self._origin_log
         original, options = self._original, self._options
@@ -381,15 +385,17 @@ class Tracer:
         functions = GpuFunctions(kernels, options.fused_attention, values)
         grad: Any = torch.enable_grad() if training else torch.inference_mode()
         # A graph that ends in `.item()` is freed at once only if it does not hold its own results.
-        pack = allocations.keep if original is None else lambda t: allocations.keep(t).detach()
-        keeping = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+        keep = allocations.keep if original is None else lambda t: allocations.keep(t).detach()
+        keeping = torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: (keep(tensor), tensor._version), _unchanged
+        )
         hooks = [
             p.register_post_accumulate_grad_hook(allocations.accumulated)  # type: ignore[no-untyped-call]
             for p in parameters
             if p.requires_grad
         ]
         following = contextlib.nullcontext() if log is None else log.watching(model)
-        graph = GraphLog(model, tensors) if with_graph else None
+        graph = self._graph_log(tensors) if with_graph else None
         _set_values(values, tensors, inputs, batch_size)
         if original is not None:
             _set_weights(values, model, original)
@@ -401,6 +407,7 @@ class Tracer:
                 _seeded(values.everything),
                 _no_collector(),
                 _eager(),
+                IDLE_GPU,
                 warnings.catch_warnings(),
             ):
                 warnings.simplefilter("ignore")  # of sizes read while tracing, for instance
@@ -431,6 +438,17 @@ class Tracer:
             allocations.closed = True
             for parameter in parameters:
                 parameter.grad = None
+
+
+def _unchanged(saved: tuple[Tensor, int]) -> Tensor:
+    """Return what autograd saved of a tensor; with hooks, it does not check this itself."""
+    tensor, version = saved
+    if tensor._version != version:
+        raise InputError(
+            f"the backward pass needs a tensor of shape {tuple(tensor.shape)} as it was before an "
+            "operator changed it in place; PyTorch refuses this step, too"
+        )
+    return tensor
 
 
 def _autocast(options: StepOptions) -> torch.autocast:

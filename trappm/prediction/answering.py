@@ -98,14 +98,14 @@ def answers(asks: Sequence[tuple[Question, Subject, str]]) -> list[Prediction]:
     for place, (question, subject, device) in enumerate(asks):
         if gap := question.gap(device):
             predictions[place] = _without_values(question, subject, device, gap)
-        elif reason := _only_memory(subject):
-            answer = simulated_answer(question, subject, device, reason)
+        elif isinstance(covered := _covered(question, subject), str):
+            answer = simulated_answer(question, subject, device, covered)
             if question.execution is Execution.COMPILE:
-                without = dict.fromkeys(METRIC_NAMES, reason)
+                without = dict.fromkeys(METRIC_NAMES, covered)
                 answer = compiled_answer(answer, {}, without)
             predictions[place] = answer
         else:
-            inquiry = _Inquiry(question, subject, device)
+            inquiry = _Inquiry(question, covered, device)
             together.setdefault(inquiry.heads, []).append((place, inquiry))
     for group in together.values():
         first, workloads = group[0][1], [inquiry.workload for _, inquiry in group]
@@ -120,14 +120,29 @@ def answers(asks: Sequence[tuple[Question, Subject, str]]) -> list[Prediction]:
     return [predictions[place] for place in range(len(asks))]
 
 
-def _only_memory(subject: Subject) -> str | None:
-    """Return why only the memory of a module is predicted; None if everything is."""
-    if isinstance(subject, Module):
-        try:
-            subject.profile()
-        except UnsupportedModelError as error:
-            return str(error)
-    return None
+def _covered(question: Question, subject: Subject) -> Subject | str:
+    """Return what the heads predict, or the reason why only the memory is predicted.
+
+    A module that cannot be traced at two batch sizes is traced at the question's.
+    """
+    if not isinstance(subject, Module):
+        return subject
+    try:
+        subject.profile()
+    except (InputError, UnsupportedModelError) as error:
+        why = str(error)
+    else:
+        return subject
+    batch_size = question.batch_size or subject.batch_size or 1
+    step = subject.traced_step(question.given_settings(), question.phase, batch_size)
+    if step.only_batch is None:
+        return why
+    one = subject.at_one_batch(step)
+    try:
+        one.profile()
+    except UnsupportedModelError as error:
+        return str(error)
+    return one
 
 
 def _without_values(question: Question, subject: Subject, device: str, why: str) -> Prediction:
@@ -578,6 +593,9 @@ class _Inquiry:
             fit["largest_batch"] = self._largest(capacity)
         else:
             missing["largest_batch"] = f"the file has one batch size only, {fixed}"
+            if isinstance(self._subject, Module):
+                why = self._subject.only_because
+                missing["largest_batch"] = f"the step is known at batch {fixed} only: {why}"
         if self.device.startswith("a100"):
             parts = (name for gb, name in MIG_PROFILES if memory[2] < gb * _MIB_PER_GB)
             if capacity > MIG_PROFILES[-1][0] * 1024:
@@ -654,6 +672,8 @@ class _Inquiry:
             )
         if self._question.loop is not None and self._question.loop.accumulation_steps > 1:
             remarks.append("Step time is that of a step without gradient accumulation.")
+        if self._profile.step_source is StepSource.RUN:
+            remarks.append(VALUES_REMARK)
         if self._profile.step is None and self._phase is Phase.TRAIN:
             remarks.append("The training step could not be traced, so memory is a rough estimate.")
         return [*remarks, *filter(None, [self._memory_remark])]

@@ -158,7 +158,6 @@ def test_writes_into_slices_are_followed():
         (lambda _, x: x[x > 0], "depends on values"),
         (lambda _, x: x.flatten(1) @ x.flatten(1).T, "mixes the samples of a batch"),
         (lambda _, x: torch.ones_like(x), "no output"),
-        (lambda _, x: torch.linalg.inv(x), "linalg_inv_ex"),
         (lambda _, x: x.flatten(1) @ torch.ones(3, 3, device="meta"), "cannot be traced"),
         (lambda _, x: x.repeat(1, x.shape[0], 1, 1), "not affine"),
     ],
@@ -166,6 +165,14 @@ def test_writes_into_slices_are_followed():
 def test_untraceable_modules_are_refused_with_a_reason(body, reason):
     with pytest.raises(UnsupportedModelError, match=reason):
         graph_template(Function(body), 8)
+
+
+def test_an_operator_in_no_table_is_a_node_of_its_own_name():
+    graph = graph_template(Function(lambda _, x: torch.fft.rfft(torch.linalg.inv(x)).abs()), 8).at(
+        2
+    )
+    assert graph.operators == ("LinalgInvEx", "FftR2c", "Abs")
+    assert graph.edges.tolist() == [[0, 1], [1, 2]]
 
 
 def test_constant_indices_gather_and_windows_unfold():

@@ -77,6 +77,16 @@ def table_of(function, phase=Phase.TRAIN, **options):
     return Tracer(model, Sample.of(8), StepOptions(**options)).phase(phase)[1]
 
 
+def on_a_stream(self, x):
+    stream, event = torch.cuda.Stream(), torch.cuda.Event(enable_timing=True)
+    event.record()
+    with torch.cuda.stream(stream), torch.cuda.nvtx.range("twice"):
+        x = x * 2
+        x.record_stream(stream)
+    torch.cuda.current_stream().wait_stream(stream)
+    return x
+
+
 @pytest.mark.parametrize(
     ("naming", "plain"),
     [
@@ -92,12 +102,20 @@ def table_of(function, phase=Phase.TRAIN, **options):
         (lambda self, x: nn.Linear(3, 3, device="cuda")(x), lambda self, x: nn.Linear(3, 3)(x)),
         (lambda self, x: nn.Linear(3, 3).cuda()(x), lambda self, x: nn.Linear(3, 3)(x)),
         (lambda self, x: x * torch.cuda.is_available(), lambda self, x: x * False),
+        (lambda self, x: torch.cuda.synchronize() and x, lambda self, x: x),
+        (on_a_stream, lambda self, x: x * 2),
     ],
 )
 def test_a_model_that_names_the_gpu_runs_the_kernels_of_one_that_does_not(naming, plain):
     named, unnamed = table_of(naming), table_of(plain)
     np.testing.assert_array_equal(named.sizes, unnamed.sizes)
     np.testing.assert_array_equal(named.counts, unnamed.counts)
+
+
+def test_orders_to_a_gpu_outside_of_a_trace_are_those_of_pytorch():
+    before = torch.cuda.synchronize, torch.cuda.Stream, torch.cuda.nvtx.range
+    table_of(on_a_stream)
+    assert before == (torch.cuda.synchronize, torch.cuda.Stream, torch.cuda.nvtx.range)
 
 
 def product(self, x):

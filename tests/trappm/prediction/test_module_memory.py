@@ -434,12 +434,60 @@ def test_data_dependent_steps_are_measured_for_the_example():
     assert few.to_dict()["memory_source"] == "run on the example"
     assert few.largest_batch is None
     assert "batch 8 only: its operators depend on the values" in few.missing["largest_batch"]
-    assert "depends on values of tensors" in ask(module, chosen(2)).missing["step_time_ms"]
+    assert few.step_time_ms < many.step_time_ms
+    assert few.missing.keys() == {"largest_batch"} | (few.missing.keys() & {"power_w", "energy_j"})
     assert few.memory_breakdown.total_mib == pytest.approx(few.memory_mib, rel=0.01)
     assert all(map(torch.equal, before, module.state_dict().values()))
     assert torch.equal(random, torch.get_rng_state())
     doubled = ask(module, chosen(2), loss=torch.sum, batch_size=16)
     assert doubled.simulated_memory.live_mib > few.simulated_memory.live_mib
+
+
+def test_arguments_that_pytorch_refuses_are_refused():
+    class Twice(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x).sigmoid()
+            return y * y + y.add_(1)
+
+    class Embedded(nn.Sequential):
+        def __init__(self):
+            super().__init__(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 3))
+
+    ids = torch.full((4, 2), 9)
+    with pytest.raises(InputError, match=r"of shape \(\d, 4\) as it was before"):
+        ask(Twice(4, 4), torch.rand(2, 4))
+    with pytest.raises(InputError, match="a product of float64 and float32"):
+        ask(nn.Linear(4, 4), torch.rand(2, 4, dtype=torch.float64))
+    with pytest.raises(InputError, match="a row of an embedding is 9, and there are 9"):
+        ask(Embedded(), ids)
+    with pytest.raises(InputError, match="a class is 3, and there are 3"):
+        ask(Embedded(), ids - 1, targets=torch.full((4,), 3))
+    assert ask(Embedded(), ids - 1, targets=torch.full((4,), -100)).fits
+
+
+class WithLoss(nn.Linear):
+    def forward(self, x, y):
+        return F.mse_loss(super().forward(x), y)
+
+
+class OfNodes(nn.Linear):
+    def forward(self, x, places):
+        sums = x.new_zeros(3, x.shape[1]).scatter_add(0, places[:, None].expand_as(x), x)
+        return super().forward(sums)[places[places > 0]]
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs", "is_of_one_batch"),
+    [
+        (WithLoss(4, 4), (torch.rand(6, 4), torch.rand(6, 4)), False),
+        (OfNodes(4, 4), (torch.rand(6, 4), torch.arange(6) % 3), True),
+        (nn.Sequential(nn.Flatten(), nn.Linear(4, 4)), (torch.rand(6, 2, 2),), False),
+    ],
+)
+def test_steps_of_unusual_modules_have_a_time(module, inputs, is_of_one_batch):
+    answer = ask(module, *inputs)
+    assert answer.step_time_ms > 0
+    assert (answer.largest_batch is None) == is_of_one_batch
 
 
 def test_data_dependent_steps_need_values_and_memory(monkeypatch):

@@ -9,10 +9,11 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from trappm.prediction.models.profile_cache import (
     cached_input_size,
@@ -68,7 +69,7 @@ class Subject(ABC):
     sequence_length: int | None = None
     """Tokens of the question, of a file."""
     has_one_input: bool = True
-    """False for modules with several inputs, targets or a loss."""
+    """False for modules of whole numbers, several inputs, targets or a loss."""
     identity: object = None
     """Equal for the same model in any process; None for a module, whose content is unknown."""
 
@@ -295,8 +296,18 @@ class _Cached(Subject):
         return self._tracer_or_none
 
 
+class _TracedAt(TypedDict, total=False):
+    """How steps are traced, where that is at one batch size."""
+
+    batch_sizes: tuple[int, int]
+    by_values: bool
+
+
 class Module(Subject):
     """A module of the caller; nothing of it is cached."""
+
+    only_because = ""
+    """Why its steps can be traced at one batch size only."""
 
     def __init__(
         self,
@@ -320,11 +331,13 @@ class Module(Subject):
             args = tuple(example_input)
         self._inputs = _example_inputs(self._module, args, kwargs, targets)
         is_one = len(args) == 1 and not kwargs and loss is None and targets is None
-        self._only_input = args[0] if is_one and hasattr(args[0], "shape") else None
+        dtype = getattr(args[0], "dtype", None) if is_one else None
+        self._only_input = args[0] if getattr(dtype, "is_floating_point", False) else None
         self.has_one_input = self._only_input is not None
         self.batch_size = self._inputs.batch_size
+        self._traced_at: _TracedAt = {}
 
-    @cached_property
+    @property
     def _sample(self) -> Inputs:
         if self._only_input is None:
             return self._inputs
@@ -334,7 +347,8 @@ class Module(Subject):
     def _profile(self) -> StaticProfile:
         from trappm.profiler.static_profile import static_profile
 
-        profile = static_profile(self._module, self._sample, self._options(StepSettings()))
+        options = self._options(StepSettings())
+        profile = static_profile(self._module, self._sample, options, **self._traced_at)
         if profile.step is None and not self.has_one_input:  # the graph has neither loss nor batch
             raise UnsupportedModelError(profile.step_refusal or "")
         return replace(profile, step_remark=self.remark)
@@ -352,7 +366,8 @@ class Module(Subject):
         from trappm.profiler.static_profile import step_profile
 
         try:
-            return step_profile(self._module, self._sample, self._options(settings))
+            options = self._options(settings)
+            return step_profile(self._module, self._sample, options, **self._traced_at)
         except TrappmError as error:
             return str(error)
 
@@ -362,6 +377,15 @@ class Module(Subject):
         options = self._options(settings)
         module = on_meta(self._module, None, settings.memory_format, settings.precision)
         return traced_step(module, self._inputs, options, phase, batch_size, original=self._module)
+
+    def at_one_batch(self, step: TracedStep) -> Module:
+        """Return the module at the batch size of a traced step, on values if that ran on them."""
+        module = copy(self)
+        only = step.only_batch or self.batch_size or 1
+        module._traced_at = {"batch_sizes": (only, only), "by_values": step.by_values}
+        module._only_input, module.has_one_input = None, False
+        module.batch_size, module.only_because = only, step.reason
+        return module
 
 
 def _example_inputs(
