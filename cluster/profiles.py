@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from trappm.cluster.ray_runtime import first_line, off_measuring_nodes
 from trappm.profiler.errors import CampaignError, TrappmError, one_line
 from trappm.profiler.host.forks import forget_secrets
-from trappm.profiler.records import Configuration, MemoryFormat, Pair, Precision
+from trappm.profiler.records import Configuration, Execution, MemoryFormat, Pair, Precision
 
 if TYPE_CHECKING:
     from trappm.store import Store
 
-FORMAT = 3
+FORMAT = 4
 """Version of cached steps; increase it when the recorder changes what it writes."""
 
 CPU_LIMIT_S = 600
@@ -78,24 +78,27 @@ class StepKey:
     precision: Precision
     memory_format: MemoryFormat
     fused_attention: bool
+    execution: Execution = Execution.EAGER
 
     @classmethod
     def of(cls, configuration: Configuration, *, fused_attention: bool = True) -> Self:
         """Return the key of a configuration; PyTorch fuses attention from version 2 on."""
         c = configuration
-        return cls(c.architecture, c.input_size, c.precision, c.memory_format, fused_attention)
+        return cls(
+            c.architecture, c.input_size, c.precision, c.memory_format, fused_attention, c.execution
+        )
 
     @property
     def is_plain(self) -> bool:
         """Return whether the store has this step with the graph."""
-        settings = self.precision, self.memory_format, self.fused_attention
-        return settings == (Precision.FP32, MemoryFormat.CONTIGUOUS, True)
+        settings = self.precision, self.memory_format, self.fused_attention, self.execution
+        return settings == (Precision.FP32, MemoryFormat.CONTIGUOUS, True, Execution.EAGER)
 
     @property
     def file_name(self) -> str:
         """Hash of the key and of the versions of timm and PyTorch."""
         parts = (FORMAT, *_versions(), self.architecture, self.input_size, str(self.precision),
-                str(self.memory_format), self.fused_attention)  # fmt: skip
+                str(self.memory_format), self.fused_attention, str(self.execution))  # fmt: skip
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
@@ -197,6 +200,7 @@ def trace_steps(keys: Sequence[StepKey]) -> list[TracedStep]:
             precision=key.precision,
             memory_format=key.memory_format,
             fused_attention=key.fused_attention,
+            is_compiled=key.execution is Execution.COMPILE,
         )
         try:
             with limited_cpu_time():

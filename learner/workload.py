@@ -158,6 +158,22 @@ class TrainingLabel:
     """Relative standard error of the step time, if its measurement had one."""
 
 
+@dataclass(frozen=True)
+class CompiledPair:
+    """The same step measured eager and under `torch.compile` on one device."""
+
+    device: str
+    phase: Phase
+    is_held_out: bool
+    """True for the evaluation set."""
+    eager: str
+    """Id of the eager configuration."""
+    compiled: str
+    """Id of the compiled configuration."""
+    log_ratio: float
+    """Logarithm of the compiled step's time relative to the eager step's."""
+
+
 def targets_of(labels: Sequence[TrainingLabel]) -> Array:
     """Return the labels' values, shape (n, metrics); NaN where missing."""
     rows = [[np.nan if v is None else v for v in label.values] for label in labels]

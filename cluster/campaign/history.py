@@ -10,21 +10,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from trappm.cluster.scheduler.messages import Course
 from trappm.cluster.scheduler.state_machine import Machine
 from trappm.cluster.scheduler.stop_rules import CampaignEnd, Spend, Stop, StopRules, forecast
 from trappm.cluster.scheduler.training_report import LeftOut, Spent, TrainingReport
 from trappm.cluster.spec import CampaignBudget, CampaignSpec, runs_nothing
-from trappm.learner.snapshots.manifest import CompiledRatio
-from trappm.learner.workload import TrainingLabel
+from trappm.learner.workload import CompiledPair, TrainingLabel
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.host.environment import stack_difference
 from trappm.profiler.kernels.kernel_call import KernelMeasurement
-from trappm.profiler.records import METRICS, Execution, Phase, Provenance, is_cpu_device
+from trappm.profiler.records import METRICS, Execution, Provenance, is_cpu_device
 from trappm.store import AssignmentState, CampaignRecord, Store
 from trappm.store.records import Role
 
@@ -33,9 +30,6 @@ if TYPE_CHECKING:
 
 ENOUGH = "enough"
 """Kind of the event that records which stop rule held."""
-
-LEAST_PAIRS = 3
-"""Fewer pairs of a device and phase give no ratio of compiled to eager steps."""
 
 _ENDED = frozenset({AssignmentState.DONE, AssignmentState.FAILED})
 
@@ -179,44 +173,29 @@ def training_labels(store: Store, campaign_id: str) -> TrainingLabels:
     return TrainingLabels(labels, tuple(left_out), kernels)
 
 
-def compiled_ratios(store: Store, campaign_id: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return the ratios of a snapshot's manifest by device and phase, from training labels.
-
-    A line about each has its error on the pairs of the evaluation set.
-    """
-    entries: dict[str, dict[str, Any]] = defaultdict(dict)
-    lines = []
-    held_out = _log_ratios(store, campaign_id, Role.EVALUATE)
-    for (device, phase), logs in _log_ratios(store, campaign_id, Role.TRAIN).items():
-        if len(logs) < LEAST_PAIRS:
-            continue
-        ratio = CompiledRatio.of(logs)
-        entries[device][phase] = ratio.model_dump()
-        line = f"{device}: a compiled {phase} step takes {math.exp(ratio.log_ratio):.2f} times the "
-        line += f"eager one ({ratio.pairs} pairs"
-        if judged := held_out.get((device, phase)):
-            errors = np.abs(np.expm1(ratio.log_ratio - np.array(judged)))
-            line += f"; off by {errors.mean():.0%} on {len(judged)} of held-out architectures"
-        lines.append(f"{line})")
-    return entries, lines
-
-
-def _log_ratios(store: Store, campaign_id: str, role: Role) -> dict[tuple[str, Phase], list[float]]:
-    """Return the logarithms of compiled to eager step times, by device and phase.
-
-    Both labels of a pair have the role and one software stack.
-    """
+def compiled_pairs(store: Store, campaign_id: str) -> list[CompiledPair]:
+    """Return the labels of equal steps, eager and compiled, of one role and software stack."""
     times_ms = {
-        (label.device, label.fingerprint, label.configuration): label.step_time_ms
-        for label in store.labels.of_campaign(campaign_id)
-        if label.role == role and label.step_time_ms is not None
+        (x.device, x.fingerprint, x.role, x.configuration): x.step_time_ms
+        for x in store.labels.of_campaign(campaign_id)
+        if x.step_time_ms is not None
     }
-    logs: dict[tuple[str, Phase], list[float]] = defaultdict(list)
-    for (device, stack, step), compiled_ms in times_ms.items():
-        eager_ms = times_ms.get((device, stack, replace(step, execution=Execution.EAGER)))
+    pairs = []
+    for (device, stack, role, step), compiled_ms in times_ms.items():
+        eager = replace(step, execution=Execution.EAGER)
+        eager_ms = times_ms.get((device, stack, role, eager))
         if step.execution is Execution.COMPILE and eager_ms is not None:
-            logs[device, step.phase].append(math.log(compiled_ms / eager_ms))
-    return logs
+            pairs.append(
+                CompiledPair(
+                    device=device,
+                    phase=step.phase,
+                    is_held_out=role == Role.EVALUATE,
+                    eager=eager.id,
+                    compiled=step.id,
+                    log_ratio=math.log(compiled_ms / eager_ms),
+                )
+            )
+    return pairs
 
 
 def unfit_to_publish(labels: Iterable[TrainingLabel]) -> str | None:

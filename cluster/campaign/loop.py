@@ -686,19 +686,18 @@ class Campaign:
             self._tell(news=f"no snapshot is published: {unfit}")
             self._finish(f"no snapshot: {unfit}", None)
             return None
-        ratios, about_ratios = history.compiled_ratios(self.store, self.id)
         fields = {
             "campaign": self.id,
             "errors": errors,
             "split": "whole architectures held out, uniform draw",
             "evaluation_labels": dict(Counter(x.device for x in labels if x.role == Role.EVALUATE)),
-            "compiled": ratios,
         }
         self._tell(eta_s=None)
         snapshot: str
-        snapshot, notes = self._wait_for("publishing", "publish", self.snapshots, fields)
+        pairs = history.compiled_pairs(self.store, self.id)
+        snapshot, notes = self._wait_for("publishing", "publish", self.snapshots, fields, pairs)
         self._finish(f"snapshot {snapshot}", snapshot)
-        for note in (*notes, *about_ratios):
+        for note in notes:
             self._tell(news=note)
             self.store.campaigns.log_event(self.id, "published", {"message": note})
         try:

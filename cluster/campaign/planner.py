@@ -148,13 +148,17 @@ class Planner:
     ) -> tuple[list[tuple[Configuration, bytes]], list[bytes | None]]:
         """Return configurations with graph templates, and their step profiles, for the learner.
 
-        A step is the one that was `traced`, or else the store's.
+        A step is the one that was `traced`, or else the store's, which is eager.
         """
         pair_of = {c: (c.architecture, c.input_size) for c, _ in self.pool}
         templates = self._store.workloads.graph_templates({*pair_of.values()})
         stored = self._store.workloads.step_profiles({*pair_of.values()})
         pool = [(c, templates[pair]) for c, pair in pair_of.items()]
-        return pool, [traced.get(StepKey.of(c)) or stored.get(p) for c, p in pair_of.items()]
+        steps = [
+            traced.get(StepKey.of(c)) or (stored.get(pair) if _is_eager(c) else None)
+            for c, pair in pair_of.items()
+        ]
+        return pool, steps
 
     def known_steps(self, cache: StepCache) -> dict[StepKey, bytes]:
         """Return the steps that were traced before."""

@@ -28,6 +28,7 @@ from trappm.cluster.spec import LEAST_TRAINING_LABELS
 from trappm.learner.acquisition import AcquisitionRequest, cold_start, strategy_named
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
 from trappm.learner.acquisition.strategies import NEED_GRADIENTS
+from trappm.learner.heads.compiled_ratios import compiled_ratios
 from trappm.learner.heads.device_heads import Heads, train_heads
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, TrainedHeads
 from trappm.learner.paper.encoder import Encoder, make_encoder
@@ -42,6 +43,7 @@ from trappm.learner.snapshots.snapshot import save_snapshot
 from trappm.learner.stats.errors import Accuracy, accuracy
 from trappm.learner.stats.folds import content_groups
 from trappm.learner.workload import (
+    CompiledPair,
     TrainingLabel,
     Workload,
     bounds_of,
@@ -103,12 +105,13 @@ class EncodedPool:
         self.embeddings = self.encoder.embed(graphs)
         """Shape (n, width)."""
         profiles = {data: StepProfile.from_bytes(data) for data in steps if data is not None}
-        self._workloads = []
+        self.traced: list[Workload] = []
+        """Workloads of the configurations (n), with kernels where there is a step."""
         for c, graph, embedding, data in zip(
             self.configurations, graphs, self.embeddings, steps, strict=True
         ):
             step = None if data is None else profiles[data]
-            self._workloads.append(
+            self.traced.append(
                 Workload(
                     graph=graph,
                     precision=c.precision,
@@ -123,16 +126,16 @@ class EncodedPool:
 
     def workloads(self, card: str) -> Sequence[Workload]:
         """Return workloads for heads of a card (n); without kernels if the card is unknown."""
-        return self._workloads if has_kernels(card) else self._without_kernels
+        return self.traced if has_kernels(card) else self._without_kernels
 
     @cached_property
     def _without_kernels(self) -> Sequence[Workload]:
-        return [w if w.kernels is None else replace(w, kernels=None) for w in self._workloads]
+        return [w if w.kernels is None else replace(w, kernels=None) for w in self.traced]
 
     @cached_property
     def static_features(self) -> npt.NDArray[np.float64]:
         """Unscaled features of the configurations, shape (n, f)."""
-        return np.stack([w.static_features for w in self._workloads])
+        return np.stack([w.static_features for w in self.traced])
 
     @cached_property
     def families(self) -> list[str]:
@@ -141,7 +144,7 @@ class EncodedPool:
     @cached_property
     def groups(self) -> list[str]:
         """Group that each configuration is held out with (n); identical models are one group."""
-        return content_groups(self._architectures, self._workloads)
+        return content_groups(self._architectures, self.traced)
 
     def indices(self, names: Iterable[str]) -> IntArray:
         """Return the indices of configurations by their ids."""
@@ -364,14 +367,22 @@ class CampaignLearner:
         estimate = knowledge.estimates.get("memory_mib")
         return None if estimate is None else probability_above(estimate, USABLE_SHARE * capacity)
 
-    def publish(self, registry: Path, fields: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    def publish(
+        self, registry: Path, fields: Mapping[str, Any], pairs: Sequence[CompiledPair] = ()
+    ) -> tuple[str, tuple[str, ...]]:
         """Save encoder and heads as a snapshot; its `parent` is the latest in the registry.
+
+        Args:
+            registry: Folder of snapshots.
+            fields: Further fields of the manifest.
+            pairs: Steps that were measured eager and compiled.
 
         Returns:
             The id of the snapshot, and remarks on it.
         """
         before = Registry(registry).history(LATEST)
         notes, errors = self._leave_lost_transfer({**(fields.get("errors") or {})})
+        ratios, about_ratios = self._compiled_ratios(pairs)
         info = save_snapshot(
             registry,
             encoder=self._pool.encoder,
@@ -381,13 +392,29 @@ class CampaignLearner:
             labels=self._training_labels,
             fields={
                 **fields,
+                "compiled": ratios,
                 "errors": errors,
                 "cards": {device: self._cards.get(device, device) for device in self._heads},
                 "families": sorted(set(self._pool.families)),
                 "parent": before[-1].snapshot if before else None,
             },
         )
-        return info.id, notes
+        return info.id, (*notes, *about_ratios)
+
+    def _compiled_ratios(
+        self, pairs: Sequence[CompiledPair]
+    ) -> tuple[dict[str, dict[Phase, dict[str, Any]]], list[str]]:
+        """Return the manifest's ratios of compiled steps, and lines about them."""
+        names = list(self._pool.index)
+        workloads = dict(zip(names, self._pool.traced, strict=True))
+        ratios, lines = compiled_ratios(
+            pairs, workloads, dict(zip(names, self._pool.groups, strict=True))
+        )
+        dumped = {
+            device: {phase: ratio.model_dump() for phase, ratio in by_phase.items()}
+            for device, by_phase in ratios.items()
+        }
+        return dumped, lines
 
     def _leave_lost_transfer(self, errors: dict[str, Any]) -> tuple[tuple[str, ...], Any]:
         """Replace heads by those from scratch where cross-validation finds these better.

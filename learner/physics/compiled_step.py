@@ -117,15 +117,34 @@ MEMORY_RATIO_90 = 0.20
 compiled steps on a CPU, in autocast, too (docs/research/compiled_steps.md)."""
 
 
-def log_ratio(eager: Workload, compiled: Workload) -> float:
+def log_ratio(eager: Workload, compiled: Workload, constants: Sequence[float] = ()) -> float:
     """Return the logarithm of the compiled step's time relative to the eager step's.
 
     It is that of the reference card: how a card's time divides into parts matters more than its
     speed, and its eager labels hardly show it.
+
+    Args:
+        eager, compiled: The same step in both ways.
+        constants: Logarithms by part, from pairs of a device (default: those of the reference).
     """
-    prior, step = _reference()
-    parts = part_times(prior, [compiled])
-    return float(step.log_times(parts)[0] - prior.log_values([eager])[0])
+    parts, log_eager = times_of_pairs([eager], [compiled])
+    step = CompiledStep(np.array(constants)) if constants else reference_step()
+    return float(step.log_times(parts)[0] - log_eager[0])
+
+
+def times_of_pairs(eager: Sequence[Workload], compiled: Sequence[Workload]) -> tuple[Array, Array]:
+    """Return times of n pairs on the reference card, by its eager constants.
+
+    Returns:
+        The compiled steps by part in ms (n, parts), and the logarithms of the eager steps (n).
+    """
+    prior = _reference()[0]
+    return part_times(prior, compiled), prior.log_values(eager)
+
+
+def reference_step() -> CompiledStep:
+    """Return the constants of compiled steps of the reference card."""
+    return _reference()[1]
 
 
 @cache

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 MAX_SNAPSHOT_BYTES = 256 << 20
 """Limit of all files together; the shipped snapshot has 10 MiB."""
+MAX_PARTS = 32
 MAX_FILES = 256
 MAX_FAMILIES = 10_000
 MAX_DEVICES = 1000
@@ -160,16 +161,30 @@ class CompiledRatio(_Part):
     log_error: float
     """Bound of the logarithmic error of a step, with 90 % probability."""
     pairs: _Count
+    constants: Annotated[tuple[float, ...], Field(max_length=MAX_PARTS)] = ()
+    """Logarithms of `compiled_step.PARTS`, if the ratio is that of fused kernels."""
 
     @classmethod
-    def of(cls, logs: Sequence[float]) -> Self:
-        """Return the ratio of two or more logarithms; errors are Student-t around the median."""
+    def of(
+        cls, measured: Sequence[float], errors: Sequence[float], constants: Sequence[float] = ()
+    ) -> Self:
+        """Return the ratio of two or more pairs.
+
+        Args:
+            measured: Logarithms of the ratios (n).
+            errors: Logarithmic errors of predictions without the pair's architecture (n).
+            constants: As the field.
+        """
         from scipy.special import stdtrit  # type: ignore[import-untyped]
 
-        n, center = len(logs), statistics.median(logs)
-        deviation = math.sqrt(sum((x - center) ** 2 for x in logs) / (n - 1))
-        error = float(stdtrit(n - 1, 0.95)) * deviation * math.sqrt(1 + 1 / n)
-        return cls(log_ratio=center, log_error=error, pairs=n)
+        n = len(measured)
+        deviation = math.sqrt(sum(error**2 for error in errors) / n)
+        return cls(
+            log_ratio=statistics.median(measured),
+            log_error=float(stdtrit(n - 1, 0.95)) * deviation,
+            pairs=n,
+            constants=tuple(constants),
+        )
 
 
 class Manifest(_Part):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -157,6 +158,9 @@ class ExampleInputs(_Inputs):
         import torch
         from torch.utils._pytree import tree_leaves
 
+        for value in (*args, *kwargs.values()):
+            if any(c.__module__.startswith("torch_geometric.data.") for c in type(value).__mro__):
+                _register_graph(type(value))
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         if any(tensor.layout is not torch.strided for tensor in tensors):
             raise InputError("a sparse tensor among the inputs is not simulated; give a dense one")
@@ -243,6 +247,23 @@ class ExampleInputs(_Inputs):
 
     def __str__(self) -> str:
         return f"inputs of batch {self.batch_size}"
+
+
+def _register_graph(kind: type[Any]) -> None:
+    """Let `tree_map` change the tensors of PyTorch Geometric's graphs and batches of them."""
+    from torch.utils._pytree import SUPPORTED_NODES, register_pytree_node
+
+    def flatten(graph: Any) -> tuple[list[Any], Any]:
+        return list(graph.to_dict().values()), graph
+
+    def unflatten(values: Iterable[Any], graph: Any) -> Any:
+        changed = copy(graph)
+        for name, value in zip(graph.to_dict(), values, strict=True):
+            changed[name] = value
+        return changed
+
+    if kind not in SUPPORTED_NODES:
+        register_pytree_node(kind, flatten, unflatten)
 
 
 @dataclass(frozen=True)

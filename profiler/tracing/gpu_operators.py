@@ -70,11 +70,20 @@ def _layer_norm_backward(call: Mapping[str, Any]) -> Sequence[Tensor | None]:
     return like(copies[1]) if wanted[0] else None, *of_weights
 
 
+def _grouped_product(call: Mapping[str, Any]) -> Tensor:
+    left, right = call["self"], call["mat2"]
+    groups: Sequence[int] = left.shape[:-2] if right.dim() == 3 else ()
+    if left.dim() == right.dim() == 2:
+        groups = [len(call["offs"])]
+    return new(left, (*groups, left.shape[-2], right.shape[-1]))
+
+
 _HALVES = (torch.float16, torch.bfloat16)
 
 RESULTS: Mapping[Any, Callable[[Mapping[str, Any]], Any]] = {
     _ATEN.native_batch_norm.default: _batch_norm,
     _ATEN.native_batch_norm_backward.default: _batch_norm_backward,
+    _ATEN._grouped_mm.default: _grouped_product,  # the meta device takes bf16 only
 }
 """Results of operators on a GPU by their arguments."""
 

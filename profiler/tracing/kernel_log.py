@@ -76,6 +76,7 @@ FACTORS = {
     "bmm": ("self", "mat2"),
     "addmm": ("mat1", "mat2"),
     "baddbmm": ("batch1", "batch2"),
+    "_grouped_mm": ("self", "mat2"),
 }
 
 
@@ -84,8 +85,15 @@ def product_of(name: str, call: Mapping[str, Any]) -> Product | None:
     if name not in FACTORS:
         return None
     left, right = (call[factor] for factor in FACTORS[name])
+    rows, columns, depth = left.shape[-2], right.shape[-1], left.shape[-1]
     products = left.shape[0] if left.dim() == 3 else 1
-    return Product(left.shape[-2], right.shape[-1], left.shape[-1], products)
+    if name == "_grouped_mm" and left.dim() == 2:  # experts share the tokens
+        products = len(call["offs"])
+        if right.dim() == 3:
+            rows = max(rows // products, 1)
+        else:
+            depth = max(depth // products, 1)
+    return Product(rows, columns, depth, products)
 
 
 def shape_of(kind: KernelKind, name: str, call: Mapping[str, Any], written: Tensor) -> Product:

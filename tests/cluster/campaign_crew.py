@@ -299,7 +299,7 @@ class FakeLearner:
         chosen = sorted(request.candidates)[: request.count]
         return [Choice(c, {"rank": i}) for i, c in enumerate(chosen)]
 
-    def publish(self, registry, fields):
+    def publish(self, registry, fields, pairs=()):
         return self.snapshot, ()
 
     def promote(self, registry, snapshot_id):

@@ -464,17 +464,19 @@ class _Inquiry:
         times = self._compiled_times(figures)
         if not isinstance(times, str):
             known["step_time_ms"] = times
-            pairs = self._measured_ratio
+            ratio = self._measured_ratio
             by_kernels = RATIO_REMARK if self._phase is Phase.INFER else TRAINING_RATIO_REMARK
             remarks.append(
                 by_kernels
-                if pairs is None
-                else f"The ratio to the eager step is from {pairs.pairs} pairs on {self.device}."
+                if ratio is None
+                else f"The ratio to the eager step is from {ratio.pairs} pairs on {self.device}."
             )
         largest = None
-        steps = self._both_steps(self._batch_size)
         without = {"step_time_ms": times} if isinstance(times, str) else {}
-        if isinstance(steps, str):
+        steps = self._both_steps(self._batch_size)
+        if is_cpu_device(self.device):
+            without["memory_mib"] = "inductor's copies on a CPU are not simulated"
+        elif isinstance(steps, str):
             without["memory_mib"] = steps
         elif "memory_mib" in figures:
             known["memory_mib"] = self._compiled_memory(figures["memory_mib"], *steps)
@@ -501,7 +503,7 @@ class _Inquiry:
 
     def _both_steps(self, batch_size: int) -> tuple[Workload, Workload] | str:
         """Return the eager and the compiled step on one GPU, or why they cannot be compared."""
-        if is_cpu_device(self.device) or self._ranks > 1:
+        if self._ranks > 1:
             return f"no compiled step was measured on anything like {self.device}"
         workloads = []
         for how in Execution:
@@ -514,24 +516,26 @@ class _Inquiry:
 
     @property
     def _measured_ratio(self) -> CompiledRatio | None:
-        """The ratio of compiled steps from pairs of the device, where kernels do not give it."""
-        if self._phase is Phase.INFER and not is_cpu_device(self.device):
-            return None
+        """The ratio of compiled steps from pairs of the device, if there are any."""
         return self._snapshot.manifest.compiled.get(self.device, {}).get(self._phase)
 
     def _compiled_times(self, figures: Mapping[str, Interval]) -> Interval | str:
         """Return the step time under `torch.compile`, or why it is not predicted.
 
-        It is the eager one times the ratio by the fused kernels, or that of measured pairs.
+        It is the eager one times the ratio by the fused kernels, or the median of measured pairs.
         """
-        if (pairs := self._measured_ratio) is not None and "step_time_ms" in figures:
-            return _scaled(figures["step_time_ms"], pairs.log_ratio, pairs.log_error)
+        ratio = self._measured_ratio
+        unknown = f"no compiled step was measured on anything like {self.device}"
+        if "step_time_ms" not in figures or (ratio is None and is_cpu_device(self.device)):
+            return unknown
+        log_error = RATIO_90[self._phase] if ratio is None else ratio.log_error
+        if ratio is not None and not ratio.constants:
+            return _scaled(figures["step_time_ms"], ratio.log_ratio, log_error)
         steps = self._both_steps(self._batch_size)
         if isinstance(steps, str):
             return steps
-        if "step_time_ms" not in figures:
-            return f"no compiled step was measured on anything like {self.device}"
-        return _scaled(figures["step_time_ms"], log_ratio(*steps), RATIO_90[self._phase])
+        constants = () if ratio is None else ratio.constants
+        return _scaled(figures["step_time_ms"], log_ratio(*steps, constants), log_error)
 
     def _figures(self, output: Predictions, row: int) -> dict[str, Interval]:
         """Return median, low and high of what the heads predict in this row, and what follows."""

@@ -1,11 +1,12 @@
-"""The ratio of compiled to eager steps from a campaign's pairs."""
+"""Pairs of eager and compiled steps in a campaign."""
 
 import math
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 from campaign_crew import SPEC, FakeLearner, FakeWorkers, campaign, ran
 
-from trappm.cluster.campaign.history import compiled_ratios
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Execution
 
@@ -19,8 +20,8 @@ class Compiling(FakeWorkers):
 
 
 class Publishing(FakeLearner):
-    def publish(self, registry, fields):
-        self.published = fields
+    def publish(self, registry, fields, pairs=()):
+        self.pairs = pairs
         return super().publish(registry, fields)
 
 
@@ -30,18 +31,15 @@ def test_an_initial_round_with_too_few_eager_steps_is_refused(store):
         campaign(store, FakeWorkers(), pool={"groups": groups}).run()
 
 
-def test_pairs_give_the_ratio_of_devices_with_enough_of_them(store):
+def test_a_learner_gets_the_pairs_of_its_devices(store):
     learner = Publishing()
     groups = [{**SPEC["pool"]["groups"][0], "executions": ["eager", "compile"]}]
     initial = {"source": 8, "target": 2}
-    run = ran(store, Compiling(), learner, pool={"groups": groups}, initial=initial)
-    assert learner.published["compiled"].keys() == {"cpu-2t"}  # the other device has too few
-    ratio = learner.published["compiled"]["cpu-2t"]["train"]
-    assert ratio["log_ratio"] == pytest.approx(math.log(0.5))
-    assert (ratio["pairs"], ratio["log_error"]) == (6, pytest.approx(0.0, abs=1e-9))
-    _, (line,) = compiled_ratios(store, run.id)
-    assert line == (
-        "cpu-2t: a compiled train step takes 0.50 times the eager one (6 pairs; off by 0% on 1 of "
-        "held-out architectures)"
-    )
-    assert line in {event.message.get("message") for event in store.campaigns.events(run.id)}
+    ran(store, Compiling(), learner, pool={"groups": groups}, initial=initial)
+    counts = Counter((pair.device, pair.is_held_out) for pair in learner.pairs)
+    assert counts["cpu-2t", False] == 6
+    assert counts["cpu-2t", True] == 1
+    for pair in learner.pairs:
+        eager, compiled = learner.pool[pair.eager], learner.pool[pair.compiled]
+        assert replace(eager, execution=Execution.COMPILE) == compiled
+        assert pair.log_ratio == pytest.approx(math.log(0.5))

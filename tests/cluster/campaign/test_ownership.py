@@ -188,7 +188,7 @@ def test_a_campaign_that_was_taken_over_while_it_waits_stops_itself(store, monke
 @pytest.mark.parametrize("order", [CampaignState.CANCELLED, CampaignState.PAUSED])
 def test_an_order_during_publishing_is_obeyed(store, order):
     class Slow(FakeLearner):
-        def publish(self, registry, fields):
+        def publish(self, registry, fields, pairs=()):
             store.owners.stop_campaign(fields["campaign"], order)
             return super().publish(registry, fields)
 

@@ -200,3 +200,32 @@ def test_a_model_for_one_batch_size_is_traced_at_that():
     np.testing.assert_array_equal(fixed.at(4).sizes, free.at(4).sizes)
     with pytest.raises(UnsupportedModelError):
         kernel_profile(model, 8)
+
+
+class Experts(nn.Module):
+    """Four experts that share the pixels, as the groups of `grouped_mm`."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4, 3, 8))
+
+    def forward(self, x):
+        pixels = x.permute(0, 2, 3, 1).reshape(-1, 3)
+        ends = torch.arange(1, 5, dtype=torch.int32) * (len(pixels) // 4)
+        mixed = F.grouped_mm(pixels * self.weight.sum(), self.weight, offs=ends)
+        return mixed.reshape(len(x), -1)
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
+def test_products_of_experts_are_those_of_all_tokens_once(precision):
+    profile = kernel_profile(Experts(), 16, precision=precision)
+    pixels = 4 * 16 * 16
+    for which, shape in (
+        (Pass.FORWARD, (pixels // 4, 8, 3)),
+        (Pass.DATA_GRADIENT, (pixels // 4, 3, 8)),
+        (Pass.WEIGHT_GRADIENT, (3, 8, pixels // 4)),
+    ):
+        _, (sizes,) = rows(profile, KernelKind.LINEAR, which=which)
+        assert sizes[Size.FLOPS] == 2 * pixels * 3 * 8
+        assert tuple(sizes[[Size.ROWS, Size.COLUMNS, Size.DEPTH]]) == shape
+        assert sizes[Size.PRODUCTS] == 4

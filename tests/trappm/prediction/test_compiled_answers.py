@@ -10,9 +10,12 @@ from snapshot_samples import shipped_heads, snapshot_of
 from store_samples import configuration, measurement
 
 import trappm
+from trappm.learner.physics.compiled_step import PARTS, log_ratio
 from trappm.learner.snapshots.manifest import CompiledRatio
+from trappm.learner.workload import Workload
 from trappm.prediction.prediction import Prediction, quantity
 from trappm.profiler.errors import InputError
+from trappm.profiler.records import Execution, Graph, Phase, StepSettings
 from trappm.store import Home, Store
 
 
@@ -81,7 +84,8 @@ def test_unknown_execution_is_refused(execution, reason):
 @pytest.fixture
 def of_pairs(tmp_path):
     """A snapshot with the ratio of compiled training steps on two threads, from four pairs."""
-    ratio = CompiledRatio.of([math.log(x) for x in (0.4, 0.5, 0.5, 0.6)])
+    logs = [math.log(x) for x in (0.4, 0.5, 0.5, 0.6)]
+    ratio = CompiledRatio.of(logs, [x - math.log(0.5) for x in logs])
     compiled = {"cpu-2t": {"train": ratio.model_dump()}}
     return snapshot_of(tmp_path, {"cpu-2t": shipped_heads("cpu-1t")}, compiled=compiled)
 
@@ -94,6 +98,23 @@ def test_measured_pairs_of_a_device_give_the_ratio(of_pairs):
     assert high / low > eager.intervals["step_time_ms"][1] / eager.intervals["step_time_ms"][0]
     assert compiled.memory_mib is None
     assert "from 4 pairs on cpu-2t" in compiled.remarks[-1]
+
+
+@pytest.mark.parametrize("constant", [0.0, -0.5])
+def test_constants_of_pairs_give_the_ratio_of_kernels(tmp_path, constant):
+    ratio = CompiledRatio.of([0.0] * 4, [0.1] * 4, [constant] * len(PARTS))
+    compiled = {"cpu-2t": {"train": ratio.model_dump()}}
+    snapshot = snapshot_of(tmp_path, {"cpu-2t": shipped_heads("cpu-1t")}, compiled=compiled)
+    options = {"device": "cpu-2t", "phase": "train", "snapshot": snapshot}
+    eager, answer = (ask(execution=how, **options) for how in Execution)
+    steps = [eager.subject.step(StepSettings(execution=how)) for how in Execution]
+    pair = (
+        Workload(graph=Graph.empty(64), phase=Phase.TRAIN, step=step, kernels=step.kernels)
+        for step in steps
+    )
+    expected = eager.step_time_ms * math.exp(log_ratio(*pair, ratio.constants))
+    assert answer.step_time_ms == pytest.approx(expected)
+    assert "from 4 pairs on cpu-2t" in answer.remarks[-1]
 
 
 def test_a_comparison_shows_eager_and_compiled_steps_and_when_compiling_pays(

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from onnx_export import export_onnx
 from torch import nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import GCNConv, global_mean_pool
 
 import trappm
 from trappm.prediction.prediction import quantity
@@ -488,6 +490,33 @@ def test_steps_of_unusual_modules_have_a_time(module, inputs, is_of_one_batch):
     answer = ask(module, *inputs)
     assert answer.step_time_ms > 0
     assert (answer.largest_batch is None) == is_of_one_batch
+
+
+class OnGraphs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.near, self.head = GCNConv(4, 8), nn.Linear(8, 3)
+
+    def forward(self, data):
+        return self.head(global_mean_pool(self.near(data.x, data.edge_index), data.batch))
+
+
+def test_graphs_of_pytorch_geometric_are_inputs():
+    edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    graphs = [Data(x=torch.rand(nodes, 4), edge_index=edges) for nodes in (3, 5, 4)]
+    few, many = (
+        trappm.predict(
+            OnGraphs(), example_input=Batch.from_data_list(batch), device="a100",
+            targets=torch.zeros(len(batch), dtype=torch.long),
+        )
+        for batch in (graphs, 500 * graphs)
+    )  # fmt: skip
+    assert (few.batch_size, many.batch_size) == (12, 6000)
+    assert few.simulated_memory.live_mib < many.simulated_memory.live_mib
+    assert few.step_time_ms > 0
+    alone = trappm.predict(OnGraphs(), example_input=graphs[0], device="a100", loss=torch.sum)
+    assert alone.fits
+    assert type(graphs[0].x) is torch.Tensor
 
 
 def test_data_dependent_steps_need_values_and_memory(monkeypatch):

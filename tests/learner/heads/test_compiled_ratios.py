@@ -1,0 +1,92 @@
+"""Ratios of compiled to eager steps: learned from pairs, and judged on other architectures."""
+
+import math
+
+import numpy as np
+import pytest
+
+from trappm.learner.heads.compiled_ratios import compiled_ratios
+from trappm.learner.physics.compiled_step import PARTS, CompiledStep, times_of_pairs
+from trappm.learner.workload import CompiledPair, Workload
+from trappm.prediction.models.subjects import subject_of
+from trappm.profiler.records import Execution, Graph, Phase, StepSettings
+
+NAMES = ("resnet10t", "test_vit", "test_convnext", "test_efficientnet", "test_resnet", "test_vit2")
+STEP = CompiledStep(np.linspace(-0.4, 0.4, len(PARTS)))
+
+
+@pytest.fixture(scope="module")
+def workloads():
+    """Steps of each model at two batch sizes, by an id."""
+    steps = {}
+    for name in NAMES:
+        subject = subject_of(name, input_size=64)
+        for how in Execution:
+            step = subject.step(StepSettings(execution=how))
+            for batch_size in (8, 64):
+                steps[f"{name} {batch_size} {how}"] = Workload(
+                    graph=Graph.empty(batch_size), phase=Phase.TRAIN, step=step,
+                    kernels=step.kernels,
+                )  # fmt: skip
+    return steps
+
+
+def pairs_of(workloads, log_ratio, names=NAMES, held_out=()):
+    """Pairs of models whose ratio is `log_ratio` of eager and compiled step."""
+    return [
+        CompiledPair(
+            device="cpu-2t",
+            phase=Phase.TRAIN,
+            is_held_out=name in held_out,
+            eager=(eager := f"{name} {batch_size} eager"),
+            compiled=(compiled := f"{name} {batch_size} compile"),
+            log_ratio=log_ratio(workloads[eager], workloads[compiled]),
+        )
+        for name in names
+        for batch_size in (8, 64)
+    ]
+
+
+def of_step(eager, compiled):
+    parts, log_eager = times_of_pairs([eager], [compiled])
+    return float(STEP.log_times(parts)[0] - log_eager[0])
+
+
+def ratio_of(pairs, workloads):
+    ratios, lines = compiled_ratios(pairs, workloads, {name: name.split()[0] for name in workloads})
+    return ratios["cpu-2t"][Phase.TRAIN], lines[0]
+
+
+def test_a_device_that_follows_its_kernels_is_learned_from_them(workloads):
+    pairs = pairs_of(workloads, of_step, held_out=NAMES[-1:])
+    ratio, line = ratio_of(pairs, workloads)
+    assert len(ratio.constants) == len(PARTS)
+    assert ratio.pairs == 10
+    errors = []
+    for pair in pairs[-2:]:
+        parts, eager = times_of_pairs([workloads[pair.eager]], [workloads[pair.compiled]])
+        step = CompiledStep(np.array(ratio.constants))
+        errors.append(float(step.log_times(parts)[0] - eager[0] - pair.log_ratio))
+    median = [ratio.log_ratio - pair.log_ratio for pair in pairs[-2:]]
+    assert np.abs(errors).max() < np.abs(median).max()
+    assert f"off by {np.abs(np.expm1(errors)).mean():.0%} on 2 of held-out" in line
+    assert "fused kernels of 10 pairs" in line
+
+
+def test_a_device_with_one_ratio_has_the_median(workloads):
+    ratio, line = ratio_of(pairs_of(workloads, lambda *_: math.log(0.5)), workloads)
+    assert ratio.constants == ()
+    assert (ratio.log_ratio, ratio.log_error) == (pytest.approx(math.log(0.5)), 0.0)
+    assert "takes 0.50 times the eager one (by the median of 12 pairs)" in line
+
+
+def test_one_architecture_and_steps_without_kernels_have_a_ratio(workloads):
+    pairs = pairs_of(workloads, of_step, NAMES[:1])
+    assert ratio_of([*pairs, *pairs], workloads)[0].log_error > 0
+    bare = {name: Workload(graph=w.graph, phase=w.phase) for name, w in workloads.items()}
+    assert ratio_of([*pairs, *pairs], bare)[0].constants == ()
+
+
+def test_two_pairs_give_no_ratio(workloads):
+    pairs = pairs_of(workloads, of_step, NAMES[:1])
+    assert compiled_ratios(pairs, workloads, dict.fromkeys(workloads, "")) == ({}, [])
