@@ -28,7 +28,6 @@ from trappm.cluster.spec import LEAST_TRAINING_LABELS
 from trappm.learner.acquisition import AcquisitionRequest, cold_start, strategy_named
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
 from trappm.learner.acquisition.strategies import NEED_GRADIENTS
-from trappm.learner.heads.compiled_ratios import compiled_ratios
 from trappm.learner.heads.device_heads import Heads, train_heads
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, TrainedHeads
 from trappm.learner.paper.encoder import Encoder, make_encoder
@@ -37,6 +36,7 @@ from trappm.learner.physics.device_specs import CPU, has_kernels, known_spec
 from trappm.learner.physics.devices.joint_fit import Distribution, Evidence
 from trappm.learner.physics.devices.known_devices import known_devices, measured_evidence
 from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.snapshots.compiled_ratios import compiled_ratios
 from trappm.learner.snapshots.registry import LATEST, Registry
 from trappm.learner.snapshots.regressions import promote
 from trappm.learner.snapshots.snapshot import save_snapshot

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from trappm.learner.heads.compiled_ratios import compiled_ratios
 from trappm.learner.physics.compiled_step import PARTS, CompiledStep, times_of_pairs
+from trappm.learner.snapshots.compiled_ratios import compiled_ratios
 from trappm.learner.workload import CompiledPair, Workload
 from trappm.prediction.models.subjects import subject_of
 from trappm.profiler.records import Execution, Graph, Phase, StepSettings
