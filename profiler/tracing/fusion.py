@@ -222,6 +222,7 @@ class _Fusion:
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes
         self._group_of: list[_Group] = []
+        self._groups: set[_Group] = set()
         self._writer: dict[Contents, int] = {}
         self._readers: dict[Contents, list[int]] = defaultdict(list)
         for i, node in enumerate(nodes):
@@ -258,6 +259,7 @@ class _Fusion:
         fuses = node.role is not Role.EXTERN
         group = _Group(1 << i, before, node.elements, kept, node.backward, fuses)
         self._group_of.append(group)
+        self._groups.add(group)
 
     def _try(self, i: int, other: int, *, produces: bool) -> None:
         """Fuse the group of node i with that of an earlier node, if inductor would."""
@@ -295,10 +297,12 @@ class _Fusion:
     def _merge(self, one: _Group, other: _Group, elements: int) -> None:
         nodes = one.nodes | other.nodes
         before = (one.before | other.before) & ~nodes
-        for group in set(self._group_of):
+        merged = _Group(nodes, before, elements, one.kept | other.kept, one.backward, True)
+        self._groups -= {one, other}
+        for group in self._groups:
             if group.before & nodes:
                 group.before |= nodes | before
-        merged = _Group(nodes, before, elements, one.kept | other.kept, one.backward, True)
+        self._groups.add(merged)
         for i in _bits(nodes):
             self._group_of[i] = merged
 

@@ -40,6 +40,8 @@ CARDS = {"rtx-4090": "4090", "rtx-pro-6000-blackwell-max-q-workstation": "pro600
 MOST_EAGER_ERROR = 0.25
 """Log error of the eager prior above which a pair neither teaches nor judges a ratio: timm runs
 such models otherwise than by default (reparameterized, or without a cache of positions)."""
+FEW = (5, 20, 50, 200)
+"""Numbers of pairs of a card from which the constants of the other card are refitted."""
 AMP = StepOptions(precision=Precision.AMP_FP16)
 """Precision of the sheet's eager rows."""
 
@@ -158,13 +160,30 @@ def judge(card: Card, reference: Card, seed: int) -> list[dict[str, object]]:
     middle = float(np.median(pairs.log_ratios))
     own = [family_of(name) for name in unseen.eager.architectures.tolist()]
     eager = prior.log_values(unseen.eager.evidence.workloads)
-    ratio = step.log_times(unseen.parts(first)) - first.log_values(unseen.eager.evidence.workloads)
+    unseen_parts, unseen_eager = (
+        unseen.parts(first), first.log_values(unseen.eager.evidence.workloads)
+    )  # fmt: skip
     ratios = {
         "eager answer": np.zeros(len(eager)),
         "times one ratio": np.full(len(eager), middle),
         "times the family's ratio": by_family.reindex(own).fillna(middle).to_numpy(),
-        "fused kernels": ratio,
+        "fused kernels": step.log_times(unseen_parts) - unseen_eager,
     }
+    if reference is not card:
+        own_eager = first.log_values(known.eager.evidence.workloads)
+        like = np.abs(prior.log_values(known.eager.evidence.workloads)
+                      - known.eager.evidence.log_values) < MOST_EAGER_ERROR  # fmt: skip
+        order = np.random.default_rng(seed).permutation(np.flatnonzero(like))
+        own_parts, own_times = known.parts(first), own_eager + known.log_ratios
+        for count in FEW:
+            few = order[:count]
+            refitted = step.refit(own_parts[few], own_times[few])
+            ratios[f"fused kernels, {count} own pairs"] = (
+                refitted.log_times(unseen_parts) - unseen_eager
+            )
+            ratios[f"median of {count} own pairs"] = np.full(
+                len(eager), np.median(known.log_ratios[few])
+            )
     rows = []
     like = np.abs(eager - unseen.eager.evidence.log_values) < MOST_EAGER_ERROR
     for name, log_ratio in ratios.items():
