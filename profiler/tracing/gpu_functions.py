@@ -307,7 +307,7 @@ _ORDERS = {
     },
     torch.cuda.nvtx: {"range": _Idle, "range_push": _is_done, "range_pop": _is_done},
 }
-"""What only orders or marks the work of a GPU, by its module in PyTorch."""
+"""Calls that only order or mark the work of a GPU, by their module in PyTorch."""
 
 
 class _IdleGpu:

@@ -297,7 +297,7 @@ class _Cached(Subject):
 
 
 class _TracedAt(TypedDict, total=False):
-    """How steps are traced, where that is at one batch size."""
+    """Batch sizes at which steps are traced, where not at the usual two."""
 
     batch_sizes: tuple[int, int]
     by_values: bool
