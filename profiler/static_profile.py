@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from torch import nn
 
-from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError
+from trappm.profiler.errors import TrappmError, UnsupportedModelError
 from trappm.profiler.models.model_input import FileInputs, Inputs, Sample
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.models.sources import source_of
@@ -25,7 +25,7 @@ from trappm.profiler.simulation.kernel_profile import KernelProfile, KernelTable
 from trappm.profiler.simulation.step_profile import StaticProfile, StepProfile, StepSource
 from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, StepTrace
 from trappm.profiler.tracing.fusion import prefers_channels_last
-from trappm.profiler.tracing.tracer import StepOptions, Tracer
+from trappm.profiler.tracing.tracer import GROWS_FASTER, StepOptions, Tracer
 
 if TYPE_CHECKING:
     from trappm.profiler.onnx_files.module import RebuiltModule
@@ -196,8 +196,8 @@ def _profile(
     graph = _graph(tracer, model, inputs)
     try:
         step = tracer.step()
-    except InputError:  # PyTorch refuses this step, too
-        raise
+        if isinstance(model, nn.Module) and not tracer.is_affine(Phase.TRAIN):
+            raise UnsupportedModelError(GROWS_FASTER)
     except TrappmError as error:
         return StaticProfile(graph=graph, step=None, step_refusal=str(error), step_source=None)
     return StaticProfile(graph=graph, step=step, step_refusal=None, step_source=source)

@@ -42,6 +42,10 @@ def compiled_ratios(
         held_out = [pair for pair in of_part if pair.is_held_out]
         if len(training) < LEAST_PAIRS:
             continue
+        traced = [pair for pair in training if _is_traced(pair, workloads)]
+        if len(traced) >= LEAST_PAIRS:
+            training = traced
+            held_out = [pair for pair in held_out if _is_traced(pair, workloads)]
         ratio = _ratio(training, workloads, np.array([groups[pair.eager] for pair in training]))
         ratios[device][phase] = ratio
         how = "fused kernels" if ratio.constants else "median"
@@ -49,9 +53,13 @@ def compiled_ratios(
         line += f"eager one (by the {how} of {ratio.pairs} pairs"
         if held_out:
             errors = np.abs(np.expm1(_predicted(ratio, held_out, workloads) - _measured(held_out)))
-            line += f"; off by {errors.mean():.0%} on {len(held_out)} of held-out architectures"
+            line += f"; mean error {errors.mean():.0%} on {len(held_out)} held-out pairs"
         lines.append(f"{line})")
     return ratios, lines
+
+
+def _is_traced(pair: CompiledPair, workloads: Mapping[str, Workload]) -> bool:
+    return all(workloads[name].kernels is not None for name in (pair.eager, pair.compiled))
 
 
 def _measured(pairs: Sequence[CompiledPair]) -> Array:
@@ -63,11 +71,11 @@ def _times(
     pairs: Sequence[CompiledPair], workloads: Mapping[str, Workload]
 ) -> tuple[Array, Array] | None:
     """Return `times_of_pairs`; None if a step could not be traced."""
-    steps = [[workloads[name] for name in (pair.eager, pair.compiled)] for pair in pairs]
-    if any(step.kernels is None for pair in steps for step in pair):
+    if not all(_is_traced(pair, workloads) for pair in pairs):
         return None
-    eager, compiled = zip(*steps, strict=True)
-    return times_of_pairs(eager, compiled)
+    return times_of_pairs(
+        [workloads[pair.eager] for pair in pairs], [workloads[pair.compiled] for pair in pairs]
+    )
 
 
 def _predicted(
@@ -85,7 +93,7 @@ def _ratio(
 ) -> CompiledRatio:
     """Return the better ratio of n pairs, whose groups are held out in turn (n)."""
     measured, times = _measured(pairs), _times(pairs, workloads)
-    if len(np.unique(groups)) == 1:  # nothing is unlike the others
+    if len(np.unique(groups)) == 1:  # then single pairs are held out
         groups = np.arange(len(pairs)).astype(np.str_)
     medians = [float(np.median(measured[groups != group])) for group in groups]
     of_medians = CompiledRatio.of(measured.tolist(), (measured - medians).tolist())

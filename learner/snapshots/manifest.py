@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 MAX_SNAPSHOT_BYTES = 256 << 20
 """Limit of all files together; the shipped snapshot has 10 MiB."""
 MAX_PARTS = 32
+MAX_LOG_CONSTANT = 5.0
 MAX_FILES = 256
 MAX_FAMILIES = 10_000
 MAX_DEVICES = 1000
@@ -153,6 +154,9 @@ class _Source(_Part):
     source: _Short
 
 
+_Constant = Annotated[float, Field(ge=-MAX_LOG_CONSTANT, le=MAX_LOG_CONSTANT)]
+
+
 class CompiledRatio(_Part):
     """Step time under `torch.compile` relative to eager steps, from measured pairs."""
 
@@ -161,7 +165,7 @@ class CompiledRatio(_Part):
     log_error: float
     """Bound of the logarithmic error of a step, with 90 % probability."""
     pairs: _Count
-    constants: Annotated[tuple[float, ...], Field(max_length=MAX_PARTS)] = ()
+    constants: Annotated[tuple[_Constant, ...], Field(max_length=MAX_PARTS)] = ()
     """Logarithms of `compiled_step.PARTS`, if the ratio is that of fused kernels."""
 
     @classmethod

@@ -7,6 +7,7 @@ is in the graph: the rest is folded, and its weights count at the node that uses
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,12 +17,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from trappm.profiler.errors import UnsupportedModelError
-from trappm.profiler.graphs.nodes import Call, GraphBuilder, Value
+from trappm.profiler.graphs.nodes import ONNX, Call, GraphBuilder, Value
 from trappm.profiler.graphs.operators import RULES, Rule, elementwise
 from trappm.profiler.records import Graph
 
 _PACKED = {getattr(torch.ops.aten, name).data for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
-"""Recurrent layers of packed sequences, which ONNX does not have."""
+"""Recurrent layers of packed sequences; the rules are of padded ones."""
 
 
 class GraphLog:
@@ -154,10 +155,12 @@ _NEEDS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
 
 def _own_rule(func: Any) -> Rule:
     """Return the rule of an operator that is in no table: one node with its own name."""
-    words = func._schema.name.rpartition("::")[2].strip("_").split("_")
+    words = re.split("[_:]+", func._schema.name.removeprefix("aten::").strip("_"))
     operator = "".join(word.capitalize() for word in words)
     if torch.Tag.pointwise in func.tags:
         return elementwise(operator)
+    if operator in ONNX:  # which has other attributes
+        operator = f"Aten{operator}"
     return lambda call: call.builder.emit(operator, call.tensors(), *call.shapes)
 
 

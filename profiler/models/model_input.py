@@ -8,9 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from trappm.profiler.errors import InputError, one_line
+from trappm.profiler.errors import InputError, UnsupportedModelError, one_line
 from trappm.profiler.records import MemoryFormat, Phase
 
 if TYPE_CHECKING:
@@ -145,22 +146,23 @@ class ExampleInputs(_Inputs):
     """Batch size of the example."""
     in_lists: bool
     """True if a batch is a list of samples."""
+    has_graphs: bool = False
+    """True if graphs of PyTorch Geometric are among them, whose nodes and edges have no batch."""
     of_training: frozenset[str] = frozenset({TARGETS})
     """Keywords that inference does not have."""
 
     @classmethod
     def of(cls, *args: Any, **kwargs: Any) -> Self:
-        """Return inputs as in `model(*args, **kwargs)`; only shapes and types are used.
+        """Return inputs as in `model(*args, **kwargs)`.
 
         Raises:
-            InputError: There is no tensor in them, or an empty batch.
+            InputError: There is no tensor in them, or an empty batch, or a graph of several kinds
+                of nodes.
         """
         import torch
         from torch.utils._pytree import tree_leaves
 
-        for value in (*args, *kwargs.values()):
-            if any(c.__module__.startswith("torch_geometric.data.") for c in type(value).__mro__):
-                _register_graph(type(value))
+        graphs = [value for value in (*args, *kwargs.values()) if _is_graph(value)]
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         if any(tensor.layout is not torch.strided for tensor in tensors):
             raise InputError("a sparse tensor among the inputs is not simulated; give a dense one")
@@ -177,7 +179,7 @@ class ExampleInputs(_Inputs):
                 f"the first input has the shape {tuple(tensors[0].shape)}; its first axis is the "
                 "batch, and must not be empty"
             )
-        return cls(args, kwargs, batch_size, in_lists)
+        return cls(args, kwargs, batch_size, in_lists, has_graphs=bool(graphs))
 
     def tensors(self, batch_size: int) -> _Batch:
         import torch
@@ -217,6 +219,11 @@ class ExampleInputs(_Inputs):
 
     def _spread(self, change: Callable[[torch.Tensor], torch.Tensor], batch_size: int) -> _Batch:
         """Return the inputs with every tensor changed, and lists of samples resized."""
+        if self.has_graphs and batch_size != self.batch_size:
+            raise UnsupportedModelError(
+                f"the example has graphs of {self.batch_size} nodes; for {batch_size} nodes, give "
+                "an example with them and their edges"
+            )
         import torch
         from torch.utils._pytree import tree_map
 
@@ -249,21 +256,37 @@ class ExampleInputs(_Inputs):
         return f"inputs of batch {self.batch_size}"
 
 
-def _register_graph(kind: type[Any]) -> None:
-    """Let `tree_map` change the tensors of PyTorch Geometric's graphs and batches of them."""
+_REGISTERING = Lock()
+
+
+def _is_graph(value: Any) -> bool:
+    """Return whether a value is a graph of PyTorch Geometric; `tree_map` then knows its tensors.
+
+    Raises:
+        InputError: It has several kinds of nodes.
+    """
     from torch.utils._pytree import SUPPORTED_NODES, register_pytree_node
+
+    kind = type(value)
+    names = {c.__name__ for c in kind.__mro__ if c.__module__.startswith("torch_geometric.data.")}
+    if not names:
+        return False
+    if "Data" not in names:
+        raise InputError(f"a {kind.__name__} is not traced; give Data, or tensors")
 
     def flatten(graph: Any) -> tuple[list[Any], Any]:
         return list(graph.to_dict().values()), graph
 
     def unflatten(values: Iterable[Any], graph: Any) -> Any:
         changed = copy(graph)
-        for name, value in zip(graph.to_dict(), values, strict=True):
-            changed[name] = value
+        for name, part in zip(graph.to_dict(), values, strict=True):
+            changed[name] = part
         return changed
 
-    if kind not in SUPPORTED_NODES:
-        register_pytree_node(kind, flatten, unflatten)
+    with _REGISTERING:
+        if kind not in SUPPORTED_NODES:
+            register_pytree_node(kind, flatten, unflatten)
+    return True
 
 
 @dataclass(frozen=True)

@@ -286,8 +286,24 @@ class _Idle:
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, _: Self) -> float:
+        return 0.0
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        return 0, 0
+
+    @classmethod
+    def __torch_function__(cls, *_: Any) -> None:
+        """Do nothing, in `Tensor.record_stream`."""
+
     def __getattr__(self, name: str) -> Any:
-        return _is_done
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _nothing
 
     def __enter__(self) -> Self:
         return self
@@ -296,16 +312,21 @@ class _Idle:
         pass
 
 
-def _is_done(*_: Any, **__: Any) -> bool:
-    return True
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
 
 
 _ORDERS = {
     torch.cuda: {
-        "synchronize": _is_done,
+        "synchronize": _nothing,
+        "set_stream": _nothing,
         **dict.fromkeys(("Stream", "Event", "stream", "current_stream", "default_stream"), _Idle),
     },
-    torch.cuda.nvtx: {"range": _Idle, "range_push": _is_done, "range_pop": _is_done},
+    torch.cuda.nvtx: {
+        "range": _Idle,
+        **dict.fromkeys(("mark", "range_push", "range_pop", "range_start", "range_end"), _nothing),
+    },
+    torch.accelerator: {"synchronize": _nothing, "current_stream": _Idle},
 }
 """Calls that only order or mark the work of a GPU, by their module in PyTorch."""
 
@@ -388,8 +409,6 @@ class GpuFunctions(TorchFunctionMode):
             kwargs = {**kwargs, "device": _on_meta(device)}
         elif func in _CONSTRUCTORS:
             kwargs = {**kwargs, "device": "meta"}
-        if func is Tensor.record_stream:
-            return None
         if func in (Tensor.numpy, Tensor.__array__) and args[0].is_meta:
             args = args[0].cpu(), *args[1:]
         name = getattr(func, "__name__", "")

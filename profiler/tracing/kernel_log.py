@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -93,6 +94,8 @@ def product_of(name: str, call: Mapping[str, Any]) -> Product | None:
             rows = max(rows // products, 1)
         else:
             depth = max(depth // products, 1)
+    elif name == "_grouped_mm" and right.dim() == 2:
+        columns = max(columns // products, 1)
     return Product(rows, columns, depth, products)
 
 
@@ -315,6 +318,19 @@ class KernelLog:
         return np.array(self._counts, dtype=np.int64)
 
 
+def _weight_gradients(rows: IntArray, sizes: IntArray) -> npt.NDArray[np.bool_]:
+    """Return which products of a backward pass have the shape of a weight's gradient (n).
+
+    Its rows and columns are those of a weight, and its depth the rows of the forward product.
+    """
+    order = [Size.ROWS, Size.COLUMNS, Size.DEPTH]
+    forward = (rows[:, 0] == KernelKind.LINEAR) & (rows[:, 1] == Pass.FORWARD)
+    shapes = set[tuple[int, ...]]()
+    for samples, outputs, inputs in sizes[forward][:, order].tolist():
+        shapes |= {(outputs, inputs, samples), (inputs, outputs, samples)}
+    return np.array([tuple(shape) in shapes for shape in sizes[:, order].tolist()], dtype=bool)
+
+
 def kernel_table(first: KernelLog, second: KernelLog, batch_sizes: tuple[int, int]) -> KernelTable:
     """Return the kernels for every batch size from those at two; equal ones are one row.
 
@@ -328,7 +344,10 @@ def kernel_table(first: KernelLog, second: KernelLog, batch_sizes: tuple[int, in
     slope = (more - sizes) // max(batch_sizes[1] - batch_sizes[0], 1)
     fixed = sizes - slope * batch_sizes[0]
     linear = (rows[:, 0] == KernelKind.LINEAR) & (rows[:, 1] == Pass.DATA_GRADIENT)
-    rows[linear & (slope[:, Size.DEPTH] > 0), 1] = Pass.WEIGHT_GRADIENT
+    of_weights = slope[:, Size.DEPTH] > 0
+    if batch_sizes[0] == batch_sizes[1]:
+        of_weights = _weight_gradients(rows, sizes)
+    rows[linear & of_weights, 1] = Pass.WEIGHT_GRADIENT
     # What mixes the samples of a batch (products of all pairs) grows faster than the line through
     # both sizes, which ends below 0 at an empty batch.
     bent = fixed < 0

@@ -43,8 +43,8 @@ from trappm.profiler.tracing.kernel_log import (
 from trappm.profiler.tracing.known_values import KnownValues, is_whole
 
 _ATEN = torch.ops.aten
-_ONE_TYPE = {**FACTORS, "convolution": ("input", "weight")}
-"""Factors of products, which have one data type on a GPU."""
+_FACTORS = {**FACTORS, "convolution": ("input", "weight")}
+"""Factors of products and convolutions."""
 _RECURRENT = {
     overload: name
     for name in GATES
@@ -190,15 +190,17 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _check(self, func: Any, call: Mapping[str, Any]) -> None:
         """Raise InputError for arguments that a GPU refuses and the meta device does not."""
         name = func._schema.name.removeprefix("aten::")
-        if factors := _ONE_TYPE.get(name):
-            first, second = (str(call[x].dtype).removeprefix("torch.") for x in factors)
-            if first != second:
-                raise InputError(f"a product of {first} and {second} ({name}); give one data type")
+        if factors := _FACTORS.get(name):
+            kinds = {call[x].dtype for x in factors}
+            if torch.float64 in kinds and len(kinds) > 1:  # which autocast does not cast either
+                raise InputError(
+                    f"{name} multiplies float64 by another data type; give float32 inputs"
+                )
         if name == "embedding":
-            self._check_range(call["indices"], call["weight"].shape[0], "a row of an embedding")
+            self._check_range(call["indices"], call["weight"].shape[0], "rows of an embedding")
         elif name in ("nll_loss_forward", "nll_loss2d_forward"):
             classes = call["self"].shape[0 if call["self"].dim() == 1 else 1]
-            self._check_range(call["target"], classes, "a class", call["ignore_index"])
+            self._check_range(call["target"], classes, "classes", call["ignore_index"])
 
     def _check_range(self, tensor: Tensor, size: int, what: str, ignored: int = 0) -> None:
         """Raise InputError if known numbers are not from 0 to below `size`, or ignored."""
@@ -207,7 +209,10 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         wrong = numbers[((numbers < 0) | (numbers >= size)) & (numbers != ignored)]
         if len(wrong):
-            raise InputError(f"{what} is {int(wrong[0])}, and there are {size}")
+            raise InputError(
+                f"index {int(wrong[0])} is out of range of {size} {what}; give an example with "
+                f"indices from 0 to {size - 1}, such as torch.zeros"
+            )
 
     def _is_of_cpu(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Return whether an operator runs on the CPU: a copy to there, or of such copies only."""

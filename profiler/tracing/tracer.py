@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -148,6 +149,7 @@ def short_path(path: str) -> str:
     return path
 
 
+GROWS_FASTER = "some tensors grow faster than the batch, as where all samples are compared"
 CHECKED_BATCH_SIZE = 3
 """Third batch size, where sizes do not seem to be affine."""
 _HALF = {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16}
@@ -167,6 +169,8 @@ class StepOptions:
     """Loss of the output and the inputs."""
     is_compiled: bool = False
     """True for a step under `torch.compile`."""
+    refuses_changes: bool = True
+    """True if a training step may not change in place what its backward pass needs."""
     copies_weights: bool = False
     """True if the compiled step copies weights and images into the channels-last layout."""
 
@@ -342,6 +346,8 @@ class Tracer:
         Sizes of all pairs of samples are not: the line through two of them begins below 0. Then a
         third batch size is tried.
         """
+        if self._single:
+            return True
         first, second = (r.allocations.events()[:, 2] for r in self._record_twice(phase))
         slope, rest = np.divmod(second - first, self._span)
         fixed = first - slope * self._batch_sizes[0]
@@ -387,7 +393,8 @@ class Tracer:
         # A graph that ends in `.item()` is freed at once only if it does not hold its own results.
         keep = allocations.keep if original is None else lambda t: allocations.keep(t).detach()
         keeping = torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor: (keep(tensor), tensor._version), _unchanged
+            lambda tensor: (keep(tensor), tensor._version),
+            _unchanged if options.refuses_changes else itemgetter(0),
         )
         hooks = [
             p.register_post_accumulate_grad_hook(allocations.accumulated)  # type: ignore[no-untyped-call]
@@ -446,7 +453,7 @@ def _unchanged(saved: tuple[Tensor, int]) -> Tensor:
     if tensor._version != version:
         raise InputError(
             f"the backward pass needs a tensor of shape {tuple(tensor.shape)} as it was before an "
-            "operator changed it in place; PyTorch refuses this step, too"
+            "operator changed it in place, which PyTorch refuses; use the operator without _"
         )
     return tensor
 

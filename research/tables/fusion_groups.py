@@ -52,7 +52,7 @@ class Scheduled(Exception):  # noqa: N818
     """Inductor has a schedule, and needs to do nothing more."""
 
 
-def ours(name: str, input_size: int) -> tuple[Kernels, int]:
+def derived(name: str, input_size: int) -> tuple[Kernels, int]:
     """Return the fused kernels of an inference step, and the number of library kernels."""
     tracer = Tracer(
         on_meta(name, input_size), Sample.of(input_size), StepOptions(is_compiled=True),
@@ -72,7 +72,7 @@ def ours(name: str, input_size: int) -> tuple[Kernels, int]:
     return kernels, library
 
 
-def inductors(name: str, input_size: int) -> tuple[Kernels, int]:
+def scheduled(name: str, input_size: int) -> tuple[Kernels, int]:
     """Return the same of inductor's schedule, before it generates code."""
     from torch._inductor import config, ir
 
@@ -121,19 +121,19 @@ def _operators(names: Iterable[str]) -> tuple[str, ...]:
 def main(
     most: Annotated[int, typer.Option(help="Number of architectures.")] = len(MODELS),
 ) -> None:
-    """Print numbers of kernels by model, and the share of ours that inductor has as well."""
+    """Print numbers of kernels by model, and the share that inductor has as well."""
     warnings.filterwarnings("ignore")
     totals = Counter[str]()
     for name, input_size in MODELS[:most]:
         (here, library), (there, other_library) = (
-            ours(name, input_size), inductors(name, input_size)
+            derived(name, input_size), scheduled(name, input_size)
         )  # fmt: skip
         both = (here & there).total()
-        totals += Counter(ours=here.total(), inductors=there.total(), both=both)
+        totals += Counter(derived=here.total(), scheduled=there.total(), both=both)
         totals["same_library"] += library == other_library
         print(
-            f"{name:30} ours {here.total():4} inductor's {there.total():4} equal {both:4}"
+            f"{name:30} derived {here.total():4} of inductor {there.total():4} equal {both:4}"
             f" library kernels {library:4} {other_library:4}",
             flush=True,
         )
-    print(dict(totals), f"{totals['both'] / totals['ours']:.0%} of ours")
+    print(dict(totals), f"{totals['both'] / totals['derived']:.0%} of the derived")

@@ -17,6 +17,7 @@ from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.predictions import Z90, Predictions
 from trappm.learner.physics.compiled_step import (
     MEMORY_RATIO_90,
+    PARTS,
     RATIO_90,
     log_ratio,
 )
@@ -121,28 +122,11 @@ def answers(asks: Sequence[tuple[Question, Subject, str]]) -> list[Prediction]:
 
 
 def _covered(question: Question, subject: Subject) -> Subject | str:
-    """Return what the heads predict, or the reason why only the memory is predicted.
-
-    A module that cannot be traced at two batch sizes is traced at the question's.
-    """
+    """Return what the heads predict, or the reason why only the memory is predicted."""
     if not isinstance(subject, Module):
         return subject
-    try:
-        subject.profile()
-    except (InputError, UnsupportedModelError) as error:
-        why = str(error)
-    else:
-        return subject
     batch_size = question.batch_size or subject.batch_size or 1
-    step = subject.traced_step(question.given_settings(), question.phase, batch_size)
-    if step.only_batch is None:
-        return why
-    one = subject.at_one_batch(step)
-    try:
-        one.profile()
-    except UnsupportedModelError as error:
-        return str(error)
-    return one
+    return subject.covered(question.given_settings(), question.phase, batch_size)
 
 
 def _without_values(question: Question, subject: Subject, device: str, why: str) -> Prediction:
@@ -502,7 +486,7 @@ class _Inquiry:
         return MemoryInterval(*_scaled(memory, math.log(this / that), MEMORY_RATIO_90))
 
     def _both_steps(self, batch_size: int) -> tuple[Workload, Workload] | str:
-        """Return the eager and the compiled step on one GPU, or why they cannot be compared."""
+        """Return the eager and the compiled step of one rank, or why they cannot be compared."""
         if self._ranks > 1:
             return f"no compiled step was measured on anything like {self.device}"
         workloads = []
@@ -516,8 +500,12 @@ class _Inquiry:
 
     @property
     def _measured_ratio(self) -> CompiledRatio | None:
-        """The ratio of compiled steps from pairs of the device, if there are any."""
-        return self._snapshot.manifest.compiled.get(self.device, {}).get(self._phase)
+        """The ratio of compiled steps from pairs of the device, where kernels do not give it."""
+        ratio = self._snapshot.manifest.compiled.get(self.device, {}).get(self._phase)
+        of_kernels = ratio is not None and len(ratio.constants) == len(PARTS)
+        if self._phase is Phase.TRAIN or is_cpu_device(self.device) or of_kernels:
+            return ratio
+        return None
 
     def _compiled_times(self, figures: Mapping[str, Interval]) -> Interval | str:
         """Return the step time under `torch.compile`, or why it is not predicted.
@@ -529,7 +517,7 @@ class _Inquiry:
         if "step_time_ms" not in figures or (ratio is None and is_cpu_device(self.device)):
             return unknown
         log_error = RATIO_90[self._phase] if ratio is None else ratio.log_error
-        if ratio is not None and not ratio.constants:
+        if ratio is not None and len(ratio.constants) != len(PARTS):
             return _scaled(figures["step_time_ms"], ratio.log_ratio, log_error)
         steps = self._both_steps(self._batch_size)
         if isinstance(steps, str):

@@ -1,5 +1,6 @@
 """Functions of a GPU on the meta device: attention, dropout, autocast, names of the GPU."""
 
+import copy
 import threading
 import warnings
 
@@ -84,6 +85,8 @@ def on_a_stream(self, x):
         x = x * 2
         x.record_stream(stream)
     torch.cuda.current_stream().wait_stream(stream)
+    assert event.query()
+    assert event.elapsed_time(copy.deepcopy(event)) + torch.cuda.Stream.priority_range()[0] == 0
     return x
 
 
@@ -102,7 +105,9 @@ def on_a_stream(self, x):
         (lambda self, x: nn.Linear(3, 3, device="cuda")(x), lambda self, x: nn.Linear(3, 3)(x)),
         (lambda self, x: nn.Linear(3, 3).cuda()(x), lambda self, x: nn.Linear(3, 3)(x)),
         (lambda self, x: x * torch.cuda.is_available(), lambda self, x: x * False),
-        (lambda self, x: torch.cuda.synchronize() and x, lambda self, x: x),
+        (lambda self, x: torch.cuda.synchronize() or x, lambda self, x: x),
+        (lambda self, x: torch.accelerator.synchronize() or x, lambda self, x: x),
+        (lambda self, x: torch.cuda.nvtx.mark("here") or x, lambda self, x: x),
         (on_a_stream, lambda self, x: x * 2),
     ],
 )

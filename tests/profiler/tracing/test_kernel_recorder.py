@@ -202,6 +202,16 @@ def test_a_model_for_one_batch_size_is_traced_at_that():
         kernel_profile(model, 8)
 
 
+def test_passes_of_products_are_known_at_one_batch_size():
+    layers = [nn.Flatten(), nn.Linear(192, 64), nn.ReLU(), nn.Linear(64, 5)]
+    usual, one = (kernel_profile(nn.Sequential(*layers), 8, batch_size=n) for n in (None, 4))
+    for which in Pass:
+        counts, sizes = rows(usual, KernelKind.LINEAR, which=which)
+        same_counts, same_sizes = rows(one, KernelKind.LINEAR, which=which)
+        assert sorted(map(tuple, sizes.tolist())) == sorted(map(tuple, same_sizes.tolist()))
+        assert counts.sum() == same_counts.sum()
+
+
 class Experts(nn.Module):
     """Four experts that share the pixels, as the groups of `grouped_mm`."""
 

@@ -100,6 +100,17 @@ def test_measured_pairs_of_a_device_give_the_ratio(of_pairs):
     assert "from 4 pairs on cpu-2t" in compiled.remarks[-1]
 
 
+def test_a_median_is_not_the_ratio_of_inference_on_a_gpu(tmp_path):
+    shipped, shipped_eager = (ask(device="rtx3090", execution=how) for how in ("compile", "eager"))
+    median = CompiledRatio.of([-5.0] * 4, [0.1] * 4)
+    compiled = {"rtx3090": {"infer": median.model_dump()}}
+    snapshot = snapshot_of(tmp_path, {"rtx3090": shipped_heads("rtx3090")}, compiled=compiled)
+    options = {"device": "rtx3090", "snapshot": snapshot}
+    answer, eager = (ask(execution=how, **options) for how in ("compile", "eager"))
+    ratio = answer.step_time_ms / eager.step_time_ms
+    assert ratio == pytest.approx(shipped.step_time_ms / shipped_eager.step_time_ms)
+
+
 @pytest.mark.parametrize("constant", [0.0, -0.5])
 def test_constants_of_pairs_give_the_ratio_of_kernels(tmp_path, constant):
     ratio = CompiledRatio.of([0.0] * 4, [0.1] * 4, [constant] * len(PARTS))

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from onnx_export import export_onnx
 from torch import nn
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import GCNConv, global_mean_pool
 
 import trappm
@@ -456,15 +456,70 @@ def test_arguments_that_pytorch_refuses_are_refused():
             super().__init__(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 3))
 
     ids = torch.full((4, 2), 9)
-    with pytest.raises(InputError, match=r"of shape \(\d, 4\) as it was before"):
+    with pytest.raises(InputError, match=r"of shape \(2, 4\) as it was before"):
         ask(Twice(4, 4), torch.rand(2, 4))
-    with pytest.raises(InputError, match="a product of float64 and float32"):
+    assert ask(Twice(4, 4), torch.rand(2, 4), phase="infer").step_time_ms > 0
+    with pytest.raises(InputError, match="multiplies float64 by another data type"):
         ask(nn.Linear(4, 4), torch.rand(2, 4, dtype=torch.float64))
-    with pytest.raises(InputError, match="a row of an embedding is 9, and there are 9"):
+    with pytest.raises(InputError, match="index 9 is out of range of 9 rows"):
         ask(Embedded(), ids)
-    with pytest.raises(InputError, match="a class is 3, and there are 3"):
+    with pytest.raises(InputError, match="index 3 is out of range of 3 classes"):
         ask(Embedded(), ids - 1, targets=torch.full((4,), 3))
     assert ask(Embedded(), ids - 1, targets=torch.full((4,), -100)).fits
+
+
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(self.first(x)).mean(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"precision": "amp-fp16"}, torch.float32),
+        ({"precision": "amp-fp16", "phase": "infer"}, torch.float32),
+        ({"precision": "amp-fp16"}, torch.float16),
+        ({"precision": "bf16"}, torch.bfloat16),
+    ],
+)
+def test_data_types_that_autocast_casts_are_no_obstacle(options, kind):
+    answer = ask(Attending(), torch.rand(4, 6, 8, dtype=kind), **options)
+    assert answer.step_time_ms > 0
+
+
+def all_pairs(output):
+    logits = output @ output.T
+    return F.cross_entropy(logits, torch.arange(len(logits)))
+
+
+def test_a_loss_of_all_pairs_is_known_at_its_batch_only():
+    few, many = (ask(nn.Linear(8, 8), torch.rand(n, 8), loss=all_pairs) for n in (64, 8192))
+    assert many.largest_batch is None
+    assert "grow faster than the batch" in many.missing["largest_batch"]
+    assert many.memory_mib - few.memory_mib > 2 * 4 * 8192**2 / 2**20
+    assert many.step_time_ms > 3 * few.step_time_ms
+
+
+class OfTraining(nn.Linear):
+    """Chooses samples by their values in training only."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y[y[:, 0] > 0] if self.training else y
+
+
+def test_values_may_matter_in_training_only():
+    trained = ask(OfTraining(4, 4), torch.rand(8, 4), loss=torch.sum)
+    assert trained.step_time_ms > 0
+    assert "Measured for these inputs" in str(trained)
+    module = OfTraining(4, 4)
+    assert ask(module, torch.rand(8, 4)).step_time_ms > 0
+    assert ask(module, torch.rand(8, 4), phase="infer").largest_batch is not None
 
 
 class WithLoss(nn.Linear):
@@ -514,8 +569,12 @@ def test_graphs_of_pytorch_geometric_are_inputs():
     assert (few.batch_size, many.batch_size) == (12, 6000)
     assert few.simulated_memory.live_mib < many.simulated_memory.live_mib
     assert few.step_time_ms > 0
-    alone = trappm.predict(OnGraphs(), example_input=graphs[0], device="a100", loss=torch.sum)
-    assert alone.fits
+    alone = {"example_input": graphs[0], "device": "a100", "loss": torch.sum}
+    assert trappm.predict(OnGraphs(), **alone).fits
+    with pytest.raises(UnsupportedModelError, match="for 24 nodes, give an example"):
+        trappm.predict(OnGraphs(), batch_size=24, **alone)
+    with pytest.raises(InputError, match="a HeteroData is not traced"):
+        trappm.predict(OnGraphs(), example_input=HeteroData(), device="a100")
     assert type(graphs[0].x) is torch.Tensor
 
 

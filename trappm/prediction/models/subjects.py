@@ -336,6 +336,9 @@ class Module(Subject):
         self.has_one_input = self._only_input is not None
         self.batch_size = self._inputs.batch_size
         self._traced_at: _TracedAt = {}
+        self._refuses_changes = True
+        self._steps: dict[StepSettings, StepProfile | str] = {}
+        self._at_one: dict[tuple[StepSettings, Phase, int], Module | str] = {}
 
     @property
     def _sample(self) -> Inputs:
@@ -357,12 +360,21 @@ class Module(Subject):
         from trappm.profiler.tracing.losses import loss_of
 
         has_targets = TARGETS in self._inputs.kwargs
-        return replace(step_options(settings), loss=loss_of(self._loss, has_targets=has_targets))
+        return replace(
+            step_options(settings),
+            loss=loss_of(self._loss, has_targets=has_targets),
+            refuses_changes=self._refuses_changes,
+        )
 
     def profile(self) -> StaticProfile:
         return self._profile
 
     def step(self, settings: StepSettings) -> StepProfile | str:
+        if settings not in self._steps:
+            self._steps[settings] = self._step(settings)
+        return self._steps[settings]
+
+    def _step(self, settings: StepSettings) -> StepProfile | str:
         from trappm.profiler.static_profile import step_profile
 
         try:
@@ -378,14 +390,54 @@ class Module(Subject):
         module = on_meta(self._module, None, settings.memory_format, settings.precision)
         return traced_step(module, self._inputs, options, phase, batch_size, original=self._module)
 
-    def at_one_batch(self, step: TracedStep) -> Module:
-        """Return the module at the batch size of a traced step, on values if that ran on them."""
-        module = copy(self)
-        only = step.only_batch or self.batch_size or 1
-        module._traced_at = {"batch_sizes": (only, only), "by_values": step.by_values}
-        module._only_input, module.has_one_input = None, False
-        module.batch_size, module.only_because = only, step.reason
-        return module
+    def covered(self, settings: StepSettings, phase: Phase, batch_size: int) -> Module | str:
+        """Return what heads can predict, or the reason why only the memory is predicted.
+
+        A module that cannot be traced at two batch sizes is traced at this one, on the values of
+        the example if need be.
+
+        Raises:
+            InputError: PyTorch refuses the step.
+            UnsupportedModelError: It cannot be traced.
+        """
+        key = settings, phase, batch_size
+        if key not in self._at_one:
+            self._at_one[key] = self._covered(*key)
+        return self._at_one[key]
+
+    def _changed(self, **attributes: object) -> Module:
+        """Return a copy with other attributes that has traced nothing."""
+        other = copy(self)
+        other.__dict__.pop("_profile", None)
+        vars(other).update(attributes, _steps={}, _at_one={})
+        return other
+
+    def _covered(self, settings: StepSettings, phase: Phase, batch_size: int) -> Module | str:
+        why = ""
+        try:
+            if self._profile.step is not None:
+                return self
+        except (InputError, UnsupportedModelError) as error:
+            why = str(error)
+        if phase is Phase.INFER and self._refuses_changes:
+            return self._changed(_refuses_changes=False).covered(settings, phase, batch_size)
+        try:
+            step = self.traced_step(settings, phase, batch_size)
+        except UnsupportedModelError:
+            if why:
+                raise
+            return self  # its graph gives a rough estimate
+        if step.only_batch is None:
+            return why or self
+        one = self._changed(
+            _traced_at={"batch_sizes": (batch_size, batch_size), "by_values": step.by_values},
+            _only_input=None, has_one_input=False, batch_size=batch_size, only_because=step.reason,
+        )  # fmt: skip
+        try:
+            one.profile()
+        except (InputError, UnsupportedModelError) as error:
+            return str(error)
+        return one
 
 
 def _example_inputs(

@@ -134,7 +134,7 @@ def traced_step(
         TrappmError: It cannot be traced at that batch size either.
     """
     from trappm.profiler.models.on_meta import on_meta
-    from trappm.profiler.tracing.tracer import Tracer
+    from trappm.profiler.tracing.tracer import GROWS_FASTER, Tracer
 
     reason = only_because
     try:
@@ -143,7 +143,7 @@ def traced_step(
             trace, _ = tracer.phase(phase)
             if tracer.is_affine(phase):
                 return TracedStep(trace, tracer.origins[phase], None, "")
-            reason = "some tensors grow faster than the batch, as where all samples are compared"
+            reason = GROWS_FASTER
     except BatchOrderError:
         reason = "other operators run at every batch size, as where it loops over its samples"
     except TrappmError as error:
