@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 MAX_SNAPSHOT_BYTES = 256 << 20
 """Limit of all files together; the shipped snapshot has 10 MiB."""
 MAX_PARTS = 32
+MAX_FAMILIES = 1024
 MAX_LOG_CONSTANT = 5.0
 MAX_FILES = 256
 MAX_FAMILIES = 10_000
@@ -167,17 +168,23 @@ class CompiledRatio(_Part):
     pairs: _Count
     constants: Annotated[tuple[_Constant, ...], Field(max_length=MAX_PARTS)] = ()
     """Logarithms of `compiled_step.PARTS`, if the ratio is that of fused kernels."""
+    families: Annotated[dict[_Name, _Constant], Field(max_length=MAX_FAMILIES)] = {}
+    """Logarithms that are added to the ratio, by family of architectures."""
 
     @classmethod
     def of(
-        cls, measured: Sequence[float], errors: Sequence[float], constants: Sequence[float] = ()
+        cls,
+        measured: Sequence[float],
+        errors: Sequence[float],
+        constants: Sequence[float] = (),
+        families: Mapping[str, float] | None = None,
     ) -> Self:
         """Return the ratio of two or more pairs.
 
         Args:
             measured: Logarithms of the ratios (n).
             errors: Logarithmic errors of predictions without the pair's architecture (n).
-            constants: As the field.
+            constants, families: As the fields.
         """
         from scipy.special import stdtrit  # type: ignore[import-untyped]
 
@@ -188,6 +195,7 @@ class CompiledRatio(_Part):
             log_error=float(stdtrit(n - 1, 0.95)) * deviation,
             pairs=n,
             constants=tuple(constants),
+            families=dict(families or {}),
         )
 
 

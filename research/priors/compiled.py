@@ -15,16 +15,19 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import torch
 import typer
-from safetensors.torch import save_file
 
 from research.data import data_folder
 from research.held_out import Array, held_out, percent_errors
 from research.priors import IsWriting
 from research.priors.steps import TRACES, Steps, Traces, kernels
-from trappm.learner.physics.compiled_step import FILE as FILE_OF_CONSTANTS
-from trappm.learner.physics.compiled_step import REFERENCE, CompiledStep, part_times
+from trappm.learner.physics.compiled_step import (
+    REFERENCE,
+    CompiledStep,
+    family_offsets,
+    part_times,
+    save_reference,
+)
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.models.families import family_of
@@ -167,8 +170,12 @@ def judge(card: Card, reference: Card, seed: int) -> list[dict[str, object]]:
         "eager answer": np.zeros(len(eager)),
         "times one ratio": np.full(len(eager), middle),
         "times the family's ratio": by_family.reindex(own).fillna(middle).to_numpy(),
-        "fused kernels": step.log_times(unseen_parts) - unseen_eager,
+        "fused kernels alone": step.log_times(unseen_parts) - unseen_eager,
     }
+    errors = pairs.log_ratios - (step.log_times(pairs.parts(first)) - of_eager)
+    offsets = family_offsets(errors[like], np.array(families)[like].tolist())
+    of_families = np.array([offsets.get(name, 0.0) for name in own])
+    ratios["fused kernels"] = ratios["fused kernels alone"] + of_families
     if reference is not card:
         own_eager = first.log_values(known.eager.evidence.workloads)
         like = np.abs(prior.log_values(known.eager.evidence.workloads)
@@ -177,9 +184,16 @@ def judge(card: Card, reference: Card, seed: int) -> list[dict[str, object]]:
         own_parts, own_times = known.parts(first), own_eager + known.log_ratios
         for count in FEW:
             few = order[:count]
-            refitted = step.refit(own_parts[few], own_times[few])
+            known_families = [family_of(name) for name in known.eager.architectures[few].tolist()]
+            others = np.array([offsets.get(name, 0.0) for name in known_families])
+            refitted = step.refit(own_parts[few], own_times[few] - others)
+            errors = own_times[few] - others - refitted.log_times(own_parts[few])
+            more = family_offsets(errors, known_families)
             ratios[f"fused kernels, {count} own pairs"] = (
-                refitted.log_times(unseen_parts) - unseen_eager
+                refitted.log_times(unseen_parts)
+                - unseen_eager
+                + of_families
+                + np.array([more.get(name, 0.0) for name in own])
             )
             ratios[f"median of {count} own pairs"] = np.full(
                 len(eager), np.median(known.log_ratios[few])
@@ -210,8 +224,10 @@ def fit_and_write(reference: Card) -> None:
     step = CompiledStep.unknown().refit(
         reference.parts(prior)[like], (eager + reference.log_ratios)[like]
     )
-    tensors = {"eager": prior.constants, "compiled": torch.from_numpy(step.constants)}
-    save_file(tensors, FILE_OF_CONSTANTS)
+    predicted = step.log_times(reference.parts(prior)) - eager
+    families = [family_of(name) for name in reference.eager.architectures[like].tolist()]
+    offsets = family_offsets((reference.log_ratios - predicted)[like], families)
+    save_reference(prior, step, offsets)
 
 
 def main(

@@ -17,6 +17,7 @@ from research.held_out import percent_errors
 from research.priors.steps import DASHBOARD_FILE
 from trappm.learner.physics.compiled_step import log_ratio
 from trappm.learner.workload import Workload
+from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
 from trappm.profiler.static_profile import step_profile
 from trappm.profiler.tracing.tracer import StepOptions
@@ -46,7 +47,8 @@ def log_ratios(row: Mapping[str, object]) -> dict[str, float]:
     eager, compiled = (
         step.memory(batch_size).live_mib for w in workloads if (step := w.step) is not None
     )
-    return {"time": log_ratio(*workloads), "memory": math.log(compiled / eager)}
+    family = family_of(str(row["architecture"]))
+    return {"time": log_ratio(*workloads, family), "memory": math.log(compiled / eager)}
 
 
 def main() -> None:

@@ -38,6 +38,7 @@ from trappm.prediction.question import Question, loop_of
 from trappm.profiler.devices.base import rank_key
 from trappm.profiler.devices.catalogue import USABLE_SHARE, card_of, memory_mib
 from trappm.profiler.errors import InputError, UnsupportedModelError
+from trappm.profiler.models.families import family_of
 from trappm.profiler.models.known_names import is_prefixed
 from trappm.profiler.records import (
     METRICS,
@@ -516,14 +517,16 @@ class _Inquiry:
         unknown = f"no compiled step was measured on anything like {self.device}"
         if "step_time_ms" not in figures or (ratio is None and is_cpu_device(self.device)):
             return unknown
+        family = family_of(self._subject.name) if self._subject.is_named else None
         log_error = RATIO_90[self._phase] if ratio is None else ratio.log_error
         if ratio is not None and len(ratio.constants) != len(PARTS):
-            return _scaled(figures["step_time_ms"], ratio.log_ratio, log_error)
+            log = ratio.log_ratio + ratio.families.get(family or "", 0.0)
+            return _scaled(figures["step_time_ms"], log, log_error)
         steps = self._both_steps(self._batch_size)
         if isinstance(steps, str):
             return steps
-        constants = () if ratio is None else ratio.constants
-        return _scaled(figures["step_time_ms"], log_ratio(*steps, constants), log_error)
+        of_device = () if ratio is None else (ratio.constants, ratio.families)
+        return _scaled(figures["step_time_ms"], log_ratio(*steps, family, *of_device), log_error)
 
     def _figures(self, output: Predictions, row: int) -> dict[str, Interval]:
         """Return median, low and high of what the heads predict in this row, and what follows."""

@@ -5,10 +5,17 @@ import math
 import numpy as np
 import pytest
 
-from trappm.learner.physics.compiled_step import PARTS, CompiledStep, times_of_pairs
+from trappm.learner.physics.compiled_step import (
+    PARTS,
+    CompiledStep,
+    family_offsets,
+    reference_offsets,
+    times_of_pairs,
+)
 from trappm.learner.snapshots.compiled_ratios import compiled_ratios
 from trappm.learner.workload import CompiledPair, Workload
 from trappm.prediction.models.subjects import subject_of
+from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Execution, Graph, Phase, StepSettings
 
 NAMES = ("resnet10t", "test_vit", "test_convnext", "test_efficientnet", "test_resnet", "test_vit2")
@@ -40,20 +47,23 @@ def pairs_of(workloads, log_ratio, names=NAMES, held_out=()):
             is_held_out=name in held_out,
             eager=(eager := f"{name} {batch_size} eager"),
             compiled=(compiled := f"{name} {batch_size} compile"),
-            log_ratio=log_ratio(workloads[eager], workloads[compiled]),
+            log_ratio=log_ratio(name, workloads[eager], workloads[compiled]),
         )
         for name in names
         for batch_size in (8, 64)
     ]
 
 
-def of_step(eager, compiled):
+def of_step(name, eager, compiled):
+    """The ratio by a device's own constants, with the reference's addition for the family."""
     parts, log_eager = times_of_pairs([eager], [compiled])
-    return float(STEP.log_times(parts)[0] - log_eager[0])
+    added = reference_offsets().get(family_of(name), 0.0)
+    return float(STEP.log_times(parts)[0] - log_eager[0]) + added
 
 
 def ratio_of(pairs, workloads):
-    ratios, lines = compiled_ratios(pairs, workloads, {name: name.split()[0] for name in workloads})
+    names = {name: name.split()[0] for name in workloads}
+    ratios, lines = compiled_ratios(pairs, workloads, names, names)
     return ratios["cpu-2t"][Phase.TRAIN], lines[0]
 
 
@@ -66,7 +76,8 @@ def test_a_device_that_follows_its_kernels_is_learned_from_them(workloads):
     for pair in pairs[-2:]:
         parts, eager = times_of_pairs([workloads[pair.eager]], [workloads[pair.compiled]])
         step = CompiledStep(np.array(ratio.constants))
-        errors.append(float(step.log_times(parts)[0] - eager[0] - pair.log_ratio))
+        added = ratio.families.get(family_of(pair.eager.split()[0]), 0.0)
+        errors.append(float(step.log_times(parts)[0] - eager[0] + added - pair.log_ratio))
     median = [ratio.log_ratio - pair.log_ratio for pair in pairs[-2:]]
     assert np.abs(errors).max() < np.abs(median).max()
     assert f"mean error {np.abs(np.expm1(errors)).mean():.0%} on 2 held-out pairs" in line
@@ -94,4 +105,23 @@ def test_one_architecture_and_steps_without_kernels_have_a_ratio(workloads):
 
 def test_two_pairs_give_no_ratio(workloads):
     pairs = pairs_of(workloads, of_step, NAMES[:1])
-    assert compiled_ratios(pairs, workloads, dict.fromkeys(workloads, "")) == ({}, [])
+    names = dict.fromkeys(workloads, "resnet10t")
+    assert compiled_ratios(pairs, workloads, names, names) == ({}, [])
+
+
+def test_what_is_left_of_a_family_is_added(workloads):
+    """ResNets take twice as long as their kernels say, beyond those of the reference."""
+
+    def log_ratio(name, eager, compiled):
+        return of_step(name, eager, compiled) + 0.7 * (family_of(name) == "resnet")
+
+    ratio, _ = ratio_of(pairs_of(workloads, log_ratio, held_out=["test_resnet"]), workloads)
+    known = reference_offsets()
+    assert 0.3 < ratio.families["resnet"] - known["resnet"] < 0.7
+    assert ratio.families["xcit"] == known["xcit"]
+
+
+def test_few_pairs_of_a_family_count_less():
+    assert family_offsets(np.array([0.4, 0.2, 0.4, 0.4]), ["a", "b", "a", "a"]) == {
+        "a": pytest.approx(0.3), "b": pytest.approx(0.1)
+    }  # fmt: skip

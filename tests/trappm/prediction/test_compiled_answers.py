@@ -113,7 +113,8 @@ def test_a_median_is_not_the_ratio_of_inference_on_a_gpu(tmp_path):
 
 @pytest.mark.parametrize("constant", [0.0, -0.5])
 def test_constants_of_pairs_give_the_ratio_of_kernels(tmp_path, constant):
-    ratio = CompiledRatio.of([0.0] * 4, [0.1] * 4, [constant] * len(PARTS))
+    families = {"resnet": 2 * constant}
+    ratio = CompiledRatio.of([0.0] * 4, [0.1] * 4, [constant] * len(PARTS), families)
     compiled = {"cpu-2t": {"train": ratio.model_dump()}}
     snapshot = snapshot_of(tmp_path, {"cpu-2t": shipped_heads("cpu-1t")}, compiled=compiled)
     options = {"device": "cpu-2t", "phase": "train", "snapshot": snapshot}
@@ -123,7 +124,8 @@ def test_constants_of_pairs_give_the_ratio_of_kernels(tmp_path, constant):
         Workload(graph=Graph.empty(64), phase=Phase.TRAIN, step=step, kernels=step.kernels)
         for step in steps
     )
-    expected = eager.step_time_ms * math.exp(log_ratio(*pair, ratio.constants))
+    log = log_ratio(*pair, "resnet", ratio.constants, ratio.families)
+    expected = eager.step_time_ms * math.exp(log)
     assert answer.step_time_ms == pytest.approx(expected)
     assert "from 4 pairs on cpu-2t" in answer.remarks[-1]
 

@@ -70,6 +70,8 @@ class Subject(ABC):
     """Tokens of the question, of a file."""
     has_one_input: bool = True
     """False for modules of whole numbers, several inputs, targets or a loss."""
+    is_named: bool = False
+    """True for architectures by their name."""
     identity: object = None
     """Equal for the same model in any process; None for a module, whose content is unknown."""
 
@@ -260,7 +262,7 @@ class _Cached(Subject):
 
     def __init__(self, key: tuple[object, ...], tracer: StepTracer | None) -> None:
         self._key = key
-        self.identity = key
+        self.identity, self.is_named = key, key[0] == "timm"
         self.input_size = key[2] if isinstance(key[2], int) else None
         self._tracer_or_none = tracer
         self._steps: dict[tuple[str, ...], StepProfile | str] = {}
