@@ -268,6 +268,19 @@ def test_compiled_model_gives_a_label_of_its_own(folder, compiled):
     assert record.configuration.execution == ("compile" if compiled else "eager")
 
 
+@pytest.mark.parametrize("compiled", ["module", "by the trainer"])
+def test_a_compiled_model_has_a_forecast_of_its_own(folder, compiled):
+    first = first_step(64, compiled == "module", will_compile=compiled == "by the trainer")
+    of_eager, of_compiled = (
+        str(forecast(step, "a100")) for step in (first_step(64), first)
+    )  # fmt: skip
+    assert "for test_resnet in fp32 at batch 16" in of_eager
+    assert "for test_resnet in fp32, compiled, at batch 16" in of_compiled
+    assert "a step is predicted to take" in of_compiled
+    on_cpu = str(forecast(first, "cpu-2t"))
+    assert "the step is compiled, and this forecast is for eager mode" in on_cpu
+
+
 def test_unnamed_module_is_timed_but_not_recorded(folder, capsys):
     lightning = pytest.importorskip("lightning", reason="the extra integrations is not installed")
     from trappm.extensions.integrations.lightning_callback import TrappmCallback

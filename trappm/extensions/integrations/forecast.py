@@ -102,7 +102,10 @@ class Forecast:
         text = f"The memory of {answer.model} is not predicted"
         if memory is not None and verdict is not None and capacity_mib is not None:
             text = room_text(verdict, answer.device_name, memory, capacity_mib)
-            text += f" for {answer.model} in {answer.precision} at batch {answer.batch_size:,}"
+            mode = ", compiled," if answer.execution == Execution.COMPILE else ""
+            text += (
+                f" for {answer.model} in {answer.precision}{mode} at batch {answer.batch_size:,}"
+            )
         if answer.largest_batch is not None:
             text += f", the largest batch that fits is {answer.largest_batch:,}"
         if answer.step_time_ms is None or self.time_missing is not None:
@@ -128,7 +131,7 @@ def forecast(first: FirstStep, device: str | None = None) -> Forecast:
         answer = replace(answer, capacity_mib=procfs.allowed_memory_mib(), largest_batch=None)
     if missing is None and (first.processes > 1 or first.accumulation_steps > 1):
         missing = "only steps of one process without accumulation are predicted"
-    if missing is None and first.is_compiled:
+    if missing is None and first.is_compiled and answer.execution == Execution.EAGER:
         missing = "the step is compiled, and this forecast is for eager mode"
     if missing is None and answer.step_time_ms is None:
         missing = answer.missing.get("step_time_ms", "it is not predicted")
@@ -139,6 +142,8 @@ def _prediction(
     first: FirstStep, device: str, precision: Precision
 ) -> tuple[Prediction, str | None]:
     """Return the prediction of the step, and the reason to ignore its time, if any."""
+    compiles = first.is_compiled and not is_cpu_device(device)
+    execution = Execution.COMPILE if compiles else Execution.EAGER
     size, is_text = first.first_tensor.shape[-1], size_kind(first.name) == "tokens"
     module = _without_trainer(first.model)
     example = dict(first.kwargs) if first.kwargs else first.args
@@ -150,7 +155,7 @@ def _prediction(
                 example_input=example,
                 precision=precision,
                 optimizer=first.loop,
-                execution=Execution.EAGER,
+                execution=execution,
             )
             return answer, "the model has no timm or hf: name"
         answer = predict(
@@ -161,6 +166,7 @@ def _prediction(
             sequence_length=size if is_text else None,
             precision=first.precision,
             optimizer=first.loop,
+            execution=execution,
         )
         return answer, None
     except TrappmError as error:  # such as a CPU device without labels
