@@ -143,6 +143,13 @@ def test_runs_of_mlflow_become_labels(folder, command):
     assert json.loads(command("labels", "import", folder / "steps.jsonl", "--json")[1])["new"] == 1
 
 
+def test_predicted_energy_has_the_unit_of_codecarbon():
+    output = pytest.importorskip("codecarbon.output", reason="CodeCarbon is not installed")
+    assert "gpu_energy" in output.EmissionsData.__dataclass_fields__  # in kWh
+    answer = trappm.predict("resnet18", device="rtx3090", batch_size=64, epochs=1, samples=64_000)
+    assert answer.run.energy_kwh == pytest.approx(1000 * answer.energy_j / 3.6e6)
+
+
 EXPORT = """Name,State,arch,bs,step (ms),peak MiB
 a,finished,resnet50,64,187.5,8000
 b,finished,resnet18,32,,3000
