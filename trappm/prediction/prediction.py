@@ -264,6 +264,20 @@ class Prediction(MemoryAnswer):
             "context_and_libraries": self.memory_mib - memory.reserved_mib - scratch_mib,
         }
 
+    @property
+    def reserved_mib(self) -> float | None:
+        """The result of `torch.cuda.max_memory_reserved()` after the step, by simulation.
+
+        It has the workspaces of cuBLAS, which PyTorch allocates, but not CUDA's context. None if
+        no step could be traced, or the device is no GPU.
+        """
+        memory = self.simulated_memory
+        if memory is None or is_cpu_device(self.device):
+            return None
+        phase = Phase(self.phase)
+        workspace_mib = process_memory_mib(self.card or self.device, phase) - CONTEXT_MIB[phase]
+        return memory.reserved_with_workspace_mib + workspace_mib
+
     def figures(self) -> list[tuple[str, float, str, str]]:
         """Return name, value, unit and 90 % interval of each known figure."""
         return [
@@ -317,7 +331,7 @@ class Prediction(MemoryAnswer):
         return " ".join(f"{sentence}." for sentence in sentences)
 
 
-_DERIVED = ("sentence", "fits", "verdict", "memory_parts_mib")
+_DERIVED = ("sentence", "fits", "verdict", "memory_parts_mib", "reserved_mib")
 """Values of `to_dict` that follow from the others."""
 
 

@@ -261,7 +261,11 @@ def _memory(prediction: Prediction) -> str | None:
     rest_mib = prediction.memory_parts_mib.get("context_and_libraries")
     if rest_mib is not None:
         parts.append(f"CUDA context, libraries and what labels add {rest_mib:,.0f}")
-    return f"Memory by simulation ({prediction.memory_source}): {', '.join(parts)}"
+    text = f"Memory by simulation ({prediction.memory_source}): {', '.join(parts)}"
+    reserved_mib = prediction.reserved_mib
+    if reserved_mib is not None:
+        text += f"; PyTorch reserves {reserved_mib:,.0f}"
+    return text
 
 
 def _about_power(prediction: Prediction) -> list[str]:

@@ -1,8 +1,11 @@
 """`trappm.predict` of names, files and modules, with a small snapshot."""
 
 import json
+import lzma
+import math
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -154,6 +157,22 @@ def test_token_ids_and_vectors_can_be_inputs(ask):
     layers = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 2))
     prediction = ask(layers, example_input=torch.empty(7, 20))
     assert (prediction.batch_size, prediction.memory_source) == (7, "traced")
+
+
+def test_small_steps_reserve_what_an_h100_has_shown():
+    file = Path(__file__).parents[3] / "examples" / "data" / "h100" / "sweeps" / "check.jsonl.xz"
+    with lzma.open(file, "rt") as lines:
+        rows = [json.loads(line) for line in lines]
+    errors = []
+    for row in rows:
+        reserved_mib = row.get("memory_detail_mib", {}).get("peak_reserved", math.inf)
+        if reserved_mib < 300:
+            asked = row["configuration"]
+            answer = trappm.predict(asked.pop("architecture"), device="h100", **asked)
+            errors.append(abs(answer.reserved_mib / reserved_mib - 1))
+    assert len(errors) == 7
+    assert max(errors) < 0.1
+    assert sorted(errors)[4] < 0.01
 
 
 class Untraceable(nn.Module):
