@@ -95,12 +95,12 @@ def step_profile(
         UnsupportedModelError: A step cannot be traced.
     """
     options = options or StepOptions()
+    if by_values and options.is_compiled:
+        raise UnsupportedModelError("its operators depend on values, so parts of it run in eager")
     eager = replace(options, is_compiled=False)
     step = _tracer(model, input_size, eager, batch_sizes, by_values=by_values).step()
     if not options.is_compiled or step.kernels is None:
         return step
-    if by_values:
-        raise UnsupportedModelError("its operators depend on values, so parts of it run in eager")
     (trace, train), (infer_trace, infer) = (
         compiled_phase(model, input_size, phase, options, step.kernels.table(phase), batch_sizes)
         for phase in (Phase.TRAIN, Phase.INFER)

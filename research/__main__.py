@@ -70,6 +70,7 @@ TABLES: Mapping[str, Script] = {
         ("other-devices", "priors.other_devices", "research/other_gpus.md"),
         ("compiled-steps", "priors.compiled", "research/compiled_steps.md"),
         ("compiled-memory", "tables.compiled_memory", "research/compiled_steps.md"),
+        ("compiled-pairs", "tables.compiled_pairs", "research/compiled_steps.md"),
         ("fusion-groups", "tables.fusion_groups", "research/compiled_steps.md"),
         ("compiled-training", "tables.compiled_training", "research/compiled_steps.md"),
         ("memory", "priors.memory_simulation", "research/simulated_memory.md"),

@@ -407,13 +407,11 @@ class CampaignLearner:
         """Return the manifest's ratios of compiled steps, and lines about them."""
         names = list(self._pool.index)
         workloads = dict(zip(names, self._pool.traced, strict=True))
-        architectures = [c.architecture for c in self._pool.configurations]
-        ratios, lines = compiled_ratios(
-            pairs,
-            workloads,
-            dict(zip(names, architectures, strict=True)),
-            dict(zip(names, self._pool.groups, strict=True)),
+        families, groups = (
+            dict(zip(names, values, strict=True))
+            for values in (self._pool.families, self._pool.groups)
         )
+        ratios, lines = compiled_ratios(pairs, workloads, families, groups)
         dumped = {
             device: {phase: ratio.model_dump() for phase, ratio in by_phase.items()}
             for device, by_phase in ratios.items()

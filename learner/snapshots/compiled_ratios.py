@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,6 @@ from trappm.learner.physics.compiled_step import (
 )
 from trappm.learner.snapshots.manifest import CompiledRatio
 from trappm.learner.workload import Array, CompiledPair, Workload
-from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Phase
 
 LEAST_PAIRS = 3
@@ -37,7 +36,8 @@ class Pairs:
 
     measured: Array
     """Logarithms of the measured ratios (n)."""
-    architectures: npt.NDArray[np.str_]
+    families: npt.NDArray[np.str_]
+    """Families of their architectures (n)."""
     groups: npt.NDArray[np.str_]
     """Groups that are held out together (n)."""
     times: tuple[Array, Array] | None
@@ -48,7 +48,7 @@ class Pairs:
         cls,
         pairs: Sequence[CompiledPair],
         workloads: Mapping[str, Workload],
-        architectures: Mapping[str, str],
+        families: Mapping[str, str],
         groups: Mapping[str, str],
     ) -> Pairs:
         steps = [(workloads[pair.eager], workloads[pair.compiled]) for pair in pairs]
@@ -58,7 +58,7 @@ class Pairs:
             times = times_of_pairs(eager, compiled)
         return cls(
             np.array([pair.log_ratio for pair in pairs]),
-            np.array([architectures[pair.eager] for pair in pairs]),
+            np.array([families[pair.eager] for pair in pairs]),
             np.array([groups[pair.eager] for pair in pairs]),
             times,
         )
@@ -66,23 +66,19 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.measured)
 
-    @property
-    def families(self) -> list[str]:
-        return [family_of(name) for name in self.architectures.tolist()]
-
     def at(self, chosen: npt.NDArray[np.bool_]) -> Pairs:
         times = None if self.times is None else (self.times[0][chosen], self.times[1][chosen])
-        return Pairs(self.measured[chosen], self.architectures[chosen], self.groups[chosen], times)
+        return Pairs(self.measured[chosen], self.families[chosen], self.groups[chosen], times)
 
     def added(self, offsets: Mapping[str, float]) -> Array:
         """Return what is added to the ratio of each (n)."""
-        return np.array([offsets.get(name, 0.0) for name in self.families])
+        return np.array([offsets.get(name, 0.0) for name in self.families.tolist()])
 
 
 def compiled_ratios(
     pairs: Sequence[CompiledPair],
     workloads: Mapping[str, Workload],
-    architectures: Mapping[str, str],
+    families: Mapping[str, str],
     groups: Mapping[str, str],
 ) -> tuple[dict[str, dict[Phase, CompiledRatio]], list[str]]:
     """Return ratios by device and phase, and a line about each with its held-out error.
@@ -90,7 +86,7 @@ def compiled_ratios(
     Args:
         pairs: Pairs for training, and held-out ones, which only judge.
         workloads: Steps by the id of their configuration.
-        architectures: Architectures by the id of a configuration.
+        families: Families of architectures by the id of a configuration.
         groups: Group that a configuration is held out with, by its id.
     """
     parts = defaultdict[tuple[str, Phase], list[CompiledPair]](list)
@@ -107,13 +103,13 @@ def compiled_ratios(
         training, held_out = (
             Pairs.of(
                 [p for p in (traced if are_enough else of_part) if p.is_held_out == is_held_out],
-                workloads, architectures, groups,
+                workloads, families, groups,
             )
             for is_held_out in (False, True)
         )  # fmt: skip
         if len(training) < LEAST_PAIRS:
             continue
-        ratio = _ratio(training)
+        ratio = better_ratio(training)
         ratios[device][phase] = ratio
         how = "fused kernels" if ratio.constants else "median"
         line = f"{device}: a compiled {phase} step takes {math.exp(ratio.log_ratio):.2f} times the "
@@ -134,44 +130,62 @@ def predicted(ratio: CompiledRatio, pairs: Pairs) -> Array:
     return logs + pairs.added(ratio.families)
 
 
-def _ratio(pairs: Pairs) -> CompiledRatio:
-    """Return the better ratio of pairs, whose groups are held out in turn."""
-    if len(np.unique(pairs.groups)) == 1:  # then single pairs are held out
-        pairs = Pairs(
-            pairs.measured, pairs.architectures, np.arange(len(pairs)).astype(np.str_), pairs.times
-        )
-    fits = [_by_median] if pairs.times is None else [_by_median, _by_kernels]
-    ratios = []
-    for fit in fits:
-        errors = np.empty(len(pairs))
-        for group in np.unique(pairs.groups):
-            out = pairs.groups == group
-            unseen = pairs.at(out)
-            errors[out] = unseen.measured - predicted(fit(pairs.at(~out)), unseen)
-        ratio = fit(pairs)
-        ratios.append(
-            CompiledRatio.of(
-                pairs.measured.tolist(), errors.tolist(), ratio.constants, ratio.families
-            )
-        )
+def better_ratio(pairs: Pairs) -> CompiledRatio:
+    """Return the ratio with the smaller bound of errors, of two or more pairs."""
+    fits = [by_median] if pairs.times is None else [by_median, by_kernels]
+    ratios = [
+        fit(pairs).model_copy(update={"log_error": _bound(held_out_errors(pairs, fit))})
+        for fit in fits
+    ]
     return min(ratios, key=lambda ratio: ratio.log_error)
 
 
-def _by_median(pairs: Pairs) -> CompiledRatio:
+def held_out_errors(pairs: Pairs, fit: Callable[[Pairs], CompiledRatio]) -> Array:
+    """Return measured less predicted logarithms, each by pairs of the other groups (n).
+
+    If all pairs are one group, each is held out alone.
+    """
+    groups = pairs.groups
+    if len(np.unique(groups)) == 1:
+        groups = np.arange(len(pairs)).astype(np.str_)
+    errors = np.empty(len(pairs))
+    for group in np.unique(groups):
+        out = groups == group
+        unseen = pairs.at(out)
+        errors[out] = unseen.measured - predicted(fit(pairs.at(~out)), unseen)
+    return errors
+
+
+def _bound(errors: Array) -> float:
+    """Return the bound of a further error with 90 % probability, by Student's t."""
+    from scipy.special import stdtrit  # type: ignore[import-untyped]
+
+    return float(stdtrit(len(errors) - 1, 0.95) * np.sqrt((errors**2).mean()))
+
+
+def by_median(pairs: Pairs) -> CompiledRatio:
+    """Return the median of the pairs, with additions by family; its errors are not judged."""
     middle = float(np.median(pairs.measured))
-    offsets = family_offsets(pairs.measured - middle, pairs.families)
-    return CompiledRatio.of(pairs.measured.tolist(), [0.0] * len(pairs), (), offsets)
+    return CompiledRatio(
+        log_ratio=middle,
+        log_error=0.0,
+        pairs=len(pairs),
+        families=family_offsets(pairs.measured - middle, pairs.families.tolist()),
+    )
 
 
-def _by_kernels(pairs: Pairs) -> CompiledRatio:
-    """Return the ratio of the fused kernels, with the additions of the reference and its own."""
+def by_kernels(pairs: Pairs) -> CompiledRatio:
+    """Return the ratio of the fused kernels, with additions of the reference and of the pairs."""
     assert pairs.times is not None  # noqa: S101  (the caller has asked)
     parts, eager = pairs.times
     known = reference_offsets()
     times = eager + pairs.measured - pairs.added(known)
     step = reference_step().refit(parts, times)
-    own = family_offsets(times - step.log_times(parts), pairs.families)
-    offsets = {name: known.get(name, 0.0) + own.get(name, 0.0) for name in {**known, **own}}
-    return CompiledRatio.of(
-        pairs.measured.tolist(), [0.0] * len(pairs), step.constants.tolist(), offsets
+    own = family_offsets(times - step.log_times(parts), pairs.families.tolist())
+    return CompiledRatio(
+        log_ratio=float(np.median(pairs.measured)),
+        log_error=0.0,
+        pairs=len(pairs),
+        constants=tuple(step.constants.tolist()),
+        families={name: known.get(name, 0.0) + own.get(name, 0.0) for name in {**known, **own}},
     )

@@ -14,11 +14,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -47,8 +45,7 @@ if TYPE_CHECKING:
 MAX_SNAPSHOT_BYTES = 256 << 20
 """Limit of all files together; the shipped snapshot has 10 MiB."""
 MAX_PARTS = 32
-MAX_FAMILIES = 1024
-MAX_LOG_CONSTANT = 5.0
+MAX_LOG_CONSTANT = 20.0
 MAX_FILES = 256
 MAX_FAMILIES = 10_000
 MAX_DEVICES = 1000
@@ -170,33 +167,6 @@ class CompiledRatio(_Part):
     """Logarithms of `compiled_step.PARTS`, if the ratio is that of fused kernels."""
     families: Annotated[dict[_Name, _Constant], Field(max_length=MAX_FAMILIES)] = {}
     """Logarithms that are added to the ratio, by family of architectures."""
-
-    @classmethod
-    def of(
-        cls,
-        measured: Sequence[float],
-        errors: Sequence[float],
-        constants: Sequence[float] = (),
-        families: Mapping[str, float] | None = None,
-    ) -> Self:
-        """Return the ratio of two or more pairs.
-
-        Args:
-            measured: Logarithms of the ratios (n).
-            errors: Logarithmic errors of predictions without the pair's architecture (n).
-            constants, families: As the fields.
-        """
-        from scipy.special import stdtrit  # type: ignore[import-untyped]
-
-        n = len(measured)
-        deviation = math.sqrt(sum(error**2 for error in errors) / n)
-        return cls(
-            log_ratio=statistics.median(measured),
-            log_error=float(stdtrit(n - 1, 0.95)) * deviation,
-            pairs=n,
-            constants=tuple(constants),
-            families=dict(families or {}),
-        )
 
 
 class Manifest(_Part):

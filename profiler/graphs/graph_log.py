@@ -84,11 +84,10 @@ class GraphLog:
         """
         if not any(self._value(t).depends for t in tensors):
             return _folded
-        if _needs_values(func, args):
-            if self._by_values:
-                return _own_rule(func)
+        depends = _needs_values(func, args)
+        if depends and not self._by_values:
             raise UnsupportedModelError(f"its forward pass depends on values of tensors ({func})")
-        if func in _PACKED:
+        if depends or func in _PACKED:
             return _own_rule(func)
         name = func._schema.name.removeprefix("aten::")
         return RULES.get(name) or RULES.get(name.removesuffix("_"))

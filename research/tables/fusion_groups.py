@@ -83,7 +83,7 @@ def scheduled(name: str, input_size: int) -> tuple[Kernels, int]:
         raise Scheduled
 
     torch._dynamo.reset()
-    model = create_model(name, input_size).eval()
+    model = create_model(name, input_size).train(mode=False)
     images = torch.randn(BATCH_SIZE, 3, input_size, input_size)
     with config.patch(_post_fusion_custom_pass=stop), torch.no_grad():
         try:

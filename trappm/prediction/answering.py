@@ -168,8 +168,6 @@ def simulated_answer(question: Question, subject: Subject, device: str, why: str
         return simulated_interval(simulated(size).reserved_with_workspace_mib + process_mib)
 
     interval, capacity = memory(batch_size), memory_mib(device)
-    if traced.only_batch is not None and not traced.by_values:
-        why = f"kernels are traced at two batch sizes, but {traced.reason}"
     missing = {name: why for name in (*METRIC_NAMES, "out_of_memory") if name != "memory_mib"}
     largest = None
     if capacity is None:
@@ -458,10 +456,9 @@ class _Inquiry:
             )
         largest = None
         without = {"step_time_ms": times} if isinstance(times, str) else {}
-        steps = self._both_steps(self._batch_size)
         if is_cpu_device(self.device):
             without["memory_mib"] = "inductor's copies on a CPU are not simulated"
-        elif isinstance(steps, str):
+        elif isinstance(steps := self._both_steps(self._batch_size), str):
             without["memory_mib"] = steps
         elif "memory_mib" in figures:
             known["memory_mib"] = self._compiled_memory(figures["memory_mib"], *steps)
@@ -501,7 +498,10 @@ class _Inquiry:
 
     @property
     def _measured_ratio(self) -> CompiledRatio | None:
-        """The ratio of compiled steps from pairs of the device, where kernels do not give it."""
+        """The ratio of compiled steps from pairs of the device.
+
+        A median is no match for the reference's kernels in inference on a GPU.
+        """
         ratio = self._snapshot.manifest.compiled.get(self.device, {}).get(self._phase)
         of_kernels = ratio is not None and len(ratio.constants) == len(PARTS)
         if self._phase is Phase.TRAIN or is_cpu_device(self.device) or of_kernels:
@@ -587,10 +587,8 @@ class _Inquiry:
         if fixed is None:
             fit["largest_batch"] = self._largest(capacity)
         else:
-            missing["largest_batch"] = f"the file has one batch size only, {fixed}"
-            if isinstance(self._subject, Module):
-                why = self._subject.only_because
-                missing["largest_batch"] = f"the step is known at batch {fixed} only: {why}"
+            why = self._subject.only_because
+            missing["largest_batch"] = f"the step is known at batch {fixed} only: {why}"
         if self.device.startswith("a100"):
             parts = (name for gb, name in MIG_PROFILES if memory[2] < gb * _MIB_PER_GB)
             if capacity > MIG_PROFILES[-1][0] * 1024:

@@ -84,8 +84,7 @@ def test_unknown_execution_is_refused(execution, reason):
 @pytest.fixture
 def of_pairs(tmp_path):
     """A snapshot with the ratio of compiled training steps on two threads, from four pairs."""
-    logs = [math.log(x) for x in (0.4, 0.5, 0.5, 0.6)]
-    ratio = CompiledRatio.of(logs, [x - math.log(0.5) for x in logs])
+    ratio = CompiledRatio(log_ratio=math.log(0.5), log_error=0.4, pairs=4)
     compiled = {"cpu-2t": {"train": ratio.model_dump()}}
     return snapshot_of(tmp_path, {"cpu-2t": shipped_heads("cpu-1t")}, compiled=compiled)
 
@@ -102,7 +101,7 @@ def test_measured_pairs_of_a_device_give_the_ratio(of_pairs):
 
 def test_a_median_is_not_the_ratio_of_inference_on_a_gpu(tmp_path):
     shipped, shipped_eager = (ask(device="rtx3090", execution=how) for how in ("compile", "eager"))
-    median = CompiledRatio.of([-5.0] * 4, [0.1] * 4)
+    median = CompiledRatio(log_ratio=-5.0, log_error=0.1, pairs=4)
     compiled = {"rtx3090": {"infer": median.model_dump()}}
     snapshot = snapshot_of(tmp_path, {"rtx3090": shipped_heads("rtx3090")}, compiled=compiled)
     options = {"device": "rtx3090", "snapshot": snapshot}
@@ -114,7 +113,10 @@ def test_a_median_is_not_the_ratio_of_inference_on_a_gpu(tmp_path):
 @pytest.mark.parametrize("constant", [0.0, -0.5])
 def test_constants_of_pairs_give_the_ratio_of_kernels(tmp_path, constant):
     families = {"resnet": 2 * constant}
-    ratio = CompiledRatio.of([0.0] * 4, [0.1] * 4, [constant] * len(PARTS), families)
+    constants = (constant,) * len(PARTS)
+    ratio = CompiledRatio(
+        log_ratio=0.0, log_error=0.1, pairs=4, constants=constants, families=families
+    )
     compiled = {"cpu-2t": {"train": ratio.model_dump()}}
     snapshot = snapshot_of(tmp_path, {"cpu-2t": shipped_heads("cpu-1t")}, compiled=compiled)
     options = {"device": "cpu-2t", "phase": "train", "snapshot": snapshot}

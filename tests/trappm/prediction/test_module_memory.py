@@ -404,7 +404,7 @@ def test_files_have_the_memory_of_their_model(tmp_path):
     export_onnx("resnet10t", 64, tmp_path / "fixed.onnx", batch_size=2)
     fixed = ask(tmp_path / "fixed.onnx")
     assert (fixed.batch_size, fixed.largest_batch) == (2, None)
-    assert "one batch size only, 2" in fixed.missing["largest_batch"]
+    assert "known at batch 2 only: the file has no other" in fixed.missing["largest_batch"]
     assert fixed.memory_breakdown.total_mib == pytest.approx(fixed.memory_mib, rel=0.01)
 
 

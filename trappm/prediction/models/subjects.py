@@ -68,6 +68,8 @@ class Subject(ABC):
     """Pixels or tokens of the question; None for the model's default."""
     sequence_length: int | None = None
     """Tokens of the question, of a file."""
+    only_because = "the file has no other"
+    """Why its steps can be traced at one batch size only, if that is so."""
     has_one_input: bool = True
     """False for modules of whole numbers, several inputs, targets or a loss."""
     is_named: bool = False
@@ -306,10 +308,7 @@ class _TracedAt(TypedDict, total=False):
 
 
 class Module(Subject):
-    """A module of the caller; nothing of it is cached."""
-
-    only_because = ""
-    """Why its steps can be traced at one batch size only."""
+    """A module of the caller; what is traced of it is kept as long as this object."""
 
     def __init__(
         self,
@@ -340,7 +339,7 @@ class Module(Subject):
         self._traced_at: _TracedAt = {}
         self._refuses_changes = True
         self._steps: dict[StepSettings, StepProfile | str] = {}
-        self._at_one: dict[tuple[StepSettings, Phase, int], Module | str] = {}
+        self._known: dict[tuple[StepSettings, Phase, int], Module | str] = {}
 
     @property
     def _sample(self) -> Inputs:
@@ -403,18 +402,19 @@ class Module(Subject):
             UnsupportedModelError: It cannot be traced.
         """
         key = settings, phase, batch_size
-        if key not in self._at_one:
-            self._at_one[key] = self._covered(*key)
-        return self._at_one[key]
+        if key not in self._known:
+            self._known[key] = self._covered(*key)
+        return self._known[key]
 
     def _changed(self, **attributes: object) -> Module:
         """Return a copy with other attributes that has traced nothing."""
         other = copy(self)
         other.__dict__.pop("_profile", None)
-        vars(other).update(attributes, _steps={}, _at_one={})
+        vars(other).update(attributes, _steps={}, _known={})
         return other
 
     def _covered(self, settings: StepSettings, phase: Phase, batch_size: int) -> Module | str:
+        """Return `covered`, which keeps it."""
         why = ""
         try:
             if self._profile.step is not None:
