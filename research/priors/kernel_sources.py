@@ -32,7 +32,10 @@ NEUSIGHT_SHARES = {
 """Share of the drawn kernels of each card."""
 PRODUCTS_FILE = "new/aiconfigurator_gemm_a100_h100_h200.csv.gz"
 ATTENTION_FILE = "new/aiconfigurator_attention_a100_h100_h200.csv.gz"
-ATTENTION_COUNT = 200
+MODEL_KERNELS = 200
+"""Number of drawn kernels of language models."""
+LEAST_OF_LANGUAGE = 2048
+"""Least rows, columns and depth of a product of a language model, a round number."""
 PRODUCT_CARDS = ("a100-sxm4-80gb", "h100-sxm5-80gb")
 PRODUCT_COUNT = 100
 """Number of drawn products of each card and use."""
@@ -86,6 +89,27 @@ def half_products(data: Path, card: str) -> Evidence:
     return kernel_evidence(model, f"aiconfigurator {model}", spec_of(card), calls)
 
 
+def large_products(data: Path, card: str) -> Evidence:
+    """Return products in bf16 as large as those of language models, drawn at random."""
+    model = read_name(card).model
+    sheet = pd.read_csv(data / PRODUCTS_FILE)
+    sheet = sheet[
+        (sheet.system == f"{model}_sxm")
+        & (sheet.gemm_dtype == "bfloat16")
+        & (sheet[["m", "n", "k"]].min(axis=1) >= LEAST_OF_LANGUAGE)
+    ].sample(MODEL_KERNELS, random_state=0)
+    calls = [
+        (
+            KernelCall.of(
+                Operator.LINEAR, DataType.BF16, batch=1, rows=row.m, inputs=row.k, outputs=row.n
+            ),
+            row.latency_ms,
+        )
+        for row in sheet.itertuples()
+    ]
+    return kernel_evidence(model, f"aiconfigurator {model}", spec_of(card), calls)
+
+
 def flash_attention(data: Path, card: str) -> Evidence:
     """Return attention in bf16 with 2,048 to 8,192 tokens of one card, drawn at random.
 
@@ -99,7 +123,7 @@ def flash_attention(data: Path, card: str) -> Evidence:
         & (sheet.window_size.fillna(0) == 0)
         & sheet.isl.between(2048, 8192)
         & sheet.head_dim.isin((64, 128))
-    ].sample(ATTENTION_COUNT, random_state=0)
+    ].sample(MODEL_KERNELS, random_state=0)
     calls = [
         (
             KernelCall.of(

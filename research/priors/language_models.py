@@ -14,7 +14,7 @@ import typer
 
 from research.data import data_folder
 from research.priors import llm_foundry, neusight_models
-from research.priors.kernel_sources import flash_attention
+from research.priors.kernel_sources import flash_attention, large_products
 from trappm.learner.heads.other_devices import known_of_others
 from trappm.learner.physics.step_time_prior import StepTimePrior
 
@@ -43,12 +43,15 @@ def error_table(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def flash_2() -> str:
-    """Return the factor on an A100's attention that FlashAttention 2's kernels imply."""
-    kernels = flash_attention(data_folder(), "a100-sxm4-80gb")
-    plain = StepTimePrior(kernels.spec, known_of_others()[0].constants_of("a100-80gb"))
-    ratios = kernels.log_values - plain.log_values(kernels.workloads)
-    return f"a100: FlashAttention 2, attention={exp(median(ratios)):.3f}"
+def by_kernels() -> str:
+    """Return the factors that single kernels of today's libraries imply for an A100."""
+    data, card = data_folder(), "a100-sxm4-80gb"
+    factors = {}
+    kinds = {"products": large_products(data, card), "attention": flash_attention(data, card)}
+    for name, kernels in kinds.items():
+        plain = StepTimePrior(kernels.spec, known_of_others()[0].constants_of("a100-80gb"))
+        factors[name] = exp(median(kernels.log_values - plain.log_values(kernels.workloads)))
+    return "a100: kernels, " + ", ".join(f"{name}={f:.3f}" for name, f in factors.items())
 
 
 def main(
@@ -62,7 +65,7 @@ def main(
     whole_models = neusight_models.predicted(pd.read_csv(nodes / "neusight_llm_e2e_fp32.csv"))
     if fit:
         print(llm_foundry.fitted(foundry))
-        print(flash_2())
+        print(by_kernels())
         print(neusight_models.fitted(whole_models))
     rows = pd.concat([llm_foundry.predicted(foundry), whole_models], ignore_index=True)
     if details:

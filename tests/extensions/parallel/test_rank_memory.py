@@ -1,10 +1,12 @@
 """Memory of ranks, which decreases with sharding."""
 
+import numpy as np
 import pytest
 
 from trappm.extensions.parallel.rank_memory import (
     DEEPSPEED_BF16,
     MEGATRON_LM,
+    MemoryNeeds,
     rank_memory,
     traced_needs,
 )
@@ -122,6 +124,27 @@ def test_one_gpu_and_fsdp_have_the_memory_of_the_step():
         assert sum(tensors.values()) == pytest.approx(whole.total / 2**20)
     alone = step.on(Parallelism(sharded_optimizer=True)).memory_mib
     assert alone == pytest.approx(step.single.memory_mib, rel=0.01)
+
+
+def test_fsdp_gathers_frozen_parameters():
+    options = {"sequence_length": 128, "batch_size": 8, "device": "a100", "optimizer": "adamw"}
+    fsdp = Parallelism(strategy=Strategy.FSDP, gpus=4)
+    lora, whole = (SharedStep.of(name, **options) for name in ("hf:gpt2,lora=4", "hf:gpt2"))
+    assert lora.needs.all_gradients < whole.needs.all_gradients / 100
+    gathered = [step.on(fsdp) for step in (lora, whole)]
+    assert gathered[0].memory_parts_mib["gathered"] > 100
+    assert 0.3 < gathered[0].communication_ms / gathered[1].communication_ms < 1.0
+
+
+@pytest.mark.parametrize(("gathered", "peak"), [(30.0, 0.0), (60.0, 60.0)])
+def test_fsdp_gathers_nothing_in_the_optimizer_step(gathered, peak):
+    needs = MemoryNeeds(
+        parameters=100.0, states=200.0, gradients=np.array([50.0, 100.0, 200.0]),
+        activations=np.array([10.0, 0.0, 0.0]), all_gradients=100.0, gathered=gathered,
+    )  # fmt: skip
+    rank = rank_memory(needs, Parallelism(strategy=Strategy.FSDP, gpus=2))
+    assert rank.gathered == peak
+    assert rank.total == max(250.0, 150.0 + 50.0 + gathered)
 
 
 def test_images_have_no_mixed_precision_of_megatron():

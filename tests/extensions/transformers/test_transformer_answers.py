@@ -107,6 +107,21 @@ def test_multi_gpu_step_starts_from_the_single_gpu_step():
     assert any("llm-foundry" in remark for remark in parallel.remarks)
 
 
+def test_steps_on_several_gpus_are_based_on_published_runs_on_several():
+    shared_step = pytest.importorskip("trappm.extensions.parallel.shared_step")
+    options = {"device": "a100", "precision": "bf16", "batch_size": 8, "sequence_length": 1024}
+    step = shared_step.SharedStep.of("hf:gpt2", optimizer="adamw", **options)
+    times = transformer_times("a100", Precision.BF16)
+    assert 1.0 < step.slower < times.shared_products / times.products
+    two = step.on(shared_step.Parallelism(gpus=2))
+    assert two.compute_ms == pytest.approx(step.slower * step.single.step_time_ms)
+    assert 1.0 < two.speedup < 2.0
+    assert any("several GPUs" in remark for remark in two.remarks)
+    one = step.on(shared_step.Parallelism())
+    assert not any("several GPUs" in remark for remark in one.remarks)
+    assert shared_step.SharedStep.of("hf:gpt2", **{**options, "device": "h100"}).slower == 1.0
+
+
 def test_campaign_labels_take_precedence_over_published_steps():
     shipped = snapshots_that_answer(None)[-1]
     known = shipped.heads["h100"][Phase.TRAIN]

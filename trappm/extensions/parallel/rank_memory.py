@@ -13,14 +13,13 @@ NCCL's own buffers are not counted, because no label measures them separately.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from trappm.extensions.parallel.schedules import Parallelism, Strategy
-from trappm.extensions.parallel.step_work import blocks_of
+from trappm.extensions.parallel.step_work import blocks_of, gathered_blocks
 from trappm.profiler.simulation.step_trace import Event, StepTrace
 from trappm.profiler.simulation.training_loop import TrainingLoop
 
@@ -48,8 +47,8 @@ class MemoryNeeds:
     activations: Array
     """Activations and all other live tensors at each event, shape (E,)."""
     all_gradients: float
-    blocks: Sequence[float] = ()
-    """Parameters of each block that FSDP gathers at once."""
+    gathered: float = 0.0
+    """Unsharded parameters and gradients of FSDP during the passes."""
     root: float = 0.0
     """Parameters outside of blocks."""
     head: float = 0.0
@@ -96,13 +95,15 @@ def rank_memory(needs: MemoryNeeds, parallelism: Parallelism) -> RankMemory:
     keeps = parallelism.accumulation > 1 or needs.buffers_gradients
     gradients = np.full_like(needs.gradients, needs.all_gradients) if keeps else needs.gradients
     gradients = share * gradients
-    peak = int((activations + gradients).argmax())
+    gathered = np.full_like(gradients, needs.gathered if is_fsdp else 0.0)
+    gathered[-1] = 0.0  # the optimizer's step
+    peak = int((activations + gradients + gathered).argmax())
     sums_apart = replicas > 1 and not is_fsdp and not needs.buffers_gradients
     return RankMemory(
         parameters=share * needs.parameters,
         states=share * needs.states / (replicas if parallelism.sharded_optimizer else 1),
         gradients=float(gradients[peak]),
-        gathered=_gathered(needs) if is_fsdp else 0.0,
+        gathered=float(gathered[peak]),
         buckets=share * needs.all_gradients if sums_apart else 0.0,
         activations=float(activations[peak]),
     )
@@ -151,7 +152,7 @@ def traced_needs(
     change[died] = -block_sizes[trace.blocks[died]]
     of_gradients = (born | died) & np.isin(trace.blocks, trace.gradients)
     parameters = float(trace.parameter_bytes.sum())
-    blocks, root = blocks_of(trace.parameter_bytes.tolist())
+    _, root = blocks_of(trace.parameter_bytes.tolist())
     most = sorted(trace.parameter_bytes.tolist())[-2:]
     has_head = len(most) == 2 and most[0] == most[1] and root >= sum(most)
     gradients = np.cumsum(np.where(of_gradients, change, 0.0))
@@ -163,7 +164,7 @@ def traced_needs(
         gradients=np.append(gradients, parameters + passing),
         activations=np.append(np.cumsum(np.where(of_gradients, 0.0, change)), 0.0),
         all_gradients=parameters,
-        blocks=blocks,
+        gathered=_gathered(trace),
         root=root,
         head=float(most[0]) if has_head else 0.0,
         head_ends=int(np.flatnonzero(born & of_gradients)[HEAD_GRADIENTS - 1 :][:1].sum()),
@@ -205,10 +206,11 @@ DEEPSPEED_BF16, DEEPSPEED_FP16 = MixedPrecision(2 + 4, 16), MixedPrecision(2, 16
 """Megatron-DeepSpeed of 2021 and 2022, by bigscience's published runs."""
 
 
-def _gathered(needs: MemoryNeeds) -> float:
-    """Return the bytes of unsharded FSDP tensors at the peak: parameters and block gradients."""
-    blocks = list(needs.blocks) or [needs.all_gradients]
+def _gathered(trace: StepTrace) -> float:
+    """Return the bytes of unsharded FSDP tensors: parameters, and gradients of blocks."""
+    blocks, root, trained_share = gathered_blocks(trace)
+    blocks = blocks or [float(trace.parameter_bytes.sum())]
     largest = max(blocks)
     held = min(GATHERED_BLOCKS * largest, sum(blocks))
-    reduced = min(REDUCED_BLOCKS * largest, sum(blocks))
-    return held + reduced + needs.root
+    reduced = trained_share * min(REDUCED_BLOCKS * largest, sum(blocks))
+    return held + reduced + root

@@ -232,7 +232,7 @@ def _fsdp(work: StepWork, group: Group, passes: int) -> _Timeline:
     blocks = work.blocks_bytes or (work.gradient_bytes,)
     shares = _block_shares(work, blocks)
     gathers = [group.all_gather_ms(size) for size in blocks]
-    reductions = [group.reduce_scatter_ms(size) for size in blocks]
+    reductions = [group.reduce_scatter_ms(work.trained_share * size) for size in blocks]
     root_ms = group.all_gather_ms(work.root_bytes)
     line = _Line()
     for number in range(passes):
@@ -241,7 +241,7 @@ def _fsdp(work: StepWork, group: Group, passes: int) -> _Timeline:
         reduced = reductions[::-1] if number == passes - 1 else [0.0] * len(blocks)
         # The last block is not given back between the passes.
         line.passes([0.0, *gathers[-2::-1]], work.backward_ms * shares[::-1], reduced)
-    line.reduce(group.reduce_scatter_ms(work.root_bytes))
+    line.reduce(group.reduce_scatter_ms(work.trained_share * work.root_bytes))
     end = max(line.computed_ms, line.link_ms)
     exposed_ms = end - passes * (work.forward_ms + work.backward_ms)
     slowed_ms = work.contention * max(line.communication_ms - exposed_ms, 0.0)

@@ -52,6 +52,8 @@ class StepWork:
     """Parameters of each repeated block, in order; FSDP gathers one block at a time."""
     root_bytes: float = 0.0
     """Parameters outside of blocks, which FSDP gathers once per step."""
+    trained_share: float = 1.0
+    """Share of the parameters in blocks and root that have gradients."""
     contention: float = 0.0
     """Slowdown of compute by FSDP and all other overhead of sharding, as a share of the time of
     overlapped collectives; 0 if not measured."""
@@ -120,7 +122,7 @@ def traced_work(workload: Workload, prior: StepTimePrior) -> StepWork:
     factor = (total_ms - once_ms) / device_ms
     waiting_ms = total_ms - once_ms - device_ms
     update_ms = max(float(times.updating[0]) - waiting_ms, 0.0)
-    blocks, root = blocks_of(trace.parameter_bytes.tolist())
+    blocks, root, trained_share = gathered_blocks(trace)
     return StepWork(
         forward_ms=float(each_ms[forward].sum()) * factor,
         backward_ms=float(each_ms[~forward].sum()) * factor,
@@ -130,6 +132,7 @@ def traced_work(workload: Workload, prior: StepTimePrior) -> StepWork:
         gradients=gradients_of(trace, kernels, each_ms, workload.batch_size),
         blocks_bytes=tuple(blocks),
         root_bytes=root,
+        trained_share=trained_share,
     )
 
 
@@ -174,6 +177,18 @@ def _weight_kernels(
             sums[size][0] += float(each_ms[row])
             sums[size][1] += int(table.counts[row])
     return {size: total / count for size, (total, count) in sums.items()}
+
+
+def gathered_blocks(trace: StepTrace) -> tuple[list[float], float, float]:
+    """Return the bytes of each block and of the root that FSDP gathers, and the share that trains.
+
+    Frozen parameters are among the buffers of a trace. Where most parameters are frozen, blocks
+    are those of the buffers, as adapters are small. Buffers of other models are not gathered.
+    """
+    trained, frozen = int(trace.parameter_bytes.sum()), int(trace.buffer_bytes.sum())
+    if frozen <= trained:
+        return *blocks_of(trace.parameter_bytes.tolist()), 1.0
+    return *blocks_of(trace.buffer_bytes.tolist()), trained / frozen
 
 
 def blocks_of(parameter_bytes: Sequence[int]) -> tuple[list[float], float]:

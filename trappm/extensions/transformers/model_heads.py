@@ -2,10 +2,11 @@
 
 Device constants were learned from image models: short attention, products of moderate size, and
 small batches that waited for the host. In 16 bits, factors are fitted to llm-foundry's published
-steps (Apache-2.0) of MPT on A100 and H100 nodes with flash attention;
-`research/priors/language_models.py --fit` prints them. In fp32 nothing is fitted, and NeuSight's
-whole models (MIT) give the errors of the constants. Intervals are the errors on held-out language
-models, widened by the range of launch times on unknown hosts.
+steps (Apache-2.0) of MPT on A100 and H100 nodes with flash attention, and those of one A100 to
+aiconfigurator's kernels (Apache-2.0). `python -m research tables language-models --fit` prints
+them. In fp32 nothing is fitted, and NeuSight's whole models (MIT) give the errors of the constants.
+Intervals are the errors on held-out language models, widened by the range of launch times on
+unknown hosts.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class TransformerTimes:
 
     products: float = 1.0
     """Factor on large products in 16 bits."""
+    shared_products: float | None = None
+    """The same in published runs on several GPUs; None: as on one."""
     attention: float = 1.0
     """Factor on fused attention."""
     copies: float = 1.0
@@ -61,8 +64,8 @@ class TransformerTimes:
     contention: float = 0.0
     """Slowdown of compute as a share of the time of an overlapped collective."""
     errors: tuple[float, float]
-    """90 % interval of measured / predicted on held-out models. That of FlashAttention 2 was chosen
-    to hold fms-acceleration's nine steps."""
+    """90 % interval of measured / predicted on held-out models. The A100's was chosen to hold
+    fms-acceleration's steps on one GPU and most of llm-foundry's on several."""
     basis: str
     """Source of the factors in words."""
     like: str = ""
@@ -91,11 +94,16 @@ FLASH_2 = 1.331
 """Factor on an A100's attention, from aiconfigurator's kernels of FlashAttention 2, which PyTorch
 has since 2.2. llm-foundry's steps with an older attention imply 2.114."""
 _HALF = "published steps of language models in bf16 (llm-foundry)"
-_FLASH = f"{_HALF} and FlashAttention 2's kernels"
+_KERNELS = f"{_HALF}, and kernels of today's libraries (aiconfigurator)"
 _FULL = "published whole language models in fp32, with eager attention (NeuSight)"
 KNOWN = {
     ("a100", True): TransformerTimes(
-        products=1.079, attention=FLASH_2, contention=0.046, errors=(0.80, 1.17), basis=_FLASH
+        products=0.829,
+        shared_products=1.079,
+        attention=FLASH_2,
+        contention=0.046,
+        errors=(0.90, 1.25),
+        basis=_KERNELS,
     ),
     ("h100", True): TransformerTimes(
         products=1.460, attention=3.074, contention=0.167, errors=(0.946, 1.089), basis=_HALF
@@ -177,10 +185,23 @@ def model_heads(
     return replace(trained, heads=heads), times.basis
 
 
-def contention(architecture: str, card: str, precision: Precision) -> float:
-    """Return the slowdown of the step as a share of overlapped collectives; 0 if unknown."""
+def on_several_gpus(
+    architecture: str, card: str, precision: Precision, prior: StepTimePrior
+) -> tuple[StepTimePrior, float]:
+    """Return the prior of a transformer's step next to collectives, and their contention.
+
+    Contention is the slowdown of the step as a share of overlapped collectives; 0 if unknown.
+    """
     times = transformer_times(card, precision) if is_transformer(architecture) else None
-    return 0.0 if times is None else times.contention
+    if times is None:
+        return prior, 0.0
+    if times.shared_products is None:
+        return prior, times.contention
+    constants, slower = prior.constants.clone(), log(times.shared_products / times.products)
+    rows = {group.name: where for group, where in group_rows()}
+    constants[rows["peak"].start + Peak.HALF] += slower
+    constants[rows["slowdown"].start + KernelKind.ATTENTION] -= slower
+    return StepTimePrior(prior.spec, constants), times.contention
 
 
 def language_model_head(
