@@ -104,8 +104,7 @@ class ParallelPrediction(MemoryAnswer):
     samples_per_s: float
     """Throughput of all GPUs together."""
     speedup: float
-    """Ratio of the throughput to that of one GPU with the same batch, accumulation and source of
-    times."""
+    """Ratio of the throughput to that of one GPU with the same batch and accumulation."""
     memory_mib: float | None
     """Peak memory of the GPU that needs most."""
     memory_parts_mib: Mapping[str, float] = field(default_factory=dict)
@@ -316,7 +315,8 @@ class SharedStep:
         own_ms = slower * single.step_time_ms
         own_bounds_ms = [slower * bound_ms for bound_ms in single.intervals["step_time_ms"]]
         step = self._scheduled(parallelism, node, own_ms)
-        alone = self._scheduled(Parallelism(accumulation=parallelism.accumulation), node, own_ms)
+        one = Parallelism(accumulation=parallelism.accumulation)
+        alone = self._scheduled(one, node, single.step_time_ms)
         samples = single.batch_size * parallelism.accumulation * parallelism.data_parallel
         rate = 1000 * samples / step.step_ms
         # Errors of one GPU and of collectives are independent.
