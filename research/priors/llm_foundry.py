@@ -291,7 +291,7 @@ def user_prediction(run: Run, folder: Path, learned: Learned | None = None) -> S
     }  # fmt: skip
     file.write_text(json.dumps(configuration))
     constants = {
-        (card, True): replace(KNOWN[card, True], **vars(factors), shared_products=factors.products)
+        (card, True): replace(KNOWN[card, True], **vars(factors))
         for card, factors in (learned or {}).items()
     }
     with mock.patch.dict(KNOWN, constants):

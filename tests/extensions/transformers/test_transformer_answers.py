@@ -10,6 +10,7 @@ import trappm
 from trappm.extensions.transformers.model_heads import (
     HOST_RANGE,
     KNOWN,
+    MEGATRON,
     transformer_times,
 )
 from trappm.learner.heads.other_devices import known_of_others
@@ -91,9 +92,10 @@ def test_interval_of_a_gpu_bound_step_equals_held_out_errors():
     assert widths[1] > HOST_RANGE
 
 
-def test_image_models_do_not_use_language_model_steps():
+def test_image_models_do_not_use_language_model_steps(tmp_path, monkeypatch):
     question = {"batch_size": 16, "input_size": 64, "device": "a100", "precision": "amp-bf16"}
     with_them = trappm.predict("resnet10t", **question)
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "without cached answers"))
     with mock.patch.dict(KNOWN, clear=True):
         assert trappm.predict("resnet10t", **question) == with_them
 
@@ -107,19 +109,17 @@ def test_multi_gpu_step_starts_from_the_single_gpu_step():
     assert any("llm-foundry" in remark for remark in parallel.remarks)
 
 
-def test_steps_on_several_gpus_are_based_on_published_runs_on_several():
-    shared_step = pytest.importorskip("trappm.extensions.parallel.shared_step")
-    options = {"device": "a100", "precision": "bf16", "batch_size": 8, "sequence_length": 1024}
-    step = shared_step.SharedStep.of("hf:gpt2", optimizer="adamw", **options)
-    times = transformer_times("a100", Precision.BF16)
-    assert 1.0 < step.slower < times.shared_products / times.products
-    two = step.on(shared_step.Parallelism(gpus=2))
-    assert two.compute_ms == pytest.approx(step.slower * step.single.step_time_ms)
-    assert 1.0 < two.speedup < 2.0
-    assert any("several GPUs" in remark for remark in two.remarks)
-    one = step.on(shared_step.Parallelism())
-    assert not any("several GPUs" in remark for remark in one.remarks)
-    assert shared_step.SharedStep.of("hf:gpt2", **{**options, "device": "h100"}).slower == 1.0
+def test_megatron_models_have_the_slower_products_of_their_published_runs(tmp_path, monkeypatch):
+    question = {"precision": "bf16", "batch_size": 8, "sequence_length": 1024}
+    on_a100, on_h100 = (
+        trappm.predict("hf:gpt2,megatron", device=device, **question).step_time_ms
+        for device in ("a100", "h100")
+    )
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "without cached answers"))
+    with mock.patch.dict(MEGATRON, clear=True):
+        assert trappm.predict("hf:gpt2,megatron", device="a100", **question).step_time_ms < on_a100
+        again = trappm.predict("hf:gpt2,megatron", device="h100", **question).step_time_ms
+    assert again == on_h100
 
 
 def test_campaign_labels_take_precedence_over_published_steps():

@@ -53,10 +53,6 @@ _OF_ONE_GPU = (
 FRAGMENTS = 0.1
 """Allocator's share on top of a rank's activations in mixed precision; a round number."""
 MIXED_REMARK = "On several GPUs, 16-bit parameters have main copies in fp32, as in Megatron-LM."
-SLOWER_REMARK = (
-    "Before collectives, a step on several GPUs takes {:.2f} times as long as on one: published "
-    "runs on several GPUs have slower products than kernels of today's libraries."
-)
 MIXED_ERRORS = 0.88, 1.13
 """Measured over predicted memory in mixed precision: bounds of 90 % of bigscience's 77 runs with
 their shape, on which the bytes per parameter were chosen (docs/research/many_gpus.md)."""
@@ -224,11 +220,8 @@ class SharedStep:
     """A step on one GPU, prepared for predictions with any parallel strategy."""
 
     single: Prediction
-    slower: float
-    """Ratio of the step's time on several GPUs, without collectives, to that on one, by published
-    runs on several."""
     work: StepWork
-    """Work of the step on several GPUs, scaled to the predicted time."""
+    """Work of the step, scaled to the predicted time."""
     needs: MemoryNeeds
     node: Node
     about_links: tuple[str, ...] = ()
@@ -254,7 +247,6 @@ class SharedStep:
         key = question.device_keys(device, None)[0]
         node, about_links = known_node(key)  # before torch is imported, which takes a second
         from trappm.extensions.parallel.rank_memory import traced_needs
-        from trappm.learner.physics.step_time_prior import StepTimePrior
         from trappm.prediction.answering import answers
         from trappm.prediction.models.subjects import Subject, subject_of
         from trappm.profiler.simulation.training_loop import TrainingLoop
@@ -274,23 +266,18 @@ class SharedStep:
         needs = traced_needs(
             workload.step.trace, workload.batch_size, loop, checkpoints=checkpoints
         )
-        card = question.snapshot_for(key).card(key)
-        slower, contention = 1.0, 0.0
-        if isinstance(prior, StepTimePrior):
-            alone = prior
-            for extension in extension_modules("model_heads"):
-                prior, contention = extension.on_several_gpus(
-                    subject.name, card, workload.precision, alone
-                )
-            logs = [float(p.log_values([workload])[0]) for p in (prior, alone)]
-            slower = exp(logs[0] - logs[1])
         work, divided = _work(workload, prior, needs.all_gradients)
         if divided is not None:
-            divided = replace(divided, slower=slower * single.step_time_ms / work.step_ms)
+            divided = replace(divided, slower=single.step_time_ms / work.step_ms)
+        card = question.snapshot_for(key).card(key)
+        slowed = (
+            extension.contention(subject.name, card, workload.precision)
+            for extension in extension_modules("model_heads")
+        )
+        work = replace(work, contention=next(filter(None, slowed), work.contention))
         return cls(
             single=single,
-            slower=slower,
-            work=replace(work, contention=contention).lasting(slower * single.step_time_ms),
+            work=work.lasting(single.step_time_ms),
             needs=needs,
             mixed=_mixed_needs(subject, question.settings(trained), needs, workload, key),
             node=node,
@@ -310,24 +297,11 @@ class SharedStep:
             )
         if network_gbit is not None:
             node = node.with_network(network_gbit)
-        slower = self.slower if parallelism.ranks > 1 else 1.0
-        assert single.step_time_ms is not None  # noqa: S101  (checked by `of`)
-        own_ms = slower * single.step_time_ms
-        own_bounds_ms = [slower * bound_ms for bound_ms in single.intervals["step_time_ms"]]
-        step = self._scheduled(parallelism, node, own_ms)
-        one = Parallelism(accumulation=parallelism.accumulation)
-        alone = self._scheduled(one, node, single.step_time_ms)
+        step = self._scheduled(parallelism, node)
+        alone = self._scheduled(Parallelism(accumulation=parallelism.accumulation), node)
         samples = single.batch_size * parallelism.accumulation * parallelism.data_parallel
         rate = 1000 * samples / step.step_ms
-        # Errors of one GPU and of collectives are independent.
-        spread = Group(node=node, gpus=parallelism.gpus, nodes=parallelism.nodes).spread
-        widths = []
-        for bound_ms, sign in zip(own_bounds_ms, (-1, 1), strict=True):
-            other_node = node.slower(exp(sign * SPREAD_90 * spread))
-            computed = self._scheduled(parallelism, node, bound_ms).step_ms
-            communicated = self._scheduled(parallelism, other_node, own_ms).step_ms
-            widths.append(hypot(log(computed / step.step_ms), log(communicated / step.step_ms)))
-        low_ms, high_ms = step.step_ms * exp(-widths[0]), step.step_ms * exp(widths[1])
+        low_ms, high_ms = self._interval(parallelism, node, step.step_ms)
         mixed = self.mixed if self._is_mixed(parallelism) else None
         rank = rank_memory(mixed or self.needs, parallelism)
         parts = {name: size / MIB for name, size in asdict(rank).items()}
@@ -376,12 +350,7 @@ class SharedStep:
                 "samples_per_s": (1000 * samples / high_ms, 1000 * samples / low_ms),
             },
             snapshot=f"{single.snapshot}",
-            remarks=(
-                *self.about_links,
-                *single.remarks,
-                *([MIXED_REMARK] if mixed else []),
-                *([SLOWER_REMARK.format(slower)] if slower != 1.0 else []),
-            ),
+            remarks=(*self.about_links, *single.remarks, *([MIXED_REMARK] if mixed else [])),
         )
 
     def _is_mixed(self, parallelism: Parallelism) -> bool:
@@ -389,22 +358,39 @@ class SharedStep:
         replicated = parallelism.ranks > 1 and parallelism.strategy is not Strategy.FSDP
         return replicated and (parallelism.sharded_optimizer or _is_megatron(self.single.model))
 
-    def _scheduled(self, parallelism: Parallelism, node: Node, own_ms: float) -> StepSchedule:
-        """Return the schedule if the step on one GPU took `own_ms`."""
+    def _scheduled(
+        self, parallelism: Parallelism, node: Node, step_ms: float | None = None
+    ) -> StepSchedule:
+        """Return the schedule, optionally if one GPU took `step_ms`."""
         from trappm.extensions.parallel.model_parallel import schedule_divided
         from trappm.extensions.parallel.schedules import schedule
 
+        factor = 1.0 if step_ms is None else step_ms / self.work.step_ms
         is_megatron = _is_megatron(self.single.model)
         is_ddp = parallelism.strategy is Strategy.DDP and parallelism.ranks > 1
         if parallelism.strategy is not Strategy.TP and not (is_megatron and is_ddp):
-            return schedule(self.work.lasting(own_ms), parallelism, node)
+            return schedule(self.work.lasting(factor * self.work.step_ms), parallelism, node)
         if self.divided is None:
             raise InputError(
                 "strategy tp needs a model with identical blocks of linear layers; use ddp or fsdp "
                 "for this model"
             )
         step = schedule_divided(self.divided, parallelism, node)
-        return replace(step, step_ms=step.step_ms * own_ms / self.work.step_ms)
+        return replace(step, step_ms=factor * step.step_ms)
+
+    def _interval(
+        self, parallelism: Parallelism, node: Node, step_ms: float
+    ) -> tuple[float, float]:
+        """Return the 90 % interval, with independent errors of one GPU and of collectives."""
+        spread = Group(node=node, gpus=parallelism.gpus, nodes=parallelism.nodes).spread
+        bounds = self.single.intervals["step_time_ms"]
+        widths = []
+        for bound_ms, sign in zip(bounds, (-1, 1), strict=True):
+            slower = node.slower(exp(sign * SPREAD_90 * spread))
+            computed = self._scheduled(parallelism, node, bound_ms).step_ms
+            communicated = self._scheduled(parallelism, slower).step_ms
+            widths.append(hypot(log(computed / step_ms), log(communicated / step_ms)))
+        return step_ms * exp(-widths[0]), step_ms * exp(widths[1])
 
 
 def _is_megatron(model: str) -> bool:

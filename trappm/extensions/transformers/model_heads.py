@@ -2,8 +2,8 @@
 
 Device constants were learned from image models: short attention, products of moderate size, and
 small batches that waited for the host. In 16 bits, factors are fitted to llm-foundry's published
-steps (Apache-2.0) of MPT on A100 and H100 nodes with flash attention, and those of one A100 to
-aiconfigurator's kernels (Apache-2.0). `python -m research tables language-models --fit` prints
+steps (Apache-2.0) of MPT on A100 and H100 nodes with flash attention, and for the A100 to
+aiconfigurator's kernels (Apache-2.0), too. `python -m research tables language-models --fit` prints
 them. In fp32 nothing is fitted, and NeuSight's whole models (MIT) give the errors of the constants.
 Intervals are the errors on held-out language models, widened by the range of launch times on
 unknown hosts.
@@ -34,6 +34,7 @@ from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.stats.calibration import LEVELS, Calibration
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import read_name
+from trappm.profiler.models.pool import Attention
 from trappm.profiler.records import Precision
 from trappm.profiler.simulation.kernel_profile import KernelKind
 
@@ -54,8 +55,6 @@ class TransformerTimes:
 
     products: float = 1.0
     """Factor on large products in 16 bits."""
-    shared_products: float | None = None
-    """The same in published runs on several GPUs; None: as on one."""
     attention: float = 1.0
     """Factor on fused attention."""
     copies: float = 1.0
@@ -65,7 +64,7 @@ class TransformerTimes:
     """Slowdown of compute as a share of the time of an overlapped collective."""
     errors: tuple[float, float]
     """90 % interval of measured / predicted on held-out models. The A100's was chosen to hold
-    fms-acceleration's steps on one GPU and most of llm-foundry's on several."""
+    fms-acceleration's steps and most of llm-foundry's."""
     basis: str
     """Source of the factors in words."""
     like: str = ""
@@ -93,16 +92,18 @@ class TransformerTimes:
 FLASH_2 = 1.331
 """Factor on an A100's attention, from aiconfigurator's kernels of FlashAttention 2, which PyTorch
 has since 2.2. llm-foundry's steps with an older attention imply 2.114."""
+STEPS_OF_2023, KERNELS_OF_TODAY = 1.079, 0.829
+"""Factors on an A100's products, of llm-foundry's steps and of aiconfigurator's kernels. Published
+steps since confirm both, by their software, so answers have the geometric mean."""
 _HALF = "published steps of language models in bf16 (llm-foundry)"
-_KERNELS = f"{_HALF}, and kernels of today's libraries (aiconfigurator)"
+_KERNELS = f"{_HALF} and kernels of today's libraries (aiconfigurator)"
 _FULL = "published whole language models in fp32, with eager attention (NeuSight)"
 KNOWN = {
     ("a100", True): TransformerTimes(
-        products=0.829,
-        shared_products=1.079,
+        products=(STEPS_OF_2023 * KERNELS_OF_TODAY) ** 0.5,
         attention=FLASH_2,
         contention=0.046,
-        errors=(0.90, 1.25),
+        errors=(0.88, 1.30),
         basis=_KERNELS,
     ),
     ("h100", True): TransformerTimes(
@@ -116,14 +117,19 @@ KNOWN = {
     ("l4", False): TransformerTimes(errors=(0.972, 1.164), basis=_FULL, like="t4"),
 }
 """Factors by card model and by whether the step is in 16 bits."""
+MEGATRON = {("a100", True): replace(KNOWN["a100", True], products=STEPS_OF_2023)}
+"""The same with Megatron-LM's kernels, of which published runs are of 2021 and 2022."""
 
 OTHERS = TransformerTimes(attention=FLASH_2, errors=(0.5, 2.0), basis="no step of a language model")
 """Factors of other cards in 16 bits."""
 
 
-def transformer_times(device: str, precision: Precision) -> TransformerTimes | None:
+def transformer_times(
+    device: str, precision: Precision, *, megatron: bool = False
+) -> TransformerTimes | None:
     """Return the factors of a device; None without published steps of language models on it."""
-    return KNOWN.get((read_name(device).model, precision is not Precision.FP32))
+    key = read_name(device).model, precision is not Precision.FP32
+    return (MEGATRON.get(key) if megatron else None) or KNOWN.get(key)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +182,8 @@ def model_heads(
     """
     if not is_transformer(architecture):
         return None
-    times, spec = transformer_times(card, precision), known_spec(card)
+    is_megatron = architecture.endswith(f",{Attention.MEGATRON}")
+    times, spec = transformer_times(card, precision, megatron=is_megatron), known_spec(card)
     if times is None or spec is None or not isinstance(trained.heads, Heads):
         return None
     head = language_model_head(others, card, spec, times, errors_of(times))
@@ -185,23 +192,10 @@ def model_heads(
     return replace(trained, heads=heads), times.basis
 
 
-def on_several_gpus(
-    architecture: str, card: str, precision: Precision, prior: StepTimePrior
-) -> tuple[StepTimePrior, float]:
-    """Return the prior of a transformer's step next to collectives, and their contention.
-
-    Contention is the slowdown of the step as a share of overlapped collectives; 0 if unknown.
-    """
+def contention(architecture: str, card: str, precision: Precision) -> float:
+    """Return the slowdown of the step as a share of overlapped collectives; 0 if unknown."""
     times = transformer_times(card, precision) if is_transformer(architecture) else None
-    if times is None:
-        return prior, 0.0
-    if times.shared_products is None:
-        return prior, times.contention
-    constants, slower = prior.constants.clone(), log(times.shared_products / times.products)
-    rows = {group.name: where for group, where in group_rows()}
-    constants[rows["peak"].start + Peak.HALF] += slower
-    constants[rows["slowdown"].start + KernelKind.ATTENTION] -= slower
-    return StepTimePrior(prior.spec, constants), times.contention
+    return 0.0 if times is None else times.contention
 
 
 def language_model_head(
