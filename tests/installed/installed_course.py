@@ -45,8 +45,8 @@ def main():
     PRESETS["laptop"] = replace(LAPTOP, encoder=replace(LAPTOP.encoder, steps=1))
     laptop = load_preset("laptop").model_dump(mode="json") | {
         "evaluation": {"source": 8, "target": 4, "architecture_share": 0.2},
-        "initial": {"source": 50, "target": 6},
-        "rounds": {"count": 1, "source": 10, "target": 2},
+        "initial": {"source": 60, "target": 8},
+        "rounds": {"count": 0, "source": 0},
         "pool": {
             "groups": [
                 {
