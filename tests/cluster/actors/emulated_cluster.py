@@ -61,8 +61,6 @@ from trappm.store import Home, Patience, Store  # noqa: E402
 A100, V100 = "simulated:a100", "simulated:v100"
 NODES = [("A100", 2), ("A100", 1), ("V100", 1)]
 """Of most scenarios: labels, and how many GPUs each has."""
-POISON = "vgg11"
-"""The architecture that kills every profiler that it meets."""
 
 
 HOLD = "hold"
@@ -85,23 +83,13 @@ def marked(what):
     return Path(os.environ["TRAPPM_HOME"], f"{host} {what}").exists()
 
 
-def is_to_break(host, device):
-    """Return whether this is the first node of the device that is to break."""
-    if os.environ.get("BREAKS_FIRST") != device:
-        return False
-    first = Path(os.environ["TRAPPM_HOME"], "first")
-    with contextlib.suppress(FileExistsError), first.open("x") as note:
-        note.write(host)
-    return first.read_text() == host
-
-
 def mark(node, what):
     """Says something of a node."""
     Path(os.environ["TRAPPM_HOME"], f"{node.node_id} {what}").touch()
 
 
 class MadeUpProfiler:
-    """Measures nothing, and answers after `MEASURE_S` seconds; dies of poison."""
+    """Measures nothing, and answers after `MEASURE_S` seconds."""
 
     def __init__(self, device):
         if marked("fails to start"):
@@ -113,7 +101,7 @@ class MadeUpProfiler:
 
     def describe(self):
         host = ray.get_runtime_context().get_node_id()
-        if Path(os.environ["TRAPPM_HOME"], host).exists() or is_to_break(host, self._device):
+        if Path(os.environ["TRAPPM_HOME"], host).exists():
             return {"host": host, "refusal": f"host {host}: its driver is out of order"}
         gpus = [str(gpu) for gpu in ray.get_gpu_ids()]
         return {
@@ -127,8 +115,6 @@ class MadeUpProfiler:
         time.sleep(float(os.environ.get("MEASURE_S", "0")))
         while Path(os.environ["TRAPPM_HOME"], HOLD).exists():
             time.sleep(0.1)
-        if configuration.architecture == POISON:
-            os.kill(os.getpid(), signal.SIGKILL)
         host = ray.get_runtime_context().get_node_id()
         return made_up(
             configuration, self._device, protocol, attempt_key, host=f"{host} {os.getpid()}"

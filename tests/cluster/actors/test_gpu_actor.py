@@ -94,6 +94,7 @@ def answers(program: str, machine: Machine) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.extension("parallel")
 def test_ranks_get_the_gpus_of_one_node() -> None:
     names = "aaaa", "bbbb", "cccc"
