@@ -62,9 +62,7 @@ GPT = {"sequence_length": 256, "batch_size": 8, "optimizer": "adamw"}
     ("device", "precision", "source"),
     [
         ("a100", "bf16", "llm-foundry"),
-        ("h100", "bf16", "llm-foundry"),
         ("h100", "amp-bf16", "llm-foundry"),
-        ("a100", "fp32", "NeuSight"),
         ("v100", "fp32", "NeuSight"),
         ("l4", "fp32", "NeuSight"),
     ],
@@ -96,15 +94,6 @@ def test_image_models_do_not_use_language_model_steps():
     with_them = trappm.predict("resnet10t", **question)
     with mock.patch.dict(KNOWN, clear=True):
         assert trappm.predict("resnet10t", **question) == with_them
-
-
-def test_multi_gpu_step_starts_from_the_single_gpu_step():
-    alone = trappm.predict("hf:gpt2-mini", device="a100", precision="bf16", **GPT)
-    shared_step = pytest.importorskip("trappm.extensions.parallel.shared_step")
-    options = {"device": "a100", "precision": "bf16", **GPT}
-    parallel = shared_step.predict_parallel("hf:gpt2-mini", **options)
-    assert parallel.step_time_ms == pytest.approx(alone.step_time_ms)
-    assert any("llm-foundry" in remark for remark in parallel.remarks)
 
 
 def test_steps_on_several_gpus_are_based_on_published_runs_on_several():
