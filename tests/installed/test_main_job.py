@@ -242,7 +242,6 @@ def test_the_report_shows_outcomes_errors_and_next_commands(campaign):
         "trappm predict resnet18 --batch-size 4 --input-size 96 --device cpu-2t",
     ):
         assert phrase in campaign.output
-    assert campaign.trappm("campaign", "report").stdout.strip()[:40] in campaign.output
     (listed,) = json.loads(campaign.trappm("campaign", "status", "--json").stdout)
     assert listed["state"] == "finished"
 
