@@ -182,8 +182,10 @@ def begun(tmp_path, url, *arguments):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("command", "end"),
-    [(["resume"], "no campaign"), (["launch", "over.yaml"], "ends_at")],
-    ids=["resume", "launch"],
+    [
+        pytest.param(["resume"], "no campaign", marks=pytest.mark.slow, id="resume"),
+        pytest.param(["launch", "over.yaml"], "ends_at", id="launch"),
+    ],
 )
 def test_a_command_waits_for_a_server_that_is_not_up(own_server, tmp_path, command, end):
     server, url = own_server
