@@ -111,11 +111,9 @@ def test_it_serves_predictions_and_its_page(campaign, installed):
 
 
 def test_a_drawing_names_the_extra_that_it_needs(campaign, installed):
-    export = trappm("labels", "export", "labels.csv", "--device", "cpu-2t")
-    finished(installed(*export))
-    drawn = installed(*trappm("campaign", "report", "--choices", "--png", "p.png"))
-    _, err = drawn.communicate(timeout=1000)
-    assert drawn.returncode == 2
+    lines = ("labels export labels.csv --device cpu-2t", "campaign report --choices --png p.png")
+    out, err = installed("-c", COMMANDS, json.dumps(lines)).communicate(timeout=1000)
+    assert json.loads(out.splitlines()[-1]) == [0, 2], err
     (hint,) = (line for line in err.splitlines() if "pip install" in line)
     assert hint.endswith("'trappm[evaluate]'")
 

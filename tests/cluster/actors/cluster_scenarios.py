@@ -105,6 +105,18 @@ def autoscaled_from_nothing(url):
         return report | {"before": before, "most": watched.most}
 
 
+def autoscaled_with_a_broken_node(url):
+    """The first A100 node that comes cannot measure."""
+    os.environ["BREAKS_FIRST"] = "a100"
+    with autoscaled():
+        watched = Watched()
+        report = play(url, spec(240, devices=("a100", "v100")))
+        watched.stop()
+        broken = Path(os.environ["TRAPPM_HOME"], "first").read_text()
+        left = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] == broken]
+        return report | {"broken_is_there": bool(left)}
+
+
 def node_out_of_order(url):
     """One of the nodes cannot measure."""
     with emulated(NODES) as made:
@@ -230,7 +242,7 @@ def paused_and_resumed_at_once(url):
 
 
 SCENARIOS = {f.__name__: f for f in (
-    calm, profiles_made, node_comes_late, autoscaled_from_nothing,
+    calm, profiles_made, node_comes_late, autoscaled_from_nothing, autoscaled_with_a_broken_node,
     node_out_of_order, node_lost, worker_frozen, learner_killed, campaign_killed,
     campaign_node_lost, campaign_node_lost_with_postgresql, gpus_while_profiling,
     paused_and_resumed_at_once, database_away, restarted_during_an_outage, two_hosts,

@@ -83,6 +83,16 @@ def marked(what):
     return Path(os.environ["TRAPPM_HOME"], f"{host} {what}").exists()
 
 
+def is_to_break(host, device):
+    """Return whether this is the first node of the device that is to break."""
+    if os.environ.get("BREAKS_FIRST") != device:
+        return False
+    first = Path(os.environ["TRAPPM_HOME"], "first")
+    with contextlib.suppress(FileExistsError), first.open("x") as note:
+        note.write(host)
+    return first.read_text() == host
+
+
 def mark(node, what):
     """Says something of a node."""
     Path(os.environ["TRAPPM_HOME"], f"{node.node_id} {what}").touch()
@@ -101,7 +111,7 @@ class MadeUpProfiler:
 
     def describe(self):
         host = ray.get_runtime_context().get_node_id()
-        if Path(os.environ["TRAPPM_HOME"], host).exists():
+        if Path(os.environ["TRAPPM_HOME"], host).exists() or is_to_break(host, self._device):
             return {"host": host, "refusal": f"host {host}: its driver is out of order"}
         gpus = [str(gpu) for gpu in ray.get_gpu_ids()]
         return {

@@ -77,6 +77,14 @@ def test_an_autoscaler_starts_nodes_of_the_kinds_that_are_needed_and_ends_them(p
     assert max(report["most"].values()) <= 2  # as ray_config.yaml has it
 
 
+def test_a_broken_node_is_not_used_again_and_is_ended_by_the_autoscaler(play):
+    report = play("autoscaled_with_a_broken_node", measure_s=0.5)
+    assert is_whole(report)
+    (message,) = [message for kind, message in report["events"] if kind == "node"]
+    assert "a100: a node cannot measure; it is tried again in 11 minutes" in message
+    assert not report["broken_is_there"]
+
+
 @pytest.mark.parametrize("scenario", ["node_lost", "worker_frozen"])
 def test_lost_measurements_are_repeated_on_another_worker(play, scenario):
     report = play(scenario)

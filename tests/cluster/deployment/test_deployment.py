@@ -354,6 +354,17 @@ def test_a_worker_group_matches_the_placement_of_its_device(config, device):
     assert group["max_workers"] >= 1
 
 
+def test_nodes_of_a_kind_have_one_driver_and_one_host_cpu(config):
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    nodes = {d: config["available_node_types"][d]["node_config"] for d in ("a100", "v100")}
+    for node in nodes.values():
+        (disk,) = node["disks"]
+        image = disk["initializeParams"]["sourceImage"]
+        assert image.endswith(f"/global/images/trappm-gpu-{version.replace('.', '-')}")
+    assert nodes["v100"]["minCpuPlatform"] == "Intel Skylake"
+    assert nodes["a100"]["machineType"].startswith("a2-")  # which have one host CPU only
+
+
 def test_the_image_of_gpu_nodes_is_made_by_the_commands_of_the_cloud_file(tmp_path, config):
     log = tmp_path / "log"
     gcloud = tmp_path / "gcloud"

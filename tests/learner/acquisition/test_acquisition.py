@@ -16,7 +16,7 @@ from trappm.learner.acquisition import (
     strategy_named,
 )
 from trappm.learner.acquisition.embedding_space import NOISE_VARIANCE, embedding_features
-from trappm.learner.acquisition.pool_covariance import PoolPosterior
+from trappm.learner.acquisition.pool_covariance import LANDMARKS, PoolPosterior
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
 from trappm.learner.acquisition.pool_variance import taught_by_bounds
 from trappm.learner.acquisition.strategies import Representation
@@ -108,6 +108,17 @@ def test_variance_picks_the_greedy_optimum(seed):
         share = gained / np.mean(np.diag(covariance))
         assert pick.reason["variance_reduction"] == pytest.approx(share, rel=0.02, abs=1e-5)
         known.append(pick.index)
+
+
+def test_variance_beats_random_picks():
+    query = request(n=LANDMARKS + 100, count=10, uncertainty=None)
+    covariance = full_covariance(query)
+
+    def left_by(name, seed):
+        picks = picks_of(name, replace(query, generator=np.random.default_rng(seed)))
+        return posterior_variance(covariance, [*query.known, *picks])
+
+    assert left_by("variance", 0) < min(left_by("random", seed) for seed in range(10))
 
 
 def test_pending_configurations_count_as_labelled():

@@ -215,3 +215,10 @@ def test_gradients_agree_with_finite_differences(trained, zoo):
     of_residual = rows[:, width : width + sum(head.prior.feature_groups)]
     assert of_residual.std(axis=0).max() > 0
     assert np.isfinite(rows).all()
+
+
+def test_progress_counts_metrics(zoo, measure, small):
+    seen = []
+    rows = np.arange(0, 30, 3)
+    train(zoo, rows, measure(zoo.graphs), small, on_progress=lambda *p: seen.append(p))
+    assert seen == [(1, 2), (2, 2)]

@@ -114,3 +114,9 @@ def test_gradients_are_those_of_the_last_layers(trained, zoo):
         outputs.append(own @ network.output.weight[0].numpy() + float(network.output.bias[0]))
     logs = head.scales.center + head.scales.scale * np.mean(outputs, axis=0)
     np.testing.assert_allclose(np.exp(logs), head.predict(workloads).median, rtol=1e-4)
+
+
+def test_intervals_contain_the_mean(trained, zoo):
+    p = trained.predict(zoo.workloads(range(96))[0])
+    assert np.all((p.low < p.median) & (p.median < p.high))
+    assert np.all(p.log_std >= p.disagreement)

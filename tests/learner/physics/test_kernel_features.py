@@ -1,6 +1,7 @@
-"""Every feature can differ from 0, no two kinds share one, and what they mean has a version."""
+"""Features of priors: no two operators share one, and what they mean has a version."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 
 from trappm.learner.physics.cpu_priors import CpuMemoryPrior, CpuTimePrior
 from trappm.learner.physics.device_specs import DeviceSpec
-from trappm.learner.physics.graph_prior import GraphPrior
+from trappm.learner.physics.graph_prior import OPERATORS, GraphPrior, operator_shares
 from trappm.learner.physics.kernel_times import starting_constants
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.power.power_prior import PowerPrior
@@ -40,9 +41,6 @@ PRIORS = {
 }
 """Priors of fixed constants by the part of the schema that their features belong to."""
 GOLDEN = Path(__file__).with_name("golden_features.json")
-
-# Only linear layers and convolutions have weights, so other products have no gradient of them.
-# The graph of a traced module has these in parts, as an ONNX export of opset 17 does.
 
 
 def made_up_workload(graph: Graph) -> Workload:
@@ -126,3 +124,9 @@ def test_features_change_only_with_their_version(build_network, part):
     assert expected is not None, message
     assert len(values) == len(expected), message
     np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-9, err_msg=message)
+
+
+def test_no_two_operators_share_a_feature(build_network):
+    for place, operator in enumerate(OPERATORS):
+        graph = replace(build_network("plain", 8, 2, 1), operators=(operator,) * 9)
+        assert np.flatnonzero(operator_shares(graph)).tolist() == [place]

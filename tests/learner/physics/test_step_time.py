@@ -360,3 +360,12 @@ def test_similar_devices_improve_the_start_of_a_new_one():
     wanted = devices[4].log_values(unseen)
     new = StepTimePrior.like_others(V100, another)
     assert error(new, unseen, wanted) < 0.5 * error(StepTimePrior(V100), unseen, wanted)
+
+
+def test_missing_labels_do_not_change_the_prior():
+    prior = StepTimePrior.like_others(V100, first())
+    steps = networks(3)
+    assert prior.refit([], np.zeros(0)) is prior
+    assert prior.refit(steps, np.full(3, np.nan)) is prior
+    with pytest.raises(InputError, match="3 workloads and 2 labels"):
+        prior.refit(steps, np.zeros(2))
