@@ -11,12 +11,12 @@ from research.peers.graph_networks import LAPTOP_SIZE, dippm, nnlqp
 from trappm.profiler.errors import InputError
 
 QUICK = replace(
-    LAPTOP_SIZE, width=16, training=replace(LAPTOP_SIZE.training, steps=800, batch_nodes=1024)
+    LAPTOP_SIZE, width=16, training=replace(LAPTOP_SIZE.training, steps=500, batch_nodes=1024)
 )
 NETWORKS = {"nnlqp": nnlqp, "dippm": dippm}
 
 
-def estimator(name, steps=800):
+def estimator(name, steps=500):
     if name in NETWORKS:
         return NETWORKS[name](replace(QUICK, training=replace(QUICK.training, steps=steps)))
     return {"mlp": mlp, "xgboost": xgboost}[name]()

@@ -41,7 +41,15 @@ def test_each_node_test_is_read_or_refused(node_tests, tmp_path, every):
     assert outcomes["refused"] > 500 // every
 
 
-@pytest.mark.parametrize("kind", ["light", "pytorch-converted", "pytorch-operator", "simple"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("light", marks=pytest.mark.slow),
+        "pytorch-converted",
+        "pytorch-operator",
+        "simple",
+    ],
+)
 def test_each_model_of_the_back_end_corpus_is_read_or_refused(kind):
     models = sorted((SAVED / kind).glob("**/*.onnx"))
     assert len(models) > 5
