@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 
 import pytest
@@ -96,6 +96,21 @@ def module_home(tmp_path_factory):
         folder = tmp_path_factory.mktemp("home")
         patch.setenv("TRAPPM_HOME", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="module")
+def profiles_here():
+    """Static profiles and traces of steps are made in this process: starting Ray takes longer."""
+    from trappm.cluster import pool_file, profiles
+
+    def each(make, jobs, after_crash, at_once=None):
+        for job in jobs:
+            yield from make(job)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool_file, "ray_runtime", lambda address: nullcontext())
+        patch.setattr(profiles, "_each", each)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -200,11 +200,6 @@ def test_a_circle_of_folders_would_be_seen():
         TopologicalSorter(_folder_imports(imports)).prepare()
 
 
-def test_a_circle_would_be_seen():
-    assert "trappm.profiler.devices.base" in _imports()["trappm.profiler.devices.cpu"]
-    assert "trappm.profiler.steps.step" in _imports()["trappm.profiler.devices.base"]  # a late one
-
-
 @pytest.mark.parametrize("room", MAY_IMPORT)
 def test_every_folder_says_what_it_is(room):
     folders = {path.parent for path in _sources() if path.is_relative_to(ROOT / room)}
@@ -212,25 +207,14 @@ def test_every_folder_says_what_it_is(room):
         assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), folder
 
 
-def test_every_room_has_sources():
-    assert {path.relative_to(ROOT).parts[0] for path in _sources()} == set(MAY_IMPORT)
-
-
 @pytest.mark.parametrize(
     ("room", "source"),
     [
         ("profiler", "from trappm import store"),
-        ("cluster", "import store"),
         ("learner", "def late():\n    from research.evaluation import scores"),
-        ("profiler", "def late():\n    from trappm.cluster.spec import CampaignSpec"),
-        ("profiler", "from pydantic import BaseModel"),
-        ("store", "from trappm.learner.snapshots.snapshot import Snapshot"),
-        ("learner", "import trappm.store.schema as s"),
+        ("cluster", "import store"),
         ("learner", "import importlib\nimportlib.import_module('trappm.store')"),
         ("learner", "import timm.models"),
-        ("cluster", "from trappm.prediction.predict import predict"),
-        ("cluster", "from sqlalchemy import select"),
-        ("trappm", "import ray"),
         ("trappm", "def late():\n    from ray import serve"),
         ("store", "import pickle"),
         ("learner", "import torch\ntorch.load('snapshot.pt')"),
@@ -241,20 +225,6 @@ def test_every_room_has_sources():
 )
 def test_a_breach_is_noticed(room, source):
     assert len(violations(room, source)) == 1
-
-
-@pytest.mark.parametrize(
-    ("room", "source"),
-    [
-        ("learner", "from trappm.profiler.records import Configuration"),
-        ("cluster", "import ray\nfrom trappm import store, learner\nfrom . import spec"),
-        ("trappm", "from trappm.cluster.launch import resume"),
-        ("cluster", "import yaml\nyaml.safe_load(text)"),
-        ("learner", "import numpy as np\nnp.load(path, allow_pickle=False)"),
-    ],
-)
-def test_what_the_rules_allow_passes(room, source):
-    assert violations(room, source) == []
 
 
 def _python(code: str) -> str:
@@ -279,21 +249,3 @@ def test_quick_imports_load_nothing_heavy(module):
     }  # fmt: skip
     assert loaded & heavy == set()
     assert module in loaded
-
-
-def test_profiler_runs_where_neither_ray_nor_sql_is():
-    """A GPU node without them can still measure."""
-    code = """
-import importlib, pkgutil, sys
-blocked = ["ray", "sqlalchemy", "pydantic", "torch_geometric", "typer", "rich"]
-sys.modules.update(dict.fromkeys(blocked))  # None makes an import fail
-import trappm.profiler
-names = [m.name for m in pkgutil.walk_packages(trappm.profiler.__path__, "trappm.profiler.")]
-for name in names:
-    if not name.endswith("__main__"):
-        importlib.import_module(name)
-print("trappm.profiler.records" in names, len(names))
-"""
-    known, count = _python(code).split()
-    assert known == "True"
-    assert int(count) > 3

@@ -36,7 +36,7 @@ def fail(*_):
 def test_a_failing_step_leaves_the_graph_and_a_failing_graph_is_refused(
     monkeypatch, fault, message
 ):
-    monkeypatch.setattr(profiles, "CPU_LIMIT_S", 2.0)
+    monkeypatch.setattr(profiles, "CPU_LIMIT_S", 1.0)
     profile_graph("test_resnet", 64)  # imports count as well
     monkeypatch.setattr(Tracer, "step", fault)
     result = profile_graph("test_resnet", 64)

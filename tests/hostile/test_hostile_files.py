@@ -22,7 +22,7 @@ from trappm.cli import run
 from trappm.prediction.models.tracers import FileTracer, OutsideTracer, TracingProcess
 from trappm.profiler.errors import ModelFileError, UnsupportedModelError
 
-EVERY = 9
+EVERY = 17
 """Of the files, a sample stands for the others in the default run."""
 
 GIVEN_AWAY = {"hunter2", "postgres"} | {

@@ -1,6 +1,6 @@
-"""A laptop campaign to heads with 60 labels, by workers that make their measurements up: a program.
+"""A laptop campaign to heads, by workers that make their measurements up: a program.
 
-    python tests/installed/installed_course.py FOLDER_OF_CAMPAIGN_CREW
+    python tests/installed/installed_course.py FOLDER_OF_CAMPAIGN_CREW NUMBER_OF_LABELS
 
 Store, loop, static profiles, learner and snapshot are the real ones; Ray is not started. It prints
 what the heads were trained on as one line of JSON, and leaves its data folder for other commands.
@@ -45,8 +45,8 @@ def main():
     PRESETS["laptop"] = replace(LAPTOP, encoder=replace(LAPTOP.encoder, steps=1))
     laptop = load_preset("laptop").model_dump(mode="json") | {
         "evaluation": {"source": 8, "target": 4, "architecture_share": 0.2},
-        "initial": {"source": 50, "target": 6},
-        "rounds": {"count": 1, "source": 10, "target": 2},
+        "initial": {"source": int(sys.argv[2]), "target": 8},
+        "rounds": {"count": 0, "source": 0},
         "pool": {
             "groups": [
                 {

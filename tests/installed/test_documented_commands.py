@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from encoded_pool import hasty_encoders
 from onnx_export import export_onnx
 from typer.core import TyperGroup
 
@@ -98,7 +99,7 @@ def folder(tmp_path_factory):
     home = folder / "home"
     course = [sys.executable, str(Path(__file__).with_name("installed_course.py"))]
     subprocess.run(
-        [*course, str(ROOT / "tests/cluster")],
+        [*course, str(ROOT / "tests/cluster"), "16"],
         env={**os.environ, "TRAPPM_HOME": str(home)},
         cwd=folder,
         check=True,
@@ -106,14 +107,14 @@ def folder(tmp_path_factory):
         timeout=600,
     )
     export_onnx("test_resnet", 64, folder / "model.onnx")
-    with pytest.MonkeyPatch.context() as patch:
+    with hasty_encoders() as patch:
         patch.setenv("TRAPPM_HOME", str(home))
         results = folder / "results.jsonl"
         assert cli.run(["labels", "export", str(results)]) == 0
         label = json.loads(results.read_text().splitlines()[0]) | RESNET18
         results.write_text(json.dumps(label) + "\n")
         assert cli.run(["labels", "import", str(results)]) == 0
-    return folder
+        yield folder
 
 
 @pytest.fixture

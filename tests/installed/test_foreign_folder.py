@@ -37,6 +37,7 @@ def test_packages_of_equal_names_can_be_imported(run, tmp_path):
     assert run("-m", "profiler") == "the profiler of somebody else\n"
 
 
+@pytest.mark.parametrize("run", ["a checkout on the path"], indirect=True)
 def test_measuring_processes_use_our_packages(run, tmp_path):
     """Fork servers and their children start from the path of whoever started them."""
     sweep, results = tmp_path / "list.yaml", tmp_path / "results.jsonl"

@@ -39,11 +39,8 @@ SPEC = {
     "initial": {"source": 5, "target": 3},
     "rounds": {"count": 1, "source": 2, "target": 1},
     "pool": {"groups": [{
-        "architectures": [
-            "test_convnext", "test_efficientnet", "test_resnet", "test_vit", "resnet10t",
-            "mobilenetv3_small_050", "mnasnet_small", "mobilenetv4_conv_small_035",
-        ],
-        "batch_sizes": [2, 4], "input_sizes": [64],
+        "architectures": ["test_convnext", "test_efficientnet", "test_resnet", "test_vit"],
+        "batch_sizes": [2, 4, 8], "input_sizes": [64],
     }]},
 }  # fmt: skip
 BUDGET = {"cpu-2t": 3 + 5 + 2, "cpu-1t": 2 + 3 + 1}
@@ -55,14 +52,12 @@ MEASURING = "import sys; sys.path[:]"
 
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory):
-    """A campaign of which two processes were killed, stopped and resumed, and then finished."""
+    """A campaign that finished although two of its processes were killed."""
     folder = tmp_path_factory.mktemp("main-job")
     (folder / "tiny.yaml").write_text(yaml.safe_dump(SPEC))
     run = Run(folder)
-    run.kill_after_labels(1, run.watch_and_go_on)
-    run.kill_after_labels(2, run.profiler_and_go_on)
-    run.kill_after_labels(4, run.measurement_and_go_on)
-    run.kill_after_labels(6, run.interrupt)
+    run.kill_after_labels(1, run.profiler_and_go_on)
+    run.kill_after_labels(3, run.measurement_and_go_on)
     run.finish()
     return run
 
@@ -186,7 +181,8 @@ class Run:
             return connection.execute(sql).fetchall()
 
 
-def test_every_assignment_is_measured_once_although_processes_are_killed(campaign):
+def is_whole(campaign):
+    """All of the budget is measured, each assignment once."""
     labels = Counter(
         key for (key,) in campaign.query(
             "SELECT d.key FROM labels l JOIN devices d ON d.id = l.device_id"
@@ -195,6 +191,21 @@ def test_every_assignment_is_measured_once_although_processes_are_killed(campaig
     assert labels == BUDGET
     states = campaign.query("SELECT state, count(*) FROM assignments GROUP BY state")
     assert states == [("done", sum(BUDGET.values()))]
+    return True
+
+
+def test_every_assignment_is_measured_once_although_processes_are_killed(campaign):
+    assert is_whole(campaign)
+
+
+@pytest.mark.slow
+def test_a_campaign_is_watched_and_interrupted_and_resumed(tmp_path):
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SPEC))
+    run = Run(tmp_path)
+    run.kill_after_labels(1, run.watch_and_go_on)
+    run.kill_after_labels(4, run.interrupt)
+    run.finish()
+    assert is_whole(run)
 
 
 def test_the_terminal_shows_progress_and_remaining_time(campaign):
@@ -231,7 +242,6 @@ def test_the_report_shows_outcomes_errors_and_next_commands(campaign):
         "trappm predict resnet18 --batch-size 4 --input-size 96 --device cpu-2t",
     ):
         assert phrase in campaign.output
-    assert campaign.trappm("campaign", "report").stdout.strip()[:40] in campaign.output
     (listed,) = json.loads(campaign.trappm("campaign", "status", "--json").stdout)
     assert listed["state"] == "finished"
 

@@ -48,7 +48,7 @@ def quick():
 
 
 @pytest.fixture
-def say(home, capsys):
+def say(home, capsys, profiles_here):
     def types(*arguments):
         capsys.readouterr()
         status = run(["evaluate", *map(str, arguments)])

@@ -43,7 +43,7 @@ def sweeps(tmp_path_factory):
 
 
 @pytest.fixture
-def check(tmp_path_factory, monkeypatch, capsys):
+def check(tmp_path_factory, monkeypatch, capsys, profiles_here):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path_factory.getbasetemp() / "gpu_check_home"))
 
     def compare(folder, *options):

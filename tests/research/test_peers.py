@@ -7,16 +7,16 @@ import pytest
 from workload_samples import mape, targets, workloads
 
 from research.peers.baselines import FakeTensor, mlp, xgboost
-from research.peers.graph_networks import LAPTOP_SIZE, PAPER_SIZE, dippm, nnlqp
+from research.peers.graph_networks import LAPTOP_SIZE, dippm, nnlqp
 from trappm.profiler.errors import InputError
 
 QUICK = replace(
-    LAPTOP_SIZE, width=16, training=replace(LAPTOP_SIZE.training, steps=800, batch_nodes=1024)
+    LAPTOP_SIZE, width=16, training=replace(LAPTOP_SIZE.training, steps=500, batch_nodes=1024)
 )
 NETWORKS = {"nnlqp": nnlqp, "dippm": dippm}
 
 
-def estimator(name, steps=800):
+def estimator(name, steps=500):
     if name in NETWORKS:
         return NETWORKS[name](replace(QUICK, training=replace(QUICK.training, steps=steps)))
     return {"mlp": mlp, "xgboost": xgboost}[name]()
@@ -59,15 +59,6 @@ def test_missing_values_are_omitted_and_seeds_are_reproducible(name, zoo, measur
     np.testing.assert_array_equal(with_holes.predict(some).median, without.predict(some).median)
     with pytest.raises(InputError, match="too few"):
         estimator(name).fit(some, targets(np.full(9, np.nan), "a" * 9), np.random.default_rng(0))
-
-
-def test_the_published_sizes():
-    network = nnlqp(PAPER_SIZE).network(4, 1.0)
-    widths = [(c.in_channels, c.out_channels) for c in network.convolutions]
-    assert widths == [(113, 512), (512, 512)]
-    assert network.layers[0].in_features == 516
-    network = dippm(PAPER_SIZE).network(5, 1.0)
-    assert len(network.convolutions) == len(network.layers) == 3
 
 
 def test_faketensor_is_a_robust_line(zoo):

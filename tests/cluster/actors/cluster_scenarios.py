@@ -8,7 +8,6 @@ It prints what came of the campaign as one line of JSON.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -19,13 +18,11 @@ from pathlib import Path
 from unittest import mock
 
 import emulated_cluster
-import psutil
 import ray
 from autoscaled_cluster import Watched, autoscaled, workers
 from emulated_cluster import (
     A100,
     NODES,
-    POISON,
     V100,
     MadeUpLearner,
     MadeUpPool,
@@ -57,7 +54,6 @@ from trappm.cluster.campaign.ownership import runs
 from trappm.cluster.launch import _follow, order_stop
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.records import QUICK
-from trappm.reports.campaign_facts import live_state
 from trappm.store import CampaignState, Store
 
 
@@ -139,17 +135,6 @@ def node_lost(url):
         return play(url, spec(150), faults)
 
 
-def worker_killed(url):
-    with emulated(NODES):
-
-        def faults(recorded):
-            wait_for(recorded, 10, V100)
-            (node,) = {host for _, d, host in recorded if d == V100}
-            os.kill(int(node.split()[1]), signal.SIGKILL)
-
-        return play(url, spec(100), faults)
-
-
 def worker_frozen(url):
     trappm.cluster.actors.profiler_pool.SILENT_S = 30.0 - QUICK.timeout_s
     with emulated(NODES):
@@ -160,24 +145,6 @@ def worker_frozen(url):
             os.kill(int(node.split()[1]), signal.SIGSTOP)
 
         return play(url, spec(100), faults)
-
-
-def node_frozen(url):
-    """Everything on a node stands still, as when its machine sleeps, and later continues."""
-    with emulated([*NODES, ("V100", 1)]) as made, Store.open(url) as store:
-
-        def faults(recorded):
-            wait_for(recorded, 10, V100)
-            frozen = family(made.measuring[2])
-            for process in frozen:
-                process.suspend()
-            (record,) = store.campaigns.all()
-            wait_until(lambda: any(e.kind == "lost" for e in store.campaigns.events(record.id)))
-            for process in frozen:
-                with contextlib.suppress(psutil.Error):
-                    process.resume()
-
-        return play(url, spec(150), faults)
 
 
 def learner_killed(url):
@@ -274,35 +241,11 @@ def paused_and_resumed_at_once(url):
         return summary(store, record.id, plan)
 
 
-def head_restarted(url):
-    """The whole cluster goes, the campaign's process with it, and another one comes."""
-    plan = spec(100)
-    with Store.open(url) as store:
-        record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
-        with emulated(NODES):
-            launch(url, record.id, plan)
-            wait_until(lambda: attempts(store, record.id) >= 20)
-        wait_until(lambda: not runs(store.campaigns.get(record.id)))
-        between = live_state(store.campaigns.get(record.id))
-        with emulated(NODES):
-            launch(url, record.id, plan)
-            wait_until(lambda: store.campaigns.state(record.id) == "finished")
-        return summary(store, record.id, plan) | {"between": between}
-
-
-def poisoned(url):
-    with emulated([("A100", 1), ("A100", 1), ("A100", 1), ("V100", 1)]):
-        few = spec(24, architectures=("resnet18", "resnet34", "convnext_atto", POISON))
-        return play(url, few)
-
-
 SCENARIOS = {f.__name__: f for f in (
     calm, profiles_made, node_comes_late, autoscaled_from_nothing, autoscaled_with_a_broken_node,
-    node_out_of_order, node_lost,
-    node_frozen, worker_killed, worker_frozen, poisoned, learner_killed, campaign_killed,
+    node_out_of_order, node_lost, worker_frozen, learner_killed, campaign_killed,
     campaign_node_lost, campaign_node_lost_with_postgresql, gpus_while_profiling,
-    paused_and_resumed_at_once, head_restarted, database_away, restarted_during_an_outage,
-    two_hosts,
+    paused_and_resumed_at_once, database_away, restarted_during_an_outage, two_hosts,
 )}  # fmt: skip
 
 

@@ -61,8 +61,6 @@ from trappm.store import Home, Patience, Store  # noqa: E402
 A100, V100 = "simulated:a100", "simulated:v100"
 NODES = [("A100", 2), ("A100", 1), ("V100", 1)]
 """Of most scenarios: labels, and how many GPUs each has."""
-POISON = "vgg11"
-"""The architecture that kills every profiler that it meets."""
 
 
 HOLD = "hold"
@@ -101,7 +99,7 @@ def mark(node, what):
 
 
 class MadeUpProfiler:
-    """Measures nothing, and answers after `MEASURE_S` seconds; dies of poison."""
+    """Measures nothing, and answers after `MEASURE_S` seconds."""
 
     def __init__(self, device):
         if marked("fails to start"):
@@ -127,8 +125,6 @@ class MadeUpProfiler:
         time.sleep(float(os.environ.get("MEASURE_S", "0")))
         while Path(os.environ["TRAPPM_HOME"], HOLD).exists():
             time.sleep(0.1)
-        if configuration.architecture == POISON:
-            os.kill(os.getpid(), signal.SIGKILL)
         host = ray.get_runtime_context().get_node_id()
         return made_up(
             configuration, self._device, protocol, attempt_key, host=f"{host} {os.getpid()}"

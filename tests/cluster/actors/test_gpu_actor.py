@@ -31,7 +31,7 @@ with ray_runtime(None):
     from trappm.cluster.actors.profiler_pool import ProfilerActor
     gpus = ray.cluster_resources()["GPU"]
     start = ray.remote(ProfilerActor).options(max_concurrency=2, **placement("h200").options).remote
-    actors = [start("h200") for _ in range(3)]
+    actors = [start("h200") for _ in range(2)]
     described = []
     for actor in actors:
         described.append(ray.get(actor.describe.remote()))
@@ -94,6 +94,7 @@ def answers(program: str, machine: Machine) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.extension("parallel")
 def test_ranks_get_the_gpus_of_one_node() -> None:
     names = "aaaa", "bbbb", "cccc"
@@ -119,17 +120,15 @@ def test_each_actor_describes_the_gpu_that_ray_assigned() -> None:
     machine = Machine(
         Board("GPU-aaaa", "NVIDIA H200"),
         Board("GPU-bbbb", handle=error("GPU_IS_LOST")),
-        Board("GPU-cccc", "NVIDIA H200"),
     )
     report = answers(PROGRAM, machine)
-    assert report["gpus"] == 3
-    working = [facts for facts in report["described"] if "refusal" not in facts]
+    assert report["gpus"] == 2
+    (working,) = [facts for facts in report["described"] if "refusal" not in facts]
     (failed,) = [facts["refusal"] for facts in report["described"] if "refusal" in facts]
-    assert sorted(gpu for facts in working for gpu in facts["gpus"]) == ["0", "2"]
-    assert len({facts["fingerprint"] for facts in working}) == 1
+    assert working["gpus"] == ["0"]
     assert "no GPU here has this number or name; NVML on GPU 1 of this machine: GPU is" in failed
     # As far as one comes without a GPU: the process of the measurement looks for CUDA on its own.
     outcome, phase, message = report["end"]
     assert (outcome, phase) == ("error", "worker")
     assert "cannot use CUDA on NVIDIA H200" in message
-    assert report["uuid"] in {"GPU-aaaa", "GPU-cccc"}
+    assert report["uuid"] == "GPU-aaaa"

@@ -85,7 +85,7 @@ def test_a_broken_node_is_not_used_again_and_is_ended_by_the_autoscaler(play):
     assert not report["broken_is_there"]
 
 
-@pytest.mark.parametrize("scenario", ["node_lost", "node_frozen", "worker_killed", "worker_frozen"])
+@pytest.mark.parametrize("scenario", ["node_lost", "worker_frozen"])
 def test_lost_measurements_are_repeated_on_another_worker(play, scenario):
     report = play(scenario)
     assert is_whole(report)
@@ -94,19 +94,6 @@ def test_lost_measurements_are_repeated_on_another_worker(play, scenario):
         assert any("has not answered within its time limit" in message for message in lost)
     else:
         assert lost
-
-
-def test_a_configuration_that_kills_workers_is_quarantined_after_three_hosts(play):
-    report = play("poisoned")
-    assert report["state"] == "finished"
-    given_up = [message for kind, message in report["events"] if kind == "quarantined"]
-    assert given_up
-    assert all("vgg11" in message for message in given_up)
-    on_a100 = [message for message in given_up if "a100" in message]
-    assert all("no label after 3 attempts on 3 hosts" in message for message in on_a100)
-    assert report["states"]["failed"] == len(given_up)
-    total = sum(report["budget"].values())
-    assert report["states"]["done"] == total - len(given_up)
 
 
 def test_a_killed_learner_is_restarted_with_its_state(play):
@@ -161,13 +148,6 @@ def test_a_campaign_waits_for_a_database_that_is_unavailable(play):
     away, back = [message for kind, message in report["events"] if kind == "store"]
     assert "trying again" in away
     assert "answers again" in back
-
-
-def test_a_campaign_whose_cluster_was_killed_can_be_resumed_on_another(play):
-    report = play("head_restarted")
-    assert is_whole(report)
-    assert report["between"] == "interrupted"
-    assert "resumed" in [kind for kind, _ in report["events"]]
 
 
 def test_a_campaign_killed_during_an_outage_is_resumed_after_it(play):

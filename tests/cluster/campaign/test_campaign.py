@@ -202,20 +202,6 @@ def test_an_initial_round_without_labels_fails_the_campaign_until_it_is_resumed(
     assert labels_by_device(store, run.id)["cpu-2t"] >= BUDGET["cpu-2t"] - 3
 
 
-def test_a_failure_of_the_learner_fails_the_campaign_and_resume_completes_it(store, monkeypatch):
-    def crash(self, labels, kernels):
-        raise CampaignError("the learner crashed")
-
-    run = campaign(store, workers := FakeWorkers())
-    monkeypatch.setattr(FakeLearner, "fit", crash)
-    with pytest.raises(CampaignError, match="learner crashed"):
-        run.run()
-    monkeypatch.undo()
-    assert store.campaigns.get(run.id).state == "failed"
-    campaign(store, again := FakeWorkers(), campaign_id=run.id).run()
-    assert len(workers.starts + again.starts) == sum(BUDGET.values())
-
-
 @pytest.mark.parametrize("state", [CampaignState.PAUSED, CampaignState.CANCELLED])
 def test_an_order_from_another_shell_stops_a_campaign(store, monkeypatch, state):
     monkeypatch.setattr(trappm.cluster.campaign.loop, "LOOK_S", 0.0)

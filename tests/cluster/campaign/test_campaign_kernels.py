@@ -69,12 +69,6 @@ def test_the_learner_gets_the_kernels_of_the_stack_of_its_labels(store):
     assert learner.heard == {"cpu-2t": 3, "cpu-1t": 0}
 
 
-def test_a_second_campaign_uses_stored_kernels(store):
-    ran(store, crew(), **CPUS)
-    ran(store, workers := crew(), FakeLearner("snap2"), **CPUS | {"seed": 8})
-    assert {what for _, what in workers.done} <= {"label"}
-
-
 @pytest.mark.parametrize("off", [{}, {"characterise": False}, {"characterise": None}])
 def test_kernels_of_cpus_are_timed_only_on_request(store, off):
     workers = crew()

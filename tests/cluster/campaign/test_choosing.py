@@ -20,7 +20,7 @@ from encoded_pool import hasty_encoders
 from store_whole import kernel
 
 from trappm.cluster.campaign.history import training_labels
-from trappm.cluster.learning.campaign_learner import CampaignLearner, cross_validated
+from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.cluster.profiles import ProfiledGraph, StepKey, trace_steps
 from trappm.cluster.scheduler.messages import Choice, ChoiceRequest
 from trappm.learner.acquisition import STRATEGIES
@@ -467,29 +467,3 @@ def test_what_surely_does_not_fit_is_not_drawn_for_the_evaluation_set(store):
     drawn = [a for a in store.assignments.of_campaign(run.id) if a.role == "evaluate"]
     assert len(drawn) == 8
     assert max(a.configuration.batch_size for a in drawn) == 8
-
-
-def test_cross_validation_of_transfer_reports_each_training():
-    labels = [
-        TrainingLabel(str(i), "v100", "train", (1.0 + i, 500.0, None), "measured")
-        for i in range(12)
-    ]
-    seen = []
-
-    def train(chosen, init, on_progress):
-        on_progress(1, 2)
-        on_progress(2, 2)
-
-    def judge(heads, held_out):
-        return {"step_time_ms": {"mape": 10.0, "count": len(held_out)}}
-
-    errors = cross_validated(
-        labels,
-        [x.configuration_id for x in labels],
-        None,
-        train,
-        judge,
-        lambda *done: seen.append(done),
-    )
-    assert errors["step_time_ms"].transferred == errors["step_time_ms"].from_scratch == 10.0
-    assert seen == [(done, 12) for done in range(1, 13)]

@@ -90,7 +90,7 @@ def gpu_campaign(store, workers=None, campaign_id=None, **stop):
     return campaign(store, workers, Judging([9.0]), campaign_id, devices=GPUS, stop=stop)
 
 
-@pytest.mark.parametrize("labels", range(5, ALL))
+@pytest.mark.parametrize("labels", [5, 8, 12, ALL - 1])
 def test_a_budget_of_labels_is_met_exactly_and_the_rest_is_reported(
     store, capsys, tmp_path, labels
 ):

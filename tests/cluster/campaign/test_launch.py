@@ -10,6 +10,7 @@ import sys
 import tempfile
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -111,6 +112,43 @@ def test_resuming_ends_with_an_error_if_an_earlier_process_stays(begun_home, mon
         launch._wait_for_previous(*begun_home, print)
 
 
+class InterruptedOnce:
+    """An actor whose watcher is interrupted by Ctrl-C, and which ends once it is told to stop."""
+
+    def __init__(self):
+        self.is_stopped, self._asked = False, 0
+        self.progress = SimpleNamespace(remote=self._progress)
+        self.stop = SimpleNamespace(remote=lambda: setattr(self, "is_stopped", True))
+        self.result = SimpleNamespace(remote=lambda: None)
+
+    def _progress(self, life, seen):
+        self._asked += 1
+        if self._asked == 1:
+            raise KeyboardInterrupt
+        progress = {"stage": "stopping"}
+        return {"life": life, "lines_seen": seen, "progress": progress, "begun": True,
+                "ended": self.is_stopped}  # fmt: skip
+
+
+def test_ctrl_c_stops_a_campaign_and_the_command_names_the_one_to_resume_it(
+    tmp_path, monkeypatch, command
+):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+    monkeypatch.setattr(launch, "get", lambda made, timeout_s=None: made)
+    actor, stages = InterruptedOnce(), []
+
+    def run_campaign(home, campaign_id, spec, *, address, watch, detach):
+        return launch._follow(
+            actor, campaign_id, lambda progress: stages.append(progress.stage),
+            is_detached=False, leave=False,
+        )  # fmt: skip
+
+    monkeypatch.setattr(launch, "run_campaign", run_campaign)
+    status, out, _ = command("campaign launch --preset laptop")
+    assert (status, actor.is_stopped, stages) == (130, True, ["stopping"] * 2)
+    assert "Stopped; continue with: trappm campaign resume " in out
+
+
 PATIENCE_S = 120
 COMMAND = [sys.executable, "-c", "from trappm.cli import main; main()", "campaign"]
 OVER = "\nstop: {ends_at: 2020-01-01T00:00:00+00:00}\n"
@@ -144,8 +182,10 @@ def begun(tmp_path, url, *arguments):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("command", "end"),
-    [(["resume"], "no campaign"), (["launch", "over.yaml"], "ends_at")],
-    ids=["resume", "launch"],
+    [
+        pytest.param(["resume"], "no campaign", marks=pytest.mark.slow, id="resume"),
+        pytest.param(["launch", "over.yaml"], "ends_at", id="launch"),
+    ],
 )
 def test_a_command_waits_for_a_server_that_is_not_up(own_server, tmp_path, command, end):
     server, url = own_server

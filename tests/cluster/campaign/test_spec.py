@@ -10,7 +10,6 @@ import yaml
 from trappm.cluster.file_reference import SECTIONS, json_schema, page
 from trappm.cluster.pool_file import load_pool_file
 from trappm.cluster.spec import load_preset, load_spec, parse_spec, presets
-from trappm.cluster.yaml_file import FileFaultsError
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.families import FAMILIES, family_of
 from trappm.profiler.models.known_names import model_of
@@ -176,16 +175,6 @@ def test_what_is_not_a_mapping_in_yaml_is_refused(text, tmp_path):
         load_spec(tmp_path / "none.yaml")
     with pytest.raises(InputError, match="laptop"):
         load_preset("desktop")
-
-
-def test_every_fault_of_a_file_is_one_line_with_its_key():
-    faulty = small() | {"sead": 3, "rounds": {"count": "many", "source": 2}}
-    faulty["pool"]["groups"][0]["batch_size"] = [1]
-    with pytest.raises(FileFaultsError) as caught:
-        parse(faulty)
-    assert sorted(line.partition(":")[0] for line in caught.value.faults) == [
-        "pool.groups.0.batch_size", "rounds.count", "sead",
-    ]  # fmt: skip
 
 
 def test_the_reference_page_is_current_and_has_every_key():

@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import copy
-import functools
 import json
-import operator
 import re
 import shutil
 import subprocess
@@ -149,7 +147,7 @@ def test_the_slurm_script_starts_every_host_and_pauses_when_slurm_warns(
     slurm, log, warned, ends, status
 ):
     script = slurm(
-        HOSTS="one two three", STAYS="5" if warned else "0", ENDS=str(ends),
+        HOSTS="one two three", STAYS="2" if warned else "0", ENDS=str(ends),
         TRAPPM_DATABASE="postgresql+psycopg://user@host/labels",
     )  # fmt: skip
     if warned:
@@ -255,58 +253,12 @@ def errors_of(document, schemas):
     return {error.json_path: error.message for error in validator.iter_errors(document)}
 
 
-def renamed(document, schema):
-    """Yield a copy of the document for each field of it, with the field's name misspelled."""
-
-    def paths(value, of_value, path=()):
-        if isinstance(value, list):
-            for i, item in enumerate(value):
-                yield from paths(item, of_value["items"], (*path, i))
-        elif isinstance(value, dict) and "properties" in of_value:
-            for name, part in value.items():
-                yield (*path, name)
-                yield from paths(part, of_value["properties"][name], (*path, name))
-
-    for *path, name in paths(document, schema):
-        if path or name != "kind":  # which chooses the schema
-            misspelled = copy.deepcopy(document)
-            parent = functools.reduce(operator.getitem, path, misspelled)
-            parent[f"{name}s"] = parent.pop(name)
-            yield misspelled
-
-
 def test_the_kuberay_file_follows_the_schemas_of_kuberay_and_kubernetes(
     kuberay_documents, kuberay_schemas
 ):
     assert kuberay_documents.keys() == kuberay_schemas.keys()
     for document in kuberay_documents.values():
         assert not errors_of(document, kuberay_schemas)
-
-
-@pytest.mark.parametrize("kind", ["PersistentVolumeClaim", "RayCluster"])
-def test_a_misspelled_field_of_the_kuberay_file_is_refused(
-    kuberay_documents, kuberay_schemas, kind
-):
-    misspelled = list(renamed(kuberay_documents[kind], kuberay_schemas[kind]))
-    assert len(misspelled) > 5
-    assert all(errors_of(document, kuberay_schemas) for document in misspelled)
-
-
-@pytest.mark.parametrize(
-    ("path", "wrong"),
-    [
-        ("authOptions.mode", "tokens"),
-        ("rayVersion", 2.6),
-        ("headGroupSpec.rayStartParams.num-gpus", 0),
-        ("workerGroupSpecs.0.replicas", "0"),
-        ("workerGroupSpecs.0.template.spec.containers.0.env.0.value", 0),
-        ("workerGroupSpecs.0.template.spec.containers.0.resources.limits.memory", "48 GiB"),
-    ],
-)
-def test_a_wrong_value_in_the_kuberay_file_is_refused(ray_cluster, kuberay_schemas, path, wrong):
-    *parents, name = [int(key) if key.isdigit() else key for key in path.split(".")]
-    functools.reduce(operator.getitem, parents, ray_cluster["spec"])[name] = wrong
-    assert len(errors_of(ray_cluster, kuberay_schemas)) == 1
 
 
 def test_the_kuberay_file_has_our_versions_and_requests_what_it_limits(ray_cluster):

@@ -48,6 +48,9 @@ SILENT_S = 180.0
 LONGEST_S = 3e6
 """No campaign that is played takes so long."""
 
+OTHERS_SHARE = 0.5
+"""Share of the cores that other programs use while a measurement is unstable."""
+
 ANY = Configuration(architecture="resnet18", batch_size=1, input_size=64)
 
 
@@ -69,8 +72,6 @@ class Weather:
     choosing_s: float = 5.0
     failing: float = 0.0
     """Is unstable."""
-    others_share: float | None = 0.5
-    """Share of the cores that other programs use then."""
     killing: float = 0.0
     """The worker is lost in the middle of it; another joins after `joining_s`."""
     freezing: float = 0.0
@@ -78,8 +79,6 @@ class Weather:
     joining_s: float = 60.0
     poisoned: float = 0.0
     """Share of assignments that kill every worker they meet."""
-    until_s: float = np.inf
-    """Afterwards nothing goes wrong any more, but for what is poisoned."""
     enough_after: float = np.inf
     """With the training of this number a stop rule holds."""
     time_is_up_s: float = np.inf
@@ -180,11 +179,10 @@ class VirtualCluster:
     ) -> None:
         self.course, self.weather, self.ledger = course, weather, ledger or Ledger()
         self.machine = machine or self.ledger.machine(course)
-        self.time_s, self.events = 0.0, 0
+        self.time_s = 0.0
         self.idle_s: Counter[str] = Counter()
         """By device: how long its workers were idle though work of the budget was left."""
         self.busy_s: Counter[str] = Counter()
-        self.losses = 0
         self.workers = sum(hosts * each for hosts, each in workers.values())
         self._generator = generator
         self._numbers = itertools.count()
@@ -216,7 +214,6 @@ class VirtualCluster:
             self._pass(time_s - self.time_s)
             self.time_s = time_s
             if (news := self._happen(event)) is not None:
-                self.events += 1
                 for command in self.machine.handle(news, time_s):
                     self._do(command)
         return self
@@ -267,7 +264,6 @@ class VirtualCluster:
         if self._doing.pop(worker.name)[0] is not None:
             self._at_work[worker.device] -= 1
         self._there[worker.device] -= 1
-        self.losses += 1
         again = Worker(worker.name, worker.device, worker.host, worker.fingerprint)
         self.at(self.time_s + self.weather.joining_s, Joined(again))
 
@@ -328,14 +324,13 @@ class VirtualCluster:
         weather, chance = self.weather, self._random()
         seconds = weather.measuring_s * (0.25 + 1.5 * self._random())
         seconds *= 10 if worker.host == weather.slow_host else 1
-        calm = self.time_s > weather.until_s
         if weather.poisoned and share_of(id_) < weather.poisoned:
             self.at(self.time_s + seconds / 2, Lost(worker, "poisoned"))
-        elif calm or chance >= weather.failing + weather.killing + weather.freezing:
+        elif chance >= weather.failing + weather.killing + weather.freezing:
             self.at(self.time_s + seconds, Measured(worker, id_, Outcome.OK, seconds, True))
         elif chance < weather.failing:
             self._left[worker.device] += 1
-            event = Measured(worker, id_, Outcome.UNSTABLE, seconds, False, weather.others_share)
+            event = Measured(worker, id_, Outcome.UNSTABLE, seconds, False, OTHERS_SHARE)
             self.at(self.time_s + seconds, event)
         elif chance < weather.failing + weather.killing:
             self.at(self.time_s + seconds / 2, Lost(worker, "killed"))

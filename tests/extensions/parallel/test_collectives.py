@@ -29,7 +29,7 @@ def characteriser(tmp_path_factory):
 
 @TWO_CORES
 def test_two_ranks_time_collectives(characteriser):
-    results = characteriser.characterise("cpu-2x1t", calls=[*SMALL, *LARGE], seconds=4)
+    results = characteriser.characterise("cpu-2x1t", calls=[*SMALL, *LARGE], seconds=2)
     by_call = {result.call: result for result in results}
     assert by_call.keys() == {*SMALL, *LARGE}
     for result in results:

@@ -1,5 +1,6 @@
 """Ranks on CPU over gloo: real processes that share a step, die and run out of memory."""
 
+import functools
 import os
 import resource
 from dataclasses import replace
@@ -56,10 +57,17 @@ def test_compiled_steps_of_ranks_are_unsupported(measurer):
     assert "several ranks" in measurement.message
 
 
+@pytest.fixture(scope="module")
+def of_resnet18(measurer):
+    """One measurement of resnet18 for each device that is asked for."""
+    step = Configuration(architecture="resnet18", batch_size=2, input_size=64)
+    return functools.cache(lambda key: measurer.measure(step, key, TRUSTING))
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_ranks_share_a_step(measurer, strategy):
+def test_ranks_share_a_step(of_resnet18, strategy):
     key = "cpu-2x1t" if strategy == "ddp" else "cpu-2x1t-fsdp"
-    measurement = measurer.measure(TINY, key, TRUSTING)
+    measurement = of_resnet18(key)
     assert measurement.outcome is Outcome.OK, measurement.message
     facts = measurement.environment
     assert (measurement.device, facts["device"]) == (key, key)
@@ -76,13 +84,10 @@ def test_ranks_share_a_step(measurer, strategy):
         assert "without communication" in measurement.missing["straggler_ratio"]
 
 
-def test_ddp_stores_gradients_twice(measurer):
-    plain = Configuration(architecture="resnet18", batch_size=2, input_size=64)
-    by_key = {
-        key: measurer.measure(plain, key, TRUSTING).memory_mib
-        for key in ("cpu-1t", "cpu-2x1t", "cpu-2x1t-fsdp")
-    }
-    alone, ddp, fsdp = by_key.values()
+def test_ddp_stores_gradients_twice(of_resnet18):
+    alone, ddp, fsdp = (
+        of_resnet18(key).memory_mib for key in ("cpu-1t", "cpu-2x1t", "cpu-2x1t-fsdp")
+    )
     assert alone is not None
     assert ddp > alone + 30  # buckets as large as all gradients: 45 MiB
     assert fsdp < ddp

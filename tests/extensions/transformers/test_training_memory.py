@@ -21,10 +21,8 @@ LENGTH, BATCH = 64, 3
 MIB = 1 << 20
 WAYS = [
     "hf:CONFIG,eager",
-    "hf:llama-tiny,eager",
     "hf:CONFIG,checkpointing,eager",
     "hf:CONFIG,lora=4,eager",
-    "hf:CONFIG,qlora=4,eager",
     "hf:llama-tiny,qlora=4,checkpointing,eager",
     "hf:llama-tiny,frozen=body,eager",
 ]

@@ -63,9 +63,7 @@ GPT = {"sequence_length": 256, "batch_size": 8, "optimizer": "adamw"}
     ("device", "precision", "source"),
     [
         ("a100", "bf16", "llm-foundry"),
-        ("h100", "bf16", "llm-foundry"),
         ("h100", "amp-bf16", "llm-foundry"),
-        ("a100", "fp32", "NeuSight"),
         ("v100", "fp32", "NeuSight"),
         ("l4", "fp32", "NeuSight"),
     ],

@@ -19,7 +19,7 @@ from trappm.profiler.errors import InputError
 
 TOKEN = "0123456789abcdef0123"  # noqa: S105
 ELSEWHERE = "0.0.0.0"  # noqa: S104
-FEW = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 FILE = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.onnx"\r\n\r\njunk\r\n'

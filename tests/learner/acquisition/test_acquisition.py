@@ -140,17 +140,6 @@ def test_uncertain_configurations_are_preferred():
     assert leaning >= 8
 
 
-def test_a_batch_is_spread_over_the_pool():
-    """Sixty copies of one configuration, all very uncertain: two of a batch are enough."""
-    query = request(n=120, count=8)
-    embeddings, static = query.embeddings.copy(), query.static_features.copy()
-    embeddings[60:], static[60:] = embeddings[2], static[2]
-    uncertainty = np.where(np.arange(120) >= 60, 5.0, 1.0)
-    query = replace(query, embeddings=embeddings, static_features=static, uncertainty=uncertainty)
-    query = replace(query, labelled=query.labelled[:5], pending=query.pending[:2])
-    assert sum(i >= 60 for i in picks_of("variance", query)) <= 3
-
-
 def test_picks_report_their_reasons():
     query = request(count=3, uncertainty=np.linspace(0.1, 1, 60), predicted_cost=np.arange(60.0))
     for rank, pick in enumerate(strategy_named("variance").select(query)):
@@ -214,20 +203,6 @@ def test_clusters_start_in_every_family():
     families = [f"family {i % 4}" for i in range(60)]
     drawn = Counter(families[i] for i in picks_of("clusters", unlabelled(families=families)))
     assert drawn == dict.fromkeys(families, 2)
-
-
-def test_facility_covers_the_pool_better_than_random():
-    query = request(n=300, count=10)
-
-    def served(picks):
-        known = query.points[[*query.known, *picks]]
-        return matern32(query.points, known).max(axis=1).mean()
-
-    drawn = [
-        served(picks_of("random", replace(query, generator=np.random.default_rng(s))))
-        for s in range(10)
-    ]
-    assert served(picks_of("facility", query)) > max(drawn)
 
 
 def test_lcmd_agrees_with_bmdal_reg(monkeypatch):

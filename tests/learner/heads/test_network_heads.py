@@ -11,7 +11,6 @@ from workload_samples import trained_heads as train
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.device_heads import heads_from_tensors
 from trappm.learner.paper.estimators import paper_estimator
-from trappm.learner.paper.presets import PAPER
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 
@@ -54,27 +53,12 @@ def test_campaigns_and_benchmarks_train_the_same_networks(zoo, measure, networks
         )
 
 
-def test_the_papers_head_trains(zoo, measure):
-    preset = replace(PAPER, head=replace(PAPER.head, steps=2))
-    rows = np.arange(4)
-    heads = train(zoo, rows, measure(zoo.graphs), preset)
-    assert np.isfinite(errors(heads, zoo, rows, measure(zoo.graphs))).all()
-
-
 def test_heads_are_restored_from_tensors_and_settings(trained, zoo, networks):
     again = heads_from_tensors(networks.head, trained.settings(), trained.tensors())
     workloads = zoo.workloads(range(96))[0]
     for name in ("median", "low", "high", "log_std", "disagreement"):
         first, second = (getattr(h.predict(workloads), name) for h in (trained, again))
         np.testing.assert_array_equal(first, second)
-
-
-def test_heads_of_older_snapshots_are_refused_by_their_kind(trained, networks):
-    """Until the bench's networks took their place, one ensemble was for all metrics."""
-    with pytest.raises(ValueError, match="unknown kind of heads: 'networks'"):
-        heads_from_tensors(
-            networks.head, {**trained.settings(), "kind": "networks"}, trained.tensors()
-        )
 
 
 def test_transfer_starts_from_the_source_weights(trained, zoo, measure, networks):
@@ -96,12 +80,6 @@ def test_transfer_needs_the_same_preset(trained, zoo, measure, networks):
     other = replace(networks, head=replace(networks.head, hidden=(8, 8)))
     with pytest.raises(InputError, match="another preset"):
         train(zoo, np.arange(8), measure(zoo.graphs), other, init=trained)
-
-
-def test_intervals_contain_the_mean(trained, zoo):
-    p = trained.predict(zoo.workloads(range(96))[0])
-    assert np.all((p.low < p.median) & (p.median < p.high))
-    assert np.all(p.log_std >= p.disagreement)
 
 
 def test_workloads_without_a_valid_embedding_are_refused(trained, zoo):
@@ -136,3 +114,9 @@ def test_gradients_are_those_of_the_last_layers(trained, zoo):
         outputs.append(own @ network.output.weight[0].numpy() + float(network.output.bias[0]))
     logs = head.scales.center + head.scales.scale * np.mean(outputs, axis=0)
     np.testing.assert_allclose(np.exp(logs), head.predict(workloads).median, rtol=1e-4)
+
+
+def test_intervals_contain_the_mean(trained, zoo):
+    p = trained.predict(zoo.workloads(range(96))[0])
+    assert np.all((p.low < p.median) & (p.median < p.high))
+    assert np.all(p.log_std >= p.disagreement)

@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from trappm.learner.paper.distinct_nodes import classes_of
-from trappm.learner.paper.graphs import batches, fit_node_scaler, to_data
+from trappm.learner.paper.graphs import fit_node_scaler, to_data
 from trappm.learner.paper.training import is_significantly_worse, train
 
 
@@ -70,9 +69,3 @@ def test_a_difference_within_its_standard_error_does_not_stop_training():
     assert is_significantly_worse(best + np.array([0.5, 0.4, 0.6, 0.5]), best)
     assert is_significantly_worse(np.array([1.1]), np.array([1.0]))
     assert is_significantly_worse(np.full(4, np.nan), best)
-
-
-def test_distinct_nodes_of_a_batch_are_computed_once_per_depth(data):
-    (batch,) = batches(data(1.0), 10**6, range(12))
-    assert classes_of(batch, 2) is classes_of(batch, 2)
-    assert [len(classes_of(batch, depth).layers) for depth in (2, 3)] == [2, 3]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trappm.learner.estimator import Targets
-from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
+from trappm.learner.heads.device_heads import train_heads
 from trappm.learner.heads.metric_head import Ours
 from trappm.learner.paper.presets import preset_named
 from trappm.learner.physics.cpu_priors import SHARED, CpuMemoryPrior, CpuTimePrior
@@ -122,16 +122,6 @@ def trained(labelled, device, init=None):
         workloads, labels_of(workloads), groups=names, preset=preset_named("laptop").head,
         generator=np.random.default_rng(0), spec=spec_of(device), init=init,
     )  # fmt: skip
-
-
-def test_cpu_heads_are_restored_from_tensors(labelled):
-    heads = trained(labelled, "cpu-2t")
-    settings = heads.settings()
-    assert settings["heads"] == {"memory_mib": "cpu-memory", "step_time_ms": "cpu-kernels"}
-    again = heads_from_tensors(preset_named("laptop").head, settings, heads.tensors())
-    np.testing.assert_array_equal(
-        again.predict(labelled[0]).median, heads.predict(labelled[0]).median
-    )
 
 
 def test_gpu_heads_do_not_change_cpu_heads(labelled):

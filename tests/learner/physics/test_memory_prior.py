@@ -11,11 +11,11 @@ from trappm.learner.estimator import Targets
 from trappm.learner.heads.metric_head import Head, Ours
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.graph_prior import GraphPrior
-from trappm.learner.physics.memory_prior import INFERENCE_SHARE, PROCESS_MIB, MemoryPrior
+from trappm.learner.physics.memory_prior import PROCESS_MIB, MemoryPrior
 from trappm.learner.physics.step_memory import step_memory
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import Optimizer, Phase, Precision
+from trappm.profiler.records import Phase
 from trappm.profiler.simulation.training_loop import Loop
 from trappm.profiler.static_profile import static_profile
 
@@ -93,16 +93,6 @@ def test_out_of_memory_runs_raise_the_prior(traced):
 
     assert after(logs[-1] - 1.0) == pytest.approx(after(-5.0), abs=1e-6)
     assert after(logs[-1] + 0.1) > after(-5.0) + 1e-4
-
-
-def test_adam_needs_more_and_inference_less_memory(traced):
-    workload = traced[0][1]
-
-    def mib(**settings):
-        return np.exp(MemoryPrior().log_values([replace(workload, **settings)]))[0]
-
-    assert mib(optimizer=Optimizer.ADAM) > mib() > mib(precision=Precision.AMP_FP16)
-    assert mib() > mib(phase=Phase.INFER) > INFERENCE_SHARE * PROCESS_MIB
 
 
 def test_untraced_steps_are_estimated_from_the_graph(traced):

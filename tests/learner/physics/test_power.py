@@ -108,7 +108,7 @@ def test_constants_are_recovered_from_labels(workloads):
     for card, own in truth.items():
         steps, time_ms = steps_of(workloads)
         loads, usual = steps.loads, np.full(len(workloads), 250.0)
-        for limit in (250.0, 150.0, 100.0):
+        for limit in (250.0, 100.0):
             limits = np.full(len(workloads), limit)
             point = Steps.timed(loads, sheet, own, time_ms, usual).under(limits)
             labels.append(Labels(card, sheet, loads, time_ms, usual, limits, point.power_w,

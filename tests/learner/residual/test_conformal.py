@@ -37,7 +37,7 @@ def test_intervals_have_the_stated_coverage(architectures):
     assert 0.88 < np.mean(held) < 0.92
 
 
-@pytest.mark.parametrize("architectures", [15, 20, 35, 50, 80])
+@pytest.mark.parametrize("architectures", [15, 35, 80])
 @pytest.mark.parametrize("kind", ["normal", "laplace", "student"])
 def test_intervals_from_few_errors_have_the_stated_coverage(architectures, kind):
     held = []

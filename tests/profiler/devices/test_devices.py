@@ -62,14 +62,6 @@ def test_valid_names_of_other_devices_are_not_misspellings(key):
     assert meant_device(key, ["h1000"]) is None
 
 
-@pytest.mark.parametrize(
-    ("key", "meant"), [("v1000", "v100"), ("simulated:a1000", "simulated:a100")]
-)
-def test_errors_suggest_the_nearest_device(key, meant):
-    with pytest.raises(DeviceError, match=f"did you mean '{meant}'"):
-        open_device(key)
-
-
 def test_devices_open_without_importing_torch():
     answer = in_a_new_process(
         "import sys\n"
@@ -81,8 +73,8 @@ def test_devices_open_without_importing_torch():
     assert answer == {"torch": False, "timm": False}
 
 
-@pytest.mark.parametrize("threads", sorted({1, CORES}))
-def test_cpu_devices_use_their_number_of_threads(threads):
+def test_cpu_devices_use_their_number_of_threads():
+    threads = CORES
     answer = in_a_new_process(
         "import os, torch\n"
         "from trappm.profiler.devices import open_device\n"

@@ -114,11 +114,10 @@ def test_lost_gpus_are_reported_in_one_line():
 
 def test_the_command_lists_only_visible_gpus():
     boards = (Board("GPU-a"), Board("GPU-hhhh", "NVIDIA H200"), split_board())
-    for visible, key in (("1", "h200"), ("MIG-2", "a100-mig-2g.10gb")):
-        done = profiler_devices(Machine(*boards), CUDA_VISIBLE_DEVICES=visible)
-        assert (done.returncode, done.stderr) == (0, "")
-        gpus = [line for line in done.stdout.splitlines() if not line.startswith("cpu-")]
-        assert [line.split()[0] for line in gpus] == [key]
+    done = profiler_devices(Machine(*boards), CUDA_VISIBLE_DEVICES="MIG-2")
+    assert (done.returncode, done.stderr) == (0, "")
+    gpus = [line for line in done.stdout.splitlines() if not line.startswith("cpu-")]
+    assert [line.split()[0] for line in gpus] == ["a100-mig-2g.10gb"]
 
 
 def test_broken_drivers_are_reported_and_absent_ones_are_not():

@@ -83,6 +83,11 @@ def test_documented_differences_only_move_data(tmp_path, model, more):
 @pytest.mark.parametrize(
     ("architecture", "input_size"),
     [
+        ("test_convnext", 64),
+        ("test_vit4", 64),
+        ("visformer_tiny", 32),
+        ("densenet121", 32),
+        ("swin_s3_tiny_224", 64),
         ("levit_128s", 224),  # keeps its biases from one forward pass to the next
         ("mvitv2_tiny", 224),  # writes into slices
         ("volo_d1_224", 224),  # col2im

@@ -36,7 +36,7 @@ def lock_dir(tmp_path_factory):
 @pytest.fixture(scope="module")
 def timed(lock_dir):
     """Times calls, of which some fail; all by one warm process."""
-    with Characteriser(lock_dir=lock_dir, run=RUN, kernel_timeout_s=3.0) as characteriser:
+    with Characteriser(lock_dir=lock_dir, run=RUN, kernel_timeout_s=2.0) as characteriser:
 
         def timed(calls, **settings):
             return characteriser.characterise("cpu-1t", calls=calls, **settings)
@@ -72,7 +72,7 @@ def test_missing_power_has_a_reason(timed):
         (12, Outcome.UNSUPPORTED, "not implemented for 'Half'"),
         (13, Outcome.OOM, "memory"),
         (14, Outcome.ERROR, "killed by SIGSEGV"),
-        (15, Outcome.TIMEOUT, "killed after 3 s"),
+        (15, Outcome.TIMEOUT, "killed after 2 s"),
     ],
 )
 def test_a_failing_kernel_is_an_outcome_and_the_others_continue(timed, width, outcome, message):

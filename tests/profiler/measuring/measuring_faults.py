@@ -118,12 +118,6 @@ def hang():
         pass
 
 
-def allocate_until_the_limit():
-    held = []
-    while True:  # never touched, so the machine is not troubled
-        held.append(torch.empty(1 << 30, dtype=torch.uint8))
-
-
 def kill_server():
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(60)
@@ -184,7 +178,6 @@ FAULTS = {
     "fault-write-environment": write_environment,
     "fault-sigkill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "fault-segfault": lambda: ctypes.string_at(0),
-    "fault-abort": os.abort,
     "fault-unnamed-signal": lambda: os.kill(os.getpid(), signal.SIGRTMIN + 1),
     "fault-hang": hang,
     # Never leaves C, nor the interpreter's lock.
@@ -203,7 +196,6 @@ FAULTS = {
     "fault-exception": raise_exception,
     "fault-exit": lambda: os._exit(3),
     "fault-100-gib": lambda: torch.empty(100 << 30, dtype=torch.uint8),
-    "fault-limit": allocate_until_the_limit,
     "fault-memory-error": raise_memory_error,
     "fault-kill-server": kill_server,
     "fault-leave-process": leave_a_process,

@@ -45,6 +45,7 @@ def test_names_read_from_the_source_agree_with_timm():
     [
         (["predict", "resnet51"], "did you mean 'resnet51q'"),
         (["compare", "resnet50", "resnet51"], "did you mean 'resnet51q'"),
+        (["predict", "resnet50", "--batch-size", "0"], "batch size is 0"),
         (["--version"], "trappm "),
     ],
 )

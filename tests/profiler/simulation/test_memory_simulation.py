@@ -140,15 +140,6 @@ def test_a_full_device_takes_free_pages_of_expandable_segments_back():
     assert allocator.live == (25 + 35) * MIB_UNITS
 
 
-def test_expandable_segments_leave_fewer_fragments():
-    trace = resnet10t()
-    loops = TrainingLoop(), TrainingLoop(expandable_segments=True)
-    usual, expandable = (simulate_memory(trace, 64, loop) for loop in loops)
-    assert expandable.live_mib == pytest.approx(usual.live_mib, rel=0.01)
-    fragments = [memory.reserved_mib - memory.live_mib for memory in (usual, expandable)]
-    assert 0 <= fragments[1] < fragments[0]
-
-
 @st.composite
 def traces(draw):
     """Steps that allocate and free at random; sizes grow with the batch or stay, and are below one
@@ -191,28 +182,6 @@ def test_a_larger_batch_never_needs_less_live_memory(trace, batch_size, more):
 @cache
 def resnet10t():
     return trace_step(meta("resnet10t"), 64)[0]
-
-
-def test_memory_grows_with_batch_and_optimizer_states():
-    trace = resnet10t()
-    by_batch = [simulate_memory(trace, b).reserved_mib for b in (1, 8, 64)]
-    assert by_batch == sorted(by_batch)
-    assert by_batch[0] < by_batch[-1]
-    by_optimizer = [
-        simulate_memory(trace, 8, TrainingLoop(optimizer=o)).reserved_mib for o in Optimizer
-    ]
-    assert by_optimizer == sorted(by_optimizer)
-    assert by_optimizer[0] < by_optimizer[-1]
-
-
-def test_adam_has_no_temporaries_at_the_backward_peak():
-    trace = resnet10t()
-    sgd, adam = (
-        simulate_memory(trace, 64, TrainingLoop(optimizer=o))
-        for o in (Optimizer.SGD, Optimizer.ADAM)
-    )
-    states = 2 * trace.parameter_bytes.sum() / MIB
-    assert adam.live_mib - sgd.live_mib == pytest.approx(states, rel=0.1)
 
 
 def test_empty_parameters_and_buffers_take_no_memory():

@@ -21,7 +21,6 @@ from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import Phase
 from trappm.profiler.simulation.kernel_profile import Pass, Size
-from trappm.profiler.simulation.memory_simulation import simulate_memory
 from trappm.profiler.simulation.step_profile import StepSource
 from trappm.profiler.simulation.step_trace import Event
 from trappm.profiler.tracing import gpu_functions, losses, step_recorder
@@ -279,20 +278,6 @@ def test_a_recurrent_language_model_multiplies_as_cells_do(layer):
     assert flops.sum() - of_first_state == both
 
 
-@pytest.mark.skipif(not TRANSFORMERS, reason=NO_TRANSFORMERS)
-def test_what_compares_all_samples_is_known_at_its_own_batch_only():
-    foreign = BY_NAME["Hugging Face CLIP, contrastive loss"]
-    answer = estimate(foreign, batch_size=2048)
-    assert "batch 2048 only: some tensors grow faster" in answer.missing["largest_batch"]
-    assert "where all samples are compared" in answer.missing["largest_batch"]
-    args, kwargs = foreign.call()
-    line = Tracer(on_meta(foreign.build(), None), ExampleInputs.of(*args, **kwargs)).phase(
-        Phase.TRAIN
-    )[0]
-    # The line through batch 8 and 32 leaves out a fifth, and half at batch 8192.
-    assert simulate_memory(line, 2048).live_mib < 0.85 * answer.simulated_memory.live_mib
-
-
 def masked(mask):
     """BERT with this mask; it makes none of one that hides nothing."""
     foreign = BY_NAME["Hugging Face BERT"]
@@ -384,7 +369,3 @@ def test_keys_of_grouped_queries_are_repeated_only_where_no_kernel_shares_them()
     assert grouped_attention(torch.float32)[0] > 2 * flash
     causal = kernels.sizes[kernels.sizes[:, Size.PRODUCTS].sum(1) > 1]
     assert causal[:, Size.COLUMNS, 0].tolist() == [16, 16]  # half of 32 keys
-
-
-def test_names_are_of_one_module_each():
-    assert len(BY_NAME) == len(MODULES) >= 30

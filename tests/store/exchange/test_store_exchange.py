@@ -1,6 +1,5 @@
 """Measurements to files and back, and files that are not what they should be."""
 
-import csv
 import dataclasses
 import json
 
@@ -216,18 +215,6 @@ def test_parquet_files_that_unpack_to_gigabytes_are_refused(store, tmp_path):
     pq.write_table(pa.table({"message": shared}), path, compression="zstd")
     with pytest.raises(InputError, match="columns message are dictionaries"):
         import_file(store.measurements.record_many, path)
-
-
-def test_csv_is_written_but_not_read(tmp_path):
-    path = tmp_path / "labels.csv"
-    kept = measurement(message='he said "no",\nand left')
-    assert export_file([kept], path) == 1
-    with path.open(newline="") as file:
-        (cells,) = csv.DictReader(file)
-    assert (cells["message"], cells["memory_mib"]) == (kept.message, str(kept.memory_mib))
-    assert json.loads(cells["environment"]) == kept.environment
-    with pytest.raises(InputError, match=r"labels\.csv must end in one of \.parquet, \.jsonl"):
-        next(read_file(path))
 
 
 def test_sheets_with_duplicate_columns_are_refused(tmp_path):

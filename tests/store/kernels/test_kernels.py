@@ -82,23 +82,6 @@ def test_kernels_that_cannot_be_stored_become_failed_attempts(bad):
     assert recordable(SOME[0]) is SOME[0]
 
 
-def test_kernels_can_be_queried_in_sql(store):
-    store.kernels.record(SOME)
-    rows, _ = store.query_sql(
-        "SELECT d.key, k.operator, k.call, k.time_ms FROM kernel_measurements k "
-        "JOIN devices d ON d.id = k.device_id WHERE k.outcome = 'ok' ORDER BY k.time_ms"
-    )
-    assert rows["operator"].tolist() == ["copy", "softmax", "softmax", "softmax"]
-    assert rows["call"][0] == "copy batch=4 width=256 fp32"
-
-
-def test_exported_kernels_are_read_unchanged(store, tmp_path):
-    measured = [dataclasses.replace(m, provenance=Provenance.MEASURED) for m in SOME]
-    path = tmp_path / "kernels.jsonl"
-    assert export_kernels(measured, path) == len(SOME)
-    assert [*read_kernels(path)] == measured
-
-
 def test_kernels_without_a_measuring_environment_are_imported(tmp_path):
     path = tmp_path / "kernels.jsonl"
     export_kernels([dataclasses.replace(SOME[0], environment={"device": "cpu-2t"})], path)

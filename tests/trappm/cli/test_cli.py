@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import typer
@@ -58,21 +56,15 @@ def _small_campaign(tmp_path, **changes):
     ("arguments", "reason"),
     [
         (["predict", "resnet188"], "did you mean"),
-        (["predict", "resnet18", "--batch-size", "0"], "batch"),
         (["predict", "resnet18", "--batch-size", "99999999999999999999"], "1,000,000"),
         (["predict", "resnet18", "--input-size", "-3"], "input size"),
-        (["predict", "resnet18", "--device", "gaudi2"], "unknown device 'gaudi2'"),
-        (["predict", "resnet18", "--device", "cuda:0"], "does not say which model it is"),
-        (["predict", "resnet18", "--device", "mi300x"], "TraPPM covers NVIDIA cards"),
         (["predict", "resnet18", "--device", "a100", "--phase", "eval"], "phase"),
         (["predict", "resnet18", "--device", "a100", "--optimizer", "lion"], "optimizer"),
         (["predict", "resnet18", "--snapshot", "v3"], "no snapshot 'v3'"),
         (["predict", "none.onnx"], "none.onnx"),
         (["predict"], "MODEL"),
-        (["snapshot", "pull"], "--to"),
         (["snapshot", "pull", "v3", "--to", "x"], "no snapshot 'v3'"),
         (["campaign", "launch"], "--preset laptop"),
-        (["campaign", "launch", "none.yaml"], "none.yaml"),
         (["campaign", "launch", "--preset", "desktop"], "laptop"),
         (["campaign", "status", "--follow", "--json"], "--follow and --json"),
         (["campaign", "report", "--png", "map.png"], "--choices"),
@@ -81,12 +73,8 @@ def _small_campaign(tmp_path, **changes):
         (["estimate", "resnet18"], "use trappm predict MODEL --breakdown"),
         (["predict", "resnet18", "--batch-size", "16,x"], "must be a number, or up to 64 numbers"),
         (["predict", "resnet18", "--batch-size", "1,2", "--breakdown"], "needs one batch size"),
-        (["device", "show", "a100"], "use trappm devices NAME"),
         (["predict", "resnet18", "--gpus", "2"], "use trappm scale MODEL --gpus N"),
         (["snapshot", "alias", "stable", "latest"], "use trappm snapshot push SNAPSHOT --alias"),
-        (["ui"], "use trappm serve --open"),
-        (["campaign", "ui"], "No such command 'ui'"),
-        (["snapshot", "push", "default"], "--alias"),
         (["labels", "query", "--limit", "0"], "--limit"),
         (["lables"], "lables"),
     ],
@@ -110,17 +98,14 @@ def test_an_unusable_data_folder_is_reported_only_where_it_is_needed(
     [
         ({"sead": 1}, "did you mean 'seed'"),
         ({"devices": {"source": "a100"}}, "a100"),
-        ({"devices": {"source": "v1000"}, "initial": {"source": 99}}, "did you mean 'v100'"),
         ({"initial": {"source": 99}}, "budget for cpu-2t cannot be met"),
-        ({"stop": {"ends_at": "2020-01-01T00:00+00:00"}}, "it is past 2020-01-01"),
         (
             {"pool": {"groups": [{"architectures": ["resnet1o"], "batch_sizes": [1],
                                   "input_sizes": [64]}]}},
             "resnet1o",
         ),
     ],
-    ids=["unknown key", "no such device", "misspelt device", "budget", "over",
-         "unknown architecture"],
+    ids=["unknown key", "no such device", "budget", "unknown architecture"],
 )  # fmt: skip
 def test_faulty_campaign_files_are_refused_before_any_measurement(
     refusal, as_json, tmp_path, changes, reason
@@ -147,17 +132,6 @@ def test_validate_shows_the_planned_measurements(printed, tmp_path):
     assert "pool: 8 configurations of 2 architectures" in out
     assert "cpu-2t: 2 evaluation, 4 initial" in out
     assert "devices" in json.loads(printed("campaign validate --schema"))["required"]
-
-
-def test_errors_set_the_exit_status_of_the_process():
-    result = subprocess.run(
-        [Path(sys.executable).with_name("trappm"), "predict", "resnet188"],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert result.returncode == 2
-    assert len(result.stderr.strip().splitlines()) == 1
-    assert "did you mean" in result.stderr
-    assert result.stdout == ""
 
 
 def test_debug_shows_the_traceback(monkeypatch, capsys):

@@ -49,7 +49,7 @@ def test_devices_are_shown_with_evidence_and_timed_kernels(run, filled, printed,
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
 def test_collective_measurements_are_stored_and_summarized(run, tmp_path):
     """For real, over gloo; a busy machine may be too noisy to tell the link."""
-    status, out, error = run(*MEASURE, "cpu-2x1t", "--seconds", "3")
+    status, out, error = run(*MEASURE, "cpu-2x1t", "--seconds", "1")
     assert status == 0, error
     first, *_, last = out.splitlines()
     assert "collectives measured in" in first

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import re
 
 import pandas as pd
 import pytest
@@ -248,14 +247,6 @@ def test_a_missing_store_is_reported_and_not_created(home, refusal, arguments):
     assert "no label store at" in error
     assert "TRAPPM_HOME" in error
     assert not home.exists()
-
-
-def test_importing_an_export_adds_nothing(filled, answer, tmp_path):
-    file = tmp_path / "all.jsonl"
-    answer("export", file, "--outcome", "any")
-    out = answer("import", file)
-    assert "8 rows, 0 new attempts" in out
-    assert re.search(r"label +6 +measured", out)
 
 
 # Kernels.

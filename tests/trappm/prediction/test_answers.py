@@ -23,7 +23,6 @@ from trappm.prediction.device_names import device_key
 from trappm.prediction.models import subjects
 from trappm.prediction.question import Question
 from trappm.prediction.snapshot_choice import SHIPPED
-from trappm.profiler.devices.catalogue import USABLE_SHARE
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import METRICS, Optimizer, Phase, StepSettings
 from trappm.profiler.text import number_text
@@ -123,14 +122,6 @@ def test_the_headline_has_medians_and_intervals(answer):
         assert re.fullmatch(text, str(replace(known, **changes)))
     small = replace(known, capacity_mib=9000.0)
     assert [(p.fits, p.verdict) for p in (known, small)] == [(True, "fits"), (False, "may not fit")]
-
-
-def test_the_largest_batch_fits_and_the_next_does_not(answer):
-    limit = USABLE_SHARE * answer.capacity_mib
-    for more, fits in ((0, True), (1, False)):
-        size = answer.largest_batch + more
-        again = trappm.predict("test_resnet", batch_size=size, device="a100")
-        assert (again.intervals["memory_mib"][1] <= limit) == fits
 
 
 @pytest.mark.parametrize(
@@ -436,21 +427,13 @@ def test_costs_of_a_run_add_up(epochs, samples, batch, ms):
     ("device", "clouds"),
     [
         ("t4", "aws azure gcp"),
-        ("l4-24gb", "aws gcp runpod"),
-        ("a10g", "aws"),
-        ("l40s-48gb", "aws runpod"),
         ("a100-40gb", "aws azure gcp lambda"),
         ("a100-80gb", "aws azure gcp lambda runpod"),
         ("NVIDIA A100 80GB PCIe", "azure runpod"),
-        ("h100", "aws azure gcp lambda runpod"),
         ("h100-94gb", "azure"),
-        ("h200-141gb", "aws gcp runpod"),
         ("rtx3090", "runpod"),
-        ("rtx4090", "runpod"),
         ("v100-16gb", "ibm lambda verda"),
-        ("l40-48gb", ""),
         ("h200-nvl", ""),
-        ("rtx-4090-d-24gb", ""),
         ("a100-mig-1g.5gb", ""),
         ("v100-32gb", ""),
         ("v100:2", ""),

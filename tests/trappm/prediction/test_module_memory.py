@@ -393,19 +393,13 @@ def test_compiled_module_gets_no_eager_figure_as_its_own():
     )
 
 
-def test_files_have_the_memory_of_their_model(tmp_path):
-    export_onnx("resnet10t", 64, tmp_path / "m.onnx")
-    answer = ask(tmp_path / "m.onnx", batch_size=64, optimizer="adam")
-    named = small(optimizer="adam")
-    assert answer.memory_mib == pytest.approx(named.memory_mib, rel=0.01)
-    assert answer.largest_batch == pytest.approx(named.largest_batch, rel=0.01)
-    operators = {tensor.origin.operator for tensor in answer.memory_breakdown.largest}
-    assert "convolution" in operators
+def test_files_of_one_batch_size_have_a_breakdown_and_no_largest_batch(tmp_path):
     export_onnx("resnet10t", 64, tmp_path / "fixed.onnx", batch_size=2)
     fixed = ask(tmp_path / "fixed.onnx")
     assert (fixed.batch_size, fixed.largest_batch) == (2, None)
     assert "known at batch 2 only: the file has no other" in fixed.missing["largest_batch"]
     assert fixed.memory_breakdown.total_mib == pytest.approx(fixed.memory_mib, rel=0.01)
+    assert "convolution" in {t.origin.operator for t in fixed.memory_breakdown.largest}
 
 
 class Choosy(Siamese):
@@ -676,7 +670,7 @@ def test_the_printed_breakdown_fits_a_terminal(printed, as_json, monkeypatch):
 
 @pytest.mark.parametrize("phase", ["train", "infer"])
 def test_expandable_segments_reserve_less(phase, as_json):
-    words = f"predict resnet50 --device a100 --batch-size 64 --phase {phase}"
+    words = f"predict resnet18 --device a100 --batch-size 64 --phase {phase}"
     usual, grown = (as_json(words, *o.split())["memory_mib"] for o in ("", "--expandable-segments"))
     assert grown < usual
 
