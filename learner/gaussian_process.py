@@ -99,10 +99,16 @@ def _group_norms(groups: Sequence[int]) -> Array:
     return np.repeat(np.sqrt(np.maximum(groups, 1)), groups)
 
 
+def pairwise(points: npt.NDArray[Float], others: npt.NDArray[Float]) -> npt.NDArray[Float]:
+    """Return the squared distances of points (n, c) and (m, c): (n, m)."""
+    squares = (points**2).sum(axis=1)[:, None] + (others**2).sum(axis=1)[None, :]
+    apart: npt.NDArray[Float] = np.maximum(squares - 2.0 * points @ others.T, 0.0)
+    return apart
+
+
 def matern32(first: npt.NDArray[Float], second: npt.NDArray[Float]) -> npt.NDArray[Float]:
     """Return the Matern-3/2 covariance of points (n, c) and (m, c), unit variance and length."""
-    squares = (first**2).sum(axis=1)[:, None] + (second**2).sum(axis=1)[None, :]
-    distance: npt.NDArray[Any] = np.sqrt(3.0 * np.maximum(squares - 2.0 * first @ second.T, 0.0))
+    distance: npt.NDArray[Any] = np.sqrt(3.0 * pairwise(first, second))
     covariance: npt.NDArray[Float] = ((1.0 + distance) * np.exp(-distance)).astype(first.dtype)
     return covariance
 

@@ -72,11 +72,11 @@ class PoolPosterior:
     def __init__(
         self, covariance: PoolCovariance, known: IntArray, noise_factor: Array | None
     ) -> None:
-        """Condition on the configurations that are labelled or pending.
+        """Condition on labelled configurations.
 
         Args:
             covariance: Covariance without any label.
-            known: Indices that are labelled or pending.
+            known: Indices of labelled configurations.
             noise_factor: Noise variance of each measurement relative to the usual one (n).
         """
         features = np.ascontiguousarray(covariance.features, dtype=np.float32)

@@ -183,11 +183,7 @@ class Heads:
 
     @classmethod
     def from_tensors(cls, settings: Settings, tensors: Mapping[str, Tensor]) -> Self:
-        """Return the heads that `settings` and `tensors` describe.
-
-        Raises:
-            KeyError, TypeError, ValueError: The tensors do not fit the settings.
-        """
+        """Read the heads; raise KeyError, TypeError or ValueError for other tensors."""
         unknown = set(settings["heads"]) - set(METRICS)
         if unknown:
             raise ValueError(f"heads for an unknown metric: {', '.join(sorted(unknown))}")
@@ -234,24 +230,24 @@ def train_heads(
     init: DeviceHeads | None = None,
     on_progress: OnProgress = lambda done, total: None,
 ) -> DeviceHeads:
-    """Trains heads on n labels, from scratch or from the heads of another device.
+    """Train heads on n labels, from scratch or from the heads of another device.
 
     Args:
-        workloads: the labelled ones (n).
-        targets: (n, metrics) in the order of METRICS and in their units; NaN where missing.
-        groups: the architecture of each label (n); folds never divide one.
+        workloads: Labelled workloads (n).
+        targets: Values in the order of METRICS and in their units (n, metrics); NaN where missing.
+        groups: Architecture of each label (n); folds never divide one.
         preset: `physical_prior` decides between our heads and the paper's networks.
-        generator: all randomness comes from it.
-        above: lower bounds (n, metrics) for runs that died of memory; NaN elsewhere. Networks
-            leave them out.
-        errors: Relative standard errors of the targets (n, metrics); networks do not use them.
-        spec: of the device; without one kernels predict no step time.
-        evidence: kernels of the device alone, which say of its step time what they can.
-        init: heads of another device, near which constants are refitted (TraPPM, Table V).
-        on_progress: called with parts done and parts in all: metrics, or a network's steps.
+        generator: Source of all randomness.
+        above: Lower bounds for runs out of memory (n, metrics); NaN elsewhere. Networks do not use
+            them, nor `errors`.
+        errors: Relative standard errors of the targets (n, metrics).
+        spec: Specification of the device; without one, kernels predict no step time.
+        evidence: Single kernels of the device.
+        init: Heads of another device, near which constants are refitted (TraPPM, Table V).
+        on_progress: Called with the number of finished metrics, or of a network's steps.
 
     Raises:
-        InputError: shapes, values or a start that do not fit, or no metric with labels.
+        InputError: Shapes, values or `init` do not fit, or no metric has enough labels.
     """
     bounds = np.full_like(targets, np.nan) if above is None else above
     metrics = _metrics_with_labels(workloads, targets, bounds, groups)
@@ -304,14 +300,9 @@ def _prior(
     *,
     kernels: bool,
 ) -> Prior:
-    """Return the prior of a metric without labels.
+    """Return the prior of a metric without labels, given the heads that were trained before.
 
-    Args:
-        metric: Column of the metric.
-        spec: Specification of the device, if known.
-        evidence: Kernels of the device alone.
-        heads: Heads of the metrics that were trained before.
-        kernels: Whether to use the labels' kernels.
+    `kernels` is True if the labels' kernels are used.
     """
     times = heads.get("step_time_ms")
     if metric == "power_w" and kernels and times and isinstance(times.prior, StepTimePrior):
@@ -331,11 +322,7 @@ def _kind_of(prior: Prior) -> str:
 def _metrics_with_labels(
     workloads: Sequence[Workload], targets: Array, above: Array, groups: Sequence[str]
 ) -> list[str]:
-    """Return the metrics with enough labels for a head.
-
-    Raises:
-        InputError: there is none, or labels that are not what `train_heads` needs.
-    """
+    """Return the metrics with enough labels for a head; raises as `train_heads`."""
     shape = (len(workloads), len(METRICS))
     for name, values in (("targets", targets), ("bounds", above)):
         if values.shape != shape:

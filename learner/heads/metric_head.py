@@ -177,11 +177,7 @@ class Head(Generic[P]):
 
 
 class Ours:
-    """Default estimator, which fits heads over one kind of prior.
-
-    Args:
-        prior: Prior without labels.
-    """
+    """Default estimator, which fits heads over a prior without labels."""
 
     name = "ours"
 

@@ -202,11 +202,7 @@ class Manifest(_Part):
 
     @classmethod
     def of(cls, values: dict[str, Any], data: bytes) -> Self:
-        """Return the record of a manifest, given as JSON values and as their text.
-
-        Raises:
-            pydantic.ValidationError: A field is invalid.
-        """
+        """Return the record of a manifest, given as JSON values and as their text."""
         manifest = cls.model_validate_json(data, strict=True)
         manifest._json = values
         return manifest
@@ -342,11 +338,7 @@ def read_whole(folder: Path) -> tuple[Manifest, dict[str, bytes]]:
 
 
 def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Write a folder with these files at once; repair one that exists and is damaged.
-
-    Raises:
-        SnapshotError: It cannot be written.
-    """
+    """Write a folder with these files at once, or repair it; raise SnapshotError if impossible."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_stale(folder.parent)

@@ -71,11 +71,7 @@ class Registry:
         )
 
     def manifest(self, snapshot_id: str) -> Manifest:
-        """Return a version's manifest, checked.
-
-        Raises:
-            SnapshotError: It is missing, damaged, or another version's.
-        """
+        """Return a version's manifest; raise SnapshotError if missing, damaged or another's."""
         place = f"{self.location}/{snapshot_id}"
         data = self._read(f"{self._root}/{snapshot_id}/{MANIFEST}", MAX_MANIFEST_BYTES, place)
         manifest = checked_manifest(data, place)
@@ -109,11 +105,7 @@ class Registry:
         return True
 
     def resolve(self, name: str) -> str:
-        """Return the id for an alias, an id or the unambiguous beginning of an id.
-
-        Raises:
-            SnapshotError: There is none, or more than one.
-        """
+        """Return the id for an alias, an id or its beginning; raise SnapshotError if not one."""
         moves = self._moves(name) if NAME.fullmatch(name) else []
         if moves:
             return _snapshot_of(moves[-1])
@@ -136,11 +128,7 @@ class Registry:
         return {name: _snapshot_of(names[-1]) for name, names in sorted(moves.items()) if names}
 
     def history(self, alias: str) -> list[AliasEntry]:
-        """Return all moves of an alias, the last one in force.
-
-        Raises:
-            SnapshotError: An entry cannot be read.
-        """
+        """Return all moves of an alias, the last one in force; raise SnapshotError if damaged."""
         return [self._entry(f"{self._root}/{ALIASES}/{alias}", x) for x in self._moves(alias)]
 
     def meanings(self, alias: str) -> list[str]:

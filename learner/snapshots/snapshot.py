@@ -194,11 +194,7 @@ class Snapshot:
         self, workloads: Sequence[Workload], device: str, phase: Phase = Phase.TRAIN,
         heads: DeviceHeads | None = None,
     ) -> Predictions:  # fmt: skip
-        """Predict with the heads of a device and phase, or with the given ones.
-
-        Raises:
-            SnapshotError: There are no heads.
-        """
+        """Predict with the heads of a device and phase (`trained`), or with the given ones."""
         heads = heads or self.trained(device, phase).heads
         if heads.needs_embeddings and workloads:
             rows = self.encoder.embed([workload.graph for workload in workloads])
@@ -210,11 +206,7 @@ class Snapshot:
 
     @cached_property
     def encoder(self) -> Encoder:
-        """Frozen encoder, read on first use.
-
-        Raises:
-            SnapshotError: There is none, or it does not fit this version.
-        """
+        """Frozen encoder, read on first use; SnapshotError if there is none that fits."""
         from trappm.learner.paper.encoder import Encoder
 
         if self.encoder_bytes is None:
@@ -291,10 +283,7 @@ def save_snapshot(
 def _contents(
     encoder: Encoder | None, heads: Mapping[str, Mapping[Phase, TrainedHeads]]
 ) -> dict[str, bytes]:
-    """Return the files of tensors by name.
-
-    Phases with equal heads share one file.
-    """
+    """Return the files of tensors by name; phases with equal heads share one file."""
     contents = {} if encoder is None else {ENCODER: _saved(encoder.tensors())}
     for device, phases in heads.items():
         if not NAME.fullmatch(device):
@@ -379,11 +368,7 @@ def load_snapshot(folder: Path) -> Snapshot:
 
 
 def copy_snapshot(source: Path, to: Path) -> SnapshotInfo:
-    """Copy a snapshot to a new folder, checking every byte.
-
-    Raises:
-        SnapshotError: The source is damaged, or `to` exists or cannot be written.
-    """
+    """Copy a snapshot to a new folder, checking every byte; raise SnapshotError if impossible."""
     manifest, contents = read_whole(source)
     if to.exists():
         raise SnapshotError(f"{to} is already there; name a new folder")

@@ -48,17 +48,12 @@ def accuracy(
     """Return the errors of predictions; pairs with NaN are left out.
 
     Args:
-        measured: Measured values (n).
-        predicted: Predicted values (n).
-        low: Lower interval bounds (n).
-        high: Upper interval bounds (n).
+        measured, predicted, low, high: Values and bounds of intervals (n each).
         log_quantiles: Quantiles of the predicted logarithm at `LEVELS` (n, levels).
 
     Raises:
-        InputError: The shapes differ, no pair is complete, or a measurement is not positive.
+        InputError: No pair is complete, or a measurement is not positive.
     """
-    if measured.shape != predicted.shape or measured.ndim != 1:
-        raise InputError(f"measured has shape {measured.shape}, predicted {predicted.shape}")
     complete = ~(np.isnan(measured) | np.isnan(predicted))
     truth, guess = measured[complete], predicted[complete]
     if not len(truth):
