@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -54,23 +54,19 @@ def static_profile(
     return _profile(tracer, model, input_size, source)
 
 
-def graph_template(
-    model: str | nn.Module, input_size: int | Inputs, batch_size: int | None = None
-) -> GraphTemplate:
+def graph_template(model: str | nn.Module, input_size: int | Inputs) -> GraphTemplate:
     """Return the graph of a timm architecture (or a module), for every batch size.
 
     Args:
         model: A timm architecture, or a module whose inputs have the batch first; a copy runs.
         input_size: Height and width of square images in pixels, or the inputs of a module.
-        batch_size: The only one of the model, if it has one.
 
     Raises:
         UnknownArchitectureError, InputError: As `profiler.models.zoo.create_model`, or a wrong
             input size.
         UnsupportedModelError: No graph can be made of the model.
     """
-    tracer = _tracer(model, input_size, batch_sizes=_traced(batch_size))
-    return _graph(tracer, model, input_size)
+    return _graph(_tracer(model, input_size), model, input_size)
 
 
 def step_profile(
@@ -99,7 +95,7 @@ def step_profile(
         raise UnsupportedModelError("its operators depend on values, so parts of it run in eager")
     eager = replace(options, is_compiled=False)
     step = _tracer(model, input_size, eager, batch_sizes, by_values=by_values).step()
-    if not options.is_compiled or step.kernels is None:
+    if not options.is_compiled:
         return step
     (trace, train), (infer_trace, infer) = (
         compiled_phase(model, input_size, phase, options, step.kernels.table(phase), batch_sizes)
@@ -116,14 +112,12 @@ def kernel_profile(
     precision: Precision = Precision.FP32,
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
     fused_attention: bool = True,
-    batch_size: int | None = None,
 ) -> KernelProfile:
     """Return the kernels of both steps; arguments as `step_profile`."""
     options = StepOptions(
         precision=precision, memory_format=memory_format, fused_attention=fused_attention
     )
-    step = step_profile(model, input_size, options, _traced(batch_size))
-    return cast(KernelProfile, step.kernels)
+    return step_profile(model, input_size, options).kernels
 
 
 def traced_phase(
@@ -163,11 +157,6 @@ def compiled_phase(
         copies_weights=layout is not options.memory_format,
     )
     return traced_phase(model, input_size, phase, compiled, batch_sizes)
-
-
-def _traced(batch_size: int | None) -> tuple[int, int]:
-    """Return the batch sizes to trace at: twice the only one, if there is one."""
-    return TRACED_BATCH_SIZES if batch_size is None else (batch_size, batch_size)
 
 
 def _tracer(
@@ -223,7 +212,8 @@ def file_profile(
         ModelFileError, InputError, UnsupportedModelError: As `rebuilt`, and as `graph_template`.
     """
     module, sample, batch_size = rebuilt(path, input_size, is_tokens=is_tokens)
-    tracer = _tracer(module, sample, batch_sizes=_traced(batch_size))
+    batch_sizes = TRACED_BATCH_SIZES if batch_size is None else (batch_size, batch_size)
+    tracer = _tracer(module, sample, batch_sizes=batch_sizes)
     profile = _profile(tracer, module, sample, StepSource.REBUILT)
     if profile.step is None:
         return profile

@@ -26,7 +26,6 @@ from trappm.profiler.records import (
     Graph,
     GraphTemplate,
     Outcome,
-    Phase,
     Precision,
     is_cpu_device,
 )
@@ -288,8 +287,6 @@ def _least_mib(configuration: Configuration, step: bytes) -> float:
     In other precisions a tensor has half the bytes at least.
     """
     profile, phase = StepProfile.from_bytes(step), configuration.phase
-    if phase is Phase.INFER and profile.infer_trace is None:
-        return 0.0
     memory = profile.memory(configuration.batch_size, configuration.optimizer, phase=phase)
     return memory.live_mib * (1.0 if configuration.precision is Precision.FP32 else 0.5)
 

@@ -293,11 +293,7 @@ class KernelCall:
     def with_batch(self, batch_size: int) -> Self:
         if "batch" not in self.form.sizes:
             return self
-        sizes = (batch_size, *self.sizes[1:])
-        kind = type(self)
-        return kind(
-            self.operator, sizes, self.data_type, self.memory_format, self.direction, self.tf32
-        )
+        return dataclasses.replace(self, sizes=(batch_size, *self.sizes[1:]))
 
     def _fault(self) -> str | None:
         form = self.form

@@ -25,7 +25,15 @@ from trappm.profiler.errors import BatchOrderError
 from trappm.profiler.records import IntArray, Phase
 from trappm.profiler.simulation.kernel_profile import KernelKind, KernelTable, Size
 from trappm.profiler.simulation.step_trace import Pass
-from trappm.profiler.tracing.data_flow import Contents, Node, Role, kept_contents, traffic
+from trappm.profiler.tracing.data_flow import (
+    Contents,
+    Flow,
+    Node,
+    Role,
+    kept_contents,
+    read_by,
+    traffic,
+)
 from trappm.profiler.tracing.kernel_log import (
     DESCRIPTION,
     NOT_A_PRODUCT,
@@ -223,24 +231,19 @@ class _Fusion:
         self._nodes = nodes
         self._group_of: list[_Group] = []
         self._groups: set[_Group] = set()
-        self._writer: dict[Contents, int] = {}
-        self._readers: dict[Contents, list[int]] = defaultdict(list)
-        for i, node in enumerate(nodes):
-            self._writer.update((contents, i) for contents, _ in node.writes)
-            for contents in {contents for contents, _ in node.reads}:
-                self._readers[contents].append(i)
+        self._flow = Flow.of(nodes)
 
     def groups(self) -> list[list[int]]:
         for i, node in enumerate(self._nodes):
             self._append(i, node)
             if node.role is Role.EXTERN:
                 continue
-            read = dict.fromkeys(contents for contents, _ in node.reads)
+            read = read_by(node)
             if node.role is not Role.WINDOW:
                 for contents in read:
-                    self._try(i, self._writer.get(contents, i), produces=True)
+                    self._try(i, self._flow.writer.get(contents, i), produces=True)
                 for contents in read:
-                    for reader in self._readers[contents]:
+                    for reader in self._flow.readers[contents]:
                         if reader < i:
                             self._try(i, reader, produces=False)
         members: dict[_Group, list[int]] = defaultdict(list)
@@ -251,7 +254,7 @@ class _Fusion:
     def _append(self, i: int, node: Node) -> None:
         before = 0
         for contents, _ in node.reads:
-            writer = self._writer.get(contents, i)
+            writer = self._flow.writer.get(contents, i)
             if writer < i:
                 group = self._group_of[writer]
                 before |= group.nodes | group.before
@@ -285,7 +288,7 @@ class _Fusion:
             both >> reader & 1
             for i in _bits(earlier.nodes)
             for contents, _ in self._nodes[i].writes
-            for reader in self._readers[contents]
+            for reader in self._flow.readers.get(contents, ())
         )
 
     def _is_between(self, earlier: _Group, later: _Group) -> bool:

@@ -44,7 +44,7 @@ class Product:
         return 2 * self.rows * self.columns * self.depth * self.products
 
 
-_SHAPELESS = Product(0, 0, 0, 0)
+NOT_A_PRODUCT = Product(0, 0, 0, 0)
 
 
 def convolution_kind(weight: Tensor, groups: int) -> KernelKind:
@@ -104,23 +104,23 @@ def shape_of(kind: KernelKind, name: str, call: Mapping[str, Any], written: Tens
     first = next(iter(call.values()), None)
     first = first if isinstance(first, Tensor) else written
     if not first.dim():
-        return _SHAPELESS
+        return NOT_A_PRODUCT
     if kind is KernelKind.BATCH_NORM:
         channels = first.shape[1]
-        return replace(_SHAPELESS, columns=channels, depth=first.numel() // max(channels, 1))
+        return replace(NOT_A_PRODUCT, columns=channels, depth=first.numel() // max(channels, 1))
     if kind is KernelKind.LAYER_NORM:
         width = first.shape[1 if "group" in name else -1]
-        return replace(_SHAPELESS, columns=width, depth=width)
+        return replace(NOT_A_PRODUCT, columns=width, depth=width)
     if kind is KernelKind.SOFTMAX:
         axis = -1 if call.get("dim") is None else call["dim"]
-        return replace(_SHAPELESS, columns=first.shape[axis], depth=first.shape[axis])
+        return replace(NOT_A_PRODUCT, columns=first.shape[axis], depth=first.shape[axis])
     if kind is KernelKind.REDUCTION:
         kept = max(written.numel(), 1)
-        return replace(_SHAPELESS, columns=kept, depth=max(first.numel() // kept, 1))
+        return replace(NOT_A_PRODUCT, columns=kept, depth=max(first.numel() // kept, 1))
     if kind is KernelKind.POOLING and "adaptive" not in name:
         sizes = call.get("kernel_size", ())
-        return replace(_SHAPELESS, window=max(math.prod(sizes), 1))
-    return _SHAPELESS
+        return replace(NOT_A_PRODUCT, window=max(math.prod(sizes), 1))
+    return NOT_A_PRODUCT
 
 
 @cache
@@ -166,7 +166,6 @@ _KIND_BY_WORD = {
 
 
 HALVES = frozenset((torch.float16, torch.bfloat16))
-NOT_A_PRODUCT = Product(0, 0, 0, 0)
 DESCRIPTION = 7
 """Number of columns before the sizes."""
 

@@ -12,7 +12,7 @@ from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import MemoryFormat, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import KernelKind, Pass, Size
-from trappm.profiler.static_profile import kernel_profile
+from trappm.profiler.static_profile import kernel_profile, step_profile
 
 
 def tiny():
@@ -195,7 +195,7 @@ def test_an_operator_that_nobody_described_is_bound_by_memory():
 
 def test_a_model_for_one_batch_size_is_traced_at_that():
     model = Function(lambda self, x: self.head(x.reshape(4, 192)), head=nn.Linear(192, 10))
-    fixed = kernel_profile(model, 8, batch_size=4)
+    fixed = step_profile(model, 8, batch_sizes=(4, 4)).kernels
     free = kernel_profile(nn.Sequential(nn.Flatten(), nn.Linear(192, 10)), 8)
     np.testing.assert_array_equal(fixed.at(4).sizes, free.at(4).sizes)
     with pytest.raises(UnsupportedModelError):
