@@ -48,11 +48,7 @@ def read_plain(path: Path, max_bytes: int) -> bytes:
 
 
 def load_yaml(text: str | bytes, origin: str) -> Any:
-    """Return the plain data in a YAML text.
-
-    Args:
-        text: Content of the file.
-        origin: Name of the file for errors.
+    """Return the plain data in the YAML text of the file `origin`.
 
     Raises:
         InputError: It is not YAML, or has a key twice.

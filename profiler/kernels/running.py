@@ -42,12 +42,7 @@ Run = Callable[[], Any]
 
 
 class PreparedCall:
-    """The tensors of a call on a device, and a function that runs it.
-
-    Args:
-        call: Call to run.
-        device: Device of its tensors.
-    """
+    """The tensors of a call on a device, and a function that runs it."""
 
     def __init__(self, call: KernelCall, device: torch.device) -> None:
         self._call = call

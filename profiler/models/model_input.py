@@ -78,11 +78,7 @@ class Sample(Inputs):
 
     @classmethod
     def of(cls, input_size: int | Self) -> Self:
-        """Return a square RGB image of this size in pixels, or the given sample.
-
-        Raises:
-            InputError: The size is below 1.
-        """
+        """Return a square RGB image of this size in pixels (1 or more), or the given sample."""
         import torch
 
         if not isinstance(input_size, int):

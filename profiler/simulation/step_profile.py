@@ -116,11 +116,7 @@ class StepProfile:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Return the profile of `to_bytes`.
-
-        Raises:
-            TrappmError: The bytes are damaged.
-        """
+        """Return the profile of `to_bytes`; raise TrappmError for damaged bytes."""
         with reading_profile("step profile"):
             arrays = unpack(data)
             first, second, constant, slope, trainable, frozen = arrays[_NUMBERS].tolist()

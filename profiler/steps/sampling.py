@@ -59,11 +59,6 @@ def sample_clean(
 
     A step is undisturbed if it lost at most the protocol's `unstable_lost_share` of its time. If
     the time is up before there are `min_steps` of them, those with the smallest losses count.
-
-    Args:
-        time_steps: Runs this number of steps.
-        protocol: Number of steps, time and precision.
-        clock: Monotonic seconds.
     """
     begin = clock()
     steps = time_steps(protocol.min_steps)

@@ -223,6 +223,11 @@ class Step:
         return round(math.log2(_FIRST_SCALE / scale))
 
 
+def create_model(architecture: str, input_size: int) -> nn.Module:
+    """Return the model of a configuration; raises as `ModelSource.create_model`."""
+    return source_of(architecture).create_model(architecture, input_size)
+
+
 @contextmanager
 def within_free_memory() -> Iterator[None]:
     """Let allocations fail in the block that exceed the host's free memory.
@@ -249,10 +254,10 @@ def make_step(
     `share` wraps the model if several devices train it (`StepMeter.share`).
     """
     torch.manual_seed(SEED)
-    source = source_of(configuration.architecture)
+    name, input_size = configuration.architecture, configuration.input_size
     # On a CPU device it is the device's memory, whose end is an outcome.
     with within_free_memory() if device.type != "cpu" else nullcontext():
-        model = source.create_model(configuration.architecture, configuration.input_size)
+        model = create_model(name, input_size)
     give_ordinary_gains(model)
     if configuration.precision is Precision.BF16:
         model = model.to(torch.bfloat16)
@@ -269,10 +274,10 @@ def make_step(
         model = cast("nn.Module", torch.compile(model))
     # Drawn where they stay: a large batch is for the device's memory to refuse, not the host's.
     generator = torch.Generator(device).manual_seed(SEED)
-    inputs = source.inputs(configuration.architecture, configuration.input_size)
+    inputs = source_of(name).inputs(name, input_size)
     if isinstance(inputs, NamedInputs):
         return _step_of_named(model, inputs, configuration, generator)
-    shape = (configuration.batch_size, 3, configuration.input_size, configuration.input_size)
+    shape = (configuration.batch_size, 3, input_size, input_size)
     images = torch.empty(shape, device=device, memory_format=layout).normal_(generator=generator)
     if configuration.precision is Precision.BF16:
         images = images.to(torch.bfloat16)

@@ -83,11 +83,7 @@ def _role(
 
 
 class FusedKernelLog(KernelLog):
-    """The kernels of one compiled step at one batch size.
-
-    Args:
-        allocations: Numbers the storages of the step.
-    """
+    """The kernels of one compiled step at one batch size."""
 
     def __init__(self, allocations: AllocationLog) -> None:
         super().__init__()

@@ -80,7 +80,7 @@ class Autocast:
         return args, kwargs
 
     def forget(self) -> None:
-        """Gives up the cast weights, as PyTorch does where autocast ends.
+        """Release the cast weights, as PyTorch does where autocast ends.
 
         Later, where a part of the forward pass is computed again, none is kept for long.
         """

@@ -182,13 +182,7 @@ class KernelLog:
         """Note that the model has returned."""
 
     def operator(self, func: Any, call: Mapping[str, Any], output: Any) -> None:
-        """Add the kernel of an operator, if it runs any.
-
-        Args:
-            func: ATen operator.
-            call: Its arguments by name.
-            output: Its result.
-        """
+        """Add the kernel of an ATen operator, called with these arguments, if it runs any."""
         kind = kind_of(func)
         if kind is None:
             return

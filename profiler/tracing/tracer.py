@@ -13,13 +13,13 @@ import contextlib
 import gc
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
-from types import FrameType
 from typing import Any, cast
 
 import numpy as np
@@ -113,26 +113,19 @@ class OriginLog:
 
 def _line_of_model() -> str:
     """Return the innermost line of the model's code, or an empty text."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
         path = frame.f_code.co_filename
         if _is_of_model(path):
-            if path.startswith(_TRAPPM):  # inputs and losses that are made for the model
-                return ""
-            return f"{short_path(path)}:{frame.f_lineno}"
-        frame = frame.f_back
+            is_ours = path.startswith(_TRAPPM)  # inputs and losses that are made for the model
+            return "" if is_ours else f"{short_path(path)}:{line}"
     return ""
 
 
 def line_of_error(error: BaseException) -> str:
     """Return the innermost line of the model's code in an error's traceback, or an empty text."""
-    traceback, line = error.__traceback__, ""
-    while traceback is not None:
-        path = traceback.tb_frame.f_code.co_filename
-        if _is_of_model(path):
-            line = f"{short_path(path)}:{traceback.tb_lineno}"
-        traceback = traceback.tb_next
-    return line
+    frames = ((f.f_code.co_filename, n) for f, n in traceback.walk_tb(error.__traceback__))
+    lines = [f"{short_path(path)}:{line}" for path, line in frames if _is_of_model(path)]
+    return lines[-1] if lines else ""
 
 
 def _is_of_model(path: str) -> bool:
