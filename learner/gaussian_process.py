@@ -174,15 +174,11 @@ class GaussianProcess:
     def predict(self, features: Array) -> tuple[Array, Array]:
         """Return mean (n) and deviation without noise (n) for features (n, f)."""
         points = self.coordinates.apply(features)
-        phi = self._phi(points)
+        groups = self.coordinates.groups
+        phi = _features(points, self.landmarks, self._factor, self.covariance, groups)
         removed = ((phi @ self.explained) * phi).sum(axis=1)
         variance = np.maximum(self.covariance.variances(points) - removed, 0.0)
         return self.unit * (phi @ self.mean), self.unit * np.sqrt(variance)
-
-    def _phi(self, points: Array) -> Array:
-        return _features(
-            points, self.landmarks, self._factor, self.covariance, self.coordinates.groups
-        )
 
     @cached_property
     def _factor(self) -> Array:
@@ -205,11 +201,7 @@ class GaussianProcess:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """Return the process that `tensors` describes.
-
-        Raises:
-            KeyError, ValueError: The tensors are not those of a process.
-        """
+        """Read a process; raise KeyError or ValueError for other tensors."""
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         groups = tuple(int(g) for g in arrays["groups"])
         smooth, linear, level, noise, unit, fitted_noise = (float(v) for v in arrays["constants"])

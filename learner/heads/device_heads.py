@@ -15,11 +15,17 @@ XGBoost release the global interpreter lock (docs/research/learner_speed.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from trappm.learner.estimator import Targets, joined_tensors, with_prefix
@@ -46,15 +52,6 @@ from trappm.profiler.records import METRICS, OnProgress
 if TYPE_CHECKING:
     from trappm.learner.physics.device_specs import DeviceSpec
     from trappm.learner.physics.devices.joint_fit import Evidence
-import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from threading import Lock
-from typing import TypeVar
-
-import torch
-from threadpoolctl import threadpool_limits
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -146,11 +143,7 @@ class Heads:
         return predictions_of(tuple(heads), estimates, len(workloads))
 
     def out_of_memory(self, workloads: Sequence[Workload], capacity_mib: float) -> Array:
-        """Return the probability that each of n workloads exceeds a device's memory (n).
-
-        Raises:
-            InputError: There is no memory head.
-        """
+        """Return the probability that each exceeds a device's memory (n); InputError without head."""
         if "memory_mib" not in self.heads:
             raise InputError("there are no labels of memory to predict what fits")
         return self.heads["memory_mib"].exceeding(workloads, USABLE_SHARE * capacity_mib)
@@ -201,11 +194,7 @@ def _is_for(head: Head[Prior], workload: Workload) -> bool:
 def heads_from_tensors(
     preset: HeadPreset, settings: Settings, tensors: Mapping[str, Tensor]
 ) -> DeviceHeads:
-    """Return the heads that `settings` and `tensors` of any kind of heads describe.
-
-    Raises:
-        KeyError, TypeError, ValueError, RuntimeError: tensors that do not fit the settings.
-    """
+    """Read heads of any kind; raise KeyError, TypeError, ValueError or RuntimeError for others."""
     if settings["kind"] == KIND:
         return Heads.from_tensors(settings, tensors)
     from trappm.learner.heads.network_heads import KIND as NETWORKS

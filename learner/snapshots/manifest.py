@@ -266,11 +266,7 @@ def entries(contents: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
 
 
 def checked_manifest(data: bytes, place: str) -> Manifest:
-    """Return the manifest in bytes that were found at `place`.
-
-    Raises:
-        SnapshotError: It is damaged, of something else, or of another format version.
-    """
+    """Return the manifest in bytes found at `place`; raise SnapshotError if it is not sound."""
     try:
         manifest = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -322,11 +318,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def read_whole(folder: Path) -> tuple[Manifest, dict[str, bytes]]:
-    """Return manifest and files of a snapshot, every byte checked.
-
-    Raises:
-        SnapshotError: It is missing, damaged, of another format or version, or too large.
-    """
+    """Return manifest and files, every byte checked; raise SnapshotError if one is not sound."""
     manifest = read_manifest(folder)
     contents = {}
     for name, entry in manifest.files.items():

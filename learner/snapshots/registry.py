@@ -83,11 +83,7 @@ class Registry:
         return manifest
 
     def contents(self, snapshot_id: str) -> tuple[Manifest, dict[str, bytes]]:
-        """Return manifest and files of a version, every byte checked.
-
-        Raises:
-            SnapshotError: As `manifest`, or a file is missing, damaged or too large.
-        """
+        """Return manifest and files of a version, every byte checked; raises as `read_whole`."""
         place = f"{self.location}/{snapshot_id}"
         manifest = self.manifest(snapshot_id)
         files = {}
@@ -140,11 +136,7 @@ class Registry:
         return [x for x in self._names(f"{self._root}/{ALIASES}/{alias}") if _is_entry(x)]
 
     def push(self, folder: Path) -> str:
-        """Publish a snapshot's folder as a version and return its id; repair a damaged version.
-
-        Raises:
-            SnapshotError: The folder is damaged, or the registry cannot be written.
-        """
+        """Publish a folder as a version, or repair it; return the id or raise SnapshotError."""
         manifest, files = read_whole(folder)
         place = f"{self._root}/{manifest.id}"
         if self.is_whole(manifest.id):
@@ -155,20 +147,12 @@ class Registry:
         return manifest.id
 
     def pull(self, snapshot_id: str, to: Path) -> None:
-        """Copy a version, every byte checked, into a new folder, which appears once it is whole.
-
-        Raises:
-            SnapshotError: It is damaged, or cannot be written.
-        """
+        """Copy a version into a new folder once it is whole; raise SnapshotError if impossible."""
         manifest, files = self.contents(snapshot_id)
         write_folder(to, {**files, MANIFEST: manifest_bytes(manifest.to_json())})
 
     def set_alias(self, alias: str, snapshot_id: str, why: str) -> None:
-        """Move an alias to a version.
-
-        Raises:
-            SnapshotError: There is no such version, or the name cannot be an alias.
-        """
+        """Move an alias to a version; raise SnapshotError if either is invalid."""
         if not NAME.fullmatch(alias) or ID.fullmatch(alias):
             raise SnapshotError(
                 f"{alias!r} cannot be an alias; use letters, digits, '.', '_' and '-'"

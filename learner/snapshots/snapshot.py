@@ -277,7 +277,13 @@ def save_snapshot(
         "versions": _versions(),
         "files": entries(contents),
     }
-    return _write(registry, own, fields, contents)
+    clash = sorted(set(fields) & {*own, "id", "checksum"})
+    if clash:
+        raise SnapshotError(f"the manifest has a field {clash[0]!r} of its own")
+    manifest = sealed({**fields, **own})
+    folder = registry / manifest["id"]
+    write_folder(folder, {**contents, MANIFEST: manifest_bytes(manifest)})
+    return SnapshotInfo(manifest["id"], folder, read_manifest(folder))
 
 
 def _contents(
@@ -307,18 +313,6 @@ def _settings(heads: Mapping[str, Mapping[Phase, TrainedHeads]]) -> dict[str, An
         }
         for device, phases in sorted(heads.items())
     }
-
-
-def _write(
-    registry: Path, own: Mapping[str, Any], fields: Mapping[str, Any], contents: dict[str, bytes]
-) -> SnapshotInfo:
-    clash = sorted(set(fields) & {*own, "id", "checksum"})
-    if clash:
-        raise SnapshotError(f"the manifest has a field {clash[0]!r} of its own")
-    manifest = sealed({**fields, **own})
-    folder = registry / manifest["id"]
-    write_folder(folder, {**contents, MANIFEST: manifest_bytes(manifest)})
-    return SnapshotInfo(manifest["id"], folder, read_manifest(folder))
 
 
 def load_snapshot(folder: Path) -> Snapshot:

@@ -201,11 +201,7 @@ class _State:
 
 
 def _one_child(server: ForkServer, request: dict[str, Any], state: _State) -> None:
-    """Run one child to its end; unfinished calls stay in `state.left`.
-
-    Raises:
-        TrappmError: It ended before it had anything to time.
-    """
+    """Run one child to its end; raise TrappmError if it ended before its first call."""
     oom_kills = procfs.kernel_oom_kills()
     state.forget_call()
     child = server.fork(_ATTEMPT, request)
@@ -237,11 +233,7 @@ def _one_child(server: ForkServer, request: dict[str, Any], state: _State) -> No
 
 
 def _timed_out(child: Child, state: _State) -> None:
-    """End a silent child; its call becomes an outcome.
-
-    Raises:
-        TrappmError: It had no call, or does not end.
-    """
+    """End a silent child, with an outcome of its call; raise TrappmError without a call."""
     try:
         child.kill()
     except ForkServerError as error:

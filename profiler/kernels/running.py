@@ -57,11 +57,7 @@ class PreparedCall:
         self._forward = self._made()
 
     def run(self) -> Run:
-        """Return a function that runs the call once; a backward pass has its forward pass done.
-
-        Raises:
-            RuntimeError: Any error of torch, including missing memory.
-        """
+        """Return a function that runs the call once; a backward pass has its forward pass done."""
         if self._call.direction is Direction.FORWARD:
             return partial(_without_gradients, self._forward)
         wanted = self._wanted()

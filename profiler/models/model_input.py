@@ -256,11 +256,7 @@ _REGISTERING = Lock()
 
 
 def _is_graph(value: Any) -> bool:
-    """Return whether a value is a graph of PyTorch Geometric; `tree_map` then knows its tensors.
-
-    Raises:
-        InputError: It has several kinds of nodes.
-    """
+    """Return whether a value is a graph of PyTorch Geometric, and register it for `tree_map`."""
     from torch.utils._pytree import SUPPORTED_NODES, register_pytree_node
 
     kind = type(value)

@@ -149,11 +149,7 @@ class FusedKernelLog(KernelLog):
         return pieces
 
     def fuse(self, like: FusedKernelLog | None = None) -> None:
-        """Derive the fused kernels, or take those of the same step at another batch size.
-
-        Raises:
-            BatchOrderError: The other step has other kernels.
-        """
+        """Derive the fused kernels, or take those of another batch size (else BatchOrderError)."""
         if like is None:
             self.groups = fused_groups(self.nodes)
             self.kept = kept_contents(self.nodes)

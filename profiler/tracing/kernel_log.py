@@ -325,11 +325,7 @@ def _weight_gradients(rows: IntArray, sizes: IntArray) -> npt.NDArray[np.bool_]:
 
 
 def kernel_table(first: KernelLog, second: KernelLog, batch_sizes: tuple[int, int]) -> KernelTable:
-    """Return the kernels for every batch size from those at two; equal ones are one row.
-
-    Raises:
-        BatchOrderError: More than the kernels' sizes depends on the batch size.
-    """
+    """Return the kernels for every batch size from those at two; raises BatchOrderError."""
     rows, others = first.rows(), second.rows()
     if rows.shape != others.shape or (rows[:, :DESCRIPTION] != others[:, :DESCRIPTION]).any():
         raise BatchOrderError("the order of its kernels changes with the batch size")
