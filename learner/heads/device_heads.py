@@ -143,7 +143,7 @@ class Heads:
         return predictions_of(tuple(heads), estimates, len(workloads))
 
     def out_of_memory(self, workloads: Sequence[Workload], capacity_mib: float) -> Array:
-        """Return the probability that each exceeds a device's memory (n); InputError without head."""
+        """Return each probability to exceed a memory (n); raise InputError without its head."""
         if "memory_mib" not in self.heads:
             raise InputError("there are no labels of memory to predict what fits")
         return self.heads["memory_mib"].exceeding(workloads, USABLE_SHARE * capacity_mib)

@@ -66,7 +66,7 @@ class Residual:
     """Robust deviation of the out-of-fold errors."""
 
     def predict(self, features: Array) -> tuple[Array, Array]:
-        """Return mean and deviation of a label (n each) for features (n, f), or raise InputError."""
+        """Return mean and deviation of a label (n) for features (n, f), or raise InputError."""
         if features.ndim != 2 or features.shape[1] != self.width:
             raise InputError(f"features have shape {features.shape}, not (n, {self.width})")
         mean, variance = np.zeros(len(features)), np.full(len(features), self.noise**2)

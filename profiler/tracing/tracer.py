@@ -234,7 +234,7 @@ class Tracer:
         return template
 
     def step(self) -> StepProfile:
-        """Return allocations and kernels of both phases; UnsupportedModelError if there are none."""
+        """Return allocations and kernels of both phases, or raise UnsupportedModelError."""
         options, parameters = self._options, list(self._model.parameters())
         infer_trace, infer_kernels = self.phase(Phase.INFER)
         train_trace, train_kernels = self.phase(Phase.TRAIN)
