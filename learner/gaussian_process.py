@@ -256,9 +256,6 @@ def fit_process(
         generator: Draws the landmarks, and the labels that the covariance is chosen on.
         bounds: Lower bounds of the values that are not known (n), NaN elsewhere.
         label_errors: Standard errors of the values, in addition to the noise (n; default: 0).
-
-    Returns:
-        The process, and its out-of-fold predictions.
     """
     known = np.flatnonzero(~np.isnan(values))
     unit = max(robust_deviation(values[known]), LEAST_NOISE)

@@ -216,10 +216,7 @@ def rebuilt(
 
     The batch size is None if the file leaves it open.
 
-    Args:
-        path: The file.
-        input_size: Size of its open axes except the batch, in pixels or tokens.
-        is_tokens: True if it is a number of tokens.
+    The input size is that of open axes except the batch, in pixels or tokens.
 
     Raises:
         ModelFileError: As `load_checked`, or a size is open.

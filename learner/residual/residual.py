@@ -116,7 +116,6 @@ def fit_residual(
         log_residual: log(measured) minus the prior's logarithm (n), best by a prior that was fitted
             without the label's fold; NaN where only a bound is known.
         groups: Architecture of each label (n).
-        generator: Source of all randomness.
         feature_groups: Numbers of columns that the process scales together (default: all).
         folds: Folds of the prior (n; default: drawn here).
         bounds: Lower bounds of unknown values (n), NaN elsewhere.

@@ -241,12 +241,10 @@ def save_snapshot(
 
     Args:
         registry: Folder of all snapshots.
-        encoder: Frozen encoder; None if no head needs one.
-        others: Heads of cards without labels; None to refuse them.
+        encoder, others: Encoder if a head needs it; heads of cards without labels, or none.
         heads: Heads by device and phase.
         source_device: Default device of predictions, with heads.
-        preset: Preset of encoder and heads.
-        labels: Training labels.
+        preset, labels: Preset of encoder and heads, and training labels.
         fields: More fields of the manifest as JSON values, such as errors.
 
     Raises:

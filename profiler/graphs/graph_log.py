@@ -29,8 +29,7 @@ class GraphLog:
     """Turns operators into nodes; holds no tensor, so lifetimes do not change.
 
     Args:
-        module: The model that runs.
-        inputs: Tensors of its inputs.
+        module, inputs: The model that runs, and the tensors of its inputs.
         at_one_batch: True if the graph is of one batch size only, so that an output need not have
             a batch axis.
         by_values: True if the step runs on values, which operators may depend on.

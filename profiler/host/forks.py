@@ -235,10 +235,7 @@ class ForkServer:
     ) -> None:
         """Create the server; it starts with the first fork, and gets no secrets.
 
-        Args:
-            preload: Modules to import before any fork.
-            environment: Environment of the server; by default the worker's.
-            folder: Working directory of the server; by default the worker's.
+        Environment and working directory are by default the worker's.
         """
         self._preload = list(preload)
         self._environment = environment

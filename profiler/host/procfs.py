@@ -185,8 +185,7 @@ class LostTime:
     """Processor time that this process had to wait for since the object was created.
 
     Args:
-        cores: Cores that the process may use.
-        threads: Number of its threads that run at once.
+        cores, threads: Cores that the process may use, and number of threads that run at once.
         has_helpers: Whether more threads than cores wait for each other. Then the time that other
             processes had on the cores counts, by the kernel's clock ticks.
     """

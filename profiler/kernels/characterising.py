@@ -53,8 +53,7 @@ class Characteriser:
     The warm process starts with the first of them and ends with `close` or the `with` block.
 
     Args:
-        lock_dir: Folder of the locks of this host; the same for all measurers.
-        lock_timeout_s: Longest wait for other measurements.
+        lock_dir, lock_timeout_s: Folder of this host's locks, and longest wait for one.
         kernel_timeout_s: Time after which one call is killed.
         run: Function of the child that prepares a call, as "module:name", instead of
             `PreparedCall`.

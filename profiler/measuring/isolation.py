@@ -51,8 +51,7 @@ class Measurer:
     `close`, the `with` block, or this process.
 
     Args:
-        lock_dir: Folder of the locks of this host; the same for all measurers.
-        lock_timeout_s: Longest wait for other measurements.
+        lock_dir, lock_timeout_s: Folder of this host's locks, and longest wait for one.
         run: Function to call in the child instead of `run_protocol`, as "module:name".
     """
 

@@ -340,8 +340,6 @@ class Measurement:
                 **data,
                 "configuration": Configuration(**data["configuration"]),
                 "protocol": Protocol(**data["protocol"]),
-                "outcome": Outcome(data["outcome"]),
-                "provenance": Provenance(data["provenance"]),
                 "step_samples_ms": tuple(data["step_samples_ms"]),
                 "step": None if data["step"] is None else StepSummary(**data["step"]),
             }

@@ -410,12 +410,7 @@ def _elements(tensor: Tensor) -> int:
 
 
 class AllocationLog:
-    """Numbers the storages of one step at one batch size.
-
-    Args:
-        present: Parameters, buffers and other tensors from before the step.
-        origin: Callback that returns the origin of an allocation.
-    """
+    """Numbers the storages of one step at one batch size, except those present before."""
 
     def __init__(
         self, present: Iterable[Tensor], origin: Callable[[Any], Origin] | None = None

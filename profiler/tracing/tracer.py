@@ -186,9 +186,7 @@ class Tracer:
     """Traces one model, run in one way.
 
     Args:
-        model: Model on the meta device; its mode changes.
-        inputs: Inputs of the model.
-        options: How its steps are run.
+        model, inputs, options: Model on the meta device, whose mode changes, and how it is run.
         batch_sizes: Two different ones, or twice the only one of the model.
         with_origins: Whether to find the origin of each tensor, which takes longer.
         original: The module that `model` is a copy of, to run the step on its values and on those
