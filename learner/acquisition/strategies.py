@@ -180,12 +180,8 @@ class Lcmd:
 
     name = "lcmd-gradients"
 
-    def vectors(self, request: AcquisitionRequest) -> FloatArray:
-        """Return the feature vectors for distances (n, g)."""
-        return gradient_vectors(request)
-
     def select(self, request: AcquisitionRequest) -> list[Pick]:
-        points = self.vectors(request)
+        points = gradient_vectors(request)
         apart = Distances(points)
         gaps = np.full(len(points), np.inf)
         owner = np.zeros(len(points), dtype=np.int64)

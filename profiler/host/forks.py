@@ -389,13 +389,6 @@ class ForkServer:
             self._control.send(b"kill")
         return int(self._answer(_ANSWER_TIMEOUT_S))
 
-    def interrupt(self) -> None:
-        """Have the child killed, if any; all threads that wait for it notice."""
-        control = self._control
-        if control is not None:
-            with contextlib.suppress(OSError):
-                control.send(b"kill")
-
     def child_ended(self) -> None:
         """Forget the child's process id, which may be used again from now on."""
         self._child_pid = None

@@ -151,7 +151,7 @@ class FusedKernelLog(KernelLog):
     def fuse(self, like: FusedKernelLog | None = None) -> None:
         """Derive the fused kernels, or take those of another batch size (else BatchOrderError)."""
         if like is None:
-            self.groups = fused_groups(self.nodes)
+            self.groups = _Fusion(self.nodes).groups()
             self.kept = kept_contents(self.nodes)
         elif [node.name for node in like.nodes] == [node.name for node in self.nodes]:
             self.groups, self.kept = like.groups, like.kept
@@ -226,6 +226,7 @@ class _Fusion:
         self._flow = Flow.of(nodes)
 
     def groups(self) -> list[list[int]]:
+        """Return the nodes of each kernel of a compiled step, ordered by their first node."""
         for i, node in enumerate(self._nodes):
             self._append(i, node)
             if node.role is Role.EXTERN:
@@ -300,11 +301,6 @@ class _Fusion:
         self._groups.add(merged)
         for i in _bits(nodes):
             self._group_of[i] = merged
-
-
-def fused_groups(nodes: Sequence[Node]) -> list[list[int]]:
-    """Return the nodes of each kernel of a compiled step, ordered by their first node."""
-    return _Fusion(nodes).groups()
 
 
 def _bits(nodes: int) -> Iterator[int]:
