@@ -72,7 +72,6 @@ class OriginLog:
     def __init__(self) -> None:
         self._stack: list[str] = []
         self._by_node: dict[int, tuple[str, str]] = {}
-        self._line = ""
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
