@@ -12,6 +12,7 @@ from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import MemoryFormat, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import KernelKind, Pass, Size
+from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
 from trappm.profiler.static_profile import kernel_profile, step_profile
 
 
@@ -204,7 +205,8 @@ def test_a_model_for_one_batch_size_is_traced_at_that():
 
 def test_passes_of_products_are_known_at_one_batch_size():
     layers = [nn.Flatten(), nn.Linear(192, 64), nn.ReLU(), nn.Linear(64, 5)]
-    usual, one = (kernel_profile(nn.Sequential(*layers), 8, batch_size=n) for n in (None, 4))
+    model, sizes = nn.Sequential(*layers), (TRACED_BATCH_SIZES, (4, 4))
+    usual, one = (step_profile(model, 8, batch_sizes=pair).kernels for pair in sizes)
     for which in Pass:
         counts, sizes = rows(usual, KernelKind.LINEAR, which=which)
         same_counts, same_sizes = rows(one, KernelKind.LINEAR, which=which)
