@@ -75,7 +75,6 @@ class Estimator(Protocol):
         Raises:
             InputError: Too few labels, different shapes, or values that are not positive.
         """
-        ...
 
 
 def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

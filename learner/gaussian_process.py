@@ -99,10 +99,16 @@ def _group_norms(groups: Sequence[int]) -> Array:
     return np.repeat(np.sqrt(np.maximum(groups, 1)), groups)
 
 
+def pairwise(points: npt.NDArray[Float], others: npt.NDArray[Float]) -> npt.NDArray[Float]:
+    """Return the squared distances of points (n, c) and (m, c): (n, m)."""
+    squares = (points**2).sum(axis=1)[:, None] + (others**2).sum(axis=1)[None, :]
+    apart: npt.NDArray[Float] = np.maximum(squares - 2.0 * points @ others.T, 0.0)
+    return apart
+
+
 def matern32(first: npt.NDArray[Float], second: npt.NDArray[Float]) -> npt.NDArray[Float]:
     """Return the Matern-3/2 covariance of points (n, c) and (m, c), unit variance and length."""
-    squares = (first**2).sum(axis=1)[:, None] + (second**2).sum(axis=1)[None, :]
-    distance: npt.NDArray[Any] = np.sqrt(3.0 * np.maximum(squares - 2.0 * first @ second.T, 0.0))
+    distance: npt.NDArray[Any] = np.sqrt(3.0 * pairwise(first, second))
     covariance: npt.NDArray[Float] = ((1.0 + distance) * np.exp(-distance)).astype(first.dtype)
     return covariance
 
@@ -168,15 +174,11 @@ class GaussianProcess:
     def predict(self, features: Array) -> tuple[Array, Array]:
         """Return mean (n) and deviation without noise (n) for features (n, f)."""
         points = self.coordinates.apply(features)
-        phi = self._phi(points)
+        groups = self.coordinates.groups
+        phi = _features(points, self.landmarks, self._factor, self.covariance, groups)
         removed = ((phi @ self.explained) * phi).sum(axis=1)
         variance = np.maximum(self.covariance.variances(points) - removed, 0.0)
         return self.unit * (phi @ self.mean), self.unit * np.sqrt(variance)
-
-    def _phi(self, points: Array) -> Array:
-        return _features(
-            points, self.landmarks, self._factor, self.covariance, self.coordinates.groups
-        )
 
     @cached_property
     def _factor(self) -> Array:
@@ -199,11 +201,7 @@ class GaussianProcess:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """Return the process that `tensors` describes.
-
-        Raises:
-            KeyError, ValueError: The tensors are not those of a process.
-        """
+        """Read a process; raise KeyError or ValueError for other tensors."""
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         groups = tuple(int(g) for g in arrays["groups"])
         smooth, linear, level, noise, unit, fitted_noise = (float(v) for v in arrays["constants"])
@@ -258,9 +256,6 @@ def fit_process(
         generator: Draws the landmarks, and the labels that the covariance is chosen on.
         bounds: Lower bounds of the values that are not known (n), NaN elsewhere.
         label_errors: Standard errors of the values, in addition to the noise (n; default: 0).
-
-    Returns:
-        The process, and its out-of-fold predictions.
     """
     known = np.flatnonzero(~np.isnan(values))
     unit = max(robust_deviation(values[known]), LEAST_NOISE)

@@ -94,15 +94,11 @@ class Workload:
         batch_size: int,
         with_kernels: bool,
     ) -> Self:
-        """Return the workload of a profiled model.
+        """Return the workload of a profiled model, with the kernels of the traced step or without.
 
         Args:
             profile: Profile of the model, traced in fp32 and contiguous.
             traced: Step in the settings, or the reason why it cannot be traced.
-            settings: Precision, memory format and optimizer; the execution is that of `traced`.
-            phase: Training or inference.
-            batch_size: Samples per step.
-            with_kernels: Whether the workload comes with the kernels of the traced step.
 
         Raises:
             InputError: The model cannot have this batch size.

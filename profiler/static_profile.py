@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -41,36 +41,27 @@ def static_profile(
 ) -> StaticProfile:
     """Return the static profile of a timm architecture (or a module) at one input size.
 
-    If the step cannot be traced, the profile has the reason in place of the step.
-
-    Args:
-        model, input_size, options, batch_sizes, by_values: As `step_profile`.
-
-    Raises:
-        UnknownArchitectureError, InputError, UnsupportedModelError: As `graph_template`.
+    If the step cannot be traced, the profile has the reason in place of the step. Arguments are as
+    for `step_profile`, errors as of `graph_template`.
     """
     source = StepSource.RUN if by_values else StepSource.TRACED
     tracer = _tracer(model, input_size, options, batch_sizes, by_values=by_values)
     return _profile(tracer, model, input_size, source)
 
 
-def graph_template(
-    model: str | nn.Module, input_size: int | Inputs, batch_size: int | None = None
-) -> GraphTemplate:
+def graph_template(model: str | nn.Module, input_size: int | Inputs) -> GraphTemplate:
     """Return the graph of a timm architecture (or a module), for every batch size.
 
     Args:
         model: A timm architecture, or a module whose inputs have the batch first; a copy runs.
         input_size: Height and width of square images in pixels, or the inputs of a module.
-        batch_size: The only one of the model, if it has one.
 
     Raises:
         UnknownArchitectureError, InputError: As `profiler.models.zoo.create_model`, or a wrong
             input size.
         UnsupportedModelError: No graph can be made of the model.
     """
-    tracer = _tracer(model, input_size, batch_sizes=_traced(batch_size))
-    return _graph(tracer, model, input_size)
+    return _graph(_tracer(model, input_size), model, input_size)
 
 
 def step_profile(
@@ -99,7 +90,7 @@ def step_profile(
         raise UnsupportedModelError("its operators depend on values, so parts of it run in eager")
     eager = replace(options, is_compiled=False)
     step = _tracer(model, input_size, eager, batch_sizes, by_values=by_values).step()
-    if not options.is_compiled or step.kernels is None:
+    if not options.is_compiled:
         return step
     (trace, train), (infer_trace, infer) = (
         compiled_phase(model, input_size, phase, options, step.kernels.table(phase), batch_sizes)
@@ -116,14 +107,12 @@ def kernel_profile(
     precision: Precision = Precision.FP32,
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
     fused_attention: bool = True,
-    batch_size: int | None = None,
 ) -> KernelProfile:
     """Return the kernels of both steps; arguments as `step_profile`."""
     options = StepOptions(
         precision=precision, memory_format=memory_format, fused_attention=fused_attention
     )
-    step = step_profile(model, input_size, options, _traced(batch_size))
-    return cast(KernelProfile, step.kernels)
+    return step_profile(model, input_size, options).kernels
 
 
 def traced_phase(
@@ -147,11 +136,7 @@ def compiled_phase(
 ) -> tuple[StepTrace, KernelTable]:
     """Return allocations and kernels of one phase's step under `torch.compile`.
 
-    Args:
-        model, input_size, batch_sizes: As `step_profile`.
-        phase: Training or inference.
-        options: How the eager step is run.
-        eager: Kernels of the eager step, which decide inductor's layout.
+    Options and kernels are those of the eager step, whose kernels decide inductor's layout.
     """
     layout = options.memory_format
     if prefers_channels_last(eager, phase):
@@ -163,11 +148,6 @@ def compiled_phase(
         copies_weights=layout is not options.memory_format,
     )
     return traced_phase(model, input_size, phase, compiled, batch_sizes)
-
-
-def _traced(batch_size: int | None) -> tuple[int, int]:
-    """Return the batch sizes to trace at: twice the only one, if there is one."""
-    return TRACED_BATCH_SIZES if batch_size is None else (batch_size, batch_size)
 
 
 def _tracer(
@@ -217,13 +197,12 @@ def file_profile(
 ) -> StaticProfile:
     """Return the static profile of an ONNX file: that of a module rebuilt from it.
 
-    A file with a fixed batch size has a graph and a step for that one only.
-
-    Raises:
-        ModelFileError, InputError, UnsupportedModelError: As `rebuilt`, and as `graph_template`.
+    A file with a fixed batch size has a graph and a step for that one only. Raises as `rebuilt` and
+    `graph_template`.
     """
     module, sample, batch_size = rebuilt(path, input_size, is_tokens=is_tokens)
-    tracer = _tracer(module, sample, batch_sizes=_traced(batch_size))
+    batch_sizes = TRACED_BATCH_SIZES if batch_size is None else (batch_size, batch_size)
+    tracer = _tracer(module, sample, batch_sizes=batch_sizes)
     profile = _profile(tracer, module, sample, StepSource.REBUILT)
     if profile.step is None:
         return profile
@@ -237,10 +216,7 @@ def rebuilt(
 
     The batch size is None if the file leaves it open.
 
-    Args:
-        path: The file.
-        input_size: Size of its open axes except the batch, in pixels or tokens.
-        is_tokens: True if it is a number of tokens.
+    The input size is that of open axes except the batch, in pixels or tokens.
 
     Raises:
         ModelFileError: As `load_checked`, or a size is open.

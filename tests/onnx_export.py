@@ -26,7 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.onnx_files.opening import BUFFERS_KEY
 from trappm.profiler.records import GraphTemplate
-from trappm.profiler.static_profile import graph_template, rebuilt
+from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
+from trappm.profiler.static_profile import _graph, _tracer, rebuilt
 
 OPSET = 17
 """Pinned: operators, and so MACs and memory, differ between opsets."""
@@ -74,7 +75,9 @@ def export_onnx(
 
 def file_graph(path: Path, input_size: int | None = None) -> GraphTemplate:
     """The graph alone of an ONNX file: that of `file_profile`, without its training step."""
-    return graph_template(*rebuilt(path, input_size))
+    module, inputs, batch_size = rebuilt(path, input_size)
+    batch_sizes = TRACED_BATCH_SIZES if batch_size is None else (batch_size, batch_size)
+    return _graph(_tracer(module, inputs, batch_sizes=batch_sizes), module, inputs)
 
 
 class _NoRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -11,7 +11,7 @@ import numpy as np
 from trappm.cluster.profiles import StepCache, StepKey
 from trappm.cluster.scheduler.messages import Choice, ChoiceRequest
 from trappm.cluster.spec import LEAST_TRAINING_LABELS, CampaignSpec
-from trappm.learner.physics.device_specs import has_kernels
+from trappm.learner.physics.device_specs import known_spec
 from trappm.learner.stats.errors import split_architectures
 from trappm.learner.stats.folds import content_groups
 from trappm.learner.workload import Workload
@@ -26,7 +26,6 @@ from trappm.profiler.records import (
     Graph,
     GraphTemplate,
     Outcome,
-    Phase,
     Precision,
     is_cpu_device,
 )
@@ -167,7 +166,7 @@ class Planner:
 
     def step_keys(self) -> list[StepKey]:
         """Return the steps that the pool's configurations need and the store does not have."""
-        if not any(has_kernels(self.card(device)) for device in self._spec.devices.keys):
+        if not any(known_spec(self.card(device)) for device in self._spec.devices.keys):
             return []
         keys = {StepKey.of(configuration) for configuration, _ in self.pool}
         plain = {key: (key.architecture, key.input_size) for key in keys if key.is_plain}
@@ -288,8 +287,6 @@ def _least_mib(configuration: Configuration, step: bytes) -> float:
     In other precisions a tensor has half the bytes at least.
     """
     profile, phase = StepProfile.from_bytes(step), configuration.phase
-    if phase is Phase.INFER and profile.infer_trace is None:
-        return 0.0
     memory = profile.memory(configuration.batch_size, configuration.optimizer, phase=phase)
     return memory.live_mib * (1.0 if configuration.precision is Precision.FP32 else 0.5)
 

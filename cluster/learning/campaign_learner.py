@@ -32,7 +32,7 @@ from trappm.learner.heads.device_heads import Heads, train_heads
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, TrainedHeads
 from trappm.learner.paper.encoder import Encoder, make_encoder
 from trappm.learner.paper.presets import preset_named
-from trappm.learner.physics.device_specs import CPU, has_kernels, known_spec
+from trappm.learner.physics.device_specs import CPU, known_spec
 from trappm.learner.physics.devices.joint_fit import Distribution, Evidence
 from trappm.learner.physics.devices.known_devices import known_devices, measured_evidence
 from trappm.learner.physics.step_time_prior import StepTimePrior
@@ -126,7 +126,7 @@ class EncodedPool:
 
     def workloads(self, card: str) -> Sequence[Workload]:
         """Return workloads for heads of a card (n); without kernels if the card is unknown."""
-        return self.traced if has_kernels(card) else self._without_kernels
+        return self.traced if known_spec(card) else self._without_kernels
 
     @cached_property
     def _without_kernels(self) -> Sequence[Workload]:

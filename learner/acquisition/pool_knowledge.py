@@ -63,8 +63,7 @@ class PoolKnowledge:
         Args:
             workloads: Workloads of the pool (n).
             metrics: Metrics to include, as far as a batch serves them.
-            spec: Specification of the device, if known.
-            generator: Draws landmarks.
+            spec, generator: Specification of the device, if known; draws landmarks.
             others: Distribution of step-time constants over other devices, where the labels of one
                 of them are used for this device.
         """

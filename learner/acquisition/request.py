@@ -14,10 +14,6 @@ from trappm.learner.workload import Array, FloatArray, IntArray
 from trappm.profiler.errors import InputError
 
 
-def _none() -> IntArray:
-    return np.zeros(0, dtype=np.int64)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AcquisitionRequest:
     """A pool of n configurations, what is known of it, and how many to pick.
@@ -25,8 +21,7 @@ class AcquisitionRequest:
     Only the first group of fields is required; a strategy that needs more raises an error without.
 
     Raises:
-        InputError: arrays that do not belong to one pool or have a NaN, or more picks than
-            candidates.
+        InputError: An array has a NaN, or there are more picks than candidates.
     """
 
     embeddings: FloatArray
@@ -36,12 +31,10 @@ class AcquisitionRequest:
     labelled: IntArray
     """Indices of configurations that the heads were trained on."""
     candidates: IntArray
-    """Indices that may be picked; those labelled or pending are left out."""
+    """Indices that may be picked; labelled ones are left out."""
     count: int
     """Number of configurations to pick."""
     generator: np.random.Generator
-    pending: IntArray = field(default_factory=_none)
-    """Indices of configurations that are being measured; they count as if already known."""
 
     families: Sequence[str] | None = None
     """Family of each architecture (n)."""
@@ -63,43 +56,33 @@ class AcquisitionRequest:
     """True if covariances are of what another device's labels leave open on this one."""
 
     def __post_init__(self) -> None:
-        n = len(self.embeddings)
         by_row = {
             name: getattr(self, name)
             for name in (
-                "static_features", "families", "gradients", "uncertainty", "predicted_cost",
+                "embeddings", "static_features", "gradients", "uncertainty", "predicted_cost",
                 "failure", "noise_factor",
             )
         }  # fmt: skip
         by_row |= {f"covariances[{i}]": c.features for i, c in enumerate(self.covariances)}
         for name, values in by_row.items():
-            if values is not None and len(values) != n:
-                raise InputError(f"{name} has {len(values)} rows for a pool of {n}")
-        for name, values in ({"embeddings": self.embeddings} | by_row).items():
-            if isinstance(values, np.ndarray) and np.isnan(values).any():
+            if values is not None and np.isnan(values).any():
                 row = int(np.argwhere(np.isnan(values))[0][0])
                 # A NaN compares with nothing: picks would follow the order of the pool.
                 raise InputError(f"{name} has no number for configuration {row} of the pool")
-        if self.log_values is not None and len(self.log_values) != len(self.labelled):
-            raise InputError(f"{len(self.log_values)} values for {len(self.labelled)} labels")
-        for name in ("labelled", "pending", "candidates"):
-            indices = getattr(self, name)
-            if len(indices) and not (indices.min() >= 0 and indices.max() < n):
-                raise InputError(f"{name} points outside the pool of {n} configurations")
         if self.count < 0 or self.count > len(self.open):
             raise InputError(
                 f"{self.count} configurations were asked for, and {len(self.open)} of the "
-                "candidates are neither labelled nor pending"
+                "candidates have no label"
             )
 
     @cached_property
     def known(self) -> IntArray:
-        """Labelled or pending, sorted, each once."""
-        return np.unique(np.concatenate([self.labelled, self.pending])).astype(np.int64)
+        """Labelled configurations, sorted, each once."""
+        return np.unique(self.labelled).astype(np.int64)
 
     @cached_property
     def open(self) -> IntArray:
-        """Candidates that are neither labelled nor pending, sorted, each once."""
+        """Candidates without a label, sorted, each once."""
         return np.setdiff1d(self.candidates, self.known).astype(np.int64)
 
     @cached_property
@@ -125,23 +108,17 @@ class Strategy(Protocol):
         """Return the picks, most valuable first.
 
         Raises:
-            InputError: the request lacks what the strategy needs.
+            InputError: The request lacks what the strategy needs.
         """
-        ...
 
 
 def explained(
     request: AcquisitionRequest, chosen: Sequence[int], **reasons: Sequence[float]
 ) -> list[Pick]:
-    """Picks with their reasons.
+    """Return picks of these indices with their reasons.
 
-    Every pick has its rank, its rank in a uniform draw of the same candidates, and the distance to
-    the nearest label when the batch was chosen.
-
-    Args:
-        request: what was asked for.
-        chosen: indices, the most wanted first.
-        reasons: more numbers of each pick, in the order of `chosen`, by the name of the reason.
+    Every pick has its rank, its rank in a uniform draw of the same candidates, the distance to the
+    nearest label when the batch was chosen, and its numbers in `reasons`.
     """
     known = request.points[request.known]
     drawn = np.empty(len(request.embeddings), dtype=np.int64)

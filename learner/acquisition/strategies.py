@@ -6,11 +6,10 @@ import warnings
 from collections import Counter
 
 import numpy as np
-import numpy.typing as npt
 from scipy.cluster.vq import kmeans2  # type: ignore[import-untyped]
 
 from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explained
-from trappm.learner.gaussian_process import matern32
+from trappm.learner.gaussian_process import matern32, pairwise
 from trappm.learner.workload import Array, FloatArray, IntArray
 from trappm.profiler.errors import InputError
 
@@ -75,14 +74,10 @@ class Representation:
         *,
         noise_factor: Array | None = None,
     ) -> None:
-        """Compute the similarities.
+        """Compute the similarities of a pool's points (n, c), of which some are known.
 
-        Args:
-            points: Configurations of the pool as points (n, c).
-            known: Indices that are labelled or pending.
-            generator: Draws the targets of a large pool.
-            noise_factor: Noise variance of each measurement relative to the usual one (n);
-                gains are divided by it.
+        Gains are divided by `noise_factor`, the noise variance relative to the usual one (n). The
+        generator draws the targets of a large pool.
         """
         most = max(1, min(MOST_TARGETS, MOST_PAIRS // max(len(points), 1)))
         targets = points[at_most(len(points), most, generator)]
@@ -180,17 +175,13 @@ class Lcmd:
     """Largest cluster, maximum distance, on gradients of the heads.
 
     Holzmueller et al. 2023, "A Framework and Benchmark for Deep Batch Active Learning for
-    Regression", section 4.3, in its TP form: labelled and pending configurations are centers, too.
+    Regression", section 4.3, in its TP form: labelled configurations are centers, too.
     """
 
     name = "lcmd-gradients"
 
-    def vectors(self, request: AcquisitionRequest) -> FloatArray:
-        """Return the feature vectors for distances (n, g)."""
-        return gradient_vectors(request)
-
     def select(self, request: AcquisitionRequest) -> list[Pick]:
-        points = self.vectors(request)
+        points = gradient_vectors(request)
         apart = Distances(points)
         gaps = np.full(len(points), np.inf)
         owner = np.zeros(len(points), dtype=np.int64)
@@ -246,13 +237,6 @@ def gradient_vectors(request: AcquisitionRequest) -> FloatArray:
         parts = [c.features / max(float(c.deviation.mean()), 1e-9) for c in request.covariances]
         return np.hstack(parts).astype(np.float32)
     return request.points
-
-
-def pairwise(points: npt.NDArray[np.floating], others: npt.NDArray[np.floating]) -> Array:
-    """Return the squared distances of points (n, c) and (m, c): (n, m)."""
-    squares = (points**2).sum(axis=1)[:, None] + (others**2).sum(axis=1)[None, :]
-    apart: Array = np.maximum(squares - 2.0 * points @ others.T, 0.0)
-    return apart
 
 
 def at_most(n: int, most: int, generator: np.random.Generator) -> IntArray:

@@ -15,11 +15,17 @@ XGBoost release the global interpreter lock (docs/research/learner_speed.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from trappm.learner.estimator import Targets, joined_tensors, with_prefix
@@ -46,15 +52,6 @@ from trappm.profiler.records import METRICS, OnProgress
 if TYPE_CHECKING:
     from trappm.learner.physics.device_specs import DeviceSpec
     from trappm.learner.physics.devices.joint_fit import Evidence
-import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from threading import Lock
-from typing import TypeVar
-
-import torch
-from threadpoolctl import threadpool_limits
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -146,11 +143,7 @@ class Heads:
         return predictions_of(tuple(heads), estimates, len(workloads))
 
     def out_of_memory(self, workloads: Sequence[Workload], capacity_mib: float) -> Array:
-        """Return the probability that each of n workloads exceeds a device's memory (n).
-
-        Raises:
-            InputError: There is no memory head.
-        """
+        """Return each probability to exceed a memory (n); raise InputError without its head."""
         if "memory_mib" not in self.heads:
             raise InputError("there are no labels of memory to predict what fits")
         return self.heads["memory_mib"].exceeding(workloads, USABLE_SHARE * capacity_mib)
@@ -183,11 +176,7 @@ class Heads:
 
     @classmethod
     def from_tensors(cls, settings: Settings, tensors: Mapping[str, Tensor]) -> Self:
-        """Return the heads that `settings` and `tensors` describe.
-
-        Raises:
-            KeyError, TypeError, ValueError: The tensors do not fit the settings.
-        """
+        """Read the heads; raise KeyError, TypeError or ValueError for other tensors."""
         unknown = set(settings["heads"]) - set(METRICS)
         if unknown:
             raise ValueError(f"heads for an unknown metric: {', '.join(sorted(unknown))}")
@@ -205,11 +194,7 @@ def _is_for(head: Head[Prior], workload: Workload) -> bool:
 def heads_from_tensors(
     preset: HeadPreset, settings: Settings, tensors: Mapping[str, Tensor]
 ) -> DeviceHeads:
-    """Return the heads that `settings` and `tensors` of any kind of heads describe.
-
-    Raises:
-        KeyError, TypeError, ValueError, RuntimeError: tensors that do not fit the settings.
-    """
+    """Read heads of any kind; raise KeyError, TypeError, ValueError or RuntimeError for others."""
     if settings["kind"] == KIND:
         return Heads.from_tensors(settings, tensors)
     from trappm.learner.heads.network_heads import KIND as NETWORKS
@@ -234,24 +219,24 @@ def train_heads(
     init: DeviceHeads | None = None,
     on_progress: OnProgress = lambda done, total: None,
 ) -> DeviceHeads:
-    """Trains heads on n labels, from scratch or from the heads of another device.
+    """Train heads on n labels, from scratch or from the heads of another device.
 
     Args:
-        workloads: the labelled ones (n).
-        targets: (n, metrics) in the order of METRICS and in their units; NaN where missing.
-        groups: the architecture of each label (n); folds never divide one.
+        workloads: Labelled workloads (n).
+        targets: Values in the order of METRICS and in their units (n, metrics); NaN where missing.
+        groups: Architecture of each label (n); folds never divide one.
         preset: `physical_prior` decides between our heads and the paper's networks.
-        generator: all randomness comes from it.
-        above: lower bounds (n, metrics) for runs that died of memory; NaN elsewhere. Networks
-            leave them out.
-        errors: Relative standard errors of the targets (n, metrics); networks do not use them.
-        spec: of the device; without one kernels predict no step time.
-        evidence: kernels of the device alone, which say of its step time what they can.
-        init: heads of another device, near which constants are refitted (TraPPM, Table V).
-        on_progress: called with parts done and parts in all: metrics, or a network's steps.
+        generator: Source of all randomness.
+        above: Lower bounds for runs out of memory (n, metrics); NaN elsewhere. Networks do not use
+            them, nor `errors`.
+        errors: Relative standard errors of the targets (n, metrics).
+        spec: Specification of the device; without one, kernels predict no step time.
+        evidence: Single kernels of the device.
+        init: Heads of another device, near which constants are refitted (TraPPM, Table V).
+        on_progress: Called with the number of finished metrics, or of a network's steps.
 
     Raises:
-        InputError: shapes, values or a start that do not fit, or no metric with labels.
+        InputError: Shapes, values or `init` do not fit, or no metric has enough labels.
     """
     bounds = np.full_like(targets, np.nan) if above is None else above
     metrics = _metrics_with_labels(workloads, targets, bounds, groups)
@@ -304,14 +289,9 @@ def _prior(
     *,
     kernels: bool,
 ) -> Prior:
-    """Return the prior of a metric without labels.
+    """Return the prior of a metric without labels, given the heads that were trained before.
 
-    Args:
-        metric: Column of the metric.
-        spec: Specification of the device, if known.
-        evidence: Kernels of the device alone.
-        heads: Heads of the metrics that were trained before.
-        kernels: Whether to use the labels' kernels.
+    `kernels` is True if the labels' kernels are used.
     """
     times = heads.get("step_time_ms")
     if metric == "power_w" and kernels and times and isinstance(times.prior, StepTimePrior):
@@ -331,11 +311,7 @@ def _kind_of(prior: Prior) -> str:
 def _metrics_with_labels(
     workloads: Sequence[Workload], targets: Array, above: Array, groups: Sequence[str]
 ) -> list[str]:
-    """Return the metrics with enough labels for a head.
-
-    Raises:
-        InputError: there is none, or labels that are not what `train_heads` needs.
-    """
+    """Return the metrics with enough labels for a head; raises as `train_heads`."""
     shape = (len(workloads), len(METRICS))
     for name, values in (("targets", targets), ("bounds", above)):
         if values.shape != shape:

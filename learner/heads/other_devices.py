@@ -93,11 +93,8 @@ class OtherDevices:
         spec, basis = known_spec(device), self.basis(device)
         if spec is None or basis is None:
             return None
-        # Older snapshots do not know how far off cards with steps are, which is less than this.
-        judged = basis if (basis, phase) in self.step_time else Basis.KERNELS
-        step_time = head_of(
-            StepTimePrior(spec, self.constants_of(device)), self.step_time[judged, phase]
-        )
+        prior = StepTimePrior(spec, self.constants_of(device))
+        step_time = head_of(prior, self.step_time[basis, phase])
         memory = head_of(MemoryPrior.on(spec), self.memory)
         return Heads({"memory_mib": memory, "step_time_ms": step_time}, 0)
 
@@ -147,17 +144,12 @@ class OtherDevices:
             for basis in (Basis.STEPS, Basis.KERNELS)
             for model, values in with_prefix(tensors, f"{basis}.").items()
         }
-        judged = [
-            (basis, phase)
+        step_time = {
+            (basis, phase): calibration(f"errors.{basis}.{phase}")
             for basis, phase in product(Basis, Phase)
-            if basis is not Basis.STEPS or with_prefix(tensors, f"errors.{basis}.{phase}.")
-        ]
-        return cls(
-            _constants(tensors["constants"]),
-            of_cards,
-            {(basis, phase): calibration(f"errors.{basis}.{phase}") for basis, phase in judged},
-            calibration("errors.memory"),
-        )
+        }
+        constants = _constants(tensors["constants"])
+        return cls(constants, of_cards, step_time, calibration("errors.memory"))
 
 
 def _constants(values: Tensor) -> Tensor:
@@ -167,16 +159,16 @@ def _constants(values: Tensor) -> Tensor:
 
 
 def write(others: OtherDevices, sources: Sequence[Mapping[str, object]], path: Path = FILE) -> None:
-    """Keeps what is known of other cards, with where it comes from."""
+    """Write the constants of other cards with their sources."""
     tensors = {name: tensor.contiguous() for name, tensor in others.tensors().items()}
     save_file(tensors, path, metadata={"sources": json.dumps(list(sources))})
 
 
-def known_of_others(path: Path = FILE) -> tuple[OtherDevices, list[dict[str, object]]]:
+def known_of_others() -> tuple[OtherDevices, list[dict[str, object]]]:
     """Return the constants of other cards and the sources for the manifest."""
-    with safe_open(path, "pt") as file:
+    with safe_open(FILE, "pt") as file:
         sources: list[dict[str, object]] = json.loads(file.metadata()["sources"])
-    return OtherDevices.from_tensors(load_file(path)), sources
+    return OtherDevices.from_tensors(load_file(FILE)), sources
 
 
 def head_of(prior: Prior, errors: Calibration) -> Head[Prior]:

@@ -86,41 +86,31 @@ def predictions_of(metrics: tuple[str, ...], estimates: Sequence[Estimate], n: i
 
 
 class DeviceHeads(Protocol):
-    """Trained heads of one device."""
+    """Trained heads of one device, with metrics in the order of METRICS."""
 
     @property
-    def metrics(self) -> tuple[str, ...]:
-        """Metrics with labels, in the order of METRICS."""
-        ...
+    def metrics(self) -> tuple[str, ...]: ...
 
     @property
     def label_count(self) -> int: ...
 
     @property
-    def needs_embeddings(self) -> bool:
-        """Return whether workloads need their embedding."""
-        ...
+    def needs_embeddings(self) -> bool: ...
 
     @property
-    def needs_kernels(self) -> bool:
-        """Return whether some head uses the kernels of a workload."""
-        ...
+    def needs_kernels(self) -> bool: ...
 
     def predict(self, workloads: Sequence[Workload]) -> Predictions:
         """Predict n workloads; raise InputError if one lacks what the heads need."""
-        ...
 
     def gradients(self, workloads: Sequence[Workload]) -> FloatArray:
         """Return derivatives of the predicted logarithms by what was learned (n, g)."""
-        ...
 
     def tensors(self) -> dict[str, Tensor]:
         """Return everything learned, by name."""
-        ...
 
     def settings(self) -> dict[str, Any]:
         """Return plain JSON values for the manifest; `kind` names the kind of heads."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

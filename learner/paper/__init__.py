@@ -4,7 +4,7 @@ Karthick Panner Selvam and Mats Brorsson, "TraPPM". Where each part of the paper
 
     encoder       graph autoencoder on graphs without labels: Z = encoder(X, A), A' = sigmoid(Z Z^T)
     regressor     SAGEConv layers + embedding + static features -> one metric; a deep ensemble;
-                  `fine_tune`: V100 regressors from A100 weights (Table V)
+                  fine-tuning: V100 regressors from A100 weights (Table V)
     presets       the papers' sizes and training settings, and those for a laptop core
 
     learner.acquisition.embedding_space    labels chosen over the embedding space, weighted by the

@@ -22,14 +22,7 @@ def paper_estimator(
     encoder: Encoder | None = None,
     on_step: OnProgress = lambda done, total: None,
 ) -> Regressor:
-    """Return the paper's predictor.
-
-    Args:
-        name: Name of the predictor.
-        preset: Sizes and training settings.
-        encoder: Encoder of the graphs; None where workloads come with their embeddings.
-        on_step: Called with the number of steps done and the largest number of steps.
-    """
+    """Return the paper's predictor; without an encoder, workloads come with their embeddings."""
     return Regressor(
         name=name,
         network=lambda width, mean_nodes: HeadNetwork(preset, width, mean_nodes),
@@ -56,11 +49,7 @@ class _Embedded:
 
 
 def embedded_vectors(workloads: Sequence[Workload]) -> FloatArray:
-    """Return unscaled embeddings and static features of workloads (n, width + 6).
-
-    Raises:
-        InputError: A workload has no embedding.
-    """
+    """Return unscaled embeddings, which must be there, and static features (n, width + 6)."""
     rows = [w.embedding for w in workloads if w.embedding is not None]
     if len(rows) != len(workloads):
         raise InputError("a workload has no embedding, which networks need; encode its graph")

@@ -158,11 +158,7 @@ class NetworkModel:
     batch_nodes: int
 
     def predict(self, workloads: Sequence[Workload]) -> Estimate:
-        """Predict n workloads.
-
-        Raises:
-            InputError: The vectors' width differs from that in training.
-        """
+        """Predict n workloads; raise InputError for vectors of another width than in training."""
         data = self._data(workloads)
         outputs = np.stack([_outputs(network, data, self.batch_nodes) for network in self.networks])
         logs = self.scales.center + self.scales.scale * outputs
@@ -219,17 +215,7 @@ class NetworkModel:
         training: Training,
         tensors: Mapping[str, Tensor],
     ) -> Self:
-        """Return the model that `tensors` describes.
-
-        Args:
-            network: Makes a network.
-            vector: Computes the vectors of workloads.
-            training: Training settings.
-            tensors: Everything learned, by name.
-
-        Raises:
-            KeyError, ValueError, RuntimeError: The tensors are not those of such networks.
-        """
+        """Read the model; raise KeyError, ValueError or RuntimeError for other tensors."""
         center, scale, noise = tensors["numbers"].tolist()
         nodes, vectors = (Scaler.from_tensors(tensors, name) for name in ("nodes", "vector"))
         networks: list[nn.Module] = []
@@ -270,65 +256,43 @@ class Regressor:
         generator: np.random.Generator,
         start: Model | None = None,
     ) -> NetworkModel:
-        """Train networks from random weights, or fine-tune those of another device."""
-        if start is None:
-            return self.from_scratch(workloads, targets, generator)
-        if not isinstance(start, NetworkModel):
-            raise InputError(f"{self.name} cannot start from the weights of another method")
-        return self.fine_tune(start, workloads, targets, generator)
+        """Train networks from random weights, or fine-tune those of another device (Table V).
 
-    def from_scratch(
-        self, workloads: Sequence[Workload], targets: Targets, generator: np.random.Generator
-    ) -> NetworkModel:
-        """Train networks from random weights; labels with only a bound are left out."""
-        rows, logs = labelled(workloads, targets)
-        scales = Scales(
-            fit_node_scaler([workloads[i].graph for i in rows]),
-            Scaler.fit(self.vector([workloads[i] for i in rows])),
-            float(logs.mean()),
-            max(float(logs.std()), LEAST_SCALE),
-        )
-        return self.train(workloads, targets, generator, scales, (), self.training.learning_rate)
+        Labels with only a bound are left out. The common factor between two devices needs no
+        training: it shifts the center. All weights are then trained at a smaller learning rate.
 
-    def fine_tune(
-        self,
-        source: NetworkModel,
-        workloads: Sequence[Workload],
-        targets: Targets,
-        generator: np.random.Generator,
-    ) -> NetworkModel:
-        """Continue training the networks of a source device, as V100 from A100 weights (Table V).
-
-        The common factor between the devices needs no training: it shifts the center first. All
-        weights are then trained at a smaller learning rate.
+        Raises:
+            InputError: As `labelled`, or `start` is a model of another method.
         """
         rows, logs = labelled(workloads, targets)
-        of_source = np.log(source.predict([workloads[i] for i in rows]).median)
-        center = source.scales.center + float(np.median(logs - of_source))
-        scales, rate = replace(source.scales, center=center), self.training.fine_tune_learning_rate
-        return self.train(workloads, targets, generator, scales, source.networks, rate)
+        chosen, groups = [workloads[i] for i in rows], [targets.groups[i] for i in rows]
+        if start is None:
+            scales = Scales(
+                fit_node_scaler([workload.graph for workload in chosen]),
+                Scaler.fit(self.vector(chosen)),
+                float(logs.mean()),
+                max(float(logs.std()), LEAST_SCALE),
+            )
+            rate = self.training.learning_rate
+            return self._train(chosen, logs, groups, generator, scales, (), rate)
+        if not isinstance(start, NetworkModel):
+            raise InputError(f"{self.name} cannot start from the weights of another method")
+        shift = float(np.median(logs - np.log(start.predict(chosen).median)))
+        scales = replace(start.scales, center=start.scales.center + shift)
+        rate = self.training.fine_tune_learning_rate
+        return self._train(chosen, logs, groups, generator, scales, start.networks, rate)
 
-    def train(
+    def _train(
         self,
-        workloads: Sequence[Workload],
-        targets: Targets,
+        chosen: Sequence[Workload],
+        logs: Array,
+        groups: Sequence[str],
         generator: np.random.Generator,
         scales: Scales,
         start: Sequence[nn.Module],
         learning_rate: float,
     ) -> NetworkModel:
-        """Train each member without one fold of the architectures.
-
-        Args:
-            workloads: Workloads (n).
-            targets: Their labels.
-            generator: Source of all randomness.
-            scales: Scales of inputs and output.
-            start: Networks whose weights the members start from; none for random weights.
-            learning_rate: First learning rate.
-        """
-        rows, logs = labelled(workloads, targets)
-        chosen, groups = [workloads[i] for i in rows], [targets.groups[i] for i in rows]
+        """Train each member without one fold of the architectures, from the networks in `start`."""
         units = (logs - scales.center) / scales.scale
         data = scales.data(chosen, self.vector(chosen), units)
         mean_nodes = float(np.mean([workload.graph.node_count for workload in chosen]))

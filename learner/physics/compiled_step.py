@@ -54,11 +54,9 @@ _STREAM_PARTS = {
 
 
 def part_times(prior: StepTimePrior, workloads: Sequence[Workload]) -> Array:
-    """Return the time of each of `PARTS` in ms, with the constants of eager steps (n, parts).
+    """Return the time of each of `PARTS` in ms (n, parts) of steps with fused kernels (n).
 
-    Args:
-        prior: Prior of the card's eager steps.
-        workloads: Steps with fused kernels (n).
+    The constants are those of the card's eager steps.
     """
     terms = terms_of(workloads, prior.spec)
     with torch.no_grad():
@@ -145,23 +143,18 @@ def log_ratio(
 
 
 def times_of_pairs(eager: Sequence[Workload], compiled: Sequence[Workload]) -> tuple[Array, Array]:
-    """Return times of n pairs on the reference card, by its eager constants.
+    """Return compiled steps by part in ms (n, parts) and logarithms of eager steps (n).
 
-    Returns:
-        The compiled steps by part in ms (n, parts), and the logarithms of the eager steps (n).
+    Both are of the reference card, by its eager constants.
     """
     prior = _reference()[0]
     return part_times(prior, compiled), prior.log_values(eager)
 
 
 def family_offsets(errors: Array, families: Sequence[str]) -> dict[str, float]:
-    """Return what predicted logarithms lack by family of architectures.
+    """Return what predicted logarithms lack by family, from errors and families of labels (n).
 
     It is the median of the family's n errors, times n / (n + 1), as one pair says little.
-
-    Args:
-        errors: Measured less predicted logarithms (n).
-        families: Family of each (n).
     """
     of_family: dict[str, list[float]] = defaultdict(list)
     for family, error in zip(families, errors.tolist(), strict=True):

@@ -87,11 +87,7 @@ CPU = DeviceSpec(
 
 
 def spec_of(device: str) -> DeviceSpec:
-    """Return the specification of a device key such as `a100` or `cpu-2t`.
-
-    Raises:
-        InputError: The catalogue does not list the device.
-    """
+    """Return the specification of a device key such as `a100`; raise InputError if unknown."""
     spec = known_spec(device)
     if spec is None:
         raise InputError(
@@ -117,8 +113,3 @@ def known_spec(device: str) -> DeviceSpec | None:
         tf32_tflops=card.tf32_tflops,
         process_mib=CONTEXT_MIB[Phase.TRAIN] + card.library_workspace_mib(Phase.TRAIN),
     )
-
-
-def has_kernels(device: str) -> bool:
-    """Return whether the device has a specification, which step times from kernels need."""
-    return known_spec(device) is not None

@@ -148,11 +148,7 @@ class Terms:
 
 
 def terms_of(workloads: Sequence[Workload], spec: DeviceSpec) -> Terms:
-    """Return the terms of workloads on a device.
-
-    Raises:
-        InputError: a workload without kernels.
-    """
+    """Return the terms of workloads on a device; raise InputError if one has no kernels."""
     parts = [_parts(workload, spec) for workload in workloads]
     streams, products, steps = zip(*parts, strict=True)
     return Terms(

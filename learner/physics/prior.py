@@ -88,10 +88,6 @@ class Prior(ABC):
         """
 
     @abstractmethod
-    def moved(self, by: Array) -> Self:
-        """Return the formula with constants moved by these numbers of deviations (c)."""
-
-    @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """Return the constants by name; `from_tensors` is the inverse."""
 
@@ -121,12 +117,7 @@ class TermPrior(Prior):
     """Sum of terms with log-normal coefficients."""
 
     def __init__(self, spec: PriorSpec, log_constants: Array | None = None) -> None:
-        """Create a prior.
-
-        Args:
-            spec: Terms and spreads.
-            log_constants: Logarithms of the constants (k; default: reference device).
-        """
+        """Create a prior with logarithms of the constants (k; default: reference device)."""
         self.spec = spec
         count = len(spec.spreads)
         self.log_constants = np.zeros(count) if log_constants is None else log_constants
@@ -201,9 +192,6 @@ class TermPrior(Prior):
     def sensitivities(self, workloads: Sequence[Workload]) -> Array:
         """Return the derivatives, the shares of the terms, in units of deviations (n, c)."""
         return self._shares(self.terms(workloads)) @ self.spec.root()
-
-    def moved(self, by: Array) -> Self:
-        return self.with_constants(self.log_constants + self.spec.root() @ by)
 
     def tensors(self) -> dict[str, Tensor]:
         return {"log_constants": torch.from_numpy(self.log_constants.copy())}

@@ -68,10 +68,9 @@ class StepMemory:
 def step_memory(workload: Workload, loop: Loop = Loop.PLAIN) -> StepMemory:
     """Return the simulated memory of the step, or an fp32 estimate from the graph."""
     step, optimizer, phase = workload.step, workload.optimizer, workload.phase
-    infers = phase is Phase.INFER
-    if step is not None and not (infers and step.infer_trace is None):
+    if step is not None:
         return _simulated(step, workload.batch_size, optimizer, loop, phase)
-    if infers:
+    if phase is Phase.INFER:
         return _forward_only(workload.graph)
     return _of_untraced(workload.graph, optimizer, loop)
 
@@ -100,7 +99,7 @@ def _simulated(
     weights = parameters * (1 + loop.with_optimizer(optimizer).states_per_parameter) + buffers
     live = weights + np.cumsum(change)
     peak = float(live.max(initial=weights))
-    timed = trace.kinds != Event.ACCUMULATE  # which are not in the traces of earlier versions
+    timed = trace.kinds != Event.ACCUMULATE  # features were chosen without these events
     scratch = trace.kinds == Event.WORKSPACE
     lift, largest = np.zeros(SCRATCH_KINDS), np.zeros(SCRATCH_KINDS)
     for kind in range(SCRATCH_KINDS):
@@ -133,8 +132,7 @@ def _of_untraced(graph: Graph, optimizer: Optimizer, loop: Loop) -> StepMemory:
     kept = KEPT_SHARE * float(outputs[[name not in VIEWS for name in graph.operators]].sum())
     parameters = BYTES_PER_ELEMENT * float(graph.parameters.sum())
     weights = parameters * (1 + loop.with_optimizer(optimizer).states_per_parameter)
-    live = (weights + parameters + kept) / MIB
-    return _of_graph(graph, live_mib=live, fragments_mib=0.0, weights_mib=weights / MIB)
+    return _of_graph(graph, (weights + parameters + kept) / MIB, weights / MIB)
 
 
 @cached_with_first
@@ -147,19 +145,17 @@ def _forward_only(graph: Graph) -> StepMemory:
     change[:-1] += outputs
     np.subtract.at(change, last + 1, outputs)
     weights = BYTES_PER_ELEMENT * float(graph.parameters.sum())
-    live = (weights + float(np.cumsum(change).max(initial=0.0))) / MIB
-    return _of_graph(graph, live_mib=live, fragments_mib=0.0, weights_mib=weights / MIB)
+    live = weights + float(np.cumsum(change).max(initial=0.0))
+    return _of_graph(graph, live / MIB, weights / MIB)
 
 
-def _of_graph(
-    graph: Graph, *, live_mib: float, fragments_mib: float, weights_mib: float
-) -> StepMemory:
+def _of_graph(graph: Graph, live_mib: float, weights_mib: float) -> StepMemory:
     """Estimate the memory from the graph, without passes or the order of events."""
     live = max(live_mib, 1.0)
     outputs = graph.memory_bytes - BYTES_PER_ELEMENT * graph.parameters
     return StepMemory(
         live_mib=live,
-        fragments_mib=max(fragments_mib, 0.0),
+        fragments_mib=0.0,
         scratch_mib=0.0,
         weights_mib=weights_mib,
         scratch_lift=np.zeros(SCRATCH_KINDS),

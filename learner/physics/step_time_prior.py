@@ -30,7 +30,6 @@ from trappm.learner.physics.kernel_times import (
 from trappm.learner.physics.prior import Prior
 from trappm.learner.stats.folds import drawn_rows
 from trappm.learner.workload import Array, Workload
-from trappm.profiler.errors import InputError
 
 if TYPE_CHECKING:
     from trappm.learner.physics.devices.joint_fit import Distribution, Evidence
@@ -135,14 +134,9 @@ class StepTimePrior(Prior):
 
         The spread of each group is learned, too; with `MANY_LABELS` it is that of `near`, and other
         devices count no more. Lower bounds (`log_above`) hardly constrain a time and are unused.
-
-        Raises:
-            InputError: Workloads and labels differ in number.
         """
         from trappm.learner.physics.devices.joint_fit import Distribution, Evidence, JointFit
 
-        if len(workloads) != len(log_values):
-            raise InputError(f"{len(workloads)} workloads and {len(log_values)} labels")
         known = np.flatnonzero(np.isfinite(log_values))
         if self.known is not None and len(known) < MANY_LABELS:
             return self._refit_with_others(self.known, workloads, log_values)
@@ -195,10 +189,6 @@ class StepTimePrior(Prior):
         if self.known is None:
             return spreads(1.0)
         return (self.known.device**2 + self.known.host**2).sqrt()
-
-    def moved(self, by: Array) -> Self:
-        constants = self.constants + torch.from_numpy(by) * self._spreads
-        return type(self)(self.spec, constants, known=self.known, evidence=self.evidence)
 
     def tensors(self) -> dict[str, Tensor]:
         numbers = [0.0 if value is None else value for value in asdict(self.spec).values()]

@@ -66,11 +66,7 @@ class Residual:
     """Robust deviation of the out-of-fold errors."""
 
     def predict(self, features: Array) -> tuple[Array, Array]:
-        """Return mean of the residual and deviation of a label (n each) for features (n, f).
-
-        Raises:
-            InputError: The number of features differs from training.
-        """
+        """Return mean and deviation of a label (n) for features (n, f), or raise InputError."""
         if features.ndim != 2 or features.shape[1] != self.width:
             raise InputError(f"features have shape {features.shape}, not (n, {self.width})")
         mean, variance = np.zeros(len(features)), np.full(len(features), self.noise**2)
@@ -120,20 +116,15 @@ def fit_residual(
         log_residual: log(measured) minus the prior's logarithm (n), best by a prior that was fitted
             without the label's fold; NaN where only a bound is known.
         groups: Architecture of each label (n).
-        generator: Source of all randomness.
         feature_groups: Numbers of columns that the process scales together (default: all).
         folds: Folds of the prior (n; default: drawn here).
         bounds: Lower bounds of unknown values (n), NaN elsewhere.
         label_errors: Standard errors of the values (n; default: 0). They are part of the
             deviations that are returned, so that a noisy label widens no interval.
-
-    Raises:
-        InputError: Shapes differ, a value is not finite, or a label has neither value nor bound.
     """
     bounds = np.full(len(features), np.nan) if bounds is None else bounds
     noisy = np.zeros(len(features)) if label_errors is None else label_errors
     widths = (features.shape[-1],) if feature_groups is None else tuple(feature_groups)
-    _check(features, log_residual, bounds, groups, widths)
     folds = grouped_folds(groups, FOLDS, generator) if folds is None else folds
     known = ~np.isnan(log_residual)
     unseen: dict[str, Array] = {}
@@ -156,27 +147,6 @@ def fit_residual(
     noise = _noise((log_residual - mean)[known], noisy[known])
     residual = Residual(features.shape[1], process, trees, weights, noise)
     return residual, FoldPredictions(mean, np.hypot(np.hypot(spread, noise), noisy))
-
-
-def _check(
-    features: Array,
-    log_residual: Array,
-    bounds: Array,
-    groups: Sequence[str],
-    widths: Sequence[int],
-) -> None:
-    if features.ndim != 2 or not (
-        log_residual.shape == bounds.shape == (len(groups),) == (len(features),)
-    ):
-        raise InputError(
-            f"{features.shape} features, {log_residual.shape} values and {len(groups)} groups "
-            "are not one of each for every label"
-        )
-    numbers = np.where(np.isnan(log_residual), bounds, log_residual)
-    if not (np.isfinite(features).all() and np.isfinite(numbers).all()):
-        raise InputError("a feature or a residual is not finite")
-    if sum(widths) != features.shape[1]:
-        raise InputError(f"groups of {widths} columns are not {features.shape[1]} features")
 
 
 def _grow_across(

@@ -68,9 +68,8 @@ class Surprises:
         """Fit to the out-of-fold errors of n labels; None if there are too few outliers.
 
         Args:
-            features: Features of the labels (n, f).
+            features, folds: Features (n, f) and fold of each label (n).
             errors, deviations, groups, known: As for `Calibration.fit`.
-            folds: Fold of each label (n).
             distance: Usual distance between architectures.
             generator: Seeds the trees.
         """

@@ -202,11 +202,7 @@ class Manifest(_Part):
 
     @classmethod
     def of(cls, values: dict[str, Any], data: bytes) -> Self:
-        """Return the record of a manifest, given as JSON values and as their text.
-
-        Raises:
-            pydantic.ValidationError: A field is invalid.
-        """
+        """Return the record of a manifest, given as JSON values and as their text."""
         manifest = cls.model_validate_json(data, strict=True)
         manifest._json = values
         return manifest
@@ -270,11 +266,7 @@ def entries(contents: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
 
 
 def checked_manifest(data: bytes, place: str) -> Manifest:
-    """Return the manifest in bytes that were found at `place`.
-
-    Raises:
-        SnapshotError: It is damaged, of something else, or of another format version.
-    """
+    """Return the manifest in bytes found at `place`; raise SnapshotError if it is not sound."""
     try:
         manifest = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -326,11 +318,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def read_whole(folder: Path) -> tuple[Manifest, dict[str, bytes]]:
-    """Return manifest and files of a snapshot, every byte checked.
-
-    Raises:
-        SnapshotError: It is missing, damaged, of another format or version, or too large.
-    """
+    """Return manifest and files, every byte checked; raise SnapshotError if one is not sound."""
     manifest = read_manifest(folder)
     contents = {}
     for name, entry in manifest.files.items():
@@ -342,11 +330,7 @@ def read_whole(folder: Path) -> tuple[Manifest, dict[str, bytes]]:
 
 
 def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Write a folder with these files at once; repair one that exists and is damaged.
-
-    Raises:
-        SnapshotError: It cannot be written.
-    """
+    """Write a folder with these files at once, or repair it; raise SnapshotError if impossible."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_stale(folder.parent)

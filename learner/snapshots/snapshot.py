@@ -194,11 +194,7 @@ class Snapshot:
         self, workloads: Sequence[Workload], device: str, phase: Phase = Phase.TRAIN,
         heads: DeviceHeads | None = None,
     ) -> Predictions:  # fmt: skip
-        """Predict with the heads of a device and phase, or with the given ones.
-
-        Raises:
-            SnapshotError: There are no heads.
-        """
+        """Predict with the heads of a device and phase (`trained`), or with the given ones."""
         heads = heads or self.trained(device, phase).heads
         if heads.needs_embeddings and workloads:
             rows = self.encoder.embed([workload.graph for workload in workloads])
@@ -210,11 +206,7 @@ class Snapshot:
 
     @cached_property
     def encoder(self) -> Encoder:
-        """Frozen encoder, read on first use.
-
-        Raises:
-            SnapshotError: There is none, or it does not fit this version.
-        """
+        """Frozen encoder, read on first use; SnapshotError if there is none that fits."""
         from trappm.learner.paper.encoder import Encoder
 
         if self.encoder_bytes is None:
@@ -249,12 +241,10 @@ def save_snapshot(
 
     Args:
         registry: Folder of all snapshots.
-        encoder: Frozen encoder; None if no head needs one.
-        others: Heads of cards without labels; None to refuse them.
+        encoder, others: Encoder if a head needs it; heads of cards without labels, or none.
         heads: Heads by device and phase.
         source_device: Default device of predictions, with heads.
-        preset: Preset of encoder and heads.
-        labels: Training labels.
+        preset, labels: Preset of encoder and heads, and training labels.
         fields: More fields of the manifest as JSON values, such as errors.
 
     Raises:
@@ -285,16 +275,19 @@ def save_snapshot(
         "versions": _versions(),
         "files": entries(contents),
     }
-    return _write(registry, own, fields, contents)
+    clash = sorted(set(fields) & {*own, "id", "checksum"})
+    if clash:
+        raise SnapshotError(f"the manifest has a field {clash[0]!r} of its own")
+    manifest = sealed({**fields, **own})
+    folder = registry / manifest["id"]
+    write_folder(folder, {**contents, MANIFEST: manifest_bytes(manifest)})
+    return SnapshotInfo(manifest["id"], folder, read_manifest(folder))
 
 
 def _contents(
     encoder: Encoder | None, heads: Mapping[str, Mapping[Phase, TrainedHeads]]
 ) -> dict[str, bytes]:
-    """Return the files of tensors by name.
-
-    Phases with equal heads share one file.
-    """
+    """Return the files of tensors by name; phases with equal heads share one file."""
     contents = {} if encoder is None else {ENCODER: _saved(encoder.tensors())}
     for device, phases in heads.items():
         if not NAME.fullmatch(device):
@@ -318,18 +311,6 @@ def _settings(heads: Mapping[str, Mapping[Phase, TrainedHeads]]) -> dict[str, An
         }
         for device, phases in sorted(heads.items())
     }
-
-
-def _write(
-    registry: Path, own: Mapping[str, Any], fields: Mapping[str, Any], contents: dict[str, bytes]
-) -> SnapshotInfo:
-    clash = sorted(set(fields) & {*own, "id", "checksum"})
-    if clash:
-        raise SnapshotError(f"the manifest has a field {clash[0]!r} of its own")
-    manifest = sealed({**fields, **own})
-    folder = registry / manifest["id"]
-    write_folder(folder, {**contents, MANIFEST: manifest_bytes(manifest)})
-    return SnapshotInfo(manifest["id"], folder, read_manifest(folder))
 
 
 def load_snapshot(folder: Path) -> Snapshot:
@@ -379,11 +360,7 @@ def load_snapshot(folder: Path) -> Snapshot:
 
 
 def copy_snapshot(source: Path, to: Path) -> SnapshotInfo:
-    """Copy a snapshot to a new folder, checking every byte.
-
-    Raises:
-        SnapshotError: The source is damaged, or `to` exists or cannot be written.
-    """
+    """Copy a snapshot to a new folder, checking every byte; raise SnapshotError if impossible."""
     manifest, contents = read_whole(source)
     if to.exists():
         raise SnapshotError(f"{to} is already there; name a new folder")

@@ -48,17 +48,12 @@ def accuracy(
     """Return the errors of predictions; pairs with NaN are left out.
 
     Args:
-        measured: Measured values (n).
-        predicted: Predicted values (n).
-        low: Lower interval bounds (n).
-        high: Upper interval bounds (n).
+        measured, predicted, low, high: Values and bounds of intervals (n each).
         log_quantiles: Quantiles of the predicted logarithm at `LEVELS` (n, levels).
 
     Raises:
-        InputError: The shapes differ, no pair is complete, or a measurement is not positive.
+        InputError: No pair is complete, or a measurement is not positive.
     """
-    if measured.shape != predicted.shape or measured.ndim != 1:
-        raise InputError(f"measured has shape {measured.shape}, predicted {predicted.shape}")
     complete = ~(np.isnan(measured) | np.isnan(predicted))
     truth, guess = measured[complete], predicted[complete]
     if not len(truth):
@@ -125,12 +120,8 @@ def split_architectures(
     A family never gives its only architecture. At least one architecture is held out, and at least
     one is not.
 
-    Args:
-        configurations: Configurations to divide (n).
-        share: Share of the architectures to hold out; rounded at random within each family.
-        generator: Draws the architectures.
-        groups: Group of each configuration (`learner.stats.folds.content_groups`); architectures
-            of one group are held out together.
+    The share is rounded at random within each family. Architectures of one of the configurations'
+    groups (`learner.stats.folds.content_groups`) are held out together.
 
     Raises:
         InputError: The share is not between 0 and 1, or there are fewer than two architectures.

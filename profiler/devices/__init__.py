@@ -41,11 +41,7 @@ _KINDS = {
 
 
 def open_device(key: str) -> Device:
-    """Return the device of this key, without using it or importing torch.
-
-    Raises:
-        DeviceError: This machine has no such device; the message lists its devices.
-    """
+    """Return the device of this key, without using it; raise DeviceError if it is not here."""
     kinds = _kinds()
     try:
         return _load(kinds.get(_kind(key), kinds["cuda"]))(key)
@@ -60,13 +56,9 @@ def open_device(key: str) -> Device:
 def meant_device(key: str, offered: Iterable[str] = ()) -> str | None:
     """Return the device that a misspelled key probably means; None for a plausible key.
 
-    Args:
-        key: Key of a device, perhaps of another machine.
-        offered: Keys of devices of other machines.
+    Keys of devices of other machines are plausible if they are `offered`.
     """
-    from trappm.profiler.devices.catalogue import (
-        nearest_device,  # not needed by who opens what is there
-    )
+    from trappm.profiler.devices.catalogue import nearest_device  # only for misspelled keys
 
     if _kind(key) in _kinds().keys() - {"simulated"}:
         return None

@@ -101,11 +101,7 @@ class Device(ABC):
         return False
 
     def for_kernels(self) -> StepDevice:
-        """Return the device whose kernels are timed.
-
-        Raises:
-            InputError: The device runs no kernels.
-        """
+        """Return the device whose kernels are timed; raise InputError if it runs none."""
         raise InputError(
             f"{self.key} has no kernels of its own to be timed; name one GPU, cores, or several "
             "ranks"
@@ -117,10 +113,7 @@ class Device(ABC):
     ) -> Findings:
         """Measure on this prepared device.
 
-        Args:
-            configuration: Configuration to measure.
-            protocol: How to measure.
-            enter: Called with each phase: `create`, `warmup`, `measure`.
+        `enter` is called with each phase: `create`, `warmup`, `measure`.
 
         Raises:
             InputError, UnsupportedModelError: It cannot be measured here; becomes `unsupported`.

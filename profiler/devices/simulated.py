@@ -52,17 +52,12 @@ _BACKWARD_PASSES = 2
 
 
 class SimulatedDevice(Device):
-    """A GPU by its specification; needs the static profile of the model, and no lock.
-
-    Args:
-        key: Such as `simulated:a100`.
-        seed: Seed of the noise of the samples.
-    """
+    """A GPU by its specification; needs the static profile of the model, and no lock."""
 
     lock_name = None
     provenance = Provenance.SIMULATED
 
-    def __init__(self, key: str, *, seed: int = SEED) -> None:
+    def __init__(self, key: str) -> None:
         super().__init__(key)
         name = key.partition(":")[2]
         card = card_of(name)
@@ -72,7 +67,6 @@ class SimulatedDevice(Device):
                 "simulated:a100, or add it there"
             )
         self._card: Card = card
-        self._seed = seed
 
     def environment(self) -> dict[str, Any]:
         return {
@@ -81,7 +75,7 @@ class SimulatedDevice(Device):
             "device_name": f"{self._card.name} (simulated)",
             "device_memory_mib": self.capacity_mib,
             "device_power_limit_w": self._card.power_w,
-            "noise_seed": self._seed,
+            "noise_seed": SEED,
             "tf32": "convolutions only" if self._card.tf32_tflops else None,
         }
 
@@ -111,7 +105,7 @@ class SimulatedDevice(Device):
         enter("measure")
         parts_ms, busy_ms = self._step(profile.graph.at(configuration.batch_size), configuration)
         step_ms = sum(parts_ms)
-        digest = hashlib.sha256(f"{self._seed} {self.key} {configuration.id}".encode()).digest()
+        digest = hashlib.sha256(f"{SEED} {self.key} {configuration.id}".encode()).digest()
         noise = np.random.default_rng(int.from_bytes(digest[:8], "little"))
         samples_ms = sample(
             lambda count: (step_ms * np.exp(noise.normal(0.0, _NOISE, count))).tolist(), protocol

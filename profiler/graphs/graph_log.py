@@ -29,8 +29,7 @@ class GraphLog:
     """Turns operators into nodes; holds no tensor, so lifetimes do not change.
 
     Args:
-        module: The model that runs.
-        inputs: Tensors of its inputs.
+        module, inputs: The model that runs, and the tensors of its inputs.
         at_one_batch: True if the graph is of one batch size only, so that an output need not have
             a batch axis.
         by_values: True if the step runs on values, which operators may depend on.
@@ -77,11 +76,7 @@ class GraphLog:
         return self._builder.graph(outputs, batch_size, self._input_type)
 
     def rule(self, func: Any, args: Sequence[Any], tensors: Sequence[Tensor]) -> Rule | None:
-        """Return the rule for the nodes of a call, or None if there is none.
-
-        Raises:
-            UnsupportedModelError: The call depends on values.
-        """
+        """Return the rule of a call, if any; UnsupportedModelError if it depends on values."""
         if not any(self._value(t).depends for t in tensors):
             return _folded
         depends = _needs_values(func, args)

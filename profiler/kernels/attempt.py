@@ -26,7 +26,7 @@ from trappm.profiler.kernels.running import PRECISIONS, PreparedCall, Run, tf32_
 from trappm.profiler.measuring.attempt import explain, hold_lock
 from trappm.profiler.records import Configuration, Outcome
 from trappm.profiler.records import Protocol as StepProtocol
-from trappm.profiler.steps.sampling import StepRun, judge, sample
+from trappm.profiler.steps.sampling import Samples, StepRun, judge, sample
 from trappm.profiler.steps.step import Step, fill_window
 
 _SAMPLING_SHARE = 0.4
@@ -117,12 +117,7 @@ def _prepare_of(name: str | None) -> _Prepare:
 class Timing:
     """Times calls until they are done or the time is up; unstable ones once more if there is time.
 
-    Args:
-        device: Prepared device.
-        calls: Calls in their order.
-        seconds: Time for all of them.
-        prepare: Prepares a call.
-        send: Receives the start of each call.
+    `send` receives the start of each call.
     """
 
     def __init__(
@@ -228,9 +223,8 @@ class Timing:
             why = _SHARED if call.form.is_collective else _NOT_METERED
             window = replace(window, energy_j=None, energy_missing=why)
         memory = MemoryReading(peak_mib=None, method="none")
-        stepped = StepRun(
-            samples_ms=samples_ms, window=window, steps_in_window=steps, memory=memory
-        )
+        samples = Samples(samples_ms)
+        stepped = StepRun(samples=samples, window=window, steps_in_window=steps, memory=memory)
         return judge(stepped, protocol)
 
 

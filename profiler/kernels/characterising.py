@@ -53,8 +53,7 @@ class Characteriser:
     The warm process starts with the first of them and ends with `close` or the `with` block.
 
     Args:
-        lock_dir: Folder of the locks of this host; the same for all measurers.
-        lock_timeout_s: Longest wait for other measurements.
+        lock_dir, lock_timeout_s: Folder of this host's locks, and longest wait for one.
         kernel_timeout_s: Time after which one call is killed.
         run: Function of the child that prepares a call, as "module:name", instead of
             `PreparedCall`.
@@ -70,7 +69,7 @@ class Characteriser:
     ) -> None:
         self._server = ForkServer(_PRELOAD)
         self._request = {"lock_dir": str(lock_dir), "lock_timeout_s": lock_timeout_s, "run": run}
-        self._limits = _Limits(lock_timeout_s + _GRACE_S, kernel_timeout_s)
+        self._lock_s, self._kernel_s = lock_timeout_s + _GRACE_S, kernel_timeout_s
 
     def __enter__(self) -> Self:
         return self
@@ -105,7 +104,8 @@ class Characteriser:
             TrappmError: The device cannot be used, or is in use for too long.
         """
         device = open_device(device_key).for_kernels()
-        state = _State(device, None if calls is None else [*calls], seconds, on_result)
+        left = None if calls is None else [*calls]
+        state = _State(device, left, seconds, self._lock_s, self._kernel_s, on_result)
         try:
             for _ in range(_MOST_CHILDREN):
                 request = {
@@ -114,7 +114,7 @@ class Characteriser:
                     "calls": None if state.left is None else [call.text for call in state.left],
                     "seconds": state.seconds_left,
                 }
-                _one_child(self._server, request, state, self._limits)
+                _one_child(self._server, request, state)
                 if not state.left:
                     return state.results
         except BaseException:
@@ -122,12 +122,6 @@ class Characteriser:
             raise
         state.give_up(f"left out: {_MOST_CHILDREN} measuring processes ended early")
         return state.results
-
-
-@dataclass(frozen=True)
-class _Limits:
-    lock_s: float
-    kernel_s: float
 
 
 @dataclass
@@ -138,6 +132,8 @@ class _State:
     left: list[KernelCall] | None
     """Calls without a result; None before the first child has sent the list."""
     seconds: float
+    lock_s: float
+    kernel_s: float
     on_result: OnResult
     results: list[KernelMeasurement] = field(default_factory=list)
     environment: Mapping[str, Any] = field(default_factory=dict)
@@ -203,25 +199,21 @@ class _State:
             self.fail(call, Outcome.ERROR, WORKER, message)
 
 
-def _one_child(server: ForkServer, request: dict[str, Any], state: _State, limits: _Limits) -> None:
-    """Run one child to its end; unfinished calls stay in `state.left`.
-
-    Raises:
-        TrappmError: It ended before it had anything to time.
-    """
+def _one_child(server: ForkServer, request: dict[str, Any], state: _State) -> None:
+    """Run one child to its end; raise TrappmError if it ended before its first call."""
     oom_kills = procfs.kernel_oom_kills()
     state.forget_call()
     child = server.fork(_ATTEMPT, request)
-    state.deadline = time.monotonic() + limits.lock_s
+    state.deadline = time.monotonic() + state.lock_s
     is_ready = False
     try:
         for heard in child.messages(lambda: state.deadline):
             state.hear(heard)
             is_ready = is_ready or "calls" in heard
-            patience_s = _PREPARE_TIMEOUT_S if state.current is None else limits.kernel_s
+            patience_s = _PREPARE_TIMEOUT_S if state.current is None else state.kernel_s
             state.deadline = time.monotonic() + patience_s
     except TimeoutError:
-        _timed_out(child, state, limits)
+        _timed_out(child, state)
         return
     finally:
         child.close()
@@ -239,12 +231,8 @@ def _one_child(server: ForkServer, request: dict[str, Any], state: _State, limit
     state.fail(current, Outcome.OOM if ran_out else Outcome.ERROR, state.phase, message)
 
 
-def _timed_out(child: Child, state: _State, limits: _Limits) -> None:
-    """End a silent child; its call becomes an outcome.
-
-    Raises:
-        TrappmError: It had no call, or does not end.
-    """
+def _timed_out(child: Child, state: _State) -> None:
+    """End a silent child, with an outcome of its call; raise TrappmError without a call."""
     try:
         child.kill()
     except ForkServerError as error:
@@ -253,5 +241,5 @@ def _timed_out(child: Child, state: _State, limits: _Limits) -> None:
         raise TrappmError(
             f"the kernels of {state.device.key} cannot be timed: the measuring process is silent"
         )
-    message = f"killed after {limits.kernel_s:g} s"
+    message = f"killed after {state.kernel_s:g} s"
     state.fail(state.current, Outcome.TIMEOUT, state.phase, message)

@@ -215,22 +215,14 @@ class KernelCall:
         tf32: bool = False,
         **sizes: int,
     ) -> Self:
-        """Return a call with its sizes by name.
-
-        Raises:
-            InputError: As the class; a size is missing or unknown.
-        """
+        """Return a call with its sizes by name; raises as the class."""
         operator = member("operator", Operator, operator)
         ordered = _in_order(operator, sizes)
         return cls(operator, ordered, data_type, memory_format, direction, tf32)
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Return the call of a text.
-
-        Raises:
-            InputError: The text is not that of a call.
-        """
+        """Return the call of a text; raise InputError if it is not that of a call."""
         name, *words = text[:_MAX_TEXT].split()[:20] or [""]
         operator = member("operator", Operator, name)
         pairs = (word.split("=", 1) for word in words if "=" in word)
@@ -293,11 +285,7 @@ class KernelCall:
     def with_batch(self, batch_size: int) -> Self:
         if "batch" not in self.form.sizes:
             return self
-        sizes = (batch_size, *self.sizes[1:])
-        kind = type(self)
-        return kind(
-            self.operator, sizes, self.data_type, self.memory_format, self.direction, self.tf32
-        )
+        return dataclasses.replace(self, sizes=(batch_size, *self.sizes[1:]))
 
     def _fault(self) -> str | None:
         form = self.form
@@ -398,11 +386,7 @@ class KernelMeasurement:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return the measurement of `to_dict`.
-
-        Raises:
-            InputError: Unknown call, outcome or protocol.
-        """
+        """Return the measurement of `to_dict`; raise InputError for an invalid one."""
         return cls(
             **{
                 **data,

@@ -168,11 +168,7 @@ def lock_path(lock_dir: Path, lock_name: str) -> Path:
 
 
 def hold_lock(device: Device, lock_dir: Path, timeout_s: float) -> float:
-    """Lock the device until this process ends; return the seconds of waiting.
-
-    Raises:
-        TrappmError: Another measurement held it for longer than `timeout_s`.
-    """
+    """Lock the device until this process ends; return the waiting time, or raise TrappmError."""
     from filelock import FileLock, Timeout
 
     begin = time.monotonic()

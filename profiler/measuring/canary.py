@@ -142,16 +142,11 @@ class CanaryReading:
 
 
 def read_canary(
-    measurement: Measurement,
-    history: Iterable[CanaryReading],
-    plan: CanaryPlan,
+    measurement: Measurement, history: Iterable[CanaryReading], plan: CanaryPlan
 ) -> CanaryReading:
     """Return the reading of a measurement of the canary.
 
-    Args:
-        measurement: Measurement of the canary's configuration.
-        history: Earlier readings, the oldest first; other series are ignored.
-        plan: Bounds.
+    The history has earlier readings, the oldest first; other series are ignored.
     """
     ok, facts = measurement.outcome is Outcome.OK, measurement.environment
     reading = CanaryReading(
@@ -222,13 +217,7 @@ def _is_beyond(reading: CanaryReading, plan: CanaryPlan) -> bool:
 
 
 class CanaryWatch:
-    """Schedule and history of the readings of one node and device.
-
-    Args:
-        plan: Intervals and bounds.
-        history: Earlier readings of this node, the oldest first.
-        clock: Monotonic seconds.
-    """
+    """Schedule and history of the readings of one node and device, the oldest first."""
 
     def __init__(
         self,

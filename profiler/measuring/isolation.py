@@ -51,8 +51,7 @@ class Measurer:
     `close`, the `with` block, or this process.
 
     Args:
-        lock_dir: Folder of the locks of this host; the same for all measurers.
-        lock_timeout_s: Longest wait for other measurements.
+        lock_dir, lock_timeout_s: Folder of this host's locks, and longest wait for one.
         run: Function to call in the child instead of `run_protocol`, as "module:name".
     """
 
@@ -95,9 +94,7 @@ class Measurer:
         `duration_s`; it is in the environment as `lock_wait_s`.
 
         Args:
-            configuration: Configuration to measure.
-            device_key: Device of this machine.
-            protocol: How to measure.
+            configuration, device_key, protocol: What to measure, where and how.
             attempt_key: Name of the attempt; by default a new one.
             on_phase: Called with each phase as it begins.
 
@@ -211,12 +208,7 @@ class Measurer:
 
 
 def how_it_ended(exit_code: int | None, printed: str) -> str:
-    """Return the message about a measuring process that ended without a result.
-
-    Args:
-        exit_code: Below 0 for a signal.
-        printed: Output of the process; the last line may give the reason.
-    """
+    """Return the message about a measuring process without a result, with its last line."""
     if exit_code is not None and exit_code < 0:
         what = f"was killed by {_signal_name(-exit_code)}"
     else:

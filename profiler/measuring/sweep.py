@@ -17,7 +17,7 @@ from typing import Any
 
 from trappm.profiler.errors import InputError, TrappmError, one_line
 from trappm.profiler.files.json_lines import JsonLines
-from trappm.profiler.files.untrusted import read_plain
+from trappm.profiler.files.untrusted import load_yaml, read_plain
 from trappm.profiler.host.environment import stack_difference
 from trappm.profiler.measuring.attempt import WORKER, others_had_memory
 from trappm.profiler.models.pool import PoolGroup, PoolSpec, build_pool
@@ -28,15 +28,9 @@ MAX_WORKER_FAILURES = 3
 
 
 class Sweep:
-    """A list of configurations on one device, and their results.
+    """A list of configurations on one device, and their results in a file.
 
-    Args:
-        configurations: Configurations to measure.
-        results: File of all results.
-        device_key: Device of this machine.
-        protocol: How to measure.
-        environment: Environment of the device (`Device.environment`).
-        retries: Number of retries after failures that may pass.
+    Failures that may pass are tried again. `environment` is that of the device.
 
     Raises:
         InputError: The results are of another software stack or device.
@@ -59,13 +53,8 @@ class Sweep:
         self.configurations = tuple(dict.fromkeys(configurations))
         wanted = set(self.configurations)
         for measurement in results.earlier:
-            if measurement.configuration in wanted and (
-                measurement.device,
-                measurement.protocol,
-            ) == (
-                device_key,
-                protocol,
-            ):
+            is_same = (measurement.device, measurement.protocol) == (device_key, protocol)
+            if measurement.configuration in wanted and is_same:
                 # How memory is counted is known only to who has a context on the GPU.
                 method = {"memory_method": measurement.environment.get("memory_method")}
                 difference = stack_difference(measurement.environment, method | dict(environment))
@@ -228,10 +217,6 @@ def _values(name: str, values: object) -> tuple[Any, ...]:
 
 
 def _document(path: Path) -> Iterator[tuple[str, object]]:
-    from trappm.profiler.files.untrusted import (
-        load_yaml,  # timm needs PyYAML, so wherever we measure
-    )
-
     document = load_yaml(_text(path), str(path))
     if isinstance(document, dict) and [*document] == ["groups"]:
         document = document["groups"]

@@ -50,11 +50,7 @@ def family_of(architecture: str) -> str:
 
 
 def in_families(families: Iterable[str], architectures: Iterable[str]) -> set[str]:
-    """Return the architectures that belong to one of these families.
-
-    Raises:
-        InputError: None belongs to one of the families.
-    """
+    """Return the architectures of these families; raise InputError for one without any."""
     members: dict[str, set[str]] = {}
     for architecture in architectures:
         members.setdefault(family_of(architecture), set()).add(architecture)

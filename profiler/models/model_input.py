@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from trappm.profiler.errors import InputError, UnsupportedModelError, one_line
 from trappm.profiler.records import MemoryFormat, Phase
@@ -26,8 +26,8 @@ _Batch = tuple[tuple[Any, ...], dict[str, Any]]
 """Arguments and keyword arguments of a module."""
 
 
-class _Inputs(ABC):
-    """Inputs of which shapes and types are known."""
+class Inputs(ABC):
+    """Inputs of a model for any batch size: shapes and types."""
 
     @abstractmethod
     def tensors(self, batch_size: int) -> _Batch:
@@ -69,7 +69,7 @@ class _Inputs(ABC):
 
 
 @dataclass(frozen=True)
-class Sample(_Inputs):
+class Sample(Inputs):
     """One sample of a batch."""
 
     shape: tuple[int, ...]
@@ -78,11 +78,7 @@ class Sample(_Inputs):
 
     @classmethod
     def of(cls, input_size: int | Self) -> Self:
-        """Return a square RGB image of this size in pixels, or the given sample.
-
-        Raises:
-            InputError: The size is below 1.
-        """
+        """Return a square RGB image of this size in pixels (1 or more), or the given sample."""
         import torch
 
         if not isinstance(input_size, int):
@@ -132,7 +128,7 @@ class Sample(_Inputs):
 
 
 @dataclass(frozen=True)
-class ExampleInputs(_Inputs):
+class ExampleInputs(Inputs):
     """Arguments of a module: tensors, lists and dictionaries of them, keywords.
 
     The first axis of the first tensor is the batch; each tensor with as many entries there has the
@@ -260,11 +256,7 @@ _REGISTERING = Lock()
 
 
 def _is_graph(value: Any) -> bool:
-    """Return whether a value is a graph of PyTorch Geometric; `tree_map` then knows its tensors.
-
-    Raises:
-        InputError: It has several kinds of nodes.
-    """
+    """Return whether a value is a graph of PyTorch Geometric, and register it for `tree_map`."""
     from torch.utils._pytree import SUPPORTED_NODES, register_pytree_node
 
     kind = type(value)
@@ -290,7 +282,7 @@ def _is_graph(value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class FileInputs(_Inputs):
+class FileInputs(Inputs):
     """Positional inputs of a module rebuilt from a file."""
 
     shapes: tuple[tuple[int | None, ...], ...]
@@ -337,7 +329,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class NamedInputs(_Inputs):
+class NamedInputs(Inputs):
     """Inputs by keyword that differ between the phases, such as tokens with labels."""
 
     train: Mapping[str, Field]
@@ -370,18 +362,3 @@ class NamedInputs(_Inputs):
     def __str__(self) -> str:
         first = next(iter(self.infer.values())).shape
         return f"{first[-1]:,} tokens" if len(first) == 1 else f"{first[-1]} px"
-
-
-class Inputs(Protocol):
-    """Inputs of a model for any batch size."""
-
-    def in_phase(self, phase: Phase, /) -> Inputs:
-        """Those of training or of inference."""
-
-    def batch(
-        self, batch_size: int, memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
-    ) -> _Batch:
-        """Arguments and keyword arguments, with tensors on the meta device."""
-
-    def values(self, batch_size: int) -> Sequence[torch.Tensor | None]:
-        """Return the known values of the tensors of such a batch, in the order of pytree."""

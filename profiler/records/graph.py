@@ -30,12 +30,9 @@ def graph_hash(
     """Return 64 hexadecimal digits that are equal for equal graphs in any topological order.
 
     Args:
-        operators: Operator of each node, in topological order (N).
-        edges: Producer and consumer (E, 2).
+        operators, edges: As in `Graph`.
         content: Further numbers of each node (N, any).
-        salt: Further text of the whole graph.
-        signatures: Further text of each node, or none.
-        edge_slots: Further text of each edge, or none.
+        salt, signatures, edge_slots: Further texts of the graph, of each node and of each edge.
 
     Raises:
         TrappmError: The nodes are not in topological order.

@@ -187,11 +187,7 @@ class KernelProfile:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Return the profile of `to_bytes`.
-
-        Raises:
-            TrappmError: The bytes are damaged.
-        """
+        """Return the profile of `to_bytes`; raise TrappmError for damaged bytes."""
         with reading_profile("kernel profile"):
             arrays = unpack(data)
             tensors, parameters, precision, memory_format, fused, batch = arrays[_NUMBERS].tolist()

@@ -108,9 +108,7 @@ def break_down(
     """Return the composition of the simulated memory of a step.
 
     Args:
-        trace: Allocations.
-        origins: Origin of each block.
-        batch_size: Any batch size.
+        trace, origins, batch_size: Allocations, origin of each block, any batch size.
         memory: Result of `simulate_memory` for the same step.
         state_bytes: Optimizer states.
         fixed_mib: Parts outside of the trace: the context, workspaces of libraries.

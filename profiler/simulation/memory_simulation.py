@@ -75,9 +75,7 @@ def simulate_memory(
     otherwise the least memory that it needs.
 
     Args:
-        trace: Trace of a step in fp32.
-        batch_size: Any batch size.
-        loop: Training loop around the steps.
+        trace, batch_size, loop: Step, any batch size, and the training loop around the steps.
         workspace_share: See `WORKSPACE_SHARE`; other values are for fitting.
         limit_mib: Memory of the device that the step can use; None for one that is never full.
 
@@ -112,9 +110,7 @@ def _smallest_capacity(
 ) -> int:
     """Return the smallest device, in units, on which the replay runs (to `CAPACITY_TOLERANCE`).
 
-    Args:
-        trace, batch_size, loop, shares: See `_replay`.
-        unlimited: Result of a replay on a device that is never full.
+    `unlimited` is the result on a device that is never full.
     """
     too_little, enough = unlimited.peak_live - 1, unlimited.peak_reserved
     while enough > (1 + CAPACITY_TOLERANCE) * too_little:

@@ -10,7 +10,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from trappm.profiler.errors import TrappmError
 from trappm.profiler.files.untrusted import pack, reading_profile, unpack
 from trappm.profiler.records import GraphTemplate, MemoryFormat, Optimizer, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import KernelProfile
@@ -51,10 +50,10 @@ class StepProfile:
     """Bytes that autograd keeps between forward and backward pass."""
     trainable_parameters: int
     frozen_parameters: int
-    infer_trace: StepTrace | None = None
-    """Allocations of an inference step; None in profiles of earlier versions."""
-    kernels: KernelProfile | None = None
-    """Kernels of both steps; None in profiles of earlier versions."""
+    infer_trace: StepTrace
+    """Allocations of an inference step."""
+    kernels: KernelProfile
+    """Kernels of both steps."""
 
     def memory(
         self,
@@ -73,12 +72,7 @@ class StepProfile:
         phase: Phase = Phase.TRAIN,
         limit_mib: float | None = None,
     ) -> SimulatedMemory:
-        """Return the GPU memory of a step in this loop; see `simulate_memory`.
-
-        Raises:
-            InputError: The batch size is below 1.
-            TrappmError: A profile of an earlier version has no inference step.
-        """
+        """Return the GPU memory of a step in this loop; see `simulate_memory`."""
         key = loop, batch_size, phase, limit_mib
         memory = self._known.get(key)
         if memory is None:
@@ -89,31 +83,17 @@ class StepProfile:
         return memory
 
     def trace_of(self, phase: Phase) -> StepTrace:
-        """Return the allocations of the step of this phase.
-
-        Raises:
-            TrappmError: A profile of an earlier version has no inference step.
-        """
-        trace = self.trace if phase is Phase.TRAIN else self.infer_trace
-        if trace is None:
-            raise TrappmError(
-                "the profile is of an earlier version and has no inference step; `trappm store "
-                "upgrade` traces it again"
-            )
-        return trace
+        return self.trace if phase is Phase.TRAIN else self.infer_trace
 
     def kernels_in(self, precision: Precision, memory_format: MemoryFormat) -> KernelProfile | None:
         """Return the kernels, if they were traced in these settings."""
         kernels = self.kernels
-        if kernels is None or (kernels.precision, kernels.memory_format) != (
-            precision, memory_format
-        ):  # fmt: skip
-            return None
-        return kernels
+        traced = kernels.precision, kernels.memory_format
+        return kernels if traced == (precision, memory_format) else None
 
     @property
     def precision(self) -> Precision:
-        return Precision.FP32 if self.kernels is None else self.kernels.precision
+        return self.kernels.precision
 
     @cached_property
     def _known(self) -> dict[tuple[TrainingLoop, int, Phase, float | None], SimulatedMemory]:
@@ -130,31 +110,26 @@ class StepProfile:
         )
         arrays: dict[str, Any] = {name: getattr(self.trace, name) for name in _TRACE}
         arrays[_NUMBERS] = np.array(numbers, dtype=np.int64)
-        if self.infer_trace is not None:
-            arrays |= {f"infer.{name}": getattr(self.infer_trace, name) for name in _TRACE}
-        if self.kernels is not None:
-            arrays[_KERNELS] = np.frombuffer(self.kernels.to_bytes(), dtype=np.uint8)
+        arrays |= {f"infer.{name}": getattr(self.infer_trace, name) for name in _TRACE}
+        arrays[_KERNELS] = np.frombuffer(self.kernels.to_bytes(), dtype=np.uint8)
         return pack(arrays)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Return the profile of `to_bytes`.
-
-        Raises:
-            TrappmError: The bytes are damaged.
-        """
+        """Return the profile of `to_bytes`; raise TrappmError for damaged bytes."""
         with reading_profile("step profile"):
             arrays = unpack(data)
             first, second, constant, slope, trainable, frozen = arrays[_NUMBERS].tolist()
             train, infer = (
-                {name: arrays[prefix + name] for name in _TRACE if prefix + name in arrays}
+                StepTrace(
+                    batch_sizes=(first, second), **{name: arrays[prefix + name] for name in _TRACE}
+                )
                 for prefix in ("", "infer.")
             )
-            kernels = arrays.get(_KERNELS)
             return cls(
-                trace=StepTrace(batch_sizes=(first, second), **train),
-                infer_trace=StepTrace(batch_sizes=(first, second), **infer) if infer else None,
-                kernels=None if kernels is None else KernelProfile.from_bytes(kernels.tobytes()),
+                trace=train,
+                infer_trace=infer,
+                kernels=KernelProfile.from_bytes(arrays[_KERNELS].tobytes()),
                 saved_bytes=SavedBytes(constant, slope),
                 trainable_parameters=trainable,
                 frozen_parameters=frozen,
@@ -192,22 +167,3 @@ class StaticProfile:
     def quantized(self) -> str | None:
         """An operator on quantized numbers, which no training step has, or None."""
         return next((name for name in self.graph.operators if _QUANTIZED.search(name)), None)
-
-    def memory(
-        self,
-        batch_size: int,
-        optimizer: Optimizer = Optimizer.SGD,
-        loop: Loop = Loop.PLAIN,
-    ) -> SimulatedMemory | None:
-        """Return the GPU memory of a contiguous fp32 training step, or None without a trace.
-
-        Args:
-            batch_size: Any batch size that the graph has.
-            optimizer: Optimizer.
-            loop: Training loop around the step.
-
-        Raises:
-            InputError: The batch size is below 1, or not the only one of the graph.
-        """
-        self.graph.at(batch_size)  # refuses what the graph cannot have
-        return None if self.step is None else self.step.memory(batch_size, optimizer, loop)

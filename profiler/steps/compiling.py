@@ -20,11 +20,7 @@ def use_empty_cache(folder: Path) -> None:
 
 @contextmanager
 def compiler_errors() -> Iterator[None]:
-    """Turn errors of the compilers in the block, which would come again, into one of one line.
-
-    Raises:
-        UnsupportedModelError: Dynamo, inductor, Triton or the C++ compiler failed.
-    """
+    """Turn errors of the compilers in the block into an UnsupportedModelError of one line."""
     from torch._dynamo.exc import TorchDynamoException
 
     try:

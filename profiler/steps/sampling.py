@@ -59,11 +59,6 @@ def sample_clean(
 
     A step is undisturbed if it lost at most the protocol's `unstable_lost_share` of its time. If
     the time is up before there are `min_steps` of them, those with the smallest losses count.
-
-    Args:
-        time_steps: Runs this number of steps.
-        protocol: Number of steps, time and precision.
-        clock: Monotonic seconds.
     """
     begin = clock()
     steps = time_steps(protocol.min_steps)
@@ -139,9 +134,7 @@ def summarize(
 ) -> StepSummary:
     """Return median, mean, interquartile range and 95th percentile of the samples.
 
-    Args:
-        samples_ms: Step times.
-        parts_ms: Forward, backward and optimizer of a few other steps (n, 3); none, no shares.
+    Shares are of forward, backward and optimizer of a few other steps (n, 3), if given.
     """
     low, median, high, p95 = (float(q) for q in np.percentile(samples_ms, (25, 50, 75, 95)))
     shares: list[float | None] = [None, None, None]
@@ -180,45 +173,38 @@ _DRIFT_SHARE = 0.5
 class StepRun:
     """All observations of one run of the protocol."""
 
-    samples_ms: tuple[float, ...]
-    """Step times without the time lost to other programs."""
+    samples: Samples
     window: Window
     steps_in_window: int
     memory: MemoryReading
     parts_ms: tuple[tuple[float, ...], ...] = ()
     """Forward with loss, backward, optimizer with zero_grad of a few more steps (n, 3)."""
-    rejected_steps: int = 0
-    """Number of timed steps that were rejected as disturbed."""
-    lost_step_share: float = 0.0
-    """Largest share of its wall time that a sample lost."""
-    least_lost_step_share: float = 0.0
-    """Smallest share of its wall time that a sample lost."""
 
 
 def judge(run: StepRun, protocol: Protocol) -> Findings:
     """Return the findings of a run: `ok`, or `unstable` with the reasons."""
-    reasons = unstable_reasons(run.samples_ms, run.window, protocol, run.lost_step_share)
-    if run.least_lost_step_share > protocol.unstable_lost_share:
+    samples, window, memory = run.samples, run.window, run.memory
+    reasons = unstable_reasons(samples.times_ms, window, protocol, samples.lost_share)
+    if samples.least_lost_share > protocol.unstable_lost_share:
         reasons.append(
-            f"{CONTENTION}: others had its cores for {run.least_lost_step_share:.0%} or more of "
+            f"{CONTENTION}: others had its cores for {samples.least_lost_share:.0%} or more of "
             "every step"
         )
-    window, memory = run.window, run.memory
     missing = {**memory.missing, **window.missing}
     energy_j, energy_missing = window.energy_j, window.energy_missing
-    timed = len(run.samples_ms) + run.rejected_steps
-    if energy_j is not None and run.rejected_steps > protocol.unstable_lost_share * timed:
+    timed = len(samples.times_ms) + samples.rejected
+    if energy_j is not None and samples.rejected > protocol.unstable_lost_share * timed:
         energy_j = None
-        energy_missing = f"others used the cores in {run.rejected_steps} of {timed} steps"
-    error = relative_error_of_batches(run.samples_ms)
+        energy_missing = f"others used the cores in {samples.rejected} of {timed} steps"
+    error = relative_error_of_batches(samples.times_ms)
     if energy_missing is not None:
         missing |= dict.fromkeys(("power_w", "energy_j"), energy_missing)
     return Findings(
         outcome=Outcome.UNSTABLE if reasons else Outcome.OK,
         failed_in="measure" if reasons else None,
         message="; ".join(reasons) or None,
-        step_samples_ms=run.samples_ms,
-        step=summarize(run.samples_ms, run.parts_ms),
+        step_samples_ms=samples.times_ms,
+        step=summarize(samples.times_ms, run.parts_ms),
         memory_mib=memory.peak_mib,
         memory_detail_mib=memory.detail_mib,
         power_w=None if energy_j is None else energy_j / window.seconds,
@@ -228,8 +214,8 @@ def judge(run: StepRun, protocol: Protocol) -> Findings:
             **window.facts,
             "window_s": window.seconds,
             "steps_in_window": run.steps_in_window,
-            "steps_rejected": run.rejected_steps,
-            "lost_step_share": run.lost_step_share,
+            "steps_rejected": samples.rejected,
+            "lost_step_share": samples.lost_share,
             "step_time_relative_error": error if math.isfinite(error) else None,
             "memory_method": memory.method,
         },
@@ -239,13 +225,9 @@ def judge(run: StepRun, protocol: Protocol) -> Findings:
 def unstable_reasons(
     samples_ms: Sequence[float], window: Window, protocol: Protocol, lost_step_share: float = 0.0
 ) -> list[str]:
-    """Why the samples cannot be trusted; empty when they can.
+    """Return why the samples cannot be trusted; empty if they can.
 
-    Args:
-        samples_ms: Step times, without the time that steps lost to other programs.
-        window: What happened while steps ran.
-        protocol: Its bounds.
-        lost_step_share: Largest share of its wall time that one of these steps lost.
+    `lost_step_share` is the largest share of its wall time that one of these steps lost.
     """
     reasons = list(window.disturbances)
     low, median, high = np.percentile(samples_ms, (25, 50, 75))

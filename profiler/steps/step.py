@@ -72,11 +72,7 @@ def run_protocol(
 ) -> StepRun:
     """Create the model, warm up and time steps on a prepared device.
 
-    Args:
-        configuration: Configuration to run.
-        device: Prepared device.
-        protocol: How to measure.
-        enter: Called with each phase as it begins: `create`, `warmup`, `measure`.
+    `enter` is called with each phase as it begins: `create`, `warmup`, `measure`.
 
     Raises:
         InputError: timm has no such architecture, or not for this input size.
@@ -132,14 +128,11 @@ def run_protocol(
     elif why is not None:
         window = replace(window, missing={**window.missing, "device_time_ms": why})
     return StepRun(
-        samples_ms=samples.times_ms,
+        samples=samples,
         window=window,
         steps_in_window=steps,
         memory=memory,
         parts_ms=parts_ms,
-        rejected_steps=samples.rejected,
-        lost_step_share=samples.lost_share,
-        least_lost_step_share=samples.least_lost_share,
     )
 
 
@@ -256,20 +249,15 @@ def make_step(
     device: torch.device,
     share: Callable[[nn.Module], nn.Module] = lambda model: model,
 ) -> Step:
-    """Return the step of a configuration.
+    """Return the step of a configuration on a device; raises as `run_protocol`.
 
-    Args:
-        configuration: Configuration of the step.
-        device: Device to run it on.
-        share: Wraps the model if several devices train it (`StepMeter.share`).
-
-    Raises:
-        InputError, UnsupportedModelError: As for `run_protocol`.
+    `share` wraps the model if several devices train it (`StepMeter.share`).
     """
     torch.manual_seed(SEED)
+    name, input_size = configuration.architecture, configuration.input_size
     # On a CPU device it is the device's memory, whose end is an outcome.
     with within_free_memory() if device.type != "cpu" else nullcontext():
-        model = create_model(configuration.architecture, configuration.input_size)
+        model = create_model(name, input_size)
     give_ordinary_gains(model)
     if configuration.precision is Precision.BF16:
         model = model.to(torch.bfloat16)
@@ -286,17 +274,16 @@ def make_step(
         model = cast("nn.Module", torch.compile(model))
     # Drawn where they stay: a large batch is for the device's memory to refuse, not the host's.
     generator = torch.Generator(device).manual_seed(SEED)
-    inputs = source_of(configuration.architecture).inputs(
-        configuration.architecture, configuration.input_size
-    )
+    inputs = source_of(name).inputs(name, input_size)
     if isinstance(inputs, NamedInputs):
         return _step_of_named(model, inputs, configuration, generator)
-    shape = (configuration.batch_size, 3, configuration.input_size, configuration.input_size)
+    shape = (configuration.batch_size, 3, input_size, input_size)
     images = torch.empty(shape, device=device, memory_format=layout).normal_(generator=generator)
     if configuration.precision is Precision.BF16:
         images = images.to(torch.bfloat16)
     if configuration.phase is Phase.INFER:
-        return _inference_step(lambda: model(images), model.eval(), configuration.precision, device)
+        model.eval()
+        return _inference_step(lambda: model(images), configuration.precision, device)
     targets = torch.randint(
         classes, (configuration.batch_size,), generator=generator, device=device
     )
@@ -329,19 +316,16 @@ def _step_of_named(
             for name, value in batch.items()
         }
     if phase is Phase.INFER:
-        return _inference_step(
-            lambda: model(**batch), model.eval(), configuration.precision, generator.device
-        )
+        model.eval()
+        return _inference_step(lambda: model(**batch), configuration.precision, generator.device)
     return _training_step(
         lambda: model(**batch).loss, model.train(), configuration, generator.device
     )
 
 
 def _inference_step(
-    forward: Callable[[], object], model: nn.Module, precision: Precision, device: torch.device
+    forward: Callable[[], object], precision: Precision, device: torch.device
 ) -> Step:
-    model.eval()
-
     def step(mark: Mark) -> None:
         with torch.inference_mode(), _autocast(device, precision):
             forward()

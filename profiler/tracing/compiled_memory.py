@@ -73,8 +73,7 @@ class CompiledMemory:
     ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
         """Return kinds (E), blocks (E), sizes (E, logs) and the gradients' blocks of the events.
 
-        Args:
-            logs: The step at each batch size.
+        Logs are of the step at each batch size.
         """
         numbers: dict[Contents, int] = {}
         blocks, sizes = [], []

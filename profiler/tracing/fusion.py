@@ -25,7 +25,15 @@ from trappm.profiler.errors import BatchOrderError
 from trappm.profiler.records import IntArray, Phase
 from trappm.profiler.simulation.kernel_profile import KernelKind, KernelTable, Size
 from trappm.profiler.simulation.step_trace import Pass
-from trappm.profiler.tracing.data_flow import Contents, Node, Role, kept_contents, traffic
+from trappm.profiler.tracing.data_flow import (
+    Contents,
+    Flow,
+    Node,
+    Role,
+    kept_contents,
+    read_by,
+    traffic,
+)
 from trappm.profiler.tracing.kernel_log import (
     DESCRIPTION,
     NOT_A_PRODUCT,
@@ -75,11 +83,7 @@ def _role(
 
 
 class FusedKernelLog(KernelLog):
-    """The kernels of one compiled step at one batch size.
-
-    Args:
-        allocations: Numbers the storages of the step.
-    """
+    """The kernels of one compiled step at one batch size."""
 
     def __init__(self, allocations: AllocationLog) -> None:
         super().__init__()
@@ -145,13 +149,9 @@ class FusedKernelLog(KernelLog):
         return pieces
 
     def fuse(self, like: FusedKernelLog | None = None) -> None:
-        """Derive the fused kernels, or take those of the same step at another batch size.
-
-        Raises:
-            BatchOrderError: The other step has other kernels.
-        """
+        """Derive the fused kernels, or take those of another batch size (else BatchOrderError)."""
         if like is None:
-            self.groups = fused_groups(self.nodes)
+            self.groups = _Fusion(self.nodes).groups()
             self.kept = kept_contents(self.nodes)
         elif [node.name for node in like.nodes] == [node.name for node in self.nodes]:
             self.groups, self.kept = like.groups, like.kept
@@ -223,24 +223,20 @@ class _Fusion:
         self._nodes = nodes
         self._group_of: list[_Group] = []
         self._groups: set[_Group] = set()
-        self._writer: dict[Contents, int] = {}
-        self._readers: dict[Contents, list[int]] = defaultdict(list)
-        for i, node in enumerate(nodes):
-            self._writer.update((contents, i) for contents, _ in node.writes)
-            for contents in {contents for contents, _ in node.reads}:
-                self._readers[contents].append(i)
+        self._flow = Flow.of(nodes)
 
     def groups(self) -> list[list[int]]:
+        """Return the nodes of each kernel of a compiled step, ordered by their first node."""
         for i, node in enumerate(self._nodes):
             self._append(i, node)
             if node.role is Role.EXTERN:
                 continue
-            read = dict.fromkeys(contents for contents, _ in node.reads)
+            read = read_by(node)
             if node.role is not Role.WINDOW:
                 for contents in read:
-                    self._try(i, self._writer.get(contents, i), produces=True)
+                    self._try(i, self._flow.writer.get(contents, i), produces=True)
                 for contents in read:
-                    for reader in self._readers[contents]:
+                    for reader in self._flow.readers[contents]:
                         if reader < i:
                             self._try(i, reader, produces=False)
         members: dict[_Group, list[int]] = defaultdict(list)
@@ -251,7 +247,7 @@ class _Fusion:
     def _append(self, i: int, node: Node) -> None:
         before = 0
         for contents, _ in node.reads:
-            writer = self._writer.get(contents, i)
+            writer = self._flow.writer.get(contents, i)
             if writer < i:
                 group = self._group_of[writer]
                 before |= group.nodes | group.before
@@ -285,7 +281,7 @@ class _Fusion:
             both >> reader & 1
             for i in _bits(earlier.nodes)
             for contents, _ in self._nodes[i].writes
-            for reader in self._readers[contents]
+            for reader in self._flow.readers.get(contents, ())
         )
 
     def _is_between(self, earlier: _Group, later: _Group) -> bool:
@@ -305,11 +301,6 @@ class _Fusion:
         self._groups.add(merged)
         for i in _bits(nodes):
             self._group_of[i] = merged
-
-
-def fused_groups(nodes: Sequence[Node]) -> list[list[int]]:
-    """Return the nodes of each kernel of a compiled step, ordered by their first node."""
-    return _Fusion(nodes).groups()
 
 
 def _bits(nodes: int) -> Iterator[int]:

@@ -80,7 +80,7 @@ class Autocast:
         return args, kwargs
 
     def forget(self) -> None:
-        """Gives up the cast weights, as PyTorch does where autocast ends.
+        """Release the cast weights, as PyTorch does where autocast ends.
 
         Later, where a part of the forward pass is computed again, none is kept for long.
         """
@@ -371,12 +371,7 @@ class GpuFunctions(TorchFunctionMode):
     """Mode in which functions of tensors on the meta device run as on a GPU.
 
     New tensors, and those of a model that names the GPU, are on the meta device. The mode applies
-    to its own thread only.
-
-    Args:
-        kernels: Log for the kernels that no operator represents.
-        fused_attention: True if the software stack has a kernel for attention.
-        values: Known values, which the functions that are replaced here have as well.
+    to its own thread only. It logs the kernels that no operator represents.
     """
 
     def __init__(

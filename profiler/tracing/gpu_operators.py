@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trappm.profiler.tracing.kernel_log import tensors_of
+from trappm.profiler.tracing.kernel_log import HALVES, tensors_of
 
 _ATEN = torch.ops.aten
 
@@ -55,7 +55,7 @@ def _layer_norm(call: Mapping[str, Any]) -> Sequence[Tensor]:
     statistics = (*tokens.shape[: -len(shape)], *(1 for _ in shape))
     normalised = like(tokens.contiguous())
     # Mean and deviation are fp32 whatever the tokens are (layer_norm_kernel.cu).
-    kind = torch.float32 if tokens.dtype in _HALVES else tokens.dtype
+    kind = torch.float32 if tokens.dtype in HALVES else tokens.dtype
     means = [torch.empty(statistics, dtype=kind, device=tokens.device) for _ in range(2)]
     return normalised, *means
 
@@ -77,8 +77,6 @@ def _grouped_product(call: Mapping[str, Any]) -> Tensor:
         groups = [len(call["offs"])]
     return new(left, (*groups, left.shape[-2], right.shape[-1]))
 
-
-_HALVES = (torch.float16, torch.bfloat16)
 
 RESULTS: Mapping[Any, Callable[[Mapping[str, Any]], Any]] = {
     _ATEN.native_batch_norm.default: _batch_norm,

@@ -44,7 +44,7 @@ class Product:
         return 2 * self.rows * self.columns * self.depth * self.products
 
 
-_SHAPELESS = Product(0, 0, 0, 0)
+NOT_A_PRODUCT = Product(0, 0, 0, 0)
 
 
 def convolution_kind(weight: Tensor, groups: int) -> KernelKind:
@@ -104,23 +104,23 @@ def shape_of(kind: KernelKind, name: str, call: Mapping[str, Any], written: Tens
     first = next(iter(call.values()), None)
     first = first if isinstance(first, Tensor) else written
     if not first.dim():
-        return _SHAPELESS
+        return NOT_A_PRODUCT
     if kind is KernelKind.BATCH_NORM:
         channels = first.shape[1]
-        return replace(_SHAPELESS, columns=channels, depth=first.numel() // max(channels, 1))
+        return replace(NOT_A_PRODUCT, columns=channels, depth=first.numel() // max(channels, 1))
     if kind is KernelKind.LAYER_NORM:
         width = first.shape[1 if "group" in name else -1]
-        return replace(_SHAPELESS, columns=width, depth=width)
+        return replace(NOT_A_PRODUCT, columns=width, depth=width)
     if kind is KernelKind.SOFTMAX:
         axis = -1 if call.get("dim") is None else call["dim"]
-        return replace(_SHAPELESS, columns=first.shape[axis], depth=first.shape[axis])
+        return replace(NOT_A_PRODUCT, columns=first.shape[axis], depth=first.shape[axis])
     if kind is KernelKind.REDUCTION:
         kept = max(written.numel(), 1)
-        return replace(_SHAPELESS, columns=kept, depth=max(first.numel() // kept, 1))
+        return replace(NOT_A_PRODUCT, columns=kept, depth=max(first.numel() // kept, 1))
     if kind is KernelKind.POOLING and "adaptive" not in name:
         sizes = call.get("kernel_size", ())
-        return replace(_SHAPELESS, window=max(math.prod(sizes), 1))
-    return _SHAPELESS
+        return replace(NOT_A_PRODUCT, window=max(math.prod(sizes), 1))
+    return NOT_A_PRODUCT
 
 
 @cache
@@ -166,7 +166,6 @@ _KIND_BY_WORD = {
 
 
 HALVES = frozenset((torch.float16, torch.bfloat16))
-NOT_A_PRODUCT = Product(0, 0, 0, 0)
 DESCRIPTION = 7
 """Number of columns before the sizes."""
 
@@ -183,13 +182,7 @@ class KernelLog:
         """Note that the model has returned."""
 
     def operator(self, func: Any, call: Mapping[str, Any], output: Any) -> None:
-        """Add the kernel of an operator, if it runs any.
-
-        Args:
-            func: ATen operator.
-            call: Its arguments by name.
-            output: Its result.
-        """
+        """Add the kernel of an ATen operator, called with these arguments, if it runs any."""
         kind = kind_of(func)
         if kind is None:
             return
@@ -332,11 +325,7 @@ def _weight_gradients(rows: IntArray, sizes: IntArray) -> npt.NDArray[np.bool_]:
 
 
 def kernel_table(first: KernelLog, second: KernelLog, batch_sizes: tuple[int, int]) -> KernelTable:
-    """Return the kernels for every batch size from those at two; equal ones are one row.
-
-    Raises:
-        BatchOrderError: More than the kernels' sizes depends on the batch size.
-    """
+    """Return the kernels for every batch size from those at two; raises BatchOrderError."""
     rows, others = first.rows(), second.rows()
     if rows.shape != others.shape or (rows[:, :DESCRIPTION] != others[:, :DESCRIPTION]).any():
         raise BatchOrderError("the order of its kernels changes with the batch size")
@@ -421,12 +410,7 @@ def _elements(tensor: Tensor) -> int:
 
 
 class AllocationLog:
-    """Numbers the storages of one step at one batch size.
-
-    Args:
-        present: Parameters, buffers and other tensors from before the step.
-        origin: Callback that returns the origin of an allocation.
-    """
+    """Numbers the storages of one step at one batch size, except those present before."""
 
     def __init__(
         self, present: Iterable[Tensor], origin: Callable[[Any], Origin] | None = None

@@ -27,11 +27,7 @@ MAX_ELEMENTS = 1 << 22
 
 
 class KnownValues:
-    """Known values of tensors on the meta device, computed on the CPU.
-
-    Args:
-        everything: Compute all tensors, not only small ones of whole numbers.
-    """
+    """Values of small whole-number tensors on the meta device, or of all, computed on the CPU."""
 
     def __init__(self, everything: bool = False) -> None:
         self.everything = everything

@@ -29,12 +29,10 @@ _OF_VALUES = (
 
 
 def loss_of(loss: object, *, has_targets: bool) -> Loss:
-    """Return the loss of a step from the argument of a caller.
+    """Return the loss of a step from the argument of a caller; None is the default.
 
-    Args:
-        loss: None for the default; or called with the output, and with the targets if there are
-            any. A loss of `torch.nn` without targets gets some of the right shape.
-        has_targets: Whether the inputs have targets.
+    It is called with the output, and with the targets if there are any. A loss of `torch.nn`
+    without targets gets some of the right shape.
 
     Raises:
         InputError: It is not a loss, or needs targets that are missing.

@@ -13,13 +13,13 @@ import contextlib
 import gc
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
-from types import FrameType
 from typing import Any, cast
 
 import numpy as np
@@ -72,7 +72,6 @@ class OriginLog:
     def __init__(self) -> None:
         self._stack: list[str] = []
         self._by_node: dict[int, tuple[str, str]] = {}
-        self._line = ""
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
@@ -113,26 +112,19 @@ class OriginLog:
 
 def _line_of_model() -> str:
     """Return the innermost line of the model's code, or an empty text."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
         path = frame.f_code.co_filename
         if _is_of_model(path):
-            if path.startswith(_TRAPPM):  # inputs and losses that are made for the model
-                return ""
-            return f"{short_path(path)}:{frame.f_lineno}"
-        frame = frame.f_back
+            is_ours = path.startswith(_TRAPPM)  # inputs and losses that are made for the model
+            return "" if is_ours else f"{short_path(path)}:{line}"
     return ""
 
 
 def line_of_error(error: BaseException) -> str:
     """Return the innermost line of the model's code in an error's traceback, or an empty text."""
-    traceback, line = error.__traceback__, ""
-    while traceback is not None:
-        path = traceback.tb_frame.f_code.co_filename
-        if _is_of_model(path):
-            line = f"{short_path(path)}:{traceback.tb_lineno}"
-        traceback = traceback.tb_next
-    return line
+    frames = ((f.f_code.co_filename, n) for f, n in traceback.walk_tb(error.__traceback__))
+    lines = [f"{short_path(path)}:{line}" for path, line in frames if _is_of_model(path)]
+    return lines[-1] if lines else ""
 
 
 def _is_of_model(path: str) -> bool:
@@ -193,9 +185,7 @@ class Tracer:
     """Traces one model, run in one way.
 
     Args:
-        model: Model on the meta device; its mode changes.
-        inputs: Inputs of the model.
-        options: How its steps are run.
+        model, inputs, options: Model on the meta device, whose mode changes, and how it is run.
         batch_sizes: Two different ones, or twice the only one of the model.
         with_origins: Whether to find the origin of each tensor, which takes longer.
         original: The module that `model` is a copy of, to run the step on its values and on those
@@ -241,11 +231,7 @@ class Tracer:
         return template
 
     def step(self) -> StepProfile:
-        """Return allocations and kernels of both phases.
-
-        Raises:
-            UnsupportedModelError: A step depends on values, or its order on the batch size.
-        """
+        """Return allocations and kernels of both phases, or raise UnsupportedModelError."""
         options, parameters = self._options, list(self._model.parameters())
         infer_trace, infer_kernels = self.phase(Phase.INFER)
         train_trace, train_kernels = self.phase(Phase.TRAIN)
@@ -284,11 +270,7 @@ class Tracer:
         return max(self._batch_sizes[1] - self._batch_sizes[0], 1)
 
     def phase(self, phase: Phase) -> tuple[StepTrace, KernelTable]:
-        """Return allocations and kernels of one phase.
-
-        Raises:
-            UnsupportedModelError: As `step`.
-        """
+        """Return allocations and kernels of one phase; raises as `step`."""
         first, second = self._record_twice(phase)
         if not np.array_equal(first.order, second.order):
             raise BatchOrderError("the order of allocations changes with the batch size")

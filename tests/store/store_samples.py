@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from contextlib import contextmanager
+from dataclasses import fields
 
 import numpy as np
 from sqlalchemy import create_engine, select
@@ -11,10 +12,13 @@ from trappm.profiler.records import (
     Configuration,
     GraphTemplate,
     Measurement,
+    MemoryFormat,
     Outcome,
+    Precision,
     Protocol,
     StepSummary,
 )
+from trappm.profiler.simulation.kernel_profile import KernelProfile, KernelTable, Size
 from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
 from trappm.profiler.simulation.step_trace import Event, StepTrace
 from trappm.store import Assignment, OwnerProcess
@@ -43,15 +47,26 @@ def template(nodes=2, macs=10):
 
 
 def step_profile(frozen=0):
+    trace = StepTrace(
+        kinds=np.array([Event.ALLOCATE, Event.END_OF_FORWARD, Event.FREE], np.int8),
+        blocks=np.array([0, 0, 0], np.int32),
+        sizes=np.array([[512, 2048], [0, 0], [512, 2048]]),
+        gradients=np.array([], np.int32),
+        parameter_bytes=np.array([256]),
+        buffer_bytes=np.array([], np.int64),
+    )
+    table = KernelTable(
+        **{field.name: np.zeros(0, np.int64) for field in fields(KernelTable)}
+        | {"sizes": np.zeros((0, len(Size), 2), np.int64)}
+    )
+    kernels = KernelProfile(
+        train=table, infer=table, parameter_tensors=1, parameters=6_000_000_000,
+        precision=Precision.FP32, memory_format=MemoryFormat.CONTIGUOUS,
+    )  # fmt: skip
     return StepProfile(
-        trace=StepTrace(
-            kinds=np.array([Event.ALLOCATE, Event.END_OF_FORWARD, Event.FREE], np.int8),
-            blocks=np.array([0, 0, 0], np.int32),
-            sizes=np.array([[512, 2048], [0, 0], [512, 2048]]),
-            gradients=np.array([], np.int32),
-            parameter_bytes=np.array([256]),
-            buffer_bytes=np.array([], np.int64),
-        ),
+        trace=trace,
+        infer_trace=trace,
+        kernels=kernels,
         saved_bytes=SavedBytes(4096, 5_000_000_000),  # of a giant: more than 32 bits
         trainable_parameters=6_000_000_000,
         frozen_parameters=frozen,

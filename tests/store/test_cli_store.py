@@ -85,7 +85,7 @@ def test_check_reports_a_damaged_file(home, run):
 
 def test_upgrade_replaces_outdated_step_profiles(home, run, profiles_here):
     made = static_profile("test_resnet", 64)
-    earlier = replace(made.step, infer_trace=None, kernels=None)
+    earlier = replace(made.step, frozen_parameters=1)
     with Store.open(f"sqlite:///{home / 'labels.db'}") as store:
         store.workloads.save_graph(
             "test_resnet", 64, made.graph.to_bytes(), None, step=earlier.to_bytes()

@@ -39,7 +39,7 @@ LEARNED_FROM = (
 
 @cache
 def known_devices() -> Distribution:
-    """The distribution of constants that comes with the package."""
+    """Return the distribution of constants that comes with the package."""
     tensors = load_file(FILE)
     return Distribution(**{field.name: tensors[field.name] for field in fields(Distribution)})
 
@@ -51,7 +51,7 @@ def write(distribution: Distribution, path: Path = FILE) -> None:
 
 @lru_cache(maxsize=4096)
 def kernel_workload(call: KernelCall) -> Workload:
-    """A kernel alone as a step of one kernel: no host that it waits for."""
+    """Return a kernel alone as a step of one kernel, which waits for no host."""
     kernels = kernel_profile_of(call)
     return Workload(
         graph=Graph.empty(call.batch_size),
@@ -67,14 +67,7 @@ def kernel_workload(call: KernelCall) -> Workload:
 def kernel_evidence(
     device: str, source: str, spec: DeviceSpec, times_ms: Iterable[tuple[KernelCall, float]]
 ) -> Evidence:
-    """Kernels that one source timed on a device.
-
-    Args:
-        device: whose constants they are evidence for.
-        source: whose launches are within the times.
-        spec: without TF32 where none of them used it.
-        times_ms: of each call.
-    """
+    """Return kernels that one source timed on a device, whose specification may lack TF32."""
     rows = [(kernel_workload(call), time_ms) for call, time_ms in times_ms]
     values: Array = np.log([time_ms for _, time_ms in rows])
     return Evidence(device, source, spec, [workload for workload, _ in rows], values)

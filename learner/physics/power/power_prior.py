@@ -52,10 +52,6 @@ class Normal:
     covariance: Array
     """(c, c)."""
 
-    def draws(self, count: int, generator: np.random.Generator) -> Array:
-        """Return random constants (count, c)."""
-        return generator.multivariate_normal(self.mean, self.covariance, size=count)
-
 
 @dataclass(frozen=True, eq=False)
 class CardPower:
@@ -86,12 +82,6 @@ def power_of(card: Card | None) -> CardPower | None:
     others = ", ".join(model.upper() for model in MEASURED)
     why = f"this card's limit of {card.power_w:g} W, and labels of {others}"
     return CardPower(Sheet.of(card), constants, noise, card.power_w, why)
-
-
-def other_cards_shares() -> Array:
-    """`CONSTANTS` of a card that nothing is known of (c)."""
-    shares: Array = np.exp(_known()[UNKNOWN][0].mean)
-    return shares
 
 
 def write(known: Mapping[str, tuple[Normal, float]], path: Path = FILE) -> None:
@@ -129,12 +119,7 @@ class PowerPrior(TermPrior):
     def __init__(
         self, times: StepTimePrior, full_w: Array, log_constants: Array | None = None
     ) -> None:
-        """
-        Args:
-            times: of the device.
-            full_w: before labels, what each term draws at its peak, in the order of `_SPREADS`.
-            log_constants: as labels have moved them.
-        """
+        """Set up the prior; `full_w` has the power of each term at its peak before any label."""
         super().__init__(_SPEC, log_constants)
         self.times = times
         self.full_w = full_w
@@ -142,7 +127,7 @@ class PowerPrior(TermPrior):
     @classmethod
     def with_times(cls, times: StepTimePrior) -> Self:
         """Return the prior of other cards' labels; labels of the card set its level."""
-        return cls(times, USUAL_W * other_cards_shares()[: len(_SPREADS)])
+        return cls(times, USUAL_W * np.exp(_known()[UNKNOWN][0].mean)[: len(_SPREADS)])
 
     @property
     def feature_groups(self) -> tuple[int, ...]:

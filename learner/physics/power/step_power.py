@@ -48,13 +48,12 @@ class StepPower:
         self, workload: Workload, times: StepTimePrior | None, card: str, known: CardPower,
         step_time_ms: Interval | None,
     ) -> None:  # fmt: skip
-        """
+        """Set up the step of a workload with kernels.
+
         Args:
-            workload: with its kernels.
-            times: of the device, where it has heads of kernels.
-            card: any of its names.
-            known: of its power.
-            step_time_ms: as predicted under the limit as delivered; None where no head predicts it.
+            workload, card, known: Workload, any name of the card, constants of its power.
+            times: Prior of the device's step times, if it has heads of kernels.
+            step_time_ms: Prediction under the factory limit; None if no head predicts it.
         """
         prior = times or _of_other_cards(card)
         if step_time_ms is None:
@@ -65,11 +64,7 @@ class StepPower:
         self._step_time_ms = step_time_ms
 
     def under(self, limit_w: float) -> dict[str, Interval]:
-        """`step_time_ms`, `power_w` and `energy_j` under a limit.
-
-        Raises:
-            InputError: no limit of this card.
-        """
+        """Return `step_time_ms`, `power_w` and `energy_j`; raise InputError for a wrong limit."""
         most = self._known.limit_w
         if not LEAST_LIMIT * most <= limit_w <= most:
             raise InputError(
@@ -124,7 +119,8 @@ class StepPower:
     @cached_property
     def _draws(self) -> Steps:
         known = self._known.constants
-        constants = known.draws(DRAWS, np.random.default_rng(SEED))
+        generator = np.random.default_rng(SEED)
+        constants = generator.multivariate_normal(known.mean, known.covariance, size=DRAWS)
         rows = np.zeros(DRAWS + 1, dtype=np.int64)
         return self._timed(rows, np.vstack([known.mean, constants]), self._times_ms)
 

@@ -120,11 +120,7 @@ class _AbsentError(Exception):
 
 
 def _query(handle: Any, function: str, *arguments: Any) -> NvmlReply:
-    """Query NVML.
-
-    Raises:
-        _AbsentError: The driver has no such function.
-    """
+    """Query NVML; raise _AbsentError if the driver has no such function."""
     import pynvml
 
     try:
@@ -140,20 +136,12 @@ def _query(handle: Any, function: str, *arguments: Any) -> NvmlReply:
 
 
 def visible_gpus() -> list[Gpu]:
-    """Return the GPUs in CUDA_VISIBLE_DEVICES, in its order.
-
-    Raises:
-        DeviceError: NVML is missing, or CUDA_VISIBLE_DEVICES names a missing GPU.
-    """
+    """Return the GPUs in CUDA_VISIBLE_DEVICES, in its order; raises as the two functions below."""
     return select_visible(all_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def select_visible(gpus: list[Gpu], visible: str | None) -> list[Gpu]:
     """Return the GPUs of a value of CUDA_VISIBLE_DEVICES: indices by PCI bus, or UUIDs.
-
-    Args:
-        gpus: All GPUs, as `all_gpus` lists them.
-        visible: The value.
 
     Raises:
         DeviceError: It names a missing GPU, or one that is split by MIG.
@@ -206,11 +194,7 @@ def all_gpus() -> list[Gpu]:
 
 
 def driver_version() -> str:
-    """Return the version of the NVIDIA driver, after a call of `all_gpus`.
-
-    Raises:
-        DeviceError: NVML does not report it.
-    """
+    """Return the driver's version, after a call of `all_gpus`; DeviceError if NVML does not."""
     import pynvml
 
     try:

@@ -101,11 +101,8 @@ class GpuWatch:
         """Why a sensor has no value."""
         reasons = {name: why for name, why in self._missing.items() if not self._seen[name]}
         why = reasons.pop("utilization", None)
-        return (
-            reasons
-            if why is None
-            else {**reasons, "gpu_utilization": why, "memory_utilization": why}
-        )
+        names = () if why is None else ("gpu_utilization", "memory_utilization")
+        return reasons | dict.fromkeys(names, str(why))
 
     def slowdowns(self) -> list[str]:
         """Return the unusual reasons for lower clocks in any reading."""

@@ -102,6 +102,7 @@ def made_up_workload(graph: Graph) -> Workload:
     )
     step = StepProfile(
         trace=trace,
+        infer_trace=trace,
         saved_bytes=SavedBytes(0, 10**6),
         trainable_parameters=10**6,
         frozen_parameters=0,

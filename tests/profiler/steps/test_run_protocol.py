@@ -160,7 +160,7 @@ def test_the_window_has_the_length_of_the_protocol(window_s, steps, monkeypatch)
     monkeypatch.setattr(Recorded, "power_window_s", lambda _, protocol: protocol.power_window_s)
     monkeypatch.setitem(globals(), "FEW", replace(FEW, power_window_s=window_s))
     run, _ = run_recorded(monkeypatch, Overflowing())
-    assert len(run.samples_ms) == 3
+    assert len(run.samples.times_ms) == 3
     assert run.steps_in_window == steps + 1
 
 
@@ -171,7 +171,7 @@ def test_a_step_without_power_is_not_run_for_the_meter(monkeypatch):
     monkeypatch.setitem(globals(), "FEW", few)
     without, _ = run_recorded(monkeypatch, Overflowing())
     assert (with_power.steps_in_window, without.steps_in_window) == (21, 3)
-    assert without.samples_ms == with_power.samples_ms
+    assert without.samples == with_power.samples
     label = judge(without, few)
     assert (label.outcome, label.power_w, label.energy_j) == (Outcome.OK, None, None)
     assert label.missing["power_w"] == "protocol few measures the power of 0% only"

@@ -10,7 +10,8 @@ from torch import nn
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.records import MemoryFormat, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import KernelKind, Pass, Size
-from trappm.profiler.static_profile import kernel_profile
+from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
+from trappm.profiler.static_profile import kernel_profile, step_profile
 
 
 def tiny():
@@ -184,7 +185,7 @@ def test_an_operator_that_nobody_described_is_bound_by_memory():
 
 def test_a_model_for_one_batch_size_is_traced_at_that():
     model = Function(lambda self, x: self.head(x.reshape(4, 192)), head=nn.Linear(192, 10))
-    fixed = kernel_profile(model, 8, batch_size=4)
+    fixed = step_profile(model, 8, batch_sizes=(4, 4)).kernels
     free = kernel_profile(nn.Sequential(nn.Flatten(), nn.Linear(192, 10)), 8)
     np.testing.assert_array_equal(fixed.at(4).sizes, free.at(4).sizes)
     with pytest.raises(UnsupportedModelError):
@@ -193,7 +194,8 @@ def test_a_model_for_one_batch_size_is_traced_at_that():
 
 def test_passes_of_products_are_known_at_one_batch_size():
     layers = [nn.Flatten(), nn.Linear(192, 64), nn.ReLU(), nn.Linear(64, 5)]
-    usual, one = (kernel_profile(nn.Sequential(*layers), 8, batch_size=n) for n in (None, 4))
+    model, sizes = nn.Sequential(*layers), (TRACED_BATCH_SIZES, (4, 4))
+    usual, one = (step_profile(model, 8, batch_sizes=pair).kernels for pair in sizes)
     for which in Pass:
         counts, sizes = rows(usual, KernelKind.LINEAR, which=which)
         same_counts, same_sizes = rows(one, KernelKind.LINEAR, which=which)

@@ -68,7 +68,7 @@ def test_a_tracing_process_gives_the_same_profile(process, sound):
     here = file_profile(sound)
     assert name == sound.name
     assert profile.graph.content_hash == here.graph.content_hash
-    assert profile.memory(4) == here.memory(4)
+    assert profile.step.memory(4) == here.step.memory(4)
 
 
 def test_files_that_exhaust_memory_are_refused(process, amplified, sound):

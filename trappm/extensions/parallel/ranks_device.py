@@ -149,7 +149,7 @@ def _together(results: Sequence[RankRun], *, shares_meter: bool) -> StepRun:
         shares_meter: True if the energy meter of each rank measures all ranks.
     """
     runs = [result.run for result in results]
-    step_ms = [median(run.samples_ms) for run in runs]
+    step_ms = [median(run.samples.times_ms) for run in runs]
     alone_ms = [median(result.alone_ms) for result in results if result.alone_ms]
     slowest = runs[step_ms.index(max(step_ms))]
     memory = max((run.memory for run in runs), key=lambda reading: reading.peak_mib or 0.0)
@@ -165,7 +165,7 @@ def _together(results: Sequence[RankRun], *, shares_meter: bool) -> StepRun:
     window = window_of_all([run.window for run in runs], shares_meter=shares_meter)
     return replace(
         runs[0],
-        samples_ms=slowest.samples_ms,
+        samples=replace(runs[0].samples, times_ms=slowest.samples.times_ms),
         memory=memory,
         window=replace(
             window, facts={**window.facts, **facts}, missing={**window.missing, **missing}

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from trappm.extensions.transformers.model_names import TransformerName, is_transformer
 from trappm.profiler.errors import InputError, UnsupportedModelError, one_line
-from trappm.profiler.models.model_input import NamedInputs
+from trappm.profiler.models.model_input import Inputs, NamedInputs
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.models.sources import source_of
-from trappm.profiler.records import MemoryFormat, Phase, Precision
+from trappm.profiler.records import Phase, Precision
 from trappm.profiler.simulation.kernel_profile import KernelTable, Size
 from trappm.profiler.simulation.memory_simulation import MIB, SimulatedMemory, simulate_memory
 from trappm.profiler.simulation.step_trace import StepTrace
@@ -56,8 +56,8 @@ class DecoderStep:
 
 
 @dataclass(frozen=True)
-class _Tokens:
-    """Tokens of a step and the cache before it, as `profiler.models.model_input.Inputs`."""
+class _Tokens(Inputs):
+    """Tokens of a step and the cache before it."""
 
     inputs: NamedInputs
     cache: Any = field(default=None, hash=False)
@@ -66,10 +66,8 @@ class _Tokens:
     def in_phase(self, phase: Phase) -> Self:
         return type(self)(self.inputs.in_phase(phase), self.cache)
 
-    def batch(
-        self, batch_size: int, memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        args, kwargs = self.inputs.batch(batch_size, memory_format)
+    def tensors(self, batch_size: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = self.inputs.tensors(batch_size)
         if self.cache is None:
             return args, kwargs
         # A step modifies its cache, so each step gets a copy.
